@@ -1,0 +1,65 @@
+"""What every algorithm takes of a step, from the accounting, on its reference model (6)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from harness import Series, table
+
+import hocket
+from hocket import plugins
+from hocket_vision.models import small_resnet
+
+#: Algorithms whose reference model is a language model.
+LANGUAGE = {"alibi"}
+STEPS = 30
+
+
+def run(repeats: int) -> dict[str, Any]:
+    """Microseconds that an algorithm's own code took per step, and the whole step with it over the step without."""
+    rows = [["", "own code, µs per step", "step with it ÷ step without"]]
+    values: dict[str, Any] = {}
+    for name in plugins.names("algorithms"):
+        own, ratio = Series(), Series()
+        for _ in range(repeats):
+            plain = _fit(name, [])
+            result = _fit(name, [name])
+            own.values.append(sum(cost.seconds for cost in result.costs.values()) / STEPS * 1e6)
+            ratio.values.append(result.timestamp.seconds / plain.timestamp.seconds)
+        values[name] = {"own_us": own.values, "ratio": ratio.values}
+        rows.append([name, str(own), str(ratio)])
+    return {"values": values, "table": table(rows)}
+
+
+def _fit(name: str, algorithms: list[str]) -> hocket.Result:
+    torch.manual_seed(0)
+    reference = _language() if name in LANGUAGE else _images()
+    return hocket.Trainer(
+        **reference,
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.01),
+        duration=f"{STEPS}ba",
+        algorithms=algorithms,
+        seed=0,
+        device="cpu",
+        profile_plugins=True,
+    ).fit()
+
+
+def _images() -> dict[str, Any]:
+    batches = [(torch.rand(32, 3, 32, 32), torch.randint(10, (32,))) for _ in range(STEPS)]
+    return {
+        "model": small_resnet(in_channels=3),
+        "loss": torch.nn.functional.cross_entropy,
+        "train_data": batches,
+    }
+
+
+def _language() -> dict[str, Any]:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = GPT2Config(
+        n_layer=2, n_head=4, n_embd=64, n_positions=64, vocab_size=256, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0
+    )
+    tokens = [torch.randint(256, (8, 64)) for _ in range(STEPS)]
+    return {"model": GPT2LMHeadModel(config), "train_data": [{"input_ids": t, "labels": t} for t in tokens]}

@@ -1,0 +1,104 @@
+"""Measuring: interleaved repeats, medians and spreads, and the machine they were taken on."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+import subprocess
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+
+
+@dataclass
+class Series:
+    """Repeats of one measurement, in one unit."""
+
+    values: list[float] = field(default_factory=list)
+
+    @property
+    def median(self) -> float:
+        """The middle."""
+        return statistics.median(self.values)
+
+    @property
+    def spread(self) -> float:
+        """Half the distance between the quartiles."""
+        if len(self.values) < 2:
+            return 0.0
+        low, _, high = statistics.quantiles(self.values, n=4)
+        return (high - low) / 2
+
+    def __str__(self) -> str:
+        digits = 3 if self.median < 1 else 2 if self.median < 10 else 1 if self.median < 100 else 0
+        return f"{self.median:,.{digits}f} ± {self.spread:,.{digits}f}"
+
+
+class Worker:
+    """A contender in a process of its own (see worker.py)."""
+
+    def __init__(self, python: str, name: str, threads: int) -> None:
+        environment = os.environ | {"OMP_NUM_THREADS": str(threads), "PYTHONPATH": str(HERE)}
+        self.name = name
+        self._process = subprocess.Popen(
+            [python, str(HERE / "worker.py"), name],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+        about = self.ask()
+        self.cases: list[str] = about["cases"]
+        self.versions: dict[str, str] = about["versions"]
+
+    def ask(self, **question: str) -> Any:
+        """One answer. Raises RuntimeError if the process is gone."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write(json.dumps(question) + "\n")
+        self._process.stdin.flush()
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"The worker '{self.name}' ended with exit code {self._process.wait()}.")
+        return json.loads(line)
+
+    def close(self) -> None:
+        """End the process."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(30)
+
+
+def machine() -> dict[str, str]:
+    """What the numbers were taken on."""
+    model = next(
+        (
+            line.split(":", 1)[1].strip()
+            for line in _read("/proc/cpuinfo").splitlines()
+            if line.startswith("model name")
+        ),
+        platform.processor() or platform.machine(),
+    )
+    return {
+        "cpu": model,
+        "cores": str(os.cpu_count()),
+        "system": platform.platform(),
+        "python": platform.python_version(),
+    }
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text()
+    except OSError:
+        return ""
+
+
+def table(rows: list[list[str]]) -> str:
+    """Markdown, the first row as the head."""
+    head, *body = rows
+    lines = [head, ["---"] * len(head), *body]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)

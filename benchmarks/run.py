@@ -1,0 +1,121 @@
+"""All benchmarks in one run: ``python run.py [--short] [--peers PYTHON --composer PYTHON]``. Writes JSON and a Markdown page.
+
+The short form leaves out the peers and fails where a ratio is off by a wide margin.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import algorithms
+import dispatch
+import memory
+import start
+import steps
+from harness import Worker, machine
+
+REALISTIC = (
+    "bare",
+    "progress + jsonl",
+    "Lightning, barebones",
+    "Lightning, default, logging the loss",
+    "Fabric",
+    "Accelerate",
+    "transformers Trainer, barest",
+    "transformers Trainer, default",
+    "Composer, barest",
+)
+
+
+def main() -> int:
+    """The exit code."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--short", action="store_true")
+    parser.add_argument("--peers", help="the Python of an environment with lightning, accelerate and transformers")
+    parser.add_argument("--composer", help="the Python of an environment with mosaicml")
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
+    arguments = parser.parse_args()
+    repeats = 3 if arguments.short else 7
+
+    begin = time.perf_counter()
+    results = _measure(arguments, repeats)
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    (arguments.out / "results.json").write_text(json.dumps(results, indent=1) + "\n")
+    page = _page(results)
+    (arguments.out / "results.md").write_text(page)
+    print(page)
+    print(f"{time.perf_counter() - begin:.0f} s", file=sys.stderr)
+    return _check(results) if arguments.short else 0
+
+
+def _measure(arguments: argparse.Namespace, repeats: int) -> dict[str, Any]:
+    workers = [Worker(sys.executable, "hocket", threads=1)]
+    if arguments.peers:
+        workers += [Worker(arguments.peers, name, threads=1) for name in ("lightning", "accelerate", "transformers")]
+    if arguments.composer:
+        workers.append(Worker(arguments.composer, "composer", threads=1))
+    results: dict[str, Any] = {
+        "machine": machine(),
+        "versions": {worker.name: worker.versions for worker in workers},
+        "Step overhead": steps.overhead(workers, repeats),
+    }
+    if not arguments.short:
+        results["Realistic step"] = steps.realistic(workers, repeats, REALISTIC)
+    for worker in workers:
+        worker.close()
+    results["Start"] = start.run(repeats)
+    results["Dispatch"] = dispatch.run(repeats)
+    if not arguments.short:
+        results["Memory"] = memory.run(20_000)
+        results["Algorithms"] = algorithms.run(3)
+    return results
+
+
+def _page(results: dict[str, Any]) -> str:
+    """Everything that has a table, under its name."""
+    about = ", ".join(f"{key}: {value}" for key, value in results["machine"].items())
+    versions = {f"{name} {version}" for each in results["versions"].values() for name, version in each.items()}
+    lines = [
+        f"Measured on {about}; {', '.join(sorted(versions))}. Medians ± half the distance between the quartiles.",
+        "",
+    ]
+    for name, part in results.items():
+        if "table" in part:
+            lines += [f"## {name}", "", part["table"], ""]
+    return "\n".join(lines)
+
+
+def _check(results: dict[str, Any]) -> int:
+    """1 if a ratio within this run is broken by a wide margin, whatever the machine."""
+    calls = results["Dispatch"]["us"]
+    added = results["Step overhead"]["added_us"]
+    overhead = {name: median(values) for name, values in added.items()}
+    started = {name: median(values) for name, values in results["Start"]["values"].items()}
+    raw = started["process start to the end of a first step, hand-written, ms"]
+    limits = {
+        "a silent event, of pluggy's": (
+            median(calls["a silent event"]["hocket"]) / median(calls["a silent event"]["pluggy"]), 0.5,
+        ),
+        "20 listeners, of pluggy's": (
+            median(calls["an event with 20 listeners"]["hocket"]) / median(calls["an event with 20 listeners"]["pluggy"]), 1.0,
+        ),
+        "bare step, of ten no-op callbacks'": (overhead["hocket, bare"] / max(overhead["hocket, 10 no-op callbacks"], 1), 1.5),
+        "first step, of the hand-written one's": (
+            started["process start to the end of a first step, hocket, ms"] / raw, 2.0,
+        ),
+        "plugins list, of starting torch": (started["hocket plugins list, 700 further distributions, ms"] / raw, 1.0),
+    }  # fmt: skip
+    broken = {name: value for name, value in limits.items() if value[0] > value[1]}
+    for name, (ratio, limit) in limits.items():
+        print(f"{'BROKEN' if name in broken else 'holds'}: {name}: {ratio:.2f}, at most {limit}")
+    return 1 if broken else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,43 @@
+"""One contender in a process of its own: ``python worker.py NAME``. Reads a question per line, answers with a line of JSON.
+
+``{"workload": "mlp", "case": "bare"}`` is answered with seconds per step of the hand-written loop and of the contender,
+measured one right after the other. ``{}`` is answered with the cases there are and the versions.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import json
+import os
+import sys
+import warnings
+
+import torch
+from workload import WORKLOADS, Stopwatch, raw_loop
+
+
+def main() -> None:
+    """Answer until the input ends."""
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    warnings.simplefilter("ignore")
+    # Frameworks print to stdout; answers go to where it was.
+    answers, sys.stdout = sys.stdout, open(os.devnull, "w")  # noqa: SIM115
+    contender = importlib.import_module(f"contenders.{sys.argv[1]}")
+    for line in sys.stdin:
+        question = json.loads(line)
+        if not question:
+            versions = {name: importlib.metadata.version(name) for name in ("torch", *contender.DISTRIBUTIONS)}
+            answer = {"cases": list(contender.CASES), "versions": versions}
+        else:
+            workload = WORKLOADS[question["workload"]]
+            run, microbatches = contender.CASES[question["case"]]
+            raw, own = Stopwatch(workload), Stopwatch(workload)
+            raw_loop(workload, raw, microbatches)
+            run(workload, own)
+            answer = {"raw": raw.seconds_per_step, "own": own.seconds_per_step}
+        print(json.dumps(answer), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,108 @@
+"""What every contender trains: models, batches in memory, and the hand-written loop that they are compared with."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+Batch = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A model, its batches and its loss; ``steps`` a repeat, of which the first ``warmup`` do not count."""
+
+    model: Callable[[], nn.Module]
+    batch: Callable[[], Batch]
+    steps: int
+    warmup: int
+    loss: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy
+    learning_rate: float = 0.01
+
+    def optimizer(self, parameters: Any) -> torch.optim.Optimizer:
+        """Plain SGD."""
+        return torch.optim.SGD(parameters, lr=self.learning_rate)
+
+
+def mlp() -> nn.Module:
+    """32-64-10."""
+    return nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 10))
+
+
+def resnet18() -> nn.Module:
+    """torchvision's, for 1,000 classes."""
+    from torchvision.models import resnet18
+
+    return resnet18()
+
+
+class GPT(nn.Module):
+    """A decoder-only transformer with pre-norm and learned positions; logits as ``(batch * length, vocabulary)``."""
+
+    def __init__(
+        self, layers: int = 4, width: int = 256, heads: int = 4, vocabulary: int = 256, length: int = 128
+    ) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(vocabulary, width)
+        self.positions = nn.Parameter(torch.zeros(length, width))
+        layer = nn.TransformerEncoderLayer(width, heads, 4 * width, 0.0, "gelu", batch_first=True, norm_first=True)
+        self.layers = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
+        self.head = nn.Linear(width, vocabulary)
+        self.register_buffer("mask", nn.Transformer.generate_square_subsequent_mask(length))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Next-token logits."""
+        hidden = self.layers(self.tokens(tokens) + self.positions, mask=self.mask, is_causal=True)
+        return self.head(hidden).flatten(0, 1)
+
+
+WORKLOADS = {
+    "mlp": Workload(mlp, lambda: (torch.randn(16, 32), torch.randint(10, (16,))), steps=600, warmup=100),
+    "resnet18": Workload(resnet18, lambda: (torch.randn(32, 3, 64, 64), torch.randint(1000, (32,))), steps=8, warmup=2),
+    "gpt": Workload(GPT, lambda: (torch.randint(256, (8, 128)), torch.randint(256, (1024,))), steps=14, warmup=2),
+}
+
+
+class Stopwatch:
+    """Batches from memory that time themselves: from when the first counted one is asked for until the data ends."""
+
+    def __init__(self, workload: Workload) -> None:
+        torch.manual_seed(0)
+        kept = [workload.batch() for _ in range(min(workload.steps, 50))]
+        self.batches = [kept[i % len(kept)] for i in range(workload.steps)]
+        self.warmup = workload.warmup
+        self.seconds_per_step = float("nan")
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __iter__(self) -> Iterator[Batch]:
+        start = 0.0
+        for index, batch in enumerate(self.batches):
+            if index == self.warmup:
+                start = time.perf_counter()
+            yield batch
+        self.seconds_per_step = (time.perf_counter() - start) / (len(self.batches) - self.warmup)
+
+
+def raw_loop(workload: Workload, batches: Any, microbatches: int = 1) -> None:
+    """The loop that anyone would write."""
+    torch.manual_seed(0)
+    model = workload.model()
+    model.train()
+    optimizer = workload.optimizer(model.parameters())
+    for inputs, targets in batches:
+        optimizer.zero_grad()
+        if microbatches == 1:
+            workload.loss(model(inputs), targets).backward()
+        else:
+            size = len(inputs) // microbatches
+            for x, y in zip(inputs.split(size), targets.split(size), strict=True):
+                (workload.loss(model(x), y) * (len(x) / len(inputs))).backward()
+        optimizer.step()

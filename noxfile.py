@@ -1,0 +1,187 @@
+"""Every check of this repository, each in a fresh environment: `pip install 'nox[uv]'`, then `nox -l`."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import nox
+
+nox.needs_version = ">=2024.4.15"
+nox.options.default_venv_backend = "uv"
+nox.options.sessions = ["tests", "lint"]
+
+ROOT = Path(__file__).parent.resolve()
+VERSION = (ROOT / "packages/VERSION.py").read_text().split('__version__ = "')[1].split('"')[0]
+NOWHERE = ROOT / "dist" / "absent"
+TESTS = ("pytest", "pytest-timeout", "hypothesis")
+
+
+@dataclass(frozen=True)
+class Package:
+    """One distribution of this repository and what its own tests need besides `TESTS`."""
+
+    folder: str
+    distribution: str
+    extra: str = ""
+    """An extra of the distribution, as `[name]`, that its tests need."""
+
+    @property
+    def path(self) -> Path:
+        return ROOT / "packages" / self.folder
+
+    def wheel(self, folder: Path) -> Path:
+        return folder / f"{self.distribution.replace('-', '_')}-{VERSION}-py3-none-any.whl"
+
+
+CORE = Package("core", "hocket")
+GENERAL = Package("algorithms-general", "hocket-algorithms-general")
+VISION = Package("algorithms-vision", "hocket-algorithms-vision", "[datasets]")
+NLP = Package("algorithms-nlp", "hocket-algorithms-nlp")
+STRATEGIES = Package("strategies", "hocket-strategies")
+LOGGERS = Package("loggers", "hocket-loggers", "[tensorboard]")
+PACKAGES = (CORE, GENERAL, VISION, NLP, STRATEGIES, LOGGERS)
+
+
+def settle(session: nox.Session, threads: int = 1) -> None:
+    """Give the session's processes few threads, no foreign import path and leave to keep their bytecode."""
+    session.env["OMP_NUM_THREADS"] = str(min(threads, os.cpu_count() or 1))
+    session.env["PYTHONDONTWRITEBYTECODE"] = None  # without .pyc files every process would compile torch again
+    session.env["PYTHONPATH"] = None
+
+
+def scratch(session: nox.Session) -> Path:
+    """A folder that goes with the session's environment. (nox's `create_tmp` would also move TMPDIR, to a path too
+    long for the sockets of multiprocessing.)"""
+    folder = Path(session.virtualenv.location).resolve() / "scratch"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def install(session: nox.Session, *what: str, siblings: str = "", compile_bytecode: bool = True) -> None:
+    """Install in the tested versions, under the further constraints `siblings` (the text of `located`).
+
+    `compile_bytecode` halves the start of each process that imports torch; for a single process it costs more.
+    """
+    file = scratch(session) / "siblings.txt"
+    file.write_text(siblings)
+    environment = {"UV_COMPILE_BYTECODE": "1" if compile_bytecode else "0"}
+    session.install("-c", str(ROOT / "constraints.txt"), "-c", str(file), *what, env=environment)
+
+
+def install_editable(
+    session: nox.Session, packages: tuple[Package, ...], *others: str, compile_bytecode: bool = True
+) -> None:
+    """Install these folders and `others`; a requirement on a package of ours that is not among them is an error."""
+    paths = [argument for package in packages for argument in ("-e", f"{package.path}{package.extra}")]
+    missing = located({package: package.wheel(NOWHERE) for package in PACKAGES if package not in packages})
+    install(session, *paths, *others, siblings=missing, compile_bytecode=compile_bytecode)
+    check_origin(session, packages, ROOT / "packages")
+
+
+def located(wheels: dict[Package, Path]) -> str:
+    """Constraints that tie our packages' names to files on this disk.
+
+    A requirement such as `hocket-loggers~=0.1.0` then resolves to our wheel, or fails where that file is missing, but
+    is never looked up in a registry, where somebody else may own the name.
+    """
+    return "".join(f"{package.distribution} @ {wheel.as_uri()}\n" for package, wheel in wheels.items())
+
+
+def build(session: nox.Session, packages: tuple[Package, ...], folder: Path) -> dict[Package, Path]:
+    """Build sdists, and wheels from these sdists, into an emptied `folder`; return the wheels."""
+    shutil.rmtree(folder, ignore_errors=True)
+    for package in packages:
+        session.run("uv", "build", "--quiet", "--out-dir", str(folder), str(package.path))
+    return {package: package.wheel(folder) for package in packages}
+
+
+def install_wheels(session: nox.Session, wheels: dict[Package, Path], *others: str) -> None:
+    """Install the wheels with the extras that their tests need, and `others`."""
+    elsewhere = {package: wheels.get(package, package.wheel(NOWHERE)) for package in PACKAGES}
+    ours = [f"{package.distribution}{package.extra} @ {wheel.as_uri()}" for package, wheel in wheels.items()]
+    install(session, *ours, *others, siblings=located(elsewhere))
+    check_origin(session, tuple(wheels), next(iter(wheels.values())).parent)
+
+
+def check_origin(session: nox.Session, packages: tuple[Package, ...], origin: Path) -> None:
+    """Fail unless exactly these packages of ours are installed, in this version, from this folder."""
+    names = [package.distribution for package in packages]
+    session.run("python", "-I", str(ROOT / ".ci/check_origin.py"), VERSION, origin.as_uri(), *names)
+
+
+@nox.session(default=False)
+def demo(session: nox.Session) -> None:
+    """Train on scikit-learn's handwritten digits, plain and with algorithms picked by name (about two minutes)."""
+    settle(session, threads=2)
+    # The demo is one long process: compiling all of torch ahead of it would cost more than it saves.
+    install_editable(session, (CORE, GENERAL, VISION, LOGGERS), "torchmetrics", "scikit-learn", compile_bytecode=False)
+    session.run("python", "examples/digits.py", *session.posargs)
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """Run every test, or those named after `--`, against an editable install of all packages."""
+    settle(session)
+    install_editable(session, PACKAGES, *TESTS, "torchmetrics", "scikit-learn", "hatchling", "uv")
+    session.run("pytest", *session.posargs)
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Check style (ruff), types (mypy) and who imports whom (import-linter)."""
+    settle(session)
+    tools = ("ruff", "mypy", "import-linter", "types-PyYAML")
+    install_editable(session, PACKAGES, *tools, *TESTS, "torchmetrics", "scikit-learn", compile_bytecode=False)
+    session.run("ruff", "check", ".")
+    session.run("ruff", "format", "--check", ".")
+    session.run("lint-imports", "--no-logo")
+    session.run("mypy")
+
+
+@nox.session(default=False)
+@nox.parametrize("package", PACKAGES, ids=[package.folder for package in PACKAGES])
+def isolation(session: nox.Session, package: Package) -> None:
+    """Run one package's tests with nothing of ours installed but its wheel and core's."""
+    settle(session)
+    packages = tuple(dict.fromkeys((CORE, package)))
+    install_wheels(session, build(session, packages, scratch(session) / "dist"), *TESTS)
+    session.run("pytest", str(package.path / "tests"), *session.posargs)
+
+
+@nox.session(name="build", default=False)
+def distributions(session: nox.Session) -> None:
+    """Build all sdists and wheels into dist/, install them by core's extras, and use them far from the source tree."""
+    settle(session)
+    wheels = build(session, PACKAGES, ROOT / "dist")
+    session.run("python", "-I", str(ROOT / ".ci/check_wheels.py"), str(ROOT), *map(str, wheels.values()))
+    everything = f"hocket[general,vision,nlp,strategies,loggers,tensorboard] @ {wheels[CORE].as_uri()}"
+    install(session, everything, siblings=located(wheels))
+    check_origin(session, PACKAGES, ROOT / "dist")
+    with session.chdir(scratch(session)):
+        session.run("hocket", "plugins", "list", "--json")
+        session.run("python", "-I", str(ROOT / ".ci/smoke.py"))
+
+
+@nox.session(default=False)
+def bench(session: nox.Session) -> None:
+    """Measure hocket beside a hand-written loop and its peers (`-- --short`: without peers, fails on broken ratios)."""
+    settle(session)
+    install_editable(session, PACKAGES, "torchmetrics", "scikit-learn", "torchvision")
+    arguments = list(session.posargs)
+    if "--short" not in arguments:
+        arguments += ["--peers", environment(session, "peers", "lightning", "accelerate", "transformers", "torchvision")]
+        # Composer pins an old torch, and with it an old Python.
+        arguments += ["--composer", environment(session, "composer", "mosaicml", "torchvision", "setuptools<81")]
+    session.run("python", "benchmarks/run.py", *arguments)
+
+
+def environment(session: nox.Session, name: str, *what: str) -> str:
+    """The Python of a further virtual environment of the session, for packages that cannot share one with ours."""
+    folder = Path(session.virtualenv.location).resolve() / name
+    python = folder / "bin" / "python"
+    session.run("uv", "venv", "--quiet", "--allow-existing", "--python", "3.11", str(folder), external=True)
+    session.run("uv", "pip", "install", "--quiet", "--compile-bytecode", "--python", str(python), *what, external=True)
+    return str(python)

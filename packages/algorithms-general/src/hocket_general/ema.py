@@ -1,0 +1,240 @@
+"""Exponential moving average of the weights, used for evaluation and prediction."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from hocket.algorithm import Algorithm, Phase
+from hocket.hookspecs import Event
+from hocket.time import Interval, Time, Unit
+from hocket_general.functional import ema_smoothing, ema_update
+
+if TYPE_CHECKING:
+    from hocket.state import State
+
+#: Units that advance with training alone, and alike on every rank. Seconds do not.
+_UNITS = (Unit.BATCH, Unit.EPOCH, Unit.SAMPLE, Unit.TOKEN)
+
+#: From the first to the last of these the model holds the averages.
+_BORROW = (Event.EVAL_BEFORE_ALL, Event.PREDICT_START)
+_RETURN = (Event.EVAL_AFTER_ALL, Event.PREDICT_END, Event.EXCEPTION, Event.CLOSE)
+
+
+class EMA(Algorithm):
+    """Evaluates and predicts with ``average = smoothing * average + (1 - smoothing) * weight`` (Polyak averaging).
+
+    Polyak and Juditsky 1992, "Acceleration of Stochastic Approximation by Averaging", with exponential weights. Training is
+    not affected. Trainable parameters and the buffers of the ``state_dict`` are averaged in at least
+    float32; integer buffers, and those that hold infinities (masks), follow the model. For an evaluation or a
+    prediction the averages are copied into the model's own tensors and the training weights are copied back
+    afterwards, exactly and even if it fails: optimizers and wrappers of the model keep their references, and shards
+    are averaged where they lie. Costs one more copy of the weights, and another one while evaluating. Of several EMAs
+    evaluation sees the first that has begun; :meth:`averaged` gives the others.
+
+    Args:
+        half_life: after this time a weight's influence has halved, such as ``"1000ba"``, in ba, ep, sp or tok; the
+            default when neither it nor ``smoothing`` is given. Exact for batches of different sizes too.
+        smoothing: instead of ``half_life``, the share of the old average that each update keeps, in [0, 1).
+        start: the average begins as a copy of the weights at the first update at or after this time: a share of the
+            duration such as ``"0.2dur"``, or a time such as ``"500ba"``. Before, the model is evaluated as it is.
+        update_interval: time between updates; ``"1ba"``, or one of the half-life's unit, unless given.
+
+    Raises:
+        ValueError: both ``half_life`` and ``smoothing`` are given, or one of the arguments is out of its range; later,
+            if loaded averages do not fit the model.
+    """
+
+    events = {Event.FIT_START, Event.EPOCH_START, Event.BATCH_END, Event.EPOCH_END, *_BORROW, *_RETURN}
+    phase = Phase.WEIGHTS
+
+    def __init__(
+        self,
+        half_life: str | Time | None = None,
+        smoothing: float | None = None,
+        start: str | Time = "0dur",
+        update_interval: str | Time | None = None,
+    ) -> None:
+        if half_life is not None and smoothing is not None:
+            raise ValueError(
+                f"EMA was given half_life={str(half_life)!r} and smoothing={smoothing}, which say the same thing "
+                f"twice: give one of them. smoothing is 2 ** -(update_interval / half_life)."
+            )
+        if smoothing is not None and not 0 <= smoothing < 1:
+            raise ValueError(
+                f"EMA was given smoothing={smoothing}, but it is the share of the old average that an update keeps: "
+                f"give a number in [0, 1), such as 0.999, or a half_life such as '1000ba'."
+            )
+        self.smoothing = smoothing
+        self.half_life = None if smoothing is not None else _positive("half_life", half_life or "1000ba")
+        default = "1ba" if self.half_life is None else Time(1, self.half_life.unit)
+        self.update_interval = _positive("update_interval", update_interval or default)
+        if self.half_life is not None and self.half_life.unit is not self.update_interval.unit:
+            raise ValueError(
+                f"EMA was given half_life='{self.half_life}' and update_interval='{self.update_interval}', which "
+                f"cannot be compared: give both in one unit."
+            )
+        self.start = Time.parse(start)
+        if self.start.unit is Unit.SECOND:
+            raise ValueError(
+                f"EMA was given start='{start}', but ranks would reach a wall-clock time at different batches: give a "
+                f"share of the duration such as '0.2dur', or epochs, batches, samples or tokens."
+            )
+        self._interval = Interval(self.update_interval)
+        self._averages: dict[str, Tensor] = {}
+        self._updated: int | None = None  # time of the last update in the interval's unit; None before the start
+        self._pairs: list[tuple[Tensor, Tensor]] = []  # (average, the model's tensor)
+        self._training: list[tuple[Tensor, Tensor]] = []  # (the model's tensor, its training value) while borrowed
+
+    # --- on events
+
+    def match(self, event: Event, state: State) -> bool:
+        """Always, but for updates: only when one is due."""
+        if event not in (Event.BATCH_END, Event.EPOCH_END):
+            return True
+        counts_epochs = self.update_interval.unit is Unit.EPOCH
+        return counts_epochs is (event is Event.EPOCH_END) and self._interval.due(state.previous, state.timestamp)
+
+    def apply(self, event: Event, state: State) -> None:
+        """Update, lend the averages to the model, or take them back."""
+        if event in _RETURN:
+            self._restore()
+        elif event in _BORROW:
+            self._lend(state)
+        elif event in (Event.FIT_START, Event.EPOCH_START):
+            if self._updated is not None:
+                self._pair(state.model)  # parameters may have become trainable
+        else:
+            self._update(state)
+
+    def _update(self, state: State) -> None:
+        now = int(state.timestamp.count(self.update_interval.unit))
+        if self._updated is None:
+            if not self._may_start(state):
+                return
+            self._pair(state.model)
+        else:
+            smoothing = self.smoothing
+            if smoothing is None:
+                assert self.half_life is not None
+                smoothing = ema_smoothing(self.half_life.value, now - self._updated)
+            ema_update([average for average, _ in self._pairs], [tensor for _, tensor in self._pairs], smoothing)
+        self._updated = now
+
+    def _may_start(self, state: State) -> bool:
+        if self.start.unit is Unit.DURATION:
+            return state.elapsed() >= self.start.value
+        return state.timestamp.count(self.start.unit) >= self.start.value
+
+    # --- the averages and the model
+
+    def _pair(self, model: nn.Module) -> None:
+        """Line the averages up with the model's tensors; tensors that have none yet begin one with their value."""
+        tensors = dict(_tensors(model))
+        self._check(tensors)
+        for name, tensor in tensors.items():
+            if name in self._averages:
+                self._averages[name] = self._averages[name].to(tensor.device)
+            elif tensor.requires_grad or (not isinstance(tensor, nn.Parameter) and _is_finite(tensor)):
+                self._averages[name] = tensor.detach().to(_wide(tensor.dtype), copy=True)
+        self._pairs = [(average, tensors[name]) for name, average in self._averages.items()]
+
+    def _check(self, tensors: dict[str, Tensor]) -> None:
+        wrong = [n for n, average in self._averages.items() if n not in tensors or tensors[n].shape != average.shape]
+        if wrong:
+            raise ValueError(
+                f"EMA holds averages that the model has no tensors for, of that name and shape: {', '.join(wrong[:5])}"
+                f"{f' and {len(wrong) - 5} more' if len(wrong) > 5 else ''}. Pass the model that was averaged, "
+                f"without wrappers, or begin a new average by loading the checkpoint without this algorithm's state."
+            )
+
+    def _lend(self, state: State) -> None:
+        # Only the first: a second one would take the averages of the first for training weights, and put them back as such.
+        lent = any(isinstance(voice.obj, EMA) and voice.obj._training for voice in state.bus.voices)
+        if lent or self._updated is None:
+            return
+        self._pair(state.model)
+        self._training = [(tensor, tensor.detach().clone()) for _, tensor in self._pairs]
+        with torch.no_grad():
+            for average, tensor in self._pairs:
+                tensor.copy_(average)
+
+    def _restore(self) -> None:
+        with torch.no_grad():
+            for tensor, value in self._training:
+                tensor.copy_(value)
+        self._training = []
+
+    def averaged(self, model: nn.Module) -> dict[str, Any]:
+        """A ``state_dict`` of copies: the averages where there are any, cast to the model's dtypes.
+
+        Args:
+            model: the model that was trained, without wrappers (``trainer.state.model``).
+
+        Raises:
+            ValueError: there is no average yet, or ``model`` is another model.
+        """
+        if self._updated is None:
+            raise ValueError(
+                f"EMA has no average yet: none begins before start='{self.start}' and the first update, every "
+                f"'{self.update_interval}'. Train longer, or lower start or update_interval."
+            )
+        tensors = dict(_tensors(model))
+        self._check(tensors)
+        names = {id(tensor): name for name, tensor in tensors.items()}  # a tied weight has several keys and one name
+
+        def value(entry: Any) -> Any:
+            if not isinstance(entry, Tensor):
+                return entry
+            source = self._averages.get(names.get(id(entry), ""), entry)
+            return source.detach().to(entry.device, entry.dtype, copy=True)
+
+        return {key: value(entry) for key, entry in model.state_dict(keep_vars=True).items()}
+
+    # --- checkpoints
+
+    def state_dict(self) -> dict[str, Any]:
+        """The averages by the model's names, and when they were last updated (None before the start)."""
+        return {"averages": dict(self._averages), "updated": self._updated}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take over averages; they are compared with the model when training or evaluation begins."""
+        if state_dict.keys() != {"averages", "updated"}:
+            raise ValueError(f"EMA's state has the keys 'averages' and 'updated', but was given {sorted(state_dict)}")
+        self._averages = {name: average.detach().clone() for name, average in state_dict["averages"].items()}
+        self._updated = state_dict["updated"]
+        self._pairs = []
+
+
+def _positive(name: str, value: str | Time) -> Time:
+    time = Time.parse(value)
+    if time.unit not in _UNITS or time.value <= 0:
+        raise ValueError(
+            f"EMA was given {name}='{value}': give a positive number of batches, epochs, samples or tokens, such as "
+            f"'1000ba', '2ep', '5e4sp' or '1e6tok'."
+        )
+    return time
+
+
+def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Parameters and the buffers that belong to the state dict, each once, by name."""
+    yield from model.named_parameters()
+    seen: set[int] = set()
+    for prefix, module in model.named_modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            if name not in module._non_persistent_buffers_set and id(buffer) not in seen:
+                seen.add(id(buffer))
+                yield f"{prefix}.{name}" if prefix else name, buffer
+
+
+def _is_finite(buffer: Tensor) -> bool:
+    """Whether a mean of the buffer is a number; waits for the device."""
+    return not buffer.is_floating_point() or bool(buffer.isfinite().all())
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    """Half precision would round small updates of an average away."""
+    return torch.promote_types(dtype, torch.float32) if dtype.is_floating_point else dtype

@@ -1,0 +1,55 @@
+"""Gradient clipping by norm, by value, or relative to the weights."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Literal
+
+from hocket.algorithm import Algorithm, Phase
+from hocket.hookspecs import hookimpl
+from hocket_general.functional import clip_gradients
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from hocket.state import State
+
+_KINDS = ("norm", "value", "adaptive")
+
+
+class GradientClipping(Algorithm):
+    """Clips the gradients of every batch before the optimizer steps; surrounds the action ``clip_gradients``.
+
+    What optimizers hold is clipped, in one go. Several of them clip one after the other, in the order in which they are
+    named, and before the Trainer's own ``clip_gradients=``: by value and then by norm, say.
+
+    Args:
+        kind: ``"norm"`` scales all gradients by one factor so that their joint L2 norm is at most ``threshold``
+            (Pascanu et al. 2013, algorithm 1, arXiv 1211.5063); ``"value"`` clamps every element to
+            [-threshold, threshold]; ``"adaptive"`` bounds the norm of a unit's gradient by ``threshold`` times that of
+            its weights (Brock et al. 2021, equation 3, arXiv 2102.06171).
+        threshold: positive; in the units of the gradient, or for ``"adaptive"`` a ratio.
+
+    Raises:
+        ValueError: an unknown ``kind``, or a ``threshold`` that is not positive.
+    """
+
+    phase = Phase.GRADIENT
+
+    def __init__(self, kind: Literal["norm", "value", "adaptive"], threshold: float) -> None:
+        if kind not in _KINDS:
+            raise ValueError(f"GradientClipping was given kind={kind!r}: give one of {', '.join(map(repr, _KINDS))}.")
+        if not threshold > 0:
+            raise ValueError(
+                f"GradientClipping was given threshold={threshold}, which lets no gradient through: give a positive "
+                f"number, such as 1.0 for kind='norm' or 0.01 for kind='adaptive'."
+            )
+        self.kind = kind
+        self.threshold = threshold
+
+    @hookimpl(wrapper=True)
+    def clip_gradients(self, state: State) -> Generator[None, Tensor | bool, Tensor | bool]:
+        """Clip in place; the total norm before clipping where this, or whoever clips next, computed it."""
+        norm = clip_gradients(state.trained_parameters(), self.kind, self.threshold)
+        others = yield
+        return others if norm is None else norm

@@ -1,0 +1,94 @@
+"""Sharpness-aware minimisation: the gradient from the worst point nearby."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from hocket.algorithm import Algorithm, Need, Phase
+from hocket.hookspecs import Event, hookimpl
+from hocket_general.functional import sam_perturbation
+
+if TYPE_CHECKING:
+    from hocket.state import State
+
+
+class SAM(Algorithm):
+    """Steps along the gradient taken at ``w + rho * g / (||g||_2 + epsilon)``.
+
+    Foret et al. 2021, "Sharpness-Aware Minimization", equations 2 and 3 (arXiv 2010.01412).
+
+    It surrounds the action ``optimizer_step``: perturbs the weights along the batch's gradient, has the gradients of
+    the same batch computed again there, puts the very weights back, and lets the optimizer step. The optimizer is not
+    wrapped, so its state and its checkpoints are those of a run without SAM. The norm is one over the parameters of all
+    optimizers, and over all ranks' samples; there is no wait for the device.
+
+    A batch with SAM costs two forward and backward passes, and one copy of the weights while the second one runs.
+    ``state.loss`` stays the loss at the weights themselves. Batch-norm statistics see the batch a second time.
+
+    Args:
+        rho: the radius in which the worst point is looked for, in the units of the weights. 0 perturbs nothing.
+        epsilon: added to the norm of the gradient.
+        interval: take SAM's step on every ``interval``-th batch and a plain one on the others.
+
+    Raises:
+        ValueError: ``rho`` or ``epsilon`` is negative, or ``interval`` is less than 1; later, for an optimizer such as LBFGS
+            that computes gradients itself and would not look at SAM's.
+    """
+
+    events = {Event.BEFORE_LOAD}
+    phase = Phase.OPTIMIZER
+    needs = Need.SECOND_GRADIENT
+
+    def __init__(self, rho: float = 0.05, epsilon: float = 1e-12, interval: int = 1) -> None:
+        if rho < 0 or epsilon < 0:
+            raise ValueError(
+                f"SAM was given rho={rho} and epsilon={epsilon}, but neither may be negative: rho is a distance "
+                f"between weights, such as 0.05."
+            )
+        if interval < 1:
+            raise ValueError(
+                f"SAM was given interval={interval}: give 1 for every batch, 2 for every second one, and so on."
+            )
+        self.rho = rho
+        self.epsilon = epsilon
+        self.interval = interval
+
+    def apply(self, event: Event, state: State) -> None:
+        """Refuse optimizers on which SAM would have no effect."""
+        for optimizer in state.optimizers:
+            if isinstance(optimizer, torch.optim.LBFGS) or getattr(optimizer, "requires_closure", False):
+                raise ValueError(
+                    f"SAM leaves its gradients for the optimizer to step with, but {type(optimizer).__name__} computes "
+                    "gradients itself, so SAM would have no effect. Leave SAM out, or take an optimizer such as SGD or AdamW."
+                )
+
+    @hookimpl(wrapper=True)
+    def optimizer_step(self, state: State, closure: Callable[[], Tensor]) -> Generator[None, bool, bool]:
+        """Replace the gradients by those at the perturbed weights, then step."""
+        if (state.timestamp.batch + 1) % self.interval == 0:
+            self._sharpen(state, closure)
+        return (yield)
+
+    def _sharpen(self, state: State, closure: Callable[[], Tensor]) -> None:
+        groups = [group for optimizer in state.optimizers for group in optimizer.param_groups]
+        parameters = [p for group in groups for p in group["params"] if p.grad is not None]
+        if not parameters:
+            return  # no gradient points anywhere; the optimizer decides what such a step is
+        loss, parts = state.loss, state.loss_parts
+        with torch.no_grad():
+            # Copies, because (w + e) - e is not w in floating point.
+            weights = [p.detach().clone() for p in parameters]
+            steps = sam_perturbation([p.grad for p in parameters], self.rho, self.epsilon)
+            torch._foreach_add_(parameters, steps)
+            del steps  # the second backward pass needs the room
+        try:
+            closure()
+        finally:
+            with torch.no_grad():
+                for parameter, weight in zip(parameters, weights, strict=True):
+                    parameter.copy_(weight)  # not fused: shards cannot be copied that way
+            state.loss, state.loss_parts = loss, parts

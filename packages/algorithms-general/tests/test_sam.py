@@ -1,0 +1,143 @@
+"""SAM's action against the paper's arithmetic and a hand-written loop."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from hocket_general import SAM
+
+
+def _step(sam, optimizer, gradients, batch=0):
+    """What the loop does with a batch: gradients, then the action around the default step."""
+    loss = gradients()
+    state = SimpleNamespace(optimizers=[optimizer], timestamp=SimpleNamespace(batch=batch), loss=loss, loss_parts={})
+    action = sam.optimizer_step(state, gradients)
+    next(action)
+    optimizer.step()
+    with pytest.raises(StopIteration) as end:
+        action.send(True)
+    assert end.value.value is True
+    return state
+
+
+def _scalar(value=1.0):
+    return nn.Parameter(torch.tensor(value, dtype=torch.float64))
+
+
+def _parabola(x, optimizer):
+    def gradients():
+        optimizer.zero_grad()
+        loss = 0.5 * x**2
+        loss.backward()
+        return loss.detach()
+
+    return gradients
+
+
+def test_a_step_on_the_parabola():
+    """x=1, rho=0.05: the gradient at 1.05 is 1.05, so x -> 1 - 0.1 * 1.05."""
+    x = _scalar()
+    optimizer = torch.optim.SGD([x], lr=0.1)
+    state = _step(SAM(rho=0.05), optimizer, _parabola(x, optimizer))
+    assert x.item() == pytest.approx(0.895, abs=1e-12)
+    assert state.loss.item() == 0.5  # of the weights themselves, not of the perturbed ones
+
+
+def test_a_loss_of_zero_does_not_skip_the_step():
+    x = _scalar()
+    optimizer = torch.optim.SGD([x], lr=0.1)
+
+    def gradients():
+        optimizer.zero_grad()
+        loss = 0.5 * x**2
+        loss.backward()
+        return torch.zeros(())
+
+    _step(SAM(), optimizer, gradients)
+    assert x.item() == pytest.approx(0.895, abs=1e-12)
+
+
+def test_weights_come_back_bit_for_bit_and_the_optimizers_state_is_its_own():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
+    inputs, targets = torch.randn(16, 4), torch.randint(3, (16,))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0, momentum=0.9)
+    before = [p.detach().clone() for p in model.parameters()]
+    seen = []
+
+    def gradients():
+        optimizer.zero_grad()
+        seen.append([p.detach().clone() for p in model.parameters()])
+        loss = F.cross_entropy(model(inputs), targets)
+        loss.backward()
+        return loss.detach()
+
+    _step(SAM(rho=0.7), optimizer, gradients)
+    assert all(torch.equal(p, b) for p, b in zip(model.parameters(), before, strict=True))
+    distance = torch.cat([(a - b).flatten() for a, b in zip(seen[1], before, strict=True)]).norm()
+    assert distance.item() == pytest.approx(0.7, rel=1e-4)
+    # The momentum holds the second gradient, under the usual keys, once per parameter.
+    state = optimizer.state_dict()["state"]
+    assert [set(entry) for entry in state.values()] == [{"momentum_buffer"}] * 4
+    for p in model.parameters():
+        assert torch.equal(optimizer.state[p]["momentum_buffer"], p.grad)
+
+
+def test_weights_come_back_when_the_second_gradient_fails():
+    x = _scalar()
+    optimizer = torch.optim.SGD([x], lr=0.1)
+    _parabola(x, optimizer)()
+    state = SimpleNamespace(optimizers=[optimizer], timestamp=SimpleNamespace(batch=0), loss=None, loss_parts={})
+
+    def fails():
+        assert x.item() != 1.0
+        raise RuntimeError("out of memory")
+
+    with pytest.raises(RuntimeError, match="out of memory"):
+        next(SAM().optimizer_step(state, fails))
+    assert x.item() == 1.0
+
+
+def test_one_norm_over_the_parameters_of_all_optimizers_and_only_those_with_gradients():
+    x, y, unused = _scalar(3.0), _scalar(4.0), _scalar(7.0)
+    optimizers = [torch.optim.SGD([x], lr=1.0), torch.optim.SGD([y, unused], lr=1.0)]
+    x.grad, y.grad = x.detach().clone(), y.detach().clone()  # of (x² + y²) / 2; norm 5
+    state = SimpleNamespace(optimizers=optimizers, timestamp=SimpleNamespace(batch=0), loss=None, loss_parts={})
+    at = []
+    next(SAM(rho=5.0, epsilon=0.0).optimizer_step(state, lambda: at.append((x.item(), y.item(), unused.item()))))
+    assert at == [(6.0, 8.0, 7.0)]
+    assert (x.item(), y.item()) == (3.0, 4.0)
+
+
+def test_no_gradients_is_a_plain_step():
+    x = _scalar()
+    optimizer = torch.optim.SGD([x], lr=0.1)
+    calls = []
+    state = SimpleNamespace(optimizers=[optimizer], timestamp=SimpleNamespace(batch=0), loss=None, loss_parts={})
+    next(SAM().optimizer_step(state, lambda: calls.append(1)))
+    assert not calls
+
+
+def test_every_third_batch():
+    x = _scalar()
+    optimizer = torch.optim.SGD([x], lr=0.1)
+    steps = []
+    for batch in range(6):
+        before = x.item()
+        _step(SAM(rho=0.05, interval=3), optimizer, _parabola(x, optimizer), batch=batch)
+        steps.append((before - x.item()) / 0.1 - before)  # gradient used minus plain gradient
+    assert steps == pytest.approx([0, 0, 0.05, 0, 0, 0.05])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [({"rho": -0.1}, "distance"), ({"epsilon": -1.0}, "negative"), ({"interval": 0}, "1 for every batch")],
+)
+def test_arguments_out_of_range(arguments, words):
+    with pytest.raises(ValueError, match=words):
+        SAM(**arguments)

@@ -1,0 +1,229 @@
+"""ColOut: drop random rows and columns of images, for fewer pixels to compute on.
+
+Source: MosaicML Composer's method card for ColOut (2021); there is no paper.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hocket.algorithm import Algorithm, Phase
+from hocket.data.batches import get_item, set_item
+from hocket.hookspecs import Event
+from hocket_vision.per_sample import PER_SAMPLE_EVENTS, apply_per_sample, is_pil
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+    from hocket.state import State
+
+ImageT = TypeVar("ImageT", Tensor, "Image")
+
+
+def colout_indices(
+    height: int, width: int, p_row: float = 0.15, p_col: float = 0.15, *, generator: torch.Generator | None = None
+) -> tuple[Tensor, Tensor]:
+    """The rows and columns that stay: sorted int64 indices, ``int((1 - p) * size)`` of each, but at least one.
+
+    Raises ValueError if a probability is outside ``[0, 1)``.
+    """
+    check_arguments(p_row, p_col)
+    return _kept(height, p_row, generator), _kept(width, p_col, generator)
+
+
+def take(image: ImageT, rows: Tensor, columns: Tensor) -> ImageT:
+    """The pixels of ``image``, a ``(..., H, W)`` tensor or PIL image, in these rows and columns, as the same kind."""
+    if isinstance(image, Tensor):
+        taken = image.index_select(-2, rows.to(image.device)).index_select(-1, columns.to(image.device))
+        if image.dim() == 4 and image.is_contiguous(memory_format=torch.channels_last) and not image.is_contiguous():
+            taken = taken.contiguous(memory_format=torch.channels_last)
+        if type(image) is not Tensor:  # a tv_tensor says whether it is an image or a mask; indexing forgets that
+            from torchvision import tv_tensors
+
+            if isinstance(image, tv_tensors.TVTensor):
+                return tv_tensors.wrap(taken, like=image)
+        return taken
+    return _take_pil(image, rows, columns)
+
+
+@overload
+def colout(
+    images: ImageT,
+    targets: None = None,
+    p_row: float = 0.15,
+    p_col: float = 0.15,
+    *,
+    resize_target: bool | Literal["auto"] = "auto",
+    generator: torch.Generator | None = None,
+) -> ImageT: ...
+
+
+@overload
+def colout(
+    images: ImageT,
+    targets: Any,
+    p_row: float = 0.15,
+    p_col: float = 0.15,
+    *,
+    resize_target: bool | Literal["auto"] = "auto",
+    generator: torch.Generator | None = None,
+) -> tuple[ImageT, Any]: ...
+
+
+def colout(
+    images: Any,
+    targets: Any = None,
+    p_row: float = 0.15,
+    p_col: float = 0.15,
+    *,
+    resize_target: bool | Literal["auto"] = "auto",
+    generator: torch.Generator | None = None,
+) -> Any:
+    """Drop a random share of the rows and of the columns, the same ones of every image.
+
+    Args:
+        images: tensor ``(B, C, H, W)`` or ``(C, H, W)`` of any dtype, or a PIL image.
+        targets: anything; pictures that belong to the images (masks, depth) lose the same rows and columns.
+        p_row, p_col: share of the rows and columns to drop, in ``[0, 1)``. ``int((1 - p) * size)`` stay, at least one.
+        resize_target: whether ``targets`` are such pictures. ``"auto"``: if they are a tensor that ends in the images'
+            ``H, W`` and has the images' number of dimensions or one less, or a PIL image of the same size.
+        generator: source of randomness; torch's default generator if None.
+
+    Returns:
+        ``images``, or ``(images, targets)`` if targets were given; new tensors, the ones given are not changed.
+
+    Raises:
+        ValueError: for a probability outside ``[0, 1)``, or ``resize_target=True`` with targets of another size.
+    """
+    check_arguments(p_row, p_col, resize_target)
+    height, width = size_of(images)
+    resized = resize_target is True or (resize_target == "auto" and _is_picture_of(targets, images))
+    if resize_target is True and (targets is None or size_of(targets) != (height, width)):
+        found = "there are none" if targets is None else f"they are {size_of(targets)}"
+        raise ValueError(
+            f"resize_target=True asks for targets as high and wide as the images, {(height, width)}, but {found}. "
+            "Leave resize_target='auto' for targets that are not pictures."
+        )
+    rows, columns = colout_indices(height, width, p_row, p_col, generator=generator)
+    images = take(images, rows, columns)
+    if targets is None:
+        return images
+    return images, take(targets, rows, columns) if resized else targets
+
+
+class ColOut(Algorithm):
+    """Drops random rows and columns of the training images: fewer pixels, less to compute.
+
+    With ``batch``, on ``after_dataloader``: one draw for all images of a batch, on all ranks. Otherwise one for each
+    sample, where it is loaded; see :func:`hocket_vision.per_sample.apply_per_sample`.
+
+    Args:
+        p_row, p_col, resize_target: see :func:`colout`.
+        batch: whether all images of a batch lose the same rows and columns.
+        input_key, target_key: where images and targets are in a batch, or in a sample; ``target_key=None`` if there are no
+            targets. Batches and samples that are just images need neither.
+
+    Raises:
+        ValueError: for arguments out of range.
+        TypeError: later, for batches without images at ``input_key``.
+    """
+
+    phase = Phase.DATA
+
+    def __init__(
+        self,
+        p_row: float = 0.15,
+        p_col: float = 0.15,
+        batch: bool = True,
+        resize_target: bool | Literal["auto"] = "auto",
+        input_key: Any = 0,
+        target_key: Any = 1,
+    ) -> None:
+        check_arguments(p_row, p_col, resize_target)
+        self.p_row = p_row
+        self.p_col = p_col
+        self.batch = batch
+        self.resize_target = resize_target
+        self.input_key = input_key
+        self.target_key = target_key
+        self.events = {Event.AFTER_DATALOADER} if batch else PER_SAMPLE_EVENTS  # type: ignore[misc]
+
+    def apply(self, event: Event, state: State) -> None:
+        """Take rows and columns out of the batch, or have it done to each sample."""
+        transform = partial(
+            _colout_item,
+            p_row=self.p_row,
+            p_col=self.p_col,
+            resize_target=self.resize_target,
+            input_key=self.input_key,
+            target_key=self.target_key,
+        )
+        if self.batch:
+            state.batch = transform(state.batch, generator=state.generator(self))
+        else:
+            apply_per_sample(self, event, state, transform, None)
+
+
+def _colout_item(item: Any, *, input_key: Any, target_key: Any, **settings: Any) -> Any:
+    """A batch or a sample with fewer pixels; the one given is not changed."""
+    if isinstance(item, Tensor) or is_pil(item):
+        return colout(item, **settings)
+    if target_key is None:
+        return set_item(item, input_key, colout(get_item(item, input_key), **settings))
+    images, targets = colout(get_item(item, input_key), get_item(item, target_key), **settings)
+    return set_item(set_item(item, input_key, images), target_key, targets)
+
+
+def check_arguments(p_row: float, p_col: float, resize_target: bool | str = "auto") -> None:
+    """Raise ValueError for arguments of ColOut that make no sense."""
+    for name, p in (("p_row", p_row), ("p_col", p_col)):
+        if not 0 <= p < 1:
+            raise ValueError(
+                f"{name} is the share of the image to drop and must be in [0, 1), but is {p}. Try {name}=0.15."
+            )
+    if resize_target not in (True, False, "auto"):
+        raise ValueError(f"resize_target must be True, False or 'auto', but is {resize_target!r}.")
+
+
+def size_of(image: Any) -> tuple[int, int]:
+    """Height and width of a ``(..., H, W)`` tensor or a PIL image. Raises TypeError for anything else."""
+    if isinstance(image, Tensor) and image.dim() >= 2:
+        return image.shape[-2], image.shape[-1]
+    if is_pil(image):
+        return image.height, image.width
+    shape = f" of shape {tuple(image.shape)}" if isinstance(image, Tensor) else ""
+    raise TypeError(
+        f"ColOut takes images as (..., H, W) tensors or PIL images, but was given {type(image).__name__}{shape}. Say "
+        "where the images are in a batch with input_key=, and where the targets are with target_key=."
+    )
+
+
+def _kept(size: int, p: float, generator: torch.Generator | None) -> Tensor:
+    count = max(1, math.floor((1 - p) * size + 1e-9))  # (1 - 0.8) * 10 is a little less than 2
+    device = "cpu" if generator is None else generator.device
+    return torch.randperm(size, generator=generator, device=device)[:count].sort().values
+
+
+def _is_picture_of(targets: Any, images: Any) -> bool:
+    if isinstance(targets, Tensor):
+        dims = images.dim() if isinstance(images, Tensor) else 3
+        return targets.dim() in (dims - 1, dims) and size_of(targets) == size_of(images)
+    return is_pil(targets) and size_of(targets) == size_of(images)
+
+
+def _take_pil(image: Image, rows: Tensor, columns: Tensor) -> Image:
+    from PIL import Image as pil
+
+    if image.mode == "1":  # eight pixels to a byte
+        return _take_pil(image.convert("L"), rows, columns).convert("1")
+    pixels = np.asarray(image)[rows.cpu().numpy()][:, columns.cpu().numpy()]
+    taken = pil.frombytes(image.mode, (len(columns), len(rows)), pixels.tobytes())
+    if image.mode == "P":
+        taken.putpalette(image.getpalette() or [])
+    return taken

@@ -1,0 +1,97 @@
+"""hocket: train PyTorch models with plug-ins that are discovered, checked before launch and measured.
+
+Names are imported when they are first used, so ``import hocket`` costs next to nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hocket import plugins, testkit
+    from hocket.algorithm import Algorithm, Need, Phase
+    from hocket.callback import Callback
+    from hocket.devices import Device
+    from hocket.hookspecs import Event, hookimpl
+    from hocket.logger import Logger
+    from hocket.loops.evaluate import EvalSet
+    from hocket.precision import Precision
+    from hocket.state import Decision, State
+    from hocket.strategies import Strategy
+    from hocket.surgery import NoEffectWarning
+    from hocket.task import Loss, Task
+    from hocket.time import Interval, Time, Timestamp, Unit
+    from hocket.trainer import Result, Trainer
+
+#: Public name -> the module that defines it; a module stands for itself.
+_PUBLIC = {
+    "Algorithm": "hocket.algorithm",
+    "Callback": "hocket.callback",
+    "Decision": "hocket.state",
+    "Device": "hocket.devices",
+    "EvalSet": "hocket.loops.evaluate",
+    "Event": "hocket.hookspecs",
+    "Interval": "hocket.time",
+    "Logger": "hocket.logger",
+    "Loss": "hocket.task",
+    "Need": "hocket.algorithm",
+    "NoEffectWarning": "hocket.surgery",
+    "Phase": "hocket.algorithm",
+    "Precision": "hocket.precision",
+    "Result": "hocket.trainer",
+    "State": "hocket.state",
+    "Strategy": "hocket.strategies",
+    "Task": "hocket.task",
+    "Time": "hocket.time",
+    "Timestamp": "hocket.time",
+    "Trainer": "hocket.trainer",
+    "Unit": "hocket.time",
+    "hookimpl": "hocket.hookspecs",
+    "plugins": "",
+    "testkit": "",
+}
+
+__all__ = [
+    "Algorithm",
+    "Callback",
+    "Decision",
+    "Device",
+    "EvalSet",
+    "Event",
+    "Interval",
+    "Logger",
+    "Loss",
+    "Need",
+    "NoEffectWarning",
+    "Phase",
+    "Precision",
+    "Result",
+    "State",
+    "Strategy",
+    "Task",
+    "Time",
+    "Timestamp",
+    "Trainer",
+    "Unit",
+    "hookimpl",
+    "plugins",
+    "testkit",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("hocket")
+    if name not in _PUBLIC:
+        raise AttributeError(f"module 'hocket' has no attribute '{name}'; it has {', '.join(__all__)}")
+    module = _PUBLIC[name]
+    value = getattr(importlib.import_module(module), name) if module else importlib.import_module(f"hocket.{name}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

@@ -1,0 +1,77 @@
+"""What each action does unless a plug-in does it: core's own `actions` plug-in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from hocket.clipping import clip_gradients
+from hocket.data import batches
+from hocket.state import State
+from hocket.task import Loss, as_loss
+
+
+class DefaultActions:
+    """Plain PyTorch, one line or two for each action. The hooks: :mod:`hocket.hookspecs.actions`."""
+
+    def split_batch(self, batch: Any, size: int) -> Sequence[Any]:
+        """Views of ``size`` samples along dimension 0."""
+        return batches.split(batch, size)
+
+    def move_batch(self, state: State, batch: Any) -> Any:
+        """To the device, then as the precision wants it."""
+        return state.bus.convert_batch(batches.move(batch, state.device))
+
+    def forward(self, state: State, batch: Any) -> Any:
+        """The prepared model, under the precision's context."""
+        with state.bus.forward_context():
+            return state.prepared(batch)
+
+    def loss(self, state: State, outputs: Any, batch: Any) -> Loss:
+        """The task's loss, under the precision's context."""
+        with state.bus.forward_context():
+            return as_loss(state.task.loss(outputs, batch))
+
+    def backward(self, state: State, loss: torch.Tensor) -> bool:
+        """Scaled as the precision wants it."""
+        state.bus.scale_loss(loss).backward()
+        return True
+
+    def clip_gradients(self, state: State) -> torch.Tensor | bool:
+        """As the Trainer's ``clip_gradients`` says; over all parameters that optimizers hold."""
+        if state.clipping is None:
+            return True
+        kind, threshold = state.clipping
+        norm = clip_gradients(state.trained_parameters(), kind, threshold)
+        return True if norm is None else norm
+
+    def optimizer_step(self, state: State, closure: Callable[[], torch.Tensor]) -> bool:
+        """Every optimizer, by way of the precision."""
+        taken = False
+        for optimizer in state.optimizers:
+            taken |= state.bus.step_optimizer(optimizer, closure)
+        return taken
+
+    def zero_grad(self, state: State) -> bool:
+        """Sets gradients to None; of parameters that no optimizer holds, too."""
+        for parameter in state.parameters:
+            parameter.grad = None
+        return True
+
+    def schedule_step(self, state: State) -> bool:
+        """Every schedule of the Trainer."""
+        for schedule in state.schedules:
+            schedule.step(state)
+        return True
+
+    def eval_forward(self, state: State, batch: Any) -> Any:
+        """The task's ``eval_forward``, under the precision's context."""
+        with state.bus.forward_context():
+            return state.task.eval_forward(batch)
+
+    def update_metric(self, state: State, metric: Any, outputs: Any, batch: Any) -> bool:
+        """The task says what of a batch a metric sees."""
+        state.task.update_metric(metric, outputs, batch)
+        return True

@@ -1,0 +1,1 @@
+"""Callbacks that core brings along; each is found by its entry point."""

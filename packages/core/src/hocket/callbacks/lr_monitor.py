@@ -1,0 +1,27 @@
+"""Learning rates."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from hocket.callback import Callback
+from hocket.state import State
+
+
+class LRMonitor(Callback):
+    """Logs the learning rate of every parameter group, as it is used for the step under way.
+
+    ``lr/group0``, ``lr/group1`` …; with several optimizers ``lr/optimizer0/group0`` and so on. Optimizers whose groups have
+    no ``"lr"`` are left out.
+    """
+
+    def after_train_batch(self, state: State) -> None:
+        """Before the step: schedules have not moved on yet."""
+        several = len(state.optimizers) > 1
+        for number, optimizer in enumerate(state.optimizers):
+            prefix = f"lr/optimizer{number}/group" if several else "lr/group"
+            rates = {
+                f"{prefix}{index}": group["lr"] for index, group in enumerate(optimizer.param_groups) if "lr" in group
+            }
+            # Schedules write into a rate that is a tensor; what is logged is read later.
+            state.log({name: rate.clone() if isinstance(rate, Tensor) else rate for name, rate in rates.items()})

@@ -1,0 +1,35 @@
+"""Memory of the process and its device."""
+
+from __future__ import annotations
+
+import sys
+
+from hocket.callbacks.periodic import Periodic
+from hocket.state import State
+
+
+class MemoryMonitor(Periodic):
+    """Logs memory in bytes: ``memory/resident_peak`` of the process and, on devices that count it, what they count.
+
+    ``memory/allocated``, ``memory/peak_allocated`` and so on are the names of the device's figures. Of this rank only. On
+    Windows Python does not tell the peak of a process, and it is left out.
+
+    Args:
+        every: how often.
+    """
+
+    def __init__(self, every: str = "10ba") -> None:
+        super().__init__(every)
+
+    def _report(self, state: State) -> None:
+        figures = {**_resident_peak(), **state.device_kind.memory()}
+        state.log({f"memory/{name}": value for name, value in figures.items()})
+
+
+def _resident_peak() -> dict[str, float]:
+    try:
+        import resource
+    except ImportError:
+        return {}
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return {"resident_peak": float(peak if sys.platform == "darwin" else peak * 1024)}

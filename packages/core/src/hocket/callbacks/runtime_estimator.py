@@ -1,0 +1,83 @@
+"""How long it will take."""
+
+from __future__ import annotations
+
+import math
+import time
+
+from hocket.callbacks.periodic import Periodic
+from hocket.state import State
+from hocket.time import Time, Unit
+
+
+class RuntimeEstimator(Periodic):
+    """Logs ``time/remaining_seconds`` until the planned duration is over, evaluation included.
+
+    Training takes what it took so far in this fit per share of the duration, its first ``skip`` batches aside. To this comes
+    what an evaluation took on average, for every evaluation that is still to come: of each set, from its first one on.
+
+    Args:
+        every: how often to log.
+        skip: batches that do not count, because they warm up.
+    """
+
+    def __init__(self, every: str = "10ba", skip: int = 1) -> None:
+        super().__init__(every)
+        self._skip = skip
+        self._batches = 0
+        self._from: tuple[float, float] = (0.0, 0.0)  # share of the duration and seconds when counting began
+        self._evaluating = 0.0
+        self._evaluations: dict[str, tuple[int, float]] = {}  # by label: how many so far, and their seconds
+
+    def fit_start(self, state: State) -> None:
+        """Counting begins anew."""
+        super().fit_start(state)
+        self._batches, self._evaluations = 0, {}
+        self._from = (state.elapsed(), state.timestamp.seconds)
+
+    def batch_end(self, state: State) -> None:
+        """Logs, when it is due."""
+        self._batches += 1
+        if self._batches <= self._skip:
+            self._from = (state.elapsed(), state.timestamp.seconds)
+        super().batch_end(state)
+
+    def _report(self, state: State) -> None:
+        elapsed = state.elapsed()
+        done = elapsed - self._from[0]
+        if done > 0:
+            training = (state.timestamp.seconds - self._from[1]) / done * (1 - elapsed)
+            state.log({"time/remaining_seconds": training + self._evaluation_seconds(state, elapsed)})
+
+    def _evaluation_seconds(self, state: State, elapsed: float) -> float:
+        seconds = 0.0
+        for label, evaluated in state.eval_sets.items():
+            times, took = self._evaluations.get(label, (0, 0.0))
+            if times and evaluated.every.every is not None:
+                seconds += took / times * _left(state, evaluated.every.every, elapsed)
+        return seconds
+
+    def eval_start(self, state: State) -> None:
+        """Starts the clock."""
+        self._evaluating = time.perf_counter()
+
+    def eval_end(self, state: State) -> None:
+        """Stops it."""
+        assert state.eval_label is not None
+        times, seconds = self._evaluations.get(state.eval_label, (0, 0.0))
+        self._evaluations[state.eval_label] = (times + 1, seconds + time.perf_counter() - self._evaluating)
+
+
+def _left(state: State, every: Time, elapsed: float) -> int:
+    """How many multiples of ``every`` are still to come; the end of the fit counts as one."""
+    unit, end = every.unit, state.max_duration
+    assert end is not None
+    if unit is Unit.DURATION:
+        now, total = elapsed, 1.0
+    else:
+        now = float(state.timestamp.count(unit))
+        if unit is Unit.EPOCH and state.epoch_length:
+            now += state.timestamp.batch_in_epoch / state.epoch_length
+        total = float(end.value) if unit is end.unit else now / elapsed
+    # A little less than a whole multiple, as quotients of floats are, is that multiple.
+    return max(0, math.ceil(total / every.value - 1e-9) - math.floor(now / every.value + 1e-9))

@@ -1,0 +1,62 @@
+"""Configuration files: YAML that says what a Trainer is given, checked against its signature."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+import torch
+from jsonargparse import ArgumentParser
+from safetensors.torch import load_file
+from torch import nn
+from torch.utils.data import DataLoader
+
+from hocket.plugins.spec import build
+from hocket.trainer import Trainer
+
+
+def make_trainer(
+    model: nn.Module,
+    data: str | dict[str, Any] | None = None,
+    train_data: DataLoader[Any] | None = None,
+    eval_data: DataLoader[Any] | dict[str, DataLoader[Any]] | None = None,
+    metrics: dict[str, nn.Module] | None = None,
+    **arguments: Any,
+) -> Trainer:
+    """A Trainer from the keys of a configuration file; the others are arguments of `hocket.Trainer`.
+
+    Args:
+        model: ``class_path`` of a module's class, or of a function that returns one, and its ``init_args``.
+        data: a plug-in of kind ``datasets``, such as ``digits`` or ``{digits: {batch_size: 64}}``: its splits ``"train"``
+            and ``"test"``.
+        train_data: instead of ``data``, likewise by ``class_path``.
+        eval_data: instead of ``data``, likewise; one or several by label.
+        metrics: for evaluation, by name, likewise.
+    """
+    if data is not None:
+        train_data = build("datasets", data, "train").obj
+        eval_data = {"test": build("datasets", data, "test").obj}
+    return Trainer(model=model, train_data=train_data, eval_data=eval_data, metrics=metrics, **arguments)
+
+
+def trainer_from(args: argparse.Namespace) -> Trainer:
+    """The Trainer that a file describes. Ends the process with a message if the file cannot be understood."""
+    parser = ArgumentParser(prog="hocket", usage=argparse.SUPPRESS, add_help=False)
+    parser.add_argument("--config", action="config")
+    parser.add_function_arguments(make_trainer, fail_untyped=False)
+    for change in args.changes:
+        if "=" not in change:
+            parser.error(
+                f"'{change}' changes nothing. Write key=value, such as duration=2ep or model.init_args.width=8."
+            )
+    config = parser.parse_args(["--config", args.config, *(f"--{change}" for change in args.changes)])
+    if config.seed is not None:
+        torch.manual_seed(config.seed)  # the model's first weights
+    arguments = parser.instantiate(config).as_dict()
+    del arguments["config"]
+    return make_trainer(**arguments)
+
+
+def load_weights(trainer: Trainer, file: str) -> None:
+    """Give the model the weights of a file. Raises RuntimeError unless names and shapes are exactly the model's."""
+    trainer.state.model.load_state_dict(load_file(file))

@@ -1,0 +1,22 @@
+"""``hocket evaluate config.yaml --weights FILE``."""
+
+from __future__ import annotations
+
+import argparse
+
+from hocket.cli.arguments import add_weights
+from hocket.cli.command import Command
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print losses and metrics of the configuration's evaluation sets."""
+    from hocket.cli.config import load_weights, trainer_from
+
+    with trainer_from(args) as trainer:
+        load_weights(trainer, args.weights)
+        for name, value in trainer.evaluate().items():
+            print(f"{name} {value:.6g}")
+    return 0
+
+
+command = Command("Evaluate weights on the sets of a configuration", add_weights, run)

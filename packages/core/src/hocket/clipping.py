@@ -1,0 +1,70 @@
+"""Gradient clipping: by global norm, by value, and adaptively by the norm of each unit's weights."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+
+@torch.no_grad()
+def clip_gradients(
+    parameters: Tensor | Iterable[Tensor],
+    kind: Literal["norm", "value", "adaptive"],
+    threshold: float,
+    *,
+    floor: float = 1e-3,
+) -> Tensor | None:
+    """Clip the gradients of ``parameters`` in place, without waiting for the device.
+
+    Args:
+        parameters: those without a gradient are left out.
+        kind: ``"norm"`` scales all gradients together so that their joint 2-norm is at most ``threshold`` (Pascanu et
+            al. 2013, algorithm 1, arXiv 1211.5063). ``"value"`` clamps each element to ``[-threshold, threshold]``.
+            ``"adaptive"`` scales the gradient G of each unit to a norm of at most ``threshold * max(||W||, floor)``, W
+            the weights of the unit (Brock et al. 2021, eq. 3, arXiv 2102.06171). A unit is one index of dimension 0,
+            that is an output feature or filter of torch's layers; biases, gains and scalars are one unit as a whole.
+            The paper does not clip the last linear layer: leave it out of ``parameters`` to do the same.
+        threshold: positive; for ``"adaptive"`` something like 0.01 at large batches up to 0.16 at small ones. With
+            infinity, ``"norm"`` only measures.
+        floor: for ``"adaptive"``, what the norm of a unit's weights counts for at least, so that units that begin at
+            zero can learn.
+
+    Returns:
+        For ``"norm"`` the joint norm before clipping, a scalar tensor on the device of the gradients; else None. A norm
+        that is not finite makes gradients non-finite, where it is for the caller to notice.
+
+    Raises:
+        ValueError: ``kind`` is none of the three, or ``threshold`` or ``floor`` is not positive.
+    """
+    if not threshold > 0 or not floor > 0 or math.isinf(floor):
+        raise ValueError(
+            f"Gradients cannot be clipped with threshold={threshold} and floor={floor}: give positive numbers, such as "
+            "clip_gradients(parameters, 'norm', 1.0)."
+        )
+    if kind == "norm":
+        return torch.nn.utils.clip_grad_norm_(parameters, threshold)
+    if kind == "value":
+        torch.nn.utils.clip_grad_value_(parameters, threshold)
+    elif kind == "adaptive":
+        for parameter in [parameters] if isinstance(parameters, Tensor) else parameters:
+            if parameter.grad is not None:
+                limit = _unit_norms(parameter).clamp_min(floor).mul_(threshold)
+                # limit / max(norm, limit) is min(1, limit / norm) without a division by zero.
+                scale = limit / torch.maximum(_unit_norms(parameter.grad), limit)
+                parameter.grad.mul_(scale)  # the scale of a half-precision gradient may need single precision
+    else:
+        raise ValueError(f"There is no clipping by {kind!r}; the kinds are 'norm', 'value' and 'adaptive'.")
+    return None
+
+
+def _unit_norms(tensor: Tensor) -> Tensor:
+    """2-norms over all dimensions but the first, which stay as size 1; of vectors and scalars, over everything."""
+    dimensions = list(range(1, tensor.ndim)) or None
+    # Low-precision formats overflow or vanish when squared; float32 and float64 keep their own precision.
+    dtype = torch.float32 if tensor.dtype in (torch.float16, torch.bfloat16) else None
+    norms: Tensor = torch.linalg.vector_norm(tensor, dim=dimensions, keepdim=dimensions is not None, dtype=dtype)
+    return norms

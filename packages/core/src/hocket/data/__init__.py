@@ -1,0 +1,1 @@
+"""Batches, samplers and loaders."""

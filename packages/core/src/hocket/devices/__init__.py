@@ -1,0 +1,5 @@
+"""Devices that core brings along."""
+
+from hocket.devices.base import Device
+
+__all__ = ["Device"]

@@ -1,0 +1,30 @@
+"""The base of every device."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import torch
+
+
+class Device(ABC):
+    """A kind of hardware that torch can compute on."""
+
+    #: Kinds with a higher priority are preferred by ``device="auto"`` where they are available.
+    priority: int = 0
+
+    @abstractmethod
+    def available(self) -> bool:
+        """Whether this machine has one that torch can use. Must not initialise it."""
+
+    @abstractmethod
+    def torch_device(self, local_rank: int) -> torch.device:
+        """The device of the process with this rank on its machine."""
+
+    def memory(self) -> dict[str, float]:
+        """Memory figures in bytes by name, such as ``peak_allocated``; empty if the device keeps none."""
+        return {}
+
+    def peak_flops(self, dtype: torch.dtype) -> float | None:
+        """Floating-point operations per second that one device can do at best, or None where that is not known."""
+        return None

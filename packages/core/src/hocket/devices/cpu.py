@@ -1,0 +1,17 @@
+"""The CPU."""
+
+import torch
+
+from hocket.devices.base import Device
+
+
+class CPU(Device):
+    """The machine's processor; always there."""
+
+    def available(self) -> bool:
+        """Always."""
+        return True
+
+    def torch_device(self, local_rank: int) -> torch.device:
+        """``cpu``, for every rank."""
+        return torch.device("cpu")

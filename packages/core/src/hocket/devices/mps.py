@@ -1,0 +1,25 @@
+"""Apple GPUs."""
+
+import torch
+
+from hocket.devices.base import Device
+
+
+class MPS(Device):
+    """An Apple GPU that torch reaches through Metal."""
+
+    priority = 10
+
+    def available(self) -> bool:
+        """Whether torch sees an Apple GPU."""
+        return torch.backends.mps.is_available()
+
+    def torch_device(self, local_rank: int) -> torch.device:
+        """There is one per machine."""
+        if local_rank:
+            raise ValueError("A machine has one mps device, so it runs one process. Pass device='cpu' for several.")
+        return torch.device("mps")
+
+    def memory(self) -> dict[str, float]:
+        """Metal's figures, in bytes."""
+        return {"allocated": float(torch.mps.current_allocated_memory())}

@@ -1,0 +1,84 @@
+"""The guard against losses and gradients that are not finite."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import Literal
+
+import torch
+
+from hocket.state import State
+
+Policy = Literal["raise", "skip", "warn"]
+
+
+class NonFiniteGuard:
+    """Decides after the gradients of a batch are there whether the optimizer may step.
+
+    The loss is always looked at, the gradients' norm where clipping computed it, and under ``"skip"`` every gradient. Else
+    gradients are looked at when a fit ends; before that, weights that they spoilt spoil the next loss. On a CPU that
+    happens at once. On other devices looking would make the host wait in every step, so ``"raise"`` and ``"warn"`` only note
+    it on the device and speak at the end of the logging interval; ``"skip"`` waits.
+
+    All ranks decide alike: the loss is that of the global batch and the gradients are reduced.
+    """
+
+    def __init__(self, policy: Policy, device: torch.device) -> None:
+        if policy not in ("raise", "skip", "warn"):
+            raise ValueError(f"nonfinite={policy!r} is not a policy; use 'raise', 'skip' or 'warn'.")
+        self._policy = policy
+        self._at_once = device.type == "cpu" or policy == "skip"
+        self._noted: torch.Tensor | None = None
+        #: Batches that were not trained on.
+        self.skipped = 0
+
+    def allows(self, state: State) -> bool:
+        """Whether the optimizer may step. Raises FloatingPointError under ``"raise"``."""
+        loss, norm = state.loss, state.gradient_norm
+        assert loss is not None
+        if not self._at_once:
+            bad = ~torch.isfinite(loss) if norm is None else ~(torch.isfinite(loss) & torch.isfinite(norm))
+            self._noted = bad if self._noted is None else self._noted | bad
+            return True
+        finite = math.isfinite(loss.item()) and (norm is None or math.isfinite(norm.item()))
+        if finite and self._policy == "skip" and norm is None:
+            finite = _gradients_finite(state)
+        if finite:
+            return True
+        self._speak(state, f"batch {state.timestamp.batch}")
+        return self._policy != "skip"
+
+    def interval_end(self, state: State) -> None:
+        """Look at what was noted on the device."""
+        noted, self._noted = self._noted, None
+        if noted is not None and noted.item():
+            self._speak(state, f"a batch before {state.timestamp.batch}, within the last logging interval")
+
+    def fit_end(self, state: State) -> None:
+        """Look at the gradients of the last batch, which no loss comes after."""
+        if self._policy == "skip" or state.loss is None or not math.isfinite(state.loss.item()):
+            return
+        if not _gradients_finite(state):
+            self._speak(
+                state, f"the gradients of batch {state.timestamp.batch - 1}, which the optimizer has stepped with,"
+            )
+
+    def _speak(self, state: State, where: str) -> None:
+        loss = "unknown" if state.loss is None else f"{state.loss.item():g}"
+        norm = "" if state.gradient_norm is None else f", its gradient norm {state.gradient_norm.item():g}"
+        where = f"{where} (epoch {state.timestamp.epoch}, batch {state.timestamp.batch_in_epoch} in it)"
+        if self._policy == "raise":
+            raise FloatingPointError(
+                f"The loss or a gradient is not finite in {where}: the latest loss is {loss}{norm}. Lower the learning "
+                "rate, clip gradients (clip_gradients=1.0), look for the layer with callbacks=['nan-monitor'] or "
+                "detect_anomaly=True, or go on with nonfinite='skip' or nonfinite='warn'."
+            )
+        done = "it is not trained on" if self._policy == "skip" else "training goes on with it"
+        self.skipped += self._policy == "skip"
+        warnings.warn(f"Not finite in {where}: loss {loss}{norm}; {done}.", RuntimeWarning, stacklevel=2)
+
+
+def _gradients_finite(state: State) -> bool:
+    gradients = [parameter.grad for parameter in state.trained_parameters() if parameter.grad is not None]
+    return math.isfinite(torch.nn.utils.get_total_norm(gradients, float("inf")).item())

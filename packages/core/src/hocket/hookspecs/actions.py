@@ -1,0 +1,89 @@
+"""What is done. The first implementation that returns something answers; core's default answers last.
+
+Override an action by implementing it, or surround it with ``@hookimpl(wrapper=True)``::
+
+    @hookimpl(wrapper=True)
+    def optimizer_step(self, state, closure):
+        ...                      # before
+        result = yield           # everyone inside, the default last
+        return result            # after
+
+This is how SAM takes two steps, how loss scaling skips one and how an engine owns ``backward``, without the loop knowing
+any of them. An action nobody overrides or wraps costs one plain call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from hocket.hookspecs.markers import hookspec
+
+if TYPE_CHECKING:
+    import torch
+
+    from hocket.state import State
+    from hocket.task import Loss
+
+
+class Actions:
+    """The actions of a step in the order in which they happen, then those of evaluation and prediction."""
+
+    @hookspec(firstresult=True)
+    def split_batch(self, state: State, batch: Any, size: int) -> Sequence[Any]:
+        """Cut a batch into microbatches of at most ``size`` samples; together they hold every sample once, in order."""
+        raise NotImplementedError
+
+    @hookspec(firstresult=True)
+    def move_batch(self, state: State, batch: Any) -> Any:
+        """The (micro)batch on ``state.device``, floating-point inputs in the dtype that the precision wants."""
+        raise NotImplementedError
+
+    @hookspec(firstresult=True)
+    def forward(self, state: State, batch: Any) -> Any:
+        """Outputs of the model for one microbatch, in training mode, under the precision's context."""
+        raise NotImplementedError
+
+    @hookspec(firstresult=True)
+    def loss(self, state: State, outputs: Any, batch: Any) -> Loss:
+        """The mean loss of one microbatch, the weight it counts with, and its named parts."""
+        raise NotImplementedError
+
+    @hookspec(firstresult=True)
+    def backward(self, state: State, loss: torch.Tensor) -> bool:
+        """Add the gradients of ``loss`` (a scalar, already multiplied by its share of the batch) to ``.grad``."""
+        raise NotImplementedError
+
+    @hookspec(firstresult=True)
+    def clip_gradients(self, state: State) -> torch.Tensor | bool:
+        """Clip the gradients in place. The total norm before clipping if it is known (a scalar on the device), else True."""
+        raise NotImplementedError
+
+    @hookspec(firstresult=True)
+    def optimizer_step(self, state: State, closure: Callable[[], torch.Tensor]) -> bool:
+        """Step every optimizer from the gradients in ``.grad``. True if a step was taken, False if it was skipped.
+
+        ``closure()`` computes the gradients of the same batch again, at the current weights: zero_grad, every
+        microbatch, clipping, and the events from before_train_batch to after_train_batch; it returns the mean loss.
+        """
+        raise NotImplementedError
+
+    @hookspec(firstresult=True)
+    def zero_grad(self, state: State) -> bool:
+        """Forget all gradients."""
+        raise NotImplementedError
+
+    @hookspec(firstresult=True)
+    def schedule_step(self, state: State) -> bool:
+        """Bring the learning rates to ``state.timestamp``; called after an optimizer step that was taken."""
+        raise NotImplementedError
+
+    @hookspec(firstresult=True)
+    def eval_forward(self, state: State, batch: Any) -> Any:
+        """Outputs for one microbatch of an evaluation or prediction, without gradients, in eval mode."""
+        raise NotImplementedError
+
+    @hookspec(firstresult=True)
+    def update_metric(self, state: State, metric: Any, outputs: Any, batch: Any) -> bool:
+        """Show one microbatch to a metric (anything with ``update``, ``compute`` and ``reset``)."""
+        raise NotImplementedError

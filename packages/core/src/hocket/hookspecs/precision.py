@@ -1,0 +1,46 @@
+"""In which numbers. Exactly one precision is attached; others may wrap its hooks. Subclass :class:`hocket.Precision`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+from hocket.hookspecs.markers import hookspec
+
+if TYPE_CHECKING:
+    import torch
+
+
+class PrecisionHooks:
+    """In the order of a run: convert once, then context, scale, unscale and step for every batch."""
+
+    @hookspec(firstresult=True)
+    def convert_module(self, module: torch.nn.Module) -> torch.nn.Module:
+        """The module in the dtypes that it is stored in. Called once, before surgery and before optimizers exist."""
+        raise NotImplementedError
+
+    @hookspec(firstresult=True)
+    def convert_batch(self, batch: Any) -> Any:
+        """The batch with its floating-point tensors in the dtype that the module expects."""
+        raise NotImplementedError
+
+    @hookspec(firstresult=True)
+    def forward_context(self) -> AbstractContextManager[Any]:
+        """Around forward and loss, in training, evaluation and prediction: autocast, or nothing."""
+        raise NotImplementedError
+
+    @hookspec(firstresult=True)
+    def scale_loss(self, loss: torch.Tensor) -> torch.Tensor:
+        """What to call ``backward`` on."""
+        raise NotImplementedError
+
+    @hookspec(firstresult=True)
+    def unscale_gradients(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Undo the scaling of the loss in ``.grad``; once per computed gradient, before anyone looks at it."""
+        raise NotImplementedError
+
+    @hookspec(firstresult=True)
+    def step_optimizer(self, optimizer: torch.optim.Optimizer, closure: Callable[[], torch.Tensor]) -> bool:
+        """Step one optimizer; False if the step was skipped because the scaled gradients overflowed."""
+        raise NotImplementedError

@@ -1,0 +1,92 @@
+"""Where it runs. Exactly one strategy is attached; others may wrap its hooks. Subclass :class:`hocket.Strategy`.
+
+Collectives are called by every rank in the same order. With one process they return their input.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+from hocket.hookspecs.markers import hookspec
+
+if TYPE_CHECKING:
+    import torch
+
+    from hocket.devices import Device
+
+
+class StrategyHooks:
+    """Set-up, the step, collectives and full weights."""
+
+    @hookspec(firstresult=True)
+    def setup_environment(self, device: Device) -> torch.device:
+        """Join the other processes (or none) and say on which device this one computes. Called once, first of all."""
+        raise NotImplementedError
+
+    @hookspec(firstresult=True)
+    def prepare_model(self, module: torch.nn.Module) -> torch.nn.Module:
+        """The module to call in training; parameters must stay reachable under plain names by ``model_state``."""
+        raise NotImplementedError
+
+    @hookspec(firstresult=True)
+    def prepare_optimizer(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+        """The optimizer to step, over the parameters that ``prepare_model`` left in place."""
+        raise NotImplementedError
+
+    @hookspec(firstresult=True)
+    def prepare_data(self, loader: Iterable[Any], train: bool) -> Iterable[Any]:
+        """This rank's share of a loader whose batches are the *global* batches, every sample exactly once.
+
+        Ranks see the same number of training batches; a rank without a share of one gets a batch to compute on whose
+        ``weight`` is zero. Evaluation batches without a share are left out.
+        """
+        raise NotImplementedError
+
+    @hookspec(firstresult=True)
+    def accumulate(self, module: torch.nn.Module, last: bool) -> AbstractContextManager[Any]:
+        """Around forward and backward of a microbatch; gradients need to be reduced over ranks only when ``last``."""
+        raise NotImplementedError
+
+    @hookspec(firstresult=True)
+    def all_reduce(self, tensor: torch.Tensor, op: str) -> torch.Tensor:
+        """Sum, mean, min or max (``op``) of a tensor of one shape over ranks, as a new tensor or in place."""
+        raise NotImplementedError
+
+    @hookspec(firstresult=True)
+    def all_gather_object(self, item: Any) -> list[Any]:
+        """One picklable object of every rank, by rank."""
+        raise NotImplementedError
+
+    @hookspec(firstresult=True)
+    def broadcast_object(self, item: Any) -> Any:
+        """Rank 0's object, on every rank."""
+        raise NotImplementedError
+
+    @hookspec(firstresult=True)
+    def barrier(self) -> bool:
+        """Return once every rank has called it."""
+        raise NotImplementedError
+
+    @hookspec(firstresult=True)
+    def model_state(self, module: torch.nn.Module) -> dict[str, Any]:
+        """The full ``state_dict`` of the module under the names of the unwrapped module, on every rank."""
+        raise NotImplementedError
+
+    @hookspec(firstresult=True)
+    def load_model_state(self, module: torch.nn.Module, state_dict: dict[str, Any]) -> bool:
+        """Load a full ``state_dict``; every key must match (else RuntimeError)."""
+        raise NotImplementedError
+
+    @hookspec(firstresult=True)
+    def optimizer_state(self, module: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        """The full state of the optimizer, on every rank."""
+        raise NotImplementedError
+
+    @hookspec(firstresult=True)
+    def load_optimizer_state(
+        self, module: torch.nn.Module, optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]
+    ) -> bool:
+        """Load the full state of the optimizer."""
+        raise NotImplementedError

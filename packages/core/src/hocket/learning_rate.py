@@ -1,0 +1,135 @@
+"""Learning rates over time: hocket's schedules and torch's schedulers, stepped alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+from hocket.plugins.spec import build
+from hocket.schedules import Clock, Schedule
+from hocket.state import State
+from hocket.time import Interval, Time, Unit
+
+
+class LearningRate(Protocol):
+    """Sets the learning rates of one optimizer."""
+
+    def start(self, state: State) -> None:
+        """A fit begins: bring the learning rates to ``state.timestamp``."""
+
+    def step(self, state: State) -> None:
+        """The optimizer has stepped and ``state.timestamp`` counts it."""
+
+    def epoch_end(self, state: State) -> None:
+        """``state.timestamp`` counts one more epoch."""
+
+
+class Scheduled:
+    """Base learning rates times a schedule's factor: a function of time, so there is nothing to remember but the base."""
+
+    def __init__(self, optimizer: Optimizer, schedule: Callable[[Clock], float]) -> None:
+        self._optimizer = optimizer
+        self._schedule = schedule
+        self._clock: Clock | None = None
+        for group in optimizer.param_groups:
+            group.setdefault("initial_lr", float(group["lr"]))
+
+    def start(self, state: State) -> None:
+        """See :class:`LearningRate`."""
+        assert state.max_duration is not None
+        self._clock = Clock(state.timestamp, state.max_duration, state.epoch_length)
+        self.step(state)
+
+    def step(self, state: State) -> None:
+        """See :class:`LearningRate`."""
+        clock = self._clock
+        assert clock is not None, "start comes first"
+        clock.epoch_length = state.epoch_length
+        factor = self._schedule(clock)
+        for group in self._optimizer.param_groups:
+            rate = group["initial_lr"] * factor
+            if isinstance(group["lr"], torch.Tensor):  # compiled and captured optimizers keep theirs on the device
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate
+
+    def epoch_end(self, state: State) -> None:
+        """Every step was enough."""
+
+
+class Stepped:
+    """A torch LRScheduler, stepped every so many *optimizer* steps or epochs."""
+
+    def __init__(self, scheduler: LRScheduler, every: Time) -> None:
+        if isinstance(scheduler, ReduceLROnPlateau):
+            raise TypeError(
+                "ReduceLROnPlateau wants a metric at each step, which a schedule does not have. Use another scheduler, or "
+                "step it from a callback: def eval_end(self, state): scheduler.step(state.metrics['test/loss'])."
+            )
+        if every.unit not in (Unit.BATCH, Unit.EPOCH) or not every.value:
+            raise ValueError(
+                f"schedule_every='{every}' is neither batches nor epochs; write '1ba', '1ep' or multiples."
+            )
+        self._scheduler = scheduler
+        self._every = every
+        self._steps = 0
+
+    def start(self, state: State) -> None:
+        """Torch's schedulers set the first learning rate when they are made."""
+
+    def step(self, state: State) -> None:
+        """See :class:`LearningRate`."""
+        self._steps += 1
+        if self._every.unit is Unit.BATCH and self._steps % self._every.value == 0:
+            self._scheduler.step()
+
+    def epoch_end(self, state: State) -> None:
+        """See :class:`LearningRate`."""
+        if Interval(self._every).due(state.previous, state.timestamp):
+            self._scheduler.step()
+
+
+def make_schedules(given: Any, optimizers: Sequence[Optimizer], every: str | Time) -> list[LearningRate]:
+    """One schedule for every optimizer, or a sequence of one each.
+
+    Args:
+        given: a name or configuration such as ``"cosine(warmup=0.05dur)"``; a `hocket.schedules.Schedule`; a torch
+            LRScheduler or a function of the optimizer that returns one; a sequence of those; None.
+        every: how often torch's schedulers are stepped.
+
+    Raises:
+        TypeError or ValueError: what was given is none of these, or does not fit the optimizers.
+    """
+    if given is None:
+        return []
+    if not optimizers:
+        raise ValueError("A schedule was given but no optimizer whose learning rate it could set. Pass optimizer= too.")
+    each = list(given) if isinstance(given, list | tuple) else [given] * len(optimizers)
+    if len(each) != len(optimizers):
+        raise ValueError(
+            f"{len(each)} schedules were given for {len(optimizers)} optimizers; give one, or one for each."
+        )
+    return [_make(item, optimizer, Time.parse(every)) for item, optimizer in zip(each, optimizers, strict=True)]
+
+
+def _make(given: Any, optimizer: Optimizer, every: Time) -> LearningRate:
+    if isinstance(given, str | Mapping):
+        return Scheduled(optimizer, build("schedules", given).obj)
+    if isinstance(given, Schedule):
+        return Scheduled(optimizer, given)
+    made = given if isinstance(given, LRScheduler) or not callable(given) else given(optimizer)
+    if not isinstance(made, LRScheduler):
+        raise TypeError(
+            f"schedule={given!r} gave {type(made).__name__}. Pass a name such as 'cosine(warmup=0.05dur)', a "
+            "hocket.schedules.Schedule, or a function of the optimizer that returns a torch LRScheduler."
+        )
+    if made.optimizer is not optimizer:
+        raise ValueError(
+            f"The {type(made).__name__} belongs to another {type(made.optimizer).__name__} than the one that is trained "
+            "with. Make it from the same optimizer, or pass a function of the optimizer."
+        )
+    return Stepped(made, every)

@@ -1,0 +1,46 @@
+"""Lines on the console."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Collection, Mapping
+from typing import IO
+
+from hocket.logger import Logger
+from hocket.state import State
+from hocket.time import Timestamp
+
+
+class ConsoleLogger(Logger):
+    """Prints a line whenever values are logged, and one for each evaluation set: where training is, then names and values.
+
+    Args:
+        file: where to; None for what ``sys.stderr`` is at the time.
+    """
+
+    def __init__(self, file: IO[str] | None = None) -> None:
+        self._file = file
+        self._labels: set[str] = set()
+
+    def eval_end(self, state: State) -> None:
+        """Remembers the set's label."""
+        self._labels.add(str(state.eval_label))
+
+    def log_metrics(self, state: State, metrics: Mapping[str, float]) -> None:
+        """What is not from an evaluation first."""
+        for values in by_set(metrics, self._labels).values():
+            print(line(state.timestamp, values), file=self._file or sys.stderr, flush=True)
+
+
+def line(now: Timestamp, metrics: Mapping[str, float]) -> str:
+    """``ep 2 ba 45  train/loss 0.0123  test/accuracy 0.981``."""
+    return "  ".join([f"ep {now.epoch} ba {now.batch}", *(f"{name} {value:.4g}" for name, value in metrics.items())])
+
+
+def by_set(metrics: Mapping[str, float], labels: Collection[str]) -> dict[str | None, dict[str, float]]:
+    """The values of each evaluation set under its label, after what is of none of them under None."""
+    divided: dict[str | None, dict[str, float]] = {None: {}}
+    for name, value in metrics.items():
+        own = max((label for label in labels if name.startswith(f"{label}/")), key=len, default=None)
+        divided.setdefault(own, {})[name] = value
+    return {label: values for label, values in divided.items() if values}

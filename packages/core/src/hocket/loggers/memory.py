@@ -1,0 +1,47 @@
+"""Everything that is logged, kept in lists."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hocket.logger import Logger
+from hocket.state import State
+
+
+class MemoryLogger(Logger):
+    """Keeps everything that is logged in memory, for notebooks and tests.
+
+    Attributes:
+        metrics: by name, a list of ``(batch, value)``.
+        hyperparameters, images, tables, artifacts: what was logged of each, the latter by name.
+    """
+
+    def __init__(self) -> None:
+        self.metrics: dict[str, list[tuple[int, float]]] = {}
+        self.hyperparameters: dict[str, Any] = {}
+        self.images: dict[str, list[Sequence[Any]]] = {}
+        self.tables: dict[str, list[tuple[list[str], list[list[Any]]]]] = {}
+        self.artifacts: dict[str, list[Path]] = {}
+
+    def log_hyperparameters(self, state: State, parameters: Mapping[str, Any]) -> None:
+        """Into ``hyperparameters``."""
+        self.hyperparameters.update(parameters)
+
+    def log_metrics(self, state: State, metrics: Mapping[str, float]) -> None:
+        """Into ``metrics``."""
+        for name, value in metrics.items():
+            self.metrics.setdefault(name, []).append((state.timestamp.batch, value))
+
+    def log_images(self, state: State, name: str, images: Sequence[Any]) -> None:
+        """Into ``images``."""
+        self.images.setdefault(name, []).append(list(images))
+
+    def log_table(self, state: State, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+        """Into ``tables``, as ``(columns, rows)``."""
+        self.tables.setdefault(name, []).append((list(columns), [list(row) for row in rows]))
+
+    def log_artifact(self, state: State, name: str, path: Path) -> None:
+        """Into ``artifacts``."""
+        self.artifacts.setdefault(name, []).append(Path(path))

@@ -1,0 +1,1 @@
+"""The loops: what happens, in the order in which it happens."""

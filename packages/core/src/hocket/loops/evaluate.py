@@ -1,0 +1,142 @@
+"""Evaluation: every sample once, nothing else changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from hocket import scalars, seeding
+from hocket.loops.gradients import count
+from hocket.loops.metrics import MetricSet
+from hocket.state import State
+from hocket.task import Task
+from hocket.time import Interval
+
+
+class EvalSet:
+    """Data to evaluate on, with metrics and an interval of its own.
+
+    Args:
+        data: any iterable of batches.
+        metrics: by name; None for the Trainer's ``metrics``.
+        every: an interval such as ``"500ba"``; ``"0ba"`` for only when asked; None for the Trainer's ``eval_every``.
+    """
+
+    def __init__(
+        self,
+        data: Iterable[Any],
+        metrics: Mapping[str, Any] | Callable[[], Mapping[str, Any]] | None = None,
+        every: str | Interval | None = None,
+    ) -> None:
+        self.data = data
+        self.metrics = metrics
+        self.every = None if every is None else Interval(every)
+
+
+class PreparedSet:
+    """An evaluation set as one run uses it: this rank's share of the data, metrics of its own, the defaults filled in."""
+
+    def __init__(
+        self, given: EvalSet, label: str, state: State, metrics: Any, every: Interval, limit: int | None
+    ) -> None:
+        self.batches: Iterable[Any] = state.bus.prepare_data(given.data, False)
+        self.metrics = MetricSet(label, metrics if given.metrics is None else given.metrics, state)
+        self.every = every if given.every is None else given.every
+        self.limit = limit
+
+
+def evaluate(state: State, sets: Mapping[str, PreparedSet]) -> dict[str, float]:
+    """Values of all sets as ``label/name``, the loss as ``label/loss``; also put into ``state.metrics`` and logged.
+
+    Submodules are in eval mode and get back the mode that each of them had; what ``state`` held of a training batch and the
+    global random numbers are as before, whatever happens.
+    """
+    bus = state.bus
+    values: dict[str, float] = {}
+    with _undisturbed(state):
+        bus.eval_before_all(state)
+        for label, evaluated in sets.items():
+            state.eval_label = label
+            bus.eval_start(state)
+            values.update(new := _evaluate_set(state, label, evaluated))
+            state.metrics.update(new)
+            bus.eval_end(state)
+        bus.eval_after_all(state)
+    state.log(values)
+    scalars.flush(state)
+    return values
+
+
+def _evaluate_set(state: State, label: str, evaluated: PreparedSet) -> dict[str, float]:
+    bus, metrics = state.bus, evaluated.metrics
+    metrics.reset()
+    # The exact mean over samples or tokens, however they are divided into batches: sums in double precision where it exists.
+    precise = torch.float32 if state.device.type == "mps" else torch.float64
+    sums = torch.zeros(2, dtype=precise, device=state.device)
+    seen = 0
+    for number, batch in enumerate(evaluated.batches):
+        if number == evaluated.limit:
+            break
+        seen += 1
+        state.batch = batch
+        bus.eval_batch_start(state)
+        state.batch = bus.move_batch(state, state.batch)
+        bus.eval_before_forward(state)
+        state.outputs = bus.eval_forward(state, state.batch)
+        bus.eval_after_forward(state)
+        if state.task.has_eval_loss(state.outputs):
+            loss = bus.loss(state, state.outputs, state.batch)
+            weight = count(state, state.batch).samples if loss.weight is None else loss.weight
+            sums += torch.stack(
+                [loss.value.to(precise) * weight, torch.as_tensor(weight, device=state.device).to(precise)]
+            )
+        metrics.update(state.outputs, state.batch)
+        bus.eval_batch_end(state)
+    if not any(bus.all_gather_object(seen)):
+        raise ValueError(
+            f"The evaluation set '{label}' yielded no batch. If it is an iterator, pass something that starts anew."
+        )
+    total, weights = bus.all_reduce(sums, "sum").tolist()
+    return {**({f"{label}/loss": total / weights} if weights else {}), **metrics.compute()}
+
+
+def sanity_check(state: State, sets: Mapping[str, PreparedSet], batches: int) -> None:
+    """Try so many batches of every set, and forget the results: metrics, random numbers and loggers do not notice."""
+    if not batches:
+        return
+    with _undisturbed(state):
+        for label, evaluated in sets.items():
+            limit = evaluated.limit
+            evaluated.limit = batches if limit is None else min(batches, limit)
+            try:
+                _evaluate_set(state, label, evaluated)
+            finally:
+                evaluated.limit = limit
+                evaluated.metrics.reset()
+
+
+@contextmanager
+def _undisturbed(state: State) -> Iterator[None]:
+    kept = {name: getattr(state, name) for name in ("batch", "outputs", "loss", "loss_parts", "eval_label")}
+    try:
+        with seeding.preserved(), eval_mode(state.task), torch.no_grad():
+            yield
+    finally:
+        for name, value in kept.items():
+            setattr(state, name, value)
+
+
+@contextmanager
+def eval_mode(task: Task) -> Iterator[None]:
+    """``task.eval()`` inside; afterwards every submodule has the mode back that it had, frozen ones included."""
+    modes: list[tuple[nn.Module, bool]] = [(module, module.training) for module in task.modules()]
+    task.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training

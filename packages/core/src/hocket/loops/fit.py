@@ -1,0 +1,214 @@
+"""The melody: one fit, read from top to bottom.
+
+`run` is a fit, `_epoch` one pass over the data, `_batch` one optimizer step; `hocket.loops.gradients` is what that step is made
+from. Every ``bus.…(state)`` is an event that plug-ins hear or an action that they may replace.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from typing import Any
+
+import torch
+
+from hocket import scalars
+from hocket.data.batches import Counts
+from hocket.data.feed import Feed
+from hocket.guard import NonFiniteGuard
+from hocket.loops import agreement
+from hocket.loops.evaluate import PreparedSet, evaluate
+from hocket.loops.gradients import compute_gradients, count
+from hocket.loops.metrics import MetricSet
+from hocket.state import Decision, State
+from hocket.time import Interval, Unit
+
+
+class FitLoop:
+    """Trains until ``state.fit_until``. One per Trainer: a pass over the data that one fit cuts off is continued by the next.
+
+    Args:
+        guard: what to do about losses and gradients that are not finite.
+        log_every: when what was logged is handed to the loggers.
+        halve: whether running out of memory halves the microbatch instead of ending the fit.
+    """
+
+    def __init__(self, state: State, guard: NonFiniteGuard, log_every: Interval, halve: bool = False) -> None:
+        self.state = state
+        #: Where batches come from, and metrics over those of an epoch; the Trainer sets them.
+        self.feed: Feed
+        self.metrics: MetricSet
+        self._guard = guard
+        self._log_every = log_every
+        self._halve = halve
+        self._evaluated_at = self._written_at = -1
+        self._clock = 0.0
+        #: The shares of the duration before and after the latest batch, kept up to date where an interval is in shares.
+        self._shares = (0.0, 0.0)
+        self._in_shares = False
+
+    @property
+    def has_data(self) -> bool:
+        """Whether there is anything to train on."""
+        return hasattr(self, "feed")
+
+    # --- a fit
+
+    def run(self) -> None:
+        """Everything from fit_start to fit_end."""
+        state, bus = self.state, self.state.bus
+        state.take(Decision.STOP)
+        state.parameters = list(state.task.parameters())
+        intervals = [self._log_every, *(each.every for each in state.eval_sets.values())]
+        self._in_shares = any(each.every is not None and each.every.unit is Unit.DURATION for each in intervals)
+        self._shares = (0.0, state.elapsed())
+        for schedule in state.schedules if not self._over() else ():
+            schedule.start(state)
+        bus.fit_start(state)
+        agreement.decide(state)
+        while not self._over():
+            self._epoch()
+        if self._evaluated_at != state.timestamp.batch:
+            self._evaluate({label: each for label, each in state.eval_sets.items() if each.every})
+        self._train_metrics()
+        self._guard.fit_end(state)
+        bus.fit_end(state)
+        self._write_down()
+
+    def _over(self) -> bool:
+        until = self.state.fit_until
+        assert until is not None
+        if self.state.requested is not Decision.NOTHING and Decision.STOP in self.state.requested:
+            return True
+        return self.state.timestamp.count(until.unit) >= until.value
+
+    def close(self) -> None:
+        """Forget the pass under way and end its worker processes."""
+        if self.has_data:
+            self.feed.close()
+
+    # --- a pass over the data, or what this fit has of it
+
+    def _epoch(self) -> None:
+        state, bus, feed = self.state, self.state.bus, self.feed
+        self._clock = time.perf_counter()
+        if not feed.under_way:
+            state.timestamp.begin_epoch()
+            self.metrics.reset()
+            bus.epoch_start(state)
+            feed.start(state.timestamp.epoch)
+        # A fit that stops after the last batch of an epoch ends that epoch too.
+        while not self._over() or state.timestamp.batch_in_epoch == feed.length:
+            bus.before_dataloader(state)
+            handed_out = feed.next()
+            if handed_out is None:
+                self._epoch_end()
+                return
+            state.progress.ready += 1
+            self._batch(*handed_out)
+
+    def _epoch_end(self) -> None:
+        state, bus = self.state, self.state.bus
+        state.epoch_length = self.feed.length
+        state.previous = state.timestamp.copy()
+        state.timestamp.next_epoch()
+        for schedule in state.schedules:
+            schedule.epoch_end(state)
+        self._train_metrics()
+        bus.epoch_end(state)
+        agreement.decide(state)
+        self._evaluate_what_is_due()
+        bus.epoch_checkpoint(state)
+        self._write_down()
+
+    # --- a batch
+
+    def _batch(self, batch: Any, counts: bool) -> None:
+        state, bus = self.state, self.state.bus
+        state.batch = batch
+        handed_out = count(state, batch) if counts else Counts(0)
+        bus.after_dataloader(state)
+        bus.batch_start(state)
+        mine = handed_out.samples if state.batch is batch or not counts else count(state, state.batch).samples
+        skip = state.take(Decision.SKIP_BATCH)
+        total, trained_on = handed_out, mine
+        if state.strategy.world_size > 1:
+            total, trained_on, skip = agreement.total(state, handed_out, mine, skip)
+        state.batch_samples, state.batch_tokens = total
+        state.progress.started += 1
+
+        stepped = False
+        if not skip and trained_on:
+
+            def closure() -> torch.Tensor:
+                compute_gradients(state, mine, trained_on)
+                self._guard.allows(state)
+                return state.loss  # type: ignore[return-value]  # there now
+
+            self._gradients(mine, trained_on)
+            if self._guard.allows(state):
+                stepped = bus.optimizer_step(state, closure)
+
+        state.previous = state.timestamp.copy()
+        now = time.perf_counter()
+        state.timestamp.next_batch(total.samples, total.tokens, now - self._clock)
+        self._clock = now
+        if stepped:
+            bus.schedule_step(state)
+        state.progress.processed += 1
+        bus.batch_end(state)
+        agreement.decide(state)
+        self._evaluate_what_is_due()
+        bus.batch_checkpoint(state)
+        state.progress.completed += 1
+        if self._log_every.due(state.previous, state.timestamp, *self._shares):
+            self._write_down()
+
+    def _gradients(self, mine: int, everyone: int) -> None:
+        """The first gradients of a batch; where memory runs out and it may, with half the microbatch from now on."""
+        state, whole = self.state, self.state.batch
+        while True:
+            try:
+                return compute_gradients(state, mine, everyone, self.metrics)
+            except torch.OutOfMemoryError:
+                size = state.microbatch or mine
+                if not self._halve or size <= 1:
+                    raise
+                state.batch, state.outputs, state.loss = whole, None, None
+                state.request_microbatch(size // 2)
+                warnings.warn(f"Out of memory with {size} samples at once; going on with {size // 2}.", stacklevel=2)
+
+    # --- at the boundaries
+
+    def _evaluate_what_is_due(self) -> None:
+        state = self.state
+        if self._in_shares:
+            self._shares = (self._shares[1], state.elapsed())
+        if not state.eval_sets:
+            return
+        wanted = state.take(Decision.EVALUATE)
+        self._evaluate(
+            {
+                label: evaluated
+                for label, evaluated in state.eval_sets.items()
+                if wanted or evaluated.every.due(state.previous, state.timestamp, *self._shares)
+            }
+        )
+
+    def _evaluate(self, sets: dict[str, PreparedSet]) -> None:
+        if sets:
+            evaluate(self.state, sets)
+            self._evaluated_at = self.state.timestamp.batch
+            self._clock = time.perf_counter()  # evaluation is not training time
+
+    def _train_metrics(self) -> None:
+        self.state.metrics.update(values := self.metrics.compute())
+        self.state.log(values)
+
+    def _write_down(self) -> None:
+        if self.state.loss is not None and self._written_at != self.state.timestamp.batch:
+            self._written_at = self.state.timestamp.batch
+            self.state.log({"train/loss": self.state.loss})
+            self.state.log({f"train/{name}": value for name, value in self.state.loss_parts.items()})
+        self._guard.interval_end(self.state)
+        scalars.flush(self.state)

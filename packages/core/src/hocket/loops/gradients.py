@@ -1,0 +1,105 @@
+"""The gradients of a batch: the same however it was cut into microbatches and shared out over ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from hocket.data.batches import Counts
+from hocket.loops.metrics import MetricSet
+from hocket.state import State
+
+
+def count(state: State, batch: Any) -> Counts:
+    """What the task says that a batch counts for."""
+    counted = state.task.count(batch)
+    if isinstance(counted, Counts):
+        return counted
+    return Counts(*counted) if isinstance(counted, tuple) else Counts(counted)
+
+
+def compute_gradients(state: State, mine: int, everyone: int, metrics: MetricSet | None = None) -> None:
+    """Leave in ``.grad`` the gradients of the mean loss of the global batch, and that loss in ``state.loss``.
+
+    Each microbatch's loss is multiplied by its share of the samples. Where the loss says that it is a mean over something
+    else, what was accumulated is rescaled by what that came to in the end. A batch that is in one piece is not touched, so
+    it gives the very bits of a plain loop.
+
+    Args:
+        mine: samples of this rank; 0 for one that only keeps the others company.
+        everyone: samples of all ranks together.
+        metrics: shown the outputs.
+    """
+    bus = state.bus
+    bus.before_train_batch(state)
+    bus.zero_grad(state)
+    whole, world = state.batch, state.strategy.world_size
+    pieces = [whole] if state.microbatch is None else bus.split_batch(state, whole, state.microbatch)
+    rescale = None
+    if len(pieces) == 1 and world == 1:
+        with bus.accumulate(state.prepared, True):
+            state.loss_parts = _microbatch(state, whole, mine, None, metrics).parts
+    else:
+        parts = []
+        for number, piece in enumerate(pieces, 1):
+            samples = mine if len(pieces) == 1 else min(mine, count(state, piece).samples)
+            with bus.accumulate(state.prepared, number == len(pieces)):
+                # Strategies take the mean of gradients over ranks, hence the number of ranks.
+                parts.append(_microbatch(state, piece, samples, world / everyone, metrics))
+        rescale = _mean(state, parts, everyone)
+    state.batch, state.outputs = whole, None
+
+    for optimizer in state.optimizers:
+        bus.unscale_gradients(optimizer)
+    if rescale is not None:
+        for parameter in state.trained_parameters():
+            if parameter.grad is not None:
+                parameter.grad.mul_(rescale)
+    bus.after_train_batch(state)
+    norm = bus.clip_gradients(state)
+    state.gradient_norm = norm if isinstance(norm, torch.Tensor) else None
+
+
+class _Part(NamedTuple):
+    """What is left of a microbatch: its mean loss, the weight of that, whether the loss itself gave it, named losses."""
+
+    value: torch.Tensor
+    weight: float | torch.Tensor
+    own: bool
+    parts: Mapping[str, torch.Tensor]
+
+
+def _microbatch(state: State, batch: Any, samples: int, per_sample: float | None, metrics: MetricSet | None) -> _Part:
+    """Forward, loss and backward; ``per_sample`` is what a sample's loss is multiplied by, None for nothing."""
+    bus = state.bus
+    state.batch = bus.move_batch(state, batch)
+    bus.before_forward(state)
+    state.outputs = bus.forward(state, state.batch)
+    bus.after_forward(state)
+    bus.before_loss(state)
+    state.loss, own, parts = bus.loss(state, state.outputs, state.batch)
+    bus.after_loss(state)
+    if metrics and samples:
+        metrics.update(state.outputs, state.batch)
+    bus.before_backward(state)
+    weight = samples if own is None or not samples else own
+    bus.backward(state, state.loss if per_sample is None else state.loss * (weight * per_sample))
+    bus.after_backward(state)
+    state.loss = state.loss.detach()
+    return _Part(state.loss, weight, own is not None, parts)
+
+
+def _mean(state: State, parts: Sequence[_Part], everyone: int) -> torch.Tensor | None:
+    """Set the loss of the batch to the weighted mean over its microbatches and ranks.
+
+    Returns what gradients have still to be multiplied by, if losses came with weights of their own.
+    """
+    names = sorted({name for part in parts for name in part.parts})
+    values = torch.stack([torch.stack([part.value, *(part.parts[name] for name in names)]) for part in parts])
+    weights = torch.stack([torch.as_tensor(part.weight, device=values.device).to(values.dtype) for part in parts])
+    sums = state.bus.all_reduce(torch.cat([weights.sum().reshape(1), weights @ values]), "sum")
+    state.loss, *means = sums[1:] / sums[0]
+    state.loss_parts = dict(zip(names, means, strict=True))
+    return everyone / sums[0] if any(part.own for part in parts) else None

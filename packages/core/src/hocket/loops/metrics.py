@@ -1,0 +1,96 @@
+"""Metrics of one set of data: anything with ``update``, ``compute`` and ``reset``."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from hocket import scalars
+from hocket.state import State
+
+
+class MetricSet:
+    """The metrics of one label, over all ranks.
+
+    Metrics that reduce over processes themselves (torchmetrics) are left to it; those with ``merge_state`` (torcheval) are
+    merged here. Any other kind would count only its own rank's samples, and is refused where there are several.
+
+    Args:
+        label: what their values go by, as ``label/name``.
+        metrics: objects by name, copied so that no two sets share one; or a function that returns such a mapping.
+
+    Raises:
+        TypeError: one has no update, compute or reset, or cannot be combined over ranks.
+    """
+
+    def __init__(
+        self, label: str, metrics: Mapping[str, Any] | Callable[[], Mapping[str, Any]] | None, state: State
+    ) -> None:
+        self._label = label
+        self._state = state
+        given = metrics() if callable(metrics) else copy.deepcopy(dict(metrics or {}))
+        given = {**state.task.metrics(label), **given}
+        for name, metric in given.items():
+            for method in ("update", "compute", "reset"):
+                if not callable(getattr(metric, method, None)):
+                    raise TypeError(
+                        f"Metric '{name}' ({type(metric).__name__}) has no {method}(). Metrics have update, compute and "
+                        "reset, such as torchmetrics.classification.MulticlassAccuracy(10)."
+                    )
+            several = state.strategy.world_size > 1
+            if several and not _reduces_itself(metric) and not hasattr(metric, "merge_state"):
+                raise TypeError(
+                    f"Metric '{name}' ({type(metric).__name__}) cannot be combined over {state.strategy.world_size} "
+                    "ranks. Use a torchmetrics metric, or give it merge_state(others)."
+                )
+        self._metrics = {
+            name: metric.to(state.device) if hasattr(metric, "to") else metric for name, metric in given.items()
+        }
+        self._seen = False
+
+    def __bool__(self) -> bool:
+        return bool(self._metrics)
+
+    def reset(self) -> None:
+        """Forget everything that was seen."""
+        for metric in self._metrics.values():
+            metric.reset()
+        self._seen = False
+
+    def update(self, outputs: Any, batch: Any) -> None:
+        """Show one microbatch to every metric; without gradients."""
+        self._seen = True
+        with torch.no_grad():
+            for metric in self._metrics.values():
+                self._state.bus.update_metric(self._state, metric, outputs, batch)
+
+    def compute(self) -> dict[str, float]:
+        """Values as ``label/name``: numbers, one each for a metric that returns several. Empty if nothing was seen."""
+        bus = self._state.bus
+        if not self._metrics or not any(bus.all_gather_object(self._seen)):
+            return {}
+        values: dict[str, Any] = {}
+        for name, metric in self._metrics.items():
+            if self._state.strategy.world_size > 1 and not _reduces_itself(metric):
+                first, *others = bus.all_gather_object(metric)
+                metric = copy.deepcopy(first)
+                metric.merge_state(others)
+            values.update(_named(f"{self._label}/{name}", metric.compute()))
+        return scalars.to_floats(values)
+
+
+def _reduces_itself(metric: Any) -> bool:
+    """torchmetrics' own do; their ``merge_state`` is another one than torcheval's."""
+    return hasattr(metric, "dist_sync_on_step") or hasattr(metric, "compute_groups")  # the latter: a MetricCollection
+
+
+def _named(name: str, value: Any) -> dict[str, Any]:
+    """A number under its name; the elements of a mapping or a vector under ``name/key``."""
+    if isinstance(value, Mapping):
+        return {key: item for part, inner in value.items() for key, item in _named(f"{name}/{part}", inner).items()}
+    if isinstance(value, torch.Tensor) and value.dim() == 1 and value.numel() > 1:
+        return {f"{name}/{index}": item for index, item in enumerate(value)}
+    return {name: value}

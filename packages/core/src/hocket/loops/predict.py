@@ -1,0 +1,41 @@
+"""Prediction: outputs for every batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import islice
+from typing import Any
+
+import torch
+
+from hocket import seeding
+from hocket.data.batches import map_tensors
+from hocket.loops.evaluate import eval_mode
+from hocket.state import State
+
+
+def predict(state: State, data: Iterable[Any], limit: int | None = None) -> list[Any]:
+    """The outputs for one batch after the other, on the CPU; of this rank's share of the data where there are several.
+
+    Modes of submodules, the batch under way and the global random numbers are as before, whatever happens.
+    """
+    bus = state.bus
+    kept = {name: getattr(state, name) for name in ("batch", "outputs")}
+    outputs = []
+    try:
+        with seeding.preserved(), eval_mode(state.task), torch.no_grad():
+            bus.predict_start(state)
+            for batch in islice(state.bus.prepare_data(data, False), limit):
+                state.batch = batch
+                bus.predict_batch_start(state)
+                state.batch = bus.move_batch(state, state.batch)
+                bus.predict_before_forward(state)
+                state.outputs = bus.eval_forward(state, state.batch)
+                bus.predict_after_forward(state)
+                outputs.append(map_tensors(lambda tensor: tensor.cpu(), state.outputs))
+                bus.predict_batch_end(state)
+            bus.predict_end(state)
+    finally:
+        for name, value in kept.items():
+            setattr(state, name, value)
+    return outputs

@@ -1,0 +1,377 @@
+"""The bus: the plug-ins of one Trainer, every hook folded into one plain callable.
+
+pluggy registers and validates; the calls do not go through it. Per hook the bus compiles what is attached into a function:
+``bus.batch_end(state)``, ``bus.forward(state, batch)``. An event nobody listens to is a function that does nothing, an
+action nobody overrides is the bare default. Arguments are positional, in the order of the specification.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import time
+from collections.abc import Callable, Iterable
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pluggy
+
+from hocket.algorithm import Algorithm
+from hocket.hookspecs import SPECS, Actions, Event
+from hocket.plugins.errors import HookError
+from hocket.plugins.order import KINDS_IN_ORDER, check_combination, order
+from hocket.plugins.spec import Voice
+
+_HOOKS = {hook for spec in SPECS for hook in vars(spec) if not hook.startswith("_")}
+_EVENTS = {event.value: event for event in Event}
+_ACTIONS = {name for name in vars(Actions) if not name.startswith("_")}
+#: Listeners of these all run, whatever the others raise.
+_ALWAYS = {Event.EXCEPTION.value, Event.CLOSE.value}
+#: Kinds whose errors are the user's own, not a plug-in's: the default actions call the user's model and loss.
+_TRANSPARENT = {"actions", "strategies", "precisions"}
+
+
+class _Registry(pluggy.PluginManager):
+    """pluggy, with our own notion of what is an implementation: every name put into the plug-in's namespace."""
+
+    def parse_hookimpl_opts(self, plugin: Any, name: str) -> Any:
+        function = vars(plugin).get(name)
+        if function is None:
+            return None
+        options = dict(getattr(function, "hocket_impl", None) or {})
+        if options.get("hookwrapper"):
+            raise HookError(
+                f"'{name}' uses pluggy's old hookwrapper=True. Write @hookimpl(wrapper=True), and return the result."
+            )
+        return {"hookwrapper": False, "wrapper": False, "optionalhook": False, "tryfirst": False, "trylast": False} | {
+            "specname": None,
+            **options,
+        }
+
+
+class Bus:
+    """Holds voices and calls them. One per Trainer; two buses share nothing.
+
+    Raises HookError for a hook that does not exist or an argument that it does not have, ConflictError and OrderError for
+    algorithms that cannot run together.
+    """
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, hook: str) -> Callable[..., Any]: ...
+
+    def __init__(self, voices: Iterable[Voice] = (), *, profile: bool = False) -> None:
+        self._pluggy = _Registry("hocket")
+        for spec in SPECS:
+            self._pluggy.add_hookspecs(spec)
+        self._profile = profile
+        self._voices: dict[str, Voice] = {}
+        #: (plug-in, hook) -> [calls, seconds], filled when ``profile`` is on.
+        self.account: dict[tuple[str, str], list[float]] = {}
+        self.attach(*voices)
+
+    @property
+    def voices(self) -> tuple[Voice, ...]:
+        """What is attached, in the order in which it was."""
+        return tuple(self._voices.values())
+
+    def attach(self, *voices: Voice) -> None:
+        """Add plug-ins and recompile."""
+        for voice in voices:
+            key = f"{voice.kind}/{voice.name}"
+            if key in self._voices:
+                raise HookError(f"{voice.kind} '{voice.name}' is attached already. Give the second one another name.")
+            try:
+                self._pluggy.register(SimpleNamespace(**_implementations(voice)), name=key)
+            except pluggy.PluginValidationError as error:
+                self._pluggy.unregister(name=key)
+                raise HookError(self._explain(voice, error)) from None
+            self._voices[key] = voice
+        self._compile()
+
+    def detach(self, voice: Voice) -> None:
+        """Remove a plug-in and recompile."""
+        key = f"{voice.kind}/{voice.name}"
+        self._pluggy.unregister(name=key)
+        del self._voices[key]
+        self._compile()
+
+    def listeners(self, hook: str) -> list[Voice]:
+        """Who acts on a hook, in order."""
+        return [self._voices[impl.plugin_name] for impl in self._ordered(hook)]
+
+    def _listens(self, voice: Voice, hook: str) -> bool:
+        caller = getattr(self._pluggy.hook, hook, None)
+        key = f"{voice.kind}/{voice.name}"
+        return caller is not None and any(impl.plugin_name == key for impl in caller.get_hookimpls())
+
+    def _ordered(self, hook: str) -> list[pluggy.HookImpl]:
+        impls = {impl.plugin_name: impl for impl in getattr(self._pluggy.hook, hook).get_hookimpls()}
+        if len(impls) < 2:
+            return list(impls.values())
+        return [
+            impls[key]
+            for key in (f"{v.kind}/{v.name}" for v in order(hook, self._voices.values(), self._listens))
+            if key in impls
+        ]
+
+    def _compile(self) -> None:
+        check_combination([voice for voice in self._voices.values() if voice.kind == "algorithms"])
+        for hook in _HOOKS:
+            setattr(self, hook, self._fold(hook))
+
+    def _fold(self, hook: str) -> Callable[..., Any]:
+        """One plain callable for everything that is attached to a hook."""
+        caller = getattr(self._pluggy.hook, hook)
+        argnames = caller.spec.argnames
+        first = caller.spec.opts.get("firstresult")
+        ordered = self._ordered(hook)
+        if first:  # outermost first: loggers, callbacks, algorithms … the default actions last
+            ordered.sort(key=lambda impl: -KINDS_IN_ORDER.index(self._voices[impl.plugin_name].kind))
+        plain = [impl for impl in ordered if not impl.wrapper]
+        plain.sort(key=lambda impl: (impl.trylast, not impl.tryfirst))  # stable
+        calls = [self._call(hook, impl, argnames) for impl in plain]
+        if hook in _ALWAYS:
+            folded = _all_whatever_happens(calls)
+        elif first:
+            folded = _first_result(hook, calls)
+        else:
+            folded = _all(calls)
+        for impl in reversed([impl for impl in ordered if impl.wrapper]):
+            folded = self._wrap(hook, impl, argnames, folded)
+        return folded
+
+    def _call(self, hook: str, impl: pluggy.HookImpl, argnames: tuple[str, ...]) -> Callable[..., Any]:
+        """One implementation, called with positional arguments, its errors saying whose they are."""
+        voice = self._voices[impl.plugin_name]
+        function = _positional(impl.function, impl.argnames, argnames)
+        if self._profile and voice.kind not in _TRANSPARENT:
+            function = self._timed(hook, voice, function)
+        return function if voice.kind in _TRANSPARENT else _noted(function, _whose(voice, hook))
+
+    def _wrap(
+        self, hook: str, impl: pluggy.HookImpl, argnames: tuple[str, ...], inner: Callable[..., Any]
+    ) -> Callable[..., Any]:
+        """A wrapper around everything inside it, with pluggy's semantics of ``wrapper=True``."""
+        voice = self._voices[impl.plugin_name]
+        start = _positional(impl.function, impl.argnames, argnames)
+        whose = _whose(voice, hook)
+        entry = self.account.setdefault((voice.name, hook), [0, 0.0]) if self._profile else None
+        clock = time.perf_counter
+
+        def wrapped(*args: Any) -> Any:
+            begin = clock() if entry else 0.0
+            generator = start(*args)
+            try:
+                next(generator)
+            except StopIteration:
+                raise HookError(f"The wrapper of {whose} did not yield. Write `result = yield` once.") from None
+            except BaseException as error:
+                _note(error, whose)
+                raise
+            if entry:
+                entry[0] += 1
+                entry[1] += clock() - begin
+            try:
+                result = inner(*args)
+            except BaseException as error:
+                try:
+                    generator.throw(error)
+                except StopIteration as stop:
+                    return stop.value
+                generator.close()
+                raise HookError(f"The wrapper of {whose} yielded twice.") from error
+            begin = clock() if entry else 0.0
+            try:
+                generator.send(result)
+            except StopIteration as stop:
+                return stop.value
+            except BaseException as error:
+                _note(error, whose)
+                raise
+            finally:
+                if entry:
+                    entry[1] += clock() - begin
+            generator.close()
+            raise HookError(f"The wrapper of {whose} yielded twice.")
+
+        return wrapped
+
+    def _timed(self, hook: str, voice: Voice, function: Callable[..., Any]) -> Callable[..., Any]:
+        entry = self.account.setdefault((voice.name, hook), [0, 0.0])
+        clock = time.perf_counter
+
+        def timed(*args: Any) -> Any:
+            begin = clock()
+            try:
+                return function(*args)
+            finally:
+                entry[0] += 1
+                entry[1] += clock() - begin
+
+        return timed
+
+    def _explain(self, voice: Voice, error: pluggy.PluginValidationError) -> str:
+        for hook, function in _implementations(voice).items():
+            known = getattr(self._pluggy.hook, hook).spec.argnames
+            for argument in inspect.signature(function).parameters:
+                if argument not in known:
+                    near = difflib.get_close_matches(argument, known, 1, 0.5)
+                    hint = f" Did you mean '{near[0]}'?" if near else ""
+                    return (
+                        f"{_whose(voice, hook)} asks for the argument '{argument}', but the hook has "
+                        f"({', '.join(known)}).{hint} Ask only for those, by name."
+                    )
+        return f"{voice.kind} '{voice.name}' cannot be attached: {error}"
+
+
+def _implementations(voice: Voice) -> dict[str, Callable[..., Any]]:
+    """Hook name -> function, for everything that a plug-in implements. Raises HookError for what looks misspelt."""
+    obj = voice.obj
+    found: dict[str, Callable[..., Any]] = {}
+    for name in dir(type(obj)) + list(getattr(obj, "__dict__", ())):
+        if name.startswith("_"):
+            continue
+        if name not in _HOOKS:
+            _check_misspelt(voice, name)
+        elif callable(function := getattr(obj, name)):
+            found[name] = function
+    if isinstance(obj, Algorithm):
+        for name in found:
+            if name not in _ACTIONS:
+                raise HookError(
+                    f"Algorithm '{voice.name}' defines {name}(), but algorithms act on events in apply(event, state). Add "
+                    f"Event.{name.upper()} to its `events`, or make it a hocket.Callback."
+                    if name in _EVENTS
+                    else f"Algorithm '{voice.name}' defines {name}(), a hook that algorithms do not implement. Actions are "
+                    f"what they may: {', '.join(sorted(_ACTIONS))}."
+                )
+        for event in sorted(obj.events, key=lambda event: event.value):
+            found[event.value] = _listener(obj, event)
+    return found
+
+
+def _listener(algorithm: Algorithm, event: Event) -> Callable[[Any], None]:
+    """What an algorithm does on one of its events, as a plain function of the state."""
+    apply, match = algorithm.apply, algorithm.match
+    if type(algorithm).match is Algorithm.match:
+        return lambda state: apply(event, state)
+
+    def listener(state: Any) -> None:
+        if match(event, state):
+            apply(event, state)
+
+    return listener
+
+
+def _check_misspelt(voice: Voice, name: str) -> None:
+    """A public method that looks like a hook but is none is a mistake, not a helper."""
+    function = inspect.getattr_static(type(voice.obj), name, None)
+    if not inspect.isfunction(function) or function.__module__.partition(".")[0] in {"hocket", "builtins"}:
+        return
+    near = difflib.get_close_matches(name, _HOOKS, 1, 0.8)
+    looks_like_one = name.startswith(("on_", "before_", "after_")) or name.endswith(("_start", "_end"))
+    if near or looks_like_one or hasattr(function, "hocket_impl"):
+        hint = f"Did you mean '{near[0]}'?" if near else "`hocket plugins hooks` prints them all."
+        raise HookError(
+            f"{voice.kind} '{voice.name}' ({type(voice.obj).__name__}) defines {name}(), which is not a hook. {hint} "
+            f"If it is a helper, name it _{name}."
+        )
+
+
+def _positional(function: Callable[..., Any], wanted: tuple[str, ...], given: tuple[str, ...]) -> Callable[..., Any]:
+    """``function``, which asks for the arguments ``wanted`` by name, as a function of the arguments ``given`` by position."""
+    # Parameters with defaults count as asked for when the hook has them: a hook's arguments are passed, always.
+    accepted = [p for p in inspect.signature(function).parameters if p in given]
+    if tuple(accepted) == given:
+        return function
+    positions = [given.index(name) for name in accepted]
+    if not positions:
+        return lambda *args: function()
+    if len(positions) == 1:
+        (only,) = positions
+        return lambda *args: function(args[only])
+    return lambda *args: function(*(args[i] for i in positions))
+
+
+def _silent(*args: Any) -> None:
+    """Nobody listens."""
+
+
+def _all(calls: list[Callable[..., Any]]) -> Callable[..., Any]:
+    if not calls:
+        return _silent
+    if len(calls) == 1:
+        return calls[0]
+    listeners = tuple(calls)
+
+    def run(*args: Any) -> None:
+        for call in listeners:
+            call(*args)
+
+    return run
+
+
+def _all_whatever_happens(calls: list[Callable[..., Any]]) -> Callable[..., Any]:
+    """Everyone runs. What was raised becomes notes on the exception that is under way, or else is raised at the end."""
+
+    def run(state: Any) -> None:
+        errors: list[Exception] = []
+        for call in calls:
+            try:
+                call(state)
+            except Exception as error:
+                errors.append(error)
+        if not errors:
+            return
+        main = getattr(state, "exception", None)
+        if main is None:
+            main = errors.pop(0)
+        for other in errors:
+            notes = "; ".join(getattr(other, "__notes__", ()))
+            main.add_note(f"Meanwhile: {type(other).__name__}: {other} ({notes})")
+        if getattr(state, "exception", None) is None:
+            raise main
+
+    return run if calls else _silent
+
+
+def _first_result(hook: str, calls: list[Callable[..., Any]]) -> Callable[..., Any]:
+    if len(calls) == 1:
+        return calls[0]
+    candidates = tuple(calls)
+
+    def run(*args: Any) -> Any:
+        for call in candidates:
+            result = call(*args)
+            if result is not None:
+                return result
+        if not candidates:
+            raise HookError(
+                f"Nobody implements the action '{hook}'. Attach hocket's default actions, or one that does."
+            )
+        return None
+
+    return run
+
+
+def _noted(function: Callable[..., Any], whose: str) -> Callable[..., Any]:
+    def noted(*args: Any) -> Any:
+        try:
+            return function(*args)
+        except BaseException as error:
+            _note(error, whose)
+            raise
+
+    return noted
+
+
+def _note(error: BaseException, whose: str) -> None:
+    note = f"Raised by {whose}."
+    if note not in getattr(error, "__notes__", ()):
+        error.add_note(note)
+
+
+def _whose(voice: Voice, hook: str) -> str:
+    dist = f" of {voice.dist} {voice.version}" if voice.dist else ""
+    return f"{voice.kind.removesuffix('s')} '{voice.name}'{dist} in {hook}"

@@ -1,0 +1,39 @@
+"""What can go wrong with plug-ins. Every message says what was given, what is allowed and what to type next."""
+
+from __future__ import annotations
+
+
+class PluginError(Exception):
+    """The base of all of them."""
+
+
+class UnknownPluginError(PluginError, LookupError):
+    """No installed or registered plug-in of this kind has the name."""
+
+
+class AmbiguousPluginError(PluginError, LookupError):
+    """Several distributions provide one short name."""
+
+
+class BrokenPluginError(PluginError):
+    """A plug-in cannot be imported or made; the original error is its ``__cause__``."""
+
+
+class PluginConfigError(PluginError, TypeError, ValueError):
+    """The configuration of a plug-in does not fit its signature."""
+
+
+class HookError(PluginError, TypeError):
+    """A plug-in implements a hook that does not exist, or asks for an argument that the hook does not have."""
+
+
+class ConflictError(PluginError):
+    """Two plug-ins cannot be combined."""
+
+
+class OrderError(PluginError):
+    """Plug-ins want to act before one another in a cycle."""
+
+
+class PlanError(PluginError):
+    """The parts of a run do not fit together."""

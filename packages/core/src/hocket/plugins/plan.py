@@ -1,0 +1,94 @@
+"""The plan of a run: who acts when, what each needs, what surgery will touch. Made, and checked, before anything happens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from hocket.hookspecs import Actions, Event
+from hocket.plugins.bus import Bus
+from hocket.plugins.errors import PlanError
+from hocket.plugins.spec import Voice
+
+if TYPE_CHECKING:
+    from hocket.strategies import Strategy
+
+_ACTIONS = [name for name in vars(Actions) if not name.startswith("_")]
+_PARTS = ("strategies", "precisions", "actions")
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a Trainer is going to do. ``print(plan)`` shows it."""
+
+    #: Lines about the run as a whole, by what they are about: model, duration, device …
+    run: Mapping[str, str]
+    voices: tuple[Voice, ...]
+    #: Names of the plug-ins that act on each event, in order; events nobody hears are left out.
+    events: Mapping[str, tuple[str, ...]]
+    #: Names of the plug-ins that surround or replace each action, outermost first.
+    actions: Mapping[str, tuple[str, ...]]
+    #: What each algorithm's surgery would replace.
+    surgery: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        lines = [f"{about:<11} {text}" for about, text in self.run.items()]
+        for voice in self.voices:
+            details = [f"{voice.dist} {voice.version}" if voice.dist else "given"]
+            if voice.config:
+                details.append(", ".join(f"{key}={value!r}" for key, value in voice.config.items()))
+            lines.append(f"{voice.kind:<11} {voice.name}  ({'; '.join(details)})")
+        lines += _table("events", self.events) + _table("actions", self.actions)
+        for name, touched in self.surgery.items():
+            lines.append(f"surgery     {name}: {len(touched) or 'nothing'} to replace")
+            lines += [f"            {line}" for line in touched]
+        return "\n".join(lines)
+
+
+def _table(title: str, hooks: Mapping[str, tuple[str, ...]]) -> list[str]:
+    if not hooks:
+        return [f"{title:<11} nobody but the loop itself"]
+    width = max(map(len, hooks))
+    return [f"{title:<11} in order"] + [
+        f"            {hook:<{width}}  {' > '.join(who)}" for hook, who in hooks.items()
+    ]
+
+
+def make_plan(bus: Bus, model: Any, strategy: Strategy, run: Mapping[str, str]) -> Plan:
+    """Work out the plan. Nothing is changed.
+
+    Raises:
+        PlanError: an algorithm needs something of the strategy that it does not offer.
+    """
+    for voice in bus.voices:
+        needs = getattr(voice.obj, "needs", None)
+        if voice.kind == "algorithms" and needs is not None and (missing := needs & ~strategy.offers):
+            raise PlanError(
+                f"Algorithm '{voice.name}' needs {_words(missing)}, which strategy "
+                f"'{_name_of(strategy, bus)}' does not offer. Leave '{voice.name}' out, or choose another strategy=."
+            )
+    return Plan(
+        run=run,
+        voices=bus.voices,
+        events=_heard(bus, [event.value for event in Event]),
+        actions=_heard(bus, _ACTIONS),
+        surgery={
+            voice.name: tuple(voice.obj.touches(model))
+            for voice in bus.voices
+            if voice.kind == "algorithms" and Event.INIT in voice.obj.events
+        },
+    )
+
+
+def _heard(bus: Bus, hooks: list[str]) -> dict[str, tuple[str, ...]]:
+    who = {hook: tuple(voice.name for voice in bus.listeners(hook) if voice.kind not in _PARTS) for hook in hooks}
+    return {hook: names for hook, names in who.items() if names}
+
+
+def _words(needs: Any) -> str:
+    return ", ".join(need.name.lower().replace("_", " ") for need in needs)
+
+
+def _name_of(part: Any, bus: Bus) -> str:
+    return next((voice.name for voice in bus.voices if voice.obj is part), type(part).__name__)

@@ -1,0 +1,233 @@
+"""Specifications: from a name, a name with arguments, a configuration or an instance to a plug-in that is ready."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import inspect
+import re
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from hocket.plugins import catalog
+from hocket.plugins.errors import BrokenPluginError, PluginConfigError
+
+
+@dataclass(eq=False, slots=True)
+class Voice:
+    """A plug-in of one Trainer: the object, and the name under which it goes there."""
+
+    kind: str
+    name: str
+    obj: Any
+    #: The distribution it comes from and its version, where that is known.
+    dist: str | None = None
+    version: str | None = None
+    #: The arguments that it was made with.
+    config: Mapping[str, Any] = field(default_factory=dict)
+
+
+def build(kind: str, spec: Any, *arguments: Any) -> Voice:
+    """The plug-in that ``spec`` describes.
+
+    Args:
+        kind: one of `hocket.plugins.KINDS`.
+        spec: ``"name"``, ``"distribution/name"``, ``"name(key=value, …)"``, ``{"name": {"key": value}}``, a class, or an
+            instance.
+        arguments: what the class is given first, such as the parameters for an optimizer.
+
+    Raises:
+        PluginConfigError: the specification cannot be understood or does not fit the signature of the class.
+        UnknownPluginError, AmbiguousPluginError, BrokenPluginError: there is no such plug-in, or it does not work.
+    """
+    if isinstance(spec, str):
+        name, config = parse_spec(spec)
+    elif isinstance(spec, Mapping):
+        name, config = _from_mapping(kind, spec)
+    elif isinstance(spec, type):
+        return _voice(kind, spec, _make(kind, _name_of(kind, spec), spec, arguments, {}), {})
+    else:
+        _check_instance(kind, spec)
+        return _voice(kind, type(spec), spec, {})
+    entry = catalog.find(kind, name)
+    made = _make(kind, entry.name, entry.load(), arguments, config)
+    return Voice(kind, entry.name, made, entry.dist, entry.version, config)
+
+
+def parse_spec(text: str) -> tuple[str, dict[str, Any]]:
+    """Read ``name`` or ``name(key=value, …)``. Values are Python literals; what is none is taken as text: ``warmup=0.05dur``.
+
+    Raises PluginConfigError for everything else. Nothing is evaluated.
+    """
+    match = re.fullmatch(r"\s*([\w./-]+)\s*(?:\((.*)\))?\s*", text, re.DOTALL)
+    if match is None:
+        raise PluginConfigError(
+            f"{text!r} names no plug-in. Write a name, or a name with arguments such as 'cosine(warmup=0.05dur)'."
+        )
+    name, inside = match[1], match[2]
+    config: dict[str, Any] = {}
+    for part in _split(inside or "", text):
+        key, equals, value = part.partition("=")
+        key = key.strip()
+        if not equals or not key.isidentifier() or not value.strip():
+            raise PluginConfigError(f"'{part.strip()}' in {text!r} is not key=value. Write '{name}(key=value, …)'.")
+        if key in config:
+            raise PluginConfigError(f"{key} is given twice in {text!r}.")
+        config[key] = _value(value.strip())
+    return name, config
+
+
+def _split(inside: str, text: str) -> list[str]:
+    """At commas outside of brackets and quotes."""
+    parts, depth, quote, start, escaped = [], 0, "", 0, False
+    for index, character in enumerate(inside):
+        if quote:
+            quote = "" if character == quote and not escaped else quote
+            escaped = character == "\\" and not escaped
+        elif character in "'\"":
+            quote = character
+        elif character in "([{":
+            depth += 1
+        elif character in ")]}":
+            depth -= 1
+        elif character == "," and not depth:
+            parts.append(inside[start:index])
+            start = index + 1
+    if depth or quote:
+        raise PluginConfigError(f"Brackets or quotes in {text!r} do not match.")
+    parts.append(inside[start:])
+    return [] if not inside.strip() else parts if parts[-1].strip() else parts[:-1]
+
+
+def _value(text: str) -> Any:
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return {"true": True, "false": False, "null": None}.get(text, text)
+
+
+def _from_mapping(kind: str, spec: Mapping[Any, Any]) -> tuple[str, dict[str, Any]]:
+    if len(spec) == 1:
+        ((name, config),) = spec.items()
+        if isinstance(name, str) and (config is None or isinstance(config, Mapping)):
+            return name, {str(key): value for key, value in (config or {}).items()}
+    raise PluginConfigError(
+        f"{dict(spec)!r} does not name one of the {kind}. Write {{'name': {{'key': value}}}}, with one name."
+    )
+
+
+def _check_instance(kind: str, obj: Any) -> None:
+    if obj is None or isinstance(obj, bool | int | float | bytes | list | tuple | set):
+        raise PluginConfigError(
+            f"{obj!r} is not one of the {kind}. Give a name such as '{(catalog.names(kind) or ['name'])[0]}', "
+            "{'name': {'key': value}}, or an instance."
+        )
+    if kind == "algorithms" and not (hasattr(obj, "apply") and hasattr(obj, "events")):
+        raise PluginConfigError(
+            f"{type(obj).__name__} is not an algorithm: it has no `events` and apply(event, state). Subclass hocket.Algorithm, "
+            "or pass it in callbacks=[…]."
+        )
+    if kind in ("callbacks", "loggers") and hasattr(obj, "apply") and hasattr(obj, "events") and hasattr(obj, "phase"):
+        raise PluginConfigError(f"{type(obj).__name__} is an algorithm; pass it in algorithms=[…].")
+
+
+def _voice(kind: str, cls: type, obj: Any, config: Mapping[str, Any]) -> Voice:
+    entry = catalog.entry_of(kind, cls)
+    if entry is None:
+        return Voice(kind, _name_of(kind, cls), obj, None, None, config)
+    return Voice(kind, entry.name, obj, entry.dist, entry.version, config)
+
+
+def _name_of(kind: str, cls: type) -> str:
+    """The name that a class is declared under, or else its own in kebab case."""
+    entry = catalog.entry_of(kind, cls)
+    return (
+        entry.name if entry else re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "-", cls.__name__).lower()
+    )
+
+
+def _make(kind: str, name: str, cls: Any, arguments: tuple[Any, ...], config: Mapping[str, Any]) -> Any:
+    """Call the class, having checked the configuration against its signature."""
+    what = f"{catalog.singular(kind)} '{name}'"
+    if not callable(cls):
+        raise BrokenPluginError(
+            f"{what} is declared as {cls!r}, which is not a class. Its distribution has to name one in its entry point."
+        )
+    try:
+        signature = inspect.signature(cls)
+    except (TypeError, ValueError):  # some built-ins have none
+        return cls(*arguments, **config)
+    parameters = list(signature.parameters.values())[len(arguments) :]
+    known = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    anything = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    for key in config:
+        if key not in known and not anything:
+            near = difflib.get_close_matches(key, known, 1, 0.5)
+            hint = f" Did you mean '{near[0]}'?" if near else ""
+            raise PluginConfigError(
+                f"{what} has no argument '{key}'.{hint} It is {name}{_readable(signature, arguments)}."
+            )
+    missing = [p.name for p in parameters if p.name in known and p.default is p.empty and p.name not in config]
+    if missing:
+        raise PluginConfigError(
+            f"{what} needs {', '.join(missing)}. It is {name}{_readable(signature, arguments)}; write "
+            f"{{'{name}': {{'{missing[0]}': …}}}}."
+        )
+    hints = _hints(cls)
+    for key, value in config.items():
+        if key in hints and not _fits(value, hints[key]):
+            raise PluginConfigError(
+                f"{what} was given {key}={value!r}, which is {type(value).__name__}; it should be "
+                f"{_type_name(hints[key])}. It is {name}{_readable(signature, arguments)}."
+            )
+    try:
+        return cls(*arguments, **config)
+    except (TypeError, ValueError) as error:
+        error.add_note(f"While making {what} with {dict(config)!r}.")
+        raise
+    except Exception as error:
+        raise BrokenPluginError(f"{what} cannot be made: {type(error).__name__}: {error}.") from error
+
+
+def _readable(signature: inspect.Signature, arguments: tuple[Any, ...]) -> str:
+    parameters = list(signature.parameters.values())[len(arguments) :]
+    return str(signature.replace(parameters=parameters, return_annotation=signature.empty)).replace("'", "")
+
+
+def _hints(cls: Any) -> dict[str, Any]:
+    """The annotations of the arguments; none if they name what is imported for type checkers only."""
+    try:
+        return typing.get_type_hints(vars(cls).get("__init__", cls) if isinstance(cls, type) else cls)
+    except Exception:
+        return {}
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Whether a value can be meant for an annotation. Only plain types are judged; for anything else the answer is yes."""
+    origin = typing.get_origin(hint)
+    if origin in (typing.Union, types.UnionType):
+        return any(_fits(value, each) for each in typing.get_args(hint))
+    if origin is typing.Literal:
+        return value in typing.get_args(hint)
+    if hint is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    if hint is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    if hint in (bool, str):
+        return isinstance(value, hint)
+    if hint is None or hint is type(None):
+        return value is None
+    if isinstance(hint, type) and hint.__module__.partition(".")[0] == "hocket":
+        return isinstance(value, hint)  # so that 5 is not a Time
+    return True
+
+
+def _type_name(hint: Any) -> str:
+    return (
+        hint.__name__
+        if isinstance(hint, type) and typing.get_origin(hint) is None
+        else str(hint).replace("typing.", "")
+    )

@@ -1,0 +1,65 @@
+"""The base of every precision."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import nn
+
+from hocket.data.batches import map_tensors
+
+
+class Precision:
+    """Full precision as the model came; subclasses override what differs. The hooks: :mod:`hocket.hookspecs.precision`."""
+
+    #: The dtype that floating-point inputs are converted to; None leaves them as the loader made them.
+    input_dtype: torch.dtype | None = None
+    #: The dtype that matrix products are computed in, for figures such as MFU.
+    compute_dtype: torch.dtype = torch.float32
+
+    def convert_module(self, module: nn.Module) -> nn.Module:
+        """See :meth:`hocket.hookspecs.PrecisionHooks.convert_module`."""
+        return module
+
+    def convert_batch(self, batch: Any) -> Any:
+        """See :meth:`hocket.hookspecs.PrecisionHooks.convert_batch`."""
+        dtype = self.input_dtype
+        if dtype is None:
+            return batch
+        return map_tensors(lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor, batch)
+
+    def forward_context(self) -> AbstractContextManager[Any]:
+        """See :meth:`hocket.hookspecs.PrecisionHooks.forward_context`."""
+        return _NOTHING
+
+    def scale_loss(self, loss: torch.Tensor) -> torch.Tensor:
+        """See :meth:`hocket.hookspecs.PrecisionHooks.scale_loss`."""
+        return loss
+
+    def unscale_gradients(self, optimizer: torch.optim.Optimizer) -> bool:
+        """See :meth:`hocket.hookspecs.PrecisionHooks.unscale_gradients`."""
+        return True
+
+    def step_optimizer(self, optimizer: torch.optim.Optimizer, closure: Callable[[], torch.Tensor]) -> bool:
+        """See :meth:`hocket.hookspecs.PrecisionHooks.step_optimizer`."""
+        # LBFGS and its like cannot step without computing gradients again; the others must not.
+        if isinstance(optimizer, torch.optim.LBFGS) or getattr(optimizer, "requires_closure", False):
+            optimizer.step(closure)  # type: ignore[arg-type]  # stubs ask for float, optimizers take a tensor
+        else:
+            optimizer.step()
+        return True
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed run needs, such as the loss scale."""
+        return {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Undo :meth:`state_dict`."""
+        if state_dict:
+            raise ValueError(f"{type(self).__name__} keeps no state, but was given {sorted(state_dict)}")
+
+
+_NOTHING = nullcontext()

@@ -1,0 +1,47 @@
+"""What was logged, from the device to the loggers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from hocket.state import State
+
+_PACKED = {torch.float32, torch.bfloat16, torch.float16}
+
+
+def flush(state: State) -> None:
+    """Hand everything that was logged since the last flush to the loggers; tensors come over in one transfer per device."""
+    values, state.logged = state.logged, {}
+    if values:
+        state.bus.log_metrics(state, to_floats(values))
+
+
+def to_floats(values: dict[str, Any]) -> dict[str, float]:
+    """Numbers and scalar tensors as floats, in the same order; tensors of one device are packed into one transfer.
+
+    Raises TypeError for anything that is not one number.
+    """
+    by_device: dict[torch.device, list[str]] = {}
+    for name, value in values.items():
+        if isinstance(value, torch.Tensor):
+            if value.numel() != 1:
+                raise TypeError(
+                    f"'{name}' was logged as a tensor of shape {tuple(value.shape)}; log scalars, such as its mean()."
+                )
+            by_device.setdefault(value.device, []).append(name)
+    numbers: dict[str, float] = {}
+    for names in by_device.values():
+        if len(names) > 1 and all(values[name].dtype in _PACKED for name in names):
+            packed = torch.stack([values[name].detach().reshape(()).float() for name in names])
+            numbers.update(zip(names, packed.tolist(), strict=True))
+        else:  # float32 would round these
+            numbers.update((name, values[name].item()) for name in names)
+    try:
+        return {name: numbers[name] if name in numbers else float(values[name]) for name in values}
+    except (TypeError, ValueError):
+        bad = next(name for name, value in values.items() if not isinstance(value, int | float | torch.Tensor))
+        raise TypeError(
+            f"'{bad}' was logged as {type(values[bad]).__name__}; log numbers or tensors of one element."
+        ) from None

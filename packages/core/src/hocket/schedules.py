@@ -1,0 +1,382 @@
+"""Learning-rate schedules: what the base learning rate of every parameter group is multiplied by at each step.
+
+A schedule is any callable that takes a `Clock` and returns a number. The classes here share two rules:
+
+* The factor of a step is that of the time completed *before* it: the first step has ``t = 0``, as in
+  ``torch.optim.lr_scheduler``.
+* ``warmup`` raises the factor from 0 along a straight line, ``t / warmup`` times the factor at which the schedule
+  starts, and reaches that exactly when the warm-up ends. So the first step of a run with warm-up has factor 0: it fills
+  the averages of the optimizer and moves nothing. The alternative, ``(t + 1) / warmup``, exists in batches only: how
+  many tokens or seconds the next step takes is not known before it.
+
+Points in time (``t_max``, ``milestones``) are counted from the beginning of training, warm-up included. Lengths
+(``step_size``, ``decay_period``, ``t_0``) are counted from the end of the warm-up. Below, ``t`` is the time, ``w`` the
+warm-up and ``x = (t - w) / (t_max - w)``, at most 1: after ``t_max`` the factor stays where it is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Literal
+
+from hocket.time import Time, TimeError, Timestamp, Unit, whole
+
+
+@dataclass(slots=True)
+class Clock:
+    """What a schedule knows: where the run is, when it ends, and how many batches an epoch has (None: not known).
+
+    Times can be compared when they are of one kind: a share (``dur``) is one of ``max_duration`` and so is of its kind;
+    epochs and batches convert into each other through ``epoch_length``; samples, tokens and seconds convert into
+    nothing else, because how many there are in a batch changes during the run.
+    """
+
+    timestamp: Timestamp
+    max_duration: Time
+    epoch_length: int | None = None
+
+    def progress(self, time: str | Time) -> float:
+        """How much of ``time``, counted from the beginning of training, is over: 0.5 at half of it, 2.0 at twice.
+
+        It advances with every batch, epochs included. Raises TimeError if ``time`` is zero, or in epochs while the
+        length of an epoch is not known.
+        """
+        time = Time.parse(time)
+        unit = self.common_unit(time)
+        length = self.convert(time, unit)
+        if not length:
+            raise TimeError(f"There is no progress through {time}, which is over as it begins; give a longer time.")
+        return self.now(unit) / length
+
+    def common_unit(self, *times: Time) -> Unit:
+        """The unit in which all of ``times`` can be compared; zero times have no say.
+
+        Raises:
+            TimeError: there is none.
+        """
+        units = {self.max_duration.unit if time.unit is Unit.DURATION else time.unit for time in times if time.value}
+        if units == {Unit.EPOCH, Unit.BATCH}:
+            return Unit.EPOCH
+        if len(units) > 1:
+            raise TimeError(
+                f"{', '.join(str(time) for time in times if time.value)} cannot be compared in a run of "
+                f"{self.max_duration}: only epochs and batches convert into each other, and 'dur' is a share of the "
+                f"run's duration. Give all of them in one unit, or as shares of the duration such as '0.05dur'."
+            )
+        return units.pop() if units else Unit.BATCH
+
+    def convert(self, time: Time, unit: Unit) -> float:
+        """``time`` in ``unit``, as the float nearest to the exact value.
+
+        Raises:
+            TimeError: the two do not convert, or only through the length of an epoch and that is not known.
+        """
+        value = _exact(time)
+        if time.unit is Unit.DURATION:
+            value, time = value * _exact(self.max_duration), self.max_duration
+        if not value or time.unit is unit:
+            return float(value)
+        if time.unit is Unit.EPOCH and unit is Unit.BATCH:
+            return float(value * self._epoch_length())
+        if time.unit is Unit.BATCH and unit is Unit.EPOCH:
+            return float(value / self._epoch_length())
+        raise TimeError(f"{time} cannot be expressed in {unit}; only epochs and batches convert into each other.")
+
+    def now(self, unit: Unit) -> float:
+        """Where the run is, in ``unit``; for epochs the fraction of the epoch under way counts, by batches.
+
+        Raises:
+            TimeError: ``unit`` is epochs and the length of an epoch is not known, or ``unit`` is ``dur``.
+        """
+        timestamp = self.timestamp
+        if unit is Unit.BATCH:
+            return timestamp.batch
+        if unit is Unit.EPOCH:
+            # One division of integers, so that the same moment is the same float here and in `convert`.
+            length = self._epoch_length()
+            return (timestamp.epoch * length + min(timestamp.batch_in_epoch, length)) / length
+        return timestamp.count(unit)
+
+    def _epoch_length(self) -> int:
+        if not self.epoch_length:
+            raise TimeError(
+                "How many batches an epoch has is not known, so epochs cannot be told apart from batches. Give the "
+                "duration and the schedule in 'ba', 'sp' or 'tok', or train on data that has a length."
+            )
+        return self.epoch_length
+
+
+def _exact(time: Time) -> Fraction:
+    """The value as it was written: 0.07 as 7/100, so that 0.07 of 100 batches is 7 of them."""
+    return Fraction(str(time.value))
+
+
+class Schedule:
+    """The common part: parses times, brings them to one unit, warms up. Subclasses define :meth:`factor`.
+
+    Args:
+        times: the times of the schedule, in the order in which :meth:`factor` wants them.
+        warmup: how long the factor rises from 0; ``"0ba"`` for no warm-up.
+
+    Raises:
+        TimeError: a text is not a time; when called, also: the times have no common unit.
+        ValueError: an argument is out of its range; when called, also: what follows the warm-up has no room.
+    """
+
+    def __init__(self, times: Sequence[str | Time], warmup: str | Time) -> None:
+        self.warmup = Time.parse(warmup)
+        self._times = (self.warmup, *(Time.parse(time) for time in times))
+        self._resolved_for: tuple[Time, int | None] | None = None
+        self._unit = Unit.BATCH
+        self._points: tuple[float, ...] = ()
+
+    def factor(self, now: float, warmup: float, *times: float) -> float:
+        """The factor at ``now`` >= ``warmup``; everything in one unit."""
+        raise NotImplementedError(f"{type(self).__name__} needs a factor(now, warmup, ...)")
+
+    def check(self, warmup: float, *times: float) -> None:
+        """Raise ValueError if the times, now in one unit, make no sense together."""
+
+    def __call__(self, clock: Clock) -> float:
+        """What the base learning rates are multiplied by for the step that follows ``clock.timestamp``."""
+        resolved = self._resolved_for
+        if resolved is None or resolved[0] is not clock.max_duration or resolved[1] != clock.epoch_length:
+            self._resolve(clock)  # in the first step, and when a run is prolonged
+        points = self._points
+        now, warmup = clock.now(self._unit), points[0]
+        if now < warmup:
+            return now / warmup * self.factor(warmup, *points)
+        return self.factor(now, *points)
+
+    def _resolve(self, clock: Clock) -> None:
+        unit = clock.common_unit(*self._times)
+        points = tuple(clock.convert(time, unit) for time in self._times)
+        self.check(*points)
+        self._unit, self._points = unit, points
+        self._resolved_for = (clock.max_duration, clock.epoch_length)
+
+    def __repr__(self) -> str:
+        arguments = {name: value for name, value in vars(self).items() if not name.startswith("_")}
+        shown = (f"{name}={_plain(value)!r}" for name, value in arguments.items())
+        return f"{type(self).__name__}({', '.join(shown)})"
+
+
+class Constant(Schedule):
+    """``alpha``, for ever."""
+
+    def __init__(self, alpha: float = 1.0, *, warmup: str | Time = "0ba") -> None:
+        super().__init__((), warmup)
+        self.alpha = _number("alpha", alpha)
+
+    def factor(self, now: float, warmup: float, *times: float) -> float:
+        return self.alpha
+
+
+class Step(Schedule):
+    """``gamma ** floor((t - w) / step_size)``."""
+
+    def __init__(self, step_size: str | Time, *, gamma: float = 0.1, warmup: str | Time = "0ba") -> None:
+        self.step_size = _length("step_size", step_size)
+        self.gamma = _number("gamma", gamma)
+        super().__init__((self.step_size,), warmup)
+
+    def factor(self, now: float, warmup: float, *times: float) -> float:
+        return self.gamma ** whole((now - warmup) / times[0])
+
+
+class MultiStep(Schedule):
+    """``gamma ** n`` after ``n`` of the ``milestones``. One within the warm-up lowers what the warm-up leads to."""
+
+    def __init__(self, milestones: Sequence[str | Time], *, gamma: float = 0.1, warmup: str | Time = "0ba") -> None:
+        if isinstance(milestones, str | Time):
+            raise ValueError(f"milestones is a list of times, such as ['30ep', '60ep'], not {str(milestones)!r} alone.")
+        self.milestones = [Time.parse(milestone) for milestone in milestones]
+        self.gamma = _number("gamma", gamma)
+        super().__init__(self.milestones, warmup)
+
+    def factor(self, now: float, warmup: float, *times: float) -> float:
+        return self.gamma ** sum(milestone <= now for milestone in times)
+
+
+class Exponential(Schedule):
+    """``gamma ** ((t - w) / decay_period)``, continuously."""
+
+    def __init__(self, gamma: float, *, decay_period: str | Time = "1ep", warmup: str | Time = "0ba") -> None:
+        self.gamma = _number("gamma", gamma)
+        self.decay_period = _length("decay_period", decay_period)
+        super().__init__((self.decay_period,), warmup)
+
+    def factor(self, now: float, warmup: float, *times: float) -> float:
+        return float(self.gamma ** ((now - warmup) / times[0]))
+
+
+class _UntilTMax(Schedule):
+    """A curve over ``x`` in [0, 1]."""
+
+    def __init__(self, t_max: str | Time, warmup: str | Time) -> None:
+        self.t_max = _length("t_max", t_max)
+        super().__init__((self.t_max,), warmup)
+
+    def check(self, warmup: float, *times: float) -> None:
+        if times[0] <= warmup:
+            raise ValueError(
+                f"The warm-up of {self.warmup} is not over before t_max={self.t_max}, so {type(self).__name__} has no "
+                "room to change anything. Make the warm-up shorter or t_max later."
+            )
+
+    def factor(self, now: float, warmup: float, *times: float) -> float:
+        return self.curve(min((now - warmup) / (times[0] - warmup), 1.0))
+
+    def curve(self, x: float) -> float:
+        raise NotImplementedError
+
+
+class Linear(_UntilTMax):
+    """``alpha_i + (alpha_f - alpha_i) * x``."""
+
+    def __init__(
+        self,
+        *,
+        alpha_i: float = 1.0,
+        alpha_f: float = 0.0,
+        t_max: str | Time = "1dur",
+        warmup: str | Time = "0ba",
+    ) -> None:
+        super().__init__(t_max, warmup)
+        self.alpha_i = _number("alpha_i", alpha_i)
+        self.alpha_f = _number("alpha_f", alpha_f)
+
+    def curve(self, x: float) -> float:
+        return self.alpha_i + (self.alpha_f - self.alpha_i) * x
+
+
+class Cosine(_UntilTMax):
+    """``alpha_f + (1 - alpha_f) * (1 + cos(pi * x)) / 2`` (Loshchilov and Hutter 2017, arXiv 1608.03983, eq. 5)."""
+
+    def __init__(self, *, alpha_f: float = 0.0, t_max: str | Time = "1dur", warmup: str | Time = "0ba") -> None:
+        super().__init__(t_max, warmup)
+        self.alpha_f = _number("alpha_f", alpha_f)
+
+    def curve(self, x: float) -> float:
+        return self.alpha_f + (1.0 - self.alpha_f) * (1.0 + math.cos(math.pi * x)) / 2.0
+
+
+class Polynomial(_UntilTMax):
+    """``alpha_f + (1 - alpha_f) * (1 - x) ** power``."""
+
+    def __init__(
+        self,
+        power: float = 2.0,
+        *,
+        alpha_f: float = 0.0,
+        t_max: str | Time = "1dur",
+        warmup: str | Time = "0ba",
+    ) -> None:
+        super().__init__(t_max, warmup)
+        self.power = _number("power", power)
+        self.alpha_f = _number("alpha_f", alpha_f)
+
+    def curve(self, x: float) -> float:
+        return float(self.alpha_f + (1.0 - self.alpha_f) * (1.0 - x) ** self.power)
+
+
+class CosineRestarts(Schedule):
+    """Cosine cycles, the first ``t_0`` long and each ``t_mult`` times as long as the one before.
+
+    Loshchilov and Hutter 2017, eq. 5 (arXiv 1608.03983). Lengths of cycles are not rounded.
+    """
+
+    def __init__(
+        self,
+        t_0: str | Time,
+        *,
+        t_mult: float = 1.0,
+        alpha_f: float = 0.0,
+        warmup: str | Time = "0ba",
+    ) -> None:
+        self.t_0 = _length("t_0", t_0)
+        self.t_mult = _number("t_mult", t_mult)
+        if t_mult < 1:
+            raise ValueError(f"t_mult is {t_mult}; cycles cannot get shorter without end, so give a number >= 1.")
+        self.alpha_f = _number("alpha_f", alpha_f)
+        super().__init__((self.t_0,), warmup)
+
+    def factor(self, now: float, warmup: float, *times: float) -> float:
+        cycles, ratio = (now - warmup) / times[0], self.t_mult
+        if ratio == 1:
+            x = cycles - whole(cycles)
+        else:
+            # n whole cycles take 1 + ratio + ... + ratio**(n - 1) of the first one.
+            n = whole(math.log1p(cycles * (ratio - 1)) / math.log(ratio))
+            x = (cycles - (ratio**n - 1) / (ratio - 1)) / ratio**n
+        # Below 0 by rounding at a restart.
+        return self.alpha_f + (1.0 - self.alpha_f) * (1.0 + math.cos(math.pi * max(x, 0.0))) / 2.0
+
+
+class WSD(Schedule):
+    """Warm-up, stable, decay: 1 until ``t_max - decay``, then down to ``alpha_f`` at ``t_max``.
+
+    With ``y`` the share of the decay that is over, the factor is ``alpha_f + (1 - alpha_f) * f(y)`` and ``shape`` names
+    f: ``"linear"`` is ``1 - y``, ``"sqrt"`` is ``1 - sqrt(y)``, ``"cosine"`` is ``(1 + cos(pi * y)) / 2``.
+
+    Hu et al. 2024, section 4 (MiniCPM, arXiv 2404.06395) for the three stages; Hägele et al. 2024, section 3 (arXiv
+    2405.18392) for the linear and 1-sqrt shapes, of which the latter did better there.
+    """
+
+    def __init__(
+        self,
+        decay: str | Time = "0.2dur",
+        *,
+        shape: Literal["linear", "sqrt", "cosine"] = "sqrt",
+        alpha_f: float = 0.0,
+        t_max: str | Time = "1dur",
+        warmup: str | Time = "0ba",
+    ) -> None:
+        self.decay = _length("decay", decay)
+        if shape not in ("linear", "sqrt", "cosine"):
+            raise ValueError(f"shape is {shape!r}; the decay can be 'linear', 'sqrt' or 'cosine'.")
+        self.shape = shape
+        self.alpha_f = _number("alpha_f", alpha_f)
+        self.t_max = _length("t_max", t_max)
+        super().__init__((self.decay, self.t_max), warmup)
+
+    def check(self, warmup: float, *times: float) -> None:
+        decay, t_max = times
+        if (warmup + decay) * (1 - 1e-12) > t_max:  # 0.3 + 0.7 may be more than 1 by rounding
+            raise ValueError(
+                f"A warm-up of {self.warmup} and a decay of {self.decay} do not fit before t_max={self.t_max}. Make "
+                "one of them shorter or t_max later."
+            )
+
+    def factor(self, now: float, warmup: float, *times: float) -> float:
+        decay, t_max = times
+        y = min(max(1.0 - (t_max - now) / decay, 0.0), 1.0)
+        if self.shape == "linear":
+            fall = 1.0 - y
+        elif self.shape == "sqrt":
+            fall = 1.0 - math.sqrt(y)
+        else:
+            fall = (1.0 + math.cos(math.pi * y)) / 2.0
+        return self.alpha_f + (1.0 - self.alpha_f) * fall
+
+
+def _number(name: str, value: float) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
+        raise ValueError(f"{name} is {value!r}; give a finite number that is not negative.")
+    return float(value)
+
+
+def _length(name: str, time: str | Time) -> Time:
+    parsed = Time.parse(time)
+    if not parsed.value:
+        raise ValueError(f"{name} is {parsed}, but has to be longer than nothing.")
+    return parsed
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    return str(value) if isinstance(value, Time) else value

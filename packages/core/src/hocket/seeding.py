@@ -1,0 +1,75 @@
+"""Random numbers: a stream of its own for each Trainer, and evaluation that leaves the stream alone."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+
+def capture() -> dict[str, Any]:
+    """The state of every global generator in use: Python's, torch's on the CPU and on devices, NumPy's if imported."""
+    state: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
+    if numpy := sys.modules.get("numpy"):
+        state["numpy"] = numpy.random.get_state()
+    if torch.cuda.is_initialized():
+        state["cuda"] = torch.cuda.get_rng_state_all()
+    if torch.backends.mps.is_available():
+        state["mps"] = torch.mps.get_rng_state()
+    return state
+
+
+def restore(state: dict[str, Any]) -> None:
+    """Undo what has happened since :func:`capture`."""
+    random.setstate(state["python"])
+    torch.set_rng_state(state["torch"])
+    if "numpy" in state and (numpy := sys.modules.get("numpy")):
+        numpy.random.set_state(state["numpy"])
+    if "cuda" in state:
+        torch.cuda.set_rng_state_all(state["cuda"])
+    if "mps" in state:
+        torch.mps.set_rng_state(state["mps"])
+
+
+@contextmanager
+def preserved() -> Iterator[None]:
+    """Whatever is drawn inside, the global generators continue afterwards as if nothing had been."""
+    state = capture()
+    try:
+        yield
+    finally:
+        restore(state)
+
+
+class RandomStream:
+    """The global random numbers of one Trainer: inside ``with stream:`` they continue where the last ``with`` ended.
+
+    With ``seed=None`` the stream is the process's own, untouched. Otherwise it begins at the seed, plus the rank, so that
+    dropout differs between ranks; the caller's generators are as before once the block is left.
+    """
+
+    def __init__(self, seed: int | None, rank: int = 0) -> None:
+        self._start = None if seed is None else (seed + rank) % 2**32  # NumPy accepts no more
+        self._inside: dict[str, Any] | None = None
+        self._outside: dict[str, Any] = {}
+
+    def __enter__(self) -> None:
+        if self._start is None:
+            return
+        self._outside = capture()
+        if self._inside is not None:
+            restore(self._inside)
+            return
+        random.seed(self._start)
+        torch.manual_seed(self._start)
+        if numpy := sys.modules.get("numpy"):
+            numpy.random.seed(self._start)
+
+    def __exit__(self, *error: object) -> None:
+        if self._start is not None:
+            self._inside = capture()
+            restore(self._outside)

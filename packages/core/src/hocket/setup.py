@@ -1,0 +1,200 @@
+"""From the Trainer's arguments to checked parts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from hocket import plugins
+from hocket.devices import Device
+from hocket.plugins.bus import Bus
+from hocket.plugins.errors import PluginError
+from hocket.plugins.spec import Voice, build
+from hocket.precision import Precision
+from hocket.strategies import Strategy
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What a run is made of."""
+
+    #: Everything that is attached to the bus.
+    voices: list[Voice]
+    strategy: Strategy
+    precision: Precision
+    device: Device
+    #: What was chosen for ``"auto"``, and why.
+    reasons: Mapping[str, str]
+
+
+def resolve(
+    *,
+    algorithms: Sequence[Any],
+    callbacks: Sequence[Any],
+    loggers: Sequence[Any],
+    strategy: Any,
+    precision: Any,
+    device: Any,
+    actions: Any,
+) -> Parts:
+    """Import and make what the arguments name, and nothing else."""
+    reasons: dict[str, str] = {}
+    if strategy == "auto":
+        strategy, reasons["strategy"] = _auto_strategy()
+    if device == "auto":
+        device, reasons["device"] = _auto_device()
+    one = {
+        kind: build(kind, given)
+        for kind, given in {
+            "strategies": strategy, "precisions": precision, "actions": actions, "devices": device,
+        }.items()
+    }  # fmt: skip
+    several = {"algorithms": algorithms, "callbacks": callbacks, "loggers": loggers}
+    for kind, given in several.items():
+        if isinstance(given, str | Mapping) or not isinstance(given, Sequence):
+            raise TypeError(f"{kind}={given!r} should be a list, such as {kind}=[{given!r}].")
+    voices = [one["actions"], one["strategies"], one["precisions"]]
+    for kind, given in several.items():
+        voices += _distinct([build(kind, item) for item in given])
+    return Parts(voices, one["strategies"].obj, one["precisions"].obj, one["devices"].obj, reasons)
+
+
+def _distinct(voices: list[Voice]) -> list[Voice]:
+    """The second of a name becomes ``name-2``."""
+    names: set[str] = set()
+    for voice in voices:
+        name, number = voice.name, 1
+        while voice.name in names:
+            number += 1
+            voice.name = f"{name}-{number}"
+        names.add(voice.name)
+    return voices
+
+
+def _auto_strategy() -> tuple[str, str]:
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        world = torch.distributed.get_world_size()
+    if world == 1:
+        return "single", "single, because this is one process"
+    if "ddp" not in plugins.names("strategies"):
+        raise PluginError(
+            f"There are {world} processes, and no installed strategy that runs on several. Type: "
+            "pip install 'hocket[strategies]', or pass strategy='single' for independent runs."
+        )
+    return "ddp", f"ddp, because there are {world} processes"
+
+
+def _auto_device() -> tuple[str, str]:
+    known = {name: plugins.get("devices", name)() for name in plugins.names("devices")}
+    best = max((name for name in known if known[name].available()), key=lambda name: known[name].priority)
+    return best, f"{best}, the best of those available here"
+
+
+def check_model(model: nn.Module, device: Any) -> None:
+    """Refuse a model that cannot be moved to where it should be trained, naming the parameter. Raises TypeError, ValueError."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model={model!r} is {type(model).__name__}; give a torch.nn.Module or a hocket.Task.")
+    places: dict[torch.device, str] = {}
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        places.setdefault(tensor.device, name)
+    kind = type(model).__name__
+    if (meta := torch.device("meta")) in places:
+        raise ValueError(
+            f"{kind}.{places[meta]} is on the meta device and has no values. Give it some first: "
+            "model.to_empty(device='cpu'), then initialise or load the weights."
+        )
+    if len(places) > 1:
+        found = ", ".join(f"{kind}.{name} on {place}" for place, name in places.items())
+        raise ValueError(f"The model is spread over devices: {found}. Move it to one: model.to('cpu').")
+    if device not in (None, "auto") and isinstance(device, str):
+        for place, name in places.items():
+            if place.type not in ("cpu", device):
+                raise ValueError(
+                    f"{kind}.{name} is on {place}, but the Trainer was given device='{device}'. Pass device='{place.type}', "
+                    f"or move the model first: model.to('{device}')."
+                )
+
+
+def describe(model: nn.Module) -> str:
+    """Class and size."""
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    return f"{type(model).__name__}, {parameters:,} parameters"
+
+
+def check_microbatch(given: Any) -> int | None:
+    """Samples per microbatch to begin with."""
+    if given is None or given == "auto":
+        return None
+    if isinstance(given, bool) or not isinstance(given, int) or given < 1:
+        raise ValueError(f"microbatch={given!r} is not a number of samples; give a positive int, 'auto' or None.")
+    return given
+
+
+def check_clipping(given: Any) -> tuple[Any, float] | None:
+    """Kind and threshold of gradient clipping."""
+    if given is None:
+        return None
+    kind, threshold = given if isinstance(given, tuple | list) and len(given) == 2 else ("norm", given)
+    number = isinstance(threshold, int | float) and not isinstance(threshold, bool)
+    if kind not in ("norm", "value", "adaptive") or not number or not threshold > 0:
+        raise ValueError(
+            f"clip_gradients={given!r} is neither a positive norm, such as 1.0, nor a kind and a threshold, such as "
+            "('value', 0.5) or ('adaptive', 0.01)."
+        )
+    return kind, float(threshold)
+
+
+def compare_over_ranks(bus: Bus, voices: Sequence[Voice]) -> None:
+    """Refuse ranks that attached different plug-ins: they would wait for each other for ever. Raises PluginError."""
+    mine = [f"{v.kind} {v.name} ({v.dist} {v.version}) {dict(v.config)!r}" for v in voices]
+    first, *others = bus.all_gather_object(mine)
+    for rank, theirs in enumerate(others, 1):
+        if theirs != first:
+            different = sorted(set(first) ^ set(theirs)) or ["the order"]
+            raise PluginError(
+                f"Rank {rank} attached other plug-ins than rank 0: {'; '.join(different)}. Start every process with the same "
+                "arguments and the same installed packages."
+            )
+
+
+def hyperparameters(arguments: Mapping[str, Any], voices: Sequence[Voice]) -> dict[str, Any]:
+    """The Trainer's arguments and the attached plug-ins, as JSON-like values; what is neither is named by its class."""
+    plain = {name: _plain(value) for name, value in arguments.items() if name not in _DATA}
+    attached: dict[str, Any] = {}
+    for voice in voices:
+        attached.setdefault(voice.kind, {})[voice.name] = _plain(voice.config)
+    return {**plain, **attached}
+
+
+_DATA = {"train_data", "eval_data", "algorithms", "callbacks", "loggers", "strategy", "precision", "actions"}
+
+
+def _plain(value: Any) -> Any:
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return getattr(value, "__qualname__", None) or type(value).__qualname__
+
+
+@contextmanager
+def deterministic_kernels() -> Iterator[None]:
+    """Only deterministic kernels inside; torch raises where an operation has none."""
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    benchmark = torch.backends.cudnn.benchmark
+    torch.use_deterministic_algorithms(True)
+    torch.backends.cudnn.benchmark = False
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+        torch.backends.cudnn.benchmark = benchmark

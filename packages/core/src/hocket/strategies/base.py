@@ -1,0 +1,87 @@
+"""The base of every strategy: one process, one device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+from hocket.algorithm import Need
+from hocket.devices import Device
+
+
+class Strategy:
+    """What one process on one device does; subclasses override what differs. The hooks: :mod:`hocket.hookspecs.strategies`."""
+
+    #: What algorithms may need of it.
+    offers: ClassVar[Need] = Need.FULL_PARAMETERS | Need.SECOND_GRADIENT
+
+    #: Set by :meth:`setup_environment`.
+    rank: int = 0
+    local_rank: int = 0
+    world_size: int = 1
+
+    def setup_environment(self, device: Device) -> torch.device:
+        """See :meth:`hocket.hookspecs.StrategyHooks.setup_environment`."""
+        return device.torch_device(self.local_rank)
+
+    def prepare_model(self, module: nn.Module) -> nn.Module:
+        """See :meth:`hocket.hookspecs.StrategyHooks.prepare_model`."""
+        return module
+
+    def prepare_optimizer(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+        """See :meth:`hocket.hookspecs.StrategyHooks.prepare_optimizer`."""
+        return optimizer
+
+    def prepare_data(self, loader: Iterable[Any], train: bool) -> Iterable[Any]:
+        """See :meth:`hocket.hookspecs.StrategyHooks.prepare_data`."""
+        return loader
+
+    def accumulate(self, module: nn.Module, last: bool) -> AbstractContextManager[Any]:
+        """See :meth:`hocket.hookspecs.StrategyHooks.accumulate`."""
+        return _NOTHING
+
+    def all_reduce(self, tensor: torch.Tensor, op: str) -> torch.Tensor:
+        """See :meth:`hocket.hookspecs.StrategyHooks.all_reduce`."""
+        return tensor
+
+    def all_gather_object(self, item: Any) -> list[Any]:
+        """See :meth:`hocket.hookspecs.StrategyHooks.all_gather_object`."""
+        return [item]
+
+    def broadcast_object(self, item: Any) -> Any:
+        """See :meth:`hocket.hookspecs.StrategyHooks.broadcast_object`."""
+        return item
+
+    def barrier(self) -> bool:
+        """See :meth:`hocket.hookspecs.StrategyHooks.barrier`."""
+        return True
+
+    def model_state(self, module: nn.Module) -> dict[str, Any]:
+        """See :meth:`hocket.hookspecs.StrategyHooks.model_state`."""
+        return dict(module.state_dict())
+
+    def load_model_state(self, module: nn.Module, state_dict: dict[str, Any]) -> bool:
+        """See :meth:`hocket.hookspecs.StrategyHooks.load_model_state`."""
+        module.load_state_dict(state_dict)
+        return True
+
+    def optimizer_state(self, module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        """See :meth:`hocket.hookspecs.StrategyHooks.optimizer_state`."""
+        return optimizer.state_dict()
+
+    def load_optimizer_state(
+        self, module: nn.Module, optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]
+    ) -> bool:
+        """See :meth:`hocket.hookspecs.StrategyHooks.load_optimizer_state`."""
+        optimizer.load_state_dict(state_dict)
+        return True
+
+    def shutdown(self) -> None:
+        """Leave the other processes, if this strategy joined them itself."""
+
+
+_NOTHING = nullcontext()

@@ -1,0 +1,267 @@
+"""Module surgery: replacing submodules of a model by class, and repairing the optimizer afterwards."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+#: Makes the replacement of a module, given the module and its index; None leaves the module as it is.
+Build = Callable[[Any, int], nn.Module | None]
+
+
+class NoEffectWarning(UserWarning):
+    """A method found nothing in the model to change."""
+
+
+def _always(module: nn.Module) -> bool:
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """How modules of one class are replaced.
+
+    ``build(module, index)`` makes the replacement; ``index`` counts the modules that the policy met before. ``matches``
+    says which modules of the class are meant, so that :func:`preview` can tell without building anything.
+    """
+
+    build: Build
+    matches: Callable[[Any], bool] = _always
+
+
+#: By class, subclasses included; of several that fit, the first one counts. A function stands for ``Policy(function)``.
+Policies = Mapping[type[nn.Module], Policy | Build]
+
+
+@dataclass(frozen=True, slots=True)
+class Replacement:
+    """``old``, found at ``name``, was replaced by ``new``.
+
+    A module that is used in several places is one replacement, under the first of its names. ``root`` is the module on
+    which surgery was done: parameters that it still uses stay in the optimizer.
+    """
+
+    name: str
+    old: nn.Module
+    new: nn.Module
+    root: nn.Module | None = field(default=None, repr=False)
+
+    def __str__(self) -> str:
+        return f"{self.name}: {type(self.old).__name__} -> {type(self.new).__name__}"
+
+
+def preview(module: nn.Module, policies: Policies) -> list[str]:
+    """Names of the submodules that :func:`replace_modules` would offer to the policies, in order. Changes nothing.
+
+    They are exactly those that would be replaced if no ``build`` returns None for a module that its policy matches.
+    """
+    names = []
+
+    def note(name: str, *_: Any) -> bool:
+        names.append(name)
+        return True
+
+    _search(module, policies, note)
+    return names
+
+
+def replace_modules(module: nn.Module, policies: Policies) -> list[Replacement]:
+    """Replace the descendants of ``module`` that a policy matches.
+
+    Breadth first, in the order of registration. ``module`` itself is never replaced, and replacements are not searched
+    again; call this on one to do so. A module that is used in several places is built once and replaced in all of them.
+
+    What is new in a replacement moves to the device and floating-point dtype of the module it replaces (where that has
+    no tensors: of the module around it) and takes over its train or eval mode. Forward and backward hooks move to the
+    replacement, and their handles still remove them; if the replacement contains the old module, they stay on that.
+
+    Everything is built before anything is replaced: when this raises, ``module`` is as it was.
+
+    Args:
+        policies: by class; see :class:`Policy`.
+
+    Returns:
+        What was replaced, in order; empty if nothing was.
+
+    Raises:
+        TypeError: ``module`` is wrapped in DistributedDataParallel, or a policy did not return a module.
+        ValueError: both the old module and its replacement have hooks of their own, or the old one's ``forward`` was
+            replaced on the instance.
+    """
+    if isinstance(module, nn.parallel.DistributedDataParallel):
+        raise TypeError(
+            "The model is wrapped in DistributedDataParallel, which would go on reducing the gradients of parameters "
+            "that surgery removes. Do surgery on the model before it is wrapped."
+        )
+    replacements: list[Replacement] = []
+
+    def build(name: str, old: nn.Module, container: nn.Module, policy: Policy, index: int) -> bool:
+        new = policy.build(old, index)
+        if new is None or new is old:
+            return False
+        if not isinstance(new, nn.Module):
+            raise TypeError(f"The policy for {name} ({type(old).__name__}) returned {new!r}; return a module or None.")
+        replacement = Replacement(name, old, new, module)
+        _check_hooks(replacement)
+        _move_new_parts(replacement, container)
+        replacements.append(replacement)
+        return True
+
+    containers = _search(module, policies, build)
+    swaps = {replacement.old: replacement.new for replacement in replacements}
+    for replacement in replacements:
+        _carry_hooks(replacement)
+    for container in containers:
+        # Not named_children(), which leaves out the second name of a module.
+        for name, child in list(container._modules.items()):
+            if child in swaps:
+                setattr(container, name, swaps[child])
+    return replacements
+
+
+def _search(module: nn.Module, policies: Policies, found: Callable[..., bool]) -> list[nn.Module]:
+    """Call ``found(name, child, container, policy, index)`` for matches; search those for which it returns False.
+
+    Returns the modules whose children were looked at.
+    """
+    normalised = {kind: policy if isinstance(policy, Policy) else Policy(policy) for kind, policy in policies.items()}
+    indices: Counter[type[nn.Module]] = Counter()
+    queue = deque([("", module)])
+    seen = {module}  # found or queued
+    containers = []
+    while queue:
+        prefix, container = queue.popleft()
+        containers.append(container)
+        for name, child in container.named_children():
+            if child in seen:
+                continue
+            seen.add(child)
+            path = f"{prefix}{name}"
+            kind = next((k for k, p in normalised.items() if isinstance(child, k) and p.matches(child)), None)
+            if kind is not None:
+                indices[kind] += 1
+                if found(path, child, container, normalised[kind], indices[kind] - 1):
+                    continue
+            queue.append((f"{path}.", child))
+    return containers
+
+
+def _move_new_parts(replacement: Replacement, container: nn.Module) -> None:
+    """Device, dtype and mode of what is in ``new`` and was not in ``old``, whose parts may well differ in them."""
+    old, new = replacement.old, replacement.new
+    sources = [source for source in (old, container, replacement.root) if source is not None]
+    first = next(chain.from_iterable(map(_tensors, sources)), None)
+    if first is not None:
+        own, device = set(_tensors(old)), first.device
+        dtype = next((t.dtype for source in sources for t in _tensors(source) if t.is_floating_point()), None)
+
+        def like_old(tensor: Tensor) -> Tensor:
+            return tensor if tensor in own else tensor.to(device, dtype if tensor.is_floating_point() else None)
+
+        new._apply(like_old)
+    for part in set(new.modules()) - set(old.modules()):
+        part.training = old.training
+
+
+def _tensors(module: nn.Module) -> Iterator[Tensor]:
+    return chain(module.parameters(), module.buffers())
+
+
+#: Where torch keeps the hooks of a module that act when it runs.
+_HOOKS = (
+    "_forward_hooks",
+    "_forward_hooks_with_kwargs",
+    "_forward_hooks_always_called",
+    "_forward_pre_hooks",
+    "_forward_pre_hooks_with_kwargs",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+)
+
+
+def _hooked(module: nn.Module) -> bool:
+    return any(getattr(module, name) for name in _HOOKS)
+
+
+def _check_hooks(replacement: Replacement) -> None:
+    old, new = replacement.old, replacement.new
+    if old in set(new.modules()):
+        return
+    if "forward" in vars(old):
+        raise ValueError(
+            f"The forward of {replacement.name} ({type(old).__name__}) was replaced on the instance, and the new one "
+            "would silently do without that. Do surgery before what changed it, or let the policy wrap the old module."
+        )
+    if _hooked(old) and _hooked(new):
+        raise ValueError(
+            f"Both {replacement.name} ({type(old).__name__}) and its replacement ({type(new).__name__}) have hooks; "
+            "which come first is not known. Remove those of the old module and register them again afterwards."
+        )
+
+
+def _carry_hooks(replacement: Replacement) -> None:
+    old, new = replacement.old, replacement.new
+    if _hooked(old) and old not in set(new.modules()):
+        for name in _HOOKS:
+            setattr(new, name, getattr(old, name))  # the very dict, because that is what the handles refer to
+        new._is_full_backward_hook = old._is_full_backward_hook
+
+
+def update_optimizer(optimizer: torch.optim.Optimizer, replacements: Iterable[Replacement]) -> None:
+    """Bring the parameter groups of ``optimizer`` in line with surgery, in time linear in the number of parameters.
+
+    Parameters that the model no longer uses leave their groups; new ones are appended to the group that the parameters
+    of the module they replace are in. If those are in no group, the new ones are left out too; where the old module had
+    no parameters at all, the new ones join the only group there is. The order of the others does not change.
+
+    Raises:
+        RuntimeError: the optimizer has state already, which may belong to parameters that are gone.
+        ValueError: there is no one group that new parameters belong to.
+    """
+    if optimizer.state:
+        raise RuntimeError(
+            f"{type(optimizer).__name__} already has state for its parameters, and surgery would leave it with that of "
+            "weights that are gone. Do surgery before the first step, or make the optimizer afterwards: give the "
+            "Trainer a function of the parameters, such as optimizer=lambda params: torch.optim.AdamW(params)."
+        )
+    replacements = list(replacements)
+    groups = optimizer.param_groups
+    group_of = {parameter: index for index, group in enumerate(groups) for parameter in group["params"]}
+    roots = {replacement.root for replacement in replacements if replacement.root is not None}
+    in_use = set(chain.from_iterable(root.parameters() for root in roots))
+    gone: set[nn.Parameter] = set()
+    added: dict[nn.Parameter, tuple[int, str]] = {}
+
+    for replacement in replacements:
+        before = list(replacement.old.parameters())
+        after = {parameter: name for name, parameter in replacement.new.named_parameters()}
+        new = [parameter for parameter in after if parameter not in group_of]
+        origins = {group_of[parameter] for parameter in before if parameter in group_of}
+        if new and not before:
+            origins = set(range(len(groups)))
+        if new and len(origins) > 1:
+            raise ValueError(
+                f"Of {replacement}, the {len(new)} new parameters have no one group to go to: the old ones are spread "
+                f"over, or could be in, groups {sorted(origins)} of {type(optimizer).__name__}. Make the optimizer "
+                "after surgery, or keep the parameters of this module in one group."
+            )
+        for parameter in new if origins else ():
+            (index,) = origins
+            group_of[parameter] = index
+            added[parameter] = (index, f"{replacement.name}.{after[parameter]}")
+        gone.difference_update(after)
+        gone.update(p for p in before if p in group_of and p not in after and p not in in_use)
+
+    for index, group in enumerate(groups):
+        kept = [position for position, parameter in enumerate(group["params"]) if parameter not in gone]
+        joined = {p: name for p, (i, name) in added.items() if i == index and p not in gone}
+        if "param_names" in group:
+            group["param_names"][:] = [group["param_names"][position] for position in kept] + list(joined.values())
+        # In place: some optimizers hold on to the list itself.
+        group["params"][:] = [group["params"][position] for position in kept] + list(joined)

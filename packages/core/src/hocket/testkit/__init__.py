@@ -1,0 +1,74 @@
+"""For authors of plug-ins: conformance suites to inherit, ranks on one machine, and proof that nothing waits for the device.
+
+::
+
+    class TestGradientNoise(hocket.testkit.AlgorithmConformance):
+        def make(self):
+            return GradientNoise()
+
+The suites need pytest and are imported when they are first used; the rest of the kit does without.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hocket.testkit.algorithms import AlgorithmConformance
+    from hocket.testkit.callbacks import CallbackConformance
+    from hocket.testkit.loggers import LoggerConformance
+    from hocket.testkit.precisions import PrecisionConformance
+    from hocket.testkit.ranks import RankError, run_ranks
+    from hocket.testkit.strategies import StrategyConformance
+    from hocket.testkit.sync import SynchronisationError, no_sync
+
+#: Public name -> the module that defines it.
+_SUITES = {
+    "AlgorithmConformance": "algorithms",
+    "CallbackConformance": "callbacks",
+    "LoggerConformance": "loggers",
+    "PrecisionConformance": "precisions",
+    "StrategyConformance": "strategies",
+}
+_OTHERS = {"RankError": "ranks", "SynchronisationError": "sync", "no_sync": "sync", "run_ranks": "ranks"}
+
+__all__ = [
+    "AlgorithmConformance",
+    "CallbackConformance",
+    "LoggerConformance",
+    "PrecisionConformance",
+    "RankError",
+    "StrategyConformance",
+    "SynchronisationError",
+    "no_sync",
+    "run_ranks",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _SUITES:
+        _need_pytest(name)
+    elif name not in _OTHERS:
+        raise AttributeError(f"module 'hocket.testkit' has no attribute '{name}'; it has {', '.join(__all__)}")
+    module = importlib.import_module(f"hocket.testkit.{_SUITES.get(name) or _OTHERS[name]}")
+    value = globals()[name] = getattr(module, name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return list(__all__)
+
+
+def _need_pytest(name: str) -> None:
+    """pytest is there, and will show what stood in an assertion of a suite that failed."""
+    try:
+        import pytest
+    except ModuleNotFoundError as error:
+        raise ImportError(
+            f"hocket.testkit.{name} is a suite of tests for pytest, which is not installed here ({error}). Type: pip "
+            "install pytest. Of hocket.testkit only the suites need it; run_ranks and no_sync do not."
+        ) from None
+    pytest.register_assert_rewrite(
+        "hocket.testkit.conformance", "hocket.testkit.runs", *(f"hocket.testkit.{m}" for m in _SUITES.values())
+    )

@@ -1,0 +1,67 @@
+"""What importing a module brings along and changes, seen in a process of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import multiprocessing
+import sys
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+
+class Imported(NamedTuple):
+    """What came of it."""
+
+    #: Top-level packages that were not there before.
+    packages: frozenset[str]
+    #: What of the process is different; see `hocket.testkit.footprint`.
+    changed: list[str]
+    #: Why it could not be imported, or empty.
+    error: str = ""
+
+
+@functools.cache
+def import_in_fresh_process(module: str, first: tuple[str, ...] = (), timeout: float = 120.0) -> Imported:
+    """Import ``module`` where only torch and the packages named in ``first`` are imported already.
+
+    The process sees this one's ``sys.path``. Raises RuntimeError if it dies or does not end in time (seconds).
+    """
+    methods = multiprocessing.get_all_start_methods()
+    # A server that has imported torch once, and is forked for each module; elsewhere each process imports it anew.
+    context: Any = multiprocessing.get_context("forkserver" if "forkserver" in methods else "spawn")
+    if "forkserver" in methods:
+        context.set_forkserver_preload(["torch", "hocket.testkit.footprint"])
+    receiving, sending = context.Pipe(duplex=False)
+    process = context.Process(target=_child, args=(sending, module, first))
+    process.start()
+    sending.close()
+    try:
+        if not receiving.poll(timeout):
+            raise RuntimeError(f"Importing {module} did not end within {timeout:g} s.")
+        answer: Imported = receiving.recv()
+        return answer
+    except EOFError:
+        process.join()
+        raise RuntimeError(f"Importing {module} ended the process, with exit code {process.exitcode}.") from None
+    finally:
+        process.kill()
+        process.join()
+        receiving.close()
+
+
+def _child(pipe: Any, module: str, first: Sequence[str]) -> None:
+    from hocket.testkit.footprint import changed, footprint
+
+    for name in first:
+        with contextlib.suppress(ImportError):  # what the plug-in may bring need not be installed
+            importlib.import_module(name)
+    before, there = footprint(), set(sys.modules)
+    error = ""
+    try:
+        importlib.import_module(module)
+    except BaseException as raised:
+        error = f"{type(raised).__name__}: {raised}"
+    packages = frozenset(name.partition(".")[0] for name in set(sys.modules) - there)
+    pipe.send(Imported(packages, changed(before, footprint()), error))

@@ -1,0 +1,229 @@
+"""Tests for every plug-in that takes part in a run, whatever it does there."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import io
+import pickle
+import threading
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any, ClassVar
+
+import pytest
+import torch
+
+import hocket
+from hocket.hookspecs import Event
+from hocket.testkit.compare import difference
+from hocket.testkit.conformance import Conformance, Planned, contents, raiser, weights
+from hocket.testkit.footprint import changed, footprint
+from hocket.testkit.sync import no_sync
+
+
+class RunConformance(Conformance):
+    """Learning, randomness, state, data, other Trainers, and what happens when something goes wrong."""
+
+    #: How long the reference model trains before its loss has to be lower.
+    training: ClassVar[str] = "6ep"
+
+    def test_trains(self) -> None:
+        """The reference model learns: its loss on the training data falls."""
+        trainer = self.trainer(self.make(), eval_data=None, duration=self.training)
+        data = self.seeded(self.data)
+        before = _loss(trainer.evaluate(data))
+        trainer.fit()
+        after = _loss(trainer.evaluate(data))
+        assert after < before, (
+            f"The loss on the training data went from {before:.4g} to {after:.4g} in {self.training}. Give make() settings "
+            "that train the model of model() on data(), or set `training` to a longer time."
+        )
+
+    def test_is_deterministic(self) -> None:
+        """The same seed gives the same weights, bit for bit, and the same metrics."""
+        first, second = self.trainer(self.make()), self.trainer(self.make())
+        torch.rand(3)  # the process's own random numbers are none of its business
+        metrics = first.fit().metrics
+        torch.rand(5)
+        again = second.fit().metrics
+        found = difference(weights(second), weights(first), at="weights") or difference(again, metrics, at="metrics")
+        assert found is None, (
+            f"Two runs with one seed differ: {found}. Draw random numbers from state.generator(self), and nowhere else."
+        )
+
+    def test_does_not_wait_for_the_device(self) -> None:
+        """On the events of a step, from the second epoch on, nothing is copied from the device."""
+        plugin, armed = self.make(), threading.Event()
+        if not _watch(plugin, armed):
+            return
+        trainer = self.trainer(plugin)
+        trainer.fit("1ep")  # what is measured once may be measured
+        armed.set()
+        trainer.fit("1ep")
+
+    def test_leaves_the_data_alone(self) -> None:
+        """The user's batches, samples and loader are after a run what they were before."""
+        trainer = self.trainer(self.make())
+        data = trainer.state.train_data
+        before = copy.deepcopy(contents(data))
+        trainer.fit()
+        found = difference(contents(data), before, at="the training data")
+        assert found is None, (
+            f"The user's data is not what it was: {found}. Never write into state.batch: assign a new batch, such as "
+            "state.batch = set_item(state.batch, 1, targets) from hocket.data.batches."
+        )
+
+    def test_two_trainers_do_not_notice_each_other(self) -> None:
+        """Two Trainers that train in turns end where each ends alone."""
+
+        def pair() -> list[hocket.Trainer]:
+            return [self.trainer(self.make(), seed=seed, run_name=f"run-{seed}") for seed in (17, 18)]
+
+        alone = pair()
+        for trainer in alone:
+            trainer.fit("1ep")
+            trainer.fit("1ep")
+        turns = pair()
+        for trainer in (*turns, *turns):
+            trainer.fit("1ep")
+        for one, other in zip(turns, alone, strict=True):
+            found = difference(weights(one), weights(other), at="weights")
+            assert found is None, (
+                f"A Trainer trains otherwise when another one trains too: {found}. Keep everything in self or in the state; "
+                "nothing in the class, the module or torch's global settings."
+            )
+
+    def test_changes_nothing_unless_attached(self) -> None:
+        """A run without it is the same before and after others have used it."""
+        before, used, after = self.trainer(), self.trainer(self.make()), self.trainer()
+        before.fit()
+        process = footprint()
+        used.fit()
+        used.close()
+        self.make()
+        different = changed(process, footprint())
+        assert not different, (
+            f"A run with the plug-in changed {', '.join(different)}. Undo that when the run is closed."
+        )
+        after.fit()
+        found = difference(weights(after), weights(before), at="weights")
+        assert found is None, f"A run without the plug-in is not what it was before one with it: {found}."
+
+    def test_trains_the_same_when_pickled(self) -> None:
+        """A copy that travelled to another process does what the original does."""
+        here, there = self.trainer(self.make()), self.trainer(pickle.loads(pickle.dumps(self.make())))
+        here.fit()
+        there.fit()
+        found = difference(weights(there), weights(here), at="weights")
+        assert found is None, f"With a pickled copy of the plug-in training goes otherwise: {found}."
+
+    def test_keeps_its_state(self) -> None:
+        """``state_dict`` goes through a file and into a fresh plug-in, which then holds the same."""
+        used, fresh = self.make(), self.make()
+        self.trainer(used).fit()
+        state = used.state_dict()
+        wrong = _not_plain(state, "state_dict()")
+        assert wrong is None, f"{wrong}. A state holds tensors, numbers, strings, None, and lists and dicts of them."
+        file = io.BytesIO()
+        torch.save(state, file)
+        file.seek(0)
+        self.trainer(fresh)  # a run is set up before its state is loaded
+        fresh.load_state_dict(torch.load(file, weights_only=True))
+        found = difference(fresh.state_dict(), state, at="state_dict()")
+        assert found is None, f"A fresh plug-in that loaded a state holds another: {found}."
+
+    def test_refuses_a_state_that_is_not_its_own(self) -> None:
+        """An unknown key is an error that names it, and not dropped."""
+        plugin = self.make()
+        self.trainer(plugin).fit("1ba")
+        with pytest.raises((ValueError, KeyError)) as refused:
+            self.make().load_state_dict({**plugin.state_dict(), "no_such_key": 0})
+        assert "no_such_key" in str(refused.value), (
+            f"load_state_dict refused an unknown key with {str(refused.value)!r}. Name the key, so that its owner finds it."
+        )
+
+    def test_an_evaluation_leaves_the_weights_alone(self) -> None:
+        """Training goes on with the weights that it had, whether an evaluation ends well or not."""
+        trainer = self.trainer(self.make(), eval_data=None, callbacks=[raiser("eval_after_forward", after=2)])
+        data = self.seeded(self.data)
+        trainer.fit("1ep")
+        before = weights(trainer)
+        with pytest.raises(Planned):
+            trainer.evaluate(data)
+        found = difference(weights(trainer), before, at="weights")
+        assert found is None, f"An evaluation that failed changed the weights: {found}. Put them back on `exception`."
+        trainer.evaluate(data)
+        found = difference(weights(trainer), before, at="weights")
+        assert found is None, f"An evaluation changed the weights: {found}. Put them back on `eval_after_all`."
+
+    @pytest.mark.parametrize("hook", ["before_forward", "before_loss", "after_train_batch", "batch_end", "eval_start"])
+    def test_an_exception_leaves_nothing_behind(self, hook: str) -> None:
+        """Whatever raises, wherever: the exception leaves as it is, process and data are as before, training can go on."""
+        trainer = self.trainer(self.make(), callbacks=[raiser(hook, after=1 if hook == "eval_start" else 2)])
+        data = trainer.state.train_data
+        batches = copy.deepcopy(contents(data))
+        before = footprint()
+        with pytest.raises(Planned) as caught:
+            trainer.fit()
+        notes = [note for note in getattr(caught.value, "__notes__", ()) if note.startswith("Meanwhile")]
+        assert not notes, f"When something else raised, the plug-in raised too: {notes}."
+        different = changed(before, footprint())
+        assert not different, (
+            f"After an exception in {hook}, {', '.join(different)} is not as before. Undo it on `exception` or `close`."
+        )
+        found = difference(contents(data), batches, at="the training data")
+        assert found is None, f"After an exception in {hook} the user's data is not what it was: {found}."
+        trainer.close()
+        trainer.close()
+        trainer.fit("1ba")
+        trainer.close()
+
+
+#: Events of every step on which what the state holds is on the device.
+_STEP = (
+    Event.BEFORE_FORWARD, Event.AFTER_FORWARD, Event.BEFORE_LOSS, Event.AFTER_LOSS, Event.BEFORE_BACKWARD,
+    Event.AFTER_BACKWARD, Event.AFTER_TRAIN_BATCH, Event.BATCH_END,
+)  # fmt: skip
+
+
+def _watch(plugin: Any, armed: threading.Event) -> bool:
+    """Have what a plug-in does on those events run under `no_sync` while ``armed``. False if it does nothing there."""
+
+    def watched(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with no_sync() if armed.is_set() else nullcontext():
+                return function(*args, **kwargs)
+
+        return call
+
+    if isinstance(plugin, hocket.Algorithm):
+        free, bound = plugin.apply, watched(plugin.apply)
+        plugin.apply = lambda event, state: (bound if event in _STEP else free)(event, state)  # type: ignore[method-assign]
+        return not set(_STEP).isdisjoint(plugin.events)
+    hooks = [event.value for event in _STEP if hasattr(plugin, event.value)]
+    for hook in hooks:
+        setattr(plugin, hook, watched(getattr(plugin, hook)))
+    return bool(hooks)
+
+
+def _loss(values: dict[str, float]) -> float:
+    assert "eval/loss" in values, (
+        f"Evaluation gave {sorted(values)} and no loss. Give loss() or a model whose outputs hold a loss."
+    )
+    return values["eval/loss"]
+
+
+def _not_plain(value: Any, at: str) -> str | None:
+    """The first part of a state that is not of a plain type, in words."""
+    if value is None or isinstance(value, bool | int | float | str | torch.Tensor):
+        return None
+    if isinstance(value, dict):
+        strange = next((key for key in value if not isinstance(key, str)), None)
+        if strange is not None:
+            return f"{at} has the key {strange!r}, which is {type(strange).__name__} and not str"
+        return next((found for key, item in value.items() if (found := _not_plain(item, f"{at}[{key!r}]"))), None)
+    if isinstance(value, list | tuple):
+        return next((found for i, item in enumerate(value) if (found := _not_plain(item, f"{at}[{i}]"))), None)
+    return f"{at} is {type(value).__name__}"

@@ -1,0 +1,158 @@
+"""Proof that a piece of code never waits for the device, on machines with and without one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+#: Operations whose result, or its shape, the host has to know.
+_WAITING = {
+    "aten::_local_scalar_dense": "item(), float(), int(), bool() or an `if`",
+    "aten::allclose": "torch.allclose",
+    "aten::equal": "torch.equal",
+    "aten::is_nonzero": "bool() or an `if`",
+    "aten::nonzero": "nonzero() or torch.where with one argument",
+    "aten::masked_select": "masked_select",
+    "aten::_unique2": "unique",
+    "aten::unique_dim": "unique",
+    "aten::unique_consecutive": "unique",
+    "aten::bincount": "bincount",
+}
+#: Methods that read on the host without an operation that a dispatcher would see, where the tensor is there already.
+_READING = {Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.cpu, Tensor.__repr__}
+_MOVING = {Tensor.to, Tensor.cuda}
+#: Set on tensors that were made inside a guard from nothing but host memory.
+_MARK = "_hocket_on_host"
+
+
+class SynchronisationError(RuntimeError):
+    """Something would have made the host wait for the device."""
+
+
+class _Guard:
+    """What ``with no_sync() as guard`` gives."""
+
+    def __init__(self, simulate: bool) -> None:
+        self._simulate = simulate
+        self._allowed = 0
+
+    @contextmanager
+    def allow(self) -> Iterator[None]:
+        """Inside, waiting is all right: a logging interval, an evaluation."""
+        self._allowed += 1
+        try:
+            yield
+        finally:
+            self._allowed -= 1
+
+    def on_device(self, tensor: Tensor) -> bool:
+        if tensor.device.type not in ("cpu", "meta"):
+            return True
+        return self._simulate and tensor.device.type == "cpu" and not getattr(tensor, _MARK, False)
+
+    def refuse(self, what: str) -> None:
+        if not self._allowed:
+            raise SynchronisationError(
+                f"{what} would make the host wait for the device here. Keep the value in a tensor: state.log() takes "
+                "tensors as they are, torch.where replaces an `if`. Where waiting is meant, such as once per logging "
+                "interval, write `with guard.allow():`, with the guard of `with hocket.testkit.no_sync() as guard:`."
+            )
+
+
+@contextmanager
+def no_sync(simulate: bool | None = None) -> Iterator[_Guard]:
+    """Inside, whatever would make the host wait for the device raises SynchronisationError; ``guard.allow()`` lets it.
+
+    Args:
+        simulate: whether tensors on the CPU stand for tensors on a device; None for: if torch finds no accelerator here.
+            Then tensors that existed before count as the device's, and so does what is computed with them. What is made
+            inside from nothing (random numbers of a CPU generator) is the host's, until ``.to(device)``.
+
+    Seen are: ``item()``, ``tolist()``, ``numpy()``, ``cpu()``, ``float()``, ``int()``, ``bool()`` and `if` of a tensor,
+    printing one, ``torch.equal``, ``torch.allclose``, ``nonzero``, ``unique``, ``masked_select``, ``bincount``, indexing with
+    a mask, and copies to the CPU that are not ``non_blocking``. Of the calling thread only, and not inside compiled code.
+    """
+    guard = _Guard(not torch.accelerator.is_available() if simulate is None else simulate)
+    with ExitStack() as stack:
+        stack.enter_context(_Operations(guard))
+        stack.enter_context(_Methods(guard))
+        yield guard
+
+
+class _Methods(TorchFunctionMode):
+    """Sees the methods that are called on tensors."""
+
+    def __init__(self, guard: _Guard) -> None:
+        super().__init__()
+        self._guard = guard
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in _READING and self._guard.on_device(args[0]):
+            self._guard.refuse(f"Tensor.{func.__name__}()")
+        if func in _MOVING:
+            where = kwargs.get("device", args[1] if len(args) > 1 else None)
+            # A string was written down by someone who meant the host; `state.device` may happen to be the CPU.
+            if where == "cpu" and isinstance(where, str) and self._guard.on_device(args[0]):
+                self._guard.refuse("Tensor.to('cpu')")
+            moved = func(*args, **kwargs)
+            if where is not None and not isinstance(where, torch.dtype | Tensor) and where != "cpu":
+                setattr(moved, _MARK, False)
+            return moved
+        return func(*args, **kwargs)
+
+
+class _Operations(TorchDispatchMode):
+    """Sees the operations that are computed, those inside of other operations and of the backward pass too."""
+
+    def __init__(self, guard: _Guard) -> None:
+        super().__init__()
+        self._guard = guard
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        given = _tensors((args, kwargs))
+        # What torch.tensor() made of Python numbers was not there before, whatever it looks like.
+        device = func._schema.name != "aten::lift_fresh" and any(map(self._guard.on_device, given))
+        if device:
+            self._check(func._schema.name, args, kwargs)
+        result = func(*args, **kwargs)
+        written = [
+            tensor
+            for argument, value in zip(func._schema.arguments, args, strict=False)
+            if argument.alias_info is not None and argument.alias_info.is_write
+            for tensor in _tensors(value)
+        ]
+        for tensor in (*_tensors(result), *written):
+            setattr(tensor, _MARK, not device)
+        return result
+
+    def _check(self, name: str, args: Any, kwargs: Any) -> None:
+        if name in _WAITING:
+            self._guard.refuse(f"{_WAITING[name]} ({name})")
+        elif name == "aten::repeat_interleave" and kwargs.get("output_size") is None:
+            self._guard.refuse("repeat_interleave without output_size")
+        elif name in ("aten::index", "aten::index_put", "aten::index_put_"):
+            # One value for all of a mask needs no count.
+            single = name != "aten::index" and args[2].numel() == 1
+            if not single and any(index.dtype in (torch.bool, torch.uint8) for index in _tensors(args[1])):
+                self._guard.refuse(f"Indexing with a mask ({name})")
+        elif name == "aten::_to_copy":
+            self._check_copy(args[0], kwargs.get("device"), kwargs.get("non_blocking"))
+        elif name == "aten::copy_":
+            self._check_copy(args[1], args[0].device, kwargs.get("non_blocking", args[2] if len(args) > 2 else False))
+
+    def _check_copy(self, source: Tensor, to: Any, non_blocking: bool | None) -> None:
+        if to is not None and torch.device(to).type == "cpu" != source.device.type and not non_blocking:
+            self._guard.refuse(f"A copy from {source.device} to the CPU that is not non_blocking")
+
+
+def _tensors(nested: Any) -> Iterable[Tensor]:
+    return [leaf for leaf in tree_leaves(nested) if isinstance(leaf, Tensor)]

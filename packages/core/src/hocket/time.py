@@ -1,0 +1,378 @@
+"""Time in training: lengths (`Time`), where a run is (`Timestamp`), and what recurs (`Interval`)."""
+
+from __future__ import annotations
+
+import enum
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from fractions import Fraction
+from typing import Any
+
+
+class TimeError(ValueError):
+    """A text or number that is not a time, or a time that has no meaning where it was given."""
+
+
+class Unit(enum.StrEnum):
+    """What time is counted in. The value is the suffix in texts such as ``"10ep"``."""
+
+    EPOCH = "ep"
+    BATCH = "ba"
+    SAMPLE = "sp"
+    TOKEN = "tok"
+    DURATION = "dur"  # the share of the whole duration
+    SECOND = "sec"  # wall-clock seconds of training
+
+
+_CONTINUOUS = (Unit.DURATION, Unit.SECOND)
+_FIELDS = {
+    Unit.EPOCH: "epoch",
+    Unit.BATCH: "batch",
+    Unit.SAMPLE: "sample",
+    Unit.TOKEN: "token",
+    Unit.SECOND: "seconds",
+}
+_GRAMMAR = (
+    "Write a number and a unit: ep (epochs), ba (batches), sp (samples), tok (tokens), dur (share of the whole "
+    "duration), or a time of d, h, m or min, s or sec; for example '10ep', '1000ba', '5e6sp', '2e9tok', '0.1dur', "
+    "'90min', '1h30m'."
+)
+# The exponent is bounded so that '1e999999999tok' is an error at once and not after computing that power.
+_NUMBER = r"[0-9]+(?:_[0-9]+)*(?:\.[0-9]+)?(?:e[+-]?[0-9]{1,3})?"
+_COUNT = re.compile(rf"\s*({_NUMBER})\s*(ep|ba|sp|tok|dur)\s*", re.ASCII | re.IGNORECASE)
+_CLOCK = re.compile(
+    r"\s*"
+    rf"(?:({_NUMBER})\s*d\s*)?(?:({_NUMBER})\s*h\s*)?(?:({_NUMBER})\s*m(?:in)?\s*)?(?:({_NUMBER})\s*s(?:ec)?\s*)?",
+    re.ASCII | re.IGNORECASE,
+)
+_CLOCK_SECONDS = (86_400, 3_600, 60, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Time:
+    """A length of training, such as ``Time(10, Unit.EPOCH)``; never negative.
+
+    ``value`` is an int for epochs, batches, samples and tokens, and a float for ``dur`` and ``sec``. ``str(time)`` is a
+    text that :meth:`parse` reads back as the same time.
+
+    Times of one unit can be added, subtracted, compared and divided by each other (a float). A time multiplied or
+    divided by a number is a time, rounded to the nearest whole epoch, batch, sample or token, halves to even. Times of
+    different units are unequal; adding or ordering them raises TypeError, because how long an epoch is depends on the
+    run.
+
+    Raises:
+        TimeError: the value is negative, not finite, or not whole in a unit that is counted.
+    """
+
+    value: int | float
+    unit: Unit
+
+    def __post_init__(self) -> None:
+        value: object = self.value
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise TimeError(f"The value of a Time is a number, not {value!r}. {_GRAMMAR}")
+        try:
+            unit = Unit(self.unit)
+            number = float(value)
+        except ValueError:
+            raise TimeError(f"{self.unit!r} is not a unit of time; use one of {', '.join(Unit)}.") from None
+        except OverflowError:
+            number = math.inf if unit in _CONTINUOUS else 0.0  # counts are exact, however large
+        if not math.isfinite(number) or value < 0:
+            raise TimeError(f"{value!r} {unit} is not a length of time: give a finite number that is not negative.")
+        if unit not in _CONTINUOUS:
+            number = int(value)
+            if number != value:
+                raise TimeError(_not_whole(value, unit))
+        object.__setattr__(self, "value", number)
+        object.__setattr__(self, "unit", unit)
+
+    @classmethod
+    def parse(cls, text: str | Time) -> Time:
+        """Read ``"10ep"``, ``"4_000ba"``, ``"5e6sp"``, ``"2e9tok"``, ``"0.1dur"``, ``"90min"``, ``"1h30m15s"``.
+
+        Case and spaces around numbers and units do not matter. Days, hours, minutes and seconds stand in this order and
+        become seconds. A Time is returned as it is. Raises TimeError for everything else, a number without a unit
+        included.
+        """
+        if isinstance(text, Time):
+            return text
+        if isinstance(text, int | float) and not isinstance(text, bool):
+            text = str(text)
+        if not isinstance(text, str):
+            raise TimeError(f"{text!r} is not a time. {_GRAMMAR}")
+        try:
+            if match := _COUNT.fullmatch(text):
+                unit = Unit(match[2].lower())
+                amount = Fraction(match[1])
+                if unit in _CONTINUOUS:
+                    return cls(_as_float(amount), unit)
+                if amount.denominator != 1:
+                    raise TimeError(_not_whole(match[1], unit))
+                return cls(amount.numerator, unit)
+            if (match := _CLOCK.fullmatch(text)) and any(match.groups()):
+                parts = zip(match.groups(), _CLOCK_SECONDS, strict=True)
+                return cls(_as_float(sum(Fraction(part) * scale for part, scale in parts if part)), Unit.SECOND)
+        except TimeError as error:
+            raise TimeError(f"{text!r} is not a time: {error}") from None
+        except ValueError:  # more digits than Python converts
+            raise TimeError(f"A number of {len(text)} characters is not a time. {_GRAMMAR}") from None
+        if re.fullmatch(rf"\s*{_NUMBER}\s*", text, re.ASCII | re.IGNORECASE):
+            number = text.strip()
+            raise TimeError(
+                f"{number!r} has no unit. Add the unit: '{number}ep' for epochs, '{number}ba' for batches, "
+                f"'{number}sp' for samples, '{number}tok' for tokens, '{number}s' for seconds, or 'dur' for a share of "
+                "the whole duration, as in '0.1dur'."
+            )
+        raise TimeError(f"{text!r} is not a time. {_GRAMMAR}")
+
+    def __str__(self) -> str:
+        number = repr(self.value)
+        return f"{number.removesuffix('.0')}{self.unit}"
+
+    def __add__(self, other: Time) -> Time:
+        return Time(self.value + self._same(other, "added to"), self.unit)
+
+    def __sub__(self, other: Time) -> Time:
+        if self < other:
+            raise TimeError(f"{self} - {other} would be negative, and a Time never is. Compare the two first.")
+        return Time(self.value - other.value, self.unit)
+
+    def __mul__(self, number: float) -> Time:
+        return self._scaled(number, lambda a, b: a * b)
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, other: Any) -> Any:
+        """A float for a Time of the same unit, a Time for a number."""
+        if isinstance(other, Time):
+            return self.value / self._same(other, "divided by")
+        return self._scaled(other, lambda a, b: a / b)
+
+    def __lt__(self, other: Time) -> bool:
+        return self.value < self._same(other, "compared with")
+
+    def __le__(self, other: Time) -> bool:
+        return self.value <= self._same(other, "compared with")
+
+    def __gt__(self, other: Time) -> bool:
+        return self.value > self._same(other, "compared with")
+
+    def __ge__(self, other: Time) -> bool:
+        return self.value >= self._same(other, "compared with")
+
+    def _same(self, other: Time, verb: str) -> int | float:
+        if not isinstance(other, Time):
+            raise TypeError(f"{self} cannot be {verb} {other!r}, which is not a Time. Use Time.parse to make it one.")
+        if other.unit is not self.unit:
+            raise TypeError(
+                f"{self} cannot be {verb} {other}: the units {self.unit} and {other.unit} differ, and how one converts "
+                "to the other depends on the run. Give both in one unit."
+            )
+        return other.value
+
+    def _scaled(self, number: float, operation: Callable[[Any, Any], Any]) -> Time:
+        if isinstance(number, Time) or not isinstance(number, int | float):
+            raise TypeError(f"{self} can be multiplied or divided by a number, not by {number!r}.")
+        if self.unit in _CONTINUOUS or not math.isfinite(number):
+            return Time(operation(float(self.value), number), self.unit)
+        return Time(round(operation(Fraction(self.value), Fraction(number))), self.unit)
+
+
+def _not_whole(number: object, unit: Unit) -> str:
+    return (
+        f"{number}{unit} is not a whole number of {_FIELDS[unit]}s. Give a whole number, or use a finer unit: batches "
+        "('ba') instead of epochs, or a share of the duration such as '0.1dur'."
+    )
+
+
+def _as_float(number: Fraction | int) -> float:
+    """The nearest float, infinity included; Fraction itself raises OverflowError."""
+    try:
+        return float(number)
+    except OverflowError:
+        return math.inf
+
+
+@dataclass(slots=True)
+class Timestamp:
+    """How much of training is completed. The loop moves it forward in place; keep a :meth:`copy` of what must not move.
+
+    Counts are over all ranks and are Python integers, so they cannot overflow. Seconds are wall-clock seconds spent on
+    training batches: in total, within the epoch, and of the latest batch.
+    """
+
+    epoch: int = 0
+    batch: int = 0
+    sample: int = 0
+    token: int = 0
+    batch_in_epoch: int = 0
+    sample_in_epoch: int = 0
+    token_in_epoch: int = 0
+    seconds: float = 0.0
+    epoch_seconds: float = 0.0
+    batch_seconds: float = 0.0
+
+    def next_batch(self, samples: int, tokens: int, seconds: float) -> None:
+        """Count one batch of ``samples`` and ``tokens`` over all ranks that took ``seconds``."""
+        self.batch += 1
+        self.sample += samples
+        self.token += tokens
+        self.batch_in_epoch += 1
+        self.sample_in_epoch += samples
+        self.token_in_epoch += tokens
+        self.seconds += seconds
+        self.epoch_seconds += seconds
+        self.batch_seconds = seconds
+
+    def next_epoch(self) -> None:
+        """Count one epoch; what is counted within the epoch starts at zero again."""
+        self.epoch += 1
+        self.begin_epoch()
+
+    def begin_epoch(self) -> None:
+        """Start at zero within the epoch, without counting one."""
+        self.batch_in_epoch = self.sample_in_epoch = self.token_in_epoch = 0
+        self.epoch_seconds = 0.0
+
+    def copy(self) -> Timestamp:
+        """A timestamp of its own with the same values."""
+        return Timestamp(
+            self.epoch,
+            self.batch,
+            self.sample,
+            self.token,
+            self.batch_in_epoch,
+            self.sample_in_epoch,
+            self.token_in_epoch,
+            self.seconds,
+            self.epoch_seconds,
+            self.batch_seconds,
+        )
+
+    def count(self, unit: Unit) -> int | float:
+        """What is completed in whole epochs, batches, samples, tokens, or in seconds, as a plain number.
+
+        Raises TimeError for ``dur``: a timestamp does not know how long the run is going to be.
+        """
+        field = _FIELDS.get(unit)
+        if field is None:
+            raise TimeError("A timestamp does not know which share of the run is done; ask State.elapsed() for that.")
+        value: int | float = getattr(self, field)
+        return value
+
+    def get(self, unit: Unit) -> Time:
+        """:meth:`count` as a Time."""
+        return Time(self.count(Unit(unit)), Unit(unit))
+
+    def state_dict(self) -> dict[str, int | float]:
+        """All values by name."""
+        return {name: getattr(self, name) for name in _TIMESTAMP}
+
+    def load_state_dict(self, state_dict: Mapping[str, int | float]) -> None:
+        """Undo :meth:`state_dict`. Raises ValueError, changing nothing, unless keys and types are exactly those."""
+        if state_dict.keys() != _TIMESTAMP.keys():
+            missing, unknown = _TIMESTAMP.keys() - state_dict.keys(), state_dict.keys() - _TIMESTAMP.keys()
+            raise ValueError(
+                f"This is not the state of a Timestamp: missing {sorted(missing)}, unknown {sorted(unknown)}. It holds "
+                f"exactly {', '.join(_TIMESTAMP)}."
+            )
+        for name, kind in _TIMESTAMP.items():
+            value = state_dict[name]
+            if isinstance(value, bool) or not isinstance(value, int if kind is int else int | float) or value < 0:
+                raise ValueError(
+                    f"The state of a Timestamp has {name}={value!r}; that should be {kind.__name__} and not negative."
+                )
+        for name, kind in _TIMESTAMP.items():
+            setattr(self, name, kind(state_dict[name]))
+
+
+_TIMESTAMP: dict[str, type[int] | type[float]] = {
+    field.name: float if field.name.endswith("seconds") else int for field in fields(Timestamp)
+}
+
+#: How much below a whole number a quotient of times counts as that number. Quotients such as 0.7 / 0.1 are off by about
+#: 1e-16 of their value; the tolerance is far above that, and far below one batch of any interval.
+_TOLERANCE = 1e-9
+
+
+def whole(number: float) -> int:
+    """The floor of ``number`` (not negative), but the next integer if that is at most 1e-9 away."""
+    return int(number + _TOLERANCE)
+
+
+class Interval:
+    """Something that recurs: ``Interval("500ba")``, ``"1ep"``, ``"0.25dur"``, ``"10min"``, ``"3000sp"``.
+
+    ``None``, ``0`` and ``"0ba"`` stand for never. ``every`` is the Time, or None for never. An interval is truthy
+    unless it is never due.
+
+    Raises:
+        TimeError: what was given is not a time.
+    """
+
+    __slots__ = ("_amount", "_at_epoch_end", "_field", "every")
+
+    def __init__(self, every: str | Time | Interval | int | None) -> None:
+        if isinstance(every, Interval):
+            every = every.every
+        if every is not None and (isinstance(every, bool) or every != 0):
+            every = Time.parse(every)  # type: ignore[arg-type]  # a number without a unit is refused there
+        self.every: Time | None = every if isinstance(every, Time) and every.value else None
+        # Asked several times per batch, so that only look-ups and divisions are left to do then.
+        unit = self.every.unit if self.every else None
+        self._field = None if unit is None else _FIELDS.get(unit)
+        self._amount: int | float = self.every.value if self.every else 0
+        self._at_epoch_end = unit is Unit.EPOCH
+
+    @classmethod
+    def parse(cls, every: str | Time | Interval | int | None) -> Interval:
+        """The same as the constructor."""
+        return cls(every)
+
+    def due(
+        self,
+        previous: Timestamp,
+        now: Timestamp,
+        elapsed_before: float | None = None,
+        elapsed_now: float | None = None,
+    ) -> bool:
+        """Whether a multiple of the interval was reached: ``floor(previous / every) != floor(now / every)``.
+
+        An interval in epochs is due only when an epoch has just been counted (``now.batch_in_epoch == 0``). One in
+        ``dur`` needs the shares of the duration that were done at both timestamps, from 0.0 to 1.0; a multiple counts
+        as reached 1e-9 intervals early, so that every multiple of ``0.1dur`` is met however the quotients were rounded.
+
+        Raises:
+            TimeError: the interval is in ``dur`` and a share was not given.
+        """
+        amount, field = self._amount, self._field
+        if field is not None:
+            if self._at_epoch_end and now.batch_in_epoch:
+                return False
+            return bool(getattr(previous, field) // amount != getattr(now, field) // amount)
+        if not amount:
+            return False
+        if elapsed_before is None or elapsed_now is None:
+            raise TimeError(
+                f"Every {self.every} is a share of the whole duration; pass elapsed_before and elapsed_now, the shares "
+                "that were done at the two timestamps."
+            )
+        return int(elapsed_before / amount + _TOLERANCE) != int(elapsed_now / amount + _TOLERANCE)
+
+    def __bool__(self) -> bool:
+        return self.every is not None
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Interval) and self.every == other.every
+
+    def __hash__(self) -> int:
+        return hash(self.every)
+
+    def __reduce__(self) -> tuple[type[Interval], tuple[Time | None]]:
+        return Interval, (self.every,)
+
+    def __repr__(self) -> str:
+        return f"Interval({str(self.every) if self.every else None!r})"

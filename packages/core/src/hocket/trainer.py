@@ -1,0 +1,402 @@
+"""The Trainer: assembles a run from its parts and hands it to the loops."""
+
+from __future__ import annotations
+
+import copy
+import secrets
+import time
+import warnings
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from hocket import seeding, setup
+from hocket.data.feed import DataError, Feed
+from hocket.guard import NonFiniteGuard, Policy
+from hocket.learning_rate import make_schedules
+from hocket.loops.evaluate import EvalSet, PreparedSet, evaluate, sanity_check
+from hocket.loops.fit import FitLoop
+from hocket.loops.metrics import MetricSet
+from hocket.loops.predict import predict
+from hocket.optimizers import make_optimizers
+from hocket.plugins import switches
+from hocket.plugins.bus import Bus
+from hocket.plugins.errors import PluginError
+from hocket.plugins.plan import Plan, make_plan
+from hocket.state import State
+from hocket.task import SupervisedTask, Task
+from hocket.time import Interval, Time, TimeError, Timestamp, Unit
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a fit came to."""
+
+    #: The latest value of everything that was evaluated, as ``label/name``.
+    metrics: Mapping[str, float]
+    #: How much of training is completed.
+    timestamp: Timestamp
+    #: Where loggers wrote; exists if one did.
+    run_folder: Path
+    #: Why a plug-in asked to stop, or empty.
+    stop_reason: str = ""
+    #: Seconds and calls by (plug-in, hook); filled with ``profile_plugins=True``.
+    costs: Mapping[tuple[str, str], Cost] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What a plug-in took on one hook."""
+
+    calls: int
+    seconds: float
+
+
+class Trainer:
+    """Trains, evaluates and predicts with the plug-ins that its arguments name, and no others.
+
+    Everything is resolved, checked against each other and set up here, so that what cannot work fails before training.
+    The Trainer holds no process-wide state: two of them in one process do not notice each other.
+
+    Args:
+        model: an `nn.Module` together with ``loss``, or a `hocket.Task`.
+        loss: ``(outputs, targets)`` to a scalar tensor, a dict of named ones, or ``(mean, weight)``; see `hocket.Loss`.
+        train_data: any iterable of batches that can be iterated every epoch.
+        eval_data: one such iterable (it is called ``"eval"``), or several by label; `hocket.EvalSet` for sets with metrics
+            or an interval of their own.
+        metrics: for evaluation, by name: objects with ``update``, ``compute`` and ``reset``, or a function that makes them.
+        train_metrics: the same over the training batches of each epoch.
+        optimizer: a function of the parameters (called after surgery), an optimizer, a name such as ``"adamw(lr=1e-3)"``, or
+            several; None to ask the task.
+        schedule: a name such as ``"cosine(warmup=0.05dur)"``, a `hocket.schedules.Schedule`, or a function of the optimizer
+            that returns a torch LRScheduler, which is stepped every ``schedule_every`` optimizer steps or epochs.
+        duration: such as ``"10ep"``, ``"5000ba"``, ``"1e9tok"``, ``"90min"``; `fit` can be given another.
+        algorithms, callbacks, loggers: names, ``{"name": {...}}`` configurations or instances.
+        strategy, precision, device, actions: one each, likewise; ``"auto"`` chooses by the launch environment and hardware.
+        microbatch: samples per forward pass; ``"auto"`` halves it whenever memory runs out. The gradient does not depend on it.
+        eval_every: how often to evaluate; the end of a fit always does. ``None`` for only when asked.
+        log_every: how often what was logged goes to the loggers.
+        clip_gradients: the largest norm, or ``("norm" | "value" | "adaptive", threshold)``.
+        nonfinite: what to do about a loss or gradient that is not finite: ``"raise"``, ``"skip"`` the batch, or ``"warn"``.
+        seed: makes the run repeatable, with random numbers of its own; None uses the process's.
+        deterministic: only deterministic kernels, during fit, evaluate and predict.
+        compile: ``True`` or the keyword arguments of `torch.compile`.
+        run_name: the name of this run; None makes one up. ``folder`` is where runs are kept.
+        plugins: restricts which installed plug-ins may be used: False for core's own, or a list of names.
+        profile_plugins: measure what each plug-in takes on each hook.
+        limit_train, limit_eval, limit_predict: at most so many batches of an epoch or set.
+        fast_dev_run: run so many batches of training and of each evaluation set, and stop: a test of everything.
+        overfit: train on the first so many batches only, the same in every epoch.
+        detect_anomaly: torch's anomaly detection: the forward operation behind a NaN gradient, slowly.
+        sanity_eval: try so many batches of every evaluation set before training, and forget the results.
+
+    Raises:
+        hocket.plugins.PluginError: a plug-in is not there, is broken, or cannot be combined with another.
+        TypeError, ValueError: an argument cannot be understood; the message says which and what to write.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: nn.Module,
+        loss: Callable[[Any, Any], Any] | None = None,
+        train_data: Iterable[Any] | None = None,
+        eval_data: Iterable[Any] | EvalSet | Mapping[str, Iterable[Any] | EvalSet] | None = None,
+        metrics: Mapping[str, Any] | Callable[[], Mapping[str, Any]] | None = None,
+        train_metrics: Mapping[str, Any] | Callable[[], Mapping[str, Any]] | None = None,
+        optimizer: Any = None,
+        schedule: Any = None,
+        schedule_every: str | Time = "1ba",
+        duration: str | Time | None = None,
+        algorithms: Sequence[Any] = (),
+        callbacks: Sequence[Any] = (),
+        loggers: Sequence[Any] = (),
+        strategy: Any = "auto",
+        precision: Any = "fp32",
+        device: Any = "auto",
+        actions: Any = "default",
+        microbatch: int | Literal["auto"] | None = None,
+        eval_every: str | Interval | None = "1ep",
+        log_every: str | Interval = "10ba",
+        clip_gradients: float | tuple[Literal["norm", "value", "adaptive"], float] | None = None,
+        nonfinite: Policy = "raise",
+        seed: int | None = None,
+        deterministic: bool = False,
+        compile: bool | Mapping[str, Any] = False,
+        run_name: str | None = None,
+        folder: str | Path = "runs",
+        plugins: bool | Sequence[str] | None = None,
+        profile_plugins: bool = False,
+        limit_train: int | None = None,
+        limit_eval: int | None = None,
+        limit_predict: int | None = None,
+        fast_dev_run: int | None = None,
+        overfit: int | None = None,
+        detect_anomaly: bool = False,
+        sanity_eval: int = 0,
+    ) -> None:
+        self._arguments = {
+            name: value for name, value in locals().items() if name not in ("self", "model", "__class__")
+        }
+        if fast_dev_run:
+            limit_train = limit_eval = limit_predict = fast_dev_run
+            duration = "1ep"
+        self._duration = None if duration is None else _no_share(Time.parse(duration))
+        self._deterministic, self._detect_anomaly = deterministic, detect_anomaly
+        self._sanity_batches = sanity_eval
+        self._eval_every, self._metrics = Interval(eval_every), metrics
+        self._limits = (limit_train, overfit, limit_eval, limit_predict)
+
+        setup.check_model(model, device)
+        with switches.use(plugins):
+            parts = setup.resolve(
+                algorithms=algorithms,
+                callbacks=callbacks,
+                loggers=loggers,
+                strategy=strategy,
+                precision=precision,
+                device=device,
+                actions=actions,
+            )
+        bus = Bus(parts.voices, profile=profile_plugins)
+        task = model if isinstance(model, Task) else SupervisedTask(model, loss)
+        if task is model and loss is not None:
+            raise TypeError(f"{type(model).__name__} is a Task and has a loss of its own; leave out loss=.")
+        self._plan = make_plan(
+            bus,
+            task.model,
+            parts.strategy,
+            {"model": setup.describe(task.model), "duration": str(self._duration or "given to fit"), **parts.reasons},
+        )
+
+        on = bus.setup_environment(parts.device)
+        rank = parts.strategy.rank
+        self._randomness = seeding.RandomStream(seed, rank)
+        setup.compare_over_ranks(bus, parts.voices)
+        self.state = state = State(
+            task=task,
+            bus=bus,
+            strategy=parts.strategy,
+            precision=parts.precision,
+            device=on,
+            device_kind=parts.device,
+            run_name=run_name or bus.broadcast_object(f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"),
+            folder=Path(folder),
+            seed=seed,
+            microbatch=setup.check_microbatch(microbatch),
+        )
+        state.clipping = setup.check_clipping(clip_gradients)
+        self._run_folder = Path(folder) / state.run_name
+        self._loop = FitLoop(state, NonFiniteGuard(nonfinite, on), Interval(log_every), halve=microbatch == "auto")
+        with self._running(), switches.use(plugins):
+            self._assemble(optimizer, schedule, schedule_every, compile)
+            self._loop.metrics = MetricSet("train", train_metrics, state)
+            if train_data is not None:
+                self._set_train_data(train_data)
+            self._set_eval_data(eval_data)
+            bus.before_load(state)
+            bus.after_load(state)
+        weakref.finalize(self, _close_at_exit, state)
+
+    def _assemble(
+        self, optimizer: Any, schedule: Any, schedule_every: str | Time, compile: bool | Mapping[str, Any]
+    ) -> None:
+        """Model, surgery, optimizers, schedules: in the order in which they need each other."""
+        state, bus = self.state, self.state.bus
+        state.task = bus.convert_module(state.task.to(state.device))
+        bus.init(state)
+        state.task.to(state.device)
+        optimizers = make_optimizers(optimizer, state.task, state.replacements)
+        if compile:
+            state.task.compile(**({} if compile is True else compile))
+        state.prepared = bus.prepare_model(state.task)
+        state.optimizers = [bus.prepare_optimizer(each) for each in optimizers]
+        state.schedules = make_schedules(schedule, state.optimizers, schedule_every)
+
+    # --- what it is for
+
+    def plan(self) -> Plan:
+        """Who acts when, what each needs, what surgery replaced; as it was worked out before surgery."""
+        return self._plan
+
+    def fit(
+        self,
+        duration: str | Time | None = None,
+        *,
+        train_data: Iterable[Any] | None = None,
+        eval_data: Iterable[Any] | EvalSet | Mapping[str, Iterable[Any] | EvalSet] | None = None,
+    ) -> Result:
+        """Train until the Trainer's duration is reached, or for ``duration`` more.
+
+        A fit continues where the last one ended, in the middle of an epoch too, unless there is new ``train_data``.
+
+        Raises:
+            ValueError: something to train with is missing, or the training data yields nothing.
+            FloatingPointError: the loss is not finite, and ``nonfinite="raise"``.
+        """
+        state = self.state
+        if train_data is not None:
+            self._set_train_data(train_data)
+        if eval_data is not None:
+            self._set_eval_data(eval_data)
+        if not self._set_time(duration):
+            return self._result()
+        with self._running():
+            if not state.progress.ready:
+                state.bus.log_hyperparameters(state, setup.hyperparameters(self._arguments, state.bus.voices))
+                sanity_check(state, state.eval_sets, self._sanity_batches)
+            self._loop.run()
+            state.bus.flush(state)
+        return self._result()
+
+    def evaluate(
+        self,
+        data: Iterable[Any] | EvalSet | Mapping[str, Iterable[Any] | EvalSet] | None = None,
+        *,
+        metrics: Mapping[str, Any] | Callable[[], Mapping[str, Any]] | None = None,
+    ) -> dict[str, float]:
+        """Losses and metrics as ``label/name``, of ``data`` or of the Trainer's ``eval_data``; every sample counts once."""
+        state = self.state
+        sets = state.eval_sets if data is None else self._eval_sets(data, metrics or self._metrics)
+        if not sets:
+            raise ValueError("There is nothing to evaluate on. Pass data to evaluate(), or eval_data= to the Trainer.")
+        with self._running():
+            state.bus.eval_standalone_start(state)
+            values = evaluate(state, sets)
+            state.bus.eval_standalone_end(state)
+            state.bus.flush(state)
+        return values
+
+    def predict(self, data: Iterable[Any]) -> list[Any]:
+        """The model's outputs for every batch of ``data``, on the CPU; of this rank's share where there are several ranks."""
+        with self._running():
+            return predict(self.state, data, self._limits[3])
+
+    def model_state_dict(self, *, evaluated: bool = False) -> dict[str, Any]:
+        """The full weights under the names that the model itself gives them, on every rank, whatever the strategy.
+
+        With ``evaluated`` those that evaluation and prediction use, such as the averages of EMA, as copies.
+        """
+        state = self.state
+        if evaluated:
+            with self._running():
+                state.bus.predict_start(state)
+                try:
+                    return {name: copy.deepcopy(value) for name, value in self.model_state_dict().items()}
+                finally:
+                    state.bus.predict_end(state)
+        whole: dict[str, Any] = state.bus.model_state(state.prepared)
+        prefix = next((f"{name}." for name, module in state.task.named_modules() if module is state.model and name), "")
+        plain = {name.removeprefix(prefix): value for name, value in whole.items() if name.startswith(prefix)}
+        if missing := set(state.model.state_dict()) - set(plain):
+            raise PluginError(
+                f"The strategy's model_state has no {', '.join(sorted(missing)[:3])}: it has to use the model's own names, "
+                f"but has {', '.join(list(whole)[:3])}."
+            )
+        return plain
+
+    def close(self) -> None:
+        """Let plug-ins release what they hold. Happens by itself after an exception and at the end of the process."""
+        self._loop.close()
+        self.state.bus.close(self.state)
+
+    def __enter__(self) -> Trainer:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    # --- inside
+
+    def _result(self) -> Result:
+        state = self.state
+        costs = {key: Cost(int(calls), seconds) for key, (calls, seconds) in state.bus.account.items()}
+        return Result(dict(state.metrics), state.timestamp.copy(), self._run_folder, state.stop_reason, costs)
+
+    def _set_train_data(self, data: Iterable[Any]) -> None:
+        state = self.state
+        limit, overfit, *_ = self._limits
+        state.train_data, state.train_loader = data, state.bus.prepare_data(data, True)
+        self._loop.feed = Feed(state.train_loader, limit, overfit)
+        state.epoch_length = self._loop.feed.length
+
+    def _set_eval_data(self, data: Any) -> None:
+        self.state.eval_sets = {} if data is None else self._eval_sets(data, self._metrics)
+
+    def _eval_sets(self, data: Any, metrics: Any) -> dict[str, PreparedSet]:
+        named = data if isinstance(data, Mapping) else {"eval": data}
+        sets = {label: given if isinstance(given, EvalSet) else EvalSet(given) for label, given in named.items()}
+        every, limit = self._eval_every, self._limits[2]
+        return {label: PreparedSet(each, label, self.state, metrics, every, limit) for label, each in sets.items()}
+
+    def _set_time(self, duration: str | Time | None) -> bool:
+        """Work out when this fit ends; False if that is already past."""
+        state = self.state
+        if not self._loop.has_data:
+            raise ValueError("There is nothing to train on. Pass train_data= to the Trainer or to fit.")
+        if not state.optimizers:
+            raise ValueError(
+                "There is no optimizer. Pass optimizer=, such as lambda parameters: torch.optim.AdamW(parameters, lr=1e-3), "
+                "or define configure_optimizers() in the Task."
+            )
+        if duration is not None:
+            more = _no_share(Time.parse(duration))
+            until = Time(state.timestamp.count(more.unit) + more.value, more.unit)
+        elif self._duration is not None:
+            until = self._duration
+            if until.value and state.timestamp.count(until.unit) >= until.value:
+                warnings.warn(f"Training is over: {until} are done. Pass fit(duration=…) for more.", stacklevel=3)
+                return False
+        else:
+            raise ValueError(
+                "How long to train is not known. Pass duration='10ep' or the like to the Trainer or to fit."
+            )
+        if until.unit is Unit.EPOCH and self._loop.feed.endless:
+            raise DataError(
+                f"The training data never ends, so a duration of {until.value} epochs does not either. Give the duration in "
+                "batches ('1000ba') or limit an epoch with limit_train=1000."
+            )
+        planned = self._duration
+        longer = planned is None or (planned.unit is until.unit and until > planned)
+        state.fit_until, state.max_duration = until, until if longer else planned
+        return True
+
+    @contextmanager
+    def _running(self) -> Iterator[None]:
+        """The Trainer's own random numbers and kernels; after an exception, nothing left running."""
+        state = self.state
+        with ExitStack() as stack:
+            stack.enter_context(self._randomness)
+            if self._deterministic:
+                stack.enter_context(setup.deterministic_kernels())
+            if self._detect_anomaly:
+                stack.enter_context(torch.autograd.set_detect_anomaly(True))
+            try:
+                yield
+            except BaseException as error:
+                state.exception = error
+                try:
+                    state.bus.exception(state)
+                    self.close()
+                finally:
+                    state.exception = None
+                raise
+
+
+def _close_at_exit(state: State) -> None:
+    state.bus.close(state)
+    state.strategy.shutdown()
+
+
+def _no_share(time: Time) -> Time:
+    if time.unit is Unit.DURATION:
+        raise TimeError(
+            f"A duration of {time} is a share of itself. Give it in ep, ba, sp, tok, or as a time such as '90min'."
+        )
+    return time

@@ -1,0 +1,312 @@
+"""The bus calls what pluggy would call, with what pluggy would give; order, errors and costs are its own."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pluggy
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hocket import Algorithm, Callback, Event, Phase, hookimpl
+from hocket.hookspecs import SPECS
+from hocket.plugins import ConflictError, HookError, OrderError
+from hocket.plugins.bus import Bus
+from hocket.plugins.spec import Voice
+
+
+def bus_of(*plugins: Any, kind: str = "callbacks", **options: Any) -> Bus:
+    return Bus([Voice(kind, f"p{index}", plugin) for index, plugin in enumerate(plugins)], **options)
+
+
+def pluggy_of(*plugins: Any) -> pluggy.PluginManager:
+    manager = pluggy.PluginManager("hocket")
+    for spec in SPECS:
+        manager.add_hookspecs(spec)
+    for plugin in plugins:
+        manager.register(plugin)
+    return manager
+
+
+def outcome(call: Any) -> tuple[str, Any]:
+    try:
+        return "returned", call()
+    except Exception as error:
+        return "raised", (type(error), str(error))
+
+
+#: What a plain implementation of an action does, and what a wrapper does around it.
+PLAIN = {
+    "answers": lambda value: value,
+    "passes": lambda value: None,
+    "raises": lambda value: (_ for _ in ()).throw(KeyError(f"plain {value}")),
+}
+WRAPPERS = ("nothing", "replaces", "swallows", "raises before", "raises after", "translates")
+
+
+def plain(what: str, value: int) -> Any:
+    class Plain:
+        @hookimpl
+        def zero_grad(self, state: Any) -> Any:
+            return PLAIN[what](value)
+
+    return Plain()
+
+
+def wrapper(what: str, value: int) -> Any:
+    class Wrapper:
+        @hookimpl(wrapper=True)
+        def zero_grad(self, state: Any) -> Any:
+            if what == "raises before":
+                raise RuntimeError(f"before {value}")
+            try:
+                result = yield
+            except Exception as error:
+                if what == "swallows":
+                    return value
+                if what == "translates":
+                    raise ValueError(f"translated {value}") from error
+                raise
+            if what == "raises after":
+                raise RuntimeError(f"after {value}")
+            return value if what == "replaces" else result
+
+    return Wrapper()
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(st.just(plain), st.sampled_from(sorted(PLAIN))),
+            st.tuples(st.just(wrapper), st.sampled_from(WRAPPERS)),
+        ),
+        min_size=1,
+        max_size=5,
+    )
+)
+def test_an_action_means_what_it_means_to_pluggy(parts: list[Any]) -> None:
+    """First answers, wrappers that replace, swallow, translate and raise, in every combination."""
+    plugins = [make(what, number) for number, (make, what) in enumerate(parts)]
+    ours = outcome(lambda: bus_of(*plugins).zero_grad(None))
+    if all(make is wrapper for make, _ in parts):
+        return  # an action that nobody takes is an error here, and None there
+    # The first plug-in is outermost and answers first; with pluggy it is the one that was registered last.
+    assert ours == outcome(lambda: pluggy_of(*reversed(plugins)).hook.zero_grad(state=None))
+
+
+def test_of_several_answers_the_outermost_counts() -> None:
+    """Callbacks answer before algorithms, those before the strategy, the default actions last."""
+
+    class Answers:
+        def __init__(self, answer: Any) -> None:
+            self.answer = answer
+
+        def zero_grad(self, state: Any) -> Any:
+            return self.answer
+
+    kinds = ("loggers", "callbacks", "precisions", "strategies", "actions")
+    for start in range(len(kinds)):
+        voices = [Voice(kind, kind, Answers(kind if index >= start else None)) for index, kind in enumerate(kinds)]
+        assert Bus(reversed(voices)).zero_grad(None) == kinds[start]
+
+
+def test_a_wrapper_that_does_not_yield_or_yields_twice() -> None:
+    class Never(Callback):
+        @hookimpl(wrapper=True)
+        def zero_grad(self, state: Any) -> Any:
+            if state is not None:
+                yield
+            return True
+
+    class Twice(Callback):
+        @hookimpl(wrapper=True)
+        def zero_grad(self, state: Any) -> Any:
+            yield
+            yield
+
+    with pytest.raises(HookError, match="did not yield"):
+        bus_of(Never(), plain("answers", 1)).zero_grad(None)
+    with pytest.raises(HookError, match="yielded twice"):
+        bus_of(Twice(), plain("answers", 1)).zero_grad(None)
+
+
+def test_arguments_are_asked_for_by_name() -> None:
+    seen: list[Any] = []
+
+    class None_(Callback):
+        def loss(self) -> None:
+            seen.append(())
+
+    class Last(Callback):
+        def loss(self, batch: Any) -> None:
+            seen.append((batch,))
+
+    class Swapped(Callback):
+        def loss(self, batch: Any, state: Any) -> None:
+            seen.append((batch, state))
+
+    class Answer:
+        def loss(self, state: Any, outputs: Any, batch: Any) -> int:
+            seen.append((state, outputs, batch))
+            return 1
+
+    bus = Bus(
+        [Voice("callbacks", n.__name__, n()) for n in (None_, Last, Swapped)] + [Voice("actions", "answer", Answer())]
+    )
+    assert bus.loss("s", "o", "b") == 1
+    assert sorted(seen, key=len) == [(), ("b",), ("b", "s"), ("s", "o", "b")]
+
+
+def test_two_buses_share_nothing_and_recompile() -> None:
+    heard: list[str] = []
+
+    class Listen(Callback):
+        def __init__(self, name: str) -> None:
+            self._name = name
+
+        def batch_end(self, state: Any) -> None:
+            heard.append(self._name)
+
+    first, second = bus_of(Listen("a")), bus_of()
+    second.batch_end(None)
+    assert heard == []
+    voice = Voice("callbacks", "late", Listen("b"))
+    first.attach(voice)
+    first.batch_end(None)
+    first.detach(voice)
+    first.batch_end(None)
+    assert heard == ["a", "b", "a"]
+    with pytest.raises(HookError, match="attached already"):
+        first.attach(Voice("callbacks", "p0", Listen("c")))
+
+
+def test_an_exception_says_whose_it_is() -> None:
+    class Fails(Callback):
+        def batch_end(self, state: Any) -> None:
+            raise KeyError("x")
+
+    bus = Bus([Voice("callbacks", "mine", Fails(), "acme", "1.2")])
+    with pytest.raises(KeyError) as raised:
+        bus.batch_end(None)
+    assert raised.value.__notes__ == ["Raised by callback 'mine' of acme 1.2 in batch_end."]
+
+
+def test_on_exception_and_close_everyone_runs() -> None:
+    heard: list[int] = []
+
+    class Fails(Callback):
+        def __init__(self, number: int) -> None:
+            self._number = number
+
+        def close(self, state: Any) -> None:
+            heard.append(self._number)
+            raise OSError(f"number {self._number}")
+
+    class State:
+        exception = None
+
+    with pytest.raises(OSError, match="number 0") as raised:
+        bus_of(Fails(0), Fails(1), Fails(2)).close(State())
+    assert heard == [0, 1, 2]
+    assert [note for note in raised.value.__notes__ if "number 1" in note and "'p1'" in note]
+
+
+def test_costs_are_counted() -> None:
+    class Work(Callback):
+        def batch_end(self, state: Any) -> None: ...
+
+        @hookimpl(wrapper=True)
+        def zero_grad(self, state: Any) -> Any:
+            return (yield)
+
+    bus = bus_of(Work(), plain("answers", 1), profile=True)
+    for _ in range(3):
+        bus.batch_end(None)
+        bus.zero_grad(None)
+    assert bus.account["p0", "batch_end"][0] == bus.account["p0", "zero_grad"][0] == 3
+    assert bus.account["p0", "batch_end"][1] > 0
+
+
+# --- order
+
+
+def algorithm(name: str, events: Any = (Event.BATCH_END,), **attributes: Any) -> Voice:
+    ran = attributes.pop("ran", None)
+
+    def apply(self: Any, event: Event, state: Any) -> None:
+        if ran is not None:
+            ran.append(name)
+
+    return Voice("algorithms", name, type("A", (Algorithm,), {"events": events, "apply": apply, **attributes})())
+
+
+def names(bus: Bus, hook: str) -> list[str]:
+    return [voice.name for voice in bus.listeners(hook)]
+
+
+def test_phase_then_constraints_then_the_users_order() -> None:
+    voices = [
+        algorithm("weights", phase=Phase.WEIGHTS),
+        algorithm("b"),
+        algorithm("a"),
+        algorithm("first", before=("b", "absent")),
+        algorithm("data", phase=Phase.DATA, after=("a",)),
+    ]
+    assert names(Bus(voices), "batch_end") == ["a", "data", "first", "b", "weights"] or names(Bus(voices), "batch_end") == [
+        "first", "b", "a", "data", "weights",
+    ]  # fmt: skip
+
+
+def test_kinds_run_in_order() -> None:
+    class Listen(Callback):
+        def batch_end(self, state: Any) -> None: ...
+
+    voices = [Voice("loggers", "l", Listen()), Voice("callbacks", "c", Listen()), algorithm("a")]
+    assert names(Bus(voices), "batch_end") == ["a", "c", "l"]
+
+
+def test_what_is_opened_last_is_closed_first() -> None:
+    pair = (Event.BEFORE_LOSS, Event.AFTER_LOSS)
+    voices = [
+        algorithm("a", pair), algorithm("b", pair), algorithm("late", pair, phase=Phase.WEIGHTS),
+        algorithm("only-after", (Event.AFTER_LOSS,)),
+    ]  # fmt: skip
+    bus = Bus(voices)
+    assert names(bus, "before_loss") == ["a", "b", "late"]
+    assert names(bus, "after_loss") == ["only-after", "late", "b", "a"]
+
+
+@given(st.permutations(range(5)), st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), max_size=6))
+def test_constraints_hold_or_are_refused(order: list[int], pairs: list[tuple[int, int]]) -> None:
+    """Whatever the user's order: every ``before`` is kept, or there is a cycle that is named."""
+    before = {a: {f"a{b}" for x, b in pairs if x == a and b != a} for a in range(5)}
+    voices = [algorithm(f"a{i}", before=tuple(sorted(before[i]))) for i in order]
+    try:
+        got = names(Bus(voices), "batch_end")
+    except OrderError as error:
+        cycle = str(error).split("'")[1::2]
+        assert cycle[0] == cycle[-1] and all(b in before[int(a[1:])] for a, b in itertools.pairwise(cycle))
+        return
+    assert sorted(got) == [f"a{i}" for i in range(5)]
+    assert all(got.index(f"a{a}") < got.index(b) for a in range(5) for b in before[a])
+
+
+def test_a_conflict_is_refused_whoever_declares_it() -> None:
+    for voices in (
+        [algorithm("a", conflicts=("b",)), algorithm("b")],
+        [algorithm("b"), algorithm("a", conflicts=("b",))],
+    ):
+        with pytest.raises(ConflictError, match="'a' and 'b'"):
+            Bus(voices)
+    Bus([algorithm("a", conflicts=("absent",))])
+
+
+def test_match_guards_apply() -> None:
+    ran: list[str] = []
+    voice = algorithm("a", ran=ran, match=lambda self, event, state: state)
+    bus = Bus([voice])
+    bus.batch_end(False)
+    bus.batch_end(True)
+    assert ran == ["a"]

@@ -1,0 +1,309 @@
+"""Discovery, resolution, switches and specifications, on distributions that the tests install as metadata."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hocket import Callback, plugins
+from hocket.plugins import switches
+from hocket.plugins.spec import build, parse_spec
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Installs a distribution: its entry points by kind, its module."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delenv("HOCKET_PLUGINS", raising=False)
+    monkeypatch.delenv("HOCKET_DISABLE_PLUGINS", raising=False)
+    modules = set(sys.modules)
+
+    def add(dist: str, entries: dict[str, str], source: str = "", version: str = "1.0", api: str = "v1") -> None:
+        info = tmp_path / f"{dist.replace('-', '_')}-{version}.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {dist}\nVersion: {version}\n")
+        lines = [
+            f"[hocket.{api}.{key.partition('/')[0]}]\n{key.partition('/')[2]} = {value}\n"
+            for key, value in entries.items()
+        ]
+        (info / "entry_points.txt").write_text("".join(lines))
+        (tmp_path / f"{dist.replace('-', '_')}.py").write_text(source)
+        plugins.refresh()
+
+    yield add
+    for name in set(sys.modules) - modules:
+        del sys.modules[name]
+    plugins.refresh()
+
+
+CALLBACK = '''
+from hocket import Callback
+
+
+class Mine(Callback):
+    """Does something."""
+
+    def __init__(self, size: int = 1):
+        self.size = size
+'''
+
+
+def test_names_are_listed_without_importing(install) -> None:
+    install("acme-things", {"callbacks/mine": "acme_things:Mine"}, "raise RuntimeError('imported')")
+    assert "mine" in plugins.names("callbacks")
+    entry = next(entry for entry in plugins.entries("callbacks") if entry.name == "mine")
+    assert (entry.dist, entry.version, entry.target, entry.api) == ("acme-things", "1.0", "acme_things:Mine", "v1")
+    assert "acme_things" not in sys.modules
+
+
+def test_a_name_is_imported_when_it_is_asked_for(install) -> None:
+    install("acme-things", {"callbacks/mine": "acme_things:Mine"}, CALLBACK)
+    assert plugins.get("callbacks", "mine") is plugins.get("callbacks", "acme-things/mine")
+    assert plugins.get("callbacks", "Acme_Things/mine").__doc__ == "Does something."
+
+
+def test_an_import_that_fails_says_everything(install) -> None:
+    install("acme-things", {"callbacks/mine": "acme_things:Mine"}, "import not_there_at_all")
+    with pytest.raises(
+        plugins.BrokenPluginError, match=r"'mine' of acme-things 1\.0 .*acme_things:Mine.*not_there_at_all"
+    ) as error:
+        plugins.get("callbacks", "mine")
+    assert isinstance(error.value.__cause__, ModuleNotFoundError)
+    assert "lr-monitor" in plugins.names("callbacks")
+
+
+def test_two_providers_of_one_name(install) -> None:
+    install("acme-things", {"callbacks/mine": "acme_things:Mine"}, CALLBACK)
+    install("other-things", {"callbacks/mine": "other_things:Mine"}, CALLBACK)
+    with pytest.raises(plugins.AmbiguousPluginError, match="'acme-things/mine' or 'other-things/mine'"):
+        plugins.get("callbacks", "mine")
+    assert plugins.get("callbacks", "other-things/mine").__module__ == "other_things"
+
+
+def test_another_version_of_the_contract(install) -> None:
+    install("acme-things", {"callbacks/mine": "acme_things:Mine"}, CALLBACK, api="v2")
+    assert "mine" not in plugins.names("callbacks")
+    with pytest.raises(plugins.UnknownPluginError, match=r"acme-things 1\.0 speaks v2"):
+        plugins.get("callbacks", "mine")
+
+
+def test_what_is_registered_here_comes_first(install) -> None:
+    install("acme-things", {"callbacks/mine": "acme_things:Mine"}, CALLBACK)
+
+    class Here(Callback): ...
+
+    plugins.register("callbacks", "mine", Here)
+    try:
+        assert plugins.get("callbacks", "mine") is Here
+        assert plugins.get("callbacks", "acme-things/mine") is not Here
+        with pytest.raises(plugins.PluginError, match="registered already"):
+            plugins.register("callbacks", "mine", Here)
+        assert build("callbacks", Here()).name == "mine"
+    finally:
+        plugins.unregister("callbacks", "mine")
+    with pytest.raises(plugins.UnknownPluginError):
+        plugins.unregister("callbacks", "mine")
+
+
+def test_what_is_known_but_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOCKET_PLUGINS", "")
+    installed = plugins.catalog._installed()
+    monkeypatch.setattr(plugins.catalog, "_installed", lambda: tuple(e for e in installed if e.dist == "hocket"))
+    with pytest.raises(plugins.UnknownPluginError, match=r"pip install 'hocket\[vision\]'"):
+        plugins.get("algorithms", "blurpool")
+    with pytest.raises(plugins.UnknownPluginError, match=r"Did you mean 'blurpool'\?.*hocket\[vision\]"):
+        plugins.get("algorithms", "blurpol")
+    with pytest.raises(plugins.PluginError, match="'algorithm' is not a kind"):
+        plugins.get("algorithm", "blurpool")
+
+
+def test_the_table_of_known_names_is_that_of_the_repository() -> None:
+    packages = Path(__file__).parents[2]
+    if not (packages / "algorithms-vision" / "pyproject.toml").exists():
+        pytest.skip("not in the repository")
+    declared: dict[str, set[str]] = {}
+    for file in packages.glob("*/pyproject.toml"):
+        project = tomllib.loads(file.read_text())["project"]
+        if project["name"] != "hocket":
+            for group, points in project.get("entry-points", {}).items():
+                declared.setdefault(group.rpartition(".")[2], set()).update(points)
+    known = tomllib.loads((Path(plugins.__file__).parent / "known.toml").read_text())
+    extras = tomllib.loads((packages / "core" / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert {kind: set(table) for kind, table in known.items()} == declared
+    assert all(extra in extras for table in known.values() for extra in table.values())
+
+
+# --- switches
+
+
+def test_switches_from_the_environment(install, monkeypatch: pytest.MonkeyPatch) -> None:
+    install("acme-things", {"callbacks/mine": "acme_things:Mine", "callbacks/yours": "acme_things:Mine"}, CALLBACK)
+
+    def there() -> set[str]:
+        return {"mine", "yours", "lr-monitor"} & set(plugins.names("callbacks"))
+
+    monkeypatch.setenv("HOCKET_PLUGINS", "0")
+    assert there() == {"lr-monitor"}
+    with pytest.raises(plugins.UnknownPluginError, match="switched off by HOCKET_PLUGINS=0"):
+        plugins.get("callbacks", "mine")
+    monkeypatch.setenv("HOCKET_PLUGINS", "mine")
+    assert there() == {"mine", "lr-monitor"}
+    monkeypatch.delenv("HOCKET_PLUGINS")
+    monkeypatch.setenv("HOCKET_DISABLE_PLUGINS", "yours,lr-monitor")
+    assert there() == {"mine"}
+    monkeypatch.setenv("HOCKET_DISABLE_PLUGINS", "dist:acme-things")
+    assert there() == {"lr-monitor"}
+    assert "acme_things" not in sys.modules
+
+
+def test_a_name_that_matches_nothing_warns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOCKET_DISABLE_PLUGINS", "lr-monitr,dist:nobody")
+    with pytest.warns(UserWarning) as warned:
+        plugins.names("callbacks")
+    assert {word for warning in warned for word in ("'lr-monitr'", "'dist:nobody'") if word in str(warning.message)} == {
+        "'lr-monitr'", "'dist:nobody'",
+    }  # fmt: skip
+
+
+def test_switches_of_one_trainer(install) -> None:
+    install("acme-things", {"callbacks/mine": "acme_things:Mine"}, CALLBACK)
+    with switches.use(False):
+        assert "mine" not in plugins.names("callbacks")
+        assert build("callbacks", Callback()).name == "callback", "an instance was given, not found"
+    with switches.use(["mine"]):
+        assert "mine" in plugins.names("callbacks")
+    assert "mine" in plugins.names("callbacks")
+    with pytest.raises(TypeError, match=r"plugins=\['mine'\]"), switches.use("mine"):
+        pass
+
+
+# --- specifications
+
+_scalars = (
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8)
+)
+_values = st.recursive(
+    _scalars,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=6,
+)
+_keys = st.from_regex(r"[a-z_][a-z0-9_]{0,6}", fullmatch=True)
+
+
+@given(st.from_regex(r"[a-z][a-z0-9-]{0,8}(/[a-z]{1,4})?", fullmatch=True), st.dictionaries(_keys, _values, max_size=4))
+def test_literals_round_trip(name: str, config: dict[str, Any]) -> None:
+    text = f"{name}({', '.join(f'{key}={value!r}' for key, value in config.items())})"
+    assert parse_spec(text) == (name, config)
+
+
+@given(st.text(max_size=30))
+def test_any_text_is_read_or_refused(text: str) -> None:
+    try:
+        name, config = parse_spec(text)
+    except plugins.PluginConfigError:
+        return
+    assert name and all(key.isidentifier() for key in config)
+
+
+def test_bare_words_are_texts() -> None:
+    assert parse_spec("cosine(warmup=0.05dur, kind=abc, flag=true, none=null, xs=[1, 2])") == (
+        "cosine", {"warmup": "0.05dur", "kind": "abc", "flag": True, "none": None, "xs": [1, 2]},
+    )  # fmt: skip
+    assert parse_spec("x(code=__import__('os').getcwd())")[1] == {"code": "__import__('os').getcwd()"}, "not evaluated"
+
+
+def test_everything_that_a_specification_may_be(install) -> None:
+    install("acme-things", {"callbacks/mine": "acme_things:Mine"}, CALLBACK)
+    cls = plugins.get("callbacks", "mine")
+    for spec, size in (
+        ("mine", 1),
+        ("acme-things/mine", 1),
+        ("mine(size=3)", 3),
+        ({"mine": {"size": 4}}, 4),
+        ({"mine": None}, 1),
+        (cls, 1),
+        (cls(7), 7),
+    ):
+        voice = build("callbacks", spec)
+        assert (voice.name, voice.dist, voice.version, voice.obj.size) == ("mine", "acme-things", "1.0", size)
+    assert build("callbacks", {"mine": {"size": 4}}).config == {"size": 4}
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ({"mine": {"sise": 4}}, "no argument 'sise'.*Did you mean 'size'.*mine.size: int = 1"),
+        ({"mine": {"size": "4"}}, "size='4', which is str; it should be int"),
+        ({"mine": {"size": True}}, "size=True"),
+        ("mine(size)", "key=value"),
+        ("mine(size=1, size=2)", "twice"),
+        ("mine(size=1", "names no plug-in|do not match"),
+        (None, "not one of the callbacks"),
+    ],
+)
+def test_specifications_that_do_not_fit(install, spec, message) -> None:
+    install("acme-things", {"callbacks/mine": "acme_things:Mine"}, CALLBACK)
+    with pytest.raises(plugins.PluginConfigError, match=message):
+        build("callbacks", spec)
+
+
+# --- the command
+
+
+def hocket(*arguments: str, path: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", "import sys; from hocket.cli import main; sys.exit(main())", *arguments],
+        capture_output=True, text=True, timeout=200, check=False, env=os.environ | {"PYTHONPATH": path} | environment,
+    )  # fmt: skip
+
+
+def test_the_command_lists_and_explains(install, tmp_path) -> None:
+    install("acme-things", {"callbacks/mine": "acme_things:Mine"}, CALLBACK)
+    listed = hocket("plugins", "list", "--kind", "callbacks", path=str(tmp_path)).stdout
+    assert any(
+        line.split()[:4] == ["callbacks", "mine", "acme-things", "1.0"] and "Does something." in line
+        for line in listed.splitlines()
+    )
+    info = hocket("plugins", "info", "mine", path=str(tmp_path)).stdout
+    assert "mine(size: int = 1)" in info and "Does something." in info
+    wrong = hocket("plugins", "info", "lr-monitr")
+    assert wrong.returncode == 2 and "Did you mean 'lr-monitor'?" in wrong.stderr
+    assert hocket("trian").returncode == 2
+
+
+def test_the_doctor_finds_what_is_broken(install, tmp_path) -> None:
+    install("acme-things", {"datasets/mine": "acme_things:Mine"}, "import not_there_at_all")
+    install("other-things", {"datasets/mine": "other_things:Mine"}, CALLBACK)
+    install("new-things", {"datasets/new": "new_things:Mine"}, CALLBACK, api="v2")
+    done = hocket("plugins", "doctor", "--kind", "datasets", path=str(tmp_path), HOCKET_DISABLE_PLUGINS="digits")
+    assert done.returncode == 1
+    for words in ("not_there_at_all", "also provided by other-things", "speaks v2"):
+        assert words in done.stdout
+    assert hocket("plugins", "doctor", "--kind", "actions").returncode == 0
+
+
+def test_hooks_are_printed_in_call_order() -> None:
+    printed = hocket("plugins", "hooks").stdout
+    places = [
+        printed.index(f"\n  {name}(")
+        for name in (
+            "setup_environment",
+            "convert_module",
+            "init",
+            "batch_start",
+            "batch_end",
+            "forward",
+            "optimizer_step",
+            "log_metrics",
+        )
+    ]
+    assert places == sorted(places)
+    assert "optimizer_step(state, closure)  [first answer counts -> bool]" in printed

@@ -1,0 +1,118 @@
+"""TensorBoard."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hocket import Logger
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
+    from hocket import State
+
+
+class TensorBoardLogger(Logger):
+    """Writes event files that ``tensorboard --logdir runs`` shows; values stand at the number of batches trained on.
+
+    Numbers become scalars (32-bit), images images, tables and finished artifacts (their paths) texts, and hyperparameters a
+    text and a row of the HParams page. A run that resumes before the last value that was written hides what it does again.
+
+    Args:
+        folder: where event files go, in a folder of the run's name; None for ``tensorboard`` in the run's own folder.
+        flush_seconds: how long a value may stay in memory.
+
+    Raises:
+        ModuleNotFoundError: the package tensorboard is not installed.
+    """
+
+    def __init__(self, folder: str | Path | None = None, flush_seconds: int = 30) -> None:
+        if importlib.util.find_spec("tensorboard") is None:
+            raise ModuleNotFoundError(
+                "The logger 'tensorboard' needs the package tensorboard, which is not installed. Type: pip install "
+                "'hocket[tensorboard]'.",
+                name="tensorboard",
+            )
+        self._folder = None if folder is None else Path(folder)
+        self._flush_seconds = flush_seconds
+        self._open: SummaryWriter | None = None
+
+    # --- what is written down
+
+    def log_hyperparameters(self, state: State, parameters: Mapping[str, Any]) -> None:
+        """As a text, and for the HParams page flattened to numbers and strings; values that are None are left out there."""
+        from torch.utils.tensorboard.summary import hparams
+
+        writer = self._writer(state)
+        text = json.dumps(parameters, indent=2, default=str)
+        writer.add_text("hyperparameters", f"```json\n{text}\n```", state.timestamp.batch)
+        # The values only: TensorBoard then finds out by itself which metrics there are, and how the run ends is not known.
+        _, values, _ = hparams(dict(_flat(parameters)), {})
+        # Not add_hparams, which would put them into a run of their own.
+        writer.file_writer.add_summary(values)  # type: ignore[attr-defined]  # there since the line above
+
+    def log_metrics(self, state: State, metrics: Mapping[str, float]) -> None:
+        """See :meth:`hocket.hookspecs.Loggers.log_metrics`."""
+        writer, step = self._writer(state), state.timestamp.batch
+        for name, value in metrics.items():
+            writer.add_scalar(name, value, step)
+
+    def log_images(self, state: State, name: str, images: Sequence[Any]) -> None:
+        """One by one as ``name/0``, ``name/1`` …, so that they may differ in size."""
+        writer, step = self._writer(state), state.timestamp.batch
+        for number, image in enumerate(images):
+            # NumPy, which is between here and the file, has no bfloat16.
+            writer.add_image(f"{name}/{number}", image.float() if image.is_floating_point() else image, step)
+
+    def log_table(self, state: State, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+        """As a text in Markdown."""
+        lines = [columns, ["---"] * len(columns), *rows]
+        table = "\n".join(f"| {' | '.join(map(_cell, line))} |" for line in lines)
+        self._writer(state).add_text(name, table, state.timestamp.batch)
+
+    def log_artifact(self, state: State, name: str, path: Path) -> None:
+        """Where it is, as a text: event files hold no files."""
+        self._writer(state).add_text(name, f"`{path}`", state.timestamp.batch)
+
+    def flush(self, state: State) -> None:
+        """See :meth:`hocket.hookspecs.Loggers.flush`."""
+        if self._open is not None:
+            self._open.flush()
+
+    def close(self, state: State) -> None:
+        """End the event file; what is logged later begins another one in the same folder."""
+        if self._open is not None:
+            self._open.close()
+            self._open = None
+
+    def _writer(self, state: State) -> SummaryWriter:
+        if self._open is None:
+            from torch.utils.tensorboard import SummaryWriter
+
+            folder = state.run_folder / "tensorboard" if self._folder is None else self._folder / state.run_name
+            # Of a run that stopped later than where this one begins, TensorBoard forgets what comes after.
+            resumed = any(folder.glob("*tfevents*"))
+            self._open = SummaryWriter(
+                str(folder),
+                purge_step=state.timestamp.batch + 1 if resumed else None,
+                flush_secs=self._flush_seconds,
+            )
+        return self._open
+
+
+def _flat(parameters: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in parameters.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}/")
+        elif value is None or isinstance(value, bool | int | float | str):
+            yield f"{prefix}{key}", value
+        else:
+            yield f"{prefix}{key}", json.dumps(value, default=str)
+
+
+def _cell(value: Any) -> str:
+    return str(value).replace("|", "\\|").replace("\n", "<br>")

@@ -1,0 +1,62 @@
+"""Double precision."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import nn
+
+from hocket import Precision
+from hocket.data.batches import map_tensors
+
+_WIDER = {torch.complex32: torch.complex128, torch.complex64: torch.complex128}
+
+
+class FP64(Precision):
+    """64-bit floats throughout: weights, buffers, inputs, loss, and what the model makes while it computes.
+
+    Floating-point numbers become float64 and complex ones complex128; integers and truth values stay as they are. While
+    forward and loss run, float64 is torch's default dtype, so that ``torch.zeros(3)`` in a model is double too.
+    For derivatives that are checked and for references that other precisions are compared with; slow on most GPUs.
+    """
+
+    input_dtype = torch.float64
+
+    def convert_module(self, module: nn.Module) -> nn.Module:
+        """Parameters and buffers in double precision, in place. Raises ValueError on a device that has none (mps)."""
+        tensors = list(chain(module.parameters(), module.buffers()))
+        if any(tensor.device.type == "mps" for tensor in tensors):
+            raise ValueError(
+                "Apple GPUs have no 64-bit floats, so precision='fp64' cannot run on mps. Pass device='cpu'."
+            )
+        module.double()
+        for tensor in tensors:
+            if tensor.dtype in _WIDER:  # module.double() passes these by
+                tensor.data = tensor.data.to(_WIDER[tensor.dtype])
+        return module
+
+    def convert_batch(self, batch: Any) -> Any:
+        """Every floating-point and complex tensor of the batch in double precision."""
+        return map_tensors(_widen, batch)
+
+    def forward_context(self) -> AbstractContextManager[Any]:
+        """float64 as the default dtype."""
+        return _default_dtype()
+
+
+def _widen(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.double() if tensor.is_floating_point() else tensor.to(_WIDER.get(tensor.dtype, tensor.dtype))
+
+
+@contextmanager
+def _default_dtype() -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)

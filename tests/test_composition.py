@@ -1,0 +1,122 @@
+"""Every algorithm of the general and the vision package, with every other one."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+
+import hocket
+from hocket import plugins
+from hocket.plugins import catalog
+
+DISTRIBUTIONS = ("hocket-algorithms-general", "hocket-algorithms-vision")
+#: Settings for those that cannot do without, or would otherwise do nothing in three batches.
+SETTINGS: dict[str, dict[str, Any]] = {
+    "ema": {"half_life": "1ba"},
+    "gradient-clipping": {"kind": "norm", "threshold": 0.1},
+}
+# From the catalog, so that an algorithm that is added to a package is combined with the others without a change here.
+NAMES = sorted(entry.name for entry in catalog.entries("algorithms") if entry.dist in DISTRIBUTIONS)
+PAIRS = list(itertools.combinations(NAMES, 2))
+
+
+def phase(name: str) -> hocket.Phase:
+    return plugins.get("algorithms", name).phase
+
+
+class Network(nn.Module):
+    """A strided convolution and pooling for BlurPool, a mean over pixels so that any image size will do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(1, 16, 3, padding=1, bias=False)  # a bias before the norm would have no gradient
+        self.norm = nn.BatchNorm2d(16)
+        self.pool = nn.MaxPool2d(2)
+        self.second = nn.Conv2d(16, 16, 3, stride=2, padding=1)
+        self.dropout = nn.Dropout(0.2)
+        self.head = nn.Linear(16, 3)
+
+    def forward(self, images: Tensor) -> Tensor:
+        features = self.pool(self.norm(self.first(images)).relu())
+        return self.head(self.dropout(self.second(features).relu().mean((2, 3))))
+
+
+def make(*names: str, **changes: Any) -> hocket.Trainer:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = Network()
+        samples = TensorDataset(torch.rand(24, 1, 12, 12), torch.randint(3, (24,)))
+    arguments = {
+        "model": model,
+        "loss": F.cross_entropy,
+        "train_data": DataLoader(samples, 8, shuffle=True),
+        "eval_data": DataLoader(samples, 16),
+        "optimizer": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
+        "duration": "3ba",
+        "algorithms": [{name: SETTINGS.get(name, {})} for name in names],
+        "seed": 5,
+    }
+    return hocket.Trainer(**{**arguments, **changes})
+
+
+def trained(*names: str, increments: tuple[str, ...] = ("3ba",), **changes: Any) -> dict[str, Tensor]:
+    """The weights that training ends with, and those that evaluation uses."""
+    trainer = make(*names, **changes)
+    for increment in increments:
+        trainer.fit(increment)
+    assert trainer.state.timestamp.batch == 3
+    used = {f"evaluated {name}": value for name, value in trainer.model_state_dict(evaluated=True).items()}
+    return {**{name: value.clone() for name, value in trainer.model_state_dict().items()}, **used}
+
+
+def different(a: dict[str, Tensor], b: dict[str, Tensor]) -> list[str]:
+    assert a.keys() == b.keys()
+    return [name for name in a if not torch.equal(a[name], b[name])]
+
+
+def test_the_packages_are_there() -> None:
+    """Otherwise the tests below would be about nothing."""
+    assert len(NAMES) >= 7 and {"ema", "sam", "blurpool", "augmix"} <= set(NAMES)
+
+
+@pytest.mark.parametrize("names", [*((name,) for name in NAMES), *PAIRS, tuple(NAMES)], ids="+".join)
+def test_they_attach_plan_and_train(names: tuple[str, ...]) -> None:
+    """The plan names each, surgery reaches the model, and three batches train what there is to train."""
+    trainer = make(*names)
+    plan = trainer.plan()
+    assert [voice.name for voice in plan.voices if voice.kind == "algorithms"] == list(names)
+    assert all(name in str(plan) for name in names)
+    before = {name: value.clone() for name, value in trainer.model_state_dict().items()}
+    result = trainer.fit()
+    assert result.timestamp.batch == 3
+    assert torch.isfinite(torch.tensor(result.metrics["eval/loss"]))
+    after = trainer.model_state_dict()
+    assert all(value.isfinite().all() for value in after.values())
+    parameters = {name for name, _ in trainer.state.model.named_parameters()}
+    assert parameters <= set(different(before, after)), "every parameter was trained"
+    assert ("blurpool" in names) is (type(trainer.state.model.second) is not nn.Conv2d)
+
+
+@pytest.mark.parametrize("names", [pair for pair in PAIRS if phase(pair[0]) is not phase(pair[1])], ids="+".join)
+def test_the_order_in_which_the_user_names_them_does_not_matter(names: tuple[str, str]) -> None:
+    """Of two phases, the phases decide; and the random numbers of one do not depend on the other."""
+    assert not different(trained(*names), trained(*reversed(names)))
+
+
+@pytest.mark.parametrize("names", [*PAIRS, tuple(NAMES)], ids="+".join)
+def test_a_fit_in_increments_is_one_fit(names: tuple[str, ...]) -> None:
+    """What an algorithm keeps between batches survives the end of a fit within an epoch."""
+    assert not different(trained(*names, increments=("1ba", "2ba")), trained(*names))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_changes_the_run(name: str) -> None:
+    """So that the tests above do not compare runs in which nothing happened."""
+    alone, without = trained(name), trained()
+    assert alone.keys() != without.keys() or different(alone, without)

@@ -1,0 +1,236 @@
+"""Evaluation: exact, on several sets, and without a trace in training."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torchmetrics import MetricCollection
+from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
+
+import hocket
+
+
+def sgd(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.1)
+
+
+class Accuracy:
+    """The protocol, by hand."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def update(self, outputs: Any, targets: Any) -> None:
+        self.right += int((outputs.argmax(1) == targets).sum())
+        self.seen += len(targets)
+
+    def compute(self) -> float:
+        return self.right / self.seen
+
+    def reset(self) -> None:
+        self.right = self.seen = 0
+
+
+def whole(model: nn.Module, loader: Any) -> tuple[float, float]:
+    """Loss and accuracy over everything at once."""
+    inputs, targets = loader.dataset.tensors
+    model.eval()
+    with torch.no_grad():
+        outputs = model(inputs)
+    return F.cross_entropy(outputs.double(), targets).item(), (outputs.argmax(1) == targets).double().mean().item()
+
+
+def test_sets_are_exact_and_do_not_mix(data, model) -> None:
+    """S10: of two sets with one metric, the last won. S25: a short last batch counted as much as the others."""
+    net = model()
+    sets = {"odd": data(37, 16), "one": data(1, 16), "even": data(64, 16)}
+    trainer = hocket.Trainer(
+        model=net, loss=F.cross_entropy, eval_data=sets, metrics={"accuracy": Accuracy(), "f1": MulticlassF1Score(3)}
+    )
+    values = trainer.evaluate()
+    for label, loader in sets.items():
+        loss, accuracy = whole(net, loader)
+        assert values[f"{label}/loss"] == pytest.approx(loss, rel=1e-6)
+        assert values[f"{label}/accuracy"] == accuracy
+    assert set(values) == {f"{label}/{name}" for label in sets for name in ("loss", "accuracy", "f1")}
+
+
+def test_evaluate_takes_other_data_and_metrics(data, model) -> None:
+    net = model()
+    trainer = hocket.Trainer(model=net, loss=F.cross_entropy)
+    values = trainer.evaluate(data(37, 16), metrics={"accuracy": Accuracy()})
+    assert (values["eval/loss"], values["eval/accuracy"]) == pytest.approx(whole(net, data(37, 16)), rel=1e-6)
+
+
+def test_metrics_with_several_values(data, model) -> None:
+    metrics = {
+        "both": MetricCollection({"a": MulticlassAccuracy(3), "b": MulticlassF1Score(3)}),
+        "each": MulticlassAccuracy(3, average="none"),
+    }
+    values = hocket.Trainer(model=model(), loss=F.cross_entropy).evaluate(data(30), metrics=metrics)
+    assert {name for name in values if name != "eval/loss"} == {
+        "eval/both/a", "eval/both/b", "eval/each/0", "eval/each/1", "eval/each/2",
+    }  # fmt: skip
+
+
+def test_intervals_of_their_own(data, model) -> None:
+    evaluated: list[tuple[str, int]] = []
+
+    class Watch(hocket.Callback):
+        def eval_end(self, state: hocket.State) -> None:
+            evaluated.append((state.eval_label, state.timestamp.batch))
+
+    sets = {
+        "often": hocket.EvalSet(data(4), every="2ba"),
+        "never": hocket.EvalSet(data(4), every="0ba"),
+        "share": hocket.EvalSet(data(4), every="0.5dur"),
+        "usual": data(4),
+    }
+    hocket.Trainer(
+        model=model(), loss=F.cross_entropy, train_data=data(96), eval_data=sets, optimizer=sgd, duration="2ep",
+        callbacks=[Watch()],
+    ).fit()  # fmt: skip
+    assert [batch for label, batch in evaluated if label == "often"] == [2, 4, 6]
+    assert [batch for label, batch in evaluated if label == "usual"] == [3, 6]
+    assert [batch for label, batch in evaluated if label == "share"] == [3, 6]
+    assert not [batch for label, batch in evaluated if label == "never"]
+
+
+def test_every_submodule_keeps_its_mode(data) -> None:
+    """S11: a BatchNorm that was frozen in eval mode was in training mode after one evaluation."""
+    net = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 3))
+    net.train()
+    net[1].eval()
+    seen: list[list[bool]] = []
+
+    class Watch(hocket.Callback):
+        def eval_before_forward(self, state: hocket.State) -> None:
+            seen.append([module.training for module in state.model.modules()])
+
+        def before_forward(self, state: hocket.State) -> None:
+            seen.append([module.training for module in state.model])
+
+    trainer = hocket.Trainer(
+        model=net, loss=F.cross_entropy, train_data=data(32), eval_data=data(32), optimizer=sgd, eval_every="1ba",
+        callbacks=[Watch()],
+    )  # fmt: skip
+    trainer.fit("2ba")
+    training, evaluation = seen[0], seen[1]
+    assert training == seen[2] == [True, False, True, True]
+    assert not any(evaluation)
+    assert [module.training for module in net] == training
+
+
+def test_an_exception_in_evaluation_leaves_nothing_behind(data, model) -> None:
+    """composer.md 3.2: the temporary set stayed registered and the loader's label was 'eval'."""
+    net = model(dropout=0.5)
+    trainer = hocket.Trainer(
+        model=net, loss=F.cross_entropy, train_data=data(), eval_data=data(8), optimizer=sgd, algorithms=["ema"], seed=1
+    )
+    trainer.fit("2ba")
+    before = [p.clone() for p in net.parameters()]
+
+    def broken() -> Any:
+        yield from data(8)
+        raise OSError("disk")
+
+    class Broken:
+        def __iter__(self) -> Any:
+            return broken()
+
+    with pytest.raises(OSError, match="disk"):
+        trainer.evaluate(Broken())
+    assert all(module.training for module in net.modules())
+    assert all(torch.equal(a, b) for a, b in zip(before, net.parameters(), strict=True)), "EMA gave the weights back"
+    assert trainer.state.eval_label is None and set(trainer.state.eval_sets) == {"eval"}
+    assert trainer.fit("1ba").timestamp.batch == 3
+
+
+def test_the_sanity_evaluation_leaves_no_trace(data, model) -> None:
+    def run(batches: int) -> tuple[list[torch.Tensor], dict[str, float], list[Any]]:
+        net, logger = model(dropout=0.3), hocket.plugins.get("loggers", "memory")()
+        result = hocket.Trainer(
+            model=net, loss=F.cross_entropy, train_data=data(), eval_data=data(40, 8), metrics={"accuracy": Accuracy()},
+            optimizer=sgd, duration="1ep", sanity_eval=batches, seed=4, loggers=[logger],
+        ).fit()  # fmt: skip
+        return list(net.parameters()), dict(result.metrics), sorted(logger.metrics.items())
+
+    (a, first, logged), (b, second, also) = run(0), run(2)
+    assert all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+    assert (first, logged) == (second, also)
+
+
+def test_the_sanity_evaluation_finds_what_is_broken_before_training(data, model) -> None:
+    trainer = hocket.Trainer(
+        model=model(), loss=F.cross_entropy, train_data=data(), eval_data=[(torch.zeros(2, 9), torch.zeros(2))],
+        optimizer=sgd, duration="1ep", sanity_eval=1,
+    )  # fmt: skip
+    with pytest.raises(RuntimeError):
+        trainer.fit()
+    assert trainer.state.timestamp.batch == 0
+
+
+def test_train_metrics_are_those_of_the_epoch(data, model) -> None:
+    """S9: train metrics at the end of an epoch were the last batch's."""
+    shown: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    class Recorded(Accuracy):
+        def update(self, outputs: Any, targets: Any) -> None:
+            shown.append((outputs, targets))
+            super().update(outputs, targets)
+
+    logger = hocket.plugins.get("loggers", "memory")()
+    trainer = hocket.Trainer(
+        model=model(), loss=F.cross_entropy, train_data=data(), train_metrics=lambda: {"accuracy": Recorded()},
+        optimizer=sgd, duration="2ep", microbatch=7, loggers=[logger], algorithms=["sam", "label-smoothing"],
+    )  # fmt: skip
+    trainer.fit()
+    expected = []
+    for epoch in range(2):
+        seen = shown[epoch * len(shown) // 2 : (epoch + 1) * len(shown) // 2]
+        outputs, targets = torch.cat([o for o, _ in seen]), torch.cat([t for _, t in seen])
+        assert len(targets) == 84, "each sample once, although SAM computes gradients twice"
+        expected.append(float((outputs.argmax(1) == targets).float().mean()))
+    assert [value for _, value in logger.metrics["train/accuracy"]][:2] == pytest.approx(expected)
+
+
+def test_names_of_metrics_are_exact(data, model) -> None:
+    """S23: 'Accuracy' selected every metric with that in its name."""
+    metrics = {"accuracy": Accuracy(), "accuracy-2": Accuracy(), "Accuracy": Accuracy()}
+    values = hocket.Trainer(model=model(), loss=F.cross_entropy).evaluate(data(8), metrics=metrics)
+    assert set(values) == {"eval/loss", "eval/accuracy", "eval/accuracy-2", "eval/Accuracy"}
+
+
+def test_outputs_without_a_loss(data, model) -> None:
+    """A model that evaluates otherwise than it trains reports metrics only; so does one without a loss."""
+
+    class Classes(hocket.Task):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = model()
+
+        def forward(self, batch: Any) -> torch.Tensor:
+            return self.net(batch[0])
+
+        def loss(self, outputs: torch.Tensor, batch: Any) -> torch.Tensor:
+            return F.cross_entropy(outputs, batch[1])
+
+        def eval_forward(self, batch: Any) -> torch.Tensor:
+            return F.one_hot(self(batch).argmax(1), 3)
+
+    for trainer in (hocket.Trainer(model=Classes()), hocket.Trainer(model=model())):
+        assert set(trainer.evaluate(data(8), metrics={"accuracy": Accuracy()})) == {"eval/accuracy"}
+
+
+def test_predict(data, model) -> None:
+    net = model(dropout=0.5)
+    trainer = hocket.Trainer(model=net, loss=F.cross_entropy)
+    loader = data(37, 16, shuffle=False)
+    outputs = torch.cat(trainer.predict(loader))
+    net.eval()
+    torch.testing.assert_close(outputs, net(loader.dataset.tensors[0]).detach())
+    assert len(hocket.Trainer(model=net, limit_predict=2).predict(loader)) == 2

@@ -1,0 +1,469 @@
+"""What the Trainer offers: schedules, clipping, limits, policies, surgery with any optimizer, debugging switches."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.optim import lr_scheduler
+
+import hocket
+from hocket import Decision
+
+
+def sgd(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.1)
+
+
+def memory() -> Any:
+    return hocket.plugins.get("loggers", "memory")()
+
+
+@pytest.fixture
+def make(data, model):
+    def build(**changes: Any) -> hocket.Trainer:
+        working = {
+            "model": model(), "loss": F.cross_entropy, "train_data": data(96), "optimizer": sgd, "duration": "2ep",
+            "log_every": "1ba",
+        }  # fmt: skip
+        return hocket.Trainer(**{**working, **changes})
+
+    return build
+
+
+def rates(make: Any, **arguments: Any) -> list[float]:
+    """The learning rate that each of 12 batches was trained with."""
+    logger = memory()
+    make(callbacks=["lr-monitor"], loggers=[logger], duration="4ep", **arguments).fit()
+    return [value for _, value in logger.metrics["lr/group0"]]
+
+
+# --- schedules
+
+
+def test_a_schedule_is_a_function_of_time(make) -> None:
+    got = rates(make, schedule="cosine(warmup=0.25dur)")
+    expected = [0.1 * (t / 3 if t < 3 else (1 + math.cos(math.pi * (t - 3) / 9)) / 2) for t in range(12)]
+    assert got == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("microbatch", [None, 8, 11])
+@pytest.mark.parametrize(
+    ("every", "steps_before"), [("1ba", lambda t: t), ("2ba", lambda t: t // 2), ("1ep", lambda t: t // 3)]
+)
+def test_torchs_schedulers_count_optimizer_steps(make, microbatch, every, steps_before) -> None:
+    """Lightning 2.2-n: with accumulation, a frequency was compared with batches."""
+
+    def factory(optimizer: torch.optim.Optimizer) -> lr_scheduler.LRScheduler:
+        return lr_scheduler.StepLR(optimizer, 1, 0.5)
+
+    got = rates(make, schedule=factory, schedule_every=every, microbatch=microbatch)
+    assert got == pytest.approx([0.1 * 0.5 ** steps_before(t) for t in range(12)])
+
+
+def test_a_schedule_for_each_optimizer(make, model) -> None:
+    net = model()
+    logger = memory()
+    make(
+        model=net, optimizer=[sgd(net[0].parameters()), sgd(net[3].parameters())], schedule=["constant(alpha=0.5)", "linear"],
+        callbacks=["lr-monitor"], loggers=[logger],
+    ).fit()  # fmt: skip
+    assert [v for _, v in logger.metrics["lr/optimizer0/group0"]] == pytest.approx([0.05] * 6)
+    assert [v for _, v in logger.metrics["lr/optimizer1/group0"]] == pytest.approx(
+        [0.1 * (1 - t / 6) for t in range(6)]
+    )
+
+
+def test_the_share_of_the_duration_advances_with_every_batch(make) -> None:
+    """S7: it advanced by epochs, and what was scheduled by it too. S8: what was to be reached at the end never was."""
+    seen: list[float] = []
+
+    class Watch(hocket.Callback):
+        def batch_end(self, state: hocket.State) -> None:
+            seen.append(state.elapsed())
+
+    for duration in ("2ep", "6ba", "192sp"):
+        seen.clear()
+        make(callbacks=[Watch()], duration=duration).fit()
+        assert seen == pytest.approx([t / 6 for t in range(1, 7)])
+        assert seen[-1] == 1.0
+
+
+# --- clipping
+
+
+@pytest.mark.parametrize(
+    ("given", "reference"),
+    [
+        (0.05, lambda net: nn.utils.clip_grad_norm_(net.parameters(), 0.05)),
+        (("value", 0.01), lambda net: nn.utils.clip_grad_value_(net.parameters(), 0.01)),
+    ],
+)
+@pytest.mark.parametrize("microbatch", [None, 7])
+def test_clipping_is_of_the_whole_batchs_gradient(make, data, model, given, reference, microbatch) -> None:
+    theirs = model()
+    optimizer = sgd(theirs.parameters())
+    for _ in range(2):
+        for inputs, targets in (loader := data(96)):
+            optimizer.zero_grad()
+            F.cross_entropy(theirs(inputs), targets).backward()
+            reference(theirs)
+            optimizer.step()
+        assert loader is not None
+    order = data(96)
+    batches = [batch for _ in range(1) for batch in order]
+    ours = model()
+    make(model=ours, train_data=batches, clip_gradients=given, microbatch=microbatch).fit()
+    for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=2e-5)
+
+
+def test_adaptive_clipping_does_not_freeze_what_begins_at_zero(make, model) -> None:
+    """S16."""
+    net = model()
+    nn.init.zeros_(net[3].weight)
+    make(model=net, clip_gradients=("adaptive", 0.1)).fit()
+    assert net[3].weight.abs().min() > 0
+
+
+# --- losses that are not finite
+
+
+@pytest.mark.filterwarnings("default:Not finite")
+@pytest.mark.parametrize("policy", ["skip", "warn"])
+@pytest.mark.parametrize("what", ["loss", "gradient"])
+def test_policies_for_what_is_not_finite(make, policy, what) -> None:
+    class Inject(hocket.Callback):
+        def after_loss(self, state: hocket.State) -> None:
+            if state.timestamp.batch == 2:
+                bad = state.loss * float("nan") if what == "loss" else _NaNGradient.apply(state.loss)
+                state.loss = bad
+
+    steps: list[int] = []
+
+    class Count(hocket.Callback):
+        @hocket.hookimpl(wrapper=True)
+        def optimizer_step(self, state: hocket.State, closure: Any) -> Any:
+            steps.append(state.timestamp.batch)
+            return (yield)
+
+    # The callback changes the loss, which callbacks should not; a test may.
+    trainer = make(callbacks=[Inject(), Count()], nonfinite=policy, schedule="constant")
+    with pytest.warns(RuntimeWarning, match=r"Not finite in .*batch 2") as warned:
+        trainer.fit()
+    assert len(warned) == 1 or policy == "warn"
+    finite = all(p.isfinite().all() for p in trainer.state.model.parameters())
+    assert finite is (policy == "skip")
+    assert (2 in steps) is (policy == "warn")
+    assert trainer.state.timestamp.batch == 6
+
+
+def test_a_gradient_that_is_not_finite_is_an_error_even_in_the_last_batch(make) -> None:
+    class Inject(hocket.Callback):
+        def after_loss(self, state: hocket.State) -> None:
+            state.loss = _NaNGradient.apply(state.loss)
+
+    with pytest.raises(FloatingPointError, match="gradients of batch 0"):
+        make(callbacks=[Inject()], duration="1ba", log_every="10ba").fit()
+
+
+class _NaNGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, loss: torch.Tensor) -> torch.Tensor:
+        return loss.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient * float("nan")
+
+
+# --- decisions
+
+
+def test_decisions(make, data) -> None:
+    evaluated: list[int] = []
+    trained: list[int] = []
+
+    class Ask(hocket.Callback):
+        def batch_start(self, state: hocket.State) -> None:
+            if state.timestamp.batch == 1:
+                state.request(Decision.SKIP_BATCH)
+
+        def before_train_batch(self, state: hocket.State) -> None:
+            trained.append(state.timestamp.batch)
+
+        def batch_end(self, state: hocket.State) -> None:
+            if state.timestamp.batch == 2:
+                state.request(Decision.EVALUATE)
+            if state.timestamp.batch == 4:
+                state.request(Decision.STOP, "enough")
+
+        def eval_end(self, state: hocket.State) -> None:
+            evaluated.append(state.timestamp.batch)
+
+    trainer = make(callbacks=[Ask()], eval_data=data(8), eval_every=None)
+    result = trainer.fit()
+    assert (trained, evaluated) == ([0, 2, 3], [2])
+    assert (result.timestamp.batch, result.stop_reason) == (4, "enough")
+    progress = trainer.state.progress
+    assert (progress.ready, progress.started, progress.processed, progress.completed) == (4, 4, 4, 4)
+    assert trainer.fit().timestamp.batch == 6, "a later fit is not stopped"
+
+
+def test_progress_says_where_an_exception_was(make) -> None:
+    class Fail(hocket.Callback):
+        def after_forward(self, state: hocket.State) -> None:
+            if state.timestamp.batch == 2:
+                raise RuntimeError("stop")
+
+    trainer = make(callbacks=[Fail()])
+    with pytest.raises(RuntimeError):
+        trainer.fit()
+    progress = trainer.state.progress
+    assert (progress.ready, progress.started, progress.processed, progress.completed) == (3, 3, 2, 2)
+
+
+# --- surgery and optimizers
+
+
+class Image(nn.Module):
+    """A strided convolution for BlurPool to find."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(1, 16, 3, padding=1), nn.Conv2d(16, 16, 3, stride=2, padding=1)
+        self.head = nn.Linear(16, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.second(self.first(x).relu()).mean((2, 3)))
+
+
+def test_surgery_repairs_an_optimizer(make) -> None:
+    net = Image()
+    groups = [
+        {"params": net.head.parameters(), "lr": 0.5},
+        {"params": [*net.first.parameters(), *net.second.parameters()]},
+    ]
+    optimizer = torch.optim.SGD(groups, lr=0.1)
+    batches = [(torch.randn(4, 1, 8, 8), torch.randint(3, (4,)))]
+    trainer = make(model=net, optimizer=optimizer, train_data=batches, algorithms=["blurpool"])
+    held = {p for group in optimizer.param_groups for p in group["params"]}
+    assert held == set(net.parameters())
+    before = [p.clone() for p in net.parameters()]
+    trainer.fit()
+    assert not any(torch.equal(a, b) for a, b in zip(before, net.parameters(), strict=True))
+    assert "second" in str(trainer.plan()) and type(net.second) is not nn.Conv2d
+
+
+def test_surgery_does_not_follow_training(make) -> None:
+    """An optimizer that has state belongs to weights that surgery might replace."""
+
+    class Swap(hocket.Algorithm):
+        events = {hocket.Event.INIT}
+
+        def apply(self, event: hocket.Event, state: hocket.State) -> None:
+            from hocket.surgery import replace_modules
+
+            state.replacements += replace_modules(
+                state.model, {nn.Linear: lambda m, i: nn.Linear(m.in_features, m.out_features)}
+            )
+
+    net = Image()
+    optimizer = torch.optim.AdamW(net.parameters())
+    net(torch.randn(1, 1, 8, 8)).sum().backward()
+    optimizer.step()
+    with pytest.raises(RuntimeError, match="already has state"):
+        make(model=net, optimizer=optimizer, algorithms=[Swap()])
+
+
+def test_optimizers_by_name_and_from_the_task(make, data) -> None:
+    assert isinstance(make(optimizer="adamw(lr=0.5)").state.optimizers[0], torch.optim.AdamW)
+    assert make(optimizer={"sgd": {"lr": 0.25}}).state.optimizers[0].param_groups[0]["lr"] == 0.25
+
+    class Task(hocket.Task):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = nn.Linear(8, 3)
+            nn.init.zeros_(self.net.weight)
+            nn.init.zeros_(self.net.bias)
+
+        def forward(self, batch: Any) -> torch.Tensor:
+            return self.net(batch[0])
+
+        def loss(self, outputs: torch.Tensor, batch: Any) -> torch.Tensor:
+            return F.cross_entropy(outputs, batch[1])
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.LBFGS(self.parameters(), lr=0.1)
+
+    trainer = hocket.Trainer(model=Task(), train_data=data(), duration="1ep")
+    trainer.fit()
+    theirs = Task()
+    optimizer = theirs.configure_optimizers()
+    for batch in data():
+
+        def closure(batch: Any = batch) -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = theirs.loss(theirs(batch), batch)
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+    assert torch.equal(trainer.model_state_dict()["net.weight"], theirs.net.weight)
+    assert set(trainer.model_state_dict()) == {"net.weight", "net.bias"}
+
+
+def test_parameters_that_no_optimizer_holds_gather_no_gradients(make, model) -> None:
+    net = model()
+    make(model=net, optimizer=sgd(net[0].parameters()), duration="3ba").fit()
+    last = net[3].weight.grad.clone()
+    one = model()
+    one.load_state_dict(net.state_dict())
+    assert last.norm() < 3, "of one batch, not of three"
+
+
+# --- limits and switches
+
+
+def test_limits(make, data) -> None:
+    trainer = make(limit_train=2, eval_data=data(64, 8), limit_eval=3)
+    seen: list[int] = []
+
+    class Watch(hocket.Callback):
+        def eval_batch_end(self, state: hocket.State) -> None:
+            seen.append(state.timestamp.batch)
+
+    trainer = make(limit_train=2, eval_data=data(64, 8), limit_eval=3, callbacks=[Watch()])
+    assert trainer.fit().timestamp.batch == 4
+    assert seen == [2, 2, 2, 4, 4, 4]
+
+
+def test_a_fast_dev_run(make, data) -> None:
+    result = make(fast_dev_run=2, eval_data=data(64, 8), duration="100ep").fit()
+    assert result.timestamp.batch == 2 and "eval/loss" in result.metrics
+
+
+def test_overfitting_repeats_the_same_batches(make) -> None:
+    seen: list[torch.Tensor] = []
+
+    class Watch(hocket.Callback):
+        def after_dataloader(self, state: hocket.State) -> None:
+            seen.append(state.batch[0])
+
+    make(overfit=2, duration="3ep", callbacks=[Watch()]).fit()
+    assert len(seen) == 6
+    for epoch in (1, 2):
+        assert torch.equal(seen[0], seen[2 * epoch]) and torch.equal(seen[1], seen[2 * epoch + 1])
+
+
+def test_anomaly_detection_and_determinism_are_of_the_fit_only(make) -> None:
+    seen: list[tuple[bool, bool]] = []
+
+    class Watch(hocket.Callback):
+        def batch_end(self, state: hocket.State) -> None:
+            seen.append((torch.is_anomaly_enabled(), torch.are_deterministic_algorithms_enabled()))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        make(detect_anomaly=True, deterministic=True, callbacks=[Watch()], duration="1ba").fit()
+    assert seen == [(True, True)]
+    assert not torch.is_anomaly_enabled() and not torch.are_deterministic_algorithms_enabled()
+
+
+def test_compile(make, model) -> None:
+    """The same result, and plain names."""
+    ours, theirs = model(), model()
+    trainer = make(model=ours, compile={"backend": "aot_eager"}, duration="3ba")
+    trainer.fit()
+    make(model=theirs, duration="3ba").fit()
+    for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(a, b)
+    assert set(trainer.model_state_dict()) == set(model().state_dict())
+
+
+def test_auto_microbatch_halves_when_memory_runs_out(make, model) -> None:
+    """The same weights as a whole batch would have given."""
+
+    class Limited(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = model()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if len(x) > 10:
+                raise torch.OutOfMemoryError(f"{len(x)} samples")
+            return self.net(x)
+
+    ours, theirs = Limited(), model()
+    trainer = make(model=ours, microbatch="auto")
+    with pytest.warns(UserWarning, match="going on with"):
+        trainer.fit()
+    assert trainer.state.microbatch == 8
+    make(model=theirs).fit()
+    for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=2e-5)
+    with pytest.raises(torch.OutOfMemoryError):
+        make(model=Limited()).fit()
+
+
+def test_bf16_trains_and_keeps_weights_in_32_bits(make, data) -> None:
+    trainer = make(precision="bf16", eval_data=data(32))
+    dtypes: set[torch.dtype] = set()
+
+    class Watch(hocket.Callback):
+        def after_forward(self, state: hocket.State) -> None:
+            dtypes.add(state.outputs.dtype)
+
+    trainer = make(precision="bf16", eval_data=data(32), callbacks=[Watch()])
+    trainer.fit()
+    assert dtypes == {torch.bfloat16}
+    assert {p.dtype for p in trainer.state.model.parameters()} == {torch.float32}
+
+
+def test_a_callback_wraps_an_action(make) -> None:
+    class Twice(hocket.Callback):
+        """Doubles every loss, from outside."""
+
+        @hocket.hookimpl(wrapper=True)
+        def loss(self, state: hocket.State, outputs: Any, batch: Any) -> Any:
+            loss = yield
+            return loss._replace(value=loss.value * 2)
+
+    once, twice = memory(), memory()
+    make(duration="1ba", loggers=[once]).fit()
+    trainer = make(duration="1ba", loggers=[twice], callbacks=[Twice()])
+    trainer.fit()
+    assert twice.metrics["train/loss"][0][1] == pytest.approx(2 * once.metrics["train/loss"][0][1])
+    assert trainer.plan().actions == {"loss": ("twice",)}
+
+
+def test_a_device_is_a_plug_in(make) -> None:
+    class Mine(hocket.Device):
+        def available(self) -> bool:
+            return True
+
+        def torch_device(self, local_rank: int) -> torch.device:
+            return torch.device("cpu")
+
+        def memory(self) -> dict[str, float]:
+            return {"allocated": 7.0}
+
+    hocket.plugins.register("devices", "mine", Mine)
+    try:
+        logger = memory()
+        make(device="mine", callbacks=[{"memory-monitor": {"every": "1ba"}}], loggers=[logger], duration="1ba").fit()
+        assert logger.metrics["memory/allocated"] == [(1, 7.0)]
+    finally:
+        hocket.plugins.unregister("devices", "mine")
+
+
+def test_costs_are_accounted_for(make) -> None:
+    result = make(callbacks=["lr-monitor"], algorithms=["sam"], profile_plugins=True).fit()
+    assert result.costs["lr-monitor", "after_train_batch"].calls == 12, "SAM computes gradients twice"
+    assert result.costs["sam", "optimizer_step"].calls == 6
+    assert all(cost.seconds > 0 for cost in result.costs.values())
