@@ -172,7 +172,10 @@ def bench(session: nox.Session) -> None:
     install_editable(session, PACKAGES, "torchmetrics", "scikit-learn", "torchvision")
     arguments = list(session.posargs)
     if "--short" not in arguments:
-        arguments += ["--peers", environment(session, "peers", "lightning", "accelerate", "transformers", "torchvision")]
+        arguments += [
+            "--peers",
+            environment(session, "peers", "lightning", "accelerate", "transformers", "torchvision"),
+        ]
         # Composer pins an old torch, and with it an old Python.
         arguments += ["--composer", environment(session, "composer", "mosaicml", "torchvision", "setuptools<81")]
     session.run("python", "benchmarks/run.py", *arguments)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from hocket.data.batches import Padding
@@ -22,6 +23,28 @@ def length(data: Iterable[Any], limit: int | None = None) -> int | None:
     except (TypeError, NotImplementedError):
         return None
     return known if limit is None else min(known, limit)
+
+
+@contextmanager
+def one_pass(data: Iterable[Any]) -> Iterator[Iterator[Any]]:
+    """An iterator over ``data``; what raises inside ends the worker processes of a DataLoader at once.
+
+    Left to the garbage collector, they would hold up the process for five seconds each.
+    """
+    batches = iter(data)
+    try:
+        yield batches
+    except BaseException:
+        _end_workers(data, batches)
+        raise
+
+
+def _end_workers(data: Any, batches: Iterator[Any] | None) -> None:
+    for iterator in (batches, getattr(data, "_iterator", None), getattr(batches, "_base_iter", None)):
+        if shutdown := getattr(iterator, "_shutdown_workers", None):
+            shutdown()
+    if getattr(data, "_iterator", None) is not None:
+        data._iterator = None  # else persistent workers that are gone are asked again
 
 
 class Feed:
@@ -86,11 +109,7 @@ class Feed:
     def close(self) -> None:
         """Forget the pass under way and end the worker processes of a DataLoader that iterates."""
         batches, self._batches = self._batches, None
-        for iterator in (batches, getattr(self._data, "_iterator", None), getattr(batches, "_base_iter", None)):
-            if shutdown := getattr(iterator, "_shutdown_workers", None):
-                shutdown()
-        if getattr(self._data, "_iterator", None) is not None:
-            self._data._iterator = None  # type: ignore[attr-defined]  # else persistent workers that are gone are asked again
+        _end_workers(self._data, batches)
 
     def _nothing(self) -> str:
         kind = type(self._source).__name__

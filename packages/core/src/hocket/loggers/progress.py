@@ -9,13 +9,15 @@ import time
 from collections.abc import Mapping, Sized
 from typing import IO
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn
-from rich.table import Column
-
+from hocket import seeding
 from hocket.logger import Logger
 from hocket.loggers.console import by_set, line
 from hocket.state import State
+
+with seeding.preserved():  # rich draws one of Python's random numbers while it is imported
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn
+    from rich.table import Column
 
 
 class ProgressLogger(Logger):

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from hocket import scalars, seeding
+from hocket.data.feed import one_pass
 from hocket.loops.gradients import count
 from hocket.loops.metrics import MetricSet
 from hocket.state import State
@@ -78,24 +79,25 @@ def _evaluate_set(state: State, label: str, evaluated: PreparedSet) -> dict[str,
     precise = torch.float32 if state.device.type == "mps" else torch.float64
     sums = torch.zeros(2, dtype=precise, device=state.device)
     seen = 0
-    for number, batch in enumerate(evaluated.batches):
-        if number == evaluated.limit:
-            break
-        seen += 1
-        state.batch = batch
-        bus.eval_batch_start(state)
-        state.batch = bus.move_batch(state, state.batch)
-        bus.eval_before_forward(state)
-        state.outputs = bus.eval_forward(state, state.batch)
-        bus.eval_after_forward(state)
-        if state.task.has_eval_loss(state.outputs):
-            loss = bus.loss(state, state.outputs, state.batch)
-            weight = count(state, state.batch).samples if loss.weight is None else loss.weight
-            sums += torch.stack(
-                [loss.value.to(precise) * weight, torch.as_tensor(weight, device=state.device).to(precise)]
-            )
-        metrics.update(state.outputs, state.batch)
-        bus.eval_batch_end(state)
+    with one_pass(evaluated.batches) as batches:
+        for number, batch in enumerate(batches):
+            if number == evaluated.limit:
+                break
+            seen += 1
+            state.batch = batch
+            bus.eval_batch_start(state)
+            state.batch = bus.move_batch(state, state.batch)
+            bus.eval_before_forward(state)
+            state.outputs = bus.eval_forward(state, state.batch)
+            bus.eval_after_forward(state)
+            if state.task.has_eval_loss(state.outputs):
+                loss = bus.loss(state, state.outputs, state.batch)
+                weight = count(state, state.batch).samples if loss.weight is None else loss.weight
+                sums += torch.stack(
+                    [loss.value.to(precise) * weight, torch.as_tensor(weight, device=state.device).to(precise)]
+                )
+            metrics.update(state.outputs, state.batch)
+            bus.eval_batch_end(state)
     if not any(bus.all_gather_object(seen)):
         raise ValueError(
             f"The evaluation set '{label}' yielded no batch. If it is an iterator, pass something that starts anew."

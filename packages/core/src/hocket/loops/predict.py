@@ -10,6 +10,7 @@ import torch
 
 from hocket import seeding
 from hocket.data.batches import map_tensors
+from hocket.data.feed import one_pass
 from hocket.loops.evaluate import eval_mode
 from hocket.state import State
 
@@ -23,9 +24,10 @@ def predict(state: State, data: Iterable[Any], limit: int | None = None) -> list
     kept = {name: getattr(state, name) for name in ("batch", "outputs")}
     outputs = []
     try:
-        with seeding.preserved(), eval_mode(state.task), torch.no_grad():
+        batches = bus.prepare_data(data, False)
+        with seeding.preserved(), eval_mode(state.task), torch.no_grad(), one_pass(batches) as iterator:
             bus.predict_start(state)
-            for batch in islice(state.bus.prepare_data(data, False), limit):
+            for batch in islice(iterator, limit):
                 state.batch = batch
                 bus.predict_batch_start(state)
                 state.batch = bus.move_batch(state, state.batch)

@@ -313,17 +313,16 @@ class Planned(Exception):
     """What a test raises in the middle of training."""
 
 
-def raiser(hook: str, after: int = 1) -> hocket.Callback:
-    """A callback that raises Planned the ``after``-th time that ``hook`` is called, and never again."""
+def raiser(hook: str, after: int = 1) -> Any:
+    """A callback that raises Planned the ``after``-th time that ``hook`` is called; both numbers can be written to."""
 
     def listen(self: Any, state: hocket.State) -> None:
         self.calls += 1
-        if self.calls == after:
+        if self.calls == self.after:
             raise Planned(f"raised by a test in {hook}")
 
     assert hook in {event.value for event in Event}
-    made: hocket.Callback = type("Raiser", (hocket.Callback,), {"calls": 0, hook: listen})()
-    return made
+    return type("Raiser", (hocket.Callback,), {"calls": 0, "after": after, hook: listen})()
 
 
 def parameters_of(cls: type) -> list[str]:

@@ -30,7 +30,7 @@ class RunConformance(Conformance):
 
     def test_trains(self) -> None:
         """The reference model learns: its loss on the training data falls."""
-        trainer = self.trainer(self.make(), eval_data=None, duration=self.training)
+        trainer = self.trainer(self.make(), duration=self.training)
         data = self.seeded(self.data)
         before = _loss(trainer.evaluate(data))
         trainer.fit()
@@ -145,9 +145,11 @@ class RunConformance(Conformance):
 
     def test_an_evaluation_leaves_the_weights_alone(self) -> None:
         """Training goes on with the weights that it had, whether an evaluation ends well or not."""
-        trainer = self.trainer(self.make(), eval_data=None, callbacks=[raiser("eval_after_forward", after=2)])
+        planned = raiser("eval_after_forward", after=0)
+        trainer = self.trainer(self.make(), callbacks=[planned])
         data = self.seeded(self.data)
         trainer.fit("1ep")
+        planned.after = planned.calls + 2
         before = weights(trainer)
         with pytest.raises(Planned):
             trainer.evaluate(data)

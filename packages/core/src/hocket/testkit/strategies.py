@@ -163,13 +163,12 @@ class StrategyConformance(Conformance):
                 bus.load_model_state(state.prepared, {**changed, "no_such_key": torch.zeros(())})
             except RuntimeError:
                 refused = True
-            return list(weights(trainer)), shapes, values, refused
+            return shapes, values, refused
 
         plain = self.seeded(self.model)
         task = {f"network.{name}": tuple(value.shape) for name, value in plain.state_dict().items()}
-        for names, shapes, values, refused in self.run(rank_main):
+        for shapes, values, refused in self.run(rank_main):
             assert shapes == task, f"model_state has names and shapes {shapes}, expected {task}."
-            assert names == list(plain.state_dict()), f"Trainer.model_state_dict() has names {names}."
             assert values == {0.5}, "What load_model_state was given is not what model_state returns afterwards."
             assert refused, "load_model_state has to raise RuntimeError for a key that the model does not have."
 
