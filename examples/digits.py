@@ -22,7 +22,6 @@ import hocket
 from hocket_vision.datasets import digits
 from hocket_vision.models import small_resnet
 
-
 #: Names; where the defaults are not for so short a run, a configuration.
 ALGORITHMS = ["blurpool", "label-smoothing", {"ema": {"half_life": "30ba"}}]
 
