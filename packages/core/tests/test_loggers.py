@@ -1,0 +1,243 @@
+"""Core's loggers lose nothing: files after a kill, a terminal after a crash, numbers to the last bit."""
+
+from __future__ import annotations
+
+import io
+import json
+import multiprocessing
+import os
+import pty
+import re
+import select
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import hocket
+from hocket import scalars
+from hocket.loggers.console import ConsoleLogger
+from hocket.loggers.memory import MemoryLogger
+from hocket.loggers.progress import ProgressLogger
+
+
+def make(**changes: Any) -> hocket.Trainer:
+    batches = [(torch.full((4, 3), float(number)), torch.zeros(4, 1)) for number in range(5)]
+    arguments = {
+        "model": nn.Linear(3, 1),
+        "loss": F.mse_loss,
+        "train_data": batches,
+        "optimizer": lambda parameters: torch.optim.SGD(parameters, lr=0.001),
+        "duration": "2ep",
+        "log_every": "1ba",
+        "run_name": "run",
+        "device": "cpu",
+    }
+    return hocket.Trainer(**{**arguments, **changes})
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+class Values(hocket.Callback):
+    """Logs, after every batch, what the test gives."""
+
+    def __init__(self, **values: Any) -> None:
+        self.values = values
+
+    def batch_end(self, state: hocket.State) -> None:
+        state.log({f"test/{name}": value for name, value in self.values.items()})
+
+
+# --- from the device to the loggers
+
+
+def test_numbers_arrive_as_they_were() -> None:
+    """Float64 and integers beyond float32's reach, on their own and among others."""
+    values = {
+        "double": torch.tensor(1 + 2**-40, dtype=torch.float64),
+        "count": torch.tensor(2**40 + 1),
+        "single": torch.tensor([[0.1]]),
+        "half": torch.tensor(0.1, dtype=torch.bfloat16),
+        "python": 3,
+        "yes": True,
+    }
+    expected = {
+        "double": 1 + 2**-40, "count": float(2**40 + 1), "single": torch.tensor(0.1).item(),
+        "half": torch.tensor(0.1, dtype=torch.bfloat16).item(), "python": 3.0, "yes": 1.0,
+    }  # fmt: skip
+    assert scalars.to_floats(values) == expected
+    for name in values:
+        assert scalars.to_floats({name: values[name]}) == {name: expected[name]}
+
+
+@pytest.mark.parametrize(
+    "value, said", [(torch.zeros(3), r"a tensor of shape \(3,\).*mean"), ("fast", "str"), (None, "NoneType")]
+)
+def test_what_is_no_number_is_an_error_that_names_it(value: Any, said: str) -> None:
+    with pytest.raises(TypeError, match=f"'test/odd' was logged as {said}"):
+        make(callbacks=[Values(fine=1.0, odd=value)]).fit()
+
+
+def test_of_several_values_in_an_interval_the_last_counts() -> None:
+    """Every fourth batch; the end of an epoch, after the fifth and the tenth, ends an interval too."""
+    logger = MemoryLogger()
+
+    class Count(hocket.Callback):
+        def batch_end(self, state: hocket.State) -> None:
+            state.log({"test/batch": state.timestamp.batch})
+
+    make(callbacks=[Count()], loggers=[logger], log_every="4ba").fit()
+    assert logger.metrics["test/batch"] == [(4, 4.0), (5, 5.0), (8, 8.0), (10, 10.0)]
+
+
+# --- JSON lines
+
+
+def lines(path: str = "runs/run/metrics.jsonl") -> list[dict[str, Any]]:
+    return [json.loads(line, parse_constant=pytest.fail) for line in Path(path).read_text().splitlines()]
+
+
+def test_a_line_for_each_interval() -> None:
+    make(loggers=["jsonl"], eval_data=[(torch.ones(2, 3), torch.zeros(2, 1))], seed=3).fit()
+    first, *rest = lines()
+    assert first["hyperparameters"]["duration"] == "2ep" and first["hyperparameters"]["seed"] == 3
+    losses = [line for line in rest if "train/loss" in line]
+    assert [(line["batch"], line["sample"]) for line in losses] == [(number, 4 * number) for number in range(1, 11)]
+    assert [line["epoch"] for line in rest if "eval/loss" in line] == [1, 2]
+
+
+def test_numbers_that_json_does_not_know() -> None:
+    values = {"a": float("nan"), "b": float("inf"), "c": -float("inf")}
+    make(loggers=["jsonl"], callbacks=[Values(**values)], duration="1ba").fit()
+    line = next(line for line in lines() if "test/a" in line)
+    assert (line["test/a"], line["test/b"], line["test/c"]) == ("NaN", "Infinity", "-Infinity")
+    assert float(line["test/b"]) == float("inf"), "Python reads them as numbers"
+
+
+def _endless(ready: Any) -> None:
+    torch.set_num_threads(1)
+
+    class Tell(hocket.Callback):
+        def batch_end(self, state: hocket.State) -> None:
+            ready.value = state.timestamp.batch
+
+    make(loggers=["jsonl"], callbacks=[Tell()], duration="1000000ba").fit()
+
+
+def test_a_killed_run_loses_the_line_under_way_at_most() -> None:
+    """SIGKILL in the middle of training: whole lines but for the last, and the next run goes on after them."""
+    context = multiprocessing.get_context("fork")
+    ready = context.Value("l", 0)
+    process = context.Process(target=_endless, args=(ready,))
+    process.start()
+    deadline = time.monotonic() + 60
+    while ready.value < 200 and time.monotonic() < deadline:
+        time.sleep(0.005)
+    done = ready.value
+    assert done >= 200
+    process.kill()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    file = Path("runs/run/metrics.jsonl")
+    *whole, last = file.read_text().split("\n")
+    batches = [json.loads(line)["batch"] for line in whole if '"batch"' in line]
+    assert batches == list(range(1, len(batches) + 1)) and len(batches) >= done - 1
+    with file.open("a") as torn:
+        torn.write('{"epoch": 7, "ba' if not last else "")
+    make(loggers=["jsonl"], duration="2ba").fit()
+    batches = [line["batch"] for line in lines() if "batch" in line]
+    assert batches[-2:] == [1, 2] and len(batches) >= done + 1
+
+
+# --- lines for people
+
+
+def test_the_console_has_a_line_for_training_and_one_for_each_set() -> None:
+    file = io.StringIO()
+    data = [(torch.ones(2, 3), torch.zeros(2, 1))]
+    sets = {"a": data, "b": hocket.EvalSet(data, every="2ep")}
+    result = make(loggers=[ConsoleLogger(file)], eval_data=sets, log_every="5ba").fit()
+    printed = file.getvalue().splitlines()
+    assert [re.split(r"  | [\d.e-]+$", line)[1].split()[0] for line in printed] == [
+        "train/loss", "a/loss", "train/loss", "a/loss", "b/loss"
+    ]  # fmt: skip
+    assert printed[-1] == f"ep 2 ba 10  b/loss {result.metrics['b/loss']:.4g}"
+
+
+def test_progress_is_plain_lines_where_there_is_no_terminal() -> None:
+    file = io.StringIO()
+    result = make(loggers=[ProgressLogger(file, seconds=0.0)], eval_data=[(torch.ones(2, 3), torch.zeros(2, 1))]).fit()
+    text = file.getvalue()
+    assert "\x1b" not in text and "\r" not in text
+    assert f"eval/loss {result.metrics['eval/loss']:.4g}" in text
+    shares = [int(match) for match in re.findall(r"^(\d+)%", text, re.MULTILINE)]
+    assert shares == sorted(shares) and shares[0] == 10 and shares[-1] == 100
+    assert re.search(r"50%  [\d.e+]+ ba/s  0:00:\d\d left  ep \d ba 5  train/loss", text)
+
+
+class Terminal:
+    """A pseudo-terminal, and what has been written to it."""
+
+    def __enter__(self) -> Terminal:
+        self.reader, writer = pty.openpty()
+        self.file = os.fdopen(writer, "w")
+        self.written = b""
+        return self
+
+    def text(self) -> str:
+        self.file.flush()
+        while select.select([self.reader], [], [], 0.1)[0]:
+            self.written += os.read(self.reader, 65536)
+        return self.written.decode()
+
+    def __exit__(self, *error: object) -> None:
+        self.file.close()
+        os.close(self.reader)
+
+
+class Slow(hocket.Callback):
+    """Lets the time between two drawings pass."""
+
+    def batch_start(self, state: hocket.State) -> None:
+        time.sleep(0.12)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="pseudo-terminals are of Unix")
+def test_a_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "120")
+    with Terminal() as terminal:
+        data = [(torch.ones(2, 3), torch.zeros(2, 1))]
+        trainer = make(loggers=[ProgressLogger(terminal.file)], callbacks=[Slow()], eval_data=data, duration="1ep")
+        result = trainer.fit()
+        text = re.sub(r"\x1b\[[0-9;]*m", "", terminal.text())
+    for share in (20, 40, 60, 80, 100):
+        assert f"{share}%" in text
+    assert "training" in text and "evaluating eval" in text and "train/loss" in text
+    assert f"ep 1 ba 5  eval/loss {result.metrics['eval/loss']:.4g}" in text
+    assert text.count("\x1b[?25l") == text.count("\x1b[?25h") > 0, "the cursor is back"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="pseudo-terminals are of Unix")
+def test_a_crash_gives_the_terminal_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+
+    class Crash(hocket.Callback):
+        def batch_end(self, state: hocket.State) -> None:
+            raise RuntimeError("planned")
+
+    with Terminal() as terminal:
+        trainer = make(loggers=[ProgressLogger(terminal.file)], callbacks=[Crash()])
+        with pytest.raises(RuntimeError, match="planned"):
+            trainer.fit()
+        text = terminal.text()
+    assert text.count("\x1b[?25l") == text.count("\x1b[?25h") > 0
