@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hocket_strategies.ddp import DDP
-    from hocket_strategies.fp64 import FP64
+    from hocket_strategies.precisions.fp64 import FP64
 
 #: Public name -> the module that defines it.
 _PUBLIC = {
     "DDP": "hocket_strategies.ddp",
-    "FP64": "hocket_strategies.fp64",
+    "FP64": "hocket_strategies.precisions.fp64",
 }
 
 __all__ = ["DDP", "FP64"]

@@ -1,0 +1,222 @@
+"""Ranks that train together: joining a process group, sharing out batches, collectives."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import warnings
+from collections.abc import Iterable
+from functools import cache
+from typing import Any, ClassVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.utils.data import DataLoader, IterableDataset
+
+from hocket import Device, Strategy
+from hocket_strategies.shares import OwnBatches, SharedLoader, SlicedBatches, is_distributed
+
+_BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
+_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_OPERATIONS = {"sum": dist.ReduceOp.SUM, "mean": dist.ReduceOp.SUM, "min": dist.ReduceOp.MIN, "max": dist.ReduceOp.MAX}
+
+
+class RankStrategy(Strategy):
+    """What strategies of several ranks share. What they do to model and optimizer is up to their subclasses.
+
+    Args:
+        split_data: whether loaders yield global batches, of which each rank loads its share. False if the data of each rank
+            differs already; then batches are each rank's own.
+    """
+
+    #: Who uses the process group that one of them initialised; the last one to leave destroys it.
+    _users: ClassVar[list[RankStrategy]] = []
+
+    def __init__(self, *, split_data: bool = True) -> None:
+        self._split_data = split_data
+        #: For objects and tensors on the CPU; None is the default group.
+        self._host: dist.ProcessGroup | None = None
+        self._told: set[str] = set()
+
+    @property
+    def _name(self) -> str:
+        """What users call it."""
+        return type(self).__name__.lower()
+
+    # --- processes
+
+    def setup_environment(self, device: Device) -> torch.device:
+        """Join the ranks that ``torchrun`` started, or those of a process group that is initialised already.
+
+        The backend is gloo on the CPU and nccl on NVIDIA and AMD GPUs. Raises RuntimeError if this process was started
+        alone, ValueError for a device that neither serves.
+        """
+        joined = dist.is_available() and dist.is_initialized()
+        self.rank, self.world_size = (
+            (dist.get_rank(), dist.get_world_size()) if joined else _from_environment(self._name)
+        )
+        self.local_rank = int(os.environ.get("LOCAL_RANK", self.rank % (torch.cuda.device_count() or self.world_size)))
+        on = device.torch_device(self.local_rank)
+        if on.type not in _BACKENDS:
+            raise ValueError(
+                f"strategy='{self._name}' runs on {' and '.join(_BACKENDS)}, not on {on.type}. Pass device='cpu'."
+            )
+        if on.type == "cuda":
+            torch.cuda.set_device(on)  # nccl uses the current one
+        if not joined:
+            RankStrategy._users.clear()
+            _initialise(_BACKENDS[on.type], self.rank, self.world_size, on)
+        if not joined or RankStrategy._users:
+            RankStrategy._users.append(self)
+        # Agreeing on a few numbers must not make anyone wait for a GPU, so they never go there.
+        self._host = None if dist.get_backend() == "gloo" else _group_of_all_on_cpu()
+        return on
+
+    def barrier(self) -> bool:
+        """See :meth:`hocket.hookspecs.StrategyHooks.barrier`."""
+        dist.barrier(group=self._host)
+        return True
+
+    def shutdown(self) -> None:
+        """Leave the process group, and destroy it if a strategy initialised it and no other uses it. May be called twice."""
+        if self in RankStrategy._users:
+            RankStrategy._users.remove(self)
+            if not RankStrategy._users and dist.is_initialized():
+                dist.destroy_process_group()
+
+    # --- the data
+
+    def prepare_data(self, loader: Iterable[Any], train: bool) -> Iterable[Any]:
+        """This rank's share of the global batches of ``loader``.
+
+        A DataLoader over a map-style data set loads only that share, in the same shuffled order on every rank. Anything else
+        is read whole on every rank and sliced, with a warning. Data that differs from rank to rank already is used as it is.
+
+        Raises:
+            ValueError: the loader's DistributedSampler was made for another number of ranks, or for another rank.
+        """
+        if self.world_size == 1:
+            return loader
+        batch_sampler = getattr(loader, "batch_sampler", None)
+        samplers = (getattr(loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None))
+        distributed = next((sampler for sampler in samplers if is_distributed(sampler)), None)
+        if distributed is not None:
+            self._check(distributed)
+        if distributed is not None or not self._split_data:
+            return OwnBatches(loader, self) if train else loader
+        if (
+            isinstance(loader, DataLoader)
+            and batch_sampler is not None
+            and not isinstance(loader.dataset, IterableDataset)
+        ):
+            return SharedLoader(loader, self, train)
+        self._tell(
+            f"Every rank reads all of the {type(loader).__name__} and keeps its share of each batch, so reading does not get "
+            "faster with more ranks, and every rank must read the same. A DataLoader over a map-style data set is divided "
+            "before it is read. If the data of each rank differs already, write "
+            f"strategy={{'{self._name}': {{'split_data': False}}}}."
+        )
+        return SlicedBatches(loader, self, train)
+
+    def _check(self, sampler: Any) -> None:
+        if (sampler.rank, sampler.num_replicas) != (self.rank, self.world_size):
+            raise ValueError(
+                f"The {type(sampler).__name__} was made for rank {sampler.rank} of {sampler.num_replicas}, but this is rank "
+                f"{self.rank} of {self.world_size}. Leave the sampler out: strategy='{self._name}' divides the batches."
+            )
+        self._tell(
+            f"The loader's {type(sampler).__name__} is left in charge: batch_size counts for each of the {self.world_size} "
+            "ranks, and a sampler that repeats samples to make ranks even also trains on them, or counts them in "
+            "evaluation, more than once. Leave the sampler out to have the loader's batches divided exactly."
+        )
+
+    def _tell(self, message: str) -> None:
+        if message not in self._told and self.rank == 0:
+            warnings.warn(message, stacklevel=3)
+        self._told.add(message)
+
+    # --- collectives
+
+    def all_reduce(self, tensor: Tensor, op: str) -> Tensor:
+        """Sum, mean, min or max over ranks, as a new tensor of the same shape and device, without a graph.
+
+        The dtype stays, but for truth values, which count as int64 0 and 1, and the mean of integers, which is a float.
+        Raises ValueError for another ``op``.
+        """
+        if op not in _OPERATIONS:
+            raise ValueError(f"all_reduce has no op={op!r}; use one of {', '.join(map(repr, _OPERATIONS))}.")
+        reduced = tensor.detach().clone(memory_format=torch.contiguous_format)
+        if reduced.dtype is torch.bool:
+            reduced = reduced.long()
+        dist.all_reduce(reduced, _OPERATIONS[op], group=self._group(reduced))
+        return reduced / self.world_size if op == "mean" else reduced
+
+    def all_gather_object(self, item: Any) -> list[Any]:
+        """See :meth:`hocket.hookspecs.StrategyHooks.all_gather_object`."""
+        items: list[Any] = [None] * self.world_size
+        dist.all_gather_object(items, item, group=self._host)
+        return items
+
+    def broadcast_object(self, item: Any) -> Any:
+        """See :meth:`hocket.hookspecs.StrategyHooks.broadcast_object`."""
+        box = [item]
+        dist.broadcast_object_list(box, src=0, group=self._host)
+        return box[0]
+
+    def _group(self, tensor: Tensor) -> dist.ProcessGroup | None:
+        return self._host if tensor.device.type == "cpu" else None
+
+
+def _group_of_all_on_cpu() -> dist.ProcessGroup:
+    group = dist.new_group(backend="gloo")
+    assert isinstance(group, dist.ProcessGroup)  # ranks that are left out get something else
+    return group
+
+
+# --- joining
+
+_groups = itertools.count()
+
+
+def _from_environment(name: str) -> tuple[int, int]:
+    """Rank and number of ranks."""
+    if not dist.is_available():
+        raise RuntimeError(
+            f"This build of torch has no torch.distributed, which strategy='{name}' needs. Use strategy='single'."
+        )
+    missing = [name for name in _VARIABLES if name not in os.environ]
+    if missing:
+        raise RuntimeError(
+            f"strategy='{name}' found nobody to train with: {', '.join(missing)} not set in the environment, and no process "
+            "group is initialised. Start the script once per GPU (or CPU rank), as in torchrun --nproc-per-node 2 script.py, "
+            "or train in this process with strategy='single'."
+        )
+    return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+
+
+def _initialise(backend: str, rank: int, world_size: int, on: torch.device) -> None:
+    # A prefix of its own for each restart and each group: ranks that found the addresses of an earlier one would wait for
+    # processes that are gone. (torch leaves that to its agent, whose store outlives the workers.)
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    store = dist.PrefixStore(
+        f"hocket/{attempt}/{next(_groups)}",
+        _store(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), rank, world_size),
+    )
+    dist.init_process_group(
+        backend, store=store, rank=rank, world_size=world_size, device_id=on if on.type == "cuda" else None
+    )
+
+
+@cache
+def _store(address: str, port: int, rank: int, world_size: int) -> dist.Store:
+    """The key-value store where ranks meet: the agent's where it opened one, otherwise rank 0's. Lives with the process."""
+    opened = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    return dist.TCPStore(
+        address,
+        port,
+        world_size,
+        is_master=rank == 0 and not opened,
+        wait_for_workers=False,
+        multi_tenant=True,
+    )

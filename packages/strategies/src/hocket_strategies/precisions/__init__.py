@@ -1,0 +1,1 @@
+"""Precisions, each found by its entry point."""
