@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
 from typing import Any
 
 import torch
@@ -16,12 +18,17 @@ Batch = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class Workload:
-    """A model, its batches and its loss; ``steps`` a repeat, of which the first ``warmup`` do not count."""
+    """A model, its batches and its loss; ``steps`` a repeat, of which the first ``warmup`` do not count.
+
+    The time of a step is the median over ``block`` steps each: long enough for what happens every now and then, such as
+    logging, and untouched by what else the machine does in between.
+    """
 
     model: Callable[[], nn.Module]
     batch: Callable[[], Batch]
     steps: int
     warmup: int
+    block: int
     loss: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy
     learning_rate: float = 0.01
 
@@ -63,9 +70,9 @@ class GPT(nn.Module):
 
 
 WORKLOADS = {
-    "mlp": Workload(mlp, lambda: (torch.randn(16, 32), torch.randint(10, (16,))), steps=600, warmup=100),
-    "resnet18": Workload(resnet18, lambda: (torch.randn(32, 3, 64, 64), torch.randint(1000, (32,))), steps=8, warmup=2),
-    "gpt": Workload(GPT, lambda: (torch.randint(256, (8, 128)), torch.randint(256, (1024,))), steps=14, warmup=2),
+    "mlp": Workload(mlp, lambda: (torch.randn(16, 32), torch.randint(10, (16,))), steps=1100, warmup=100, block=100),
+    "resnet18": Workload(resnet18, lambda: (torch.randn(32, 3, 64, 64), torch.randint(1000, (32,))), steps=8, warmup=2, block=1),
+    "gpt": Workload(GPT, lambda: (torch.randint(256, (8, 128)), torch.randint(256, (1024,))), steps=14, warmup=2, block=1),
 }
 
 
@@ -76,19 +83,20 @@ class Stopwatch:
         torch.manual_seed(0)
         kept = [workload.batch() for _ in range(min(workload.steps, 50))]
         self.batches = [kept[i % len(kept)] for i in range(workload.steps)]
-        self.warmup = workload.warmup
+        self.warmup, self.block = workload.warmup, workload.block
         self.seconds_per_step = float("nan")
 
     def __len__(self) -> int:
         return len(self.batches)
 
     def __iter__(self) -> Iterator[Batch]:
-        start = 0.0
+        times = []
         for index, batch in enumerate(self.batches):
-            if index == self.warmup:
-                start = time.perf_counter()
+            if index >= self.warmup and (index - self.warmup) % self.block == 0:
+                times.append(time.perf_counter())
             yield batch
-        self.seconds_per_step = (time.perf_counter() - start) / (len(self.batches) - self.warmup)
+        times.append(time.perf_counter())
+        self.seconds_per_step = median(b - a for a, b in pairwise(times)) / self.block
 
 
 def raw_loop(workload: Workload, batches: Any, microbatches: int = 1) -> None:

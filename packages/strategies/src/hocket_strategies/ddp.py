@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from typing import Any
 
@@ -13,9 +13,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from hocket.contexts import NOTHING
 from hocket_strategies.group import RankStrategy
-
-_NOTHING = nullcontext()
 
 
 class DDP(RankStrategy):
@@ -77,7 +76,7 @@ class DDP(RankStrategy):
     def accumulate(self, module: nn.Module, last: bool) -> AbstractContextManager[Any]:
         """Reduces gradients, and hands out rank 0's buffers, only when ``last``."""
         if not isinstance(module, DistributedDataParallel):
-            return _NOTHING
+            return NOTHING
         if not last:
             if self._first_batch and module.static_graph:
                 raise ValueError(
@@ -86,7 +85,7 @@ class DDP(RankStrategy):
                 )
             return module.no_sync()
         self._first_batch = False
-        return self._with_buffers_alike() if self._buffers else _NOTHING
+        return self._with_buffers_alike() if self._buffers else NOTHING
 
     def model_state(self, module: nn.Module) -> dict[str, Any]:
         """See :meth:`hocket.hookspecs.StrategyHooks.model_state`."""

@@ -46,7 +46,11 @@ def move(batch: Any, device: torch.device) -> Any:
     if type(batch) is tuple or type(batch) is list:  # the usual shape, for every batch
         return type(batch)(
             [
-                move(item, device) if type(item) is not torch.Tensor else item.to(device, non_blocking=True)
+                move(item, device)
+                if type(item) is not torch.Tensor
+                else item
+                if item.device == device
+                else item.to(device, non_blocking=True)
                 for item in batch
             ]
         )
@@ -88,6 +92,10 @@ def split(batch: Any, size: int) -> list[Any]:
     samples = count(batch).samples
     if samples <= size:
         return [batch]
+    if (type(batch) is tuple or type(batch) is list) and all(
+        type(item) is torch.Tensor and item.dim() for item in batch
+    ):
+        return [type(batch)(piece) for piece in zip(*(item.split(size) for item in batch), strict=True)]
     return [slice_samples(batch, start, min(start + size, samples), samples) for start in range(0, samples, size)]
 
 

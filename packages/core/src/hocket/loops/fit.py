@@ -42,6 +42,8 @@ class FitLoop:
         self._log_every = log_every
         self._halve = halve
         self._evaluated_at = self._written_at = -1
+        #: The metrics, if there are any.
+        self._shown: MetricSet | None = None
         self._clock = 0.0
         #: The shares of the duration before and after the latest batch, kept up to date where an interval is in shares.
         self._shares = (0.0, 0.0)
@@ -60,6 +62,7 @@ class FitLoop:
         state.take(Decision.STOP)
         state.parameters = list(state.task.parameters())
         intervals = [self._log_every, *(each.every for each in state.eval_sets.values())]
+        self._shown = self.metrics if self.metrics else None
         self._in_shares = any(each.every is not None and each.every.unit is Unit.DURATION for each in intervals)
         self._shares = (0.0, state.elapsed())
         for schedule in state.schedules if not self._over() else ():
@@ -76,11 +79,12 @@ class FitLoop:
         self._write_down()
 
     def _over(self) -> bool:
-        until = self.state.fit_until
-        assert until is not None
-        if self.state.requested is not Decision.NOTHING and Decision.STOP in self.state.requested:
+        state = self.state
+        if state.requested is not Decision.NOTHING and Decision.STOP in state.requested:
             return True
-        return self.state.timestamp.count(until.unit) >= until.value
+        until = state.fit_until
+        assert until is not None
+        return state.timestamp.count(until.unit) >= until.value
 
     def close(self) -> None:
         """Forget the pass under way and end its worker processes."""
@@ -131,8 +135,8 @@ class FitLoop:
         bus.batch_start(state)
         mine = handed_out.samples if state.batch is batch or not counts else count(state, state.batch).samples
         skip = state.take(Decision.SKIP_BATCH)
-        total, trained_on = handed_out, mine
-        if state.strategy.world_size > 1:
+        total, trained_on, several = handed_out, mine, state.strategy.world_size > 1
+        if several:
             total, trained_on, skip = agreement.total(state, handed_out, mine, skip)
         state.batch_samples, state.batch_tokens = total
         state.progress.started += 1
@@ -145,7 +149,8 @@ class FitLoop:
                 self._guard.allows(state)
                 return state.loss  # type: ignore[return-value]  # there now
 
-            self._gradients(mine, trained_on)
+            compute = self._with_half_the_microbatch if self._halve else compute_gradients
+            compute(state, mine, trained_on, self._shown)
             if self._guard.allows(state):
                 stepped = bus.optimizer_step(state, closure)
 
@@ -157,22 +162,25 @@ class FitLoop:
             bus.schedule_step(state)
         state.progress.processed += 1
         bus.batch_end(state)
-        agreement.decide(state)
-        self._evaluate_what_is_due()
+        if several:
+            agreement.decide(state)
+        if self._in_shares or state.eval_sets:
+            self._evaluate_what_is_due()
         bus.batch_checkpoint(state)
         state.progress.completed += 1
         if self._log_every.due(state.previous, state.timestamp, *self._shares):
             self._write_down()
 
-    def _gradients(self, mine: int, everyone: int) -> None:
-        """The first gradients of a batch; where memory runs out and it may, with half the microbatch from now on."""
-        state, whole = self.state, self.state.batch
+    @staticmethod
+    def _with_half_the_microbatch(state: State, mine: int, everyone: int, metrics: MetricSet | None) -> None:
+        """The gradients of a batch; where memory runs out, with half the microbatch from now on."""
+        whole = state.batch
         while True:
             try:
-                return compute_gradients(state, mine, everyone, self.metrics)
+                return compute_gradients(state, mine, everyone, metrics)
             except torch.OutOfMemoryError:
                 size = state.microbatch or mine
-                if not self._halve or size <= 1:
+                if size <= 1:
                     raise
                 state.batch, state.outputs, state.loss = whole, None, None
                 state.request_microbatch(size // 2)

@@ -40,14 +40,14 @@ def compute_gradients(state: State, mine: int, everyone: int, metrics: MetricSet
     rescale = None
     if len(pieces) == 1 and world == 1:
         with bus.accumulate(state.prepared, True):
-            state.loss_parts = _microbatch(state, whole, mine, None, metrics).parts
+            *_, state.loss_parts = _microbatch(state, whole, mine, None, metrics)
     else:
         parts = []
         for number, piece in enumerate(pieces, 1):
             samples = mine if len(pieces) == 1 else min(mine, count(state, piece).samples)
             with bus.accumulate(state.prepared, number == len(pieces)):
                 # Strategies take the mean of gradients over ranks, hence the number of ranks.
-                parts.append(_microbatch(state, piece, samples, world / everyone, metrics))
+                parts.append(_Part(*_microbatch(state, piece, samples, world / everyone, metrics)))
         rescale = _mean(state, parts, everyone)
     state.batch, state.outputs = whole, None
 
@@ -59,7 +59,7 @@ def compute_gradients(state: State, mine: int, everyone: int, metrics: MetricSet
                 parameter.grad.mul_(rescale)
     bus.after_train_batch(state)
     norm = bus.clip_gradients(state)
-    state.gradient_norm = norm if isinstance(norm, torch.Tensor) else None
+    state.gradient_norm = None if type(norm) is bool else norm
 
 
 class _Part(NamedTuple):
@@ -71,8 +71,10 @@ class _Part(NamedTuple):
     parts: Mapping[str, torch.Tensor]
 
 
-def _microbatch(state: State, batch: Any, samples: int, per_sample: float | None, metrics: MetricSet | None) -> _Part:
-    """Forward, loss and backward; ``per_sample`` is what a sample's loss is multiplied by, None for nothing."""
+def _microbatch(
+    state: State, batch: Any, samples: int, per_sample: float | None, metrics: MetricSet | None
+) -> tuple[Any, ...]:
+    """Forward, loss and backward: what makes a `_Part`. ``per_sample`` multiplies a sample's loss, None for nothing."""
     bus = state.bus
     state.batch = bus.move_batch(state, batch)
     bus.before_forward(state)
@@ -81,14 +83,14 @@ def _microbatch(state: State, batch: Any, samples: int, per_sample: float | None
     bus.before_loss(state)
     state.loss, own, parts = bus.loss(state, state.outputs, state.batch)
     bus.after_loss(state)
-    if metrics and samples:
+    if metrics is not None and samples:
         metrics.update(state.outputs, state.batch)
     bus.before_backward(state)
     weight = samples if own is None or not samples else own
     bus.backward(state, state.loss if per_sample is None else state.loss * (weight * per_sample))
     bus.after_backward(state)
     state.loss = state.loss.detach()
-    return _Part(state.loss, weight, own is not None, parts)
+    return state.loss, weight, own is not None, parts
 
 
 def _mean(state: State, parts: Sequence[_Part], everyone: int) -> torch.Tensor | None:
@@ -97,9 +99,14 @@ def _mean(state: State, parts: Sequence[_Part], everyone: int) -> torch.Tensor |
     Returns what gradients have still to be multiplied by, if losses came with weights of their own.
     """
     names = sorted({name for part in parts for name in part.parts})
-    values = torch.stack([torch.stack([part.value, *(part.parts[name] for name in names)]) for part in parts])
-    weights = torch.stack([torch.as_tensor(part.weight, device=values.device).to(values.dtype) for part in parts])
-    sums = state.bus.all_reduce(torch.cat([weights.sum().reshape(1), weights @ values]), "sum")
-    state.loss, *means = sums[1:] / sums[0]
+    own = any(part.own for part in parts)
+    flat = torch.stack([value for part in parts for value in (part.value, *(part.parts[name] for name in names))])
+    values = flat.view(len(parts), -1)
+    if own:
+        weights = torch.stack([torch.as_tensor(part.weight, device=values.device).to(values.dtype) for part in parts])
+    else:
+        weights = values.new_tensor([part.weight for part in parts])
+    sums = state.bus.all_reduce(torch.cat([weights.sum(0, keepdim=True), weights @ values]), "sum")
+    state.loss, *means = (sums[1:] / sums[0]).unbind()
     state.loss_parts = dict(zip(names, means, strict=True))
-    return everyone / sums[0] if any(part.own for part in parts) else None
+    return everyone / sums[0] if own else None

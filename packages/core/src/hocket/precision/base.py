@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import nn
 
+from hocket.contexts import NOTHING
 from hocket.data.batches import map_tensors
 
 
@@ -33,7 +34,7 @@ class Precision:
 
     def forward_context(self) -> AbstractContextManager[Any]:
         """See :meth:`hocket.hookspecs.PrecisionHooks.forward_context`."""
-        return _NOTHING
+        return NOTHING
 
     def scale_loss(self, loss: torch.Tensor) -> torch.Tensor:
         """See :meth:`hocket.hookspecs.PrecisionHooks.scale_loss`."""
@@ -60,6 +61,3 @@ class Precision:
         """Undo :meth:`state_dict`."""
         if state_dict:
             raise ValueError(f"{type(self).__name__} keeps no state, but was given {sorted(state_dict)}")
-
-
-_NOTHING = nullcontext()

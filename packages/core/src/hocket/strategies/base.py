@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
 import torch
 from torch import nn
 
 from hocket.algorithm import Need
+from hocket.contexts import NOTHING
 from hocket.devices import Device
 
 
@@ -42,7 +43,7 @@ class Strategy:
 
     def accumulate(self, module: nn.Module, last: bool) -> AbstractContextManager[Any]:
         """See :meth:`hocket.hookspecs.StrategyHooks.accumulate`."""
-        return _NOTHING
+        return NOTHING
 
     def all_reduce(self, tensor: torch.Tensor, op: str) -> torch.Tensor:
         """See :meth:`hocket.hookspecs.StrategyHooks.all_reduce`."""
@@ -82,6 +83,3 @@ class Strategy:
 
     def shutdown(self) -> None:
         """Leave the other processes, if this strategy joined them itself."""
-
-
-_NOTHING = nullcontext()
