@@ -20,8 +20,7 @@ class LRMonitor(Callback):
         several = len(state.optimizers) > 1
         for number, optimizer in enumerate(state.optimizers):
             prefix = f"lr/optimizer{number}/group" if several else "lr/group"
-            rates = {
-                f"{prefix}{index}": group["lr"] for index, group in enumerate(optimizer.param_groups) if "lr" in group
-            }
-            # Schedules write into a rate that is a tensor; what is logged is read later.
-            state.log({name: rate.clone() if isinstance(rate, Tensor) else rate for name, rate in rates.items()})
+            for index, group in enumerate(optimizer.param_groups):
+                if (rate := group.get("lr")) is not None:
+                    # Schedules write into a rate that is a tensor; what is logged is read later.
+                    state.logged[f"{prefix}{index}"] = rate.clone() if type(rate) is Tensor else rate

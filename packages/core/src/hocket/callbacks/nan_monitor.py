@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hocket.callbacks.periodic import Periodic
 from hocket.state import State
@@ -33,17 +34,22 @@ class NaNMonitor(Periodic):
         self._worst: Tensor | None = None
         self._watched: list[tuple[str, str]] = []
         self._first_batch = 0
+        self._named: list[tuple[str, nn.Parameter]] = []
 
     def fit_start(self, state: State) -> None:
         """Forgets what an interrupted fit has left."""
         super().fit_start(state)
         self._worst = None
+        self._named = [(name, parameter) for name, parameter in state.model.named_parameters() if parameter.numel()]
 
     def after_train_batch(self, state: State) -> None:
         """Gradients are complete, unscaled and not yet clipped."""
         found = list(self._tensors(state))
-        watched = [(kind, name) for kind, name, _ in found]
         worst = _largest([tensor for *_, tensor in found])
+        on_host = state.device.type == "cpu"
+        if on_host and math.isfinite(worst.sum().item()):  # a sum that is finite has no other addends
+            return
+        watched = [(kind, name) for kind, name, _ in found]
         if self._worst is not None and self._watched != watched:
             self._look(state)
         if self._worst is None:
@@ -51,7 +57,7 @@ class NaNMonitor(Periodic):
         else:
             worst = torch.maximum(worst, self._worst)  # keeps NaN and infinity
         self._worst, self._watched = worst, watched
-        if state.device.type == "cpu":
+        if on_host:
             self._look(state)
 
     def fit_end(self, state: State) -> None:
@@ -65,13 +71,12 @@ class NaNMonitor(Periodic):
         if state.loss is not None:
             yield "loss", "", state.loss
         if self._parameters:
-            yield from (("parameters", n, p.detach()) for n, p in state.model.named_parameters() if p.numel())
+            yield from (("parameters", name, parameter.detach()) for name, parameter in self._named)
         if self._buffers:
             floating = ((n, b) for n, b in state.model.named_buffers() if b.is_floating_point() or b.is_complex())
             yield from (("buffers", n, b) for n, b in floating if b.numel())
         if self._gradients:
-            parameters = state.model.named_parameters()
-            yield from (("gradients", n, p.grad) for n, p in parameters if p.grad is not None and p.numel())
+            yield from (("gradients", name, p.grad) for name, p in self._named if p.grad is not None)
 
     def _look(self, state: State) -> None:
         worst, self._worst = self._worst, None
@@ -98,9 +103,12 @@ class NaNMonitor(Periodic):
 def _largest(tensors: list[Tensor]) -> Tensor:
     """The largest absolute value of each tensor, NaN if it has one, as a vector."""
     norms = torch._foreach_norm(tensors, float("inf"))
+    first = norms[0]
+    if all(norm.dtype is first.dtype and norm.device == first.device for norm in norms):
+        return torch.stack(norms)
     # float32 would make infinities of what float64 can hold.
     wide = torch.float64 if any(norm.dtype is torch.float64 for norm in norms) else torch.float32
-    return torch.stack([norm.reshape(()).to(norms[0].device, wide) for norm in norms])
+    return torch.stack([norm.to(first.device, wide) for norm in norms])
 
 
 def _some(names: list[str]) -> str:

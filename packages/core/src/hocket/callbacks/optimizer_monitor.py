@@ -54,7 +54,7 @@ class OptimizerMonitor(Callback):
             return
         (parameters, before), self._before = self._before, None
         weights = [parameter.detach() for parameter in parameters]
-        updates = [after - old for after, old in zip(weights, before, strict=True)]
+        updates = torch._foreach_sub(weights, before)
         state.log({"optimizer/weight_norm": _norm(weights), "optimizer/update_norm": _norm(updates)})
         held = [values for optimizer in state.optimizers for values in optimizer.state.values()]
         for key in ("exp_avg", "exp_avg_sq"):
