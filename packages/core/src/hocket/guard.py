@@ -22,13 +22,16 @@ class NonFiniteGuard:
     it on the device and speak at the end of the logging interval; ``"skip"`` waits.
 
     All ranks decide alike: the loss is that of the global batch and the gradients are reduced.
+
+    Args:
+        asynchronous: whether the device is; see `hocket.Device`.
     """
 
-    def __init__(self, policy: Policy, device: torch.device) -> None:
+    def __init__(self, policy: Policy, asynchronous: bool) -> None:
         if policy not in ("raise", "skip", "warn"):
             raise ValueError(f"nonfinite={policy!r} is not a policy; use 'raise', 'skip' or 'warn'.")
         self._policy = policy
-        self._at_once = device.type == "cpu" or policy == "skip"
+        self._at_once = not asynchronous or policy == "skip"
         self._noted: torch.Tensor | None = None
         #: Batches that were not trained on.
         self.skipped = 0

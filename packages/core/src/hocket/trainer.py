@@ -193,7 +193,9 @@ class Trainer:
         )
         state.clipping = setup.check_clipping(clip_gradients)
         self._run_folder = Path(folder) / state.run_name
-        self._loop = FitLoop(state, NonFiniteGuard(nonfinite, on), Interval(log_every), halve=microbatch == "auto")
+        self._loop = FitLoop(
+            state, NonFiniteGuard(nonfinite, parts.device.asynchronous), Interval(log_every), halve=microbatch == "auto"
+        )
         with self._running(), switches.use(plugins):
             self._assemble(optimizer, schedule, schedule_every, compile)
             self._loop.metrics = MetricSet("train", train_metrics, state)

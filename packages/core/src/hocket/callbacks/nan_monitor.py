@@ -46,7 +46,7 @@ class NaNMonitor(Periodic):
         """Gradients are complete, unscaled and not yet clipped."""
         found = list(self._tensors(state))
         worst = _largest([tensor for *_, tensor in found])
-        on_host = state.device.type == "cpu"
+        on_host = not state.device_kind.asynchronous
         if on_host and math.isfinite(worst.sum().item()):  # a sum that is finite has no other addends
             return
         watched = [(kind, name) for kind, name, _ in found]
@@ -95,7 +95,7 @@ class NaNMonitor(Periodic):
         ]
         if "loss" in bad:
             what.insert(0, "the loss")
-        first, last = self._first_batch, max(state.timestamp.batch - (state.device.type != "cpu"), self._first_batch)
+        first, last = self._first_batch, max(state.timestamp.batch - state.device_kind.asynchronous, self._first_batch)
         where = f"in batch {first}" if first == last else f"in one of the batches {first} to {last}"
         raise FloatingPointError(f"Not finite {where}: {'; '.join(what)}. {_advice(bad)}")
 

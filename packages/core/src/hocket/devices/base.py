@@ -12,6 +12,8 @@ class Device(ABC):
 
     #: Kinds with a higher priority are preferred by ``device="auto"`` where they are available.
     priority: int = 0
+    #: Whether it computes while the host goes on, so that looking at a value makes the host wait.
+    asynchronous: bool = True
 
     @abstractmethod
     def available(self) -> bool:

@@ -8,6 +8,8 @@ from hocket.devices.base import Device
 class CPU(Device):
     """The machine's processor; always there."""
 
+    asynchronous = False
+
     def available(self) -> bool:
         """Always."""
         return True
