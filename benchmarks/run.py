@@ -1,6 +1,7 @@
-"""All benchmarks in one run: ``python run.py [--short] [--peers PYTHON --composer PYTHON]``. Writes JSON and a Markdown page.
+"""All benchmarks in one run: ``python run.py [--short] [--peers PYTHON --composer PYTHON]``. Writes JSON and Markdown.
 
-The short form leaves out the peers and fails where a ratio is off by a wide margin.
+The short form leaves out the peers and fails where a ratio is off by a wide margin. ``--publish`` puts the results where
+docs/benchmarks.md shows them.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ import start
 import steps
 from harness import Worker, machine
 
+DOCS = Path(__file__).parents[1] / "docs"
+MARK = "<!-- What follows is written by `nox -s bench -- --publish`. -->"
 REALISTIC = (
     "bare",
     "progress + jsonl",
@@ -39,6 +42,9 @@ def main() -> int:
     parser.add_argument("--short", action="store_true")
     parser.add_argument("--peers", help="the Python of an environment with lightning, accelerate and transformers")
     parser.add_argument("--composer", help="the Python of an environment with mosaicml")
+    parser.add_argument(
+        "--publish", action="store_true", help="write docs/benchmarks.json and the tables of docs/benchmarks.md"
+    )
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     arguments = parser.parse_args()
     repeats = 3 if arguments.short else 7
@@ -51,6 +57,10 @@ def main() -> int:
     (arguments.out / "results.md").write_text(page)
     print(page)
     print(f"{time.perf_counter() - begin:.0f} s", file=sys.stderr)
+    if arguments.publish:
+        (DOCS / "benchmarks.json").write_text(json.dumps(results, indent=1) + "\n")
+        text, _ = (DOCS / "benchmarks.md").read_text().split(MARK)
+        (DOCS / "benchmarks.md").write_text(f"{text}{MARK}\n\n{page}")
     return _check(results) if arguments.short else 0
 
 
@@ -66,7 +76,7 @@ def _measure(arguments: argparse.Namespace, repeats: int) -> dict[str, Any]:
         "Step overhead": steps.overhead(workers, repeats),
     }
     if not arguments.short:
-        results["Realistic step"] = steps.realistic(workers, repeats, REALISTIC)
+        results["Realistic step"] = steps.realistic(workers, 4, REALISTIC)
     for worker in workers:
         worker.close()
     results["Start"] = start.run(repeats)
@@ -94,8 +104,7 @@ def _page(results: dict[str, Any]) -> str:
 def _check(results: dict[str, Any]) -> int:
     """1 if a ratio within this run is broken by a wide margin, whatever the machine."""
     calls = results["Dispatch"]["us"]
-    added = results["Step overhead"]["added_us"]
-    overhead = {name: median(values) for name, values in added.items()}
+    steps = {name: median(values) for name, values in results["Step overhead"]["ratio"].items()}
     started = {name: median(values) for name, values in results["Start"]["values"].items()}
     raw = started["process start to the end of a first step, hand-written, ms"]
     limits = {
@@ -105,7 +114,8 @@ def _check(results: dict[str, Any]) -> int:
         "20 listeners, of pluggy's": (
             median(calls["an event with 20 listeners"]["hocket"]) / median(calls["an event with 20 listeners"]["pluggy"]), 1.0,
         ),
-        "bare step, of ten no-op callbacks'": (overhead["hocket, bare"] / max(overhead["hocket, 10 no-op callbacks"], 1), 1.5),
+        "a bare step, of the hand-written one": (steps["hocket, bare"], 1.5),
+        "a step with everything on, of the hand-written one": (steps["hocket, every built-in callback, progress + jsonl"], 3.0),
         "first step, of the hand-written one's": (
             started["process start to the end of a first step, hocket, ms"] / raw, 2.0,
         ),

@@ -16,7 +16,8 @@ def overhead(workers: list[Worker], repeats: int) -> dict[str, Any]:
     rows = [["32-64-10 MLP, batch 16, SGD, 1 thread", "added to a step, µs", "hand-written step, µs"]]
     for case, series in added.items():
         rows.append([case, str(series), str(Series([v * 1e6 for v in raw[case].values]))])
-    return {"added_us": {case: series.values for case, series in added.items()}, "table": table(rows)}
+    ratio = {case: [a / b for a, b in zip(own[case].values, raw[case].values, strict=True)] for case in own}
+    return {"added_us": {case: each.values for case, each in added.items()}, "ratio": ratio, "table": table(rows)}
 
 
 def realistic(workers: list[Worker], repeats: int, cases: tuple[str, ...]) -> dict[str, Any]:
