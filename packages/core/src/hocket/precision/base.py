@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from hocket.data.batches import map_tensors
+
+if TYPE_CHECKING:
+    from hocket.state import State
 
 
 class Precision:
@@ -42,6 +45,10 @@ class Precision:
     def unscale_gradients(self, optimizer: torch.optim.Optimizer) -> bool:
         """See :meth:`hocket.hookspecs.PrecisionHooks.unscale_gradients`."""
         return True
+
+    def overflowed(self, state: State) -> bool:
+        """See :meth:`hocket.hookspecs.PrecisionHooks.overflowed`."""
+        return False
 
     def step_optimizer(self, optimizer: torch.optim.Optimizer, closure: Callable[[], torch.Tensor]) -> bool:
         """See :meth:`hocket.hookspecs.PrecisionHooks.step_optimizer`."""

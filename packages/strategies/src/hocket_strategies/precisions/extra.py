@@ -1,0 +1,16 @@
+"""The optional library that precisions of 8 bits need."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+
+def torchao(module: str) -> Any:
+    """The module ``torchao.<module>``. Raises ImportError saying how to install it."""
+    try:
+        return importlib.import_module(f"torchao.{module}")
+    except ImportError as error:
+        raise ImportError(
+            f"This precision needs torchao, which cannot be imported ({error}). Type: pip install 'hocket-strategies[torchao]'"
+        ) from error
