@@ -23,35 +23,37 @@ class TestTF32(PrecisionConformance):
 
 
 class TestFP16(PrecisionConformance):
-    gradient_tolerance = 2e-3
+    gradient_tolerance = 0.03
 
     def make(self):
         return FP16()
 
 
 class TestFP16WithOverflows(PrecisionConformance):
-    gradient_tolerance = 2e-3
+    """The scale grows so fast that steps are skipped in every run."""
+
+    gradient_tolerance = 0.03
 
     def make(self):
         return FP16(init_scale=2.0**16, growth_interval=2)
 
 
 class TestBF16True(PrecisionConformance):
-    gradient_tolerance = 2e-2
+    gradient_tolerance = 0.05
 
     def make(self):
         return BF16True()
 
 
 class TestFP16True(PrecisionConformance):
-    gradient_tolerance = 2e-3
+    gradient_tolerance = 0.03
 
     def make(self):
         return FP16True()
 
 
 class TestFP8(PrecisionConformance):
-    gradient_tolerance = 0.1
+    gradient_tolerance = 0.2
 
     def make(self):
         pytest.importorskip("torchao")
@@ -62,7 +64,9 @@ class TestFP8(PrecisionConformance):
 
 
 class TestINT8(PrecisionConformance):
-    """Trains like fp32."""
+    """Its evaluations are less exact than its gradients, which are those of fp32."""
+
+    gradient_tolerance = 1e-2
 
     def make(self):
         pytest.importorskip("torchao")

@@ -121,12 +121,18 @@ class FP16(Precision):
         return True
 
     def overflowed(self, state: State) -> bool:
-        """Whether any gradient of this step was not finite, on any rank."""
+        """Whether any gradient of this step was not finite, on any rank. Raises FloatingPointError if none is at any scale."""
         flag = self._scaler.overflow
         if flag is None:
             return False
         flag.copy_(state.bus.all_reduce(flag, "max"))
         self._skip = bool(flag.item())
+        if self._skip and (scale := self._scaler.get_scale()) * self._scaler.get_backoff_factor() < self.min_scale:
+            raise FloatingPointError(
+                f"Gradients are not finite in batch {state.timestamp.batch}, nor were they in earlier ones, although the loss "
+                f"scale has fallen to {scale:g}: this is no overflow that scaling causes. Look for the layer with "
+                "detect_anomaly=True, lower the learning rate, or use precision='bf16' or 'fp32'."
+            )
         return self._skip
 
     def step_optimizer(self, optimizer: torch.optim.Optimizer, closure: Callable[[], torch.Tensor]) -> bool:
@@ -134,17 +140,11 @@ class FP16(Precision):
         return not self._skip and super().step_optimizer(optimizer, closure)
 
     def batch_end(self, state: State) -> None:
-        """Adapt the scale. Raises FloatingPointError if gradients are not finite at any."""
+        """Adapt the scale, and log it."""
         if self._scaler.overflow is None:
             return  # the batch was left out before gradients were there
         self.skipped_steps += self._skip
         self._scaler.update()
-        if self._skip and (scale := self._scaler.get_scale()) < self.min_scale:
-            raise FloatingPointError(
-                f"Gradients are not finite in batch {state.timestamp.batch - 1}, nor were they in earlier ones, although the "
-                f"loss scale has fallen to {scale:g}: this is no overflow that scaling causes. Look for the layer with "
-                "detect_anomaly=True, lower the learning rate, or use precision='bf16' or 'fp32'."
-            )
         state.log({"precision/loss_scale": self._scaler.scale_tensor, "precision/skipped_steps": self.skipped_steps})
 
     # --- checkpoints

@@ -29,7 +29,7 @@ class INT8(Precision):
 
     def __init__(self) -> None:
         #: Layers that compute with int8 weights now, and the weights that they get back.
-        self._lent: list[tuple[nn.Linear, nn.Parameter]] = []
+        self._lent: list[tuple[nn.Linear, torch.Tensor]] = []
 
     def convert_module(self, module: nn.Module) -> nn.Module:
         """Checks that there is something to quantise, and to quantise with; changes nothing."""
@@ -83,7 +83,7 @@ class INT8(Precision):
 
     def _take_back(self) -> None:
         for linear, weight in self._lent:
-            linear._parameters["weight"] = weight
+            linear._parameters["weight"] = weight  # type: ignore[assignment]  # it is the parameter that was there
         self._lent = []
 
 

@@ -27,11 +27,12 @@ class LossScaler(torch.amp.GradScaler):
     def _unscale_grads_(
         self, optimizer: torch.optim.Optimizer, inv_scale: Tensor, found_inf: Tensor, allow_fp16: bool
     ) -> dict[torch.device, Tensor]:
-        # What torch's kernel marks is the one flag that all optimizers share; it is never unmarked.
-        if self.overflow is None:
-            self.overflow = found_inf
-        flags = super()._unscale_grads_(optimizer, inv_scale, self.overflow, allow_fp16)
-        return flags or {self.overflow.device: self.overflow}  # torch takes no flag for a mistake, not for no gradient
+        # One flag that all optimizers share, and that is never unmarked. It is there for optimizers without a gradient, too.
+        flags = super()._unscale_grads_(optimizer, inv_scale, found_inf, allow_fp16)
+        overflow = self.overflow = torch.zeros_like(found_inf) if self.overflow is None else self.overflow
+        for flag in flags.values():
+            overflow.copy_(torch.maximum(overflow, flag.to(overflow.device)))
+        return {overflow.device: overflow}
 
     def begin(self) -> None:
         """A new step, whatever became of the last one."""

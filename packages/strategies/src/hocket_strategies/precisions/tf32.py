@@ -35,7 +35,7 @@ class TF32(Precision):
 
 @contextmanager
 def _allowed() -> Iterator[None]:
-    new = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)
+    new = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)  # type: ignore[attr-defined]  # not in its stubs
     before = [backend.fp32_precision for backend in new]
     old = _legacy()
     torch.set_float32_matmul_precision("high")
