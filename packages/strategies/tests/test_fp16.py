@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 import hocket
 from hocket.testkit.ranks import run_ranks
@@ -339,6 +340,7 @@ def test_ranks_agree(tmp_path):
             tmp_path / str(rank),
             FP16(init_scale=256.0, growth_interval=100),
             strategy="ddp",
+            train_data=DataLoader(TensorDataset(*map(torch.cat, zip(*batches(), strict=True))), 8),
             algorithms=[OverflowOnRank(*bad)],
             callbacks=[watch],
         )

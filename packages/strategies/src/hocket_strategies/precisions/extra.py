@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+import torch
+
 
 def torchao(module: str) -> Any:
     """The module ``torchao.<module>``. Raises ImportError saying how to install it."""
@@ -12,5 +14,7 @@ def torchao(module: str) -> Any:
         return importlib.import_module(f"torchao.{module}")
     except ImportError as error:
         raise ImportError(
-            f"This precision needs torchao, which cannot be imported ({error}). Type: pip install 'hocket-strategies[torchao]'"
+            f"This precision needs torchao, which cannot be imported here ({error}). Type: pip install "
+            "'hocket-strategies[torchao]'; if it is installed, take the release of torchao that was made for this torch "
+            f"({torch.__version__})."
         ) from error
