@@ -26,7 +26,7 @@ class FP8(Precision):
 
     Args:
         recipe: one scale for each tensor, ``"tensorwise"``, or for each row, ``"rowwise"``, which is closer and slower.
-        emulate: compute what float8 would give in wider floats: slow, but on every device.
+        emulate: compute what float8 would give in wider floats: slow, but on every device. On a CPU ``"rowwise"`` always does.
         keep: parts of names of layers that stay as they are, such as the last one: ``["head"]``.
 
     Raises:
@@ -55,7 +55,10 @@ class FP8(Precision):
             if not self._emulate:
                 _check(parameter.device)
         config = float8.Float8LinearConfig.from_recipe_name(self._recipe)
-        config = dataclasses.replace(config, emulate=self._emulate, pad_inner_dim=True)
+        on_cpu = (
+            self._device_type == "cpu" and self._recipe != "tensorwise"
+        )  # older releases of torch have no kernel there
+        config = dataclasses.replace(config, emulate=self._emulate or on_cpu, pad_inner_dim=True)
         kept = {part for name, part in module.named_modules() if any(text in name for text in self._keep)}
 
         def matches(linear: nn.Linear) -> bool:
