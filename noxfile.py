@@ -40,7 +40,7 @@ CORE = Package("core", "hocket")
 GENERAL = Package("algorithms-general", "hocket-algorithms-general")
 VISION = Package("algorithms-vision", "hocket-algorithms-vision", "[datasets]")
 NLP = Package("algorithms-nlp", "hocket-algorithms-nlp")
-STRATEGIES = Package("strategies", "hocket-strategies")
+STRATEGIES = Package("strategies", "hocket-strategies", "[torchao]")
 LOGGERS = Package("loggers", "hocket-loggers", "[tensorboard]")
 PACKAGES = (CORE, GENERAL, VISION, NLP, STRATEGIES, LOGGERS)
 

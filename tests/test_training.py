@@ -172,6 +172,42 @@ def test_a_gradient_that_is_not_finite_is_an_error_even_in_the_last_batch(make) 
         make(callbacks=[Inject()], duration="1ba", log_every="10ba").fit()
 
 
+@pytest.mark.parametrize("policy", ["raise", "skip", "warn"])
+@pytest.mark.parametrize("clip", [None, 1.0])
+def test_gradients_that_a_precision_answers_for_are_left_to_it(make, policy, clip) -> None:
+    """Batches 2 and 5, the last: no step, no word, no step of the schedule; the timestamp goes on."""
+
+    class Scales(hocket.Precision):
+        def overflowed(self, state: hocket.State) -> bool:
+            return any(not p.grad.isfinite().all() for p in state.trained_parameters())
+
+    class Inject(hocket.Callback):
+        def after_loss(self, state: hocket.State) -> None:
+            if state.timestamp.batch in (2, 5):
+                state.loss = _NaNGradient.apply(state.loss)
+
+    class Count(hocket.Callback):
+        def batch_end(self, state: hocket.State) -> None:
+            steps.append((schedule.last_epoch, [p.detach().clone() for p in state.parameters]))
+
+    steps: list[Any] = []
+    optimizer = sgd((model := make().state.model).parameters())
+    schedule = lr_scheduler.ConstantLR(optimizer)
+    trainer = make(
+        model=model, precision=Scales(), optimizer=optimizer, schedule=schedule, callbacks=[Inject(), Count()],
+        nonfinite=policy, clip_gradients=clip,
+    )  # fmt: skip
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        trainer.fit()
+    assert trainer.state.timestamp.batch == 6
+    assert [taken for taken, _ in steps] == [1, 2, 2, 3, 4, 4]
+    weights = [torch.cat([p.flatten() for p in each]) for _, each in steps]
+    assert [torch.equal(one, other) for one, other in zip(weights[1:], weights, strict=False)] == [
+        False, True, False, False, True,
+    ]  # fmt: skip
+
+
 class _NaNGradient(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, loss: torch.Tensor) -> torch.Tensor:

@@ -23,6 +23,9 @@ class NonFiniteGuard:
 
     All ranks decide alike: the loss is that of the global batch and the gradients are reduced.
 
+    Gradients that overflowed only because a precision scales the loss are left to it: the step is left out, whatever the
+    policy, and nothing is said. The loss is not scaled, so it is looked at all the same.
+
     Args:
         asynchronous: whether the device is; see `hocket.Device`.
     """
@@ -33,24 +36,28 @@ class NonFiniteGuard:
         self._policy = policy
         self._at_once = not asynchronous or policy == "skip"
         self._noted: torch.Tensor | None = None
+        #: Whether the latest gradients are the precision's affair.
+        self._overflowed = False
         #: Batches that were not trained on.
         self.skipped = 0
 
     def allows(self, state: State) -> bool:
         """Whether the optimizer may step. Raises FloatingPointError under ``"raise"``."""
-        loss, norm = state.loss, state.gradient_norm
+        self._overflowed = state.bus.overflowed(state)
+        may_step = not self._overflowed
+        loss, norm = state.loss, state.gradient_norm if may_step else None
         assert loss is not None
         if not self._at_once:
             bad = ~torch.isfinite(loss) if norm is None else ~(torch.isfinite(loss) & torch.isfinite(norm))
             self._noted = bad if self._noted is None else self._noted | bad
-            return True
+            return may_step
         finite = math.isfinite(loss.item()) and (norm is None or math.isfinite(norm.item()))
-        if finite and self._policy == "skip" and norm is None:
+        if finite and may_step and self._policy == "skip" and norm is None:
             finite = _gradients_finite(state)
         if finite:
-            return True
+            return may_step
         self._speak(state, f"batch {state.timestamp.batch}")
-        return self._policy != "skip"
+        return may_step and self._policy != "skip"
 
     def interval_end(self, state: State) -> None:
         """Look at what was noted on the device."""
@@ -60,7 +67,7 @@ class NonFiniteGuard:
 
     def fit_end(self, state: State) -> None:
         """Look at the gradients of the last batch, which no loss comes after."""
-        if self._policy == "skip" or state.loss is None or not math.isfinite(state.loss.item()):
+        if self._overflowed or self._policy == "skip" or state.loss is None or not math.isfinite(state.loss.item()):
             return
         if not _gradients_finite(state):
             self._speak(
@@ -77,7 +84,8 @@ class NonFiniteGuard:
                 "rate, clip gradients (clip_gradients=1.0), look for the layer with callbacks=['nan-monitor'] or "
                 "detect_anomaly=True, or go on with nonfinite='skip' or nonfinite='warn'."
             )
-        done = "it is not trained on" if self._policy == "skip" else "training goes on with it"
+        left_out = self._policy == "skip" or self._overflowed
+        done = "it is not trained on" if left_out else "training goes on with it"
         self.skipped += self._policy == "skip"
         warnings.warn(f"Not finite in {where}: loss {loss}{norm}; {done}.", RuntimeWarning, stacklevel=2)
 

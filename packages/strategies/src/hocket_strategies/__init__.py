@@ -7,15 +7,26 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hocket_strategies.ddp import DDP
+    from hocket_strategies.precisions.fp8 import FP8
+    from hocket_strategies.precisions.fp16 import FP16
     from hocket_strategies.precisions.fp64 import FP64
+    from hocket_strategies.precisions.int8 import INT8
+    from hocket_strategies.precisions.tf32 import TF32
+    from hocket_strategies.precisions.true_half import BF16True, FP16True
 
 #: Public name -> the module that defines it.
 _PUBLIC = {
     "DDP": "hocket_strategies.ddp",
+    "BF16True": "hocket_strategies.precisions.true_half",
+    "FP16": "hocket_strategies.precisions.fp16",
+    "FP16True": "hocket_strategies.precisions.true_half",
     "FP64": "hocket_strategies.precisions.fp64",
+    "FP8": "hocket_strategies.precisions.fp8",
+    "INT8": "hocket_strategies.precisions.int8",
+    "TF32": "hocket_strategies.precisions.tf32",
 }
 
-__all__ = ["DDP", "FP64"]
+__all__ = ["DDP", "FP8", "FP16", "FP64", "INT8", "TF32", "BF16True", "FP16True"]
 
 
 def __getattr__(name: str) -> Any:

@@ -18,7 +18,8 @@ class NaNMonitor(Periodic):
     Finer than the Trainer's ``nonfinite=``, which it comes before, and dearer: one reduction per tensor and batch. On a CPU
     the result is looked at in every batch; elsewhere it stays on the device and is looked at when ``every`` is due and when
     the fit ends, so that no batch waits. Gradients are looked at before clipping, parameters and buffers before the step.
-    Not for precisions that scale the loss: their gradients are now and then infinite, and they skip these steps themselves.
+    Not for precisions that scale the loss, unless ``gradients=False``: theirs are now and then infinite, and they skip these
+    steps themselves.
 
     Args:
         every: how often to look, on devices other than the CPU.

@@ -11,9 +11,11 @@ from hocket.hookspecs.markers import hookspec
 if TYPE_CHECKING:
     import torch
 
+    from hocket.state import State
+
 
 class PrecisionHooks:
-    """In the order of a run: convert once, then context, scale, unscale and step for every batch."""
+    """In the order of a run: convert once, then context, scale, unscale, a verdict and a step for every batch."""
 
     @hookspec(firstresult=True)
     def convert_module(self, module: torch.nn.Module) -> torch.nn.Module:
@@ -38,6 +40,15 @@ class PrecisionHooks:
     @hookspec(firstresult=True)
     def unscale_gradients(self, optimizer: torch.optim.Optimizer) -> bool:
         """Undo the scaling of the loss in ``.grad``; once per computed gradient, before anyone looks at it."""
+        raise NotImplementedError
+
+    @hookspec(firstresult=True)
+    def overflowed(self, state: State) -> bool:
+        """Whether the gradients of all optimizers, unscaled, overflowed because the loss is scaled; alike on every rank.
+
+        Asked once per computed gradient, after clipping. The step is then left out, and such gradients are not what
+        ``nonfinite=`` is about: they are the precision's own affair.
+        """
         raise NotImplementedError
 
     @hookspec(firstresult=True)

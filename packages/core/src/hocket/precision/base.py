@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from hocket.contexts import NOTHING
 from hocket.data.batches import map_tensors
+
+if TYPE_CHECKING:
+    from hocket.state import State
 
 
 class Precision:
@@ -43,6 +46,10 @@ class Precision:
     def unscale_gradients(self, optimizer: torch.optim.Optimizer) -> bool:
         """See :meth:`hocket.hookspecs.PrecisionHooks.unscale_gradients`."""
         return True
+
+    def overflowed(self, state: State) -> bool:
+        """See :meth:`hocket.hookspecs.PrecisionHooks.overflowed`."""
+        return False
 
     def step_optimizer(self, optimizer: torch.optim.Optimizer, closure: Callable[[], torch.Tensor]) -> bool:
         """See :meth:`hocket.hookspecs.PrecisionHooks.step_optimizer`."""

@@ -1,0 +1,20 @@
+"""The optional library that precisions of 8 bits need."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import torch
+
+
+def torchao(module: str) -> Any:
+    """The module ``torchao.<module>``. Raises ImportError saying how to install it."""
+    try:
+        return importlib.import_module(f"torchao.{module}")
+    except ImportError as error:
+        raise ImportError(
+            f"This precision needs torchao, which cannot be imported here ({error}). Type: pip install "
+            "'hocket-strategies[torchao]'; if it is installed, take the release of torchao that was made for this torch "
+            f"({torch.__version__})."
+        ) from error

@@ -1,0 +1,99 @@
+"""Linear layers that multiply in 8 bits, by torchao."""
+
+from __future__ import annotations
+
+import dataclasses
+from contextlib import AbstractContextManager
+from typing import Any, Literal, get_args
+
+import torch
+from torch import nn
+
+from hocket import Precision
+from hocket.surgery import Policy, replace_modules
+from hocket_strategies.precisions.extra import torchao
+
+Recipe = Literal["tensorwise", "rowwise"]
+_MULTIPLE = 16
+
+
+class FP8(Precision):
+    """Linear layers multiply in float8, in both passes; everything else runs under bfloat16 autocast; weights in 32 bits.
+
+    Micikevicius et al. 2022, "FP8 Formats for Deep Learning" (arXiv 2209.05433), by torchao's `convert_to_float8_training`.
+    Each `nn.Linear` whose sizes are multiples of 16 becomes a ``Float8Linear`` with the same parameters; subclasses, and
+    layers named in ``keep``, stay. Scales are computed anew for each product, so there is nothing to save.
+
+    Args:
+        recipe: one scale for each tensor, ``"tensorwise"``, or for each row, ``"rowwise"``, which is closer and slower.
+        emulate: compute what float8 would give in wider floats: slow, but on every device. On a CPU ``"rowwise"`` always does.
+        keep: parts of names of layers that stay as they are, such as the last one: ``["head"]``.
+
+    Raises:
+        ValueError: an unknown recipe; later, hardware without float8, or a model without a layer that could be converted.
+        ImportError: torchao is not installed.
+    """
+
+    compute_dtype = torch.bfloat16
+
+    def __init__(
+        self, recipe: Recipe = "tensorwise", emulate: bool = False, keep: list[str] | tuple[str, ...] = ()
+    ) -> None:
+        if recipe not in get_args(Recipe):
+            raise ValueError(f"FP8 has no recipe={recipe!r}; use one of {', '.join(map(repr, get_args(Recipe)))}.")
+        if isinstance(keep, str):
+            raise TypeError(f"FP8 was given keep={keep!r}; give a list of parts of names: [{keep!r}].")
+        self._recipe, self._emulate, self._keep = recipe, emulate, tuple(keep)
+        self._device_type = "cpu"
+
+    def convert_module(self, module: nn.Module) -> nn.Module:
+        """Linear layers that multiply in float8, in their places."""
+        float8 = torchao("float8")
+        parameter = next(module.parameters(), None)
+        if parameter is not None:
+            self._device_type = parameter.device.type
+            if not self._emulate:
+                _check(parameter.device)
+        config = float8.Float8LinearConfig.from_recipe_name(self._recipe)
+        on_cpu = (
+            self._device_type == "cpu" and self._recipe != "tensorwise"
+        )  # older releases of torch have no kernel there
+        config = dataclasses.replace(config, emulate=self._emulate or on_cpu, pad_inner_dim=True)
+        kept = {part for name, part in module.named_modules() if any(text in name for text in self._keep)}
+
+        def matches(linear: nn.Linear) -> bool:
+            sizes = (linear.in_features, linear.out_features)
+            return type(linear) is nn.Linear and linear not in kept and not any(size % _MULTIPLE for size in sizes)
+
+        def build(linear: nn.Module, index: int) -> nn.Module:
+            converted: nn.Module = float8.convert_to_float8_training(linear, config=config)
+            return converted
+
+        if not replace_modules(module, {nn.Linear: Policy(build, matches)}):
+            raise ValueError(
+                f"precision='fp8' found no torch.nn.Linear whose in_features and out_features are multiples of {_MULTIPLE}, "
+                "so nothing would run in 8 bits. Change the sizes, or pass precision='bf16'."
+            )
+        return module
+
+    def forward_context(self) -> AbstractContextManager[Any]:
+        """Autocast to bfloat16, for everything but the converted layers."""
+        return torch.autocast(self._device_type, dtype=torch.bfloat16)
+
+
+def _check(device: torch.device) -> None:
+    """Raises ValueError where matrix products have no float8."""
+    if device.type == "cpu":
+        return
+    what = f"{device.type} devices"
+    if device.type == "cuda":
+        major, minor = torch.cuda.get_device_capability(device)
+        needed = (9, 4) if torch.version.hip else (8, 9)
+        if (major, minor) >= needed:
+            return
+        what = f"the {torch.cuda.get_device_name(device)} (compute capability {major}.{minor})"
+    raise ValueError(
+        f"precision='fp8' needs float8 matrix products, which {what} cannot do: NVIDIA GPUs have them from compute "
+        "capability 8.9 (Ada, Hopper), AMD's from MI300. Pass precision='bf16', or to try it slowly "
+        "precision={'fp8': {'emulate': True}}."
+    )

@@ -1,0 +1,56 @@
+"""TensorFloat-32 matrix products."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from hocket import Precision, hookimpl
+
+if TYPE_CHECKING:
+    from hocket.state import State
+
+
+class TF32(Precision):
+    """32-bit floats whose matrix products may keep 10 bits of the mantissa, where the hardware has TensorFloat-32.
+
+    That is NVIDIA's Ampere and later; elsewhere the numbers are those of ``fp32``. The setting belongs to the process:
+    it is made while forward, loss and backward of this Trainer run, and taken back after each. Convolutions are not
+    affected: torch lets them use TensorFloat-32 anyway, unless ``torch.backends.cudnn.allow_tf32`` is False.
+    """
+
+    def forward_context(self) -> AbstractContextManager[Any]:
+        """TensorFloat-32 for matrix products."""
+        return _allowed()
+
+    @hookimpl(wrapper=True)
+    def backward(self, state: State, loss: torch.Tensor) -> Generator[None, bool, bool]:
+        """The same for the backward pass."""
+        with _allowed():
+            return (yield)
+
+
+@contextmanager
+def _allowed() -> Iterator[None]:
+    new = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)  # type: ignore[attr-defined]  # not in its stubs
+    before = [backend.fp32_precision for backend in new]
+    old = _legacy()
+    torch.set_float32_matmul_precision("high")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(old)
+        for backend, precision in zip(new, before, strict=True):
+            backend.fp32_precision = precision
+
+
+def _legacy() -> str:
+    """The older of torch's two settings; torch refuses to tell it if the newer one contradicts it."""
+    get: Callable[[], str] = torch.get_float32_matmul_precision
+    try:
+        return get()
+    except RuntimeError:
+        return "highest"  # what it is unless it was set, and then contradicts

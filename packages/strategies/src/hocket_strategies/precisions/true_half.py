@@ -1,0 +1,111 @@
+"""Weights stored in 16 bits."""
+
+from __future__ import annotations
+
+from functools import partial
+from itertools import chain
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from hocket import Precision
+from hocket.data.batches import map_tensors
+
+if TYPE_CHECKING:
+    from hocket.state import State
+
+_LOW = (torch.bfloat16, torch.float16)
+_NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
+
+
+class StoredLow(Precision):
+    """What ``bf16-true`` and ``fp16-true`` share.
+
+    Parameters and buffers, hence gradients and optimizer state too, are stored in 16 bits, but for torch's normalisation
+    layers, which are stored and computed in float32. The model and each of its layers see floating-point inputs in the
+    dtype of their weights; the loss sees the outputs in float32, and targets as the loader made them.
+
+    The model is changed in place, for good: what casts stays on it as hooks.
+    """
+
+    dtype: ClassVar[torch.dtype]
+
+    def convert_module(self, module: nn.Module) -> nn.Module:
+        """Parameters and buffers in 16 bits, and what casts to and from them."""
+        norms = [part for part in module.modules() if isinstance(part, _NORMS)]
+        kept = {tensor for norm in norms for tensor in _own(norm)}
+        for part in module.modules():
+            if isinstance(part, _NORMS):
+                part._apply(partial(_cast, dtype=torch.float32), recurse=False)
+                part.register_forward_pre_hook(partial(_cast_inputs, dtype=torch.float32), with_kwargs=True)
+                part.register_forward_hook(partial(_cast_outputs, dtype=self.dtype))
+                continue
+            if part is module or any(tensor.is_floating_point() for tensor in _own(part)):
+                part.register_forward_pre_hook(partial(_cast_inputs, dtype=self.dtype), with_kwargs=True)
+            part._apply(lambda t: t if t in kept else _cast(t, self.dtype), recurse=False)
+        return module
+
+    def after_forward(self, state: State) -> None:
+        """Outputs in float32, for the loss."""
+        state.outputs = _widened(state.outputs)
+
+    def eval_after_forward(self, state: State) -> None:
+        """Outputs in float32, for loss and metrics."""
+        state.outputs = _widened(state.outputs)
+
+    def predict_after_forward(self, state: State) -> None:
+        """Outputs in float32."""
+        state.outputs = _widened(state.outputs)
+
+
+class BF16True(StoredLow):
+    """Weights, gradients and optimizer state in bfloat16; normalisation layers and the loss in float32.
+
+    Half the memory of ``bf16``, and less exact: an update smaller than 1/256 of a weight is rounded away.
+    """
+
+    dtype = compute_dtype = torch.bfloat16
+
+
+class FP16True(StoredLow):
+    """Weights in float16, normalisation layers and the loss in float32: for evaluation, prediction, and careful training.
+
+    Gradients smaller than 6e-8 vanish and ones larger than 65504 overflow, and no loss scaling helps where gradients are
+    stored in 16 bits: ``fp16`` and ``bf16-true`` train better. Raises ValueError for an optimizer whose ``eps`` is 0 in
+    float16, such as AdamW's own: it would divide by zero.
+    """
+
+    dtype = compute_dtype = torch.float16
+
+    def before_load(self, state: State) -> None:
+        """Refuse optimizers that would divide by zero."""
+        for optimizer in state.optimizers:
+            for group in optimizer.param_groups:
+                eps = group.get("eps")
+                low = any(parameter.dtype is torch.float16 for parameter in group["params"])
+                if low and isinstance(eps, float) and not torch.tensor(eps, dtype=torch.float16).item():
+                    raise ValueError(
+                        f"{type(optimizer).__name__} has eps={eps:g}, which is 0 in float16, so it would divide by zero. Give "
+                        "it eps=1e-4, or train with precision='fp16' or 'bf16-true'."
+                    )
+
+
+def _own(module: nn.Module) -> chain[Tensor]:
+    return chain(module.parameters(recurse=False), module.buffers(recurse=False))
+
+
+def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    return tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+
+def _cast_inputs(module: nn.Module, args: Any, kwargs: Any, *, dtype: torch.dtype) -> tuple[Any, Any]:
+    return map_tensors(partial(_cast, dtype=dtype), args), map_tensors(partial(_cast, dtype=dtype), kwargs)
+
+
+def _cast_outputs(module: nn.Module, args: Any, outputs: Any, *, dtype: torch.dtype) -> Any:
+    return map_tensors(partial(_cast, dtype=dtype), outputs)
+
+
+def _widened(outputs: Any) -> Any:
+    return map_tensors(lambda tensor: tensor.float() if tensor.dtype in _LOW else tensor, outputs)
