@@ -422,31 +422,6 @@ def test_compile(make, model) -> None:
     assert set(trainer.model_state_dict()) == set(model().state_dict())
 
 
-def test_auto_microbatch_halves_when_memory_runs_out(make, model) -> None:
-    """The same weights as a whole batch would have given."""
-
-    class Limited(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = model()
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            if len(x) > 10:
-                raise torch.OutOfMemoryError(f"{len(x)} samples")
-            return self.net(x)
-
-    ours, theirs = Limited(), model()
-    trainer = make(model=ours, microbatch="auto")
-    with pytest.warns(UserWarning, match="going on with"):
-        trainer.fit()
-    assert trainer.state.microbatch == 8
-    make(model=theirs).fit()
-    for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
-        torch.testing.assert_close(a, b, rtol=0, atol=2e-5)
-    with pytest.raises(torch.OutOfMemoryError):
-        make(model=Limited()).fit()
-
-
 def test_bf16_trains_and_keeps_weights_in_32_bits(make, data) -> None:
     trainer = make(precision="bf16", eval_data=data(32))
     dtypes: set[torch.dtype] = set()

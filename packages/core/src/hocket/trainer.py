@@ -22,7 +22,9 @@ from hocket.guard import NonFiniteGuard, Policy
 from hocket.learning_rate import make_schedules
 from hocket.loops.evaluate import EvalSet, PreparedSet, evaluate, sanity_check
 from hocket.loops.fit import FitLoop
+from hocket.loops.gradients import compute_gradients
 from hocket.loops.metrics import MetricSet
+from hocket.loops.microbatch import AutoMicrobatch
 from hocket.loops.predict import predict
 from hocket.optimizers import make_optimizers
 from hocket.plugins import switches
@@ -79,7 +81,8 @@ class Trainer:
         duration: such as ``"10ep"``, ``"5000ba"``, ``"1e9tok"``, ``"90min"``; `fit` can be given another.
         algorithms, callbacks, loggers: names, ``{"name": {...}}`` configurations or instances.
         strategy, precision, device, actions: one each, likewise; ``"auto"`` chooses by the launch environment and hardware.
-        microbatch: samples per forward pass; ``"auto"`` halves it whenever memory runs out. The gradient does not depend on it.
+        microbatch: samples per forward pass; ``"auto"`` finds the most that fit, before the first step. The gradient does not
+            depend on it.
         eval_every: how often to evaluate; the end of a fit always does. ``None`` for only when asked.
         log_every: how often what was logged goes to the loggers.
         clip_gradients: the largest norm, or ``("norm" | "value" | "adaptive", threshold)``.
@@ -194,7 +197,12 @@ class Trainer:
         state.clipping = setup.check_clipping(clip_gradients)
         self._run_folder = Path(folder) / state.run_name
         self._loop = FitLoop(
-            state, NonFiniteGuard(nonfinite, parts.device.asynchronous), Interval(log_every), halve=microbatch == "auto"
+            state,
+            NonFiniteGuard(nonfinite, parts.device.asynchronous),
+            Interval(log_every),
+            AutoMicrobatch(Path(folder) / "microbatch.json").compute_gradients
+            if microbatch == "auto"
+            else compute_gradients,
         )
         with self._running(), switches.use(plugins):
             self._assemble(optimizer, schedule, schedule_every, compile)

@@ -7,7 +7,7 @@ from. Every ``bus.…(state)`` is an event that plug-ins hear or an action that 
 from __future__ import annotations
 
 import time
-import warnings
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -30,17 +30,23 @@ class FitLoop:
     Args:
         guard: what to do about losses and gradients that are not finite.
         log_every: when what was logged is handed to the loggers.
-        halve: whether running out of memory halves the microbatch instead of ending the fit.
+        compute: what computes the first gradients of a batch, in place of :func:`compute_gradients`.
     """
 
-    def __init__(self, state: State, guard: NonFiniteGuard, log_every: Interval, halve: bool = False) -> None:
+    def __init__(
+        self,
+        state: State,
+        guard: NonFiniteGuard,
+        log_every: Interval,
+        compute: Callable[[State, int, int, MetricSet | None], None] = compute_gradients,
+    ) -> None:
         self.state = state
         #: Where batches come from, and metrics over those of an epoch; the Trainer sets them.
         self.feed: Feed
         self.metrics: MetricSet
         self._guard = guard
         self._log_every = log_every
-        self._halve = halve
+        self._compute = compute
         self._evaluated_at = self._written_at = -1
         #: The metrics, if there are any.
         self._shown: MetricSet | None = None
@@ -149,8 +155,7 @@ class FitLoop:
                 self._guard.allows(state)
                 return state.loss  # type: ignore[return-value]  # there now
 
-            compute = self._with_half_the_microbatch if self._halve else compute_gradients
-            compute(state, mine, trained_on, self._shown)
+            self._compute(state, mine, trained_on, self._shown)
             if self._guard.allows(state):
                 stepped = bus.optimizer_step(state, closure)
 
@@ -170,21 +175,6 @@ class FitLoop:
         state.progress.completed += 1
         if self._log_every.due(state.previous, state.timestamp, *self._shares):
             self._write_down()
-
-    @staticmethod
-    def _with_half_the_microbatch(state: State, mine: int, everyone: int, metrics: MetricSet | None) -> None:
-        """The gradients of a batch; where memory runs out, with half the microbatch from now on."""
-        whole = state.batch
-        while True:
-            try:
-                return compute_gradients(state, mine, everyone, metrics)
-            except torch.OutOfMemoryError:
-                size = state.microbatch or mine
-                if size <= 1:
-                    raise
-                state.batch, state.outputs, state.loss = whole, None, None
-                state.request_microbatch(size // 2)
-                warnings.warn(f"Out of memory with {size} samples at once; going on with {size // 2}.", stacklevel=2)
 
     # --- at the boundaries
 

@@ -1,0 +1,158 @@
+"""``microbatch="auto"``: the largest that fits in memory, found before the first step, and a smaller one if that was wrong."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hocket import seeding
+from hocket.data.batches import map_tensors
+from hocket.loops.gradients import compute_gradients
+from hocket.loops.metrics import MetricSet
+from hocket.state import State
+from hocket.task import as_loss
+
+
+class AutoMicrobatch:
+    """Computes gradients in microbatches that fit.
+
+    Args:
+        cache: see :func:`largest_microbatch`.
+    """
+
+    def __init__(self, cache: Path) -> None:
+        self._cache = cache
+
+    def compute_gradients(self, state: State, mine: int, everyone: int, metrics: MetricSet | None) -> None:
+        """See :func:`hocket.loops.gradients.compute_gradients`. Where memory runs out, with half the microbatch from now on.
+
+        With several ranks it raises torch.OutOfMemoryError instead: the others may be in the middle of a collective.
+        """
+        if state.microbatch is None:
+            state.request_microbatch(largest_microbatch(state, mine, self._cache))
+        whole = state.batch
+        while True:
+            try:
+                return compute_gradients(state, mine, everyone, metrics)
+            except torch.OutOfMemoryError as error:
+                size = state.microbatch
+                if state.strategy.world_size > 1:
+                    error.add_note(
+                        f"Microbatches of {size} samples fitted at first, but not in batch {state.timestamp.batch} on rank "
+                        f"{state.strategy.rank}. Start again with microbatch={max(size // 2, 1)}."
+                    )
+                if size == 1 or state.strategy.world_size > 1:
+                    raise
+                state.batch, state.outputs, state.loss = whole, None, None
+                state.request_microbatch(size // 2)
+                warnings.warn(f"Out of memory with {size} samples at once; going on with {size // 2}.", stacklevel=2)
+
+
+def largest_microbatch(state: State, mine: int, cache: Path) -> int:
+    """A size with which the batch under way is cut into as few microbatches as fit, on every rank, and as even ones.
+
+    It is found by bisection, with forward and backward.
+
+    Every rank tries alone, without a collective, so none waits for one that ran out of memory; then they agree on the
+    smallest. Parameters, buffers, gradients, random numbers and plug-ins do not notice. What was found is kept in ``cache``
+    for runs of the same model, batch shapes, precision, kind of device and number of ranks.
+
+    Args:
+        mine: samples of this rank's batch; 0 for one without a share.
+        cache: a JSON file; one that cannot be read counts as empty.
+
+    Raises:
+        torch.OutOfMemoryError: not even one sample fits, on some rank.
+    """
+    bus, batch = state.bus, state.batch
+    key = _key(state, batch)
+    known = bus.broadcast_object(_read(cache).get(key) if state.strategy.rank == 0 else None)
+    if isinstance(known, int) and known > 0:
+        return known
+    fits = _bisect(state, batch, mine) if mine else 2**62
+    agreed = int(bus.all_reduce(torch.tensor(fits), "min").item())
+    if not agreed:
+        raise torch.OutOfMemoryError(
+            f"Not even one sample fits on {state.device} together with the model's gradients and the optimizer's state. Use a "
+            "smaller model or samples, a precision of 16 bits, or a strategy that shards parameters."
+        )
+    if state.strategy.rank == 0:
+        cache.parent.mkdir(parents=True, exist_ok=True)
+        cache.write_text(json.dumps({**_read(cache), key: agreed}, indent=1) + "\n")
+    return agreed
+
+
+def _bisect(state: State, batch: Any, samples: int) -> int:
+    """The best size, 0 for none; what is larger than something that does not fit is taken not to fit either."""
+    if _fits(state, batch, samples):
+        return samples
+    fits, too_large = 0, samples
+    while too_large - fits > 1:
+        middle = (fits + too_large) // 2
+        if _fits(state, batch, middle):
+            fits = middle
+        else:
+            too_large = middle
+    # 32 samples of which 31 fit are twice 16: a piece of one would be slow, and too small for batch norm.
+    return math.ceil(samples / math.ceil(samples / fits)) if fits else 0
+
+
+def _fits(state: State, batch: Any, size: int) -> bool:
+    bus, task = state.bus, state.task
+    buffers = [(buffer, buffer.clone()) for buffer in task.buffers()]
+    # Most optimizers keep two more values for each parameter, from their first step on.
+    reserved = [
+        torch.empty_like(parameter)
+        for optimizer in state.optimizers
+        if not optimizer.state
+        for group in optimizer.param_groups
+        for parameter in group["params"] * 2
+    ]
+    try:
+        with seeding.preserved():
+            for _ in range(2):  # gradients of the first are there during the second
+                with bus.accumulate(state.prepared, False):
+                    piece = bus.move_batch(state, bus.split_batch(state, batch, size)[0])
+                    with bus.forward_context():
+                        # The task itself: what the strategy made of it may wait for other ranks.
+                        loss = as_loss(task.loss(task(piece), piece)).value
+                    loss.backward()
+        return True
+    except torch.OutOfMemoryError:
+        return False
+    finally:
+        del reserved
+        bus.zero_grad(state)
+        with torch.no_grad():
+            for buffer, value in buffers:
+                buffer.copy_(value)
+        if torch.accelerator.is_available():
+            torch.accelerator.memory.empty_cache()
+
+
+def _key(state: State, batch: Any) -> str:
+    """What the answer depends on, as a short text."""
+    shapes: list[Any] = []
+    map_tensors(lambda tensor: shapes.append((tuple(tensor.shape), str(tensor.dtype))), batch)
+    parameters = [(name, tuple(value.shape), str(value.dtype)) for name, value in state.model.named_parameters()]
+    kind = state.device.type
+    if kind == "cuda":
+        kind = (
+            f"{torch.cuda.get_device_name(state.device)} {torch.cuda.get_device_properties(state.device).total_memory}"
+        )
+    about = (parameters, shapes, kind, type(state.precision).__qualname__, state.strategy.world_size)
+    return f"{type(state.model).__name__}-{hashlib.sha256(repr(about).encode()).hexdigest()[:16]}"
+
+
+def _read(cache: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(cache.read_text())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
