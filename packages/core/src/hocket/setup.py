@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from hocket import plugins
+from hocket import launching, plugins
 from hocket.devices import Device
 from hocket.plugins.bus import Bus
 from hocket.plugins.errors import PluginError
@@ -42,11 +42,12 @@ def resolve(
     precision: Any,
     device: Any,
     actions: Any,
+    devices: int | None = None,
 ) -> Parts:
     """Import and make what the arguments name, and nothing else."""
     reasons: dict[str, str] = {}
     if strategy == "auto":
-        strategy, reasons["strategy"] = _auto_strategy()
+        strategy, reasons["strategy"] = _auto_strategy(devices or 1)
     if device == "auto":
         device, reasons["device"] = _auto_device()
     one = {
@@ -55,6 +56,7 @@ def resolve(
             "strategies": strategy, "precisions": precision, "actions": actions, "devices": device,
         }.items()
     }  # fmt: skip
+    _check_devices(devices, one["strategies"], one["devices"].obj)
     several = {"algorithms": algorithms, "callbacks": callbacks, "loggers": loggers}
     for kind, given in several.items():
         if isinstance(given, str | Mapping) or not isinstance(given, Sequence):
@@ -77,18 +79,36 @@ def _distinct(voices: list[Voice]) -> list[Voice]:
     return voices
 
 
-def _auto_strategy() -> tuple[str, str]:
-    world = int(os.environ.get("WORLD_SIZE", "1"))
+def _auto_strategy(devices: int) -> tuple[str, str]:
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         world = torch.distributed.get_world_size()
+    else:
+        found = launching.current()
+        world = max(found.world_size if found else 1, devices)
     if world == 1:
-        return "single", "single, because this is one process"
+        return "single", f"single, because this is one process. {launching.hint(os.environ)}".rstrip()
     if "ddp" not in plugins.names("strategies"):
         raise PluginError(
             f"There are {world} processes, and no installed strategy that runs on several. Type: "
             "pip install 'hocket[strategies]', or pass strategy='single' for independent runs."
         )
     return "ddp", f"ddp, because there are {world} processes"
+
+
+def _check_devices(devices: int | None, strategy: Voice, device: Device) -> None:
+    """Refuse a number of processes that cannot be."""
+    if devices is None or (devices == 1 and not isinstance(devices, bool)):
+        return
+    if isinstance(devices, bool) or not isinstance(devices, int) or devices < 1:
+        raise ValueError(
+            f"devices={devices!r} is not a number of devices; give a positive int, such as 2, or None for what was started."
+        )
+    if not strategy.obj.distributed:
+        raise ValueError(
+            f"devices={devices}, but strategy='{strategy.name}' trains in one process. Pass strategy='ddp', or leave out one "
+            "of the two."
+        )
+    device.torch_device(devices - 1)  # raises if there are fewer
 
 
 def _auto_device() -> tuple[str, str]:

@@ -14,7 +14,11 @@ from hocket.cli.command import Command
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What to start, where and how often."""
     parser.add_argument(
-        "-n", "--processes", metavar="N", default="auto", help="on this machine; auto (the default): one per GPU, or one"
+        "-n",
+        "--processes",
+        metavar="N",
+        default="auto",
+        help="on this machine; auto (the default): one per GPU, or one",
     )
     parser.add_argument("-m", "--module", action="store_true", help="the target is a module, as in python -m")
     parser.add_argument("--nnodes", default="1", metavar="N", help="how many machines, or the fewest and the most: 1:2")
@@ -27,12 +31,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--local-addr", metavar="HOST", help="how the other machines reach this one")
     parser.add_argument(
-        "--max-restarts", type=_count, default=0, metavar="N", help="how often all ranks are started again after a failure"
+        "--max-restarts",
+        type=_count,
+        default=0,
+        metavar="N",
+        help="how often all ranks are started again after a failure",
     )
     parser.add_argument(
-        "--threads", type=_positive, metavar="N", help="per worker (default: OMP_NUM_THREADS, or its share of the processors)"
+        "--threads",
+        type=_positive,
+        metavar="N",
+        help="per worker (default: OMP_NUM_THREADS, or its share of the processors)",
     )
-    parser.add_argument("--log-folder", type=Path, metavar="FOLDER", help="keep each rank's output in a file of its own")
+    parser.add_argument(
+        "--log-folder", type=Path, metavar="FOLDER", help="keep each rank's output in a file of its own"
+    )
     parser.add_argument("target", help="a Python script, or a module with -m")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
 

@@ -8,7 +8,7 @@ import tempfile
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +57,6 @@ def run(job: Job) -> int:
     backend, endpoint = _meeting(job)
     with tempfile.TemporaryDirectory(prefix="hocket-") as scratch, _variables(job):
         folder = scratch if job.log_folder is None else str(job.log_folder)
-        shutdown = {"shutdown_timeout": SHUTDOWN}  # where torch has it
         config = LaunchConfig(
             min_nodes=job.nodes[0],
             max_nodes=job.nodes[1],
@@ -70,10 +69,11 @@ def run(job: Job) -> int:
             max_restarts=job.max_restarts,
             logs_specs=DefaultLogsSpecs(folder, tee=Std.NONE if job.log_folder is None else Std.ALL),
             log_line_prefix_template="[rank ${rank}] ",
-            **{name: value for name, value in shutdown.items() if name in {each.name for each in fields(LaunchConfig)}},
         )
+        if hasattr(config, "shutdown_timeout"):  # not in every torch
+            config.shutdown_timeout = SHUTDOWN
         try:
-            elastic_launch(config, sys.executable)("-u", "-m", "hocket.launching.worker", *job.target)
+            elastic_launch(config, sys.executable)("-u", "-P", "-m", "hocket.launching.worker", *job.target)
         except ChildFailedError as error:
             return _tell([read_failure(rank, each.exitcode, each.error_file) for rank, each in error.failures.items()])
         except SignalException as error:
@@ -85,6 +85,8 @@ def run(job: Job) -> int:
 def _meeting(job: Job) -> tuple[str, str]:
     """Backend and endpoint."""
     if job.node_rank is None:
+        if job.backend == "static":
+            raise ValueError("--rdzv-backend static needs this machine's number, from 0 on: --node-rank 0.")
         if job.nodes[1] > 1 and not job.endpoint:
             raise ValueError(
                 "Several machines need to know where to meet. Give all of them the same machine and port, such as "

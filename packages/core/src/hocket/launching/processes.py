@@ -92,7 +92,10 @@ class Workers:
         self._failures: dict[int, Failure] = {}
         self._closing = False
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
-        variables = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads_per_process(number)))}
+        variables = {
+            **os.environ,
+            "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads_per_process(number))),
+        }
         if "OMP_NUM_THREADS" not in os.environ:
             torch.set_num_threads(threads_per_process(number))  # this process is one of them
         read, self._pipe = os.pipe()

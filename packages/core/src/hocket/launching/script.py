@@ -37,14 +37,23 @@ def command_again(devices: int) -> list[str]:
     file = getattr(main, "__file__", None)
     if not kind:  # the interpreter made it absolute when it started; the script may have changed the folder since
         target = os.path.abspath(file if file and os.path.basename(file) == os.path.basename(target) else target)
-    return [sys.executable, *options, "-m", "hocket.launching.worker", *([kind] if kind else []), target, *arguments]
+    return [
+        sys.executable,
+        *options,
+        "-P",
+        "-m",
+        "hocket.launching.worker",
+        *([kind] if kind else []),
+        target,
+        *arguments,
+    ]
 
 
 _PYTEST = ("pytest", "py.test")
 
 
 def split(argv: Sequence[str]) -> tuple[list[str], str, str, list[str]]:
-    """A command line of python, taken apart: the interpreter's options, ``"-m"``, ``"-c"`` or ``""``, what to run, its arguments.
+    """A command line of python: the interpreter's options; ``"-m"``, ``"-c"`` or ``""``; what to run; its arguments.
 
     What to run is empty where it is the standard input.
     """

@@ -1,4 +1,4 @@
-"""What a started worker runs: ``python -m hocket.launching.worker [-m] target arguments…``, or ``-c code arguments…``.
+"""What a started worker runs: ``python -P -m hocket.launching.worker [-m] target arguments…``, or ``-c code arguments…``.
 
 The target runs as ``__main__`` does. What this adds: an exception is written into the error file that the launcher named, the
 process ends within `GRACE` seconds after one whatever still runs in it, and it ends when the pipe to the launcher closes.
@@ -37,20 +37,19 @@ def main() -> None:
 
 
 def _run(kind: str, target: str, arguments: list[str]) -> None:
-    # python -m put the working directory first; a script has its own folder there.
+    # What python itself would put first; -P left it out, so that nothing there is taken for a part of hocket.
     if kind == "-m":
         sys.argv = [target, *arguments]
+        sys.path.insert(0, os.getcwd())
         runpy.run_module(target, run_name="__main__", alter_sys=True)
     elif kind == "-c":
         sys.argv = ["-c", *arguments]
-        sys.path[0] = ""
+        sys.path.insert(0, "")
         exec(compile(target, "<string>", "exec"), sys.modules["__main__"].__dict__)
     else:
         sys.argv = [target, *arguments]
         if Path(target).is_file():
-            sys.path[0] = str(Path(target).resolve().parent)
-        else:
-            del sys.path[0]  # a folder with a __main__.py, which run_path puts there itself
+            sys.path.insert(0, str(Path(target).resolve().parent))
         runpy.run_path(target, run_name="__main__")
 
 
