@@ -134,7 +134,7 @@ def _variables(job: Job) -> Iterator[None]:
 def _tell(failures: list[Failure]) -> int:
     root = first(failures)
     others = sorted(failure.rank for failure in failures if failure is not root)
-    ended = f"Ranks {', '.join(map(str, others))} ended after it.\n" if others else ""
+    ended = f"\n\nAfter it ended, or were ended: rank {', '.join(map(str, others))}." if others else ""
     sys.stdout.flush()
-    print(f"\nhocket: the first to fail:\n{root}\n{ended}", file=sys.stderr, flush=True)
+    print(f"\nhocket: the first to fail: {root}{ended}\n", file=sys.stderr, flush=True)
     return root.shell_code

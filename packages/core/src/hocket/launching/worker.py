@@ -47,9 +47,10 @@ def _run(kind: str, target: str, arguments: list[str]) -> None:
         sys.path.insert(0, "")
         exec(compile(target, "<string>", "exec"), sys.modules["__main__"].__dict__)
     else:
+        target = os.path.abspath(target)  # which python makes of __file__ too
         sys.argv = [target, *arguments]
         if Path(target).is_file():
-            sys.path.insert(0, str(Path(target).resolve().parent))
+            sys.path.insert(0, str(Path(target).parent.resolve()))
         runpy.run_path(target, run_name="__main__")
 
 
