@@ -1,14 +1,14 @@
-"""Who started this process, how to start it again, and what a worker leaves behind; whole trainings: tests/test_launching.py."""
+"""Who started this process, how to start it again, what a worker leaves behind. Whole trainings: tests/test_launching.py."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
-import textwrap
 import time
 
 import pytest
@@ -322,13 +322,12 @@ def test_exit_codes_stay(tmp_path, end, code, written):
 
 def test_a_worker_that_raised_ends_though_threads_go_on(tmp_path):
     """Else the other ranks would wait for it for ever."""
-    code = (
-        "import threading, time, hocket.launching.worker as w, sys\nsys.modules['__main__'].GRACE = 0.5\n"
-        "threading.Thread(target=time.sleep, args=(600,)).start()\nraise LookupError"
+    code = "import threading, time; threading.Thread(target=time.sleep, args=(600,)).start(); raise LookupError"
+    shortly = "from hocket.launching import worker; worker.GRACE = 0.5; worker.main()"
+    done = subprocess.run(
+        [sys.executable, "-c", shortly, "-c", code], capture_output=True, text=True, timeout=30, check=False
     )
-    process = worker("-c", code)
-    _, err = process.communicate(timeout=30)
-    assert process.returncode == 1 and "LookupError" in err
+    assert done.returncode == 1 and "LookupError" in done.stderr
 
 
 def test_a_worker_ends_with_its_launcher():
@@ -396,10 +395,7 @@ def test_what_cannot_be_launched(arguments, message, capsys, tmp_path, monkeypat
     monkeypatch.chdir(tmp_path)
     (tmp_path / "script.py").write_text("")
     before = dict(os.environ)
-    with pytest.raises(AssertionError if main(["launch", *arguments]) == 2 else ValueError):
-        raise AssertionError
-    import re
-
+    assert main(["launch", *arguments]) == 2
     assert re.search(message, capsys.readouterr().err) and dict(os.environ) == before
 
 
@@ -408,6 +404,8 @@ def test_what_cannot_be_launched(arguments, message, capsys, tmp_path, monkeypat
 
 def test_forks_can_train_together_and_answer_in_order():
     """torch's own way of joining uses the port that `launch` holds ready for rank 0."""
+    import torch._dynamo  # sets a variable of its own
+
     factor = 10
 
     def function(offset):
@@ -456,7 +454,7 @@ def test_a_fork_that_is_killed_ends_the_others():
 
 def test_a_process_that_has_used_a_gpu_is_not_forked(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    with pytest.raises(RuntimeError, match="used a GPU cannot be forked.*restart the kernel"):
+    with pytest.raises(RuntimeError, match=r"used a GPU cannot be forked.*restart the kernel"):
         hocket.launch(int, 2)
 
 
@@ -493,6 +491,6 @@ def test_auto_names_a_forgotten_srun(monkeypatch):
 def test_another_number_than_the_launchers_is_refused(monkeypatch):
     for name, value in TORCHRUN.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(ValueError, match=textwrap.dedent(r"devices=3, but The launcher \(torchrun\) has started 4")):
+    with pytest.raises(ValueError, match=r"devices=3, but the launcher \(torchrun\) has started 4"):
         hocket.launching.start(3)
     hocket.launching.start(4)  # they are there

@@ -46,8 +46,9 @@ def resolve(
 ) -> Parts:
     """Import and make what the arguments name, and nothing else."""
     reasons: dict[str, str] = {}
+    processes = _check_devices(devices)
     if strategy == "auto":
-        strategy, reasons["strategy"] = _auto_strategy(devices or 1)
+        strategy, reasons["strategy"] = _auto_strategy(processes)
     if device == "auto":
         device, reasons["device"] = _auto_device()
     one = {
@@ -56,7 +57,13 @@ def resolve(
             "strategies": strategy, "precisions": precision, "actions": actions, "devices": device,
         }.items()
     }  # fmt: skip
-    _check_devices(devices, one["strategies"], one["devices"].obj)
+    if processes > 1:
+        if not one["strategies"].obj.distributed:
+            raise ValueError(
+                f"devices={devices}, but strategy='{one['strategies'].name}' trains in one process. Pass strategy='ddp', or "
+                "leave out one of the two."
+            )
+        one["devices"].obj.torch_device(processes - 1)  # raises if there are fewer
     several = {"algorithms": algorithms, "callbacks": callbacks, "loggers": loggers}
     for kind, given in several.items():
         if isinstance(given, str | Mapping) or not isinstance(given, Sequence):
@@ -95,20 +102,15 @@ def _auto_strategy(devices: int) -> tuple[str, str]:
     return "ddp", f"ddp, because there are {world} processes"
 
 
-def _check_devices(devices: int | None, strategy: Voice, device: Device) -> None:
-    """Refuse a number of processes that cannot be."""
-    if devices is None or (devices == 1 and not isinstance(devices, bool)):
-        return
-    if isinstance(devices, bool) or not isinstance(devices, int) or devices < 1:
+def _check_devices(given: Any) -> int:
+    """Processes on this machine; 1 if nothing was said."""
+    if given is None:
+        return 1
+    if isinstance(given, bool) or not isinstance(given, int) or given < 1:
         raise ValueError(
-            f"devices={devices!r} is not a number of devices; give a positive int, such as 2, or None for what was started."
+            f"devices={given!r} is not a number of devices; give a positive int, such as 2, or None for what was started."
         )
-    if not strategy.obj.distributed:
-        raise ValueError(
-            f"devices={devices}, but strategy='{strategy.name}' trains in one process. Pass strategy='ddp', or leave out one "
-            "of the two."
-        )
-    device.torch_device(devices - 1)  # raises if there are fewer
+    return given
 
 
 def _auto_device() -> tuple[str, str]:

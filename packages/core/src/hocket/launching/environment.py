@@ -6,7 +6,6 @@ Train; MPICH and Intel MPI document theirs less, and what their ``mpiexec`` sets
 
 from __future__ import annotations
 
-import itertools
 import re
 import zlib
 from collections.abc import Iterator, Mapping
@@ -157,8 +156,17 @@ def expand_hosts(hosts: str) -> Iterator[str]:
         texts = re.split(r"\[([^\[\]]*)\]", name)  # text, ranges, text, ranges, …, text
         if not name.strip() or any(set(text) & set("[]") for text in texts):
             raise ValueError(f"'{hosts}' is not a list of hosts as SLURM writes it, such as 'gpu[01-04,07],login1'.")
-        choices = [list(_numbers(text, hosts)) if i % 2 else [text.strip()] for i, text in enumerate(texts)]
-        yield from map("".join, itertools.product(*choices))
+        yield from _names([text.strip() for text in texts], hosts)
+
+
+def _names(texts: list[str], hosts: str) -> Iterator[str]:
+    begin, *rest = texts
+    if not rest:
+        yield begin
+        return
+    for number in _numbers(rest[0], hosts):
+        for end in _names(rest[1:], hosts):
+            yield begin + number + end
 
 
 def _numbers(ranges: str, hosts: str) -> Iterator[str]:

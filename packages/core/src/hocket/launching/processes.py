@@ -45,7 +45,7 @@ def start(devices: int) -> None:
     found = current()
     if found is not None and (found.world_size > 1 or found.launcher in ("torchrun", "hocket", "ray", "plain")):
         if found.local_world_size not in (None, devices):
-            by = "An earlier Trainer" if _workers else f"The launcher ({found.launcher})"
+            by = "an earlier Trainer" if _workers else f"the launcher ({found.launcher})"
             raise ValueError(
                 f"devices={devices}, but {by} has started {found.local_world_size} on this machine. Leave out devices=, "
                 f"or pass devices={found.local_world_size}."

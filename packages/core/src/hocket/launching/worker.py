@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import ModuleType
 
 from hocket.launching.errors import PIPE, write_error
 
@@ -45,7 +46,8 @@ def _run(kind: str, target: str, arguments: list[str]) -> None:
     elif kind == "-c":
         sys.argv = ["-c", *arguments]
         sys.path.insert(0, "")
-        exec(compile(target, "<string>", "exec"), sys.modules["__main__"].__dict__)
+        sys.modules["__main__"] = module = ModuleType("__main__")
+        exec(compile(target, "<string>", "exec"), module.__dict__)
     else:
         target = os.path.abspath(target)  # which python makes of __file__ too
         sys.argv = [target, *arguments]
