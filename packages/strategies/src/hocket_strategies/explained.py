@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import torch.distributed as dist
 
+#: How gloo's errors, which have no class of their own, can be told from others.
+_GLOO = ("gloo", "pair closure")
+
 
 class CollectiveError(RuntimeError):
     """The other ranks did not come in time, or one of them is gone."""
@@ -30,7 +33,7 @@ class Explained:
         if not isinstance(error, RuntimeError) or isinstance(error, CollectiveError):
             return
         text = str(error)
-        if not isinstance(error, dist.DistError) and "gloo" not in text:
+        if not isinstance(error, dist.DistError) and not any(word in text for word in _GLOO):
             return
         if "timed out" in text.lower() or "timeout" in text.lower():
             raise CollectiveError(

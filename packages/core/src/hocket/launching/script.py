@@ -22,8 +22,8 @@ def command_again(devices: int) -> list[str]:
         place = "in a process that another one of the script has started"
     elif hasattr(builtins, "get_ipython") or hasattr(sys, "ps1") or sys.flags.interactive:
         place = "in a notebook or an interactive session"
-    elif not target:
-        place = "where the script came from the standard input"
+    elif not target or kind == "-c":
+        place = "where there is no file, but code from the standard input or from -c"
     elif getattr(getattr(main, "__spec__", None), "name", "") == "pytest.__main__" or Path(target).name in _PYTEST:
         place = "under pytest, all of which would run again"
     elif getattr(sys, "frozen", False) or os.name != "posix":

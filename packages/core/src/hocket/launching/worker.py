@@ -1,4 +1,4 @@
-"""What a started worker runs: ``python -P -m hocket.launching.worker [-m] target arguments…``, or ``-c code arguments…``.
+"""What a started worker runs: ``python -P -m hocket.launching.worker [-m] target arguments…``.
 
 The target runs as ``__main__`` does. What this adds: an exception is written into the error file that the launcher named, the
 process ends within `GRACE` seconds after one whatever still runs in it, and it ends when the pipe to the launcher closes.
@@ -12,7 +12,6 @@ import sys
 import threading
 import time
 from pathlib import Path
-from types import ModuleType
 
 from hocket.launching.errors import PIPE, write_error
 
@@ -24,10 +23,10 @@ def main() -> None:
     """Run the target that the arguments name."""
     if pipe := os.environ.pop(PIPE, ""):
         threading.Thread(target=_end_with_launcher, args=(int(pipe),), daemon=True).start()
-    kind, *sys.argv[1:] = sys.argv[1:] if sys.argv[1] in ("-m", "-c") else ["", *sys.argv[1:]]
-    target, *arguments = sys.argv[1:]
+    module = sys.argv[1] == "-m"
+    target, *arguments = sys.argv[2:] if module else sys.argv[1:]
     try:
-        _run(kind, target, arguments)
+        _run(target, arguments, module)
     except SystemExit as end:
         if end.code not in (None, 0):
             _record(end, end.code if isinstance(end.code, int) else 1)
@@ -37,17 +36,12 @@ def main() -> None:
         raise
 
 
-def _run(kind: str, target: str, arguments: list[str]) -> None:
+def _run(target: str, arguments: list[str], module: bool) -> None:
     # What python itself would put first; -P left it out, so that nothing there is taken for a part of hocket.
-    if kind == "-m":
+    if module:
         sys.argv = [target, *arguments]
         sys.path.insert(0, os.getcwd())
         runpy.run_module(target, run_name="__main__", alter_sys=True)
-    elif kind == "-c":
-        sys.argv = ["-c", *arguments]
-        sys.path.insert(0, "")
-        sys.modules["__main__"] = module = ModuleType("__main__")
-        exec(compile(target, "<string>", "exec"), module.__dict__)
     else:
         target = os.path.abspath(target)  # which python makes of __file__ too
         sys.argv = [target, *arguments]
