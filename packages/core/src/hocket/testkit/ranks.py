@@ -34,6 +34,7 @@ def run_ranks(function: Callable[..., Any], world_size: int, *args: Any, timeout
 
             # They meet in a file and not at a port: nobody can take it, and no rank has to be there first.
             dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world_size)
+            dist.barrier()  # else one could leave while another is still connecting
             result = function(rank, *args)
             if dist.is_initialized():
                 dist.barrier()  # nobody leaves while another still needs it
