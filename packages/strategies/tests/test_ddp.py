@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
+import time
 
 import pytest
 import torch
@@ -13,10 +13,12 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from hocket import Need
+from hocket.contexts import NOTHING
 from hocket.devices.cpu import CPU
 from hocket.devices.mps import MPS
 from hocket.testkit.ranks import RankError, run_ranks
 from hocket_strategies import DDP
+from hocket_strategies.explained import CollectiveError, Explained
 
 
 def ready(**options) -> DDP:
@@ -79,6 +81,107 @@ def test_what_it_initialised_itself_lives_as_long_as_its_last_user():
 
 def test_it_offers_what_algorithms_need():
     assert all(need in DDP.offers for need in Need)
+
+
+# --- waiting for the others
+
+
+def joined_with(timeout: float, port: int, world_size: int) -> DDP:
+    dist.destroy_process_group()
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), WORLD_SIZE=str(world_size))
+    strategy = DDP(timeout=timeout)
+    strategy.setup_environment(CPU())
+    return strategy
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+def test_a_rank_that_does_not_come_is_named():
+    port = free_port()
+
+    def rank_main(rank):
+        with pytest.raises(CollectiveError) as error:
+            joined_with(2.0, port, 3)
+        return str(error.value)
+
+    messages = run_ranks(rank_main, 2)
+    missing = f"strategy='ddp', rank 0 of 3: ranks [2] did not come to 127.0.0.1:{port} within 2 s"
+    assert messages[0].startswith(missing) and "{'ddp': {'timeout': 4}}" in messages[0]
+    assert messages[1].startswith("strategy='ddp', rank 1 of 3: ")  # the same, or that rank 0 has gone
+
+
+def test_a_collective_that_one_leaves_out_ends_after_the_timeout():
+    """In training too, where gradients are reduced inside backward."""
+    port = free_port()
+
+    def rank_main(rank):
+        strategy = joined_with(3.0, port, 2)
+        module = strategy.prepare_model(nn.Linear(2, 1))
+        begin = time.monotonic()
+        if rank == 1:
+            time.sleep(12)  # is there, but does nothing
+            return strategy.shutdown()
+        messages = []
+        with pytest.raises(CollectiveError) as error, strategy.accumulate(module, True):
+            module(torch.ones(1, 2)).sum().backward()
+        messages.append(str(error.value))
+        with pytest.raises(CollectiveError) as error:
+            strategy.all_reduce(torch.ones(1), "sum")
+        messages.append(str(error.value))
+        strategy.shutdown()
+        return messages, time.monotonic() - begin
+
+    messages, seconds = run_ranks(rank_main, 2)[0]
+    assert "rank 0 of 2: waited 3 s for the others in vain" in messages[0] and "py-spy dump" in messages[0]
+    assert "strategy='ddp', rank 0 of 2" in messages[1]
+    assert 2.5 < seconds < 10
+
+
+def test_a_rank_that_dies_is_not_waited_for():
+    port = free_port()
+
+    def rank_main(rank):
+        strategy = joined_with(600.0, port, 2)
+        strategy.barrier()
+        if rank == 1:
+            dist.destroy_process_group()
+            return None
+        with pytest.raises(CollectiveError) as error:
+            strategy.all_reduce(torch.ones(1), "sum")
+        dist.destroy_process_group()
+        return str(error.value)
+
+    assert "the connection to another rank is gone" in run_ranks(rank_main, 2)[0]
+
+
+def test_errors_of_its_own_stay_what_they_are():
+    explained = Explained("ddp", 0, 2, 1.0)
+    with pytest.raises(RuntimeError, match="shapes timed out") as error, explained:
+        raise RuntimeError("shapes timed out")
+    assert not isinstance(error.value, CollectiveError)
+    with pytest.raises(KeyError), explained:
+        raise KeyError("gloo")
+
+
+@pytest.mark.parametrize("timeout", [0, -1.0, float("nan")])
+def test_a_timeout_is_a_time(timeout):
+    with pytest.raises(ValueError, match="positive number of seconds"):
+        DDP(timeout=timeout)
+
+
+def test_several_machines_whose_launcher_does_not_name_one(monkeypatch):
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {"PMI_RANK": "1", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(
+        RuntimeError, match=r"rank 1 of 4: the launcher \(mpich\) does not say where rank 0 is.*MASTER_ADDR"
+    ):
+        ready()
 
 
 # --- collectives
@@ -170,7 +273,7 @@ def test_a_model_with_nothing_to_train_is_made_alike_and_left_unwrapped():
         model = Counts(rank).requires_grad_(False)
         strategy = ready()
         assert strategy.prepare_model(model) is model
-        assert isinstance(strategy.accumulate(model, False), contextlib.nullcontext)
+        assert strategy.accumulate(model, False) is NOTHING
         return model.state_dict()
 
     first, second = run_ranks(rank_main, 2)

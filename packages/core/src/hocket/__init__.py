@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from hocket.callback import Callback
     from hocket.devices import Device
     from hocket.hookspecs import Event, hookimpl
+    from hocket.launching.forks import launch
     from hocket.logger import Logger
     from hocket.loops.evaluate import EvalSet
     from hocket.precision import Precision
@@ -48,6 +49,7 @@ _PUBLIC = {
     "Trainer": "hocket.trainer",
     "Unit": "hocket.time",
     "hookimpl": "hocket.hookspecs",
+    "launch": "hocket.launching.forks",
     "plugins": "",
     "testkit": "",
 }
@@ -75,6 +77,7 @@ __all__ = [
     "Trainer",
     "Unit",
     "hookimpl",
+    "launch",
     "plugins",
     "testkit",
 ]

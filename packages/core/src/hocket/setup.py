@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from hocket import plugins
+from hocket import launching, plugins
 from hocket.devices import Device
 from hocket.plugins.bus import Bus
 from hocket.plugins.errors import PluginError
@@ -42,11 +42,13 @@ def resolve(
     precision: Any,
     device: Any,
     actions: Any,
+    devices: int | None = None,
 ) -> Parts:
     """Import and make what the arguments name, and nothing else."""
     reasons: dict[str, str] = {}
+    processes = _check_devices(devices)
     if strategy == "auto":
-        strategy, reasons["strategy"] = _auto_strategy()
+        strategy, reasons["strategy"] = _auto_strategy(processes)
     if device == "auto":
         device, reasons["device"] = _auto_device()
     one = {
@@ -55,6 +57,13 @@ def resolve(
             "strategies": strategy, "precisions": precision, "actions": actions, "devices": device,
         }.items()
     }  # fmt: skip
+    if processes > 1:
+        if not one["strategies"].obj.distributed:
+            raise ValueError(
+                f"devices={devices}, but strategy='{one['strategies'].name}' trains in one process. Pass strategy='ddp', or "
+                "leave out one of the two."
+            )
+        one["devices"].obj.torch_device(processes - 1)  # raises if there are fewer
     several = {"algorithms": algorithms, "callbacks": callbacks, "loggers": loggers}
     for kind, given in several.items():
         if isinstance(given, str | Mapping) or not isinstance(given, Sequence):
@@ -77,18 +86,31 @@ def _distinct(voices: list[Voice]) -> list[Voice]:
     return voices
 
 
-def _auto_strategy() -> tuple[str, str]:
-    world = int(os.environ.get("WORLD_SIZE", "1"))
+def _auto_strategy(devices: int) -> tuple[str, str]:
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         world = torch.distributed.get_world_size()
+    else:
+        found = launching.current()
+        world = max(found.world_size if found else 1, devices)
     if world == 1:
-        return "single", "single, because this is one process"
+        return "single", f"single, because this is one process. {launching.hint(os.environ)}".rstrip()
     if "ddp" not in plugins.names("strategies"):
         raise PluginError(
             f"There are {world} processes, and no installed strategy that runs on several. Type: "
             "pip install 'hocket[strategies]', or pass strategy='single' for independent runs."
         )
     return "ddp", f"ddp, because there are {world} processes"
+
+
+def _check_devices(given: Any) -> int:
+    """Processes on this machine; 1 if nothing was said."""
+    if given is None:
+        return 1
+    if isinstance(given, bool) or not isinstance(given, int) or given < 1:
+        raise ValueError(
+            f"devices={given!r} is not a number of devices; give a positive int, such as 2, or None for what was started."
+        )
+    return given
 
 
 def _auto_device() -> tuple[str, str]:

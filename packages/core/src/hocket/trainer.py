@@ -16,7 +16,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from hocket import seeding, setup
+from hocket import launching, seeding, setup
 from hocket.data.feed import DataError, Feed
 from hocket.guard import NonFiniteGuard, Policy
 from hocket.learning_rate import make_schedules
@@ -81,6 +81,8 @@ class Trainer:
         duration: such as ``"10ep"``, ``"5000ba"``, ``"1e9tok"``, ``"90min"``; `fit` can be given another.
         algorithms, callbacks, loggers: names, ``{"name": {...}}`` configurations or instances.
         strategy, precision, device, actions: one each, likewise; ``"auto"`` chooses by the launch environment and hardware.
+        devices: how many processes of this machine train together, each on a device of its own. The others run this script
+            again; a script that a launcher started has its processes already. None for those, or this one alone.
         microbatch: samples per forward pass; ``"auto"`` finds the most that fit, before the first step. The gradient does not
             depend on it.
         eval_every: how often to evaluate; the end of a fit always does. ``None`` for only when asked.
@@ -123,6 +125,7 @@ class Trainer:
         strategy: Any = "auto",
         precision: Any = "fp32",
         device: Any = "auto",
+        devices: int | None = None,
         actions: Any = "default",
         microbatch: int | Literal["auto"] | None = None,
         eval_every: str | Interval | None = "1ep",
@@ -166,6 +169,7 @@ class Trainer:
                 precision=precision,
                 device=device,
                 actions=actions,
+                devices=devices,
             )
         bus = Bus(parts.voices, profile=profile_plugins)
         task = model if isinstance(model, Task) else SupervisedTask(model, loss)
@@ -178,6 +182,8 @@ class Trainer:
             {"model": setup.describe(task.model), "duration": str(self._duration or "given to fit"), **parts.reasons},
         )
 
+        if devices is not None and devices > 1:
+            launching.start(devices)
         on = bus.setup_environment(parts.device)
         rank = parts.strategy.rank
         self._randomness = seeding.RandomStream(seed, rank)
@@ -389,13 +395,15 @@ class Trainer:
                 stack.enter_context(torch.autograd.set_detect_anomaly(True))
             try:
                 yield
-            except BaseException as error:
-                state.exception = error
+            except BaseException as raised:
+                state.exception = error = launching.cause_of(raised)
                 try:
                     state.bus.exception(state)
                     self.close()
                 finally:
                     state.exception = None
+                if error is not raised:
+                    raise error from raised
                 raise
 
 

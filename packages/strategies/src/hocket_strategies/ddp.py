@@ -20,9 +20,10 @@ from hocket_strategies.group import RankStrategy
 class DDP(RankStrategy):
     """torch's DistributedDataParallel (Li et al. 2020, arXiv 2006.15704) over all ranks that were started.
 
-    Start a script with ``torchrun --nproc-per-node 2 script.py``; a process group that is initialised already is used as it
-    is. Batches of the user's loaders are the *global* batches: each rank loads a contiguous share of each, so that the
-    learning rate and the number of steps do not depend on the number of ranks.
+    Pass ``devices=2`` to the Trainer, or start the script with ``hocket launch -n 2 script.py``, torchrun, ``srun`` or
+    ``mpirun``; a process group that is initialised already is used as it is. Batches of the user's loaders are the *global*
+    batches: each rank loads a contiguous share of each, so that the learning rate and the number of
+    steps do not depend on the number of ranks.
 
     After every batch the buffers of rank 0 (running statistics of batch norm) become those of all ranks, so that all ranks
     evaluate, average and save the same model.
@@ -36,6 +37,7 @@ class DDP(RankStrategy):
         split_data: whether loaders yield global batches. False if the data of each rank differs already, as with a data set
             that reads only its rank's files; then batches are each rank's own. So they are wherever a loader has a
             DistributedSampler.
+        timeout: seconds that a rank waits for the others before it raises `hocket_strategies.explained.CollectiveError`.
     """
 
     def __init__(
@@ -45,8 +47,9 @@ class DDP(RankStrategy):
         find_unused_parameters: bool = False,
         bucket_cap_mb: int | None = None,
         split_data: bool = True,
+        timeout: float = 1800.0,
     ) -> None:
-        super().__init__(split_data=split_data)
+        super().__init__(split_data=split_data, timeout=timeout)
         self._options: dict[str, Any] = {
             "static_graph": static_graph,
             "find_unused_parameters": find_unused_parameters,
@@ -67,10 +70,11 @@ class DDP(RankStrategy):
             return module
         self._first_batch = True
         self._buffers = [(owner._buffers, name) for owner in module.modules() for name in owner._buffers]
-        if any(parameter.requires_grad for parameter in module.parameters()):
-            self._broadcast_buffers()
-            return DistributedDataParallel(module, **self._options, **_without_buffers())
-        self._broadcast([*module.parameters(), *module.buffers()])
+        with self._explained:
+            if any(parameter.requires_grad for parameter in module.parameters()):
+                self._broadcast_buffers()
+                return DistributedDataParallel(module, **self._options, **_without_buffers())
+            self._broadcast([*module.parameters(), *module.buffers()])
         return module
 
     def accumulate(self, module: nn.Module, last: bool) -> AbstractContextManager[Any]:
@@ -85,7 +89,7 @@ class DDP(RankStrategy):
                 )
             return module.no_sync()
         self._first_batch = False
-        return self._with_buffers_alike() if self._buffers else NOTHING
+        return self._with_buffers_alike() if self._buffers else self._explained
 
     def model_state(self, module: nn.Module) -> dict[str, Any]:
         """See :meth:`hocket.hookspecs.StrategyHooks.model_state`."""
@@ -97,8 +101,9 @@ class DDP(RankStrategy):
 
     @contextmanager
     def _with_buffers_alike(self) -> Iterator[None]:
-        yield
-        self._broadcast_buffers()
+        with self._explained:
+            yield
+            self._broadcast_buffers()
 
     def _broadcast_buffers(self) -> None:
         self._broadcast([buffer for owner, name in self._buffers if (buffer := owner[name]) is not None])

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import itertools
 import os
+import time
 import warnings
 from collections.abc import Iterable
+from dataclasses import replace
+from datetime import timedelta
 from functools import cache
 from typing import Any, ClassVar
 
@@ -14,11 +17,12 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
-from hocket import Device, Strategy
+from hocket import Device, Strategy, launching
+from hocket.launching import Environment
+from hocket_strategies.explained import CollectiveError, Explained
 from hocket_strategies.shares import OwnBatches, SharedLoader, SlicedBatches, is_distributed
 
 _BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
-_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _OPERATIONS = {"sum": dist.ReduceOp.SUM, "mean": dist.ReduceOp.SUM, "min": dist.ReduceOp.MIN, "max": dist.ReduceOp.MAX}
 
 
@@ -28,13 +32,24 @@ class RankStrategy(Strategy):
     Args:
         split_data: whether loaders yield global batches, of which each rank loads its share. False if the data of each rank
             differs already; then batches are each rank's own.
+        timeout: seconds that a rank waits for the others before it raises `CollectiveError`; not for a process group that
+            was initialised before.
+
+    Raises:
+        ValueError: the timeout is not positive.
     """
 
+    distributed: ClassVar[bool] = True
     #: Who uses the process group that one of them initialised; the last one to leave destroys it.
     _users: ClassVar[list[RankStrategy]] = []
 
-    def __init__(self, *, split_data: bool = True) -> None:
+    def __init__(self, *, split_data: bool = True, timeout: float = 1800.0) -> None:
+        if not timeout > 0:
+            raise ValueError(
+                f"timeout={timeout!r} is not a time to wait; give a positive number of seconds, such as 1800."
+            )
         self._split_data = split_data
+        self._timeout = float(timeout)
         #: For objects and tensors on the CPU; None is the default group.
         self._host: dist.ProcessGroup | None = None
         self._told: set[str] = set()
@@ -47,16 +62,24 @@ class RankStrategy(Strategy):
     # --- processes
 
     def setup_environment(self, device: Device) -> torch.device:
-        """Join the ranks that ``torchrun`` started, or those of a process group that is initialised already.
+        """Join the ranks that a launcher started, or those of a process group that is initialised already.
 
         The backend is gloo on the CPU and nccl on NVIDIA and AMD GPUs. Raises RuntimeError if this process was started
-        alone, ValueError for a device that neither serves.
+        alone, CollectiveError if the others do not come in time, ValueError for a device that neither serves.
         """
         joined = dist.is_available() and dist.is_initialized()
-        self.rank, self.world_size = (
-            (dist.get_rank(), dist.get_world_size()) if joined else _from_environment(self._name)
-        )
-        self.local_rank = int(os.environ.get("LOCAL_RANK", self.rank % (torch.cuda.device_count() or self.world_size)))
+        found = launching.current() if joined else _from_environment(self._name)
+        if joined:
+            self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
+            if found is not None and (found.rank, found.world_size) != (self.rank, self.world_size):
+                found = None  # of other processes than those that have joined
+        else:
+            assert found is not None
+            self.rank, self.world_size = found.rank, found.world_size
+        if found is None or found.local_rank is None:
+            self.local_rank = self.rank % (torch.cuda.device_count() or self.world_size)
+        else:
+            self.local_rank = found.local_rank
         on = device.torch_device(self.local_rank)
         if on.type not in _BACKENDS:
             raise ValueError(
@@ -66,16 +89,19 @@ class RankStrategy(Strategy):
             torch.cuda.set_device(on)  # nccl uses the current one
         if not joined:
             RankStrategy._users.clear()
-            _initialise(_BACKENDS[on.type], self.rank, self.world_size, on)
+            assert found is not None
+            _initialise(self._name, _BACKENDS[on.type], found, on, self._timeout)
         if not joined or RankStrategy._users:
             RankStrategy._users.append(self)
         # Agreeing on a few numbers must not make anyone wait for a GPU, so they never go there.
-        self._host = None if dist.get_backend() == "gloo" else _group_of_all_on_cpu()
+        self._host = None if dist.get_backend() == "gloo" else _group_of_all_on_cpu(self._timeout)
+        self._explained = Explained(self._name, self.rank, self.world_size, self._timeout)
         return on
 
     def barrier(self) -> bool:
         """See :meth:`hocket.hookspecs.StrategyHooks.barrier`."""
-        dist.barrier(group=self._host)
+        with self._explained:
+            dist.barrier(group=self._host)
         return True
 
     def shutdown(self) -> None:
@@ -149,27 +175,30 @@ class RankStrategy(Strategy):
         reduced = tensor.detach().clone(memory_format=torch.contiguous_format)
         if reduced.dtype is torch.bool:
             reduced = reduced.long()
-        dist.all_reduce(reduced, _OPERATIONS[op], group=self._group(reduced))
+        with self._explained:
+            dist.all_reduce(reduced, _OPERATIONS[op], group=self._group(reduced))
         return reduced / self.world_size if op == "mean" else reduced
 
     def all_gather_object(self, item: Any) -> list[Any]:
         """See :meth:`hocket.hookspecs.StrategyHooks.all_gather_object`."""
         items: list[Any] = [None] * self.world_size
-        dist.all_gather_object(items, item, group=self._host)
+        with self._explained:
+            dist.all_gather_object(items, item, group=self._host)
         return items
 
     def broadcast_object(self, item: Any) -> Any:
         """See :meth:`hocket.hookspecs.StrategyHooks.broadcast_object`."""
         box = [item]
-        dist.broadcast_object_list(box, src=0, group=self._host)
+        with self._explained:
+            dist.broadcast_object_list(box, src=0, group=self._host)
         return box[0]
 
     def _group(self, tensor: Tensor) -> dist.ProcessGroup | None:
         return self._host if tensor.device.type == "cpu" else None
 
 
-def _group_of_all_on_cpu() -> dist.ProcessGroup:
-    group = dist.new_group(backend="gloo")
+def _group_of_all_on_cpu(seconds: float) -> dist.ProcessGroup:
+    group = dist.new_group(backend="gloo", timeout=timedelta(seconds=seconds))
     assert isinstance(group, dist.ProcessGroup)  # ranks that are left out get something else
     return group
 
@@ -179,37 +208,72 @@ def _group_of_all_on_cpu() -> dist.ProcessGroup:
 _groups = itertools.count()
 
 
-def _from_environment(name: str) -> tuple[int, int]:
-    """Rank and number of ranks."""
+def _from_environment(name: str) -> Environment:
+    """What the launcher said; where it started one process only, ranks meet on this machine."""
     if not dist.is_available():
         raise RuntimeError(
             f"This build of torch has no torch.distributed, which strategy='{name}' needs. Use strategy='single'."
         )
-    missing = [name for name in _VARIABLES if name not in os.environ]
-    if missing:
+    found = launching.current()
+    if found is None:
         raise RuntimeError(
-            f"strategy='{name}' found nobody to train with: {', '.join(missing)} not set in the environment, and no process "
-            "group is initialised. Start the script once per GPU (or CPU rank), as in torchrun --nproc-per-node 2 script.py, "
-            "or train in this process with strategy='single'."
+            f"strategy='{name}' found nobody to train with: no launcher has set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, "
+            f"nor the variables of SLURM or an MPI, and no process group is initialised. {launching.hint(os.environ)}Pass "
+            "devices=2 to the Trainer, start the script once per GPU (or CPU rank), as in hocket launch -n 2 script.py or "
+            "torchrun --nproc-per-node 2 script.py, or train in this process with strategy='single'."
         )
-    return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    if found.world_size == 1:
+        return replace(found, master_address=found.master_address or "127.0.0.1", master_port=found.master_port or 0)
+    if found.master_address is None or found.master_port is None:
+        raise RuntimeError(
+            f"strategy='{name}', rank {found.rank} of {found.world_size}: the launcher ({found.launcher}) does not say where "
+            "rank 0 is. Set MASTER_ADDR to its machine and MASTER_PORT to a free port there, the same for all ranks; with "
+            "MPI: mpirun -x MASTER_ADDR=node1 -x MASTER_PORT=29500 (Open MPI) or mpiexec -genv MASTER_ADDR node1 …"
+        )
+    return found
 
 
-def _initialise(backend: str, rank: int, world_size: int, on: torch.device) -> None:
+def _initialise(name: str, backend: str, found: Environment, on: torch.device, seconds: float) -> None:
+    timeout = timedelta(seconds=seconds)
+    assert found.master_address is not None and found.master_port is not None
     # A prefix of its own for each restart and each group: ranks that found the addresses of an earlier one would wait for
     # processes that are gone. (torch leaves that to its agent, whose store outlives the workers.)
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    store = dist.PrefixStore(
-        f"hocket/{attempt}/{next(_groups)}",
-        _store(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), rank, world_size),
-    )
-    dist.init_process_group(
-        backend, store=store, rank=rank, world_size=world_size, device_id=on if on.type == "cuda" else None
-    )
+    with Explained(name, found.rank, found.world_size, seconds):
+        meeting = _store(found.master_address, found.master_port, found.rank, found.world_size, timeout)
+        store = dist.PrefixStore(f"hocket/{attempt}/{next(_groups)}", meeting)
+        _wait_for_all(name, store, found, seconds)
+        dist.init_process_group(
+            backend,
+            store=store,
+            rank=found.rank,
+            world_size=found.world_size,
+            timeout=timeout,
+            device_id=on if on.type == "cuda" else None,
+        )
+
+
+def _wait_for_all(name: str, store: dist.Store, found: Environment, seconds: float) -> None:
+    """Return once every rank has come; unlike torch's own waiting, it ends when a worker fails and says who is missing."""
+    deadline, pause = time.monotonic() + seconds, 0.01
+    store.set(f"here/{found.rank}", "")
+    store.add("here", 1)
+    while store.add("here", 0) < found.world_size:
+        launching.raise_failure()
+        if time.monotonic() > deadline:
+            missing = [rank for rank in range(found.world_size) if not store.check([f"here/{rank}"])]
+            raise CollectiveError(
+                f"strategy='{name}', rank {found.rank} of {found.world_size}: ranks {missing} did not come to "
+                f"{found.master_address}:{found.master_port} within {seconds:g} s. Look at what they said last, and whether "
+                "they were started with the same WORLD_SIZE; where starting takes longer, write "
+                f"strategy={{'{name}': {{'timeout': {2 * seconds:g}}}}}."
+            )
+        time.sleep(pause)
+        pause = min(2 * pause, 0.5)
 
 
 @cache
-def _store(address: str, port: int, rank: int, world_size: int) -> dist.Store:
+def _store(address: str, port: int, rank: int, world_size: int, timeout: timedelta) -> dist.Store:
     """The key-value store where ranks meet: the agent's where it opened one, otherwise rank 0's. Lives with the process."""
     opened = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     return dist.TCPStore(
@@ -217,6 +281,7 @@ def _store(address: str, port: int, rank: int, world_size: int) -> dist.Store:
         port,
         world_size,
         is_master=rank == 0 and not opened,
+        timeout=timeout,
         wait_for_workers=False,
         multi_tenant=True,
     )

@@ -25,8 +25,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(argv: list[str]) -> int:
-    plugins = False if "--no-plugins" in argv else None
-    argv = [argument for argument in argv if argument != "--no-plugins"]
+    # What follows `launch` is the script's, which may have a --no-plugins of its own.
+    own = argv.index("launch") if "launch" in argv[:2] else len(argv)
+    plugins = False if "--no-plugins" in argv[:own] else None
+    argv = [argument for argument in argv[:own] if argument != "--no-plugins"] + argv[own:]
     with switches.use(plugins):
         if not argv or argv[0] in ("-h", "--help"):
             print(_help())

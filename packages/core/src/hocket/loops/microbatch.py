@@ -41,7 +41,7 @@ class AutoMicrobatch:
             try:
                 return compute_gradients(state, mine, everyone, metrics)
             except torch.OutOfMemoryError as error:
-                size = state.microbatch
+                size = state.microbatch or mine
                 if state.strategy.world_size > 1:
                     error.add_note(
                         f"Microbatches of {size} samples fitted at first, but not in batch {state.timestamp.batch} on rank "

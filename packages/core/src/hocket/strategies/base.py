@@ -20,6 +20,9 @@ class Strategy:
     #: What algorithms may need of it.
     offers: ClassVar[Need] = Need.FULL_PARAMETERS | Need.SECOND_GRADIENT
 
+    #: Whether it trains on several processes, which ``Trainer(devices=…)`` may start for it.
+    distributed: ClassVar[bool] = False
+
     #: Set by :meth:`setup_environment`.
     rank: int = 0
     local_rank: int = 0

@@ -1,0 +1,17 @@
+"""Who this process trains with, and how the others are started: nothing here imports torch before it is needed."""
+
+from hocket.launching.environment import Environment, environment, expand_hosts, hint
+from hocket.launching.errors import WorkerError
+from hocket.launching.processes import cause_of, current, raise_failure, start
+
+__all__ = [
+    "Environment",
+    "WorkerError",
+    "cause_of",
+    "current",
+    "environment",
+    "expand_hosts",
+    "hint",
+    "raise_failure",
+    "start",
+]

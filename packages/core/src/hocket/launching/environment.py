@@ -1,0 +1,252 @@
+"""Who started this process, and with whom it should train: read from the variables that launchers set.
+
+Sources: the manuals of torchrun, of SLURM's ``srun`` ("output environment variables"), of Open MPI's ``mpirun`` and of Ray
+Train; MPICH and Intel MPI document theirs less, and what their ``mpiexec`` sets was looked at.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+#: Where ranks meet if the launcher says nothing that all of them know; torch's own choice.
+PORT = 29500
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """One process among those that were started together. What the launcher did not say is None."""
+
+    #: ``"torchrun"``, ``"hocket"``, ``"ray"``, ``"slurm"``, ``"open-mpi"``, ``"mpich"``, ``"intel-mpi"``, or ``"plain"`` for
+    #: RANK and WORLD_SIZE from anybody else.
+    launcher: str
+    rank: int
+    world_size: int
+    #: Rank among, and number of, the processes on this machine.
+    local_rank: int | None = None
+    local_world_size: int | None = None
+    #: Where rank 0 can be reached, and the TCP port that it opens for the others.
+    master_address: str | None = None
+    master_port: int | None = None
+
+
+def environment(variables: Mapping[str, str]) -> Environment | None:
+    """What ``variables``, such as ``os.environ``, say about this process; None if it was started alone.
+
+    RANK and WORLD_SIZE count before what an MPI's ``mpirun`` sets, and that before SLURM's variables: a launcher may have
+    been started by another. MASTER_ADDR and MASTER_PORT are believed whoever set them. SLURM counts within a step only: a
+    batch script has the same variables, but runs once.
+
+    Raises:
+        ValueError: variables that contradict each other, are incomplete or are not numbers.
+    """
+    for read in (_by_name, _open_mpi, _hydra, _slurm):
+        found = read(variables)
+        if found is not None:
+            _check(found, variables)
+            return found
+    return None
+
+
+def hint(variables: Mapping[str, str]) -> str:
+    """Why a process that may expect others is alone, as a sentence; or empty."""
+    if _alone_in_a_job(variables):
+        return (
+            f"This SLURM job has {variables['SLURM_NTASKS']} tasks, but its batch script runs once; write srun before the "
+            "command to start it once per task. "
+        )
+    return ""
+
+
+# --- one function for each kind of launcher: None if it was not that one
+
+
+def _by_name(variables: Mapping[str, str]) -> Environment | None:
+    if "RANK" not in variables and "WORLD_SIZE" not in variables:
+        return None
+    launcher = "plain"
+    if "HOCKET_LAUNCHED" in variables:
+        launcher = "hocket"
+    elif "TORCHELASTIC_RUN_ID" in variables:
+        launcher = "torchrun"
+    elif "RAY_RAYLET_PID" in variables:
+        launcher = "ray"
+    return Environment(
+        launcher,
+        _needed(variables, "RANK", "WORLD_SIZE"),
+        _needed(variables, "WORLD_SIZE", "RANK"),
+        _number(variables, "LOCAL_RANK"),
+        _number(variables, "LOCAL_WORLD_SIZE"),
+        variables.get("MASTER_ADDR") or None,
+        _number(variables, "MASTER_PORT"),
+    )
+
+
+def _open_mpi(variables: Mapping[str, str]) -> Environment | None:
+    name = "OMPI_COMM_WORLD_"
+    if name + "RANK" not in variables:
+        return None
+    world, local = _needed(variables, name + "SIZE", name + "RANK"), _number(variables, name + "LOCAL_SIZE")
+    return Environment(
+        "open-mpi",
+        _needed(variables, name + "RANK"),
+        world,
+        _number(variables, name + "LOCAL_RANK"),
+        local,
+        variables.get("MASTER_ADDR") or _this_machine(world, local),
+        _port(variables, variables.get("PMIX_NAMESPACE")),
+    )
+
+
+def _hydra(variables: Mapping[str, str]) -> Environment | None:
+    """MPICH's process manager, which Intel MPI shares. SLURM sets the PMI variables too, but not the others."""
+    if "PMI_RANK" not in variables or "MPI_LOCALRANKID" not in variables:
+        return None
+    world, local = _needed(variables, "PMI_SIZE", "PMI_RANK"), _number(variables, "MPI_LOCALNRANKS")
+    return Environment(
+        "intel-mpi" if any(name.startswith("I_MPI_") for name in variables) else "mpich",
+        _needed(variables, "PMI_RANK"),
+        world,
+        _number(variables, "MPI_LOCALRANKID"),
+        local,
+        variables.get("MASTER_ADDR") or _this_machine(world, local),
+        _port(variables, variables.get("I_MPI_HYDRA_UUID")),
+    )
+
+
+def _slurm(variables: Mapping[str, str]) -> Environment | None:
+    if "SLURM_PROCID" not in variables or not any(name.startswith("SLURM_STEP") for name in variables):
+        return None
+    sizes = ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_NPROCS")
+    size = next((name for name in sizes if name in variables), "SLURM_NTASKS")
+    world, node = _needed(variables, size, "SLURM_PROCID"), _number(variables, "SLURM_NODEID")
+    tasks = variables.get("SLURM_STEP_TASKS_PER_NODE") or variables.get("SLURM_TASKS_PER_NODE")
+    local = None if tasks is None or node is None else _tasks_of(tasks, node)
+    names = ("SLURM_STEP_NODELIST", "SLURM_NODELIST", "SLURM_JOB_NODELIST")
+    nodes = next((variables[name] for name in names if variables.get(name)), None)
+    job = f"{variables.get('SLURM_JOB_ID') or variables.get('SLURM_JOBID')}.{variables.get('SLURM_STEP_ID')}"
+    return Environment(
+        "slurm",
+        _needed(variables, "SLURM_PROCID"),
+        world,
+        _number(variables, "SLURM_LOCALID"),
+        local,
+        variables.get("MASTER_ADDR") or (next(expand_hosts(nodes)) if nodes else _this_machine(world, local)),
+        _port(variables, job),
+    )
+
+
+def _alone_in_a_job(variables: Mapping[str, str]) -> bool:
+    in_a_step = any(name.startswith("SLURM_STEP") for name in variables)
+    return "SLURM_JOB_ID" in variables and not in_a_step and variables.get("SLURM_NTASKS", "1") != "1"
+
+
+# --- SLURM's short forms
+
+
+def expand_hosts(hosts: str) -> Iterator[str]:
+    """The names in SLURM's short form, in its order: ``"gpu[08-10,12],login"`` is gpu08, gpu09, gpu10, gpu12, login.
+
+    Leading zeros are kept, and brackets may stand anywhere in a name and more than once: the last one counts fastest.
+    Raises ValueError where a bracket is not closed, a range runs backwards or a name is missing.
+    """
+    for name in re.split(r",(?![^\[\]]*\])", hosts.strip()):
+        texts = re.split(r"\[([^\[\]]*)\]", name)  # text, ranges, text, ranges, …, text
+        if not name.strip() or any(set(text) & set("[]") for text in texts):
+            raise ValueError(f"'{hosts}' is not a list of hosts as SLURM writes it, such as 'gpu[01-04,07],login1'.")
+        yield from _names([text.strip() for text in texts], hosts)
+
+
+def _names(texts: list[str], hosts: str) -> Iterator[str]:
+    begin, *rest = texts
+    if not rest:
+        yield begin
+        return
+    for number in _numbers(rest[0], hosts):
+        for end in _names(rest[1:], hosts):
+            yield begin + number + end
+
+
+def _numbers(ranges: str, hosts: str) -> Iterator[str]:
+    for part in ranges.split(","):
+        match = re.fullmatch(r"\s*([0-9]+)(?:-([0-9]+))?\s*", part)
+        first, last = (match[1], match[2] or match[1]) if match else ("1", "0")
+        if int(last) < int(first):
+            raise ValueError(f"'{part}' in the list of hosts '{hosts}' is not a number or a range such as 01-04.")
+        for number in range(int(first), int(last) + 1):
+            yield f"{number:0{len(first)}d}"
+
+
+def _tasks_of(tasks: str, node: int) -> int:
+    """How many tasks the node has, from such as ``"2(x3),1"``: three nodes with two and one with one."""
+    left = node
+    for part in tasks.split(","):
+        match = re.fullmatch(r"\s*([0-9]+)(?:\(x([0-9]+)\))?\s*", part)
+        if match is None:
+            break
+        left -= int(match[2] or 1)
+        if left < 0:
+            return int(match[1])
+    raise ValueError(f"SLURM's tasks per node, '{tasks}', say nothing about node {node}; they look like '2(x3),1'.")
+
+
+# --- numbers
+
+
+def _number(variables: Mapping[str, str], name: str) -> int | None:
+    text = variables.get(name, "").strip()
+    if not text:
+        return None
+    if not re.fullmatch(r"[0-9]+", text, re.ASCII):
+        raise ValueError(f"The environment variable {name}={text!r} should be a whole number, 0 or more.")
+    return int(text)
+
+
+def _needed(variables: Mapping[str, str], name: str, other: str = "") -> int:
+    number = _number(variables, name)
+    if number is None:
+        raise ValueError(
+            f"The environment variable {other} is set but {name} is not. Set both, as a launcher does for every process it "
+            f"starts, or none: unset {other}."
+        )
+    return number
+
+
+def _port(variables: Mapping[str, str], job: str | None) -> int:
+    """What all ranks of a job and few others agree on: below the ports that Linux hands out by itself, from 32768 on."""
+    given = _number(variables, "MASTER_PORT")
+    return given if given is not None else PORT if job is None else 20000 + zlib.crc32(job.encode()) % 12000
+
+
+def _this_machine(world: int, local: int | None) -> str | None:
+    return "127.0.0.1" if world == local else None
+
+
+_NAMES = {
+    "slurm": ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"),
+    "open-mpi": tuple(f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")),
+    "mpich": ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+    "intel-mpi": ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+}
+
+
+def _check(found: Environment, variables: Mapping[str, str]) -> None:
+    among = found.world_size if found.local_world_size is None else found.local_world_size
+    if not found.rank < found.world_size:
+        wrong = f"rank {found.rank} of {found.world_size}, counted from 0"
+    elif not 1 <= among <= found.world_size:
+        wrong = f"one of {among} processes on this machine, of {found.world_size} altogether"
+    elif found.local_rank is not None and found.local_rank >= among:
+        wrong = f"process {found.local_rank} of {among} on this machine, counted from 0"
+    elif found.master_port is not None and not 0 < found.master_port < 65536:
+        raise ValueError(f"MASTER_PORT={found.master_port} is not a port; give one from 1 to 65535.")
+    else:
+        return
+    names = _NAMES.get(found.launcher, ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"))
+    said = ", ".join(f"{name}={variables[name]}" for name in names if name in variables)
+    raise ValueError(
+        f"By its environment this process is {wrong}: {said}. Start all ranks with one launcher, and unset what is left of "
+        "another."
+    )

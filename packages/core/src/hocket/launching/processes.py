@@ -1,0 +1,192 @@
+"""A script that starts its own ranks: this process is rank 0, and the others run the same command line again.
+
+Nobody is left behind: workers end when this process does, however it ends, and it ends when one of them fails.
+"""
+
+from __future__ import annotations
+
+import _thread
+import atexit
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hocket.launching.environment import Environment, environment
+from hocket.launching.errors import ERROR_FILE, PIPE, Failure, WorkerError, first, read_failure
+from hocket.launching.script import command_again
+
+if TYPE_CHECKING:
+    import torch.distributed as dist
+
+#: Seconds for this process to notice by itself that a worker failed, before it is interrupted and then ended.
+GRACE = 10.0
+
+_workers: Workers | None = None
+
+
+def current() -> Environment | None:
+    """This process among those that it trains with; None if it is alone. Raises ValueError, see `environment`."""
+    return _workers.environment if _workers else environment(os.environ)
+
+
+def start(devices: int) -> None:
+    """Start ranks 1 to ``devices`` - 1, unless a launcher has started as many on this machine.
+
+    Raises:
+        RuntimeError: there is no script that could be run again.
+        ValueError: another number of processes has been started.
+    """
+    global _workers
+    found = current()
+    if found is not None and (found.world_size > 1 or found.launcher in ("torchrun", "hocket", "ray", "plain")):
+        if found.local_world_size not in (None, devices):
+            by = "an earlier Trainer" if _workers else f"the launcher ({found.launcher})"
+            raise ValueError(
+                f"devices={devices}, but {by} has started {found.local_world_size} on this machine. Leave out devices=, "
+                f"or pass devices={found.local_world_size}."
+            )
+        return
+    import torch.distributed
+
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        _workers = Workers(command_again(devices), devices)
+
+
+def cause_of(error: BaseException) -> BaseException:
+    """The failure of a worker that ``error`` followed from, or ``error`` itself."""
+    if _workers is None or isinstance(error, WorkerError):
+        return error
+    return _workers.error(wait=3.0 if isinstance(error, RuntimeError) else 0.0) or error
+
+
+def raise_failure() -> None:
+    """Raise WorkerError if a worker of this process has failed. For loops that wait for the others."""
+    if _workers is not None and (error := _workers.error()):
+        raise error
+
+
+def threads_per_process(processes: int) -> int:
+    """The processors that this process may use, divided."""
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, usable // processes)
+
+
+class Workers:
+    """Ranks 1 to ``number`` - 1 on this machine."""
+
+    def __init__(self, command: list[str], number: int) -> None:
+        import torch
+        from torch.distributed import TCPStore
+
+        #: Where all meet. Opened here, so that nobody else can take the port before they do.
+        self.store: dist.Store = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False, multi_tenant=True)
+        self.environment = Environment("hocket", 0, number, 0, number, "127.0.0.1", self.store.port)
+        self._pid = os.getpid()
+        self._folder = tempfile.TemporaryDirectory(prefix="hocket-")
+        self._changed = threading.Condition()
+        self._failures: dict[int, Failure] = {}
+        self._closing = False
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        variables = {
+            **os.environ,
+            "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads_per_process(number))),
+        }
+        if "OMP_NUM_THREADS" not in os.environ:
+            torch.set_num_threads(threads_per_process(number))  # this process is one of them
+        read, self._pipe = os.pipe()
+        atexit.register(self._close)
+        for rank in range(1, number):
+            variables |= {
+                "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(number), "LOCAL_WORLD_SIZE": str(number),
+                "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(self.store.port), "HOCKET_LAUNCHED": "1",
+                ERROR_FILE: self._error_file(rank), PIPE: str(read),
+            }  # fmt: skip
+            # In a process group of its own: ctrl-c is for this process, which then ends the others.
+            self._processes[rank] = subprocess.Popen(
+                command, env=variables, stdin=subprocess.DEVNULL, pass_fds=[read], process_group=0
+            )
+            threading.Thread(target=self._watch, args=(rank,), daemon=True).start()
+        os.close(read)
+
+    def error(self, wait: float = 0.0) -> WorkerError | None:
+        """What to raise if a worker has failed, or does within ``wait`` seconds."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._failures, wait)
+            if not self._failures:
+                return None
+            failure = first(list(self._failures.values()))
+        return WorkerError(failure.rank, f"{failure}\n\nThe main process, rank 0, ends with it.")
+
+    def _error_file(self, rank: int) -> str:
+        return str(Path(self._folder.name) / f"{rank}.json")
+
+    def _watch(self, rank: int) -> None:
+        """Wait for the end of a worker; if it failed, see to it that this process ends too."""
+        self._processes[rank].wait()
+        if self._closing or not self._failed(rank):
+            return
+        # Whatever waits for the worker raises by itself, but for what torch computes or waits for on a GPU.
+        for act in (_thread.interrupt_main, self._give_up):
+            time.sleep(GRACE / 2)
+            if self._closing:
+                return
+            act()
+
+    def _failed(self, rank: int) -> bool:
+        code = self._processes[rank].poll()
+        if not code:
+            return False
+        with self._changed:
+            self._failures.setdefault(rank, read_failure(rank, code, self._error_file(rank)))
+            self._changed.notify_all()
+        return True
+
+    def _give_up(self) -> None:
+        """End the process at once, with the worker's last words."""
+        self._closing = True
+        failure = first(list(self._failures.values()))
+        sys.stdout.flush()
+        print(f"\nhocket: {failure}", file=sys.stderr, flush=True)
+        self._end()
+        os._exit(failure.shell_code)
+
+    def _close(self) -> None:
+        """At the end of the process: wait for the others if it ended well, otherwise end them."""
+        if os.getpid() != self._pid:
+            return  # a fork of it
+        self._closing = True
+        try:
+            if getattr(sys, "last_value", None) is None and not self._wait():
+                self._give_up()
+        finally:
+            self._end()
+            self._folder.cleanup()
+
+    def _wait(self) -> bool:
+        """Until all have ended, or one has failed: then False."""
+        told = time.monotonic() + 10.0
+        while not any([self._failed(rank) for rank in self._processes]):
+            running = [rank for rank, process in self._processes.items() if process.poll() is None]
+            if not running:
+                return True
+            if time.monotonic() > told:
+                told = float("inf")
+                print(f"hocket: rank 0 is done and waits for ranks {running}.", file=sys.stderr, flush=True)
+            time.sleep(0.05)
+        return False
+
+    def _end(self) -> None:
+        for process in self._processes.values():
+            process.terminate()
+        until = time.monotonic() + 5.0
+        for process in self._processes.values():
+            try:
+                process.wait(max(until - time.monotonic(), 0.0))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()

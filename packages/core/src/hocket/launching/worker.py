@@ -1,0 +1,69 @@
+"""What a started worker runs: ``python -P -m hocket.launching.worker [-m] target arguments…``.
+
+The target runs as ``__main__`` does. What this adds: an exception is written into the error file that the launcher named, the
+process ends within `GRACE` seconds after one whatever still runs in it, and it ends when the pipe to the launcher closes.
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+import threading
+import time
+from pathlib import Path
+
+from hocket.launching.errors import PIPE, write_error
+
+#: Seconds that a process which raised has for tidying up; the other ranks wait for its end.
+GRACE = 10.0
+
+
+def main() -> None:
+    """Run the target that the arguments name."""
+    if pipe := os.environ.pop(PIPE, ""):
+        threading.Thread(target=_end_with_launcher, args=(int(pipe),), daemon=True).start()
+    module = sys.argv[1] == "-m"
+    target, *arguments = sys.argv[2:] if module else sys.argv[1:]
+    try:
+        _run(target, arguments, module)
+    except SystemExit as end:
+        if end.code not in (None, 0):
+            _record(end, end.code if isinstance(end.code, int) else 1)
+        raise
+    except BaseException as error:
+        _record(error, 1)
+        raise
+
+
+def _run(target: str, arguments: list[str], module: bool) -> None:
+    # What python itself would put first; -P left it out, so that nothing there is taken for a part of hocket.
+    if module:
+        sys.argv = [target, *arguments]
+        sys.path.insert(0, os.getcwd())
+        runpy.run_module(target, run_name="__main__", alter_sys=True)
+    else:
+        target = os.path.abspath(target)  # which python makes of __file__ too
+        sys.argv = [target, *arguments]
+        if Path(target).is_file():
+            sys.path.insert(0, str(Path(target).parent.resolve()))
+        runpy.run_path(target, run_name="__main__")
+
+
+def _record(error: BaseException, code: int) -> None:
+    write_error(error)
+    threading.Thread(target=_end_anyway, args=(code,), daemon=True).start()
+
+
+def _end_anyway(code: int) -> None:
+    time.sleep(GRACE)
+    os._exit(code)
+
+
+def _end_with_launcher(pipe: int) -> None:
+    os.read(pipe, 1)
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    main()
