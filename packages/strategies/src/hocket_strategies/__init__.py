@@ -7,15 +7,19 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hocket_strategies.ddp import DDP
+    from hocket_strategies.deepspeed import DeepSpeed
+    from hocket_strategies.local_sgd import LocalSGD
     from hocket_strategies.precisions.fp64 import FP64
 
 #: Public name -> the module that defines it.
 _PUBLIC = {
     "DDP": "hocket_strategies.ddp",
+    "DeepSpeed": "hocket_strategies.deepspeed",
+    "LocalSGD": "hocket_strategies.local_sgd",
     "FP64": "hocket_strategies.precisions.fp64",
 }
 
-__all__ = ["DDP", "FP64"]
+__all__ = ["DDP", "FP64", "DeepSpeed", "LocalSGD"]
 
 
 def __getattr__(name: str) -> Any:

@@ -8,12 +8,12 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from hocket_strategies.group import RankStrategy
+from hocket_strategies.packing import packed, unpack
 
 _NOTHING = nullcontext()
 
@@ -90,11 +90,11 @@ class DDP(RankStrategy):
 
     def model_state(self, module: nn.Module) -> dict[str, Any]:
         """See :meth:`hocket.hookspecs.StrategyHooks.model_state`."""
-        return super().model_state(_unwrapped(module))
+        return super().model_state(unwrapped(module))
 
     def load_model_state(self, module: nn.Module, state_dict: dict[str, Any]) -> bool:
         """See :meth:`hocket.hookspecs.StrategyHooks.load_model_state`."""
-        return super().load_model_state(_unwrapped(module), state_dict)
+        return super().load_model_state(unwrapped(module), state_dict)
 
     @contextmanager
     def _with_buffers_alike(self) -> Iterator[None]:
@@ -104,22 +104,16 @@ class DDP(RankStrategy):
     def _broadcast_buffers(self) -> None:
         self._broadcast([buffer for owner, name in self._buffers if (buffer := owner[name]) is not None])
 
-    @torch.no_grad()
     def _broadcast(self, tensors: list[Tensor]) -> None:
-        """Rank 0's values into the tensors of the others, in one piece per dtype and device."""
-        kinds: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
-        for tensor in tensors:
-            if tensor.numel():
-                kinds.setdefault((tensor.dtype, tensor.device), []).append(tensor)
-        for alike in kinds.values():
-            packed = torch.cat([tensor.reshape(-1) for tensor in alike])
-            dist.broadcast(packed, 0, group=self._group(packed))
+        """Rank 0's values into the tensors of the others."""
+        for flat, alike in packed(tensors):
+            dist.broadcast(flat, 0, group=self._group(flat))
             if self.rank:
-                for tensor, values in zip(alike, packed.split([t.numel() for t in alike]), strict=True):
-                    tensor.copy_(values.view_as(tensor))
+                unpack(flat, alike)
 
 
-def _unwrapped(module: nn.Module) -> nn.Module:
+def unwrapped(module: nn.Module) -> nn.Module:
+    """The module inside a DistributedDataParallel, or the module itself."""
     return module.module if isinstance(module, DistributedDataParallel) else module
 
 

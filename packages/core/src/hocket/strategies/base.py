@@ -19,6 +19,10 @@ class Strategy:
     #: What algorithms may need of it.
     offers: ClassVar[Need] = Need.FULL_PARAMETERS | Need.SECOND_GRADIENT
 
+    #: Whether the gradients of a step are the mean over ranks. False while each rank steps alone: then losses are weighted
+    #: so that its gradients are the mean over its own samples. Asked for every batch; alike on all ranks.
+    averages_gradients: bool = True
+
     #: Set by :meth:`setup_environment`.
     rank: int = 0
     local_rank: int = 0

@@ -1,0 +1,7 @@
+"""ZeRO."""
+
+from hocket_strategies.group import RankStrategy
+
+
+class DeepSpeed(RankStrategy):
+    """To be written."""
