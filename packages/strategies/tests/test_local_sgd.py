@@ -43,13 +43,13 @@ def train(
             local = steps >= warmup
             mean = 0.0
             for model, optimizer, mine in zip(models, optimizers, shares(len(inputs), ranks), strict=True):
-                mean += (
-                    float(loss(model(inputs[mine]), targets[mine])) * len(inputs[mine]) if len(inputs[mine]) else 0.0
-                )
-                mine = mine if local else slice(None)
+                value = loss(model(inputs[mine]), targets[mine]) if len(inputs[mine]) else torch.zeros(())
+                mean += value.item() * len(inputs[mine])
+                if not local:
+                    mine, value = slice(None), loss(model(inputs), targets)
                 if len(inputs[mine]):
                     optimizer.zero_grad()
-                    loss(model(inputs[mine]), targets[mine]).backward()
+                    value.backward()
                     if clip is not None:
                         nn.utils.clip_grad_norm_(model.parameters(), clip)
                     optimizer.step()
