@@ -138,6 +138,47 @@ def test_sixteen_steps_with_microbatches(tmp_path, stage, clip):
             assert seen == pytest.approx(norms, rel=1e-3)
 
 
+@pytest.mark.parametrize("stage", [2, 3])
+def test_four_ranks(tmp_path, stage):
+    """Five samples on four ranks: one has two microbatches, the others one and one that counts nothing."""
+    expected, _ = plain(0.5)
+    for weights, _ in trained(tmp_path, lambda: DeepSpeed(stage), 4, clip_gradients=0.5, microbatch=1):
+        close(weights, expected)
+
+
+def test_gradients_computed_again_at_stage_0(tmp_path):
+    """An algorithm steps a second time, with the gradient at the new weights."""
+
+    class TwoSteps(hocket.Algorithm):
+        phase = hocket.Phase.OPTIMIZER
+        needs = hocket.Need.SECOND_GRADIENT
+
+        @hocket.hookimpl(wrapper=True)
+        def optimizer_step(self, state, closure):
+            stepped = yield
+            closure()
+            state.optimizers[0].step()
+            return stepped
+
+    model = network()
+    optimizer = adamw(model.parameters())
+    for inputs, targets in data():
+        for _ in range(2):
+            optimizer.zero_grad()
+            F.cross_entropy(model(inputs), targets).backward()
+            optimizer.step()
+
+    def rank_main(rank):
+        run = trainer(tmp_path, DeepSpeed(0), algorithms=[TwoSteps()], duration="8ba")
+        run.fit()
+        with pytest.raises(PluginError, match="needs second gradient"):
+            trainer(tmp_path, DeepSpeed(1), algorithms=[TwoSteps()])
+        return run.model_state_dict()
+
+    for weights in run_ranks(rank_main, 2):
+        close(weights, dict(model.state_dict()))
+
+
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_offload(tmp_path, stage):
     expected, _ = plain(0.5)
@@ -176,8 +217,24 @@ def test_the_size_of_a_microbatch_as_in_deepspeeds_configuration(tmp_path):
 @pytest.mark.parametrize("stage", [1, 3])
 def test_autocast(tmp_path, stage):
     """precision="bf16": products in 16 bits, weights in 32; as far from full precision as plain autocast is, roughly."""
+
+    def rank_main(rank):
+        dtypes = set()
+
+        class Watch(hocket.Callback):
+            def after_forward(self, state):
+                dtypes.add(state.outputs.dtype)
+
+            def eval_after_forward(self, state):
+                dtypes.add(state.outputs.dtype)
+
+        run = trainer(tmp_path, DeepSpeed(stage), precision="bf16", callbacks=[Watch()], eval_data=data())
+        run.fit()
+        return run.model_state_dict(), dtypes
+
     expected, _ = plain(dtype=torch.bfloat16)
-    for weights, _ in trained(tmp_path, lambda: DeepSpeed(stage), precision="bf16"):
+    for weights, dtypes in run_ranks(rank_main, 2):
+        assert dtypes == {torch.bfloat16}
         assert {value.dtype for value in weights.values()} == {torch.float32}
         close(weights, expected, 3e-2)
 

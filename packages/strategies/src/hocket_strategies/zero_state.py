@@ -77,7 +77,7 @@ def _check(module: nn.Module, held: dict[str, Any], state_dict: dict[str, Any]) 
     for name in held.keys() & state_dict.keys():
         shape, given = getattr(held[name], "ds_shape", getattr(held[name], "shape", None)), state_dict[name]
         if getattr(given, "shape", None) != shape:
-            wrong.append(f"{name} has shape {tuple(given.shape)} and should have {tuple(shape)}")
+            wrong.append(f"{name} has shape {getattr(given, 'shape', None)} and should have {shape}")
     if wrong:
         raise RuntimeError(f"The weights do not fit {type(module).__name__}: {'; '.join(sorted(wrong))}.")
 
