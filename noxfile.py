@@ -163,6 +163,15 @@ def deepspeed(session: nox.Session) -> None:
     session.run("pytest", *(str(STRATEGIES.path / "tests" / name) for name in tests), *session.posargs)
 
 
+@nox.session(default=False)
+def ray(session: nox.Session) -> None:
+    """Run the tests of the ray strategy, which `tests` skips (about three minutes)."""
+    settle(session)
+    install_editable(session, (CORE, replace(STRATEGIES, extra="[ray]")), *TESTS)
+    tests = ("test_ray.py", "test_ray_arguments.py")
+    session.run("pytest", *(str(STRATEGIES.path / "tests" / name) for name in tests), *session.posargs)
+
+
 @nox.session(name="build", default=False)
 def distributions(session: nox.Session) -> None:
     """Build all sdists and wheels into dist/, install them by core's extras, and use them far from the source tree."""

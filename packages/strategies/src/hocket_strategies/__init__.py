@@ -10,16 +10,18 @@ if TYPE_CHECKING:
     from hocket_strategies.deepspeed import DeepSpeed
     from hocket_strategies.local_sgd import LocalSGD
     from hocket_strategies.precisions.fp64 import FP64
+    from hocket_strategies.ray import Ray
 
 #: Public name -> the module that defines it.
 _PUBLIC = {
     "DDP": "hocket_strategies.ddp",
     "DeepSpeed": "hocket_strategies.deepspeed",
     "LocalSGD": "hocket_strategies.local_sgd",
+    "Ray": "hocket_strategies.ray",
     "FP64": "hocket_strategies.precisions.fp64",
 }
 
-__all__ = ["DDP", "FP64", "DeepSpeed", "LocalSGD"]
+__all__ = ["DDP", "FP64", "DeepSpeed", "LocalSGD", "Ray"]
 
 
 def __getattr__(name: str) -> Any:
