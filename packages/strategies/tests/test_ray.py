@@ -96,6 +96,9 @@ def test_a_script_on_two_workers(tmp_path, dies):
         world_size, got = torch.load(tmp_path / f"rank-{rank}.pt", weights_only=True)
         assert world_size == 2
         torch.testing.assert_close(got, weights, rtol=1e-12, atol=1e-12)
+    with result.checkpoint.as_directory() as folder:
+        kept = torch.load(os.path.join(folder, "model.pt"), weights_only=True)
+    torch.testing.assert_close(kept, weights, rtol=1e-12, atol=1e-12)
     assert result.metrics["eval/loss"] == pytest.approx(loss)
     assert (result.metrics["epoch"], result.metrics["batch"]) == (3, 12)
 
@@ -118,7 +121,7 @@ def test_a_function_with_arguments(tmp_path):
             duration="1ep",
             folder=folder,
         )
-        assert trainer.fit().timestamp.sample == samples
+        return trainer.fit().timestamp.sample
 
     result = launch(
         training,
@@ -126,5 +129,5 @@ def test_a_function_with_arguments(tmp_path):
         scaling={"num_workers": 2},
         run={"storage_path": str(tmp_path / "ray")},
     )
-    assert result.error is None
+    assert result.error is None and result.return_value == 10
     assert result.metrics["batch"] == 3 and result.metrics["train/loss"] > 0  # nothing was evaluated

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import runpy
 import sys
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -20,7 +21,8 @@ class Ray(DDP):
     """Data parallelism over the workers that Ray Train started, to which metrics are reported.
 
     Moritz et al. 2018, "Ray", arXiv 1712.05889. `launch` starts the workers; in them this is ``ddp``, with the same
-    arguments, that hands Ray the metrics after each evaluation, and at the end of a fit without one. Needs
+    arguments, that reports to Ray after each evaluation, and at the end of a fit without one: the metrics, and as Ray's
+    checkpoint a folder with ``model.pt``, the ``state_dict`` of the model as it was evaluated. Needs
     ``pip install 'hocket[ray]'``.
     """
 
@@ -43,7 +45,7 @@ class Ray(DDP):
         return on
 
     def eval_after_all(self, state: State) -> None:
-        """Report the metrics; every worker does, and Ray keeps those of rank 0."""
+        """Report while the model still holds what was evaluated: averages, if there are any."""
         self._report(state)
 
     def fit_end(self, state: State) -> None:
@@ -52,10 +54,15 @@ class Ray(DDP):
             self._report(state)
 
     def _report(self, state: State) -> None:
-        from ray.train import report
+        """Every worker reports; Ray keeps the metrics of rank 0, and only together with a checkpoint."""
+        from ray.train import Checkpoint, report
 
         loss = {} if state.loss is None else {"train/loss": state.loss.item()}
-        report({**loss, **state.metrics, "epoch": state.timestamp.epoch, "batch": state.timestamp.batch})
+        metrics = {**loss, **state.metrics, "epoch": state.timestamp.epoch, "batch": state.timestamp.batch}
+        with tempfile.TemporaryDirectory() as folder:  # Ray copies it to its storage
+            if self.rank == 0:
+                torch.save(state.model.state_dict(), Path(folder) / "model.pt")
+            report(metrics, checkpoint=Checkpoint.from_directory(folder) if self.rank == 0 else None)
         self._reported = True
 
 
@@ -70,8 +77,11 @@ def launch(
 ) -> Any:
     """Run a function or a script on each worker of a Ray Train `TorchTrainer`, and return Ray's ``Result``.
 
-    A worker group that fails is started again, as often as ``failure`` allows, and begins anew: what it resumes from is up to
-    the function. Where Ray is not initialised, it initialises itself on this machine.
+    It has the metrics and the checkpoint that were reported last, and what the function returned on rank 0.
+
+    A worker group that fails is started again, as often as ``failure`` allows, and begins anew: what it resumes from is up
+    to the function, which finds the last checkpoint with `ray.train.get_checkpoint`. Where Ray is not initialised, it
+    initialises itself on this machine.
 
     Args:
         training: a function that makes a Trainer with ``strategy="ray"`` (or ``"auto"``) and fits it, or the path of a script
@@ -111,8 +121,8 @@ def _work(
         function: Callable[..., Any] = training
         keywords = dict(arguments or {})
 
-        def call() -> None:
-            function(**keywords)
+        def call() -> Any:
+            return function(**keywords)
 
         return call
     if isinstance(arguments, Mapping | str):
