@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -19,17 +18,10 @@ from hocket import Device, Need, Phase, Precision, State, hookimpl
 from hocket.data.batches import Padding, split
 from hocket.loops.gradients import count
 from hocket.plugins import PluginError
-from hocket_strategies import zero_state
+from hocket_strategies import zero_config, zero_state
 from hocket_strategies.group import RankStrategy
 
 _NOTHING = nullcontext()
-#: Sections of a configuration that something else of hocket is for.
-_ELSEWHERE = {
-    "optimizer": "Pass the optimizer to the Trainer, DeepSpeed's own too: "
-    "optimizer=lambda parameters: deepspeed.ops.adam.FusedAdam(parameters, lr=1e-3).",
-    "scheduler": "Pass the schedule to the Trainer: schedule='cosine(warmup=0.05dur)'.",
-    "train_batch_size": "The loader's batch_size is the global batch.",
-}
 
 
 class DeepSpeed(RankStrategy):
@@ -67,7 +59,7 @@ class DeepSpeed(RankStrategy):
         split_data: bool = True,
     ) -> None:
         super().__init__(split_data=split_data)
-        self._config = _read(config)
+        self._config = zero_config.read(config)
         zero = self._config.setdefault("zero_optimization", {})
         given = zero.setdefault("stage", 2 if stage is None else stage)
         if given not in (0, 1, 2, 3) or stage not in (None, given) or (offload and not given):
@@ -97,7 +89,7 @@ class DeepSpeed(RankStrategy):
         os.environ.setdefault("LOCAL_RANK", str(self.local_rank))  # the engine insists on it
         if "deepspeed" not in sys.modules:
             os.environ.setdefault("DS_ACCELERATOR", on.type)
-        deepspeed = _import()
+        deepspeed = zero_config.import_deepspeed()
         found = deepspeed.accelerator.get_accelerator().device_name()
         if found != on.type:
             raise ValueError(
@@ -191,7 +183,7 @@ class DeepSpeed(RankStrategy):
         assert self._prepared is not None
         self._optimizer = optimizer
         self._groups = [list(group["params"]) for group in optimizer.param_groups]
-        self._engine = _import().initialize(
+        self._engine = zero_config.import_deepspeed().initialize(
             model=self._prepared.module, optimizer=optimizer, config=self._engine_config(), dist_init_required=False
         )[0]
         self._prepared.__dict__["engine"] = self._engine  # not a submodule
@@ -307,28 +299,3 @@ class _InputsOf(Precision):
 
 def _inside(module: nn.Module) -> nn.Module:
     return module.module if isinstance(module, _Prepared) else module
-
-
-def _read(config: Mapping[str, Any] | str | Path | None) -> dict[str, Any]:
-    """A copy of the configuration. Raises ValueError for sections that hocket does not leave to DeepSpeed."""
-    content = (
-        json.loads(Path(config).read_text()) if isinstance(config, str | Path) else copy.deepcopy(dict(config or {}))
-    )
-    for section, instead in _ELSEWHERE.items():
-        if section in content:
-            raise ValueError(f"DeepSpeed's configuration has {section!r}, which hocket does not hand on. {instead}")
-    return content
-
-
-def _import() -> Any:
-    try:
-        import deepspeed
-    except ModuleNotFoundError as error:
-        if error.name != "deepspeed":
-            raise
-        raise PluginError(
-            "strategy='deepspeed' needs the package deepspeed, which is not installed. It comes with an extra; type: "
-            "pip install 'hocket[deepspeed]'. It builds parts of itself when they are first used, for which a C++ compiler "
-            "(g++) has to be there too. Without it, strategy='ddp' trains on the same processes."
-        ) from None
-    return deepspeed
