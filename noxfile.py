@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import nox
@@ -76,7 +76,8 @@ def install_editable(
 ) -> None:
     """Install these folders and `others`; a requirement on a package of ours that is not among them is an error."""
     paths = [argument for package in packages for argument in ("-e", f"{package.path}{package.extra}")]
-    missing = located({package: package.wheel(NOWHERE) for package in PACKAGES if package not in packages})
+    here = {package.distribution for package in packages}
+    missing = located({package: package.wheel(NOWHERE) for package in PACKAGES if package.distribution not in here})
     install(session, *paths, *others, siblings=missing, compile_bytecode=compile_bytecode)
     check_origin(session, packages, ROOT / "packages")
 
@@ -149,6 +150,26 @@ def isolation(session: nox.Session, package: Package) -> None:
     packages = tuple(dict.fromkeys((CORE, package)))
     install_wheels(session, build(session, packages, scratch(session) / "dist"), *TESTS)
     session.run("pytest", str(package.path / "tests"), *session.posargs)
+
+
+@nox.session(default=False)
+def deepspeed(session: nox.Session) -> None:
+    """Run the tests of the deepspeed strategy, which `tests` skips (about three minutes; needs a C++ compiler)."""
+    settle(session)
+    install_editable(session, (CORE, replace(STRATEGIES, extra="[deepspeed]")), *TESTS)
+    # DeepSpeed compiles itself at run time, with the ninja that stands beside Python, and keeps what it made.
+    session.env["TORCH_EXTENSIONS_DIR"] = str(scratch(session) / "extensions")
+    tests = ("test_deepspeed.py", "test_deepspeed_arguments.py")
+    session.run("pytest", *(str(STRATEGIES.path / "tests" / name) for name in tests), *session.posargs)
+
+
+@nox.session(default=False)
+def ray(session: nox.Session) -> None:
+    """Run the tests of the ray strategy, which `tests` skips (about three minutes)."""
+    settle(session)
+    install_editable(session, (CORE, replace(STRATEGIES, extra="[ray]")), *TESTS)
+    tests = ("test_ray.py", "test_ray_arguments.py")
+    session.run("pytest", *(str(STRATEGIES.path / "tests" / name) for name in tests), *session.posargs)
 
 
 @nox.session(name="build", default=False)

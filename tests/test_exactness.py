@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import hocket
+from hocket.data import batches
 
 
 def sgd(parameters: Any) -> torch.optim.Optimizer:
@@ -194,3 +195,33 @@ def test_counts_do_not_overflow_and_are_not_rounded() -> None:
 
     result = hocket.Trainer(model=Huge(), train_data=list(batches()), optimizer=sgd, duration="1ep").fit()
     assert (result.timestamp.sample, result.timestamp.token) == (3 * (2**24 + 1), 3 * (2**33 + 1))
+
+
+def test_microbatches_that_only_keep_others_company_count_nothing(data, model) -> None:
+    """A plug-in adds them to each batch, as strategies do whose ranks compute in step: the same loss, metrics and weights."""
+
+    class Company(hocket.Algorithm):
+        def split_batch(self, batch: Any, size: int) -> Any:
+            return [*batches.split(batch, size), batches.Padding(batches.slice_samples(batch, 0, 1))]
+
+    def run(*algorithms: Any) -> Any:
+        seen: list[int] = []
+        metric = type("Seen", (), {"update": lambda self, outputs, targets: seen.append(len(targets))})
+        metric.reset, metric.compute = lambda self: None, lambda self: float(sum(seen))
+        trainer = hocket.Trainer(
+            model=model(),
+            loss=F.cross_entropy,
+            train_data=data(),
+            train_metrics={"seen": metric()},
+            optimizer=sgd,
+            duration="1ep",
+            microbatch=3,
+            algorithms=algorithms,
+        )
+        result = trainer.fit()
+        return weights(trainer.state.model), float(trainer.state.loss), sum(seen), result.timestamp.sample
+
+    torch.manual_seed(3)
+    expected = run()
+    torch.manual_seed(3)
+    torch.testing.assert_close(run(Company()), expected, rtol=0, atol=1e-6)

@@ -433,3 +433,66 @@ def test_states_have_plain_names_on_every_rank():
     first, second = run_ranks(rank_main, 2)
     assert list(first[0]) == ["weight", "bias"]
     torch.testing.assert_close(second, first, rtol=0, atol=0)
+
+
+# --- compressed gradients
+
+
+def gradients(compression, steps=1):
+    """By rank: the reduced gradients of the last of ``steps`` batches, and this rank's own of each batch."""
+
+    def rank_main(rank):
+        strategy = ready(compression=compression)
+        torch.manual_seed(0)
+        network = nn.Sequential(nn.Linear(8, 16, bias=False), nn.Tanh(), nn.Linear(16, 8, bias=False))
+        data = torch.randn(steps, 2, 5, 8)[:, rank]
+        own = []
+        for batch in data:
+            network.zero_grad()
+            network(batch).square().sum().backward()
+            own.append([parameter.grad.clone() for parameter in network.parameters()])
+        prepared = strategy.prepare_model(network)
+        for batch in data:
+            prepared.zero_grad()
+            with strategy.accumulate(prepared, True):
+                prepared(batch).square().sum().backward()
+        return [parameter.grad for parameter in prepared.parameters()], own
+
+    return run_ranks(rank_main, 2)
+
+
+@pytest.mark.parametrize("compression, dtype", [("bf16", torch.bfloat16), ("fp16", torch.float16)])
+def test_gradients_in_16_bits(compression, dtype):
+    """The mean of the ranks' gradients, each rounded before it travels: not the exact one, but that very one."""
+    (reduced, own), (reduced_elsewhere, own_elsewhere) = gradients(compression)
+    for got, elsewhere, mine, theirs in zip(reduced, reduced_elsewhere, own[0], own_elsewhere[0], strict=True):
+        assert got.dtype is torch.float32 and torch.equal(got, elsewhere)
+        rounded = (mine.to(dtype) / 2 + theirs.to(dtype) / 2).float()
+        assert torch.equal(got, rounded)
+        assert not torch.equal(got, (mine + theirs) / 2)
+
+
+def test_powersgd():
+    """One matrix of rank 1, after two batches without compression.
+
+    With M the mean gradient plus what the last approximation left over, and q a vector, the approximation is p (M^T p)^T with
+    p = M q of length 1: the projection of M onto p.
+    """
+    options = {"matrix_approximation_rank": 1, "start_powerSGD_iter": 2, "min_compression_rate": 1}
+    exact = gradients(None, steps=3)
+    early = gradients({"powersgd": options}, steps=2)
+    late = gradients({"powersgd": options}, steps=3)
+    for (got, own), (_, theirs) in zip(early, early[::-1], strict=True):
+        torch.testing.assert_close(got, [(a + b) / 2 for a, b in zip(own[-1], theirs[-1], strict=True)])
+    for (got, _), (full, _) in zip(late, exact, strict=True):
+        for approximated, matrix in zip(got, full, strict=True):
+            assert torch.linalg.matrix_rank(matrix) > 1
+            assert torch.linalg.matrix_rank(approximated, rtol=1e-4) == 1
+            p = torch.linalg.svd(approximated).U[:, :1]
+            torch.testing.assert_close(approximated, p @ (p.T @ matrix), rtol=1e-4, atol=1e-4)
+
+
+def test_a_compression_that_is_not_known_is_refused():
+    for wrong in ("int8", {}, {"bf16": {"rank": 2}}, {"bf16": {}, "fp16": {}}):
+        with pytest.raises(ValueError, match=r"is not known. Write one of 'bf16', 'fp16', 'powersgd'"):
+            DDP(compression=wrong)

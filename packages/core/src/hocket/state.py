@@ -121,6 +121,8 @@ class State:
         #: Samples and tokens of the batch under way, over all ranks.
         self.batch_samples = 0
         self.batch_tokens = 0
+        #: Samples of it that this rank trains on; 0 where it only keeps the others company.
+        self.rank_samples = 0
         #: Norm of the gradients before clipping, where clipping by norm computed it: a scalar on the device.
         self.gradient_norm: Tensor | None = None
 

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from hocket.contexts import NOTHING
 from hocket_strategies.group import RankStrategy
+from hocket_strategies.packing import packed, unpack
+
+_COMPRESSIONS = ("bf16", "fp16", "powersgd")
 
 
 class DDP(RankStrategy):
@@ -34,6 +36,12 @@ class DDP(RankStrategy):
         find_unused_parameters: look in every batch for parameters that the loss does not depend on; costs a pass over the
             graph. Without it such parameters are an error.
         bucket_cap_mb: reduce gradients in pieces of so many megabytes; None for torch's default.
+        compression: how gradients travel, from `torch.distributed.algorithms.ddp_comm_hooks`. ``"bf16"`` and ``"fp16"``
+            round them to 16 bits, and so their mean; under ``"fp16"`` gradients beyond 65504 become infinite.
+            ``"powersgd"`` sends products of two thin matrices (Vogels et al. 2019, arXiv 1905.13727), from step 1000 on
+            unless configured: ``{"powersgd": {"matrix_approximation_rank": 2, "start_powerSGD_iter": 500}}``. What it
+            keeps for itself (errors to make up for, the last matrices) is not part of any state: a resumed run begins
+            without.
         split_data: whether loaders yield global batches. False if the data of each rank differs already, as with a data set
             that reads only its rank's files; then batches are each rank's own. So they are wherever a loader has a
             DistributedSampler.
@@ -46,6 +54,7 @@ class DDP(RankStrategy):
         static_graph: bool = False,
         find_unused_parameters: bool = False,
         bucket_cap_mb: int | None = None,
+        compression: str | Mapping[str, Any] | None = None,
         split_data: bool = True,
         timeout: float = 1800.0,
     ) -> None:
@@ -55,6 +64,7 @@ class DDP(RankStrategy):
             "find_unused_parameters": find_unused_parameters,
             "bucket_cap_mb": bucket_cap_mb,
         }
+        self._compression = _compression(compression)
         #: Where the wrapped module's buffers are: owner and name, because a module may put a new tensor there.
         self._buffers: list[tuple[dict[str, Tensor | None], str]] = []
         self._first_batch = True
@@ -73,7 +83,10 @@ class DDP(RankStrategy):
         with self._explained:
             if any(parameter.requires_grad for parameter in module.parameters()):
                 self._broadcast_buffers()
-                return DistributedDataParallel(module, **self._options, **_without_buffers())
+                wrapped = DistributedDataParallel(module, **self._options, **_without_buffers())
+                if self._compression is not None:
+                    _compress(wrapped, *self._compression)
+                return wrapped
             self._broadcast([*module.parameters(), *module.buffers()])
         return module
 
@@ -93,11 +106,11 @@ class DDP(RankStrategy):
 
     def model_state(self, module: nn.Module) -> dict[str, Any]:
         """See :meth:`hocket.hookspecs.StrategyHooks.model_state`."""
-        return super().model_state(_unwrapped(module))
+        return super().model_state(unwrapped(module))
 
     def load_model_state(self, module: nn.Module, state_dict: dict[str, Any]) -> bool:
         """See :meth:`hocket.hookspecs.StrategyHooks.load_model_state`."""
-        return super().load_model_state(_unwrapped(module), state_dict)
+        return super().load_model_state(unwrapped(module), state_dict)
 
     @contextmanager
     def _with_buffers_alike(self) -> Iterator[None]:
@@ -108,23 +121,43 @@ class DDP(RankStrategy):
     def _broadcast_buffers(self) -> None:
         self._broadcast([buffer for owner, name in self._buffers if (buffer := owner[name]) is not None])
 
-    @torch.no_grad()
     def _broadcast(self, tensors: list[Tensor]) -> None:
-        """Rank 0's values into the tensors of the others, in one piece per dtype and device."""
-        kinds: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
-        for tensor in tensors:
-            if tensor.numel():
-                kinds.setdefault((tensor.dtype, tensor.device), []).append(tensor)
-        for alike in kinds.values():
-            packed = torch.cat([tensor.reshape(-1) for tensor in alike])
-            dist.broadcast(packed, 0, group=self._group(packed))
+        """Rank 0's values into the tensors of the others."""
+        for flat, alike in packed(tensors):
+            dist.broadcast(flat, 0, group=self._group(flat))
             if self.rank:
-                for tensor, values in zip(alike, packed.split([t.numel() for t in alike]), strict=True):
-                    tensor.copy_(values.view_as(tensor))
+                unpack(flat, alike)
 
 
-def _unwrapped(module: nn.Module) -> nn.Module:
+def unwrapped(module: nn.Module) -> nn.Module:
+    """The module inside a DistributedDataParallel, or the module itself."""
     return module.module if isinstance(module, DistributedDataParallel) else module
+
+
+def _compression(given: str | Mapping[str, Any] | None) -> tuple[str, dict[str, Any]] | None:
+    """Name and options of a compression of gradients. Raises ValueError for one that is not known."""
+    if given is None:
+        return None
+    named = {given: {}} if isinstance(given, str) else dict(given)
+    name, options = next(iter(named.items()), ("", {}))
+    if len(named) != 1 or name not in _COMPRESSIONS or (options and name != "powersgd"):
+        raise ValueError(
+            f"compression={given!r} is not known. Write one of {', '.join(map(repr, _COMPRESSIONS))}, or with options of "
+            "torch's PowerSGDState {'powersgd': {'matrix_approximation_rank': 2}}; or leave it out."
+        )
+    return name, dict(options or {})
+
+
+def _compress(module: DistributedDataParallel, name: str, options: dict[str, Any]) -> None:
+    """Have gradients reduced by one of torch's communication hooks. Raises TypeError for an option it does not have."""
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+
+    if name == "powersgd":
+        state = powerSGD_hook.PowerSGDState(process_group=None, **options)
+        module.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    else:
+        hook = default_hooks.bf16_compress_hook if name == "bf16" else default_hooks.fp16_compress_hook
+        module.register_comm_hook(None, hook)
 
 
 @cache

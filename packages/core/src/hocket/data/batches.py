@@ -18,7 +18,7 @@ class Counts(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Padding:
-    """A batch that a rank without a share of the global batch computes on to keep the others company; it counts nothing."""
+    """A (micro)batch that a rank without a share of it computes on to keep the others company; it counts nothing."""
 
     batch: Any
 

@@ -31,7 +31,10 @@ class Actions:
 
     @hookspec(firstresult=True)
     def split_batch(self, state: State, batch: Any, size: int) -> Sequence[Any]:
-        """Cut a batch into microbatches of at most ``size`` samples; together they hold every sample once, in order."""
+        """Cut a batch into microbatches of at most ``size`` samples; together they hold every sample once, in order.
+
+        Strategies whose ranks compute in step may add ``hocket.data.batches.Padding`` at the end, which counts nothing.
+        """
         raise NotImplementedError
 
     @hookspec(firstresult=True)

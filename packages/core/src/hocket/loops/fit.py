@@ -145,6 +145,7 @@ class FitLoop:
         if several:
             total, trained_on, skip = agreement.total(state, handed_out, mine, skip)
         state.batch_samples, state.batch_tokens = total
+        state.rank_samples = mine
         state.progress.started += 1
 
         stepped = False

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from hocket.data.batches import Counts
+from hocket.data.batches import Counts, Padding
 from hocket.loops.metrics import MetricSet
 from hocket.state import State
 
@@ -27,6 +27,9 @@ def compute_gradients(state: State, mine: int, everyone: int, metrics: MetricSet
     else, what was accumulated is rescaled by what that came to in the end. A batch that is in one piece is not touched, so
     it gives the very bits of a plain loop.
 
+    Where the strategy does not average gradients, those in ``.grad`` are of the mean over this rank's samples, and zero
+    where it has none.
+
     Args:
         mine: samples of this rank; 0 for one that only keeps the others company.
         everyone: samples of all ranks together.
@@ -36,6 +39,8 @@ def compute_gradients(state: State, mine: int, everyone: int, metrics: MetricSet
     bus.before_train_batch(state)
     bus.zero_grad(state)
     whole, world = state.batch, state.strategy.world_size
+    # Strategies take the mean of gradients over ranks, hence the number of ranks.
+    per_sample = world / everyone if state.strategy.averages_gradients else 1 / max(mine, 1)
     pieces = [whole] if state.microbatch is None else bus.split_batch(state, whole, state.microbatch)
     rescale = None
     if len(pieces) == 1 and world == 1:
@@ -44,11 +49,13 @@ def compute_gradients(state: State, mine: int, everyone: int, metrics: MetricSet
     else:
         parts = []
         for number, piece in enumerate(pieces, 1):
-            samples = mine if len(pieces) == 1 else min(mine, count(state, piece).samples)
+            if isinstance(piece, Padding):
+                piece, samples = piece.batch, 0
+            else:
+                samples = mine if len(pieces) == 1 else min(mine, count(state, piece).samples)
             with bus.accumulate(state.prepared, number == len(pieces)):
-                # Strategies take the mean of gradients over ranks, hence the number of ranks.
-                parts.append(_Part(*_microbatch(state, piece, samples, world / everyone, metrics)))
-        rescale = _mean(state, parts, everyone)
+                parts.append(_Part(*_microbatch(state, piece, samples, per_sample, metrics)))
+        rescale = _mean(state, parts, mine, everyone)
     state.batch, state.outputs = whole, None
 
     for optimizer in state.optimizers:
@@ -93,7 +100,7 @@ def _microbatch(
     return state.loss, weight, own is not None, parts
 
 
-def _mean(state: State, parts: Sequence[_Part], everyone: int) -> torch.Tensor | None:
+def _mean(state: State, parts: Sequence[_Part], mine: int, everyone: int) -> torch.Tensor | None:
     """Set the loss of the batch to the weighted mean over its microbatches and ranks.
 
     Returns what gradients have still to be multiplied by, if losses came with weights of their own.
@@ -106,7 +113,12 @@ def _mean(state: State, parts: Sequence[_Part], everyone: int) -> torch.Tensor |
         weights = torch.stack([torch.as_tensor(part.weight, device=values.device).to(values.dtype) for part in parts])
     else:
         weights = values.new_tensor([part.weight for part in parts])
-    sums = state.bus.all_reduce(torch.cat([weights.sum(0, keepdim=True), weights @ values]), "sum")
+    weight = weights.sum(0, keepdim=True)
+    sums = state.bus.all_reduce(torch.cat([weight, weights @ values]), "sum")
     state.loss, *means = (sums[1:] / sums[0]).unbind()
     state.loss_parts = dict(zip(names, means, strict=True))
-    return everyone / sums[0] if own else None
+    if not own:
+        return None
+    if state.strategy.averages_gradients:
+        return everyone / sums[0]
+    return torch.where(weight > 0, mine / weight, 0.0)  # nothing on this rank may count

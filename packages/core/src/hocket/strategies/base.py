@@ -23,6 +23,10 @@ class Strategy:
     #: Whether it trains on several processes, which ``Trainer(devices=…)`` may start for it.
     distributed: ClassVar[bool] = False
 
+    #: Whether the gradients of a step are the mean over ranks. False while each rank steps alone: then losses are weighted
+    #: so that its gradients are the mean over its own samples. Asked for every batch; alike on all ranks.
+    averages_gradients: bool = True
+
     #: Set by :meth:`setup_environment`.
     rank: int = 0
     local_rank: int = 0

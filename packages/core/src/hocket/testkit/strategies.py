@@ -30,6 +30,8 @@ class StrategyConformance(Conformance):
     kind = "strategies"
     #: How many ranks to start; 1 for a strategy that knows no others.
     world_size: ClassVar[int] = 2
+    #: What everything is computed in; float32, with a wider `weight_tolerance`, for a backend that has no double precision.
+    dtype: ClassVar[torch.dtype] = torch.float64
     #: How far weights may be from those of one process, absolute and relative to the largest.
     weight_tolerance: ClassVar[float] = 1e-10
 
@@ -46,12 +48,31 @@ class StrategyConformance(Conformance):
         return nn.Sequential(nn.Linear(5, 16), nn.Tanh(), nn.Linear(16, 8), nn.LayerNorm(8), nn.Linear(8, 3))
 
     def data(self) -> Any:
-        """13 samples of 5 float64 numbers and a class, in batches of 4: the last has one sample, too few for two ranks."""
-        return DataLoader(TensorDataset(torch.rand(_SAMPLES, 5).double(), torch.randint(3, (_SAMPLES,))), _BATCH)
+        """13 samples of 5 numbers and a class, in batches of 4: the last has one sample, too few for two ranks."""
+        return DataLoader(TensorDataset(torch.rand(_SAMPLES, 5).to(self.dtype), torch.randint(3, (_SAMPLES,))), _BATCH)
 
     def trainer(self, plugin: Any = None, **changes: Any) -> hocket.Trainer:
-        """As in every suite, but in double precision."""
-        return super().trainer(plugin, **({"model": self.seeded(self.model).double()} | changes))
+        """As in every suite, but in `dtype`."""
+        return super().trainer(plugin, **({"model": self.seeded(self.model).to(self.dtype)} | changes))
+
+    def reference(self, clip: float | None, epochs: int = 2) -> tuple[dict[str, Tensor], list[float]]:
+        """The weights after training, and the loss of each batch: of a loop in plain PyTorch over the global batches.
+
+        Define it for a strategy that is meant to train otherwise, and compute the same without the strategy.
+        """
+        model = self.seeded(self.model).to(self.dtype)
+        optimizer = self.optimizer(model.parameters())
+        losses = []
+        for _ in range(epochs):
+            for inputs, targets in self.seeded(self.data):
+                optimizer.zero_grad()
+                loss = nn.functional.cross_entropy(model(inputs), targets)
+                loss.backward()
+                if clip is not None:
+                    nn.utils.clip_grad_norm_(model.parameters(), clip)
+                optimizer.step()
+                losses.append(loss.item())
+        return dict(model.state_dict()), losses
 
     # --- training
 
@@ -66,7 +87,7 @@ class StrategyConformance(Conformance):
             timestamp = trainer.fit().timestamp
             return weights(trainer), losses.losses, (timestamp.epoch, timestamp.batch, timestamp.sample)
 
-        expected, losses = self._plain(clip)
+        expected, losses = self.reference(clip)
         by_rank = self.run(rank_main)
         for rank, (got, seen, counted) in enumerate(by_rank):
             found = difference(got, expected, self.weight_tolerance, at=f"the weights of rank {rank}")
@@ -91,7 +112,7 @@ class StrategyConformance(Conformance):
             return values["eval/loss"], values["eval/sum"], sum(len(outputs) for outputs in predicted)
 
         inputs, targets = map(torch.cat, zip(*self.seeded(self.data), strict=True))
-        outputs = self.seeded(self.model).double().eval()(inputs).detach()
+        outputs = self.seeded(self.model).to(self.dtype).eval()(inputs).detach()
         loss, total = nn.functional.cross_entropy(outputs, targets).item(), outputs.sum().item()
         by_rank = self.run(rank_main)
         for got_loss, got_total, _ in by_rank:
@@ -120,7 +141,7 @@ class StrategyConformance(Conformance):
             third.fit()
             return *both, weights(third)
 
-        expected, _ = self._plain(None)
+        expected, _ = self.reference(None)
         for by_trainer in self.run(rank_main):
             for number, got in enumerate(by_trainer, 1):
                 found = difference(got, expected, self.weight_tolerance, at=f"the weights of Trainer {number}")
@@ -139,7 +160,7 @@ class StrategyConformance(Conformance):
                 return weights(again)
             return None
 
-        expected, _ = self._plain(None)
+        expected, _ = self.reference(None)
         for got in self.run(rank_main):
             assert got is not None, "The exception did not leave fit()."
             found = difference(got, expected, self.weight_tolerance, at="weights")
@@ -186,7 +207,7 @@ class StrategyConformance(Conformance):
             second.fit("1ep")
             return weights(second)
 
-        expected, _ = self._plain(None)
+        expected, _ = self.reference(None)
         for got in self.run(rank_main):
             found = difference(got, expected, self.weight_tolerance, at="weights")
             assert found is None, f"Training does not go on from model_state and optimizer_state: {found}."
@@ -230,24 +251,6 @@ class StrategyConformance(Conformance):
                 assert same_dtype and values == expected, (
                     f"all_reduce: {what} is {values}, expected {expected}, same dtype."
                 )
-
-    # --- inside
-
-    def _plain(self, clip: float | None, epochs: int = 2) -> tuple[dict[str, Tensor], list[float]]:
-        """Weights and losses of a loop in plain PyTorch over the global batches."""
-        model = self.seeded(self.model).double()
-        optimizer = self.optimizer(model.parameters())
-        losses = []
-        for _ in range(epochs):
-            for inputs, targets in self.seeded(self.data):
-                optimizer.zero_grad()
-                loss = nn.functional.cross_entropy(model(inputs), targets)
-                loss.backward()
-                if clip is not None:
-                    nn.utils.clip_grad_norm_(model.parameters(), clip)
-                optimizer.step()
-                losses.append(loss.item())
-        return dict(model.state_dict()), losses
 
 
 class _Losses(hocket.Callback):

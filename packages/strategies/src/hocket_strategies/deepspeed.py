@@ -1,0 +1,300 @@
+"""DeepSpeed: its engine computes gradients, clips and steps; ZeRO keeps what it can in partitions, one on each rank."""
+
+from __future__ import annotations
+
+import copy
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from hocket import Device, Need, Phase, Precision, State, hookimpl
+from hocket.contexts import NOTHING
+from hocket.data.batches import Padding, split
+from hocket.loops.gradients import count
+from hocket.plugins import PluginError
+from hocket_strategies import zero_config, zero_state
+from hocket_strategies.group import RankStrategy
+
+
+class DeepSpeed(RankStrategy):
+    """DeepSpeed's engine with ZeRO: optimizer state, gradients and weights in partitions over the ranks.
+
+    Rajbhandari et al. 2020, "ZeRO", arXiv 1910.02054. Stage 0 is data parallelism, stage 1 partitions the state of the
+    optimizer, stage 2 gradients too, stage 3 also weights. Start scripts with ``torchrun`` or with DeepSpeed's launcher.
+    As with every strategy loaders yield global batches, and ``microbatch`` and ``clip_gradients`` of the Trainer count;
+    the engine does the clipping (from stage 1 on by norm only) and the accumulation. Needs
+    ``pip install 'hocket[deepspeed]'`` and, to build its extensions once, a C++ compiler and ninja.
+
+    From stage 1 on gradients are nowhere to be seen as a whole, and weights are copies of the engine's own. So
+    algorithms that act on gradients, the optimizer or the weights are refused, and gradients that are not finite are
+    noticed by the loss of the next batch.
+
+    Args:
+        stage: of ZeRO, 0 to 3; None for the configuration's, or 2.
+        offload: keep the state of the optimizer (and at stage 3 weights) in the memory of the CPU.
+        config: further sections of DeepSpeed's configuration, or the path of its JSON file. ``gradient_clipping``,
+            ``gradient_accumulation_steps`` (pieces that a rank's share of each batch is cut into) and
+            ``train_micro_batch_size_per_gpu`` (the size of these pieces) stand for the Trainer's arguments.
+        split_data: whether loaders yield global batches, of which each rank loads its share.
+
+    Raises:
+        ValueError: the arguments contradict each other, or a section of the configuration belongs elsewhere.
+        hocket.plugins.PluginError: the package is not installed, or a plug-in cannot run under ZeRO.
+    """
+
+    def __init__(
+        self,
+        stage: int | None = None,
+        *,
+        offload: bool = False,
+        config: Mapping[str, Any] | str | Path | None = None,
+        split_data: bool = True,
+    ) -> None:
+        super().__init__(split_data=split_data)
+        self._config = zero_config.read(config)
+        zero = self._config.setdefault("zero_optimization", {})
+        given = zero.setdefault("stage", 2 if stage is None else stage)
+        if given not in (0, 1, 2, 3) or stage not in (None, given) or (offload and not given):
+            raise ValueError(
+                f"deepspeed was given stage={stage}, offload={offload} and a configuration with stage {given}. Give one stage "
+                "of 0, 1, 2, 3; offload=True needs at least 1."
+            )
+        self.stage: int = given
+        #: Stage 0 leaves weights and gradients whole.
+        self.offers = Need(0) if self.stage else type(self).offers  # type: ignore[misc]  # differs by instance
+        self._offload = offload
+        #: Pieces that a batch is to be cut into.
+        self._pieces = int(self._config.pop("gradient_accumulation_steps", 1))
+        self._piece = self._config.pop("train_micro_batch_size_per_gpu", None)
+        self._engine: Any = None
+        self._prepared: _Prepared | None = None
+        self._optimizer: torch.optim.Optimizer | None = None
+        #: The parameters of each group of the optimizer, as they were before the engine took them away.
+        self._groups: list[list[nn.Parameter]] = []
+        self._dtype: torch.dtype | None = None
+
+    # --- processes
+
+    def setup_environment(self, device: Device) -> torch.device:
+        """Join the other ranks; import DeepSpeed. Raises PluginError if it is not installed."""
+        on = super().setup_environment(device)
+        os.environ.setdefault("LOCAL_RANK", str(self.local_rank))  # the engine insists on it
+        if "deepspeed" not in sys.modules:
+            os.environ.setdefault("DS_ACCELERATOR", on.type)
+        deepspeed = zero_config.import_deepspeed()
+        found = deepspeed.accelerator.get_accelerator().device_name()
+        if found != on.type:
+            raise ValueError(
+                f"DeepSpeed computes on {found} in this process, but the Trainer on {on.type}. Pass device='{found}', or set "
+                f"the environment variable DS_ACCELERATOR={on.type} before DeepSpeed is imported."
+            )
+        return on
+
+    def shutdown(self) -> None:
+        """See :meth:`RankStrategy.shutdown`."""
+        super().shutdown()
+        if self._engine is not None and not dist.is_initialized():
+            zero_state.forget_groups()
+
+    # --- what it can and cannot do
+
+    def init(self, state: State) -> None:
+        """Take over the Trainer's clipping and precision; refuse what the engine would silently do otherwise."""
+        if self.stage:
+            for voice in state.bus.voices:
+                if voice.kind == "algorithms" and voice.obj.phase >= Phase.GRADIENT:
+                    raise PluginError(
+                        f"Algorithm '{voice.name}' acts on {voice.obj.phase.name.lower()}, which ZeRO stage {self.stage} keeps "
+                        "in partitions of its own. Leave it out, or write strategy={'deepspeed': {'stage': 0}}."
+                    )
+        self._take_clipping(state)
+        self._take_precision(state.precision)
+        if self._piece is not None:
+            if state.microbatch not in (None, self._piece):
+                raise ValueError(
+                    f"microbatch={state.microbatch} contradicts train_micro_batch_size_per_gpu={self._piece} in DeepSpeed's "
+                    "configuration. Give one of them."
+                )
+            state.microbatch = self._piece
+        elif self._pieces > 1 and state.microbatch is not None:
+            raise ValueError(
+                f"microbatch={state.microbatch} contradicts gradient_accumulation_steps={self._pieces} in DeepSpeed's "
+                "configuration. Give one of them."
+            )
+
+    def _take_clipping(self, state: State) -> None:
+        if state.clipping is None or not self.stage:
+            return
+        kind, threshold = state.clipping
+        own = self._config.get("gradient_clipping", threshold)
+        if kind != "norm" or own != threshold:
+            raise ValueError(
+                f"clip_gradients={state.clipping} cannot be done by ZeRO stage {self.stage} with gradient_clipping={own} in "
+                "its configuration: it clips by norm, once. Give clip_gradients=1.0, or only one of the two."
+            )
+        self._config["gradient_clipping"] = threshold
+
+    def _take_precision(self, precision: Precision) -> None:
+        low = [name for name in ("bf16", "fp16") if self._config.get(name, {}).get("enabled")]
+        if type(precision).step_optimizer is not Precision.step_optimizer or (
+            low and precision.compute_dtype is not torch.float32
+        ):
+            raise PluginError(
+                f"Precision {type(precision).__name__} and DeepSpeed would both convert or scale. Leave precision= out and "
+                "configure DeepSpeed, as in strategy={'deepspeed': {'config': {'bf16': {'enabled': True}}}}, or use 'fp32' or "
+                "'bf16'."
+            )
+        if low:
+            self._dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}[low[0]]
+        elif precision.compute_dtype is torch.bfloat16:
+            # The engine switches autocast off unless it is configured to do it itself.
+            self._config.setdefault("torch_autocast", {"enabled": True, "dtype": "torch.bfloat16"})
+
+    # --- the model and its optimizer
+
+    def prepare_model(self, module: nn.Module) -> nn.Module:
+        """The module, which the engine takes over as soon as there is an optimizer. Raises ValueError for 64-bit weights."""
+        wide = next((name for name, p in module.named_parameters() if p.dtype is torch.float64), None)
+        if wide and self.stage:
+            raise ValueError(
+                f"{wide} is float64, but ZeRO keeps weights in 32 bits. Use precision='fp32', or strategy='ddp'."
+            )
+        self._prepared = _Prepared(module)
+        return self._prepared
+
+    def prepare_optimizer(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+        """Make the engine; the optimizer remains the one whose learning rate schedules set.
+
+        Raises ValueError for a second optimizer, and for one that computes gradients again.
+        """
+        if self._engine is not None or isinstance(optimizer, torch.optim.LBFGS):
+            raise ValueError(
+                "DeepSpeed's engine steps one optimizer, once for each computation of gradients. Give one such as "
+                "torch.optim.AdamW with parameter groups, or use strategy='ddp'."
+            )
+        assert self._prepared is not None
+        self._optimizer = optimizer
+        self._groups = [list(group["params"]) for group in optimizer.param_groups]
+        self._engine = zero_config.import_deepspeed().initialize(
+            model=self._prepared.module, optimizer=optimizer, config=self._engine_config(), dist_init_required=False
+        )[0]
+        self._prepared.__dict__["engine"] = self._engine  # not a submodule
+        return optimizer
+
+    def _engine_config(self) -> dict[str, Any]:
+        config = copy.deepcopy(self._config)
+        if self._offload:
+            where = {"device": "cpu", "pin_memory": torch.cuda.is_available()}
+            config["zero_optimization"].setdefault("offload_optimizer", where)
+            if self.stage == 3:
+                config["zero_optimization"].setdefault("offload_param", where)
+            config.setdefault("zero_force_ds_cpu_optimizer", False)
+        config.setdefault("zero_allow_untested_optimizer", True)
+        config.setdefault("gradient_clipping", 0.0)  # or else it clips, from some version on
+        config.setdefault("steps_per_print", sys.maxsize)
+        # Which microbatch is the last of its batch, and what its loss counts for, the loop says.
+        return {**config, "train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 1}
+
+    # --- the step
+
+    def batch_start(self, state: State) -> None:
+        """As many pieces as the configuration says."""
+        if self._pieces > 1 and self._piece is None:
+            state.microbatch = -(-count(state, state.batch).samples // self._pieces)
+
+    def split_batch(self, batch: Any, size: int) -> Sequence[Any]:
+        """Equally many microbatches on every rank, because each is a collective from stage 2 on; what is missing is padding."""
+        pieces = split(batch, size)
+        if self.stage > 1 and self.world_size > 1:
+            most = int(self.all_reduce(torch.tensor(len(pieces)), "max"))
+            pieces += [Padding(pieces[-1])] * (most - len(pieces))
+        return pieces
+
+    @hookimpl(wrapper=True)
+    def convert_batch(self, batch: Any):  # type: ignore[no-untyped-def]  # a generator of one value
+        """Inputs in the dtype of the weights, where the engine has made those 16-bit."""
+        converted = yield
+        return converted if self._dtype is None else Precision.convert_batch(_InputsOf(self._dtype), converted)
+
+    def accumulate(self, module: nn.Module, last: bool) -> AbstractContextManager[Any]:
+        """Tells the engine which microbatch is the last."""
+        if self._engine is not None:
+            self._engine.set_gradient_accumulation_boundary(last)
+        return NOTHING
+
+    def zero_grad(self) -> None:
+        """Forget gradients that the engine holds of a batch that was not stepped with, too."""
+        if self._engine is not None and self.stage:
+            zero_state.forget_gradients(self._engine)
+
+    def backward(self, state: State, loss: Tensor) -> bool:
+        """The engine's."""
+        self._engine.backward(state.bus.scale_loss(loss))
+        return True
+
+    def clip_gradients(self, state: State) -> bool | None:
+        """From stage 1 on the engine clips when it steps."""
+        return True if self.stage else None
+
+    def optimizer_step(self, state: State, closure: Callable[[], Tensor]) -> bool:
+        """The engine's; False where it found an overflow in 16 bits. ``state.gradient_norm`` is known from here on."""
+        self._engine.step()
+        if self.stage:
+            norm = self._engine.get_global_grad_norm()
+            state.gradient_norm = norm if norm is None else torch.as_tensor(norm, device=state.device)
+        return bool(self._engine.was_step_applied())
+
+    # --- full state
+
+    def model_state(self, module: nn.Module) -> dict[str, Any]:
+        """The full weights, on every rank; in 32 bits where the engine trains 16-bit copies of those."""
+        return zero_state.full_weights(_inside(module))
+
+    def load_model_state(self, module: nn.Module, state_dict: dict[str, Any]) -> bool:
+        """See :meth:`hocket.hookspecs.StrategyHooks.load_model_state`."""
+        zero_state.load_full_weights(_inside(module), state_dict, self._engine if self.stage else None)
+        return True
+
+    def optimizer_state(self, module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        """The full state, as torch's optimizers have it, on every rank."""
+        if not self.stage:
+            return super().optimizer_state(module, optimizer)
+        return zero_state.full_optimizer_state(optimizer, self._groups)
+
+    def load_optimizer_state(
+        self, module: nn.Module, optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]
+    ) -> bool:
+        """See :meth:`hocket.hookspecs.StrategyHooks.load_optimizer_state`."""
+        if not self.stage:
+            return super().load_optimizer_state(module, optimizer, state_dict)
+        zero_state.load_full_optimizer_state(optimizer, self._groups, state_dict, self._engine)
+        return True
+
+
+class _Prepared(nn.Module):
+    """What the step calls: the engine, once there is one."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+        self.__dict__["engine"] = None
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        engine = self.__dict__["engine"]
+        return (self.module if engine is None else engine)(*args, **kwargs)
+
+
+class _InputsOf(Precision):
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.input_dtype = dtype
+
+
+def _inside(module: nn.Module) -> nn.Module:
+    return module.module if isinstance(module, _Prepared) else module

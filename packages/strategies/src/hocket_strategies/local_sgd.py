@@ -1,0 +1,251 @@
+"""Local SGD: ranks step by themselves and average their parameters every so many steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from hocket import Device, State, Time, Unit, hookimpl
+from hocket_strategies.ddp import DDP
+from hocket_strategies.packing import packed, unpack
+
+
+class LocalSGD(DDP):
+    """Each rank steps alone with its own gradients; parameters are averaged over ranks every few steps.
+
+    Stich 2018, "Local SGD Converges Fast and Communicates Little", arXiv 1805.09767; with a warm-up it is the post-local SGD
+    of Lin et al. 2018, arXiv 1808.07217. Parameters cross the network once in ``every`` steps, gradients never. A rank's
+    gradient is that of the mean loss of its own share of the batch, and so is the norm that it is clipped by; a rank without
+    a share does not step. ``state.loss`` is the mean over the global batch, as everywhere.
+
+    Floating-point buffers (running statistics of batch norm) are averaged along with the parameters, others are rank 0's.
+    The end of a fit averages too. Evaluation, prediction and ``model_state`` see the average over ranks and leave each
+    rank's own weights as they were, so that a run trains the same whether it is evaluated or not.
+
+    Args:
+        every: optimizer steps from one average to the next; 1 averages after each.
+        warmup: until this time, such as ``"500ba"`` or ``"0.1dur"``, every step synchronises: gradients are averaged, as
+            ``ddp`` does it.
+        average_optimizer: average the state of the optimizers whenever parameters are averaged (Yu et al. 2019, arXiv
+            1905.03817). Otherwise each rank keeps its momenta, and only ``optimizer_state`` returns their average.
+        split_data: see `DDP`.
+        **options: of `DDP`, for the warm-up.
+
+    Raises:
+        ValueError: ``every`` is less than 1; later, if an optimizer computes gradients as often as it likes (LBFGS).
+    """
+
+    def __init__(
+        self,
+        every: int = 8,
+        *,
+        warmup: str | Time = "0ba",
+        average_optimizer: bool = False,
+        split_data: bool = True,
+        **options: Any,
+    ) -> None:
+        super().__init__(split_data=split_data, **options)
+        if every < 1:
+            raise ValueError(
+                f"local-sgd was given every={every}, but it is the number of steps from one average to the next: give 1 or "
+                "more, such as every=8."
+            )
+        self._every = every
+        self._warmup = Time.parse(warmup)
+        self._average_optimizer = average_optimizer
+        self._device = torch.device("cpu")
+        self._module: nn.Module | None = None
+        #: Every parameter that was ever trained; an insertion-ordered set.
+        self._trained: dict[nn.Parameter, None] = {}
+        #: Whether any batch was a local one, and how many there were since the last average.
+        self._was_alone = False
+        self._since = 0
+        #: This rank's own weights, while the model holds the average.
+        self._own: list[Tensor] = []
+
+    @property
+    def _name(self) -> str:
+        return "local-sgd"
+
+    @property
+    def _alone(self) -> bool:
+        """Whether the batch under way is a local one."""
+        return not self.averages_gradients
+
+    def setup_environment(self, device: Device) -> torch.device:
+        """See :meth:`RankStrategy.setup_environment`."""
+        self._device = super().setup_environment(device)
+        return self._device
+
+    # --- the model and its optimizers
+
+    def prepare_model(self, module: nn.Module) -> nn.Module:
+        """Rank 0's weights everywhere; wrapped as `DDP` does it where there is a warm-up."""
+        self._module = module
+        self._trained = {}
+        if self._warmup.value:
+            return super().prepare_model(module)
+        if self.world_size > 1:
+            self._broadcast([*module.parameters(), *module.buffers()])
+        return module
+
+    def prepare_optimizer(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+        """The optimizer as it is. Raises ValueError for one whose ranks would wait for each other for ever."""
+        if isinstance(optimizer, torch.optim.LBFGS) or getattr(optimizer, "requires_closure", False):
+            raise ValueError(
+                f"{type(optimizer).__name__} computes the gradients of a batch again as often as it finds useful, which "
+                "ranks that step alone do not agree on. Use another optimizer, or strategy='ddp'."
+            )
+        return optimizer
+
+    def accumulate(self, module: nn.Module, last: bool) -> AbstractContextManager[Any]:
+        """Reduces nothing over ranks but in the warm-up."""
+        return super().accumulate(module, last and not self._alone)
+
+    # --- the steps
+
+    def batch_start(self, state: State) -> None:
+        """Whether this batch is a local one."""
+        if self.world_size == 1:
+            return
+        now = state.elapsed() if self._warmup.unit is Unit.DURATION else state.timestamp.count(self._warmup.unit)
+        self.averages_gradients = now < self._warmup.value
+        if self._alone and not self._since:
+            self._was_alone, self._first_batch = True, False
+            self._weights()  # what is frozen before the next average has been trained, too
+
+    def optimizer_step(self, state: State, closure: Callable[[], Tensor]) -> bool | None:
+        """A rank that has no sample of a local batch stays where it is; the others step as usual."""
+        return True if self._alone and not state.rank_samples else None
+
+    def batch_end(self, state: State) -> None:
+        """Average if it is time."""
+        if self._alone:
+            self._since += 1
+            if self._since >= self._every:
+                self._synchronise(state)
+
+    def fit_end(self, state: State) -> None:
+        """Average what the last few steps left apart."""
+        if self._since:
+            self._synchronise(state)
+
+    def _synchronise(self, state: State) -> None:
+        self._since = 0
+        self._average(self._weights())
+        if self._average_optimizer:
+            for optimizer in state.optimizers:
+                optimizer.load_state_dict(self._mean_state(optimizer.state_dict()))
+
+    # --- evaluation, prediction and full weights: the average, without a trace in training
+
+    @hookimpl(trylast=True)
+    def eval_before_all(self) -> None:
+        """The average of what ranks evaluate: after algorithms, so that averages over time (EMA) are averaged."""
+        self._lend()
+
+    def eval_after_all(self) -> None:
+        """This rank's own weights."""
+        self._take_back()
+
+    @hookimpl(trylast=True)
+    def predict_start(self) -> None:
+        """As before an evaluation."""
+        self._lend()
+
+    def predict_end(self) -> None:
+        """As after an evaluation."""
+        self._take_back()
+
+    def exception(self) -> None:
+        """As after an evaluation."""
+        self._take_back()
+
+    def _lend(self) -> None:
+        if self._was_alone and not self._own:
+            tensors = self._weights()
+            self._own = [tensor.detach().clone() for tensor in tensors]
+            self._average(tensors)
+
+    @torch.no_grad()
+    def _take_back(self) -> None:
+        own, self._own = self._own, []
+        if own:
+            for tensor, value in zip(self._weights(), own, strict=True):
+                tensor.copy_(value)
+
+    def model_state(self, module: nn.Module) -> dict[str, Any]:
+        """The average over ranks; copies where this rank's own weights differ from it."""
+        if not self._since or self._own:
+            return super().model_state(module)
+        self._lend()
+        try:
+            whole = super().model_state(module)
+            return {name: value.clone() if isinstance(value, Tensor) else value for name, value in whole.items()}
+        finally:
+            self._take_back()
+
+    def load_model_state(self, module: nn.Module, state_dict: dict[str, Any]) -> bool:
+        """See :meth:`hocket.hookspecs.StrategyHooks.load_model_state`. The next average is ``every`` steps away."""
+        self._since = 0
+        return super().load_model_state(module, state_dict)
+
+    def optimizer_state(self, module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        """The average over ranks."""
+        state: dict[str, Any] = optimizer.state_dict()
+        return self._mean_state(state) if self._was_alone else state
+
+    # --- averages
+
+    def _weights(self) -> list[Tensor]:
+        """What ranks may hold different values of, in one order on all of them."""
+        assert self._module is not None
+        self._trained.update((parameter, None) for parameter in self._module.parameters() if parameter.requires_grad)
+        return [*self._trained, *self._module.buffers()]
+
+    def _average(self, tensors: list[Tensor]) -> None:
+        """The mean over ranks into the tensors, summed in at least 32 bits; rank 0's values where they are no floats."""
+        for flat, alike in packed(tensor for tensor in tensors if _has_mean(tensor)):
+            wide = flat.float() if flat.element_size() < 4 else flat
+            unpack(self.all_reduce(wide, "mean"), alike)
+        self._broadcast([tensor for tensor in tensors if not _has_mean(tensor)])
+
+    def _mean_state(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+        """The state of an optimizer with each tensor's mean over the ranks that have it, which those that never stepped
+        do not; steps and other scalars are those of the first rank that has them."""
+        own = {(index, key): value for index, values in state_dict["state"].items() for key, value in values.items()}
+        by_rank = self.all_gather_object({where: _described(value) for where, value in own.items()})
+        known: dict[Any, Any] = {}
+        for described in by_rank:
+            known = described | known
+        state: dict[Any, dict[str, Any]] = {}
+        for (index, key), what in known.items():
+            value = what
+            if isinstance(what, _Kind):
+                holders = sum((index, key) in described for described in by_rank)
+                mine = own.get((index, key))
+                mine = torch.zeros(what.shape, dtype=what.dtype, device=self._device) if mine is None else mine
+                value = self.all_reduce(mine, "sum") / holders
+            state.setdefault(index, {})[key] = value
+        return {**state_dict, "state": state}
+
+
+class _Kind(NamedTuple):
+    """What a rank has to know of a tensor to add nothing to it."""
+
+    shape: torch.Size
+    dtype: torch.dtype
+
+
+def _described(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return _Kind(value.shape, value.dtype) if value.dim() and _has_mean(value) else value.detach().cpu()
+    return value
+
+
+def _has_mean(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
