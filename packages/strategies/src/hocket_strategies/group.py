@@ -237,8 +237,9 @@ def _initialise(name: str, backend: str, found: Environment, on: torch.device, s
     timeout = timedelta(seconds=seconds)
     assert found.master_address is not None and found.master_port is not None
     # A prefix of its own for each restart and each group: ranks that found the addresses of an earlier one would wait for
-    # processes that are gone. (torch leaves that to its agent, whose store outlives the workers.)
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    # processes that are gone. (torch leaves that to its agent, whose store outlives the workers.) A store of rank 0's own is
+    # new with every restart, of which machines that came at different times have counted different numbers.
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if _of_the_agent() else "0"
     with Explained(name, found.rank, found.world_size, seconds):
         meeting = _store(found.master_address, found.master_port, found.rank, found.world_size, timeout)
         store = dist.PrefixStore(f"hocket/{attempt}/{next(_groups)}", meeting)
@@ -275,13 +276,17 @@ def _wait_for_all(name: str, store: dist.Store, found: Environment, seconds: flo
 @cache
 def _store(address: str, port: int, rank: int, world_size: int, timeout: timedelta) -> dist.Store:
     """The key-value store where ranks meet: the agent's where it opened one, otherwise rank 0's. Lives with the process."""
-    opened = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     return dist.TCPStore(
         address,
         port,
         world_size,
-        is_master=rank == 0 and not opened,
+        is_master=rank == 0 and not _of_the_agent(),
         timeout=timeout,
         wait_for_workers=False,
         multi_tenant=True,
     )
+
+
+def _of_the_agent() -> bool:
+    """Whether torch's elastic agent has opened the store that its workers meet in."""
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
