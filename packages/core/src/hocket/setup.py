@@ -97,7 +97,7 @@ def _auto_device() -> tuple[str, str]:
     return best, f"{best}, the best of those available here"
 
 
-def check_model(model: nn.Module, device: Any) -> None:
+def check_model(model: nn.Module, device: Any, materializes: bool = False) -> None:
     """Refuse a model that cannot be moved to where it should be trained, naming the parameter. Raises TypeError, ValueError."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"model={model!r} is {type(model).__name__}; give a torch.nn.Module or a hocket.Task.")
@@ -105,7 +105,10 @@ def check_model(model: nn.Module, device: Any) -> None:
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         places.setdefault(tensor.device, name)
     kind = type(model).__name__
-    if (meta := torch.device("meta")) in places:
+    meta = torch.device("meta")
+    if materializes:
+        places.pop(meta, None)
+    if meta in places:
         raise ValueError(
             f"{kind}.{places[meta]} is on the meta device and has no values. Give it some first: "
             "model.to_empty(device='cpu'), then initialise or load the weights."
@@ -120,6 +123,13 @@ def check_model(model: nn.Module, device: Any) -> None:
                     f"{kind}.{name} is on {place}, but the Trainer was given device='{device}'. Pass device='{place.type}', "
                     f"or move the model first: model.to('{device}')."
                 )
+
+
+def move(task: Any, device: torch.device) -> Any:
+    """The task on the device, but for what is on the meta device and has no values to move."""
+    if any(tensor.is_meta for tensor in [*task.parameters(), *task.buffers()]):
+        return task._apply(lambda tensor: tensor if tensor.is_meta else tensor.to(device))
+    return task.to(device)
 
 
 def describe(model: nn.Module) -> str:

@@ -209,10 +209,10 @@ class State:
     def generator(self, plugin: Any, *, per_rank: bool = False) -> torch.Generator:
         """The plug-in's own random numbers, on the CPU: the same for one seed whatever other plug-ins are attached.
 
-        The same on every rank unless ``per_rank``. Without a seed they start from the process's torch seed.
+        The same on every rank unless ``per_rank``, which means on every rank with data of its own. Without a seed they start from the process's torch seed.
         """
         voice = self.voice_of(plugin)
-        key = f"{voice.kind}/{voice.name}" + (f"@{self.strategy.rank}" if per_rank else "")
+        key = f"{voice.kind}/{voice.name}" + (f"@{self.strategy.data_rank}" if per_rank else "")
         if key not in self._generators:
             seed = torch.initial_seed() if self.seed is None else self.seed
             self._generators[key] = torch.Generator().manual_seed(

@@ -7,15 +7,19 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hocket_strategies.ddp import DDP
+    from hocket_strategies.fsdp import FSDP
     from hocket_strategies.precisions.fp64 import FP64
+    from hocket_strategies.tensor_parallel import TensorParallel
 
 #: Public name -> the module that defines it.
 _PUBLIC = {
     "DDP": "hocket_strategies.ddp",
     "FP64": "hocket_strategies.precisions.fp64",
+    "FSDP": "hocket_strategies.fsdp",
+    "TensorParallel": "hocket_strategies.tensor_parallel",
 }
 
-__all__ = ["DDP", "FP64"]
+__all__ = ["DDP", "FP64", "FSDP", "TensorParallel"]
 
 
 def __getattr__(name: str) -> Any:

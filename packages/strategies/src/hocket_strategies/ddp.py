@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Any
 
-import torch
-import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from hocket_strategies.group import RankStrategy
@@ -53,8 +50,6 @@ class DDP(RankStrategy):
             "find_unused_parameters": find_unused_parameters,
             "bucket_cap_mb": bucket_cap_mb,
         }
-        #: Where the wrapped module's buffers are: owner and name, because a module may put a new tensor there.
-        self._buffers: list[tuple[dict[str, Tensor | None], str]] = []
         self._first_batch = True
 
     # --- the model
@@ -67,7 +62,7 @@ class DDP(RankStrategy):
         if self.world_size == 1:
             return module
         self._first_batch = True
-        self._buffers = [(owner._buffers, name) for owner in module.modules() for name in owner._buffers]
+        self._watch_buffers(module)
         if any(parameter.requires_grad for parameter in module.parameters()):
             self._broadcast_buffers()
             return DistributedDataParallel(module, **self._options, **_without_buffers())
@@ -95,28 +90,6 @@ class DDP(RankStrategy):
     def load_model_state(self, module: nn.Module, state_dict: dict[str, Any]) -> bool:
         """See :meth:`hocket.hookspecs.StrategyHooks.load_model_state`."""
         return super().load_model_state(_unwrapped(module), state_dict)
-
-    @contextmanager
-    def _with_buffers_alike(self) -> Iterator[None]:
-        yield
-        self._broadcast_buffers()
-
-    def _broadcast_buffers(self) -> None:
-        self._broadcast([buffer for owner, name in self._buffers if (buffer := owner[name]) is not None])
-
-    @torch.no_grad()
-    def _broadcast(self, tensors: list[Tensor]) -> None:
-        """Rank 0's values into the tensors of the others, in one piece per dtype and device."""
-        kinds: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
-        for tensor in tensors:
-            if tensor.numel():
-                kinds.setdefault((tensor.dtype, tensor.device), []).append(tensor)
-        for alike in kinds.values():
-            packed = torch.cat([tensor.reshape(-1) for tensor in alike])
-            dist.broadcast(packed, 0, group=self._group(packed))
-            if self.rank:
-                for tensor, values in zip(alike, packed.split([t.numel() for t in alike]), strict=True):
-                    tensor.copy_(values.view_as(tensor))
 
 
 def _unwrapped(module: nn.Module) -> nn.Module:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import itertools
 import os
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
 from hocket import Device, Strategy
@@ -38,6 +39,8 @@ class RankStrategy(Strategy):
         #: For objects and tensors on the CPU; None is the default group.
         self._host: dist.ProcessGroup | None = None
         self._told: set[str] = set()
+        #: Where the model's buffers are: owner and name, because a module may put a new tensor there.
+        self._buffers: list[tuple[dict[str, Tensor | None], str]] = []
 
     @property
     def _name(self) -> str:
@@ -66,12 +69,16 @@ class RankStrategy(Strategy):
             torch.cuda.set_device(on)  # nccl uses the current one
         if not joined:
             RankStrategy._users.clear()
-            _initialise(_BACKENDS[on.type], self.rank, self.world_size, on)
+            _initialise(self._backend(on), self.rank, self.world_size, on)
         if not joined or RankStrategy._users:
             RankStrategy._users.append(self)
         # Agreeing on a few numbers must not make anyone wait for a GPU, so they never go there.
         self._host = None if dist.get_backend() == "gloo" else _group_of_all_on_cpu()
         return on
+
+    def _backend(self, on: torch.device) -> str:
+        """What a process group is initialised with."""
+        return _BACKENDS[on.type]
 
     def barrier(self) -> bool:
         """See :meth:`hocket.hookspecs.StrategyHooks.barrier`."""
@@ -120,13 +127,13 @@ class RankStrategy(Strategy):
         return SlicedBatches(loader, self, train)
 
     def _check(self, sampler: Any) -> None:
-        if (sampler.rank, sampler.num_replicas) != (self.rank, self.world_size):
+        if (sampler.rank, sampler.num_replicas) != (self.data_rank, self.data_ranks):
             raise ValueError(
                 f"The {type(sampler).__name__} was made for rank {sampler.rank} of {sampler.num_replicas}, but this is rank "
-                f"{self.rank} of {self.world_size}. Leave the sampler out: strategy='{self._name}' divides the batches."
+                f"{self.data_rank} of {self.data_ranks}. Leave the sampler out: strategy='{self._name}' divides the batches."
             )
         self._tell(
-            f"The loader's {type(sampler).__name__} is left in charge: batch_size counts for each of the {self.world_size} "
+            f"The loader's {type(sampler).__name__} is left in charge: batch_size counts for each of the {self.data_ranks} "
             "ranks, and a sampler that repeats samples to make ranks even also trains on them, or counts them in "
             "evaluation, more than once. Leave the sampler out to have the loader's batches divided exactly."
         )
@@ -163,6 +170,33 @@ class RankStrategy(Strategy):
         box = [item]
         dist.broadcast_object_list(box, src=0, group=self._host)
         return box[0]
+
+    # --- rank 0's values everywhere
+
+    def _watch_buffers(self, module: nn.Module) -> None:
+        self._buffers = [(owner._buffers, name) for owner in module.modules() for name in owner._buffers]
+
+    @contextmanager
+    def _with_buffers_alike(self) -> Iterator[None]:
+        yield
+        self._broadcast_buffers()
+
+    def _broadcast_buffers(self) -> None:
+        self._broadcast([buffer for owner, name in self._buffers if (buffer := owner[name]) is not None])
+
+    @torch.no_grad()
+    def _broadcast(self, tensors: list[Tensor]) -> None:
+        """Rank 0's values into the tensors of the others, in one piece per dtype and device."""
+        kinds: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
+        for tensor in tensors:
+            if tensor.numel():
+                kinds.setdefault((tensor.dtype, tensor.device), []).append(tensor)
+        for alike in kinds.values():
+            packed = torch.cat([tensor.reshape(-1) for tensor in alike])
+            dist.broadcast(packed, 0, group=self._group(packed))
+            if self.rank:
+                for tensor, values in zip(alike, packed.split([t.numel() for t in alike]), strict=True):
+                    tensor.copy_(values.view_as(tensor))
 
     def _group(self, tensor: Tensor) -> dist.ProcessGroup | None:
         return self._host if tensor.device.type == "cpu" else None

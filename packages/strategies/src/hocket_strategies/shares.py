@@ -83,7 +83,7 @@ class SharedLoader(Prepared):
         # Past DataLoader.__setattr__, which forbids this. A new DataLoader would lose what subclasses add.
         vars(mine).update(batch_sampler=self._shares, in_order=True, _iterator=None)
         super().__init__(mine)
-        self._rank = strategy.rank
+        self._rank = strategy.data_rank
         self._generator = loader.generator
 
     def __iter__(self) -> Iterator[Any]:
@@ -141,7 +141,7 @@ class _Shares:
         return self._indices(self.real)
 
     def _indices(self, real: deque[bool]) -> Iterator[list[Any]]:
-        rank, world_size = self._strategy.rank, self._strategy.world_size
+        rank, world_size = self._strategy.data_rank, self._strategy.data_ranks
         for batch in alike(self._batches, self._generators, self._strategy):
             indices = list(batch)
             start, stop = share(len(indices), rank, world_size)
@@ -159,7 +159,7 @@ class _Shares:
             )
         # Only the last batch can be smaller than the others.
         full, last = divmod(len(self._batches.sampler), self._batches.batch_size)  # type: ignore[arg-type]
-        rank = self._strategy.rank
+        rank = self._strategy.data_rank
         return full * (rank < self._batches.batch_size) + (not self._batches.drop_last and rank < last)
 
 
@@ -178,7 +178,7 @@ class SlicedBatches(Prepared):
         self._train = train
 
     def __iter__(self) -> Iterator[Any]:
-        rank, world_size = self._strategy.rank, self._strategy.world_size
+        rank, world_size = self._strategy.data_rank, self._strategy.data_ranks
         for batch in _checked(self._data, self._strategy) if self._train else self._data:
             samples = count(batch).samples
             start, stop = share(samples, rank, world_size)
@@ -291,9 +291,9 @@ def alike(sampler: Any, generators: list[torch.Generator], strategy: Strategy) -
             item = next(iterator, _END)
             shared = _capture()
         finally:
-            # On rank 0 the first draw is a draw like any other; what a sampler draws later is in a stream of its own,
+            # With rank 0's data the first draw is a draw like any other; what a sampler draws later is in a stream of its own,
             # which training on no rank moves on.
-            if not (first and strategy.rank == 0):
+            if not (first and strategy.data_rank == 0):
                 seeding.restore(own)
         if item is _END:
             return

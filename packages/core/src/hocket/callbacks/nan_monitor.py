@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from hocket.callbacks.periodic import Periodic
+from hocket.dtensors import mesh_of, total_norm
 from hocket.state import State
 
 
@@ -97,7 +98,10 @@ class NaNMonitor(Periodic):
 
 def _largest(tensors: list[Tensor]) -> Tensor:
     """The largest absolute value of each tensor, NaN if it has one, as a vector."""
-    norms = torch._foreach_norm(tensors, float("inf"))
+    if any(mesh_of(tensor) is not None for tensor in tensors):
+        norms = [total_norm([tensor], float("inf")) for tensor in tensors]
+    else:
+        norms = list(torch._foreach_norm(tensors, float("inf")))
     # float32 would make infinities of what float64 can hold.
     wide = torch.float64 if any(norm.dtype is torch.float64 for norm in norms) else torch.float32
     return torch.stack([norm.reshape(()).to(norms[0].device, wide) for norm in norms])

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor, nn
 
 from hocket.callback import Callback
+from hocket.dtensors import total_norm
 from hocket.state import State
 
 
@@ -73,4 +73,4 @@ class OptimizerMonitor(Callback):
 
 
 def _norm(tensors: Sequence[Tensor]) -> Tensor:
-    return torch.nn.utils.get_total_norm(tensors).float()
+    return total_norm(tensors).float()

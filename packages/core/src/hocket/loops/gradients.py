@@ -35,7 +35,7 @@ def compute_gradients(state: State, mine: int, everyone: int, metrics: MetricSet
     bus = state.bus
     bus.before_train_batch(state)
     bus.zero_grad(state)
-    whole, world = state.batch, state.strategy.world_size
+    whole, world = state.batch, state.strategy.data_ranks
     pieces = [whole] if state.microbatch is None else bus.split_batch(state, whole, state.microbatch)
     rescale = None
     if len(pieces) == 1 and world == 1:
@@ -46,7 +46,7 @@ def compute_gradients(state: State, mine: int, everyone: int, metrics: MetricSet
         for number, piece in enumerate(pieces, 1):
             samples = mine if len(pieces) == 1 else min(mine, count(state, piece).samples)
             with bus.accumulate(state.prepared, number == len(pieces)):
-                # Strategies take the mean of gradients over ranks, hence the number of ranks.
+                # Strategies take the mean of gradients over ranks with data of their own, hence the number of those.
                 parts.append(_microbatch(state, piece, samples, world / everyone, metrics))
         rescale = _mean(state, parts, everyone)
     state.batch, state.outputs = whole, None
@@ -102,4 +102,7 @@ def _mean(state: State, parts: Sequence[_Part], everyone: int) -> torch.Tensor |
     sums = state.bus.all_reduce(torch.cat([weights.sum().reshape(1), weights @ values]), "sum")
     state.loss, *means = sums[1:] / sums[0]
     state.loss_parts = dict(zip(names, means, strict=True))
-    return everyone / sums[0] if any(part.own for part in parts) else None
+    if not any(part.own for part in parts):
+        return None
+    alike = state.strategy.world_size // state.strategy.data_ranks  # have all added the same weight
+    return everyone * alike / sums[0]
