@@ -23,6 +23,11 @@ def by_mesh(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
     return list(groups.values())
 
 
+def local(tensor: Tensor) -> Tensor:
+    """What this rank holds of a tensor, sharing its memory; a plain one as it is."""
+    return tensor if mesh_of(tensor) is None else tensor.to_local()  # type: ignore[attr-defined, no-any-return]
+
+
 def whole(tensor: Tensor) -> Tensor:
     """The full tensor, gathered from all ranks of its mesh, each of which has to call this; a plain one as it is."""
     return tensor if mesh_of(tensor) is None else tensor.full_tensor()  # type: ignore[attr-defined, no-any-return]
@@ -44,7 +49,8 @@ def shard_like(tensor: Tensor, like: Tensor) -> Tensor:
 
     replicated = DTensor.from_local(tensor.detach(), mesh, [Replicate()] * mesh.ndim, run_check=False)
     # A copy: a view of its shard would keep the full tensor alive.
-    return torch.empty_like(like, dtype=tensor.dtype).copy_(replicated)
+    sharded: Tensor = replicated.redistribute(placements=like.placements).clone()  # type: ignore[attr-defined]
+    return sharded.to(like.device)
 
 
 @torch.no_grad()

@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 
 from hocket import Device, Need, Task
 from hocket.data.batches import map_tensors
-from hocket.dtensors import shard_like, whole
+from hocket.dtensors import local, shard_like, whole
 from hocket_strategies.group import RankStrategy
 from hocket_strategies.mesh import data_mesh, degrees, make_mesh
 from hocket_strategies.wrapping import Wrap, units
@@ -62,6 +62,7 @@ class FSDP(RankStrategy):
 
     offers = Need.SECOND_GRADIENT
     materializes = True
+    together = True
 
     def __init__(
         self,
@@ -183,7 +184,7 @@ class FSDP(RankStrategy):
             full = full.to(self._device).contiguous()
             if self.world_size > 1 and full.numel():
                 dist.broadcast(full, 0, group=self._group(full))
-            target.copy_(shard_like(full, target))
+            local(target).copy_(local(shard_like(full, target)))
 
     # --- the optimizer
 

@@ -31,6 +31,9 @@ class RankStrategy(Strategy):
             differs already; then batches are each rank's own.
     """
 
+    #: Whether every rank has to take part in every forward pass, in evaluation too.
+    together: ClassVar[bool] = False
+
     #: Who uses the process group that one of them initialised; the last one to leave destroys it.
     _users: ClassVar[list[RankStrategy]] = []
 
@@ -105,26 +108,27 @@ class RankStrategy(Strategy):
         """
         if self.world_size == 1:
             return loader
+        pad = train or self.together
         batch_sampler = getattr(loader, "batch_sampler", None)
         samplers = (getattr(loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None))
         distributed = next((sampler for sampler in samplers if is_distributed(sampler)), None)
         if distributed is not None:
             self._check(distributed)
         if distributed is not None or not self._split_data:
-            return OwnBatches(loader, self) if train else loader
+            return OwnBatches(loader, self) if pad else loader
         if (
             isinstance(loader, DataLoader)
             and batch_sampler is not None
             and not isinstance(loader.dataset, IterableDataset)
         ):
-            return SharedLoader(loader, self, train)
+            return SharedLoader(loader, self, pad)
         self._tell(
             f"Every rank reads all of the {type(loader).__name__} and keeps its share of each batch, so reading does not get "
             "faster with more ranks, and every rank must read the same. A DataLoader over a map-style data set is divided "
             "before it is read. If the data of each rank differs already, write "
             f"strategy={{'{self._name}': {{'split_data': False}}}}."
         )
-        return SlicedBatches(loader, self, train)
+        return SlicedBatches(loader, self, pad)
 
     def _check(self, sampler: Any) -> None:
         if (sampler.rank, sampler.num_replicas) != (self.data_rank, self.data_ranks):

@@ -46,7 +46,8 @@ class StrategyHooks:
         Ranks that compute one forward pass together (``strategy.data_rank`` is the same) have the same share.
 
         Ranks see the same number of training batches; a rank without a share of one gets a batch to compute on whose
-        ``weight`` is zero. Evaluation batches without a share are left out.
+        ``weight`` is zero. Evaluation batches without a share are left out, or are `hocket.data.batches.Padding` where
+        every rank has to take part in every forward pass.
         """
         raise NotImplementedError
 
