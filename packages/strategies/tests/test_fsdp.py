@@ -154,9 +154,9 @@ def test_weights_are_gathered_in_the_precision_that_computes(tmp_path):
 
 
 def test_dtypes_and_meshes_that_are_none():
-    with pytest.raises(ValueError, match="param_dtype='half' is not a dtype .* 'bf16', 'fp16', 'fp32', None"):
+    with pytest.raises(ValueError, match=r"param_dtype='half' is not a dtype .* 'bf16', 'fp16', 'fp32', None"):
         FSDP(param_dtype="half")
-    with pytest.raises(RankError, match="replicate=3 × shard=.* a multiple of 3, but 2 ranks"):
+    with pytest.raises(RankError, match=r"replicate=3 × shard=.* a multiple of 3, but 2 ranks"):
         run_ranks(lambda rank: FSDP(replicate=3).setup_environment(hocket.devices.cpu.CPU()), 2)
 
 
@@ -179,9 +179,9 @@ def test_meta_models_that_cannot_be():
             model = network(tied=tied)
         trainer(model, FSDP(), "runs")
 
-    with pytest.raises(RankError, match="embed.weight is on the meta device on rank 0"):
+    with pytest.raises(RankError, match=r"embed.weight is on the meta device on rank 0"):
         run_ranks(rank_main, 2, False, True)
-    with pytest.raises(RankError, match="head.weight is tied to another parameter"):
+    with pytest.raises(RankError, match=r"head.weight is tied to another parameter"):
         run_ranks(rank_main, 2, True, False)
 
 

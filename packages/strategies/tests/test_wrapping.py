@@ -86,7 +86,7 @@ def test_a_shared_parameter_keeps_its_users_together():
 
 def test_nothing_and_nonsense():
     assert names(Network(), None) == []
-    with pytest.raises(ValueError, match="has no Blok. Its classes are Block, Embedding, LayerNorm"):
+    with pytest.raises(ValueError, match=r"has no Blok. Its classes are Block, Embedding, LayerNorm"):
         units(Network(), "Blok")
     for wrong in (True, 0, [3], {"Block": 1, 2: 3}):
         with pytest.raises(TypeError, match="is not a plan: give 'auto'"):

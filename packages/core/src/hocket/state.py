@@ -209,7 +209,8 @@ class State:
     def generator(self, plugin: Any, *, per_rank: bool = False) -> torch.Generator:
         """The plug-in's own random numbers, on the CPU: the same for one seed whatever other plug-ins are attached.
 
-        The same on every rank unless ``per_rank``, which means on every rank with data of its own. Without a seed they start from the process's torch seed.
+        The same on every rank unless ``per_rank``: then they differ between ranks with data of their own. Without a seed they
+        start from the process's torch seed.
         """
         voice = self.voice_of(plugin)
         key = f"{voice.kind}/{voice.name}" + (f"@{self.strategy.data_rank}" if per_rank else "")

@@ -1,4 +1,4 @@
-"""Fully sharded data parallelism: weights, gradients and optimizer state are divided over ranks, and gathered block by block."""
+"""Fully sharded data parallelism: weights, gradients and optimizer state divided over ranks, gathered block by block."""
 
 from __future__ import annotations
 
@@ -82,7 +82,9 @@ class FSDP(RankStrategy):
         self._wrap, self._checkpoint = wrap, checkpoint
         self._reshard_after_forward = reshard_after_forward
         self._cpu_offload = cpu_offload
-        self._param_dtype = "auto" if param_dtype == "auto" else _dtype("param_dtype", param_dtype)
+        if param_dtype != "auto":
+            _dtype("param_dtype", param_dtype)
+        self._param_dtype = param_dtype
         self._reduce_dtype = _dtype("reduce_dtype", reduce_dtype)
         self._device = torch.device("cpu")
         self._mesh: Any = None
@@ -149,10 +151,11 @@ class FSDP(RankStrategy):
             _resharding(module, "eval_forward")
 
     def _policy(self, precision: Any) -> MixedPrecisionPolicy:
-        dtype = self._param_dtype
-        if dtype == "auto":
-            dtype = getattr(precision, "compute_dtype", None)
-            dtype = dtype if dtype in (torch.bfloat16, torch.float16) else None
+        if self._param_dtype == "auto":
+            computed = getattr(precision, "compute_dtype", None)
+            dtype = computed if computed in (torch.bfloat16, torch.float16) else None
+        else:
+            dtype = _dtype("param_dtype", self._param_dtype)
         return MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=self._reduce_dtype if dtype else None)
 
     def _recompute(self, module: nn.Module) -> None:
@@ -212,8 +215,8 @@ class FSDP(RankStrategy):
     # --- state
 
     def model_state(self, module: nn.Module) -> dict[str, Any]:
-        """Gathered one by one, and on the CPU: the full model need not fit on a device. Every rank has to call it."""
-        return {name: _on_cpu(value) for name, value in module.state_dict().items()}
+        """Copies on the CPU, gathered one by one: the full model need not fit on a device. Every rank has to call it."""
+        return {name: _full(value) for name, value in module.state_dict().items()}
 
     def load_model_state(self, module: nn.Module, state_dict: dict[str, Any]) -> bool:
         """See :meth:`hocket.hookspecs.StrategyHooks.load_model_state`. Nothing is sent: every rank brings the full state."""
@@ -222,8 +225,8 @@ class FSDP(RankStrategy):
         return True
 
     def optimizer_state(self, module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        """The ``state_dict`` that the optimizer would have in one process, on the CPU. Every rank has to call it."""
-        state: dict[str, Any] = map_tensors(_on_cpu, optimizer.state_dict())
+        """A copy on the CPU of the ``state_dict`` that it would have in one process. Every rank has to call it."""
+        state: dict[str, Any] = map_tensors(_full, optimizer.state_dict())
         return state
 
     def load_optimizer_state(
@@ -260,8 +263,9 @@ def _like(value: Any, target: Any) -> Any:
     return value
 
 
-def _on_cpu(value: Any) -> Any:
-    return whole(value).cpu() if isinstance(value, Tensor) else value
+def _full(value: Any) -> Any:
+    """A full copy on the CPU, so that a state is of one moment, whatever of it was sharded."""
+    return whole(value.detach()).to("cpu", copy=True) if isinstance(value, Tensor) else value
 
 
 def _reshard(module: Any, inputs: Any, outputs: Any) -> None:

@@ -79,10 +79,12 @@ def _built_in(model: nn.Module, degree: int) -> dict[str, Any]:
     _check_heads(model, plan, degree)
     for name, module in modules.items():
         leaf = name.rpartition(".")[2]
-        weight = getattr(module, "weight", None)
-        if leaf in _VOCABULARY and isinstance(module, nn.Embedding | nn.Linear) and weight is not None:
-            if weight.shape[0] % degree == 0:
-                plan[name] = _VOCABULARY[leaf]
+        if (
+            leaf in _VOCABULARY
+            and isinstance(module, nn.Embedding | nn.Linear)
+            and module.weight.shape[0] % degree == 0
+        ):
+            plan[name] = _VOCABULARY[leaf]
     return plan
 
 
@@ -137,8 +139,8 @@ def _style(name: str, module: nn.Module, style: Any) -> ParallelStyle:
         return _Transposed(columns, is_whole)
     if not isinstance(module, nn.Linear | nn.Embedding):
         raise ValueError(
-            f"The plan of tensor-parallel divides {name}, a {type(module).__name__}, but 'colwise' and 'rowwise' are for Linear "
-            "and Embedding layers. Give it a torch ParallelStyle, or leave it out."
+            f"The plan of tensor-parallel divides {name}, a {type(module).__name__}, but 'colwise' and 'rowwise' are for "
+            "Linear and Embedding layers. Give it a torch ParallelStyle, or leave it out."
         )
     if columns:
         return ColwiseParallel(output_layouts=Replicate() if is_whole else None)

@@ -73,8 +73,8 @@ class SharedLoader(Prepared):
     """A DataLoader over a map-style data set whose batches are the global ones; loads only this rank's share of each.
 
     Everything but the sampler is the loader's own: workers, collation, pinning. With ``pad``, as in training, a rank without
-    a share of a batch loads its first sample as `Padding`; otherwise the batch is left out. Batches come in order whatever ``in_order``
-    says: ranks that met them in different orders would mix samples of different global batches.
+    a share of a batch loads its first sample as `Padding`; otherwise the batch is left out. Batches come in order whatever
+    ``in_order`` says: ranks that met them in different orders would mix samples of different global batches.
     """
 
     def __init__(self, loader: DataLoader[Any], strategy: Strategy, pad: bool) -> None:

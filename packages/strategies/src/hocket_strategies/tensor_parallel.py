@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
 import torch.distributed as dist
 from torch import nn
 
-from hocket import Device, Task, seeding
+from hocket import Task, seeding
 from hocket_strategies.fsdp import FSDP
 from hocket_strategies.mesh import data_group
 from hocket_strategies.plans import find_plan, parallelize
