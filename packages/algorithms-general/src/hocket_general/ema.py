@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from hocket.algorithm import Algorithm, Phase
+from hocket.dtensors import shard_like
 from hocket.hookspecs import Event
 from hocket.time import Interval, Time, Unit
 from hocket_general.functional import ema_smoothing, ema_update
@@ -137,7 +138,7 @@ class EMA(Algorithm):
         self._check(tensors)
         for name, tensor in tensors.items():
             if name in self._averages:
-                self._averages[name] = self._averages[name].to(tensor.device)
+                self._averages[name] = shard_like(self._averages[name], tensor).to(tensor.device)
             elif tensor.requires_grad or (not isinstance(tensor, nn.Parameter) and _is_finite(tensor)):
                 self._averages[name] = tensor.detach().to(_wide(tensor.dtype), copy=True)
         self._pairs = [(average, tensors[name]) for name, average in self._averages.items()]
@@ -197,11 +198,11 @@ class EMA(Algorithm):
     # --- checkpoints
 
     def state_dict(self) -> dict[str, Any]:
-        """The averages by the model's names, and when they were last updated (None before the start)."""
+        """The averages by the model's names, as shards where the weights are, and when they were last updated (or None)."""
         return {"averages": dict(self._averages), "updated": self._updated}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over averages; they are compared with the model when training or evaluation begins."""
+        """Take over averages, full ones or shards; they are compared with the model when training or evaluation begins."""
         if state_dict.keys() != {"averages", "updated"}:
             raise ValueError(f"EMA's state has the keys 'averages' and 'updated', but was given {sorted(state_dict)}")
         self._averages = {name: average.detach().clone() for name, average in state_dict["averages"].items()}

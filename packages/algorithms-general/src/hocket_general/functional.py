@@ -8,10 +8,10 @@ from typing import Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.utils import get_total_norm
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from hocket.clipping import clip_gradients
+from hocket.dtensors import mesh_of, total_norm
 
 __all__ = [
     "clip_gradients",
@@ -184,7 +184,7 @@ def sam_perturbation(gradients: Sequence[Tensor], rho: float = 0.05, epsilon: fl
     """The step to the worst nearby weights, ``rho * g / (||g||_2 + epsilon)``, with one norm over all gradients.
 
     Foret et al. 2021, "Sharpness-Aware Minimization", equation 2 with p = 2 (arXiv 2010.01412). Computed on the device,
-    without waiting for it. Zero gradients give a zero step.
+    without waiting for it. Zero gradients give a zero step. Where ranks hold shards (DTensors), every rank has to call this.
 
     Args:
         gradients: floating-point tensors of any shapes; left unchanged.
@@ -203,8 +203,8 @@ def sam_perturbation(gradients: Sequence[Tensor], rho: float = 0.05, epsilon: fl
         return []
     with torch.no_grad():
         # A narrow dtype would overflow in the sum of squares, and its smallest number is far above epsilon.
-        norm = get_total_norm([g if g.dtype.itemsize >= 4 else g.float() for g in gradients])
+        norm = total_norm([g if g.dtype.itemsize >= 4 else g.float() for g in gradients])
         scale = rho / (norm + epsilon)
-        if len({g.device for g in gradients}) == 1:
+        if len({(g.device, mesh_of(g)) for g in gradients}) == 1:
             return list(torch._foreach_mul(list(gradients), scale))
         return [g * scale.to(g.device) for g in gradients]

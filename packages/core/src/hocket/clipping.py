@@ -8,6 +8,9 @@ from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.nn.utils import clip_grad_value_, clip_grads_with_norm_
+
+from hocket.dtensors import by_mesh, total_norm
 
 
 @torch.no_grad()
@@ -19,6 +22,9 @@ def clip_gradients(
     floor: float = 1e-3,
 ) -> Tensor | None:
     """Clip the gradients of ``parameters`` in place, without waiting for the device.
+
+    Gradients of which each rank holds shards (DTensors, over one mesh or several) are clipped as the full ones would be;
+    then every rank has to call this.
 
     Args:
         parameters: those without a gradient are left out.
@@ -45,12 +51,17 @@ def clip_gradients(
             f"Gradients cannot be clipped with threshold={threshold} and floor={floor}: give positive numbers, such as "
             "clip_gradients(parameters, 'norm', 1.0)."
         )
+    parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
     if kind == "norm":
-        return torch.nn.utils.clip_grad_norm_(parameters, threshold)
+        norm = total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
+        for group in by_mesh(parameters):
+            clip_grads_with_norm_(group, threshold, norm)
+        return norm
     if kind == "value":
-        torch.nn.utils.clip_grad_value_(parameters, threshold)
+        for group in by_mesh(parameters):
+            clip_grad_value_(group, threshold)
     elif kind == "adaptive":
-        for parameter in [parameters] if isinstance(parameters, Tensor) else parameters:
+        for parameter in parameters:
             if parameter.grad is not None:
                 limit = _unit_norms(parameter).clamp_min(floor).mul_(threshold)
                 # limit / max(norm, limit) is min(1, limit / norm) without a division by zero.

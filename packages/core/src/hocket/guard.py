@@ -8,6 +8,7 @@ from typing import Literal
 
 import torch
 
+from hocket.dtensors import total_norm
 from hocket.state import State
 
 Policy = Literal["raise", "skip", "warn"]
@@ -92,4 +93,4 @@ class NonFiniteGuard:
 
 def _gradients_finite(state: State) -> bool:
     gradients = [parameter.grad for parameter in state.trained_parameters() if parameter.grad is not None]
-    return math.isfinite(torch.nn.utils.get_total_norm(gradients, float("inf")).item())
+    return math.isfinite(total_norm(gradients, float("inf")).item())

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from hocket import launching, plugins
+from hocket.algorithm import Need
 from hocket.devices import Device
 from hocket.plugins.bus import Bus
 from hocket.plugins.errors import PluginError
@@ -119,7 +120,7 @@ def _auto_device() -> tuple[str, str]:
     return best, f"{best}, the best of those available here"
 
 
-def check_model(model: nn.Module, device: Any) -> None:
+def check_model(model: nn.Module, device: Any, materializes: bool = False) -> None:
     """Refuse a model that cannot be moved to where it should be trained, naming the parameter. Raises TypeError, ValueError."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"model={model!r} is {type(model).__name__}; give a torch.nn.Module or a hocket.Task.")
@@ -127,7 +128,10 @@ def check_model(model: nn.Module, device: Any) -> None:
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         places.setdefault(tensor.device, name)
     kind = type(model).__name__
-    if (meta := torch.device("meta")) in places:
+    meta = torch.device("meta")
+    if materializes:
+        places.pop(meta, None)
+    if meta in places:
         raise ValueError(
             f"{kind}.{places[meta]} is on the meta device and has no values. Give it some first: "
             "model.to_empty(device='cpu'), then initialise or load the weights."
@@ -144,14 +148,26 @@ def check_model(model: nn.Module, device: Any) -> None:
                 )
 
 
+def move(task: Any, device: torch.device) -> Any:
+    """The task on the device, but for what is on the meta device and has no values to move."""
+    if any(tensor.is_meta for tensor in [*task.parameters(), *task.buffers()]):
+        return task._apply(lambda tensor: tensor if tensor.is_meta else tensor.to(device))
+    return task.to(device)
+
+
 def describe(model: nn.Module) -> str:
     """Class and size."""
     parameters = sum(parameter.numel() for parameter in model.parameters())
     return f"{type(model).__name__}, {parameters:,} parameters"
 
 
-def check_microbatch(given: Any) -> int | None:
+def check_microbatch(given: Any, strategy: Strategy) -> int | None:
     """Samples per microbatch to begin with."""
+    if given == "auto" and Need.FULL_PARAMETERS not in strategy.offers:
+        raise ValueError(
+            f"microbatch='auto' lets each rank try alone what fits, which it cannot under {type(strategy).__name__}: a forward "
+            "pass needs the other ranks, which would wait for one that runs out of memory. Give a number, such as microbatch=8."
+        )
     if given is None or given == "auto":
         return None
     if isinstance(given, bool) or not isinstance(given, int) or given < 1:

@@ -211,10 +211,11 @@ class State:
     def generator(self, plugin: Any, *, per_rank: bool = False) -> torch.Generator:
         """The plug-in's own random numbers, on the CPU: the same for one seed whatever other plug-ins are attached.
 
-        The same on every rank unless ``per_rank``. Without a seed they start from the process's torch seed.
+        The same on every rank unless ``per_rank``: then they differ between ranks with data of their own. Without a seed they
+        start from the process's torch seed.
         """
         voice = self.voice_of(plugin)
-        key = f"{voice.kind}/{voice.name}" + (f"@{self.strategy.rank}" if per_rank else "")
+        key = f"{voice.kind}/{voice.name}" + (f"@{self.strategy.data_rank}" if per_rank else "")
         if key not in self._generators:
             seed = torch.initial_seed() if self.seed is None else self.seed
             self._generators[key] = torch.Generator().manual_seed(

@@ -159,7 +159,6 @@ class Trainer:
         self._eval_every, self._metrics = Interval(eval_every), metrics
         self._limits = (limit_train, overfit, limit_eval, limit_predict)
 
-        setup.check_model(model, device)
         with switches.use(plugins):
             parts = setup.resolve(
                 algorithms=algorithms,
@@ -171,6 +170,7 @@ class Trainer:
                 actions=actions,
                 devices=devices,
             )
+        setup.check_model(model, device, parts.strategy.materializes)
         bus = Bus(parts.voices, profile=profile_plugins)
         task = model if isinstance(model, Task) else SupervisedTask(model, loss)
         if task is model and loss is not None:
@@ -185,8 +185,7 @@ class Trainer:
         if devices is not None and devices > 1:
             launching.start(devices)
         on = bus.setup_environment(parts.device)
-        rank = parts.strategy.rank
-        self._randomness = seeding.RandomStream(seed, rank)
+        self._randomness = seeding.RandomStream(seed, parts.strategy.data_rank)
         setup.compare_over_ranks(bus, parts.voices)
         self.state = state = State(
             task=task,
@@ -198,7 +197,7 @@ class Trainer:
             run_name=run_name or bus.broadcast_object(f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"),
             folder=Path(folder),
             seed=seed,
-            microbatch=setup.check_microbatch(microbatch),
+            microbatch=setup.check_microbatch(microbatch, parts.strategy),
         )
         state.clipping = setup.check_clipping(clip_gradients)
         self._run_folder = Path(folder) / state.run_name
@@ -225,13 +224,13 @@ class Trainer:
     ) -> None:
         """Model, surgery, optimizers, schedules: in the order in which they need each other."""
         state, bus = self.state, self.state.bus
-        state.task = bus.convert_module(state.task.to(state.device))
+        state.task = bus.convert_module(setup.move(state.task, state.device))
         bus.init(state)
-        state.task.to(state.device)
+        setup.move(state.task, state.device)
         optimizers = make_optimizers(optimizer, state.task, state.replacements)
         if compile:
             state.task.compile(**({} if compile is True else compile))
-        state.prepared = bus.prepare_model(state.task)
+        state.prepared = bus.prepare_model(state.task, state.precision)
         state.optimizers = [bus.prepare_optimizer(each) for each in optimizers]
         state.schedules = make_schedules(schedule, state.optimizers, schedule_every)
 

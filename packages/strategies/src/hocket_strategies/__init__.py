@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from hocket_strategies.ddp import DDP
     from hocket_strategies.deepspeed import DeepSpeed
+    from hocket_strategies.fsdp import FSDP
     from hocket_strategies.local_sgd import LocalSGD
     from hocket_strategies.precisions.fp8 import FP8
     from hocket_strategies.precisions.fp16 import FP16
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from hocket_strategies.precisions.tf32 import TF32
     from hocket_strategies.precisions.true_half import BF16True, FP16True
     from hocket_strategies.ray import Ray
+    from hocket_strategies.tensor_parallel import TensorParallel
 
 #: Public name -> the module that defines it.
 _PUBLIC = {
@@ -28,11 +30,27 @@ _PUBLIC = {
     "Ray": "hocket_strategies.ray",
     "FP64": "hocket_strategies.precisions.fp64",
     "FP8": "hocket_strategies.precisions.fp8",
+    "FSDP": "hocket_strategies.fsdp",
     "INT8": "hocket_strategies.precisions.int8",
     "TF32": "hocket_strategies.precisions.tf32",
+    "TensorParallel": "hocket_strategies.tensor_parallel",
 }
 
-__all__ = ["DDP", "FP8", "FP16", "FP64", "INT8", "TF32", "BF16True", "DeepSpeed", "FP16True", "LocalSGD", "Ray"]
+__all__ = [
+    "DDP",
+    "FP8",
+    "FP16",
+    "FP64",
+    "FSDP",
+    "INT8",
+    "TF32",
+    "BF16True",
+    "DeepSpeed",
+    "FP16True",
+    "LocalSGD",
+    "Ray",
+    "TensorParallel",
+]
 
 
 def __getattr__(name: str) -> Any:

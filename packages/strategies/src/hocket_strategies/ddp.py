@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from functools import cache
 from typing import Any
 
-import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from hocket.contexts import NOTHING
 from hocket_strategies.group import RankStrategy
-from hocket_strategies.packing import packed, unpack
 
 _COMPRESSIONS = ("bf16", "fp16", "powersgd")
 
@@ -65,8 +63,6 @@ class DDP(RankStrategy):
             "bucket_cap_mb": bucket_cap_mb,
         }
         self._compression = _compression(compression)
-        #: Where the wrapped module's buffers are: owner and name, because a module may put a new tensor there.
-        self._buffers: list[tuple[dict[str, Tensor | None], str]] = []
         self._first_batch = True
 
     # --- the model
@@ -79,7 +75,7 @@ class DDP(RankStrategy):
         if self.world_size == 1:
             return module
         self._first_batch = True
-        self._buffers = [(owner._buffers, name) for owner in module.modules() for name in owner._buffers]
+        self._watch_buffers(module)
         with self._explained:
             if any(parameter.requires_grad for parameter in module.parameters()):
                 self._broadcast_buffers()
@@ -111,22 +107,6 @@ class DDP(RankStrategy):
     def load_model_state(self, module: nn.Module, state_dict: dict[str, Any]) -> bool:
         """See :meth:`hocket.hookspecs.StrategyHooks.load_model_state`."""
         return super().load_model_state(unwrapped(module), state_dict)
-
-    @contextmanager
-    def _with_buffers_alike(self) -> Iterator[None]:
-        with self._explained:
-            yield
-            self._broadcast_buffers()
-
-    def _broadcast_buffers(self) -> None:
-        self._broadcast([buffer for owner, name in self._buffers if (buffer := owner[name]) is not None])
-
-    def _broadcast(self, tensors: list[Tensor]) -> None:
-        """Rank 0's values into the tensors of the others."""
-        for flat, alike in packed(tensors):
-            dist.broadcast(flat, 0, group=self._group(flat))
-            if self.rank:
-                unpack(flat, alike)
 
 
 def unwrapped(module: nn.Module) -> nn.Module:

@@ -6,7 +6,8 @@ import itertools
 import os
 import time
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from functools import cache
@@ -14,12 +15,13 @@ from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
 from hocket import Device, Strategy, launching
 from hocket.launching import Environment
 from hocket_strategies.explained import CollectiveError, Explained
+from hocket_strategies.packing import packed, unpack
 from hocket_strategies.shares import OwnBatches, SharedLoader, SlicedBatches, is_distributed
 
 _BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
@@ -40,6 +42,9 @@ class RankStrategy(Strategy):
     """
 
     distributed: ClassVar[bool] = True
+    #: Whether every rank has to take part in every forward pass, in evaluation too.
+    together: ClassVar[bool] = False
+
     #: Who uses the process group that one of them initialised; the last one to leave destroys it.
     _users: ClassVar[list[RankStrategy]] = []
 
@@ -53,6 +58,8 @@ class RankStrategy(Strategy):
         #: For objects and tensors on the CPU; None is the default group.
         self._host: dist.ProcessGroup | None = None
         self._told: set[str] = set()
+        #: Where the model's buffers are: owner and name, because a module may put a new tensor there.
+        self._buffers: list[tuple[dict[str, Tensor | None], str]] = []
 
     @property
     def _name(self) -> str:
@@ -90,13 +97,17 @@ class RankStrategy(Strategy):
         if not joined:
             RankStrategy._users.clear()
             assert found is not None
-            _initialise(self._name, _BACKENDS[on.type], found, on, self._timeout)
+            _initialise(self._name, self._backend(on), found, on, self._timeout)
         if not joined or RankStrategy._users:
             RankStrategy._users.append(self)
         # Agreeing on a few numbers must not make anyone wait for a GPU, so they never go there.
         self._host = None if dist.get_backend() == "gloo" else _group_of_all_on_cpu(self._timeout)
         self._explained = Explained(self._name, self.rank, self.world_size, self._timeout)
         return on
+
+    def _backend(self, on: torch.device) -> str:
+        """What a process group is initialised with."""
+        return _BACKENDS[on.type]
 
     def barrier(self) -> bool:
         """See :meth:`hocket.hookspecs.StrategyHooks.barrier`."""
@@ -124,35 +135,36 @@ class RankStrategy(Strategy):
         """
         if self.world_size == 1:
             return loader
+        pad = train or self.together
         batch_sampler = getattr(loader, "batch_sampler", None)
         samplers = (getattr(loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None))
         distributed = next((sampler for sampler in samplers if is_distributed(sampler)), None)
         if distributed is not None:
             self._check(distributed)
         if distributed is not None or not self._split_data:
-            return OwnBatches(loader, self) if train else loader
+            return OwnBatches(loader, self) if pad else loader
         if (
             isinstance(loader, DataLoader)
             and batch_sampler is not None
             and not isinstance(loader.dataset, IterableDataset)
         ):
-            return SharedLoader(loader, self, train)
+            return SharedLoader(loader, self, pad)
         self._tell(
             f"Every rank reads all of the {type(loader).__name__} and keeps its share of each batch, so reading does not get "
             "faster with more ranks, and every rank must read the same. A DataLoader over a map-style data set is divided "
             "before it is read. If the data of each rank differs already, write "
             f"strategy={{'{self._name}': {{'split_data': False}}}}."
         )
-        return SlicedBatches(loader, self, train)
+        return SlicedBatches(loader, self, pad)
 
     def _check(self, sampler: Any) -> None:
-        if (sampler.rank, sampler.num_replicas) != (self.rank, self.world_size):
+        if (sampler.rank, sampler.num_replicas) != (self.data_rank, self.data_ranks):
             raise ValueError(
                 f"The {type(sampler).__name__} was made for rank {sampler.rank} of {sampler.num_replicas}, but this is rank "
-                f"{self.rank} of {self.world_size}. Leave the sampler out: strategy='{self._name}' divides the batches."
+                f"{self.data_rank} of {self.data_ranks}. Leave the sampler out: strategy='{self._name}' divides the batches."
             )
         self._tell(
-            f"The loader's {type(sampler).__name__} is left in charge: batch_size counts for each of the {self.world_size} "
+            f"The loader's {type(sampler).__name__} is left in charge: batch_size counts for each of the {self.data_ranks} "
             "ranks, and a sampler that repeats samples to make ranks even also trains on them, or counts them in "
             "evaluation, more than once. Leave the sampler out to have the loader's batches divided exactly."
         )
@@ -192,6 +204,27 @@ class RankStrategy(Strategy):
         with self._explained:
             dist.broadcast_object_list(box, src=0, group=self._host)
         return box[0]
+
+    # --- rank 0's values everywhere
+
+    def _watch_buffers(self, module: nn.Module) -> None:
+        self._buffers = [(owner._buffers, name) for owner in module.modules() for name in owner._buffers]
+
+    @contextmanager
+    def _with_buffers_alike(self) -> Iterator[None]:
+        with self._explained:
+            yield
+            self._broadcast_buffers()
+
+    def _broadcast_buffers(self) -> None:
+        self._broadcast([buffer for owner, name in self._buffers if (buffer := owner[name]) is not None])
+
+    def _broadcast(self, tensors: list[Tensor]) -> None:
+        """Rank 0's values into the tensors of the others."""
+        for flat, alike in packed(tensors):
+            dist.broadcast(flat, 0, group=self._group(flat))
+            if self.rank:
+                unpack(flat, alike)
 
     def _group(self, tensor: Tensor) -> dist.ProcessGroup | None:
         return self._host if tensor.device.type == "cpu" else None

@@ -72,18 +72,18 @@ class Prepared:
 class SharedLoader(Prepared):
     """A DataLoader over a map-style data set whose batches are the global ones; loads only this rank's share of each.
 
-    Everything but the sampler is the loader's own: workers, collation, pinning. In training a rank without a share of a
-    batch loads its first sample as `Padding`; otherwise the batch is left out. Batches come in order whatever ``in_order``
-    says: ranks that met them in different orders would mix samples of different global batches.
+    Everything but the sampler is the loader's own: workers, collation, pinning. With ``pad``, as in training, a rank without
+    a share of a batch loads its first sample as `Padding`; otherwise the batch is left out. Batches come in order whatever
+    ``in_order`` says: ranks that met them in different orders would mix samples of different global batches.
     """
 
-    def __init__(self, loader: DataLoader[Any], strategy: Strategy, train: bool) -> None:
+    def __init__(self, loader: DataLoader[Any], strategy: Strategy, pad: bool) -> None:
         mine = copy.copy(loader)
-        self._shares = _Shares(loader.batch_sampler, loader, strategy, train)
+        self._shares = _Shares(loader.batch_sampler, loader, strategy, pad)
         # Past DataLoader.__setattr__, which forbids this. A new DataLoader would lose what subclasses add.
         vars(mine).update(batch_sampler=self._shares, in_order=True, _iterator=None)
         super().__init__(mine)
-        self._rank = strategy.rank
+        self._rank = strategy.data_rank
         self._generator = loader.generator
 
     def __iter__(self) -> Iterator[Any]:
@@ -123,12 +123,12 @@ class _Pass:
 class _Shares:
     """Batch sampler: this rank's share of each batch of indices of another."""
 
-    def __init__(self, batches: Any, loader: DataLoader[Any], strategy: Strategy, train: bool) -> None:
+    def __init__(self, batches: Any, loader: DataLoader[Any], strategy: Strategy, pad: bool) -> None:
         self._batches = batches
         self._samplers = (batches, getattr(batches, "sampler", None))
         self._generators = _generators(loader, *self._samplers)
         self._strategy = strategy
-        self._train = train
+        self._pad = pad
         #: Of each batch of the latest pass that was sampled and not yet handed out: whether it is a share at all.
         self.real: deque[bool] = deque()
 
@@ -141,17 +141,17 @@ class _Shares:
         return self._indices(self.real)
 
     def _indices(self, real: deque[bool]) -> Iterator[list[Any]]:
-        rank, world_size = self._strategy.rank, self._strategy.world_size
+        rank, world_size = self._strategy.data_rank, self._strategy.data_ranks
         for batch in alike(self._batches, self._generators, self._strategy):
             indices = list(batch)
             start, stop = share(len(indices), rank, world_size)
-            if start < stop or (self._train and indices):
+            if start < stop or (self._pad and indices):
                 real.append(start < stop)
                 yield indices[start:stop] or indices[:1]
 
     def __len__(self) -> int:
         batches = len(self._batches)
-        if self._train:
+        if self._pad:
             return batches
         if type(self._batches) is not BatchSampler:
             raise TypeError(
@@ -159,36 +159,37 @@ class _Shares:
             )
         # Only the last batch can be smaller than the others.
         full, last = divmod(len(self._batches.sampler), self._batches.batch_size)  # type: ignore[arg-type]
-        rank = self._strategy.rank
+        rank = self._strategy.data_rank
         return full * (rank < self._batches.batch_size) + (not self._batches.drop_last and rank < last)
 
 
 class SlicedBatches(Prepared):
     """Batches that every rank reads whole, and of which it keeps its share. Every rank must read the same ones.
 
-    Raises ValueError on all ranks where, in training, their sizes show that ranks read different batches.
+    With ``pad`` a rank without a share of a batch gets `Padding`.
+    Raises ValueError on all ranks where their sizes then show that ranks read different batches.
     """
 
-    def __init__(self, data: Iterable[Any], strategy: Strategy, train: bool) -> None:
+    def __init__(self, data: Iterable[Any], strategy: Strategy, pad: bool) -> None:
         if isinstance(data, DataLoader) and data.batch_sampler is None:  # batch_size=None: a sample is a batch
             sampler, data = data.sampler, copy.copy(data)
             vars(data).update(sampler=_Alike(sampler, _generators(data, sampler), strategy), _iterator=None)
         super().__init__(data)
         self._strategy = strategy
-        self._train = train
+        self._pad = pad
 
     def __iter__(self) -> Iterator[Any]:
-        rank, world_size = self._strategy.rank, self._strategy.world_size
-        for batch in _checked(self._data, self._strategy) if self._train else self._data:
+        rank, world_size = self._strategy.data_rank, self._strategy.data_ranks
+        for batch in _checked(self._data, self._strategy) if self._pad else self._data:
             samples = count(batch).samples
             start, stop = share(samples, rank, world_size)
             if start < stop:
                 yield slice_samples(batch, start, stop, samples)
-            elif self._train:
+            elif self._pad:
                 yield Padding(slice_samples(batch, 0, 1, samples))
 
     def __len__(self) -> int:
-        if not self._train:
+        if not self._pad:
             raise TypeError("Of how many batches this rank has a share is not known before they are read.")
         return len(self._data)  # type: ignore[arg-type]  # TypeError is what len() raises if it has none
 
@@ -291,9 +292,9 @@ def alike(sampler: Any, generators: list[torch.Generator], strategy: Strategy) -
             item = next(iterator, _END)
             shared = _capture()
         finally:
-            # On rank 0 the first draw is a draw like any other; what a sampler draws later is in a stream of its own,
+            # With rank 0's data the first draw is a draw like any other; what a sampler draws later is in a stream of its own,
             # which training on no rank moves on.
-            if not (first and strategy.rank == 0):
+            if not (first and strategy.data_rank == 0):
                 seeding.restore(own)
         if item is _END:
             return

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from hocket.callbacks.periodic import Periodic
+from hocket.dtensors import mesh_of, total_norm
 from hocket.state import State
 
 
@@ -103,7 +104,10 @@ class NaNMonitor(Periodic):
 
 def _largest(tensors: list[Tensor]) -> Tensor:
     """The largest absolute value of each tensor, NaN if it has one, as a vector."""
-    norms = torch._foreach_norm(tensors, float("inf"))
+    if any(mesh_of(tensor) is not None for tensor in tensors):
+        norms = [total_norm([tensor], float("inf")) for tensor in tensors]
+    else:
+        norms = list(torch._foreach_norm(tensors, float("inf")))
     first = norms[0]
     if all(norm.dtype is first.dtype and norm.device == first.device for norm in norms):
         return torch.stack(norms)

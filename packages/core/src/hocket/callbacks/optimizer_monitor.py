@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor, nn
 
 from hocket.callback import Callback
+from hocket.dtensors import total_norm
 from hocket.state import State
 
 
@@ -54,7 +54,7 @@ class OptimizerMonitor(Callback):
             return
         (parameters, before), self._before = self._before, None
         weights = [parameter.detach() for parameter in parameters]
-        updates = torch._foreach_sub(weights, before)
+        updates = [after - old for after, old in zip(weights, before, strict=True)]
         state.log({"optimizer/weight_norm": _norm(weights), "optimizer/update_norm": _norm(updates)})
         held = [values for optimizer in state.optimizers for values in optimizer.state.values()]
         for key in ("exp_avg", "exp_avg_sq"):
@@ -73,4 +73,4 @@ class OptimizerMonitor(Callback):
 
 
 def _norm(tensors: Sequence[Tensor]) -> Tensor:
-    return torch.nn.utils.get_total_norm(tensors).float()
+    return total_norm(tensors).float()

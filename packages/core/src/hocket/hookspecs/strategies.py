@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import torch
 
     from hocket.devices import Device
+    from hocket.precision import Precision
 
 
 class StrategyHooks:
@@ -26,21 +27,27 @@ class StrategyHooks:
         raise NotImplementedError
 
     @hookspec(firstresult=True)
-    def prepare_model(self, module: torch.nn.Module) -> torch.nn.Module:
-        """The module to call in training; parameters must stay reachable under plain names by ``model_state``."""
+    def prepare_model(self, module: torch.nn.Module, precision: Precision) -> torch.nn.Module:
+        """The module to call in training; parameters must stay reachable under plain names by ``model_state``.
+
+        ``precision`` is what the run computes in, for strategies that send weights and gradients in another dtype.
+        """
         raise NotImplementedError
 
     @hookspec(firstresult=True)
     def prepare_optimizer(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-        """The optimizer to step, over the parameters that ``prepare_model`` left in place."""
+        """The optimizer to step. It was made before ``prepare_model``; parameters which that replaced are exchanged here."""
         raise NotImplementedError
 
     @hookspec(firstresult=True)
     def prepare_data(self, loader: Iterable[Any], train: bool) -> Iterable[Any]:
         """This rank's share of a loader whose batches are the *global* batches, every sample exactly once.
 
+        Ranks that compute one forward pass together (``strategy.data_rank`` is the same) have the same share.
+
         Ranks see the same number of training batches; a rank without a share of one gets a batch to compute on whose
-        ``weight`` is zero. Evaluation batches without a share are left out.
+        ``weight`` is zero. Evaluation batches without a share are left out, or are `hocket.data.batches.Padding` where
+        every rank has to take part in every forward pass.
         """
         raise NotImplementedError
 

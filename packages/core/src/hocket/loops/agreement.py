@@ -14,7 +14,10 @@ def total(state: State, handed_out: Counts, trained_on: int, skip: bool) -> tupl
     """Over all ranks: what the batch counts for, how many of its samples are trained on, whether any rank skips it."""
     # int64 on the CPU: exact, and no rank waits for its device.
     mine = torch.tensor([handed_out.samples, handed_out.tokens, trained_on, int(skip)])
-    samples, tokens, trained, skips = state.bus.all_reduce(mine, "sum").tolist()
+    *counts, skips = state.bus.all_reduce(mine, "sum").tolist()
+    # Ranks that compute on the same share have all counted it.
+    alike = state.strategy.world_size // state.strategy.data_ranks
+    samples, tokens, trained = (count // alike for count in counts)
     return Counts(samples, tokens), trained, bool(skips)
 
 

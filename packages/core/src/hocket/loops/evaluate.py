@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from hocket import scalars, seeding
+from hocket.data.batches import Padding
 from hocket.data.feed import one_pass
 from hocket.loops.gradients import count
 from hocket.loops.metrics import MetricSet
@@ -83,20 +84,22 @@ def _evaluate_set(state: State, label: str, evaluated: PreparedSet) -> dict[str,
         for number, batch in enumerate(batches):
             if number == evaluated.limit:
                 break
-            seen += 1
-            state.batch = batch
+            counts = not isinstance(batch, Padding)
+            seen += counts
+            state.batch = batch if counts else batch.batch
             bus.eval_batch_start(state)
             state.batch = bus.move_batch(state, state.batch)
             bus.eval_before_forward(state)
             state.outputs = bus.eval_forward(state, state.batch)
             bus.eval_after_forward(state)
-            if state.task.has_eval_loss(state.outputs):
+            if counts and state.task.has_eval_loss(state.outputs):
                 loss = bus.loss(state, state.outputs, state.batch)
                 weight = count(state, state.batch).samples if loss.weight is None else loss.weight
                 sums += torch.stack(
                     [loss.value.to(precise) * weight, torch.as_tensor(weight, device=state.device).to(precise)]
                 )
-            metrics.update(state.outputs, state.batch)
+            if counts:
+                metrics.update(state.outputs, state.batch)
             bus.eval_batch_end(state)
     if not any(bus.all_gather_object(seen)):
         raise ValueError(

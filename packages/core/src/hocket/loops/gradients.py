@@ -38,8 +38,8 @@ def compute_gradients(state: State, mine: int, everyone: int, metrics: MetricSet
     bus = state.bus
     bus.before_train_batch(state)
     bus.zero_grad(state)
-    whole, world = state.batch, state.strategy.world_size
-    # Strategies take the mean of gradients over ranks, hence the number of ranks.
+    whole, world = state.batch, state.strategy.data_ranks
+    # Strategies take the mean of gradients over ranks with data of their own, hence the number of those.
     per_sample = world / everyone if state.strategy.averages_gradients else 1 / max(mine, 1)
     pieces = [whole] if state.microbatch is None else bus.split_batch(state, whole, state.microbatch)
     rescale = None
@@ -120,5 +120,6 @@ def _mean(state: State, parts: Sequence[_Part], mine: int, everyone: int) -> tor
     if not own:
         return None
     if state.strategy.averages_gradients:
-        return everyone / sums[0]
+        alike = state.strategy.world_size // state.strategy.data_ranks  # have all added the same weight
+        return everyone * alike / sums[0]
     return torch.where(weight > 0, mine / weight, 0.0)  # nothing on this rank may count

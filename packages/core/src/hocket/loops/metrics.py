@@ -46,6 +46,9 @@ class MetricSet:
                     f"Metric '{name}' ({type(metric).__name__}) cannot be combined over {state.strategy.world_size} "
                     "ranks. Use a torchmetrics metric, or give it merge_state(others)."
                 )
+            if state.strategy.data_ranks < state.strategy.world_size and _reduces_itself(metric):
+                for each in metric.modules():
+                    each.process_group = state.strategy.data_group
         self._metrics = {
             name: metric.to(state.device) if hasattr(metric, "to") else metric for name, metric in given.items()
         }
@@ -75,7 +78,9 @@ class MetricSet:
         values: dict[str, Any] = {}
         for name, metric in self._metrics.items():
             if self._state.strategy.world_size > 1 and not _reduces_itself(metric):
-                first, *others = bus.all_gather_object(metric)
+                # One of the ranks that saw the same samples is enough.
+                shares = dict(bus.all_gather_object((self._state.strategy.data_rank, metric)))
+                first, *others = (seen for _, seen in sorted(shares.items(), key=lambda item: item[0]))
                 metric = copy.deepcopy(first)
                 metric.merge_state(others)
             values.update(_named(f"{self._label}/{name}", metric.compute()))

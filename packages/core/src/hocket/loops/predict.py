@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from hocket import seeding
-from hocket.data.batches import map_tensors
+from hocket.data.batches import Padding, map_tensors
 from hocket.data.feed import one_pass
 from hocket.loops.evaluate import eval_mode
 from hocket.state import State
@@ -28,13 +28,15 @@ def predict(state: State, data: Iterable[Any], limit: int | None = None) -> list
         with seeding.preserved(), eval_mode(state.task), torch.no_grad(), one_pass(batches) as iterator:
             bus.predict_start(state)
             for batch in islice(iterator, limit):
-                state.batch = batch
+                counts = not isinstance(batch, Padding)
+                state.batch = batch if counts else batch.batch
                 bus.predict_batch_start(state)
                 state.batch = bus.move_batch(state, state.batch)
                 bus.predict_before_forward(state)
                 state.outputs = bus.eval_forward(state, state.batch)
                 bus.predict_after_forward(state)
-                outputs.append(map_tensors(lambda tensor: tensor.cpu(), state.outputs))
+                if counts:
+                    outputs.append(map_tensors(lambda tensor: tensor.cpu(), state.outputs))
                 bus.predict_batch_end(state)
             bus.predict_end(state)
     finally:

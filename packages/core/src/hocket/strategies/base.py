@@ -31,6 +31,20 @@ class Strategy:
     rank: int = 0
     local_rank: int = 0
     world_size: int = 1
+    #: Whether :meth:`prepare_model` gives values to parameters and buffers that are on the meta device.
+    materializes: ClassVar[bool] = False
+    #: The process group of this rank and those that hold the same part of the model for other data; None for all ranks.
+    data_group: Any = None
+
+    @property
+    def data_rank(self) -> int:
+        """Which share of a global batch this rank computes on. Ranks that compute one forward pass together have one share."""
+        return self.rank
+
+    @property
+    def data_ranks(self) -> int:
+        """How many shares global batches are divided into; a divisor of ``world_size``."""
+        return self.world_size
 
     def setup_environment(self, device: Device) -> torch.device:
         """See :meth:`hocket.hookspecs.StrategyHooks.setup_environment`."""

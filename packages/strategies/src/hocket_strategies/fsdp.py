@@ -1,0 +1,287 @@
+"""Fully sharded data parallelism: weights, gradients and optimizer state divided over ranks, gathered block by block."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from functools import partial, wraps
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+    register_fsdp_forward_method,
+)
+from torch.utils.checkpoint import checkpoint
+
+from hocket import Device, Need, Task
+from hocket.contexts import NOTHING
+from hocket.data.batches import map_tensors
+from hocket.dtensors import local, shard_like, whole
+from hocket_strategies.group import RankStrategy
+from hocket_strategies.mesh import data_mesh, degrees, make_mesh
+from hocket_strategies.wrapping import Wrap, units
+
+_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, None: None}
+
+
+class FSDP(RankStrategy):
+    """torch's FSDP2, ``fully_shard`` (Zhao et al. 2023, arXiv 2304.11277), over all ranks that were started.
+
+    Batches, gradients and results are those of ``ddp``; memory is divided. Parameters are replaced by DTensors of the same
+    names, of which each rank holds a shard along dimension 0. Where a model is one large module, nothing is saved at its
+    peak: ``wrap`` says which modules are gathered and freed one after the other.
+
+    All ranks start from rank 0's weights and buffers. The other ranks may hand over a model on the meta device, which costs
+    no memory: ``with torch.device("meta" if rank else "cpu"): model = Model()``.
+
+    Args:
+        replicate: so many copies of the model, each sharded over ``shard`` ranks (hybrid sharding: gathering stays within
+            the ranks of a copy, gradients are averaged over copies).
+        shard: over how many ranks a copy is sharded; None for all that ``replicate`` leaves.
+        wrap: ``"auto"``, classes or names of classes, the least number of parameters of a unit, or None; see
+            :func:`hocket_strategies.wrapping.units`.
+        param_dtype: what weights are gathered and computed in: ``"bf16"``, ``"fp16"``, ``"fp32"``, None for as they are
+            stored, ``"auto"`` for the half precision that the Trainer's ``precision`` computes in, if it does.
+        reduce_dtype: what gradients are averaged in, likewise; only where ``param_dtype`` is not None.
+        cpu_offload: keep shards, gradients and optimizer state in host memory and step there.
+        reshard_after_forward: free a unit's weights after its forward pass and gather them again for backward; False keeps
+            them for speed, an int reshards to so many ranks. The model's own, outside of units, stay until backward.
+        checkpoint: recompute the forward pass of these modules in backward instead of keeping activations: True for the
+            units of ``wrap``, else classes or names as there.
+        split_data: whether loaders yield global batches; see :class:`~hocket_strategies.ddp.DDP`.
+
+    Raises:
+        ValueError: ``replicate × shard`` is not the number of ranks, or a dtype has another name.
+    """
+
+    offers = Need.SECOND_GRADIENT
+    materializes = True
+    together = True
+
+    def __init__(
+        self,
+        *,
+        replicate: int = 1,
+        shard: int | None = None,
+        wrap: Wrap = "auto",
+        param_dtype: str | None = "auto",
+        reduce_dtype: str | None = "fp32",
+        cpu_offload: bool = False,
+        reshard_after_forward: bool | int = True,
+        checkpoint: bool | Wrap = False,
+        split_data: bool = True,
+    ) -> None:
+        super().__init__(split_data=split_data)
+        self._given: dict[str, int | None] = {"replicate": replicate, "shard": shard}
+        self._wrap, self._checkpoint = wrap, checkpoint
+        self._reshard_after_forward = reshard_after_forward
+        self._cpu_offload = cpu_offload
+        if param_dtype != "auto":
+            _dtype("param_dtype", param_dtype)
+        self._param_dtype = param_dtype
+        self._reduce_dtype = _dtype("reduce_dtype", reduce_dtype)
+        self._device = torch.device("cpu")
+        self._mesh: Any = None
+        #: Old parameter's id -> the one that took its place. Optimizers keep the old ones alive until they are told.
+        self._moved: dict[int, nn.Parameter] = {}
+        self._reducing = True
+
+    def setup_environment(self, device: Device) -> torch.device:
+        """Join the ranks, then lay them out as a mesh."""
+        self._device = super().setup_environment(device)
+        self._mesh = make_mesh(self._device.type, degrees(self.world_size, self._given, self._name))
+        return self._device
+
+    def _backend(self, on: torch.device) -> str:
+        # Norms of gradients in host memory are reduced there.
+        return "cpu:gloo,cuda:nccl" if self._cpu_offload and on.type == "cuda" else super()._backend(on)
+
+    # --- the model
+
+    def prepare_model(self, module: nn.Module, precision: Any = None) -> nn.Module:
+        """The module itself, its parameters replaced by shards with rank 0's values.
+
+        Raises:
+            ValueError: a parameter of rank 0 is on the meta device, or parameters on the meta device are tied.
+        """
+        before = _tensors(module)
+        by_name = dict(module.named_parameters(remove_duplicate=False))
+        on_meta = any(tensor.is_meta for tensor in before.values())
+        if on_meta:
+            self._check_meta(before, by_name)
+        self._watch_buffers(module)
+        self._parallelize(module)
+        self._recompute(module)
+        if before.keys() - dict(module.named_buffers()).keys():
+            self._shard(module, precision)
+        if on_meta:
+            module.to_empty(device="cpu" if self._cpu_offload else self._device)
+            for owner, name in self._buffers:
+                owner[name] = None if (buffer := owner[name]) is None else buffer.to(self._device)
+        self._start_alike(before, module)
+        after = dict(module.named_parameters(remove_duplicate=False))
+        self._moved = {id(parameter): after[name] for name, parameter in by_name.items()}
+        self._reducing = True
+        return module
+
+    def _parallelize(self, module: nn.Module) -> None:
+        """Divide single modules over ranks before the whole is sharded; nothing here."""
+
+    def _shard(self, module: nn.Module, precision: Any) -> None:
+        options: dict[str, Any] = {
+            "mesh": data_mesh(self._mesh),
+            "mp_policy": self._policy(precision),
+            "offload_policy": CPUOffloadPolicy(pin_memory=self._device.type == "cuda")
+            if self._cpu_offload
+            else OffloadPolicy(),
+        }
+        for unit in units(module, self._wrap):
+            fully_shard(unit, reshard_after_forward=self._reshard_after_forward, **options)
+        fully_shard(module, **options)
+        # What is outside of units stays gathered after forward, because backward comes next. Where it does not, weights that
+        # algorithms put in for an evaluation would be trained with.
+        module.register_forward_hook(_reshard)
+        if isinstance(module, Task) and type(module).eval_forward is not Task.eval_forward:
+            _resharding(module, "eval_forward")
+
+    def _policy(self, precision: Any) -> MixedPrecisionPolicy:
+        if self._param_dtype == "auto":
+            computed = getattr(precision, "compute_dtype", None)
+            dtype = computed if computed in (torch.bfloat16, torch.float16) else None
+        else:
+            dtype = _dtype("param_dtype", self._param_dtype)
+        return MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=self._reduce_dtype if dtype else None)
+
+    def _recompute(self, module: nn.Module) -> None:
+        if self._checkpoint is False or self._checkpoint is None:
+            return
+        for unit in units(module, self._wrap if self._checkpoint is True else self._checkpoint):
+            # Not a wrapper, which would change the names of parameters.
+            unit.forward = partial(checkpoint, unit.forward, use_reentrant=False)  # type: ignore[method-assign]
+
+    def _check_meta(self, tensors: dict[str, Tensor], by_name: dict[str, nn.Parameter]) -> None:
+        if self.rank == 0 and (empty := [name for name, tensor in tensors.items() if tensor.is_meta]):
+            raise ValueError(
+                f"{empty[0]} is on the meta device on rank 0, whose values all ranks start from. Build the model on the CPU "
+                'there: with torch.device("meta" if rank else "cpu"): model = Model().'
+            )
+        if len(set(by_name.values())) < len(by_name):
+            tied = next(name for name in by_name if name not in tensors)
+            raise ValueError(
+                f"{tied} is tied to another parameter, which the meta device forgets. Build the model on the CPU on every rank."
+            )
+
+    @torch.no_grad()
+    def _start_alike(self, before: dict[str, Tensor], module: nn.Module) -> None:
+        """Rank 0's parameters and buffers, sent one by one, of which each rank keeps its part."""
+        for name, target in _tensors(module).items():
+            full = before[name].detach() if self.rank == 0 else None
+            if full is None:
+                full = torch.empty(target.shape, dtype=target.dtype, device=self._device)
+            full = full.to(self._device).contiguous()
+            if self.world_size > 1 and full.numel():
+                dist.broadcast(full, 0, group=self._group(full))
+            local(target).copy_(local(shard_like(full, target)))
+
+    # --- the optimizer
+
+    def prepare_optimizer(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+        """The optimizer over the shards; state that it has already is sharded as its parameters are."""
+        for group in optimizer.param_groups:
+            group["params"][:] = [self._moved.get(id(p), p) for p in group["params"]]  # in place: LBFGS holds the list
+        for old in [each for each in optimizer.state if id(each) in self._moved]:
+            new, values = self._moved[id(old)], optimizer.state.pop(old)
+            if any(isinstance(value, Tensor) and value.is_meta for value in values.values()):
+                raise ValueError(
+                    f"{type(optimizer).__name__} made state for parameters on the meta device, which has no values. Build "
+                    "the model on the CPU on every rank, or choose another optimizer."
+                )
+            optimizer.state[new] = {key: _like(value, new) for key, value in values.items()}
+        return optimizer
+
+    def accumulate(self, module: nn.Module, last: bool) -> AbstractContextManager[Any]:
+        """Reduces gradients, and hands out rank 0's buffers, only when ``last``."""
+        if last is not self._reducing and isinstance(module, FSDPModule):
+            module.set_requires_gradient_sync(last)
+            self._reducing = last
+        return self._with_buffers_alike() if last and self._buffers and self.world_size > 1 else NOTHING
+
+    # --- state
+
+    def model_state(self, module: nn.Module) -> dict[str, Any]:
+        """Copies on the CPU, gathered one by one: the full model need not fit on a device. Every rank has to call it."""
+        return {name: _full(value) for name, value in module.state_dict().items()}
+
+    def load_model_state(self, module: nn.Module, state_dict: dict[str, Any]) -> bool:
+        """See :meth:`hocket.hookspecs.StrategyHooks.load_model_state`. Nothing is sent: every rank brings the full state."""
+        targets = module.state_dict()
+        module.load_state_dict({name: _like(value, targets.get(name)) for name, value in state_dict.items()})
+        return True
+
+    def optimizer_state(self, module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        """A copy on the CPU of the ``state_dict`` that it would have in one process. Every rank has to call it."""
+        state: dict[str, Any] = map_tensors(_full, optimizer.state_dict())
+        return state
+
+    def load_optimizer_state(
+        self, module: nn.Module, optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]
+    ) -> bool:
+        """See :meth:`hocket.hookspecs.StrategyHooks.load_optimizer_state`; the state may come from any strategy."""
+        held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        keys = [key for group in state_dict["param_groups"] for key in group["params"]]
+        of = dict(zip(keys, held, strict=False))  # the optimizer itself refuses another number of parameters
+        state = {
+            key: {name: _like(value, of.get(key)) for name, value in values.items()}
+            for key, values in state_dict["state"].items()
+        }
+        optimizer.load_state_dict({**state_dict, "state": state})
+        return True
+
+
+def _dtype(argument: str, given: str | None) -> torch.dtype | None:
+    if given not in _DTYPES:
+        names = ", ".join(repr(name) for name in _DTYPES)
+        raise ValueError(f"{argument}={given!r} is not a dtype that weights are gathered in; use one of {names}.")
+    return _DTYPES[given]
+
+
+def _tensors(module: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers, persistent or not, each once."""
+    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
+
+
+def _like(value: Any, target: Any) -> Any:
+    """``value`` sharded like ``target`` where it is a full tensor of its shape; anything else as it is."""
+    if isinstance(value, Tensor) and isinstance(target, Tensor) and value.shape == target.shape:
+        return shard_like(value, target)
+    return value
+
+
+def _full(value: Any) -> Any:
+    """A full copy on the CPU, so that a state is of one moment, whatever of it was sharded."""
+    return whole(value.detach()).to("cpu", copy=True) if isinstance(value, Tensor) else value
+
+
+def _reshard(module: Any, inputs: Any, outputs: Any) -> None:
+    if not torch.is_grad_enabled():
+        module.reshard()
+
+
+def _resharding(module: Any, method: str) -> None:
+    """Gather around a method that is called instead of forward, and reshard after it."""
+    register_fsdp_forward_method(module, method)
+    inner = getattr(module, method)
+
+    @wraps(inner)
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        outputs = inner(*args, **kwargs)
+        _reshard(module, args, outputs)
+        return outputs
+
+    setattr(module, method, forward)

@@ -1,0 +1,82 @@
+"""Tensor parallelism: single layers are divided over ranks, alone or together with sharded data parallelism."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch.distributed as dist
+from torch import nn
+
+from hocket import Task, seeding
+from hocket_strategies.fsdp import FSDP
+from hocket_strategies.mesh import data_group
+from hocket_strategies.plans import find_plan, parallelize
+
+
+class TensorParallel(FSDP):
+    """Megatron's division of layers (Shoeybi et al. 2019, arXiv 1909.08053), with torch's ``parallelize_module``.
+
+    ``tensor`` neighbouring ranks compute one forward pass together on the same data: a ``"colwise"`` layer has a part of
+    its outputs on each of them, the ``"rowwise"`` one after it sums up. What the plan does not name is on all of them.
+    ``replicate × shard`` such groups divide each batch, and shard and average as ``fsdp`` does: a mesh of up to three axes.
+
+    The plan maps names of modules, in which ``*`` stands for anything, to ``"colwise"``, ``"rowwise"``,
+    ``"colwise_gather_output"`` (outputs whole on every rank), ``"rowwise_split_input"`` (inputs whole on every rank), or a
+    ``torch.distributed.tensor.parallel.ParallelStyle``. It comes from ``plan=``, else from the model's attribute
+    ``tensor_parallel_plan``, else there is one for models of transformers with the layers of GPT-2 or Llama. Divided
+    dimensions must be divisible by ``tensor``.
+
+    Args:
+        tensor: how many ranks divide layers; None for all that ``replicate`` and ``shard`` leave.
+        plan: see above.
+        replicate, shard, **options: as for :class:`~hocket_strategies.fsdp.FSDP`; ``shard`` is 1 unless given.
+
+    Raises:
+        ValueError: ``replicate × shard × tensor`` is not the number of ranks; later, if there is no plan, it names a module
+            that is not there, or cannot be divided.
+    """
+
+    _name = "tensor-parallel"
+
+    def __init__(
+        self,
+        *,
+        tensor: int | None = None,
+        plan: Mapping[str, Any] | None = None,
+        replicate: int = 1,
+        shard: int | None = 1,
+        **options: Any,
+    ) -> None:
+        super().__init__(replicate=replicate, shard=shard, **options)
+        self._given["tensor"] = tensor
+        self._plan = plan
+        self._degree = 1
+
+    @property
+    def data_rank(self) -> int:
+        """Neighbours that divide layers have the same data."""
+        return self.rank // self._degree
+
+    @property
+    def data_ranks(self) -> int:
+        """Groups of such neighbours."""
+        return self.world_size // self._degree
+
+    def setup_environment(self, device: Any) -> Any:
+        """Join the ranks, then lay them out as a mesh."""
+        on = super().setup_environment(device)
+        self._degree = self._mesh["tensor"].size() if "tensor" in self._mesh.mesh_dim_names else 1
+        self.data_group = data_group(self._mesh)
+        return on
+
+    def _parallelize(self, module: nn.Module) -> None:
+        if self._degree == 1:
+            return
+        model = module.model if isinstance(module, Task) else module
+        parallelize(model, find_plan(model, self._plan, self._degree), self._mesh["tensor"])
+        # Neighbours drop out the same activations and shuffle alike; with a seed they do already.
+        box = [seeding.capture()]
+        group = self._mesh["tensor"].get_group()
+        dist.broadcast_object_list(box, group=group, group_src=0)
+        seeding.restore(box[0])

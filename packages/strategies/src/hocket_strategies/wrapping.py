@@ -1,0 +1,133 @@
+"""Which modules of a model are units of their own: gathered, freed and recomputed together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from torch import nn
+
+#: What to wrap: "auto", classes or their names, or the least number of parameters of a unit; None for nothing.
+Wrap = str | int | type[nn.Module] | Sequence[str | type[nn.Module]] | None
+
+#: A unit by size, where nothing says what the blocks of a model are.
+_SMALLEST = 1_000_000
+_NO_FORWARD = (nn.ModuleList, nn.ModuleDict)
+
+
+def units(model: nn.Module, wrap: Wrap = "auto") -> list[nn.Module]:
+    """The submodules of ``model`` to wrap, inner ones before those around them; never ``model`` itself.
+
+    Args:
+        wrap: ``"auto"`` takes what the model calls its blocks (``_no_split_modules``, as models of transformers do), else the
+            elements of every ModuleList of two or more modules of one class, else units by size. Classes, or names of
+            classes: their instances, subclasses included. An int: units of at least so many parameters, counted without
+            those of units inside. None: nothing.
+
+    Raises:
+        TypeError: ``wrap`` is none of these. ValueError: no module is of a named class, or one shares a parameter with
+            the rest of the model, so that it cannot be gathered alone.
+    """
+    if wrap is None:
+        return []
+    if isinstance(wrap, int) and not isinstance(wrap, bool) and wrap > 0:
+        return _by_size(model, wrap)
+    if wrap == "auto":
+        return _automatic(model)
+    classes = [wrap] if isinstance(wrap, str | type) else wrap
+    if not isinstance(classes, Iterable) or not all(isinstance(each, str | type) for each in classes):
+        raise TypeError(
+            f"wrap={wrap!r} is not a plan: give 'auto', a number of parameters such as 1_000_000, classes or their names such "
+            "as ['Block'], or None."
+        )
+    found = []
+    for each in classes:
+        instances = [module for module in _inner_first(model) if module is not model and _is(module, each)]
+        if not instances:
+            there = ", ".join(sorted({type(module).__name__ for module in model.modules() if module is not model}))
+            raise ValueError(f"wrap={wrap!r}: the model has no {_name(each)}. Its classes are {there}.")
+        found += instances
+    chosen = _ordered(model, found)
+    for module in chosen:
+        if shared := _shared(model, module):
+            raise ValueError(
+                f"wrap={wrap!r}: {type(module).__name__} shares {shared} with the rest of the model, so it cannot be a unit of "
+                "its own. Name a class that holds all users of that parameter, or none of them."
+            )
+    return chosen
+
+
+def _automatic(model: nn.Module) -> list[nn.Module]:
+    named = {name for module in model.modules() for name in getattr(module, "_no_split_modules", None) or ()}
+    found = [module for module in model.modules() if module is not model and type(module).__name__ in named]
+    if not found:
+        for container in model.modules():
+            if isinstance(container, nn.ModuleList) and len(container) > 1 and len(set(map(type, container))) == 1:
+                found += [module for module in container if any(True for _ in module.parameters())]
+    if not found:
+        return _by_size(model, _SMALLEST)
+    return [module for module in _ordered(model, found) if not _shared(model, module)]
+
+
+def _by_size(model: nn.Module, smallest: int) -> list[nn.Module]:
+    found: list[nn.Module] = []
+    seen: set[nn.Parameter] = set()
+
+    def left(module: nn.Module) -> int:
+        """Parameters that no unit inside has taken."""
+        own = [p for p in module.parameters(recurse=False) if p not in seen]
+        seen.update(own)
+        total = sum(parameter.numel() for parameter in own)
+        # Its projection is used without its forward, so it cannot be gathered there.
+        children: Any = () if isinstance(module, nn.MultiheadAttention) else module.children()
+        if isinstance(module, nn.MultiheadAttention):
+            total = sum(parameter.numel() for parameter in module.parameters())
+        total += sum(left(child) for child in children)
+        if total < smallest or module is model or isinstance(module, _NO_FORWARD) or _shared(model, module):
+            return total
+        found.append(module)
+        return 0
+
+    left(model)
+    return found
+
+
+def _inner_first(model: nn.Module) -> list[nn.Module]:
+    """Every module once, after the modules in it."""
+    order: list[nn.Module] = []
+    seen: set[nn.Module] = set()
+
+    def visit(module: nn.Module) -> None:
+        if module not in seen:
+            seen.add(module)
+            for child in module.children():
+                visit(child)
+            order.append(module)
+
+    visit(model)
+    return order
+
+
+def _ordered(model: nn.Module, chosen: Iterable[nn.Module]) -> list[nn.Module]:
+    wanted = set(chosen)
+    return [module for module in _inner_first(model) if module in wanted]
+
+
+def _shared(model: nn.Module, unit: nn.Module) -> str | None:
+    """The name of a parameter of ``unit`` that modules outside of it use too."""
+    inside = set(unit.modules())
+    mine = {parameter: name for name, parameter in unit.named_parameters()}
+    for module in model.modules():
+        if module not in inside:
+            for parameter in module.parameters(recurse=False):
+                if parameter in mine:
+                    return mine[parameter]
+    return None
+
+
+def _is(module: nn.Module, kind: str | type) -> bool:
+    return isinstance(module, kind) if isinstance(kind, type) else kind in (c.__name__ for c in type(module).__mro__)
+
+
+def _name(kind: str | type) -> str:
+    return kind if isinstance(kind, str) else kind.__name__
