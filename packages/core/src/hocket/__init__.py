@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from hocket.logger import Logger
     from hocket.loops.evaluate import EvalSet
     from hocket.precision import Precision
+    from hocket.runtime import Runtime
     from hocket.state import Decision, State
     from hocket.strategies import Strategy
     from hocket.surgery import NoEffectWarning
@@ -41,6 +42,7 @@ _PUBLIC = {
     "Phase": "hocket.algorithm",
     "Precision": "hocket.precision",
     "Result": "hocket.trainer",
+    "Runtime": "hocket.runtime",
     "State": "hocket.state",
     "Strategy": "hocket.strategies",
     "Task": "hocket.task",
@@ -69,6 +71,7 @@ __all__ = [
     "Phase",
     "Precision",
     "Result",
+    "Runtime",
     "State",
     "Strategy",
     "Task",

@@ -35,6 +35,15 @@ def restore(state: dict[str, Any]) -> None:
         torch.mps.set_rng_state(state["mps"])
 
 
+def seed_everything(seed: int) -> None:
+    """The global generators begin anew: Python's, torch's, NumPy's if imported."""
+    seed %= 2**32  # NumPy accepts no more
+    random.seed(seed)
+    torch.manual_seed(seed)
+    if numpy := sys.modules.get("numpy"):
+        numpy.random.seed(seed)
+
+
 @contextmanager
 def preserved() -> Iterator[None]:
     """Whatever is drawn inside, the global generators continue afterwards as if nothing had been."""
@@ -53,7 +62,7 @@ class RandomStream:
     """
 
     def __init__(self, seed: int | None, rank: int = 0) -> None:
-        self._start = None if seed is None else (seed + rank) % 2**32  # NumPy accepts no more
+        self._start = None if seed is None else seed + rank
         self._inside: dict[str, Any] | None = None
         self._outside: dict[str, Any] = {}
 
@@ -64,10 +73,7 @@ class RandomStream:
         if self._inside is not None:
             restore(self._inside)
             return
-        random.seed(self._start)
-        torch.manual_seed(self._start)
-        if numpy := sys.modules.get("numpy"):
-            numpy.random.seed(self._start)
+        seed_everything(self._start)
 
     def __exit__(self, *error: object) -> None:
         if self._start is not None:

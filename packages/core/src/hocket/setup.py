@@ -36,13 +36,13 @@ class Parts:
 
 def resolve(
     *,
-    algorithms: Sequence[Any],
-    callbacks: Sequence[Any],
-    loggers: Sequence[Any],
     strategy: Any,
     precision: Any,
     device: Any,
-    actions: Any,
+    actions: Any = "default",
+    algorithms: Sequence[Any] = (),
+    callbacks: Sequence[Any] = (),
+    loggers: Sequence[Any] = (),
     devices: int | None = None,
 ) -> Parts:
     """Import and make what the arguments name, and nothing else."""

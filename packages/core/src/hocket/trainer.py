@@ -31,6 +31,7 @@ from hocket.plugins import switches
 from hocket.plugins.bus import Bus
 from hocket.plugins.errors import PluginError
 from hocket.plugins.plan import Plan, make_plan
+from hocket.runtime import Runtime
 from hocket.state import State
 from hocket.task import SupervisedTask, Task
 from hocket.time import Interval, Time, TimeError, Timestamp, Unit
@@ -182,17 +183,14 @@ class Trainer:
             {"model": setup.describe(task.model), "duration": str(self._duration or "given to fit"), **parts.reasons},
         )
 
-        if devices is not None and devices > 1:
-            launching.start(devices)
-        on = bus.setup_environment(parts.device)
+        self._runtime = Runtime.of(parts, bus, devices)
         self._randomness = seeding.RandomStream(seed, parts.strategy.data_rank)
-        setup.compare_over_ranks(bus, parts.voices)
         self.state = state = State(
             task=task,
             bus=bus,
             strategy=parts.strategy,
             precision=parts.precision,
-            device=on,
+            device=self._runtime.device,
             device_kind=parts.device,
             run_name=run_name or bus.broadcast_object(f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"),
             folder=Path(folder),
@@ -217,21 +215,20 @@ class Trainer:
             self._set_eval_data(eval_data)
             bus.before_load(state)
             bus.after_load(state)
-        weakref.finalize(self, _close_at_exit, state)
+        weakref.finalize(self, bus.close, state)  # before the runtime leaves the other processes
 
     def _assemble(
         self, optimizer: Any, schedule: Any, schedule_every: str | Time, compile: bool | Mapping[str, Any]
     ) -> None:
         """Model, surgery, optimizers, schedules: in the order in which they need each other."""
         state, bus = self.state, self.state.bus
-        state.task = bus.convert_module(setup.move(state.task, state.device))
+        state.task = self._runtime.convert(state.task)
         bus.init(state)
         setup.move(state.task, state.device)
         optimizers = make_optimizers(optimizer, state.task, state.replacements)
         if compile:
             state.task.compile(**({} if compile is True else compile))
-        state.prepared = bus.prepare_model(state.task, state.precision)
-        state.optimizers = [bus.prepare_optimizer(each) for each in optimizers]
+        state.prepared, state.optimizers = self._runtime.prepare(state.task, optimizers)
         state.schedules = make_schedules(schedule, state.optimizers, schedule_every)
 
     # --- what it is for
@@ -404,11 +401,6 @@ class Trainer:
                 if error is not raised:
                     raise error from raised
                 raise
-
-
-def _close_at_exit(state: State) -> None:
-    state.bus.close(state)
-    state.strategy.shutdown()
 
 
 def _no_share(time: Time) -> Time:

@@ -1,0 +1,295 @@
+"""The layer below the Trainer: processes, device, precision and strategy, for loops of your own."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import nn
+
+from hocket import launching, seeding, setup
+from hocket.clipping import clip_gradients
+from hocket.data import batches
+from hocket.data.batches import Padding
+from hocket.plugins import switches
+from hocket.plugins.bus import Bus
+
+
+class Runtime:
+    """Joins the other processes and prepares models, optimizers and data for them; the loop is yours.
+
+    ``backward`` weights each loss by what its batch counts for, and gradients are those of the mean over everything since the
+    last step, on all ranks: however many microbatches there were and however unevenly they were shared out. One process
+    with one batch a step gives the very bits of a plain loop.
+
+    Args:
+        strategy, precision, device, devices: as in `hocket.Trainer`.
+        seed: for the process's random numbers, plus the rank; None leaves them alone.
+        plugins: restricts which installed plug-ins may be used: False for core's own, or a list of names.
+
+    Raises:
+        hocket.plugins.PluginError: a plug-in is not there, or is broken.
+        TypeError, ValueError: an argument cannot be understood; the message says which and what to write.
+    """
+
+    def __init__(
+        self,
+        *,
+        strategy: Any = "auto",
+        precision: Any = "fp32",
+        device: Any = "auto",
+        devices: int | None = None,
+        seed: int | None = None,
+        plugins: bool | list[str] | None = None,
+    ) -> None:
+        with switches.use(plugins):
+            parts = setup.resolve(strategy=strategy, precision=precision, device=device, devices=devices)
+        self._join(parts, Bus(parts.voices), devices)
+        if seed is not None:
+            seeding.seed_everything(seed + self.strategy.data_rank)
+
+    @classmethod
+    def of(cls, parts: setup.Parts, bus: Bus, devices: int | None) -> Runtime:
+        """Of parts that were resolved already, as the Trainer's; seeds nothing."""
+        runtime = cls.__new__(cls)
+        runtime._join(parts, bus, devices)
+        return runtime
+
+    def _join(self, parts: setup.Parts, bus: Bus, devices: int | None) -> None:
+        self.bus = bus
+        self.strategy, self.precision, self.device_kind = parts.strategy, parts.precision, parts.device
+        if devices is not None and devices > 1:
+            launching.start(devices)
+        #: Where this rank computes.
+        self.device: torch.device = bus.setup_environment(parts.device)
+        setup.compare_over_ranks(bus, parts.voices)
+        self._gradients = _Gradients()
+        weakref.finalize(self, parts.strategy.shutdown)
+
+    # --- who is who
+
+    @property
+    def rank(self) -> int:
+        """Which of the processes this is, from 0."""
+        return self.strategy.rank
+
+    @property
+    def world_size(self) -> int:
+        """How many processes there are."""
+        return self.strategy.world_size
+
+    # --- set-up
+
+    def setup(self, model: nn.Module, *optimizers: torch.optim.Optimizer) -> Any:
+        """The model to call, or ``(model, optimizer, …)``, moved, converted and wrapped as precision and strategy want it.
+
+        What is called computes under the precision's context, and hands out 16-bit results as float32, so that losses are
+        computed in float32. The module itself stays ``model.module``.
+        """
+        setup.check_model(model, self.device.type, self.strategy.materializes)
+        module, prepared = self.prepare(self.convert(model), optimizers)
+        called = PreparedModel(self, model, module)
+        return (called, *prepared) if optimizers else called
+
+    def convert(self, module: Any) -> Any:
+        """The module on the device, in the dtypes that the precision stores it in."""
+        return self.bus.convert_module(setup.move(module, self.device))
+
+    def prepare(
+        self, module: nn.Module, optimizers: Sequence[torch.optim.Optimizer]
+    ) -> tuple[nn.Module, list[torch.optim.Optimizer]]:
+        """A converted module and its optimizers as the strategy wants them."""
+        prepared = self.bus.prepare_model(module, self.precision)
+        return prepared, [self.bus.prepare_optimizer(optimizer) for optimizer in optimizers]
+
+    def setup_data(self, loader: Iterable[Any], train: bool = True) -> PreparedData:
+        """This rank's share of ``loader``, batch by batch on the device; see `hocket.Trainer` on what a share is."""
+        return PreparedData(self, self.bus.prepare_data(loader, train), train)
+
+    # --- a step
+
+    def accumulate(self, model: nn.Module, last: bool = True) -> AbstractContextManager[Any]:
+        """Around forward and backward of a microbatch; ranks exchange gradients only in the ``last`` one before a step."""
+        context: AbstractContextManager[Any] = self.bus.accumulate(_inner(model), last)
+        return context
+
+    def backward(self, loss: torch.Tensor, weight: float | None = None) -> None:
+        """Gradients of a mean loss.
+
+        Args:
+            loss: a scalar, the mean over the batch.
+            weight: what that mean is over; None for the samples of this rank's latest batch from `setup_data`, or 1.
+        """
+        ranks = self.strategy.data_ranks
+        if weight is not None:
+            mine, everyone = weight, self._sum(weight)
+        else:
+            mine, everyone = self._gradients.batch or (1.0, float(ranks))
+        share = self._gradients.share(mine, everyone, ranks)
+        self.bus.scale_loss(loss if share == 1 else loss * share).backward()
+
+    def clip_gradients(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        norm: float | None = None,
+        value: float | None = None,
+    ) -> torch.Tensor | None:
+        """Clip what ``optimizer`` is about to step with, by joint 2-norm or by value; the norm before clipping, if by norm.
+
+        Raises ValueError unless exactly one of ``norm`` and ``value`` is given.
+        """
+        if (norm is None) == (value is None):
+            raise ValueError(
+                f"clip_gradients was given norm={norm} and value={value}; give one of them, such as norm=1.0."
+            )
+        self._gradients.finish(self.bus, optimizer)
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        if norm is not None:
+            return clip_gradients(parameters, "norm", norm)
+        assert value is not None
+        return clip_gradients(parameters, "value", value)
+
+    def step(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Step and set gradients to None; False if the precision left the step out because scaled gradients overflowed."""
+        self._gradients.finish(self.bus, optimizer)
+        stepped: bool = self.bus.step_optimizer(optimizer, _no_closure)
+        optimizer.zero_grad(set_to_none=True)
+        return stepped
+
+    # --- the others
+
+    def all_reduce(self, tensor: torch.Tensor, op: str = "mean") -> torch.Tensor:
+        """Mean, sum, min or max over ranks."""
+        reduced: torch.Tensor = self.bus.all_reduce(tensor, op)
+        return reduced
+
+    def all_gather(self, item: Any) -> list[Any]:
+        """One picklable object of every rank, by rank."""
+        return list(self.bus.all_gather_object(item))
+
+    def broadcast(self, item: Any) -> Any:
+        """Rank 0's picklable object, on every rank."""
+        return self.bus.broadcast_object(item)
+
+    def barrier(self) -> None:
+        """Return once every rank has called it."""
+        self.bus.barrier()
+
+    def print(self, *values: Any, **options: Any) -> None:
+        """``print``, on rank 0."""
+        if self.rank == 0:
+            print(*values, **options)
+
+    def model_state(self, model: nn.Module) -> dict[str, Any]:
+        """The full weights under the model's own names, on every rank, whatever the strategy."""
+        return dict(self.bus.model_state(_inner(model)))
+
+    def load_model_state(self, model: nn.Module, state_dict: dict[str, Any]) -> None:
+        """Undo `model_state`. Raises RuntimeError for keys that do not fit."""
+        self.bus.load_model_state(_inner(model), state_dict)
+
+    def close(self) -> None:
+        """Leave the other processes. Happens by itself when the Runtime is forgotten."""
+        self.strategy.shutdown()
+
+    def _sum(self, weight: float) -> float:
+        if self.world_size == 1:
+            return weight
+        alike = self.world_size // self.strategy.data_ranks  # ranks that compute on one share have the same weight
+        return self.bus.all_reduce(torch.tensor(weight, dtype=torch.float64), "sum").item() / alike
+
+
+class PreparedModel(nn.Module):
+    """What `Runtime.setup` returns; ``module`` is the model that was given."""
+
+    def __init__(self, runtime: Runtime, given: nn.Module, prepared: nn.Module) -> None:
+        super().__init__()
+        self.module = given
+        self._context = runtime.bus.forward_context
+        vars(self)["_prepared"] = prepared  # not a submodule: its parameters would be there twice
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The prepared model's, under the precision's context; 16-bit results as float32."""
+        with self._context():
+            outputs = vars(self)["_prepared"](*args, **kwargs)
+        return batches.map_tensors(lambda tensor: tensor.float() if tensor.dtype in _HALF else tensor, outputs)
+
+
+_HALF = (torch.float16, torch.bfloat16)
+
+
+class PreparedData:
+    """Batches of this rank on its device. In training a rank without a share of a batch repeats one, with weight zero."""
+
+    def __init__(self, runtime: Runtime, data: Iterable[Any], train: bool) -> None:
+        self._runtime, self._data, self._train = runtime, data, train
+
+    def __len__(self) -> int:
+        return len(self._data)  # type: ignore[arg-type]  # TypeError is what len() raises if it has none
+
+    def __iter__(self) -> Iterator[Any]:
+        runtime = self._runtime
+        for batch in self._data:
+            counts = not isinstance(batch, Padding)
+            batch = batch if counts else batch.batch
+            if self._train:
+                mine = batches.count(batch).samples if counts else 0
+                runtime._gradients.batch = (mine, runtime._sum(mine))
+            yield runtime.bus.convert_batch(batches.move(batch, runtime.device))
+
+    def set_epoch(self, epoch: int) -> None:
+        """Tell samplers that shuffle by epoch."""
+        for owner in (self._data, getattr(self._data, "sampler", None), getattr(self._data, "batch_sampler", None)):
+            if callable(tell := getattr(owner, "set_epoch", None)):
+                tell(epoch)
+                return
+
+
+class _Gradients:
+    """What has been added up since the last step, so that it becomes a mean."""
+
+    def __init__(self) -> None:
+        #: What the latest batch of `Runtime.setup_data` counts for: here, and on all ranks.
+        self.batch: tuple[float, float] | None = None
+        self._unit = 0.0
+        self._total = 0.0
+        self._finished: set[int] = set()
+
+    def share(self, mine: float, everyone: float, ranks: int) -> float:
+        """What to multiply a loss by. Gradients are averaged over ranks; the first batch on all ranks is the unit."""
+        if self._finished or not self._total:
+            self._unit, self._total = everyone, 0.0
+            self._finished.clear()
+        self._total += everyone
+        return mine * ranks / self._unit
+
+    def finish(self, bus: Bus, optimizer: torch.optim.Optimizer) -> None:
+        """Make the gradients of ``optimizer`` unscaled means, once. Raises RuntimeError if there are none."""
+        if not self._total:
+            raise RuntimeError("There are no gradients: call backward(loss) before clip_gradients and step.")
+        if id(optimizer) in self._finished:
+            return
+        self._finished.add(id(optimizer))
+        bus.unscale_gradients(optimizer)
+        if self._unit != self._total:
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    if parameter.grad is not None:
+                        parameter.grad.mul_(self._unit / self._total)
+
+
+def _inner(model: nn.Module) -> nn.Module:
+    prepared: nn.Module = vars(model)["_prepared"] if isinstance(model, PreparedModel) else model
+    return prepared
+
+
+def _no_closure() -> torch.Tensor:
+    raise RuntimeError(
+        "This optimizer computes gradients again within its step, which needs a closure. Call optimizer.step(closure) "
+        "yourself, or train with hocket.Trainer."
+    )

@@ -1,0 +1,186 @@
+"""Loops of one's own on `hocket.Runtime`: the bits of a plain loop alone, the same weights however batches are shared out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+
+import hocket
+from hocket.testkit import run_ranks
+
+
+def network() -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 3))
+
+
+def loader(samples: int = 52, batch: int = 8) -> DataLoader[Any]:
+    """The last batch has half as many samples."""
+    generator = torch.Generator().manual_seed(1)
+    return DataLoader(
+        TensorDataset(torch.randn(samples, 8, generator=generator), torch.randint(3, (samples,), generator=generator)), batch
+    )
+
+
+def adam(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=0.01)
+
+
+def plain(pieces: int = 1, norm: float | None = None) -> dict[str, Tensor]:
+    """The loop without hocket: a step for every so many batches, on the mean over their samples."""
+    model = network()
+    optimizer = adam(model)
+    batches = list(loader())
+    for start in range(0, len(batches), pieces):
+        group = batches[start : start + pieces]
+        inputs, targets = (torch.cat(part) for part in zip(*group, strict=True))
+        F.cross_entropy(model(inputs), targets).backward()
+        if norm is not None:
+            nn.utils.clip_grad_norm_(model.parameters(), norm)
+        optimizer.step()
+        optimizer.zero_grad()
+    return model.state_dict()
+
+
+def own(pieces: int = 1, norm: float | None = None, **arguments: Any) -> dict[str, Tensor]:
+    """The same with a Runtime; a step for every so many batches."""
+    runtime = hocket.Runtime(**arguments)
+    model = network()
+    model, optimizer = runtime.setup(model, adam(model))
+    data = runtime.setup_data(loader())
+    for number, (inputs, targets) in enumerate(data, 1):
+        last = number % pieces == 0 or number == len(data)
+        with runtime.accumulate(model, last=last):
+            runtime.backward(F.cross_entropy(model(inputs), targets))
+        if last:
+            if norm is not None:
+                runtime.clip_gradients(model, optimizer, norm=norm)
+            assert runtime.step(optimizer)
+    return runtime.model_state(model)
+
+
+@pytest.mark.parametrize("norm", [None, 0.1])
+def test_alone_it_is_the_plain_loop_to_the_bit(norm: float | None) -> None:
+    expected = plain(norm=norm)
+    weights = own(norm=norm, strategy="single", device="cpu")
+    assert list(weights) == list(expected)
+    assert all(torch.equal(weights[name], expected[name]) for name in expected)
+
+
+@pytest.mark.parametrize("pieces", [2, 3, 5])
+def test_accumulated_batches_count_by_their_samples(pieces: int) -> None:
+    """The last batch is half as large and the last step has fewer batches: the mean is over samples, not over batches."""
+    _close(own(pieces, strategy="single", device="cpu"), plain(pieces))
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("pieces, norm", [(1, None), (3, 0.1)])
+def test_ranks_are_one_process_on_the_whole(ranks: int, pieces: int, norm: float | None) -> None:
+    """Shares of 3, 3 and 2 samples of a batch of 8; of the last batch of 4, shares of 2, 1 and 1."""
+    for weights in run_ranks(lambda rank: own(pieces, norm, strategy="ddp", device="cpu"), ranks):
+        _close(weights, plain(pieces, norm))
+
+
+def test_weights_of_ones_own() -> None:
+    """Means over tokens: weighted by how many there were, on each rank and in each microbatch."""
+    generator = torch.Generator().manual_seed(2)
+    texts = [torch.randn(length, 8, generator=generator) for length in (3, 9, 4, 7)]
+
+    def rank_main(rank: int) -> dict[str, Tensor]:
+        runtime = hocket.Runtime(strategy="ddp", device="cpu")
+        model = network()
+        model, optimizer = runtime.setup(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        mine = texts[2 * rank : 2 * rank + 2]
+        for text in mine:
+            with runtime.accumulate(model, last=text is mine[-1]):
+                runtime.backward(model(text).square().mean(), weight=len(text))
+        runtime.step(optimizer)
+        return runtime.model_state(model)
+
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model(torch.cat(texts)).square().mean().backward()
+    optimizer.step()
+    for weights in run_ranks(rank_main, 2):
+        _close(weights, model.state_dict())
+
+
+def test_precision_is_around_the_model_and_losses_are_in_32_bits() -> None:
+    seen: list[torch.dtype] = []
+    model = network()
+    model[0].register_forward_hook(lambda module, inputs, outputs: seen.append(outputs.dtype))
+    runtime = hocket.Runtime(precision="bf16", device="cpu")
+    called = runtime.setup(model)
+    assert called(torch.randn(2, 8)).dtype is torch.float32 and seen == [torch.bfloat16]
+    assert called.module is model and model[0].weight.dtype is torch.float32
+
+
+def test_two_optimizers_step_on_their_own() -> None:
+    """Each has its parameters; the second finds its gradients as they were."""
+    ours, theirs = network(), network()
+    runtime = hocket.Runtime(device="cpu")
+    model, *optimizers = runtime.setup(ours, *_two(ours))
+    expected = _two(theirs)
+    for inputs, targets in loader():
+        runtime.backward(F.cross_entropy(model(inputs), targets))
+        F.cross_entropy(theirs(inputs), targets).backward()
+        for optimizer in optimizers:
+            runtime.step(optimizer)
+        for optimizer in expected:
+            optimizer.step()
+            optimizer.zero_grad()
+    assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), theirs.parameters(), strict=True))
+
+
+def _two(model: nn.Sequential) -> list[torch.optim.Optimizer]:
+    return [torch.optim.SGD(model[0].parameters(), lr=0.1), torch.optim.Adam(model[2].parameters(), lr=0.01)]
+
+
+def test_collectives_and_speech(capsys: pytest.CaptureFixture[str]) -> None:
+    def rank_main(rank: int) -> Any:
+        runtime = hocket.Runtime(strategy="ddp", device="cpu", seed=5)
+        runtime.barrier()
+        sums = runtime.all_reduce(torch.tensor([1.0, rank]), "sum").tolist()
+        mean = runtime.all_reduce(torch.tensor(float(rank))).item()
+        return sums, mean, runtime.broadcast(f"from {rank}"), runtime.all_gather(rank), torch.rand(()).item()
+
+    first, second = run_ranks(rank_main, 2)
+    assert first[:4] == second[:4] == ([2.0, 1.0], 0.5, "from 0", [0, 1])
+    assert first[4] != second[4], "each rank draws its own random numbers"
+    runtime = hocket.Runtime(device="cpu")
+    runtime.print("here", 1)
+    assert capsys.readouterr().out == "here 1\n"
+    assert (runtime.rank, runtime.world_size, runtime.all_gather(3)) == (0, 1, [3])
+
+
+def test_weights_load_back() -> None:
+    runtime = hocket.Runtime(device="cpu")
+    model = runtime.setup(network())
+    state = {name: value.clone() + 1 for name, value in runtime.model_state(model).items()}
+    runtime.load_model_state(model, state)
+    assert all(torch.equal(value, state[name]) for name, value in model.module.state_dict().items())
+    with pytest.raises(RuntimeError, match="no_such_key"):
+        runtime.load_model_state(model, {**state, "no_such_key": torch.zeros(1)})
+
+
+def test_misuse_is_an_error_that_says_what_to_do() -> None:
+    runtime = hocket.Runtime(device="cpu")
+    model, optimizer = runtime.setup(model := network(), adam(model))
+    with pytest.raises(RuntimeError, match="call backward"):
+        runtime.step(optimizer)
+    with pytest.raises(ValueError, match="give one of them"):
+        runtime.clip_gradients(model, optimizer)
+    with pytest.raises(hocket.plugins.PluginError, match="ddp"):
+        hocket.Runtime(strategy="dpp")
+
+
+def _close(weights: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    assert list(weights) == list(expected)
+    for name, value in expected.items():
+        torch.testing.assert_close(weights[name], value, rtol=0, atol=2e-5)
