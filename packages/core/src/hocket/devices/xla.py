@@ -29,7 +29,7 @@ class XLA(Device):
         """The first device. Raises PluginError if there is no torch_xla that works, ValueError for a second process."""
         if local_rank:
             raise ValueError(
-                "device='xla' runs one process, without devices= and without a launcher. Pass device='cpu' or 'cuda' for several."
+                "device='xla' runs one process: leave out devices= and the launcher, or pass device='cpu' or device='cuda'."
             )
         device: torch.device = _torch_xla().device()
         return device
