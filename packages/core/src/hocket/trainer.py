@@ -215,7 +215,7 @@ class Trainer:
             self._set_eval_data(eval_data)
             bus.before_load(state)
             bus.after_load(state)
-        weakref.finalize(self, bus.close, state)  # before the runtime leaves the other processes
+        weakref.finalize(self, _close, state)  # before the runtime leaves the other processes
 
     def _assemble(
         self, optimizer: Any, schedule: Any, schedule_every: str | Time, compile: bool | Mapping[str, Any]
@@ -401,6 +401,10 @@ class Trainer:
                 if error is not raised:
                     raise error from raised
                 raise
+
+
+def _close(state: State) -> None:
+    state.bus.close(state)  # whatever is attached by then
 
 
 def _no_share(time: Time) -> Time:
