@@ -107,6 +107,12 @@ def install_wheels(session: nox.Session, wheels: dict[Package, Path], *others: s
     check_origin(session, tuple(wheels), next(iter(wheels.values())).parent)
 
 
+def pinned(*names: str) -> list[str]:
+    """These tools in the versions of constraints.txt, for an environment that takes nothing else from there."""
+    pins = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line)
+    return [f"{name}=={pins[name]}" for name in names]
+
+
 def check_origin(session: nox.Session, packages: tuple[Package, ...], origin: Path) -> None:
     """Fail unless exactly these packages of ours are installed, in this version, from this folder."""
     names = [package.distribution for package in packages]
@@ -150,6 +156,28 @@ def isolation(session: nox.Session, package: Package) -> None:
     packages = tuple(dict.fromkeys((CORE, package)))
     install_wheels(session, build(session, packages, scratch(session) / "dist"), *TESTS)
     session.run("pytest", str(package.path / "tests"), *session.posargs)
+
+
+@nox.session(default=False)
+def oldest(session: nox.Session) -> None:
+    """Run the tests with the oldest versions that the packages say they work with, torch 2.9.0 among them."""
+    settle(session)
+    paths = [argument for package in PACKAGES for argument in ("-e", f"{package.path}{package.extra}")]
+    tools = pinned(*TESTS, "torchmetrics", "hatchling", "uv")
+    session.install("--resolution", "lowest-direct", *paths, *tools, env={"UV_COMPILE_BYTECODE": "1"})
+    check_origin(session, PACKAGES, ROOT / "packages")
+    session.run("python", "-c", "import torch; assert torch.__version__.startswith('2.9.'), torch.__version__")
+    session.run("pytest", *session.posargs)
+
+
+@nox.session(default=False)
+def xla(session: nox.Session) -> None:
+    """Train on torch_xla's CPU client beside the CPU itself (about five minutes, most of it compilation)."""
+    settle(session)
+    install_editable(session, (replace(CORE, extra="[xla]"),), *TESTS)
+    session.env["PJRT_DEVICE"] = "CPU"
+    tests = ("test_xla.py", "test_devices.py")
+    session.run("pytest", *(str(CORE.path / "tests" / name) for name in tests), *session.posargs)
 
 
 @nox.session(default=False)

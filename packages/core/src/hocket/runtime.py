@@ -159,6 +159,7 @@ class Runtime:
         self._gradients.finish(self.bus, optimizer)
         stepped: bool = self.bus.step_optimizer(optimizer, _no_closure)
         optimizer.zero_grad(set_to_none=True)
+        self.device_kind.batch_end()
         return stepped
 
     # --- the others
@@ -241,6 +242,7 @@ class PreparedData:
                 mine = batches.count(batch).samples if counts else 0
                 runtime._gradients.batch = (mine, runtime._sum(mine))
             yield runtime.bus.convert_batch(batches.move(batch, runtime.device))
+            runtime.device_kind.batch_end()
 
     def set_epoch(self, epoch: int) -> None:
         """Tell samplers that shuffle by epoch."""

@@ -20,6 +20,8 @@ def capture() -> dict[str, Any]:
         state["cuda"] = torch.cuda.get_rng_state_all()
     if torch.backends.mps.is_available():
         state["mps"] = torch.mps.get_rng_state()
+    if xla := _xla():
+        state["xla"] = xla.get_rng_state()
     return state
 
 
@@ -33,6 +35,8 @@ def restore(state: dict[str, Any]) -> None:
         torch.cuda.set_rng_state_all(state["cuda"])
     if "mps" in state:
         torch.mps.set_rng_state(state["mps"])
+    if "xla" in state and (xla := _xla()):
+        xla.set_rng_state(state["xla"])
 
 
 def seed_everything(seed: int) -> None:
@@ -42,6 +46,14 @@ def seed_everything(seed: int) -> None:
     torch.manual_seed(seed)
     if numpy := sys.modules.get("numpy"):
         numpy.random.seed(seed)
+    if xla := _xla():
+        xla.set_rng_state(seed)  # torch.manual_seed does not reach it
+
+
+def _xla() -> Any:
+    """torch_xla's generator, if something in this process computes there; asking it would initialise the device."""
+    torch_xla = sys.modules.get("torch_xla")
+    return torch_xla.core.xla_model if torch_xla and torch_xla._XLAC._xla_runtime_is_initialized() else None
 
 
 @contextmanager

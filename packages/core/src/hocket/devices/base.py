@@ -23,6 +23,9 @@ class Device(ABC):
     def torch_device(self, local_rank: int) -> torch.device:
         """The device of the process with this rank on its machine."""
 
+    def batch_end(self) -> None:  # noqa: B027  # most have nothing to do
+        """Called after every batch of training and evaluation. A device that records operations computes them here."""
+
     def memory(self) -> dict[str, float]:
         """Memory figures in bytes by name, such as ``peak_allocated``; empty if the device keeps none."""
         return {}

@@ -101,6 +101,7 @@ def _evaluate_set(state: State, label: str, evaluated: PreparedSet) -> dict[str,
             if counts:
                 metrics.update(state.outputs, state.batch)
             bus.eval_batch_end(state)
+            state.device_kind.batch_end()
     if not any(bus.all_gather_object(seen)):
         raise ValueError(
             f"The evaluation set '{label}' yielded no batch. If it is an iterator, pass something that starts anew."

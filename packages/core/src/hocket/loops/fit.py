@@ -168,6 +168,7 @@ class FitLoop:
             bus.schedule_step(state)
         state.progress.processed += 1
         bus.batch_end(state)
+        state.device_kind.batch_end()
         if several:
             agreement.decide(state)
         if self._in_shares or state.eval_sets:

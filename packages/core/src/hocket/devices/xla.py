@@ -1,0 +1,51 @@
+"""What torch_xla compiles for: TPUs, and its own CPU client."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+from typing import Any
+
+import torch
+
+from hocket.devices.base import Device
+from hocket.plugins.errors import PluginError
+
+
+class XLA(Device):
+    """A device behind torch_xla, one process on the first. ``PJRT_DEVICE`` says which hardware: ``TPU``, or ``CPU`` for trials.
+
+    Operations are only recorded until a value is looked at or a batch ends; then they are compiled, once for each shape.
+    """
+
+    priority = 5
+
+    def available(self) -> bool:
+        """Whether torch_xla is installed and ``PJRT_DEVICE`` is set. Imports nothing."""
+        return bool(os.environ.get("PJRT_DEVICE")) and importlib.util.find_spec("torch_xla") is not None
+
+    def torch_device(self, local_rank: int) -> torch.device:
+        """The first device. Raises PluginError if there is no torch_xla that works, ValueError for a second process."""
+        if local_rank:
+            raise ValueError(
+                "device='xla' runs one process: leave out devices= and the launcher, or pass device='cpu' or device='cuda'."
+            )
+        device: torch.device = _torch_xla().device()
+        return device
+
+    def batch_end(self) -> None:
+        """Compute what was recorded, without waiting for it."""
+        _torch_xla().sync()
+
+
+def _torch_xla() -> Any:
+    try:
+        return importlib.import_module("torch_xla")
+    except ImportError as error:
+        there = importlib.util.find_spec("torch_xla") is not None
+        problem = f"cannot be imported beside torch {torch.__version__} ({error})" if there else "is not installed"
+        raise PluginError(
+            f"device='xla' needs the package torch_xla, which {problem}. It comes with an extra, in an environment of its own "
+            "because it pairs with torch 2.9 only; type: pip install 'hocket[xla]'. Without it, pass device='auto'."
+        ) from error
