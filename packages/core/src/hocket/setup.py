@@ -204,11 +204,11 @@ def compare_over_ranks(bus: Bus, voices: Sequence[Voice]) -> None:
 
 def hyperparameters(arguments: Mapping[str, Any], voices: Sequence[Voice]) -> dict[str, Any]:
     """The Trainer's arguments and the attached plug-ins, as JSON-like values; what is neither is named by its class."""
-    plain = {name: plain(value) for name, value in arguments.items() if name not in _DATA}
+    simple = {name: plain(value) for name, value in arguments.items() if name not in _DATA}
     attached: dict[str, Any] = {}
     for voice in voices:
         attached.setdefault(voice.kind, {})[voice.name] = plain(voice.config)
-    return {**plain, **attached}
+    return {**simple, **attached}
 
 
 _DATA = {"train_data", "eval_data", "algorithms", "callbacks", "loggers", "strategy", "precision", "actions"}
