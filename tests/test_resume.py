@@ -267,3 +267,244 @@ def test_everything_at_once_at_every_step() -> None:
 def test_precisions(precision: str) -> None:
     overflowing = {"fp16": {"init_scale": 2.0**40}} if precision == "fp16" else precision
     check(maker(LOADERS["generator"], precision=overflowing, schedule="cosine(warmup=0.3dur)"), [1, 3, 5, 8])
+
+
+# --- data that is not a plain DataLoader
+
+
+class Augmented(Dataset[Any]):
+    """Draws from every global generator for each sample; on request from one of its own."""
+
+    def __init__(self, own: bool = False) -> None:
+        self.samples = tensors()
+        self.own = np.random.RandomState(8) if own else None
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int) -> Any:
+        inputs, target = self.samples[index]
+        noise = random.random() + float(np.random.rand()) + torch.rand(()).item()
+        return inputs + noise + (self.own.rand() if self.own else 0.0), target
+
+
+class Stream(IterableDataset[Any]):
+    """Says where it is if it is asked; counts what it is asked for."""
+
+    def __init__(self) -> None:
+        self.samples, self.place, self.read = tensors(), 0, 0
+
+    def __iter__(self) -> Iterator[Any]:
+        start, self.place = self.place, 0
+        for index in range(start, SAMPLES):
+            self.place, self.read = index + 1, self.read + 1
+            yield self.samples[index]
+        self.place = 0
+
+
+class StatefulStream(Stream):
+    def state_dict(self) -> dict[str, Any]:
+        return {"place": self.place}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.place = state_dict["place"]
+
+
+class Batches:
+    """An iterable of one's own, without a length."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return (tuple(batch) for batch in DataLoader(tensors(), BATCH, shuffle=True))
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_augmentation_in_the_main_process(own: bool) -> None:
+    check(maker(lambda: DataLoader(Augmented(own), BATCH, shuffle=True)), [1, 3, 5, 7])
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_augmentation_in_workers_with_numbers_of_each_sample(persistent: bool) -> None:
+    def data() -> DataLoader[Any]:
+        return DataLoader(
+            seeded(Augmented(), seed=4), BATCH, shuffle=True, num_workers=2, persistent_workers=persistent
+        )
+
+    check(maker(data), [2, 5, 7])
+
+
+def test_another_number_of_workers_goes_on_alike() -> None:
+    def run(workers: int, tree: Any = None) -> tuple[Any, Any]:
+        at = At(3)
+        loader = DataLoader(
+            seeded(Augmented()), BATCH, shuffle=True, generator=torch.Generator().manual_seed(1), num_workers=workers
+        )
+        trainer = maker(lambda: loader)(net(0), [at])
+        at.trainer = trainer
+        if tree is not None:
+            trainer.load_state_dict(tree)
+        trainer.fit()
+        trainer.close()
+        return at.tree, trainer.model_state_dict()
+
+    tree, expected = run(2)
+    for workers in (0, 1, 3):
+        assert_same(dict(expected), dict(run(workers, tree)[1]))
+
+
+def test_streams_that_say_where_they_are_are_told_and_not_read_again() -> None:
+    streams: list[StatefulStream] = []
+
+    def data() -> DataLoader[Any]:
+        streams.append(StatefulStream())
+        return DataLoader(streams[-1], BATCH)
+
+    check(maker(data), [3, 7])
+    assert [stream.read for stream in streams] == [36, 36, 36 - 12, 36, 18 - 8]
+
+
+@pytest.mark.parametrize("data", [Batches, lambda: DataLoader(Stream(), BATCH), lambda: DataLoader(Stream(), 3, num_workers=2)])
+def test_other_iterables_are_read_again_and_say_so(data: Any) -> None:
+    with pytest.warns(UserWarning, match="reads the batches of the epoch under way again") as told:
+        check(maker(data), [3])
+    assert len([each for each in told if "under way again" in str(each.message)]) == 1
+
+
+def test_an_iterator_goes_on_where_it_was() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        check(
+            maker(
+                lambda: (tuple(batch) for _ in range(9) for batch in DataLoader(tensors(), BATCH)),
+                limit_train=4,
+                duration="3ep",
+            ),
+            [2, 6, At(epoch=1), 12],
+        )
+
+
+def test_torchdatas_stateful_loader() -> None:
+    stateful = pytest.importorskip("torchdata.stateful_dataloader")
+    for workers in (0, 2):
+        check(
+            maker(lambda: stateful.StatefulDataLoader(tensors(), BATCH, shuffle=True, num_workers=workers)), [2, 5, 7]
+        )
+
+
+def test_past_batches_are_not_loaded() -> None:
+    class Counting(Dataset[Any]):
+        def __init__(self) -> None:
+            self.loaded = 0
+
+        def __len__(self) -> int:
+            return 400
+
+        def __getitem__(self, index: int) -> Any:
+            self.loaded += 1
+            return torch.full((6,), float(index)), index % 3
+
+    at, sets = At(90), [Counting(), Counting()]
+    make = maker(lambda: DataLoader(sets.pop(), BATCH, shuffle=True), duration="1ep")
+    loaded = list(sets)
+    first = make(net(0), [at])
+    at.trainer = first
+    first.fit()
+    second = make(net(1), [])
+    second.load_state_dict(at.tree)
+    second.fit()
+    assert (loaded[1].loaded, loaded[0].loaded) == (400, 40)
+    assert_same(dict(first.model_state_dict()), dict(second.model_state_dict()))
+
+
+def test_other_data_than_before_is_an_error() -> None:
+    at = At(3)
+    first = maker(LOADERS["shuffle"])(net(0), [at])
+    at.trainer = first
+    first.fit()
+    others = {"had 5 batches": lambda: DataLoader(tensors(30), BATCH), "kind 'indices'": LOADERS["list of batches"]}
+    for message, data in others.items():
+        second = maker(data)(net(0), [])
+        second.load_state_dict(at.tree)
+        with pytest.raises(DataError, match=message):
+            second.fit()
+
+
+# --- durations, schedules, seeds
+
+
+@pytest.mark.parametrize("duration", ["5ba", "7ba", "10ba", "36sp"])
+def test_the_last_step_of_any_duration(duration: str) -> None:
+    last = {"5ba": 5, "7ba": 7, "10ba": 10, "36sp": 10}[duration]
+    data = lambda: tensors_loader(10)  # noqa: E731
+    check(maker(LOADERS["shuffle"], duration=duration, eval_data=data), [1, last - 1, last])
+
+
+def tensors_loader(samples: int) -> DataLoader[Any]:
+    return DataLoader(tensors(samples), BATCH)
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        lambda optimizer: torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=12),
+        lambda optimizer: torch.optim.lr_scheduler.MultiStepLR(optimizer, [2, 2, 6]),
+        lambda optimizer: torch.optim.lr_scheduler.SequentialLR(
+            optimizer,
+            [
+                torch.optim.lr_scheduler.LinearLR(optimizer, total_iters=3),
+                torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 7),
+            ],
+            [3],
+        ),
+        "linear(warmup=2ba)",
+    ],
+)
+def test_schedules(schedule: Any) -> None:
+    check(maker(LOADERS["shuffle"], schedule=schedule), [1, 3, 6])
+
+
+def test_without_a_seed_the_random_numbers_of_the_process_are_part_of_it() -> None:
+    check(maker(LOADERS["shuffle"], seed=None), [2, 5, 8])
+
+
+def test_with_limits_of_an_epoch() -> None:
+    check(maker(with_generator, limit_train=3, duration="3ep"), [2, 3, At(epoch=1), 7])
+
+
+def test_a_fit_that_was_given_its_duration_is_finished_by_the_same_call() -> None:
+    check(maker(LOADERS["shuffle"], duration=None), [2, 5], duration="7ba")
+
+
+def test_data_that_fit_was_given() -> None:
+    def check_with(data: Callable[[], Any]) -> None:
+        at = At(3)
+        make = maker(lambda: None)
+        first, second = make(net(0), [at]), make(net(1), [])
+        at.trainer = first
+        first.fit(train_data=data())
+        second.load_state_dict(at.tree)
+        second.fit(train_data=data())
+        assert_same(comparable(first)["model"], comparable(second)["model"])
+
+    check_with(LOADERS["generator"])
+
+
+def test_between_fits() -> None:
+    make = maker(with_generator, duration=None)
+    first, second = make(net(0), []), make(net(1), [])
+    first.fit("3ba")
+    tree = through_a_file(first.state_dict())
+    second.load_state_dict(tree)
+    assert_same(comparable(second), {**comparable(first)})  # before anything has been done with it
+    first.fit("4ba")
+    second.fit("4ba")
+    assert_same(comparable(first), comparable(second))
+
+
+def test_only_where_the_state_is_complete() -> None:
+    class Early(Callback):
+        def batch_end(self, state: State) -> None:
+            trainer.state_dict()
+
+    trainer = maker(LOADERS["shuffle"])(net(0), [Early()])
+    with pytest.raises(RuntimeError, match="batch_checkpoint"):
+        trainer.fit()

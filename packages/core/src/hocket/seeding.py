@@ -46,7 +46,7 @@ def to_tree(state: dict[str, Any]) -> dict[str, Any]:
         name, words, position, has_gauss, cached = state["numpy"]
         tree["numpy"] = {
             "name": name,
-            "words": torch.tensor(words.tolist()),
+            "words": torch.tensor([int(word) for word in words]),
             "position": int(position),
             "gauss": float(cached) if has_gauss else None,
         }
