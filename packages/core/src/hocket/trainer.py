@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from hocket import launching, seeding, setup
+from hocket.checkpoints import content
 from hocket.data.feed import DataError, Feed
 from hocket.guard import NonFiniteGuard, Policy
 from hocket.learning_rate import make_schedules
@@ -154,6 +155,8 @@ class Trainer:
         if fast_dev_run:
             limit_train = limit_eval = limit_predict = fast_dev_run
             duration = "1ep"
+        self._asked: str | None = None  # the duration that the latest fit was given
+        self._position: list[Any] | None = None
         self._duration = None if duration is None else _no_share(Time.parse(duration))
         self._deterministic, self._detect_anomaly = deterministic, detect_anomaly
         self._sanity_batches = sanity_eval
@@ -313,6 +316,17 @@ class Trainer:
             )
         return plain
 
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that a resumed run needs to be the same to the last bit; see `hocket.checkpoints.content`.
+
+        Every rank has to call it, in a callback's ``batch_checkpoint`` or ``epoch_checkpoint``, or between fits.
+        """
+        return content.state_dict(self)
+
+    def load_state_dict(self, tree: Mapping[str, Any], strict: bool = True) -> None:
+        """Undo `state_dict`, in a Trainer that was made alike; see `hocket.checkpoints.content`. Every rank has to call it."""
+        content.load_state_dict(self, tree, strict)
+
     def close(self) -> None:
         """Let plug-ins release what they hold. Happens by itself after an exception and at the end of the process."""
         self._loop.close()
@@ -335,8 +349,10 @@ class Trainer:
         state = self.state
         limit, overfit, *_ = self._limits
         state.train_data, state.train_loader = data, state.bus.prepare_data(data, True)
-        self._loop.feed = Feed(state.train_loader, limit, overfit)
+        self._loop.feed = Feed(state.train_loader, limit, overfit, data)
         state.epoch_length = self._loop.feed.length
+        if self._position is not None:  # of a checkpoint that was loaded before there was data
+            content.load_position(self, self._position)
 
     def _set_eval_data(self, data: Any) -> None:
         self.state.eval_sets = {} if data is None else self._eval_sets(data, self._metrics)
@@ -357,12 +373,17 @@ class Trainer:
                 "There is no optimizer. Pass optimizer=, such as lambda parameters: torch.optim.AdamW(parameters, lr=1e-3), "
                 "or define configure_optimizers() in the Task."
             )
-        if duration is not None:
+        left, asked = self._loop.left, None if duration is None else str(duration)
+        same = left is not None and asked == self._asked
+        self._asked = asked
+        if same and state.fit_until is not None and (duration is not None or self._duration is None):
+            until = state.fit_until
+        elif duration is not None:
             more = _no_share(Time.parse(duration))
             until = Time(state.timestamp.count(more.unit) + more.value, more.unit)
         elif self._duration is not None:
             until = self._duration
-            if until.value and state.timestamp.count(until.unit) >= until.value:
+            if until.value and state.timestamp.count(until.unit) >= until.value and left is None:
                 warnings.warn(f"Training is over: {until} are done. Pass fit(duration=…) for more.", stacklevel=3)
                 return False
         else:

@@ -45,6 +45,8 @@ class PreparedSet:
     def __init__(
         self, given: EvalSet, label: str, state: State, metrics: Any, every: Interval, limit: int | None
     ) -> None:
+        #: The data as the user gave it.
+        self.given = given.data
         self.batches: Iterable[Any] = state.bus.prepare_data(given.data, False)
         self.metrics = MetricSet(label, metrics if given.metrics is None else given.metrics, state)
         self.every = every if given.every is None else given.every
