@@ -123,7 +123,9 @@ def _check_target(path: Path) -> None:
     if path.is_dir():
         names = {entry.name for entry in path.iterdir()}
         if manifests.NAME not in names and (foreign := sorted(name for name in names if not FILES.fullmatch(name))):
-            raise CheckpointError(f"{path} is no checkpoint (it has {foreign[0]}), and is not replaced. Give another name.")
+            raise CheckpointError(
+                f"{path} is no checkpoint (it has {foreign[0]}), and is not replaced. Give another name."
+            )
 
 
 def _publish(temporary: Path, path: Path) -> None:
@@ -168,9 +170,7 @@ def _disk_error(path: Path, error: OSError) -> str:
     return f"The checkpoint {path} was not written: {reason}. What was there before is as it was."
 
 
-def read(
-    path: Path | str, *, device: torch.device | str = "cpu", only: Sequence[str] | None = None
-) -> dict[str, Any]:
+def read(path: Path | str, *, device: torch.device | str = "cpu", only: Sequence[str] | None = None) -> dict[str, Any]:
     """The tree that was written, its tensors on ``device`` and without gradients.
 
     Args:
@@ -190,7 +190,9 @@ def read(
 
     def load(item: tuple[str, set[str]]) -> tuple[str, dict[str, torch.Tensor]]:
         name, names = item
-        loaded = shards.load(manifests.check_file(folder, name, manifest.files[name]), names, manifest.files[name].sha256)
+        loaded = shards.load(
+            manifests.check_file(folder, name, manifest.files[name]), names, manifest.files[name].sha256
+        )
         return name, {key: tensor.to(device) for key, tensor in loaded.items()}
 
     restorer = Restorer(dict(_parallel(load, list(wanted.items()))))
@@ -301,7 +303,9 @@ def _tree(folder: Path, manifest: Manifest, only: Sequence[str] | None) -> Any:
     except (ValueError, TypeError) as error:
         raise CheckpointError(f"{name}: {error}.") from None
     if chosen is None:
-        raise CheckpointError(f"{folder} has nothing that matches {', '.join(only)}. It has: {', '.join(node) or 'nothing'}.")
+        raise CheckpointError(
+            f"{folder} has nothing that matches {', '.join(only)}. It has: {', '.join(node) or 'nothing'}."
+        )
     return chosen
 
 

@@ -40,7 +40,9 @@ class Remote:
             self._fs, root = url_to_fs(url, **{"use_listings_cache": False, "skip_instance_cache": True, **options})
         except ImportError as error:
             scheme = url.partition("://")[0]
-            advice = "pip install 'hocket[remote]'" + ("" if scheme == "s3" else f", and fsspec's package for {scheme}://")
+            advice = "pip install 'hocket[remote]'" + (
+                "" if scheme == "s3" else f", and fsspec's package for {scheme}://"
+            )
             raise ImportError(f"{url} cannot be reached: {error}. Run: {advice}") from error
         self._root = root.rstrip("/")
         self._url = url.rstrip("/")
@@ -78,12 +80,10 @@ class Remote:
             manifest = manifests.load(folder)
             raw = (folder / manifests.NAME).read_bytes()
             whole = File(len(raw), hashlib.sha256(raw).hexdigest())
-            try:
-                self._fs.makedirs(f"{self._root}/{name}", exist_ok=True)
-            except PermissionError:
-                pass  # S3 takes this for making a bucket, which those who may only write may not
-            except Exception as error:
-                raise self._error(f"make {self._url}/{name}", error) from error
+            if self._root.startswith(
+                "/"
+            ):  # else it begins with a bucket, which has no folders, and which is not ours to make
+                self._try(f"make {self._root}/{name}", self._fs.makedirs, f"{self._root}/{name}", exist_ok=True)
             for file, stated in [*manifest.files.items(), (manifests.NAME, whole)]:
                 path = f"{self._root}/{name}/{file}"
                 try:
@@ -119,7 +119,9 @@ class Remote:
     # --- files
 
     def _folders(self) -> list[str]:
-        return [name for name, kind in self._list(self._root).items() if kind == "directory" and not name.startswith(".")]
+        return [
+            name for name, kind in self._list(self._root).items() if kind == "directory" and not name.startswith(".")
+        ]
 
     def _files(self, name: str) -> list[str]:
         return [file for file, kind in self._list(f"{self._root}/{name}").items() if kind == "file"]
@@ -130,7 +132,11 @@ class Remote:
             found = self._try(f"list {path}", self._fs.ls, path, detail=True)
         except (FileNotFoundError, NotADirectoryError):
             return {}
-        return {each["name"].rstrip("/").rpartition("/")[2]: each["type"] for each in found if each["name"].rstrip("/") != path}
+        return {
+            each["name"].rstrip("/").rpartition("/")[2]: each["type"]
+            for each in found
+            if each["name"].rstrip("/") != path
+        }
 
     def _delete(self, name: str, files: Sequence[str]) -> None:
         for file in files:

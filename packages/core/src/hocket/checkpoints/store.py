@@ -117,7 +117,9 @@ class Store:
             if not problems:
                 return name
             warnings.warn(
-                f"{self} passes over '{name}', which is damaged: {' '.join(problems)}", DamagedCheckpointWarning, stacklevel=2
+                f"{self} passes over '{name}', which is damaged: {' '.join(problems)}",
+                DamagedCheckpointWarning,
+                stacklevel=2,
             )
         return None
 
@@ -157,7 +159,9 @@ class Store:
 
 def _check_name(name: str) -> None:
     if not _NAME.fullmatch(name) or name == LATEST:
-        raise ValueError(f"{name!r} is no name for a checkpoint. Use letters, digits and . _ - = +, as in 'ep2-ba1000'.")
+        raise ValueError(
+            f"{name!r} is no name for a checkpoint. Use letters, digits and . _ - = +, as in 'ep2-ba1000'."
+        )
 
 
 class Local:
@@ -219,4 +223,6 @@ class Local:
                 os.fsync(opened.fileno())
             temporary.replace(file)
         except OSError as error:
-            raise CheckpointError(f"{file} could not be replaced: {error}. The checkpoints themselves are whole.") from error
+            raise CheckpointError(
+                f"{file} could not be replaced: {error}. The checkpoints themselves are whole."
+            ) from error
