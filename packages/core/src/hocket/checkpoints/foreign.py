@@ -37,10 +37,10 @@ def read_weights(path: Path | str) -> dict[str, Tensor]:
     """Weights by name, on the CPU.
 
     Args:
-        path: a checkpoint of hocket (its ``model``), a ``.safetensors`` file, a file of ``torch.save`` that holds a ``state_dict``
-            or is a checkpoint of Lightning or Composer, or a folder of Hugging Face, sharded or not. Beginnings that all
-            names share are removed where they come from a wrapper: ``module.``, ``_orig_mod.``, and for Lightning and
-            Composer ``model.``.
+        path: a checkpoint of hocket (its ``model``), a ``.safetensors`` file, a file of ``torch.save`` that holds a
+            ``state_dict`` or is a checkpoint of Lightning or Composer, or a folder of Hugging Face, sharded or not.
+            Beginnings that all names share are removed where they come from a wrapper: ``module.``, ``_orig_mod.``, and
+            for Lightning and Composer ``model.``.
 
     Raises:
         CheckpointError: it is none of these, is damaged, or would have to execute something.
@@ -91,7 +91,7 @@ def _read_file(path: Path) -> dict[str, Tensor]:
         ) from None
     if not isinstance(content, Mapping):
         raise CheckpointError(f"{path}: it holds a {type(content).__name__} and no state_dict.")
-    wrappers = _WRAPPERS
+    wrappers: Sequence[str] = _WRAPPERS
     if "pytorch-lightning_version" in content:
         content, wrappers = content.get("state_dict"), (*_WRAPPERS, "model.")
     elif isinstance(state := content.get("state"), Mapping) and "model" in state:

@@ -45,8 +45,8 @@ def write(path: Path | str, tree: Mapping[str, Any], about: Mapping[str, Any]) -
     Args:
         tree: dicts (with str keys), lists and tuples of tensors, numbers, strings, bools, None and bytes. Tensors that
             share memory are stored once, and share it again when read.
-        about: values of the same kinds except tensors. ``format``, ``hocket`` (the version) and ``written`` (seconds since 1970)
-            are added where they are not given.
+        about: values of the same kinds except tensors. ``format``, ``hocket`` (the version) and ``written`` (seconds since
+            1970) are added where they are not given.
 
     Raises:
         TypeError: something in the tree cannot be stored; the message says where it is.

@@ -11,13 +11,15 @@ from hocket.checkpoints.errors import CheckpointError
 from hocket.checkpoints.header import Entry
 
 _KEYS = {"file", "name", "dtype", "shape", "stride", "offset"}
-#: Bytes per element, by torch's name of the dtype, of those that safetensors has no name for.
-_OTHERS = {"complex128": 16, "complex32": 4, "bits16": 2}
-
-
-def itemsize(dtype: str) -> int:
-    """Bytes per element of torch's dtype of this name; 1 for those of one byte or less, which are many."""
-    return header.DTYPES[header.NAMES[dtype]][1] if dtype in header.NAMES else _OTHERS.get(dtype, 1)
+#: Bytes per element of every dtype that is stored, by torch's name. The last ones are stored as bytes.
+SIZES = dict(header.DTYPES.values()) | {
+    "complex32": 4,
+    "complex128": 16,
+    "float8_e4m3fnuz": 1,
+    "float8_e5m2fnuz": 1,
+    "float8_e8m0fnu": 1,
+    "float4_e2m1fn_x2": 1,
+}
 
 
 def references(node: Any, where: str) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -35,6 +37,8 @@ def _checked(path: str, reference: Any) -> dict[str, Any]:
         raise ValueError(f"the tensor at '{path}' is described wrongly")
     if not all(isinstance(reference[key], str) for key in ("file", "name", "dtype")):
         raise ValueError(f"the tensor at '{path}' has a file, a name or a dtype that is no text")
+    if reference["dtype"] not in SIZES:
+        raise ValueError(f"the tensor at '{path}' has the unknown dtype {reference['dtype']!r}")
     numbers = [reference["shape"], reference.get("stride", reference["shape"]), [reference.get("offset", 0)]]
     if not all(isinstance(each, list) and all(type(n) is int and 0 <= n < 2**63 for n in each) for each in numbers):
         raise ValueError(f"the tensor at '{path}' has a shape, stride or offset that is no list of numbers")
@@ -49,7 +53,7 @@ def check(path: str, reference: Mapping[str, Any], entries: Mapping[str, Mapping
     entry = entries.get(file, {}).get(name)
     if entry is None:
         raise CheckpointError(f"{file}: it has no tensor '{name}', which is wanted at '{path}'.")
-    size, stride, numel = itemsize(dtype), reference.get("stride"), math.prod(shape)
+    size, stride, numel = SIZES[dtype], reference.get("stride"), math.prod(shape)
     stored = header.DTYPES[entry.dtype][0]
     if "offset" in reference:
         last = reference["offset"] + sum((n - 1) * step for n, step in zip(shape, stride or (), strict=True))

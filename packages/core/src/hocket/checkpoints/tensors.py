@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hocket.checkpoints import header
-from hocket.checkpoints.references import is_dense
+from hocket.checkpoints.references import SIZES, is_dense
 from hocket.checkpoints.shards import DTYPES, dtype_name
 
 
@@ -51,13 +51,11 @@ class Collector:
                 name = f"{path}~{count}"
             taken.add(name)
             views = {(t.data_ptr(), t.dtype, t.shape, t.stride()) for _, t, _ in group}
-            if len(views) == 1:
-                tensor = _dense(tensor, [reference for _, _, reference in group])
-            else:
-                tensor = _common(group)
+            references = [reference for _, _, reference in group]
+            tensor = _dense(tensor, references) if len(views) == 1 else _common(group)
             if dtype_name(tensor) not in header.NAMES:
                 tensor = tensor.contiguous().view(-1).view(torch.uint8)
-            made.append(Stored(name, tensor, [reference for _, _, reference in group]))
+            made.append(Stored(name, tensor, references))
         return made
 
 
@@ -74,6 +72,8 @@ def _plain(path: str, value: Tensor) -> Tensor:
         if tensor.layout is not torch.strided
         else "tensor on the meta device"
         if tensor.is_meta
+        else str(tensor.dtype)
+        if dtype_name(tensor) not in SIZES
         else ""
     )
     if kind:
@@ -154,13 +154,13 @@ class Restorer:
 
 def _restore(base: Tensor, reference: dict[str, Any]) -> Tensor:
     dtype, shape = DTYPES[reference["dtype"]], tuple(reference["shape"])
-    stride = reference.get("stride")
+    stride = tuple(reference["stride"]) if "stride" in reference else None
     if "offset" in reference:
         offset = reference["offset"]
         storage = base.untyped_storage()
-        return torch.empty(0, dtype=dtype, device=base.device).set_(storage, offset, shape, tuple(stride))
+        return torch.empty(0, dtype=dtype, device=base.device).set_(storage, offset, shape, stride or ())
     if base.dtype != dtype:
         base = base.view(dtype).view(shape)
     if stride is None:
         return base
-    return torch.empty_strided(shape, tuple(stride), dtype=dtype, device=base.device).copy_(base)
+    return torch.empty_strided(shape, stride, dtype=dtype, device=base.device).copy_(base)

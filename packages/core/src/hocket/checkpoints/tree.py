@@ -31,8 +31,7 @@ def encode(value: Any, tensor: Callable[[str, Any], dict[str, Any] | None], path
         number = int(value)
         return number if -(2**63) <= number < 2**64 else {"$int": f"{number:x}"}
     if isinstance(value, float):
-        number = float(value)
-        return number if math.isfinite(number) else {"$float": str(number)}
+        return float(value) if math.isfinite(value) else {"$float": str(float(value))}
     if isinstance(value, bytes):
         return {"$bytes": base64.b64encode(value).decode()}
     if depth >= DEPTH:

@@ -74,7 +74,7 @@ def _inspect(args: argparse.Namespace) -> int:
     for place, leaf in tree.leaves(formats.structure(path, args.only)):
         if tree.special(leaf) == "$tensor":
             told = leaf["$tensor"]
-            size = math.prod(told["shape"]) * references.itemsize(told["dtype"])
+            size = math.prod(told["shape"]) * references.SIZES[told["dtype"]]
             rows.append(
                 {"path": place, "dtype": told["dtype"], "shape": told["shape"], "bytes": size, "file": told["file"]}
             )
