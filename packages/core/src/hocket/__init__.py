@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from hocket import plugins, testkit
     from hocket.algorithm import Algorithm, Need, Phase
     from hocket.callback import Callback
+    from hocket.checkpoints.policy import Checkpoints
     from hocket.devices import Device
     from hocket.hookspecs import Event, hookimpl
     from hocket.launching.forks import launch
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 _PUBLIC = {
     "Algorithm": "hocket.algorithm",
     "Callback": "hocket.callback",
+    "Checkpoints": "hocket.checkpoints.policy",
     "Decision": "hocket.state",
     "Device": "hocket.devices",
     "EvalSet": "hocket.loops.evaluate",
@@ -59,6 +61,7 @@ _PUBLIC = {
 __all__ = [
     "Algorithm",
     "Callback",
+    "Checkpoints",
     "Decision",
     "Device",
     "EvalSet",

@@ -17,7 +17,8 @@ import torch
 from torch import nn
 
 from hocket import launching, seeding, setup
-from hocket.checkpoints import content
+from hocket.checkpoints import content, policy
+from hocket.checkpoints.policy import Checkpoints
 from hocket.data.feed import DataError, Feed
 from hocket.guard import NonFiniteGuard, Policy
 from hocket.learning_rate import make_schedules
@@ -52,6 +53,8 @@ class Result:
     stop_reason: str = ""
     #: Seconds and calls by (plug-in, hook); filled with ``profile_plugins=True``.
     costs: Mapping[tuple[str, str], Cost] = field(default_factory=dict)
+    #: The names of the checkpoints there are, newest last.
+    checkpoints: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +97,8 @@ class Trainer:
         seed: makes the run repeatable, with random numbers of its own; None uses the process's.
         deterministic: only deterministic kernels, during fit, evaluate and predict.
         compile: ``True`` or the keyword arguments of `torch.compile`.
+        checkpoints: what is written when, so that a run that was stopped can go on; see `hocket.Checkpoints`.
+        resume: the folder of a checkpoint to go on from, or ``"auto"`` for the newest valid one of ``checkpoints``, if any.
         run_name: the name of this run; None makes one up. ``folder`` is where runs are kept.
         plugins: restricts which installed plug-ins may be used: False for core's own, or a list of names.
         profile_plugins: measure what each plug-in takes on each hook.
@@ -137,6 +142,8 @@ class Trainer:
         seed: int | None = None,
         deterministic: bool = False,
         compile: bool | Mapping[str, Any] = False,
+        checkpoints: Checkpoints | None = None,
+        resume: str | Path | None = None,
         run_name: str | None = None,
         folder: str | Path = "runs",
         plugins: bool | Sequence[str] | None = None,
@@ -161,12 +168,13 @@ class Trainer:
         self._deterministic, self._detect_anomaly = deterministic, detect_anomaly
         self._sanity_batches = sanity_eval
         self._eval_every, self._metrics = Interval(eval_every), metrics
+        self._checkpoints = checkpoints
         self._limits = (limit_train, overfit, limit_eval, limit_predict)
 
         with switches.use(plugins):
             parts = setup.resolve(
                 algorithms=algorithms,
-                callbacks=callbacks,
+                callbacks=callbacks if checkpoints is None else [*callbacks, checkpoints],
                 loggers=loggers,
                 strategy=strategy,
                 precision=precision,
@@ -217,6 +225,10 @@ class Trainer:
                 self._set_train_data(train_data)
             self._set_eval_data(eval_data)
             bus.before_load(state)
+            if checkpoints is not None:
+                checkpoints.attach(self)
+            if resume is not None:
+                policy.resume(self, resume, checkpoints)
             bus.after_load(state)
         weakref.finalize(self, _close, state)  # before the runtime leaves the other processes
 
@@ -267,6 +279,8 @@ class Trainer:
                 state.bus.log_hyperparameters(state, setup.hyperparameters(self._arguments, state.bus.voices))
                 sanity_check(state, state.eval_sets, self._sanity_batches)
             self._loop.run()
+            if self._checkpoints is not None:
+                self._checkpoints.finish(state)
             state.bus.flush(state)
         return self._result()
 
@@ -343,7 +357,8 @@ class Trainer:
     def _result(self) -> Result:
         state = self.state
         costs = {key: Cost(int(calls), seconds) for key, (calls, seconds) in state.bus.account.items()}
-        return Result(dict(state.metrics), state.timestamp.copy(), self._run_folder, state.stop_reason, costs)
+        names = () if self._checkpoints is None else self._checkpoints.store.names()
+        return Result(dict(state.metrics), state.timestamp.copy(), self._run_folder, state.stop_reason, costs, names)
 
     def _set_train_data(self, data: Iterable[Any]) -> None:
         state = self.state

@@ -95,7 +95,9 @@ def _plugin_states(voices: tuple[Voice, ...]) -> dict[str, dict[str, Any]]:
     states: dict[str, dict[str, Any]] = {}
     for voice in voices:
         if has_state(voice.obj) and (state := voice.obj.state_dict()):
-            states.setdefault(voice.kind, {})[voice.name] = encode(state, f"{catalog.singular(voice.kind)} '{voice.name}'")
+            states.setdefault(voice.kind, {})[voice.name] = encode(
+                state, f"{catalog.singular(voice.kind)} '{voice.name}'"
+            )
     return states
 
 
