@@ -5,11 +5,9 @@ Only `write` and `read` need torch.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import os
-import shutil
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import hocket
-from hocket.checkpoints import header, leftovers
+from hocket.checkpoints import disk, header, leftovers
 from hocket.checkpoints import manifest as manifests
 from hocket.checkpoints import references as refs
 from hocket.checkpoints import tree as trees
@@ -56,12 +54,12 @@ def write(path: Path | str, tree: Mapping[str, Any], about: Mapping[str, Any]) -
     about = {"format": manifests.VERSION, "hocket": hocket.__version__, "written": time.time(), **about}
     temporary = None
     try:
-        _check_target(path)
+        disk.check_target(path)
         temporary = leftovers.begin(path)
         _fill(temporary, tree, about)
-        _publish(temporary, path)
+        disk.publish(temporary, path)
     except OSError as error:
-        raise CheckpointError(_disk_error(path, error)) from error
+        raise CheckpointError(disk.disk_error(path, error)) from error
     finally:
         if temporary is not None:
             leftovers.end(temporary)
@@ -96,10 +94,10 @@ def _fill(folder: Path, tree: Mapping[str, Any], about: Mapping[str, Any]) -> No
         )
     sha256 = hashlib.sha256(raw).hexdigest()
     name = f"tree-{sha256[:16]}.json"
-    _write_file(folder / name, raw)
+    disk.write_file(folder / name, raw)
     files = {name: File(len(raw), sha256), **dict(sorted(files.items()))}
-    _write_file(folder / manifests.NAME, Manifest(files, encoded, written=float(about["written"])).encode())
-    _flush(folder)
+    disk.write_file(folder / manifests.NAME, Manifest(files, encoded, written=float(about["written"])).encode())
+    disk.flush(folder)
 
 
 def _parts(stored: Iterable[Stored]) -> list[list[Stored]]:
@@ -115,59 +113,6 @@ def _parts(stored: Iterable[Stored]) -> list[list[Stored]]:
         parts[-1].append(each)
         size += nbytes
     return parts
-
-
-def _check_target(path: Path) -> None:
-    if path.is_symlink() or (path.exists() and not path.is_dir()):
-        raise CheckpointError(f"{path} is no folder, and is not replaced by a checkpoint. Give another name.")
-    if path.is_dir():
-        names = {entry.name for entry in path.iterdir()}
-        if manifests.NAME not in names and (foreign := sorted(name for name in names if not FILES.fullmatch(name))):
-            raise CheckpointError(
-                f"{path} is no checkpoint (it has {foreign[0]}), and is not replaced. Give another name."
-            )
-
-
-def _publish(temporary: Path, path: Path) -> None:
-    """Give the files their place. Their names depend on their content, so new ones can lie beside those they replace."""
-    if not path.exists():
-        temporary.rename(path)
-        _flush(path.parent)
-        return
-    for entry in temporary.iterdir():
-        if entry.name != manifests.NAME:
-            entry.replace(path / entry.name)
-    _flush(path)
-    (temporary / manifests.NAME).replace(path / manifests.NAME)
-    _flush(path)
-    kept = manifests.load(path).files
-    for entry in path.iterdir():
-        if FILES.fullmatch(entry.name) and entry.name not in kept:
-            entry.unlink(missing_ok=True)
-
-
-def _write_file(path: Path, raw: bytes) -> None:
-    with path.open("xb") as file:
-        file.write(raw)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _flush(folder: Path) -> None:
-    if os.name == "posix":  # elsewhere folders cannot be opened
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
-
-def _disk_error(path: Path, error: OSError) -> str:
-    reason = str(error.strerror or error)
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        there = next((folder for folder in path.absolute().parents if folder.exists()), Path())
-        reason = f"the disk is full ({shutil.disk_usage(there).free / 1e6:.1f} MB are free at {there})"
-    return f"The checkpoint {path} was not written: {reason}. What was there before is as it was."
 
 
 def read(path: Path | str, *, device: torch.device | str = "cpu", only: Sequence[str] | None = None) -> dict[str, Any]:
