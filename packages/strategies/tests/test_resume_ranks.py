@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+import warnings
 from typing import Any
 
 import pytest
@@ -176,6 +177,7 @@ def test_train_metrics_of_an_epoch_that_began_on_other_ranks() -> None:
 
 def test_data_that_is_each_ranks_own() -> None:
     def ranks(rank: int) -> Any:
+        warnings.simplefilter("ignore")  # that the sampler is left in charge
         data = Noted()
         options = {"dataset": seeded(data), "sampler": DistributedSampler(data, 2, rank, seed=2), "batch_size": 2}
         whole, expected, _ = train(None, None, seed=0, **options)
