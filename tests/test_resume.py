@@ -139,7 +139,8 @@ def check(make: Callable[..., Trainer], stops: Any, **fit: Any) -> None:
         before, after = logger_of(first).metrics, logger_of(second).metrics
         assert_same(expected, got, f"after {at}")
         joined = {
-            name: before.get(name, [])[: stopping.logged.get(name, 0)] + after.get(name, []) for name in {*before, *after}
+            name: before.get(name, [])[: stopping.logged.get(name, 0)] + after.get(name, [])
+            for name in {*before, *after}
         }
         assert joined == log, f"after {at}"
 
@@ -362,7 +363,9 @@ def test_streams_that_say_where_they_are_are_told_and_not_read_again() -> None:
     assert [stream.read for stream in streams] == [36, 36, 36 - 12, 36, 18 - 8]
 
 
-@pytest.mark.parametrize("data", [Batches, lambda: DataLoader(Stream(), BATCH), lambda: DataLoader(Stream(), 3, num_workers=2)])
+@pytest.mark.parametrize(
+    "data", [Batches, lambda: DataLoader(Stream(), BATCH), lambda: DataLoader(Stream(), 3, num_workers=2)]
+)
 def test_other_iterables_are_read_again_and_say_so(data: Any) -> None:
     with pytest.warns(UserWarning, match="reads the batches of the epoch under way again") as told:
         check(maker(data), [3])
@@ -385,9 +388,11 @@ def test_an_iterator_goes_on_where_it_was() -> None:
 def test_torchdatas_stateful_loader() -> None:
     stateful = pytest.importorskip("torchdata.stateful_dataloader")
     for workers in (0, 2):
-        check(
-            maker(lambda: stateful.StatefulDataLoader(tensors(), BATCH, shuffle=True, num_workers=workers)), [2, 5, 7]
-        )
+
+        def data(workers: int = workers) -> Any:
+            return stateful.StatefulDataLoader(tensors(), BATCH, shuffle=True, num_workers=workers)
+
+        check(maker(data), [2, 5, 7])
 
 
 def test_past_batches_are_not_loaded() -> None:

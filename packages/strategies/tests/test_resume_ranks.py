@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import random
 import warnings
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -83,7 +84,14 @@ class Net(nn.Module):
 
 
 def train(
-    tree: Any, at: int | None, *, seed: int, dropout: float = 0.0, strategy: Any = "auto", duration: str = "2ep", **loader: Any
+    tree: Any,
+    at: int | None,
+    *,
+    seed: int,
+    dropout: float = 0.0,
+    strategy: Any = "auto",
+    duration: str = "2ep",
+    **loader: Any,
 ) -> tuple[Watch, dict[str, Any], dict[str, float]]:
     watch = Watch(at)
     options: dict[str, Any] = {"batch_size": BATCH, "shuffle": True, **loader}
@@ -140,7 +148,9 @@ def test_two_ranks_go_on_to_the_last_bit(options: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("strategies", [("ddp", "ddp"), ("ddp", "fsdp"), ("fsdp", "ddp")])
-@pytest.mark.parametrize("options", [{}, {"own_generator": True, "num_workers": 1}], ids=["global", "generator, worker"])
+@pytest.mark.parametrize(
+    "options", [{}, {"own_generator": True, "num_workers": 1}], ids=["global", "generator, worker"]
+)
 def test_other_numbers_of_ranks_see_the_same_global_batches(
     strategies: tuple[str, str], options: dict[str, Any]
 ) -> None:
@@ -159,7 +169,7 @@ def test_other_numbers_of_ranks_see_the_same_global_batches(
     four, weights, again = part(4, other, single.tree, None, 8)
     seen = two.seen[:3] + single.seen[:2] + four.seen
     assert seen == whole.seen
-    assert sorted(sum(seen[:7], [])) == sorted(sum(seen[7:], [])) == list(range(SAMPLES))
+    assert sorted(chain(*seen[:7])) == sorted(chain(*seen[7:])) == list(range(SAMPLES))
     losses = two.losses[:3] + single.losses[:2] + four.losses
     torch.testing.assert_close(losses, whole.losses, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(weights, expected, rtol=1e-4, atol=1e-5)
@@ -169,7 +179,7 @@ def test_other_numbers_of_ranks_see_the_same_global_batches(
 
 def test_train_metrics_of_an_epoch_that_began_on_other_ranks() -> None:
     """What the two ranks had seen is added up by one."""
-    whole, _, metrics = run_ranks(lambda rank: train(None, None, seed=0, duration="1ep"), 2)[0]
+    _, _, metrics = run_ranks(lambda rank: train(None, None, seed=0, duration="1ep"), 2)[0]
     first, *_ = run_ranks(lambda rank: train(None, 5, seed=0, duration="1ep"), 2)[0]
     _, _, again = train(first.tree, None, seed=4, strategy="single", duration="1ep")
     assert metrics["train/accuracy"] == pytest.approx(again["train/accuracy"])

@@ -9,7 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hocket import plugins, testkit
+    from hocket import data, plugins, testkit
     from hocket.algorithm import Algorithm, Need, Phase
     from hocket.callback import Callback
     from hocket.devices import Device
@@ -50,6 +50,7 @@ _PUBLIC = {
     "Timestamp": "hocket.time",
     "Trainer": "hocket.trainer",
     "Unit": "hocket.time",
+    "data": "",
     "hookimpl": "hocket.hookspecs",
     "launch": "hocket.launching.forks",
     "plugins": "",
@@ -79,6 +80,7 @@ __all__ = [
     "Timestamp",
     "Trainer",
     "Unit",
+    "data",
     "hookimpl",
     "launch",
     "plugins",

@@ -95,7 +95,9 @@ def _plugin_states(voices: tuple[Voice, ...]) -> dict[str, dict[str, Any]]:
     states: dict[str, dict[str, Any]] = {}
     for voice in voices:
         if has_state(voice.obj) and (state := voice.obj.state_dict()):
-            states.setdefault(voice.kind, {})[voice.name] = encode(state, f"{catalog.singular(voice.kind)} '{voice.name}'")
+            states.setdefault(voice.kind, {})[voice.name] = encode(
+                state, f"{catalog.singular(voice.kind)} '{voice.name}'"
+            )
     return states
 
 
@@ -147,14 +149,12 @@ def load_state_dict(trainer: Trainer, tree: Mapping[str, Any], strict: bool) -> 
 
     # In the order in which they were made: sharded optimizers look at the parameters.
     bus.load_model_state(state.prepared, _model(state, decode(tree["model"]), strict))
-    if len(tree["optimizers"]) == len(state.optimizers):
-        for optimizer, saved in zip(state.optimizers, tree["optimizers"].values(), strict=True):
-            if saved["class"] == _class(optimizer):
-                bus.load_optimizer_state(state.prepared, optimizer, decode(saved["state"]))
-    if len(tree["schedules"]) == len(state.schedules):
-        for schedule, saved in zip(state.schedules, tree["schedules"].values(), strict=True):
-            if saved["class"] == _class(schedule):
-                schedule.load_state_dict(decode(saved["state"]))
+    for optimizer, saved in zip(state.optimizers, _in_order(tree["optimizers"]), strict=False):
+        if saved["class"] == _class(optimizer):
+            bus.load_optimizer_state(state.prepared, optimizer, decode(saved["state"]))
+    for schedule, saved in zip(state.schedules, _in_order(tree["schedules"]), strict=False):
+        if saved["class"] == _class(schedule):
+            schedule.load_state_dict(decode(saved["state"]))
     for voice in bus.voices:
         saved_state = tree["plugins"].get(voice.kind, {}).get(voice.name)
         if saved_state is not None and has_state(voice.obj):
@@ -176,6 +176,10 @@ def load_state_dict(trainer: Trainer, tree: Mapping[str, Any], strict: bool) -> 
     loop.load_state_dict({name: value for name, value in tree["fit"].items() if name not in ("until", "asked")})
     _load_ranks(trainer, tree["ranks"], strict)
     state.epoch_length = tree["epoch_length"] if state.epoch_length is None else state.epoch_length
+
+
+def _in_order(numbered: Mapping[str, Any]) -> list[Any]:
+    return [numbered[str(index)] for index in range(len(numbered))]
 
 
 def _load_ranks(trainer: Trainer, ranks: list[Mapping[str, Any]], strict: bool) -> None:
@@ -248,13 +252,13 @@ def _compare(state: State, tree: Mapping[str, Any]) -> list[str]:
     """What does not fit, one sentence or two each."""
     problems = []
     saved, here = tree["optimizers"], [_class(optimizer) for optimizer in state.optimizers]
-    before = [each["class"] for each in saved.values()]
+    before = [each["class"] for each in _in_order(saved)]
     if before != here:
         problems.append(
             f"The checkpoint has the state of {', '.join(before) or 'no optimizer'}, but the Trainer has "
             f"{', '.join(here) or 'none'}. Give the Trainer the same optimizer=."
         )
-    before, here = [each["class"] for each in tree["schedules"].values()], [_class(each) for each in state.schedules]
+    before, here = [each["class"] for each in _in_order(tree["schedules"])], [_class(each) for each in state.schedules]
     if before != here:
         problems.append(
             f"The checkpoint has {len(before)} schedules ({', '.join(before)}), the Trainer {len(here)} "
@@ -271,8 +275,8 @@ def _compare(state: State, tree: Mapping[str, Any]) -> list[str]:
             )
         elif name in states and (kind, name) in attached and _class(attached[kind, name].obj) != each["class"]:
             problems.append(
-                f"'{name}' is a {each['class']} in the checkpoint and a {_class(attached[kind, name].obj)} here. Attach the same "
-                f"{kind}, in the same order."
+                f"'{name}' is a {each['class']} in the checkpoint and a {_class(attached[kind, name].obj)} here. Attach the "
+                f"same {kind}, in the same order."
             )
     for (kind, name), voice in attached.items():
         keeps = kind in _SEVERAL and has_state(voice.obj) and bool(voice.obj.state_dict())

@@ -145,7 +145,7 @@ class Feed:
             self._place = tree
         else:
             self._passes.restore(tree["pass"])
-            if self._once and self._read:
+            if isinstance(self._source, Iterator):
                 skipped(self._source, self._read)
 
     def _nothing(self) -> str:

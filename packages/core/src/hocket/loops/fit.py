@@ -101,7 +101,6 @@ class FitLoop:
 
     def _finish(self, stage: str) -> None:
         """What came after the checkpoint in the batch or epoch that it was taken at the end of."""
-        state = self.state
         if stage == "batch":
             self._batch_completed()
             if self._over() and self._at_epoch_end():
