@@ -14,12 +14,12 @@ _ENDLESS = (itertools.cycle, itertools.repeat, itertools.count)
 
 
 @contextmanager
-def one_pass(data: Iterable[Any]) -> Iterator[Iterator[Any]]:
-    """An iterator over ``data``; what raises inside ends the worker processes of a DataLoader at once.
+def one_pass(data: Iterable[Any], passes: Passes | None = None) -> Iterator[Iterator[Any]]:
+    """An iterator over ``data``, of ``passes`` if given; what raises inside ends worker processes of a DataLoader at once.
 
     Left to the garbage collector, they would hold up the process for five seconds each.
     """
-    batches = iter(data)
+    batches = iter(data) if passes is None else passes.begin()
     try:
         yield batches
     except BaseException:
