@@ -264,6 +264,30 @@ def test_everything_at_once_at_every_step() -> None:
     check(make, [*range(1, 11), At(epoch=1), At(epoch=2)])
 
 
+def test_evaluation_data_with_workers_and_a_generator_of_its_own() -> None:
+    def data() -> DataLoader[Any]:
+        generator = torch.Generator().manual_seed(2)
+        return DataLoader(tensors(), 4, shuffle=True, generator=generator, num_workers=1, persistent_workers=True)
+
+    check(maker(LOADERS["shuffle"], eval_data=data, eval_every="3ba"), [2, 4])
+
+
+class Unfreeze(Callback):
+    """Trains the first layer from the fourth batch on, and its batch norm in eval mode."""
+
+    def init(self, state: State) -> None:
+        state.model[0].requires_grad_(False)
+
+    def batch_end(self, state: State) -> None:
+        if state.timestamp.batch == 4:
+            state.model[0].requires_grad_(True)
+            state.model[1].eval()
+
+
+def test_what_is_frozen_and_in_eval_mode() -> None:
+    check(maker(LOADERS["shuffle"], callbacks=lambda: [Unfreeze()]), [2, 4, 7])
+
+
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_precisions(precision: str) -> None:
     overflowing = {"fp16": {"init_scale": 2.0**40}} if precision == "fp16" else precision
@@ -388,9 +412,11 @@ def test_an_iterator_goes_on_where_it_was() -> None:
 def test_torchdatas_stateful_loader() -> None:
     stateful = pytest.importorskip("torchdata.stateful_dataloader")
     for workers in (0, 2):
-        check(
-            maker(lambda: stateful.StatefulDataLoader(tensors(), BATCH, shuffle=True, num_workers=workers)), [2, 5, 7]
-        )
+
+        def data(workers: int = workers) -> Any:
+            return stateful.StatefulDataLoader(tensors(), BATCH, shuffle=True, num_workers=workers)
+
+        check(maker(data), [2, 5, 7])
 
 
 def test_past_batches_are_not_loaded() -> None:
@@ -501,6 +527,20 @@ def test_between_fits() -> None:
     first.fit("4ba")
     second.fit("4ba")
     assert_same(comparable(first), comparable(second))
+
+
+def test_at_the_end_of_a_fit_the_state_is_that_between_fits() -> None:
+    class Last(Callback):
+        def fit_end(self, state: State) -> None:
+            self.tree = through_a_file(first.state_dict())
+
+    last, make = Last(), maker(with_generator, duration=None)
+    first, second = make(net(0), [last]), make(net(1), [])
+    first.fit("3ba")
+    second.load_state_dict(last.tree)
+    first.fit("4ba")
+    second.fit("4ba")
+    assert_same(comparable(first)["model"], comparable(second)["model"])
 
 
 def test_only_where_the_state_is_complete() -> None:

@@ -9,7 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hocket import plugins, testkit
+    from hocket import data, plugins, testkit
     from hocket.algorithm import Algorithm, Need, Phase
     from hocket.callback import Callback
     from hocket.checkpoints.policy import Checkpoints
@@ -52,6 +52,7 @@ _PUBLIC = {
     "Timestamp": "hocket.time",
     "Trainer": "hocket.trainer",
     "Unit": "hocket.time",
+    "data": "",
     "hookimpl": "hocket.hookspecs",
     "launch": "hocket.launching.forks",
     "plugins": "",
@@ -82,6 +83,7 @@ __all__ = [
     "Timestamp",
     "Trainer",
     "Unit",
+    "data",
     "hookimpl",
     "launch",
     "plugins",

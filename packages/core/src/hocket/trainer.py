@@ -333,7 +333,8 @@ class Trainer:
     def state_dict(self) -> dict[str, Any]:
         """Everything that a resumed run needs to be the same to the last bit; see `hocket.checkpoints.content`.
 
-        Every rank has to call it, in a callback's ``batch_checkpoint`` or ``epoch_checkpoint``, or between fits.
+        Every rank has to call it, in a callback's ``batch_checkpoint`` or ``epoch_checkpoint``, where the fit can be continued,
+        or in ``fit_end`` or between fits, where another can begin.
         """
         return content.state_dict(self)
 

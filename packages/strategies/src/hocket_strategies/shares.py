@@ -208,6 +208,10 @@ class OwnBatches(Prepared):
     """
 
     of_rank = True
+    #: Whether the next pass begins with a batch that was trained on already, and is here to be repeated only.
+    hold = False
+    #: Batches of this rank's data in this pass.
+    read = 0
 
     def __init__(self, data: Iterable[Any], strategy: Strategy) -> None:
         super().__init__(data)
@@ -216,11 +220,16 @@ class OwnBatches(Prepared):
         self._length = None if None in lengths else max(lengths)
 
     def _shared(self, batches: Iterator[Any]) -> Iterator[Any]:
-        strategy, batch, more = self._strategy, _END, True
+        hold, self.hold, self.read = self.hold, False, 0
+        return self._together(batches, next(batches) if hold else _END)
+
+    def _together(self, batches: Iterator[Any], batch: Any) -> Iterator[Any]:
+        strategy, more = self._strategy, True
         while True:
             if more:
                 read = next(batches, _END)
                 more = read is not _END
+                self.read += more
                 batch = read if more else batch
             somewhere, empty = strategy.all_reduce(torch.tensor([more, batch is _END]), "sum").tolist()
             if not somewhere:

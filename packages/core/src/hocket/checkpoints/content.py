@@ -16,12 +16,12 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from hocket import setup
+from hocket.checkpoints.fits import ContentError, class_of, compare, in_order
 from hocket.checkpoints.plain import decode, encode
 from hocket.data.feed import DataError
-from hocket.data.sources import Sources, has_state
+from hocket.data.sources import has_state
 from hocket.plugins import catalog
 from hocket.plugins.bus import Bus
-from hocket.plugins.errors import PluginError
 from hocket.plugins.spec import Voice
 from hocket.state import State
 from hocket.time import Time, Unit
@@ -31,10 +31,6 @@ if TYPE_CHECKING:
 
 #: Counts up when the tree changes; see :func:`load_state_dict`.
 VERSION = 1
-
-
-class ContentError(PluginError, ValueError):
-    """A checkpoint that does not fit the Trainer that it is loaded into."""
 
 
 # --- out of a Trainer
@@ -47,7 +43,7 @@ def state_dict(trainer: Trainer) -> dict[str, Any]:
     where = loop.state_dict()  # raises first
     model = bus.model_state(state.prepared)
     optimizers = [
-        {"class": _class(optimizer), "state": encode(bus.optimizer_state(state.prepared, optimizer), "the optimizer")}
+        {"class": class_of(optimizer), "state": encode(bus.optimizer_state(state.prepared, optimizer), "the optimizer")}
         for optimizer in state.optimizers
     ]
     own = {
@@ -55,7 +51,7 @@ def state_dict(trainer: Trainer) -> dict[str, Any]:
         "generators": state.generator_states(),
         "train_metrics": loop.metrics.state_dict(),
         "data": loop.feed.state_dict() if loop.has_data else None,
-        "eval_data": {label: Sources(each.given).capture() for label, each in state.eval_sets.items()},
+        "eval_data": {label: each.passes.state_dict(0, False) for label, each in state.eval_sets.items()},
         "loss": encode([state.loss, dict(state.loss_parts)]),
         "rank_samples": state.rank_samples,
     }
@@ -65,9 +61,10 @@ def state_dict(trainer: Trainer) -> dict[str, Any]:
         "world_size": state.strategy.world_size,
         "attached": [_described(voice) for voice in bus.voices],
         "model": encode(dict(model), "the model"),
+        "modes": _modes(state),
         "optimizers": {str(index): each for index, each in enumerate(optimizers)},
         "schedules": {
-            str(index): {"class": _class(each), "state": encode(each.state_dict(), "the schedule")}
+            str(index): {"class": class_of(each), "state": encode(each.state_dict(), "the schedule")}
             for index, each in enumerate(state.schedules)
         },
         "plugins": _plugin_states(bus.voices),
@@ -90,6 +87,23 @@ def state_dict(trainer: Trainer) -> dict[str, Any]:
 _PROGRESS = ("ready", "started", "processed", "completed")
 
 
+def _modes(state: State) -> dict[str, list[str]]:
+    """What weights do not tell: which parameters are frozen, and which modules are in eval mode."""
+    return {
+        "frozen": [name for name, each in state.task.named_parameters() if not each.requires_grad],
+        "eval": [name for name, each in state.task.named_modules() if not each.training],
+    }
+
+
+def _load_modes(state: State, modes: Mapping[str, list[str]]) -> None:
+    frozen, evaluating = set(modes["frozen"]), set(modes["eval"])
+    for name, parameter in state.task.named_parameters():
+        if parameter.requires_grad is (name in frozen):
+            parameter.requires_grad_(name not in frozen)
+    for name, module in state.task.named_modules():
+        module.training = name not in evaluating
+
+
 def _plugin_states(voices: tuple[Voice, ...]) -> dict[str, dict[str, Any]]:
     """By kind and name; plug-ins that keep nothing are left out."""
     states: dict[str, dict[str, Any]] = {}
@@ -105,15 +119,11 @@ def _described(voice: Voice) -> dict[str, Any]:
     return {
         "kind": voice.kind,
         "name": voice.name,
-        "class": _class(voice.obj),
+        "class": class_of(voice.obj),
         "dist": voice.dist,
         "version": voice.version,
         "config": setup.plain(voice.config),
     }
-
-
-def _class(thing: Any) -> str:
-    return f"{type(thing).__module__}.{type(thing).__qualname__}"
 
 
 def _time(time: Time | None) -> list[Any] | None:
@@ -142,21 +152,20 @@ def load_state_dict(trainer: Trainer, tree: Mapping[str, Any], strict: bool) -> 
         raise ContentError(
             f"The checkpoint's content has version {tree.get('version')!r}, and this hocket reads {VERSION}. Upgrade the older."
         )
-    if problems := _compare(state, tree):
+    if problems := compare(state, tree):
         if strict:
             raise ContentError(" ".join(problems) + " To load what fits and leave out the rest, pass strict=False.")
         warnings.warn("Loaded with strict=False. " + " ".join(problems), stacklevel=3)
 
     # In the order in which they were made: sharded optimizers look at the parameters.
     bus.load_model_state(state.prepared, _model(state, decode(tree["model"]), strict))
-    if len(tree["optimizers"]) == len(state.optimizers):
-        for optimizer, saved in zip(state.optimizers, tree["optimizers"].values(), strict=True):
-            if saved["class"] == _class(optimizer):
-                bus.load_optimizer_state(state.prepared, optimizer, decode(saved["state"]))
-    if len(tree["schedules"]) == len(state.schedules):
-        for schedule, saved in zip(state.schedules, tree["schedules"].values(), strict=True):
-            if saved["class"] == _class(schedule):
-                schedule.load_state_dict(decode(saved["state"]))
+    _load_modes(state, tree["modes"])
+    for optimizer, saved in zip(state.optimizers, in_order(tree["optimizers"]), strict=False):
+        if saved["class"] == class_of(optimizer):
+            bus.load_optimizer_state(state.prepared, optimizer, decode(saved["state"]))
+    for schedule, saved in zip(state.schedules, in_order(tree["schedules"]), strict=False):
+        if saved["class"] == class_of(schedule):
+            schedule.load_state_dict(decode(saved["state"]))
     for voice in bus.voices:
         saved_state = tree["plugins"].get(voice.kind, {}).get(voice.name)
         if saved_state is not None and has_state(voice.obj):
@@ -194,7 +203,8 @@ def _load_ranks(trainer: Trainer, ranks: list[Mapping[str, Any]], strict: bool) 
     state.loss, state.loss_parts = (None if loss is None else loss.to(state.device)), parts
     state.rank_samples = own["rank_samples"]
     for label, each in state.eval_sets.items():
-        Sources(each.given).restore(own["eval_data"].get(label, {}))
+        if label in own["eval_data"]:
+            each.passes.restore(own["eval_data"][label])
     position = [each["data"] for each in ranks]
     if loop.has_data:
         load_position(trainer, position)
@@ -223,9 +233,6 @@ def _from_time(saved: list[Any] | None) -> Time | None:
     return None if saved is None else Time(saved[0], Unit(saved[1]))
 
 
-# --- whether they fit
-
-
 def _model(state: State, saved: dict[str, Any], strict: bool) -> dict[str, Any]:
     """What to load: with ``strict`` what was saved; otherwise that of it which fits, among what is there."""
     if strict:
@@ -244,59 +251,3 @@ def _model(state: State, saved: dict[str, Any], strict: bool) -> dict[str, Any]:
             stacklevel=4,
         )
     return {**there, **fits}
-
-
-def _compare(state: State, tree: Mapping[str, Any]) -> list[str]:
-    """What does not fit, one sentence or two each."""
-    problems = []
-    saved, here = tree["optimizers"], [_class(optimizer) for optimizer in state.optimizers]
-    before = [each["class"] for each in saved.values()]
-    if before != here:
-        problems.append(
-            f"The checkpoint has the state of {', '.join(before) or 'no optimizer'}, but the Trainer has "
-            f"{', '.join(here) or 'none'}. Give the Trainer the same optimizer=."
-        )
-    before, here = [each["class"] for each in tree["schedules"].values()], [_class(each) for each in state.schedules]
-    if before != here:
-        problems.append(
-            f"The checkpoint has {len(before)} schedules ({', '.join(before)}), the Trainer {len(here)} "
-            f"({', '.join(here)}). Give the Trainer the same schedule=."
-        )
-    attached = {(voice.kind, voice.name): voice for voice in state.bus.voices}
-    described = {(each["kind"], each["name"]): each for each in tree["attached"]}
-    for (kind, name), each in described.items():
-        states = tree["plugins"].get(kind, {})
-        if (kind, name) not in attached and (kind == "algorithms" or (kind in _SEVERAL and name in states)):
-            problems.append(
-                f"The checkpoint was taken with the {catalog.singular(kind)} '{name}' ({each['class']}), which is not "
-                f"attached. {_how_to_get(kind, each)}"
-            )
-        elif name in states and (kind, name) in attached and _class(attached[kind, name].obj) != each["class"]:
-            problems.append(
-                f"'{name}' is a {each['class']} in the checkpoint and a {_class(attached[kind, name].obj)} here. Attach the same "
-                f"{kind}, in the same order."
-            )
-    for (kind, name), voice in attached.items():
-        keeps = kind in _SEVERAL and has_state(voice.obj) and bool(voice.obj.state_dict())
-        if (kind, name) not in described and (kind == "algorithms" or keeps):
-            problems.append(
-                f"The {catalog.singular(kind)} '{name}' is attached, but the checkpoint was taken without it. Leave it out."
-            )
-    return problems
-
-
-#: Kinds of which there can be any number; of the others there is always one, which may be another than before.
-_SEVERAL = ("algorithms", "callbacks", "loggers")
-
-
-def _how_to_get(kind: str, each: Mapping[str, Any]) -> str:
-    """What to type for a plug-in that a checkpoint was taken with."""
-    short = each["name"].rpartition("-")[0] if each["name"].rpartition("-")[2].isdigit() else each["name"]
-    if {short, each["name"]} & set(catalog.names(kind)):
-        return f"Pass {kind}=['{short}'] to the Trainer."
-    if each["dist"] in (None, "this process"):
-        return f"Pass an instance of it to the Trainer: {kind}=[{each['class'].rpartition('.')[2]}(…)]."
-    return (
-        f"It comes with {each['dist']} {each['version']}, which is not installed or switched off; type: "
-        f"pip install '{each['dist']}=={each['version']}', and pass {kind}=['{short}'] to the Trainer."
-    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -32,15 +32,16 @@ def encode(value: Any, where: str = "the state") -> Any:
         return {"~items": _items(value, where)}
     for name, kind in _SEQUENCES.items():
         if isinstance(value, kind):
-            items = [encode(item, f"{where}/{index}") for index, item in enumerate(value)]
+            each: Iterable[Any] = value
+            items = [encode(item, f"{where}/{index}") for index, item in enumerate(each)]
             return items if kind is list else {name: items}
     if isinstance(value, torch.dtype | torch.device):
         return {"~torch": str(value).removeprefix("torch.")}
     if type(value).__module__ == "numpy":
         return _from_numpy(value, where)
-    for plain in (bool, int, float, str, bytes):
+    for plain in (int, float, str, bytes):
         if isinstance(value, plain):  # enumerations and such: what they stand for
-            return plain(value)
+            return plain(value)  # type: ignore[arg-type]  # each is given its own kind
     raise TypeError(
         f"{where} holds a {type(value).__qualname__}, which is not kept in checkpoints. Keep tensors, numbers, strings, bytes, "
         "None, and dicts, lists and tuples of them."
@@ -62,7 +63,7 @@ def decode(value: Any) -> Any:
     return {key: decode(item) for key, item in value.items()}
 
 
-_SEQUENCES: dict[str, type | tuple[type, ...]] = {
+_SEQUENCES: dict[str, Any] = {
     "~tuple": tuple,
     "~set": (set, frozenset),
     "~deque": deque,

@@ -14,12 +14,12 @@ _ENDLESS = (itertools.cycle, itertools.repeat, itertools.count)
 
 
 @contextmanager
-def one_pass(data: Iterable[Any]) -> Iterator[Iterator[Any]]:
-    """An iterator over ``data``; what raises inside ends the worker processes of a DataLoader at once.
+def one_pass(data: Iterable[Any], passes: Passes | None = None) -> Iterator[Iterator[Any]]:
+    """An iterator over ``data``, of ``passes`` if given; what raises inside ends worker processes of a DataLoader at once.
 
     Left to the garbage collector, they would hold up the process for five seconds each.
     """
-    batches = iter(data)
+    batches = iter(data) if passes is None else passes.begin()
     try:
         yield batches
     except BaseException:
@@ -145,7 +145,7 @@ class Feed:
             self._place = tree
         else:
             self._passes.restore(tree["pass"])
-            if self._once and self._read:
+            if isinstance(self._source, Iterator):
                 skipped(self._source, self._read)
 
     def _nothing(self) -> str:

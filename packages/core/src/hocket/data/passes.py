@@ -85,6 +85,7 @@ class Passes:
                 stacklevel=2,
             )
         tree["start"] = self._start
+        tree["read"] = self._data.read if self.of_rank else handed_out  # type: ignore[attr-defined]
         if self._indices is not None:
             tree |= {"first": self._indices.first, "asked": self._indices.asked, "ended": self._indices.ended}
         if self._stateful is not None:
@@ -123,7 +124,14 @@ class Passes:
             _put(tree["start"], self._sources)
         if self._stateful is not None:
             self._stateful.load_state_dict(decode(tree["own"]))
+        if self.of_rank and self.kind != "state":
+            # A rank whose data has ended repeats its last batch, which is read again in case.
+            skip += tree["read"] - handed_out
+            self._data.hold = skip > 0  # type: ignore[attr-defined]
+            skip = max(skip - 1, 0)
         batches = self._iterate(tree, skip)
+        if self.of_rank:
+            self._data.read = tree["read"]  # type: ignore[attr-defined]
         if self._indices is not None:
             self._indices.begin()
             if self._indices.asked < skip:

@@ -16,12 +16,12 @@ def seeded(dataset: Any, seed: int = 0) -> SeededDataset:
 
     Python's, NumPy's and torch's global generators are seeded by ``(seed, epoch, index)`` while a sample is loaded, and go on
     afterwards as if nothing had been drawn. So random augmentation depends neither on the number of workers or ranks, nor on
-    where a run was interrupted: **exact resume with random augmentation in worker processes needs this**, because workers that
-    start again in the middle of an epoch have not drawn what those before them drew. (Without workers samples are loaded with
-    the run's own random numbers, which checkpoints hold.) Generators of the data set's own are not seeded.
+    where a run was interrupted. **Exact resume with random augmentation in worker processes needs this**: workers that start
+    in the middle of an epoch have not drawn what those before them drew. (Without workers samples are loaded with the run's
+    own random numbers, which checkpoints hold.) Generators of the data set's own are not seeded.
 
-    The Trainer says which epoch it is; in a loop of your own call ``set_epoch``, on this object or, with persistent workers,
-    likewise: they see it change.
+    The Trainer says which epoch it is. In a loop of your own call ``set_epoch``; worker processes, persistent ones too, see it
+    change.
 
     Raises TypeError for a data set without indices.
     """
@@ -34,8 +34,8 @@ class SeededDataset(Dataset[Any]):
     def __init__(self, dataset: Any, seed: int = 0) -> None:
         if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
             raise TypeError(
-                f"seeded() was given {type(dataset).__name__}, which has no indices that random numbers could belong to. Give a "
-                "map-style data set, one with __getitem__."
+                f"seeded() was given {type(dataset).__name__}, which has no indices that random numbers could belong to. Give "
+                "a map-style data set, one with __getitem__."
             )
         self.dataset = dataset
         self.seed = seed

@@ -54,7 +54,8 @@ class FitLoop:
         #: The shares of the duration before and after the latest batch, kept up to date where an interval is in shares.
         self._shares = (0.0, 0.0)
         self._in_shares = False
-        #: Where in a fit this is: ``"batch"`` or ``"epoch"`` while checkpoints are taken, ``"fit"`` elsewhere, "" outside.
+        #: Where in a fit this is: ``"batch"`` or ``"epoch"`` while checkpoints are taken, ``"over"`` at its end, ``"fit"``
+        #: elsewhere; "" outside.
         self.stage = ""
         #: The place that a checkpoint was taken at, until the fit that it was taken in goes on.
         self.left: Mapping[str, Any] | None = None
@@ -96,12 +97,11 @@ class FitLoop:
             self._evaluate({label: each for label, each in state.eval_sets.items() if each.every})
         self._train_metrics()
         self._guard.fit_end(state)
-        bus.fit_end(state)
+        self._checkpoint("over", bus.fit_end)
         self._write_down()
 
     def _finish(self, stage: str) -> None:
         """What came after the checkpoint in the batch or epoch that it was taken at the end of."""
-        state = self.state
         if stage == "batch":
             self._batch_completed()
             if self._over() and self._at_epoch_end():
@@ -225,10 +225,10 @@ class FitLoop:
         if self.stage == "fit" or self.state.eval_label is not None:
             raise RuntimeError(
                 "The state is not complete in the middle of a batch or an evaluation. Take it in a callback's "
-                "batch_checkpoint(state) or epoch_checkpoint(state), or between fits."
+                "batch_checkpoint(state), epoch_checkpoint(state) or fit_end(state), or between fits."
             )
         return {
-            "stage": self.stage,
+            "stage": "" if self.stage == "over" else self.stage,
             "shares": list(self._shares),
             "evaluated_at": self._evaluated_at,
             "written_at": self._written_at,
