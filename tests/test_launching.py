@@ -50,7 +50,8 @@ trainer = hocket.Trainer(
 trainer.fit()
 strategy = trainer.state.strategy
 torch.save((strategy.world_size, trainer.model_state_dict()), f"{folder}/{strategy.rank}")
-print("rank", strategy.rank, "is done with", os.environ.get("OMP_NUM_THREADS"), flush=True)
+threads = os.environ.get("OMP_NUM_THREADS")
+sys.stdout.write(f"rank {strategy.rank} is done with {threads}\\n")  # in one piece: ranks share the pipe
 """  # fmt: skip
 
 

@@ -24,7 +24,8 @@ def loader(samples: int = 52, batch: int = 8) -> DataLoader[Any]:
     """The last batch has half as many samples."""
     generator = torch.Generator().manual_seed(1)
     return DataLoader(
-        TensorDataset(torch.randn(samples, 8, generator=generator), torch.randint(3, (samples,), generator=generator)), batch
+        TensorDataset(torch.randn(samples, 8, generator=generator), torch.randint(3, (samples,), generator=generator)),
+        batch,
     )
 
 

@@ -117,6 +117,23 @@ def test_an_error_while_cleaning_up_does_not_hide_the_first(data, model) -> None
     trainer.state.bus.detach(next(voice for voice in trainer.state.bus.voices if voice.name == "bad"))
 
 
+def test_a_plugin_that_was_detached_is_not_closed_with_the_trainer(data, model) -> None:
+    heard: list[str] = []
+
+    class Closing(hocket.Callback):
+        def close(self, state: hocket.State) -> None:
+            heard.append("close")
+
+    for detached in (False, True):
+        heard.clear()
+        trainer = hocket.Trainer(model=model(), loss=F.cross_entropy, optimizer=sgd, callbacks=[Closing()])
+        if detached:
+            trainer.state.bus.detach(next(v for v in trainer.state.bus.voices if isinstance(v.obj, Closing)))
+        del trainer
+        gc.collect()
+        assert heard == [] if detached else heard == ["close"]
+
+
 def test_any_callback_sees_what_was_measured(data, model) -> None:
     """Lightning 2.2-m: only subclasses of one class saw a metric at the end of an epoch; others saw None."""
     seen: list[Any] = []

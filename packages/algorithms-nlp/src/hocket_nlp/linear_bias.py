@@ -66,7 +66,8 @@ def biased_mask(*, config: Any, dtype: torch.dtype = torch.float32, kv_offset: i
         attention computes. The last head is empty: it marks the mask as ours, for masks that users make themselves are
         passed on by transformers without coming here, and their biases are still to be added.
     """
-    from transformers import AttentionMaskInterface
+    # By their own modules: torch 2.9 cannot compile an import from a lazy one, as transformers is.
+    from transformers.masking_utils import AttentionMaskInterface
 
     kwargs |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
     visible: Tensor = AttentionMaskInterface()["sdpa"](config=config, dtype=dtype, kv_offset=kv_offset, **kwargs)
@@ -88,7 +89,7 @@ def sdpa_attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
 ) -> tuple[Tensor, None]:
     """transformers' ``sdpa`` attention with linear biases, from ``(B, heads, L, d)`` to ``(B, Q, heads, d)``."""
-    from transformers import AttentionInterface
+    from transformers.modeling_utils import AttentionInterface
 
     mask = _with_biases(module, query, key, attention_mask, kwargs)
     output, weights = AttentionInterface()["sdpa"](module, query, key, value, mask, **kwargs)
