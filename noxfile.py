@@ -17,6 +17,7 @@ ROOT = Path(__file__).parent.resolve()
 VERSION = (ROOT / "packages/VERSION.py").read_text().split('__version__ = "')[1].split('"')[0]
 NOWHERE = ROOT / "dist" / "absent"
 TESTS = ("pytest", "pytest-timeout", "hypothesis")
+S3 = ("fsspec", "s3fs", "moto[server]")  # checkpoints behind a URL, and a server for them
 
 
 @dataclass(frozen=True)
@@ -132,7 +133,7 @@ def demo(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """Run every test, or those named after `--`, against an editable install of all packages."""
     settle(session)
-    install_editable(session, PACKAGES, *TESTS, "torchmetrics", "scikit-learn", "hatchling", "uv")
+    install_editable(session, PACKAGES, *TESTS, *S3, "torchmetrics", "scikit-learn", "hatchling", "uv")
     session.run("pytest", *session.posargs)
 
 

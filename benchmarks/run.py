@@ -17,6 +17,7 @@ from typing import Any
 import algorithms
 import dispatch
 import memory
+import ranks
 import start
 import steps
 from harness import Worker, machine
@@ -84,6 +85,7 @@ def _measure(arguments: argparse.Namespace, repeats: int) -> dict[str, Any]:
     if not arguments.short:
         results["Memory"] = memory.run(20_000)
         results["Algorithms"] = algorithms.run(3)
+        results["Ranks"] = ranks.run(5)
     return results
 
 

@@ -13,7 +13,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import hocket
 from hocket import plugins
-from hocket.plugins import catalog
+from hocket.plugins import PluginError, catalog
+from hocket.testkit import run_ranks
 
 DISTRIBUTIONS = ("hocket-algorithms-general", "hocket-algorithms-vision")
 #: Settings for those that cannot do without, or would otherwise do nothing in three batches.
@@ -31,15 +32,18 @@ def phase(name: str) -> hocket.Phase:
 
 
 class Network(nn.Module):
-    """A strided convolution and pooling for BlurPool, a mean over pixels so that any image size will do."""
+    """A strided convolution and pooling for BlurPool, a mean over pixels so that any image size will do.
 
-    def __init__(self) -> None:
+    Without ``memory`` what it makes of a sample depends on nothing else, so that it does not matter which rank computes it.
+    """
+
+    def __init__(self, memory: bool = True) -> None:
         super().__init__()
         self.first = nn.Conv2d(1, 16, 3, padding=1, bias=False)  # a bias before the norm would have no gradient
-        self.norm = nn.BatchNorm2d(16)
+        self.norm = nn.BatchNorm2d(16) if memory else nn.GroupNorm(4, 16)
         self.pool = nn.MaxPool2d(2)
         self.second = nn.Conv2d(16, 16, 3, stride=2, padding=1)
-        self.dropout = nn.Dropout(0.2)
+        self.dropout = nn.Dropout(0.2 if memory else 0.0)
         self.head = nn.Linear(16, 3)
 
     def forward(self, images: Tensor) -> Tensor:
@@ -47,10 +51,10 @@ class Network(nn.Module):
         return self.head(self.dropout(self.second(features).relu().mean((2, 3))))
 
 
-def make(*names: str, **changes: Any) -> hocket.Trainer:
+def make(*names: str, memory: bool = True, **changes: Any) -> hocket.Trainer:
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        model = Network()
+        model = Network(memory)
         samples = TensorDataset(torch.rand(24, 1, 12, 12), torch.randint(3, (24,)))
     arguments = {
         "model": model,
@@ -120,3 +124,36 @@ def test_each_changes_the_run(name: str) -> None:
     """So that the tests above do not compare runs in which nothing happened."""
     alone, without = trained(name), trained()
     assert alone.keys() != without.keys() or different(alone, without)
+
+
+#: What draws other random numbers for each rank's samples cannot be what one process computes.
+PER_RANK = {"augmix"}
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize("names", [*((name,) for name in NAMES), tuple(NAMES)], ids="+".join)
+def test_on_two_ranks_they_are_what_they_are_in_one_process(names: tuple[str, ...], strategy: str) -> None:
+    """Trained weights and those that evaluation uses; a refusal has to come with the plan, before training."""
+    refused = _refused(names, strategy)
+
+    def rank_main(rank: int) -> Any:
+        try:
+            return trained(*names, memory=False, strategy=strategy, device="cpu")
+        except PluginError as error:
+            return str(error)
+
+    first, second = run_ranks(rank_main, 2)
+    if refused:
+        assert first == second and "needs" in first, first
+        return
+    assert first.keys() == second.keys() and not different(first, second), "both ranks hold the same weights"
+    if PER_RANK.isdisjoint(names):
+        alone = trained(*names, memory=False)
+        assert first.keys() == alone.keys()
+        for name, value in alone.items():
+            torch.testing.assert_close(first[name], value, rtol=0, atol=1e-5, msg=name)
+
+
+def _refused(names: tuple[str, ...], strategy: str) -> bool:
+    offers = plugins.get("strategies", strategy).offers
+    return any(plugins.get("algorithms", name).needs & ~offers for name in names)

@@ -153,6 +153,37 @@ def test_weights_are_gathered_in_the_precision_that_computes(tmp_path):
             torch.testing.assert_close(weights, exact, rtol=0, atol=0.04)
 
 
+def test_weights_that_are_stored_in_16_bits_but_for_norms(tmp_path):
+    """One step of SGD, which amplifies no rounding: what differs is rounded to the 8 bits of bfloat16."""
+    options = {"precision": "bf16-true", "optimizer": lambda ps: torch.optim.SGD(ps, lr=0.1), "duration": "1ba"}
+    expected = alone(tmp_path, **options)
+    before = network().state_dict()
+    for weights, _ in ranks(2, lambda: FSDP(), tmp_path, **options):
+        assert {name: value.dtype for name, value in weights.items()} == {n: v.dtype for n, v in expected.items()}
+        assert {value.dtype for value in weights.values()} == {torch.bfloat16, torch.float32}
+        assert any((weights[name].float() - before[name]).abs().max() > 0.02 for name in weights)
+        torch.testing.assert_close(weights, expected, rtol=2**-7, atol=2e-3)
+
+
+@pytest.mark.parametrize("param_dtype", ["auto", None])
+def test_loss_scaling(tmp_path, param_dtype):
+    """Ranks skip the same steps and keep the same bits; where nothing overflows, gradients are those of one process."""
+
+    def then(one):
+        return one.state.precision.state_dict()
+
+    options = {"precision": "fp16", "clip_gradients": 1.0, "duration": "8ba"}
+    by_rank = ranks(2, lambda: FSDP(param_dtype=param_dtype), tmp_path, then, **options)
+    torch.testing.assert_close(by_rank[0], by_rank[1], rtol=0, atol=0)
+    assert 0 < by_rank[0][1]["skipped_steps"] < 8  # the first scale is too large for this network
+
+    small = {"precision": {"fp16": {"init_scale": 64.0}}, "optimizer": lambda ps: torch.optim.SGD(ps, lr=0.1)}
+    options |= small | {"duration": "2ba"}
+    for weights, scale in ranks(2, lambda: FSDP(param_dtype=param_dtype), tmp_path, then, **options):
+        assert scale["skipped_steps"] == 0
+        torch.testing.assert_close(weights, alone(tmp_path, **options), rtol=0, atol=2e-3)
+
+
 def test_dtypes_and_meshes_that_are_none():
     with pytest.raises(ValueError, match=r"param_dtype='half' is not a dtype .* 'bf16', 'fp16', 'fp32', None"):
         FSDP(param_dtype="half")

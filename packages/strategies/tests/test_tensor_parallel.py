@@ -129,11 +129,12 @@ def test_they_see_the_same_data_and_random_numbers(tmp_path, seed):
             seen.append(state.outputs.tolist())
 
     def rank_main(rank):
+        model = Dropping()
         torch.manual_seed(rank)
         shuffled = torch.utils.data.DataLoader(data().dataset, 8, shuffle=True)
         strategy = TensorParallel(tensor=2, shard=2, plan={f"net.{k}": v for k, v in PLAN.items()})
         parts = {"algorithms": [Draw()], "callbacks": [Outputs()], "train_data": shuffled, "seed": seed}
-        one = trainer(Dropping(), strategy, tmp_path, **parts)
+        one = trainer(model, strategy, tmp_path, **parts)
         one.fit()
         state = one.state
         return seen, (state.strategy.data_rank, state.strategy.data_ranks), state.timestamp.sample

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from torch import nn
 
-from hocket_strategies.wrapping import units
+from hocket_strategies.wrapping import units, units_of_one_dtype
 
 
 class Block(nn.Module):
@@ -91,3 +91,13 @@ def test_nothing_and_nonsense():
     for wrong in (True, 0, [3], {"Block": 1, 2: 3}):
         with pytest.raises(TypeError, match="is not a plan: give 'auto'"):
             units(Network(), wrong)
+
+
+def test_what_has_another_dtype_is_a_unit_of_its_own():
+    model = Network()
+    known = {module: name for name, module in model.named_modules()}
+    assert units_of_one_dtype(model, units(model)) == units(model)
+    model.norm.double()
+    model.blocks[0].first.double()
+    found = [known[module] for module in units_of_one_dtype(model, units(model))]
+    assert found == ["blocks.0.first", "blocks.0", "blocks.1", "norm"]

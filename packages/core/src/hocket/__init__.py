@@ -9,9 +9,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hocket import plugins, testkit
+    from hocket import data, plugins, testkit
     from hocket.algorithm import Algorithm, Need, Phase
     from hocket.callback import Callback
+    from hocket.checkpoints.policy import Checkpoints
     from hocket.devices import Device
     from hocket.hookspecs import Event, hookimpl
     from hocket.launching.forks import launch
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 _PUBLIC = {
     "Algorithm": "hocket.algorithm",
     "Callback": "hocket.callback",
+    "Checkpoints": "hocket.checkpoints.policy",
     "Decision": "hocket.state",
     "Device": "hocket.devices",
     "EvalSet": "hocket.loops.evaluate",
@@ -50,6 +52,7 @@ _PUBLIC = {
     "Timestamp": "hocket.time",
     "Trainer": "hocket.trainer",
     "Unit": "hocket.time",
+    "data": "",
     "hookimpl": "hocket.hookspecs",
     "launch": "hocket.launching.forks",
     "plugins": "",
@@ -59,6 +62,7 @@ _PUBLIC = {
 __all__ = [
     "Algorithm",
     "Callback",
+    "Checkpoints",
     "Decision",
     "Device",
     "EvalSet",
@@ -79,6 +83,7 @@ __all__ = [
     "Timestamp",
     "Trainer",
     "Unit",
+    "data",
     "hookimpl",
     "launch",
     "plugins",

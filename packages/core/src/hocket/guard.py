@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import warnings
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 import torch
 
@@ -74,6 +75,14 @@ class NonFiniteGuard:
             self._speak(
                 state, f"the gradients of batch {state.timestamp.batch - 1}, which the optimizer has stepped with,"
             )
+
+    def state_dict(self) -> dict[str, Any]:
+        """What was skipped, and what was noted and not yet looked at."""
+        return {"skipped": self.skipped, "noted": self._noted, "overflowed": self._overflowed}
+
+    def load_state_dict(self, tree: Mapping[str, Any]) -> None:
+        """Undo :meth:`state_dict`."""
+        self.skipped, self._noted, self._overflowed = tree["skipped"], tree["noted"], tree["overflowed"]
 
     def _speak(self, state: State, where: str) -> None:
         loss = "unknown" if state.loss is None else f"{state.loss.item():g}"

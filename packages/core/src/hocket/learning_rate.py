@@ -27,6 +27,12 @@ class LearningRate(Protocol):
     def epoch_end(self, state: State) -> None:
         """``state.timestamp`` counts one more epoch."""
 
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed run needs beside the learning rates, which optimizers keep."""
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Undo :meth:`state_dict`."""
+
 
 class Scheduled:
     """Base learning rates times a schedule's factor: a function of time, so there is nothing to remember but the base."""
@@ -35,6 +41,8 @@ class Scheduled:
         self._optimizer = optimizer
         self._schedule = schedule
         self._clock: Clock | None = None
+        #: The duration for which the optimizer has the right learning rates already, as a checkpoint left them.
+        self._right_for: str | None = None
         for group in optimizer.param_groups:
             group.setdefault("initial_lr", float(group["lr"]))
 
@@ -42,7 +50,9 @@ class Scheduled:
         """See :class:`LearningRate`."""
         assert state.max_duration is not None
         self._clock = Clock(state.timestamp, state.max_duration, state.epoch_length)
-        self.step(state)
+        right_for, self._right_for = self._right_for, None
+        if right_for != str(state.max_duration):
+            self.step(state)
 
     def step(self, state: State) -> None:
         """See :class:`LearningRate`."""
@@ -59,6 +69,14 @@ class Scheduled:
 
     def epoch_end(self, state: State) -> None:
         """Every step was enough."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """See :class:`LearningRate`. A step that was left out has left learning rates behind time, where they shall stay."""
+        return {"duration": self._right_for if self._clock is None else str(self._clock.max_duration)}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """See :class:`LearningRate`."""
+        self._clock, self._right_for = None, state_dict["duration"]
 
 
 class Stepped:
@@ -91,6 +109,15 @@ class Stepped:
         """See :class:`LearningRate`."""
         if Interval(self._every).due(state.previous, state.timestamp):
             self._scheduler.step()
+
+    def state_dict(self) -> dict[str, Any]:
+        """See :class:`LearningRate`."""
+        return {"steps": self._steps, "scheduler": self._scheduler.state_dict()}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """See :class:`LearningRate`."""
+        self._steps = state_dict["steps"]
+        self._scheduler.load_state_dict(state_dict["scheduler"])
 
 
 def make_schedules(given: Any, optimizers: Sequence[Optimizer], every: str | Time) -> list[LearningRate]:

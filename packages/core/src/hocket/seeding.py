@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 
-def capture() -> dict[str, Any]:
-    """The state of every global generator in use: Python's, torch's on the CPU and on devices, NumPy's if imported."""
+def capture(*, devices: bool = True) -> dict[str, Any]:
+    """The state of every global generator in use: Python's, torch's on the CPU and on ``devices``, NumPy's if imported."""
     state: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
     if numpy := sys.modules.get("numpy"):
         state["numpy"] = numpy.random.get_state()
+    if not devices:
+        return state
     if torch.cuda.is_initialized():
         state["cuda"] = torch.cuda.get_rng_state_all()
     if torch.backends.mps.is_available():
@@ -32,11 +34,38 @@ def restore(state: dict[str, Any]) -> None:
     if "numpy" in state and (numpy := sys.modules.get("numpy")):
         numpy.random.set_state(state["numpy"])
     if "cuda" in state:
-        torch.cuda.set_rng_state_all(state["cuda"])
-    if "mps" in state:
+        for device, each in enumerate(state["cuda"][: torch.cuda.device_count()]):
+            torch.cuda.set_rng_state(each, device)
+    if "mps" in state and torch.backends.mps.is_available():
         torch.mps.set_rng_state(state["mps"])
     if "xla" in state and (xla := _xla()):
         xla.set_rng_state(state["xla"])
+
+
+def to_tree(state: dict[str, Any]) -> dict[str, Any]:
+    """What :func:`capture` returned, as tensors, numbers and strings in dicts and lists."""
+    version, words, gauss = state["python"]
+    tree = {**state, "python": {"version": version, "words": torch.tensor(words), "gauss": gauss}}
+    if "numpy" in state:
+        name, words, position, has_gauss, cached = state["numpy"]
+        tree["numpy"] = {
+            "name": name,
+            "words": torch.tensor([int(word) for word in words]),
+            "position": int(position),
+            "gauss": float(cached) if has_gauss else None,
+        }
+    return tree
+
+
+def from_tree(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Undo :func:`to_tree`."""
+    own = tree["python"]
+    state = {**tree, "python": (own["version"], tuple(own["words"].tolist()), own["gauss"])}
+    if "numpy" in tree:
+        own = tree["numpy"]
+        gauss = own["gauss"]
+        state["numpy"] = (own["name"], own["words"].tolist(), own["position"], int(gauss is not None), gauss or 0.0)
+    return state
 
 
 def seed_everything(seed: int) -> None:
@@ -54,6 +83,14 @@ def _xla() -> Any:
     """torch_xla's generator, if something in this process computes there; asking it would initialise the device."""
     torch_xla = sys.modules.get("torch_xla")
     return torch_xla.core.xla_model if torch_xla and torch_xla._XLAC._xla_runtime_is_initialized() else None
+
+
+def seed_host(seed: int) -> None:
+    """:func:`seed_everything` without the devices: for code that runs in worker processes, where they must not be woken."""
+    random.seed(seed)
+    torch.default_generator.manual_seed(seed % 2**63)
+    if numpy := sys.modules.get("numpy"):
+        numpy.random.seed(seed % 2**32)
 
 
 @contextmanager
@@ -77,10 +114,13 @@ class RandomStream:
         self._start = None if seed is None else seed + rank
         self._inside: dict[str, Any] | None = None
         self._outside: dict[str, Any] = {}
+        #: Whether the stream is now what the global generators yield.
+        self._flows = self._start is None
 
     def __enter__(self) -> None:
         if self._start is None:
             return
+        self._flows = True
         self._outside = capture()
         if self._inside is not None:
             restore(self._inside)
@@ -90,4 +130,20 @@ class RandomStream:
     def __exit__(self, *error: object) -> None:
         if self._start is not None:
             self._inside = capture()
+            self._flows = False
             restore(self._outside)
+
+    def state_dict(self) -> dict[str, Any] | None:
+        """Where the stream is, as a tree (see :func:`to_tree`); None for one that has not begun."""
+        state = capture() if self._flows else self._inside
+        return None if state is None else to_tree(state)
+
+    def load_state_dict(self, tree: Mapping[str, Any] | None) -> None:
+        """Go on where another stream was. With ``seed=None`` the process's own random numbers do."""
+        state = None if tree is None else from_tree(tree)
+        if not self._flows:
+            self._inside = state
+        elif state is not None:
+            restore(state)
+        elif self._start is not None:
+            seed_everything(self._start)

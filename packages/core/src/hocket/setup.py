@@ -204,23 +204,24 @@ def compare_over_ranks(bus: Bus, voices: Sequence[Voice]) -> None:
 
 def hyperparameters(arguments: Mapping[str, Any], voices: Sequence[Voice]) -> dict[str, Any]:
     """The Trainer's arguments and the attached plug-ins, as JSON-like values; what is neither is named by its class."""
-    plain = {name: _plain(value) for name, value in arguments.items() if name not in _DATA}
+    simple = {name: plain(value) for name, value in arguments.items() if name not in _DATA}
     attached: dict[str, Any] = {}
     for voice in voices:
-        attached.setdefault(voice.kind, {})[voice.name] = _plain(voice.config)
-    return {**plain, **attached}
+        attached.setdefault(voice.kind, {})[voice.name] = plain(voice.config)
+    return {**simple, **attached}
 
 
 _DATA = {"train_data", "eval_data", "algorithms", "callbacks", "loggers", "strategy", "precision", "actions"}
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """JSON-like values as they are, all else as the name of its class."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     return getattr(value, "__qualname__", None) or type(value).__qualname__
 
 

@@ -197,6 +197,17 @@ class State:
         """Why plug-ins asked to stop, or empty."""
         return "; ".join(self._reasons)
 
+    def requests(self) -> dict[str, Any]:
+        """What was requested and not yet acted upon, and why, for :meth:`load_requests`."""
+        return {"decisions": [each.name for each in Decision if each in self.requested], "reasons": list(self._reasons)}
+
+    def load_requests(self, requests: Mapping[str, Any]) -> None:
+        """Undo :meth:`requests`."""
+        self.requested = Decision.NOTHING
+        for name in requests["decisions"]:
+            self.requested |= Decision[name]
+        self._reasons = list(requests["reasons"])
+
     def take(self, decision: Decision) -> bool:
         """For the loop: whether this was requested; forgets the request."""
         if self.requested is Decision.NOTHING or not self.requested & decision:
@@ -222,6 +233,15 @@ class State:
                 (seed * 0x9E3779B1 + zlib.crc32(key.encode())) % 2**63
             )
         return self._generators[key]
+
+    def generator_states(self) -> dict[str, Tensor]:
+        """Where the random numbers of plug-ins are on this rank."""
+        return {key: generator.get_state() for key, generator in self._generators.items()}
+
+    def load_generator_states(self, states: Mapping[str, Tensor]) -> None:
+        """Undo :meth:`generator_states`; who holds a generator already finds it changed."""
+        for key, state in states.items():
+            self._generators.setdefault(key, torch.Generator()).set_state(state)
 
     def voice_of(self, plugin: Any) -> Voice:
         """The name, distribution and configuration under which an attached plug-in goes."""

@@ -17,6 +17,8 @@ import torch
 from torch import nn
 
 from hocket import launching, seeding, setup
+from hocket.checkpoints import content, policy
+from hocket.checkpoints.policy import Checkpoints
 from hocket.data.feed import DataError, Feed
 from hocket.guard import NonFiniteGuard, Policy
 from hocket.learning_rate import make_schedules
@@ -51,6 +53,8 @@ class Result:
     stop_reason: str = ""
     #: Seconds and calls by (plug-in, hook); filled with ``profile_plugins=True``.
     costs: Mapping[tuple[str, str], Cost] = field(default_factory=dict)
+    #: The names of the checkpoints there are, newest last.
+    checkpoints: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +97,8 @@ class Trainer:
         seed: makes the run repeatable, with random numbers of its own; None uses the process's.
         deterministic: only deterministic kernels, during fit, evaluate and predict.
         compile: ``True`` or the keyword arguments of `torch.compile`.
+        checkpoints: what is written when, so that a run that was stopped can go on; see `hocket.Checkpoints`.
+        resume: the folder of a checkpoint to go on from, or ``"auto"`` for the newest valid one of ``checkpoints``, if any.
         run_name: the name of this run; None makes one up. ``folder`` is where runs are kept.
         plugins: restricts which installed plug-ins may be used: False for core's own, or a list of names.
         profile_plugins: measure what each plug-in takes on each hook.
@@ -136,6 +142,8 @@ class Trainer:
         seed: int | None = None,
         deterministic: bool = False,
         compile: bool | Mapping[str, Any] = False,
+        checkpoints: Checkpoints | None = None,
+        resume: str | Path | None = None,
         run_name: str | None = None,
         folder: str | Path = "runs",
         plugins: bool | Sequence[str] | None = None,
@@ -154,16 +162,19 @@ class Trainer:
         if fast_dev_run:
             limit_train = limit_eval = limit_predict = fast_dev_run
             duration = "1ep"
+        self._asked: str | None = None  # the duration that the latest fit was given
+        self._position: list[Any] | None = None
         self._duration = None if duration is None else _no_share(Time.parse(duration))
         self._deterministic, self._detect_anomaly = deterministic, detect_anomaly
         self._sanity_batches = sanity_eval
         self._eval_every, self._metrics = Interval(eval_every), metrics
+        self._checkpoints = checkpoints
         self._limits = (limit_train, overfit, limit_eval, limit_predict)
 
         with switches.use(plugins):
             parts = setup.resolve(
                 algorithms=algorithms,
-                callbacks=callbacks,
+                callbacks=callbacks if checkpoints is None else [*callbacks, checkpoints],
                 loggers=loggers,
                 strategy=strategy,
                 precision=precision,
@@ -214,8 +225,12 @@ class Trainer:
                 self._set_train_data(train_data)
             self._set_eval_data(eval_data)
             bus.before_load(state)
+            if checkpoints is not None:
+                checkpoints.attach(self)
+            if resume is not None:
+                policy.resume(self, resume, checkpoints)
             bus.after_load(state)
-        weakref.finalize(self, _close, bus, state)  # before the runtime leaves the other processes
+        weakref.finalize(self, _close, state)  # before the runtime leaves the other processes
 
     def _assemble(
         self, optimizer: Any, schedule: Any, schedule_every: str | Time, compile: bool | Mapping[str, Any]
@@ -264,6 +279,8 @@ class Trainer:
                 state.bus.log_hyperparameters(state, setup.hyperparameters(self._arguments, state.bus.voices))
                 sanity_check(state, state.eval_sets, self._sanity_batches)
             self._loop.run()
+            if self._checkpoints is not None:
+                self._checkpoints.finish(state)
             state.bus.flush(state)
         return self._result()
 
@@ -313,6 +330,18 @@ class Trainer:
             )
         return plain
 
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that a resumed run needs to be the same to the last bit; see `hocket.checkpoints.content`.
+
+        Every rank has to call it, in a callback's ``batch_checkpoint`` or ``epoch_checkpoint``, where the fit can be continued,
+        or in ``fit_end`` or between fits, where another can begin.
+        """
+        return content.state_dict(self)
+
+    def load_state_dict(self, tree: Mapping[str, Any], strict: bool = True) -> None:
+        """Undo `state_dict`, in a Trainer that was made alike; see `hocket.checkpoints.content`. Every rank has to call it."""
+        content.load_state_dict(self, tree, strict)
+
     def close(self) -> None:
         """Let plug-ins release what they hold. Happens by itself after an exception and at the end of the process."""
         self._loop.close()
@@ -329,14 +358,17 @@ class Trainer:
     def _result(self) -> Result:
         state = self.state
         costs = {key: Cost(int(calls), seconds) for key, (calls, seconds) in state.bus.account.items()}
-        return Result(dict(state.metrics), state.timestamp.copy(), self._run_folder, state.stop_reason, costs)
+        names = () if self._checkpoints is None else self._checkpoints.store.names()
+        return Result(dict(state.metrics), state.timestamp.copy(), self._run_folder, state.stop_reason, costs, names)
 
     def _set_train_data(self, data: Iterable[Any]) -> None:
         state = self.state
         limit, overfit, *_ = self._limits
         state.train_data, state.train_loader = data, state.bus.prepare_data(data, True)
-        self._loop.feed = Feed(state.train_loader, limit, overfit)
+        self._loop.feed = Feed(state.train_loader, limit, overfit, data)
         state.epoch_length = self._loop.feed.length
+        if self._position is not None:  # of a checkpoint that was loaded before there was data
+            content.load_position(self, self._position)
 
     def _set_eval_data(self, data: Any) -> None:
         self.state.eval_sets = {} if data is None else self._eval_sets(data, self._metrics)
@@ -357,12 +389,17 @@ class Trainer:
                 "There is no optimizer. Pass optimizer=, such as lambda parameters: torch.optim.AdamW(parameters, lr=1e-3), "
                 "or define configure_optimizers() in the Task."
             )
-        if duration is not None:
+        left, asked = self._loop.left, None if duration is None else str(duration)
+        same = left is not None and asked == self._asked
+        self._asked = asked
+        if same and state.fit_until is not None and (duration is not None or self._duration is None):
+            until = state.fit_until
+        elif duration is not None:
             more = _no_share(Time.parse(duration))
             until = Time(state.timestamp.count(more.unit) + more.value, more.unit)
         elif self._duration is not None:
             until = self._duration
-            if until.value and state.timestamp.count(until.unit) >= until.value:
+            if until.value and state.timestamp.count(until.unit) >= until.value and left is None:
                 warnings.warn(f"Training is over: {until} are done. Pass fit(duration=…) for more.", stacklevel=3)
                 return False
         else:
@@ -403,9 +440,8 @@ class Trainer:
                 raise
 
 
-def _close(bus: Bus, state: State) -> None:
-    """Of those that are attached by then."""
-    bus.close(state)
+def _close(state: State) -> None:
+    state.bus.close(state)  # whatever is attached by then
 
 
 def _no_share(time: Time) -> Time:

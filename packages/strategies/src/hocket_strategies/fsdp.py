@@ -25,7 +25,7 @@ from hocket.data.batches import map_tensors
 from hocket.dtensors import local, shard_like, whole
 from hocket_strategies.group import RankStrategy
 from hocket_strategies.mesh import data_mesh, degrees, make_mesh
-from hocket_strategies.wrapping import Wrap, units
+from hocket_strategies.wrapping import Wrap, units, units_of_one_dtype
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, None: None}
 
@@ -47,7 +47,7 @@ class FSDP(RankStrategy):
         wrap: ``"auto"``, classes or names of classes, the least number of parameters of a unit, or None; see
             :func:`hocket_strategies.wrapping.units`.
         param_dtype: what weights are gathered and computed in: ``"bf16"``, ``"fp16"``, ``"fp32"``, None for as they are
-            stored, ``"auto"`` for the half precision that the Trainer's ``precision`` computes in, if it does.
+            stored, ``"auto"`` for the half precision that the Trainer's ``precision`` computes in, if weights are in float32.
         reduce_dtype: what gradients are averaged in, likewise; only where ``param_dtype`` is not None.
         cpu_offload: keep shards, gradients and optimizer state in host memory and step there.
         reshard_after_forward: free a unit's weights after its forward pass and gather them again for backward; False keeps
@@ -136,12 +136,12 @@ class FSDP(RankStrategy):
     def _shard(self, module: nn.Module, precision: Any) -> None:
         options: dict[str, Any] = {
             "mesh": data_mesh(self._mesh),
-            "mp_policy": self._policy(precision),
+            "mp_policy": self._policy(module, precision),
             "offload_policy": CPUOffloadPolicy(pin_memory=self._device.type == "cuda")
             if self._cpu_offload
             else OffloadPolicy(),
         }
-        for unit in units(module, self._wrap):
+        for unit in units_of_one_dtype(module, units(module, self._wrap)):
             fully_shard(unit, reshard_after_forward=self._reshard_after_forward, **options)
         fully_shard(module, **options)
         # What is outside of units stays gathered after forward, because backward comes next. Where it does not, weights that
@@ -150,10 +150,12 @@ class FSDP(RankStrategy):
         if isinstance(module, Task) and type(module).eval_forward is not Task.eval_forward:
             _resharding(module, "eval_forward")
 
-    def _policy(self, precision: Any) -> MixedPrecisionPolicy:
+    def _policy(self, module: nn.Module, precision: Any) -> MixedPrecisionPolicy:
         if self._param_dtype == "auto":
             computed = getattr(precision, "compute_dtype", None)
-            dtype = computed if computed in (torch.bfloat16, torch.float16) else None
+            # A precision that stores weights in 16 bits has chosen for each module.
+            stored_wide = all(parameter.dtype is torch.float32 for parameter in module.parameters())
+            dtype = computed if stored_wide and computed in (torch.bfloat16, torch.float16) else None
         else:
             dtype = _dtype("param_dtype", self._param_dtype)
         return MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=self._reduce_dtype if dtype else None)

@@ -3,28 +3,17 @@
 from __future__ import annotations
 
 import copy
-import random
-import sys
 from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
-from torch.utils.data import (
-    BatchSampler,
-    DataLoader,
-    RandomSampler,
-    SequentialSampler,
-    SubsetRandomSampler,
-    WeightedRandomSampler,
-)
+from torch.utils.data import BatchSampler, DataLoader
 
 from hocket import Strategy, seeding
 from hocket.data.batches import Padding, count, slice_samples
-from hocket.data.feed import length
-
-#: Samplers that draw from the global random numbers at most once a pass, when they are asked for the first index.
-_DRAW_ONCE = (SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
+from hocket.data.indices import draws_once
+from hocket.data.passes import length, skipped
 
 
 def share(samples: int, rank: int, world_size: int) -> tuple[int, int]:
@@ -42,10 +31,18 @@ def is_distributed(sampler: Any) -> bool:
 class Prepared:
     """Batches as one rank iterates them; what the user's data says about itself can still be asked of it."""
 
+    #: How many batches of the data the next pass leaves out; Feed says so where it cannot leave out their indices.
+    skip = 0
+
     def __init__(self, data: Iterable[Any]) -> None:
         self._data = data
 
     def __iter__(self) -> Iterator[Any]:
+        # The data's own pass begins here and not with the first batch: Feed begins it in the middle.
+        skip, self.skip = self.skip, 0
+        return self._shared(skipped(iter(self._data), skip))
+
+    def _shared(self, batches: Iterator[Any]) -> Iterator[Any]:
         raise NotImplementedError
 
     def __getattr__(self, name: str) -> Any:
@@ -123,6 +120,9 @@ class _Pass:
 class _Shares:
     """Batch sampler: this rank's share of each batch of indices of another."""
 
+    #: :func:`alike` gives samplers that go on drawing a stream of their own.
+    own_stream = True
+
     def __init__(self, batches: Any, loader: DataLoader[Any], strategy: Strategy, pad: bool) -> None:
         self._batches = batches
         self._samplers = (batches, getattr(batches, "sampler", None))
@@ -139,6 +139,10 @@ class _Shares:
 
     def __iter__(self) -> Iterator[list[Any]]:
         return self._indices(self.real)
+
+    def forget(self) -> None:
+        """What was sampled so far will not be loaded."""
+        self.real.clear()
 
     def _indices(self, real: deque[bool]) -> Iterator[list[Any]]:
         rank, world_size = self._strategy.data_rank, self._strategy.data_ranks
@@ -178,9 +182,9 @@ class SlicedBatches(Prepared):
         self._strategy = strategy
         self._pad = pad
 
-    def __iter__(self) -> Iterator[Any]:
+    def _shared(self, batches: Iterator[Any]) -> Iterator[Any]:
         rank, world_size = self._strategy.data_rank, self._strategy.data_ranks
-        for batch in _checked(self._data, self._strategy) if self._pad else self._data:
+        for batch in _checked(batches, self._strategy) if self._pad else batches:
             samples = count(batch).samples
             start, stop = share(samples, rank, world_size)
             if start < stop:
@@ -197,9 +201,17 @@ class SlicedBatches(Prepared):
 class OwnBatches(Prepared):
     """Data that differs from rank to rank already. Training goes on until the last rank's data ends.
 
+    A pass can be continued by as many ranks as began it only.
+
     A rank that runs out before the others repeats its last batch as `Padding`. Raises ValueError on all ranks if one has no
     batch at all.
     """
+
+    of_rank = True
+    #: Whether the next pass begins with a batch that was trained on already, and is here to be repeated only.
+    hold = False
+    #: Batches of this rank's data in this pass.
+    read = 0
 
     def __init__(self, data: Iterable[Any], strategy: Strategy) -> None:
         super().__init__(data)
@@ -207,12 +219,17 @@ class OwnBatches(Prepared):
         lengths = strategy.all_gather_object(length(data))
         self._length = None if None in lengths else max(lengths)
 
-    def __iter__(self) -> Iterator[Any]:
-        strategy, batches, batch, more = self._strategy, iter(self._data), _END, True
+    def _shared(self, batches: Iterator[Any]) -> Iterator[Any]:
+        hold, self.hold, self.read = self.hold, False, 0
+        return self._together(batches, next(batches) if hold else _END)
+
+    def _together(self, batches: Iterator[Any], batch: Any) -> Iterator[Any]:
+        strategy, more = self._strategy, True
         while True:
             if more:
                 read = next(batches, _END)
                 more = read is not _END
+                self.read += more
                 batch = read if more else batch
             somewhere, empty = strategy.all_reduce(torch.tensor([more, batch is _END]), "sum").tolist()
             if not somewhere:
@@ -233,9 +250,8 @@ class OwnBatches(Prepared):
 _END = object()
 
 
-def _checked(data: Iterable[Any], strategy: Strategy) -> Iterator[Any]:
+def _checked(batches: Iterator[Any], strategy: Strategy) -> Iterator[Any]:
     """The batches; an error on every rank if they differ in size, or if some rank has none left when another has."""
-    batches = iter(data)
     while True:
         read = next(batches, _END)
         samples = 0 if read is _END else count(read).samples
@@ -253,6 +269,8 @@ def _checked(data: Iterable[Any], strategy: Strategy) -> Iterator[Any]:
 
 class _Alike:
     """A sampler that draws the same indices on every rank."""
+
+    own_stream = True
 
     def __init__(self, sampler: Any, generators: list[torch.Generator], strategy: Strategy) -> None:
         self._sampler = sampler
@@ -272,15 +290,14 @@ def alike(sampler: Any, generators: list[torch.Generator], strategy: Strategy) -
     Rank 0's sampler finds the random numbers that it would find without the others, so that one seed gives the same global
     batches for any number of ranks. The other ranks' own random numbers, which augment and drop out, are left alone.
     """
-    inner = getattr(sampler, "sampler", sampler)
-    plain = type(inner) in _DRAW_ONCE and (inner is sampler or type(sampler) is BatchSampler)
+    plain = draws_once(sampler)
     iterator: Iterator[Any] | None = None
     shared: dict[str, Any] | None = None
     while True:
         if iterator is not None and plain:
             yield from iterator
             return
-        own = _capture()
+        own = seeding.capture(devices=False)
         if iterator is None:
             shared, states = strategy.broadcast_object((own, [generator.get_state() for generator in generators]))
             for generator, state in zip(generators, states, strict=True):
@@ -290,7 +307,7 @@ def alike(sampler: Any, generators: list[torch.Generator], strategy: Strategy) -
         try:
             iterator = iter(sampler) if iterator is None else iterator
             item = next(iterator, _END)
-            shared = _capture()
+            shared = seeding.capture(devices=False)
         finally:
             # With rank 0's data the first draw is a draw like any other; what a sampler draws later is in a stream of its own,
             # which training on no rank moves on.
@@ -305,11 +322,3 @@ def _generators(*owners: Any) -> list[torch.Generator]:
     """The generators of their own that a loader and its samplers draw from."""
     found = {id(g): g for owner in owners if isinstance(g := getattr(owner, "generator", None), torch.Generator)}
     return list(found.values())
-
-
-def _capture() -> dict[str, Any]:
-    """What a sampler may draw from: Python's, torch's and (if imported) NumPy's global generators on the CPU."""
-    state: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
-    if numpy := sys.modules.get("numpy"):
-        state["numpy"] = numpy.random.get_state()
-    return state

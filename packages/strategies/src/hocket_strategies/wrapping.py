@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -55,6 +56,23 @@ def units(model: nn.Module, wrap: Wrap = "auto") -> list[nn.Module]:
                 "its own. Name a class that holds all users of that parameter, or none of them."
             )
     return chosen
+
+
+def units_of_one_dtype(model: nn.Module, chosen: Iterable[nn.Module]) -> list[nn.Module]:
+    """``chosen``, and every submodule that holds parameters of another dtype than most of the model, inner ones first.
+
+    Normalisation layers in float32 among layers in 16 bits, say: what is gathered together has one dtype.
+    """
+    sizes: Counter[Any] = Counter()
+    for parameter in model.parameters():
+        sizes[parameter.dtype] += parameter.numel()
+    common = max(sizes, key=lambda dtype: sizes[dtype], default=None)
+    odd = [
+        module
+        for module in model.modules()
+        if module is not model and any(parameter.dtype != common for parameter in module.parameters(recurse=False))
+    ]
+    return _ordered(model, [*chosen, *odd])
 
 
 def _automatic(model: nn.Module) -> list[nn.Module]:

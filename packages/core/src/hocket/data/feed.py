@@ -3,35 +3,23 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 from hocket.data.batches import Padding
+from hocket.data.passes import DataError, Passes, length, skipped
 
 _ENDLESS = (itertools.cycle, itertools.repeat, itertools.count)
 
 
-class DataError(ValueError):
-    """Training data that does not yield what a run needs."""
-
-
-def length(data: Iterable[Any], limit: int | None = None) -> int | None:
-    """Batches in one pass over ``data``, at most ``limit``, or None where the data does not say."""
-    try:
-        known = len(data)  # type: ignore[arg-type]  # that it may have none is what this is about
-    except (TypeError, NotImplementedError):
-        return None
-    return known if limit is None else min(known, limit)
-
-
 @contextmanager
-def one_pass(data: Iterable[Any]) -> Iterator[Iterator[Any]]:
-    """An iterator over ``data``; what raises inside ends the worker processes of a DataLoader at once.
+def one_pass(data: Iterable[Any], passes: Passes | None = None) -> Iterator[Iterator[Any]]:
+    """An iterator over ``data``, of ``passes`` if given; what raises inside ends worker processes of a DataLoader at once.
 
     Left to the garbage collector, they would hold up the process for five seconds each.
     """
-    batches = iter(data)
+    batches = iter(data) if passes is None else passes.begin()
     try:
         yield batches
     except BaseException:
@@ -48,28 +36,35 @@ def _end_workers(data: Any, batches: Iterator[Any] | None) -> None:
 
 
 class Feed:
-    """Hands out batches; a pass that a fit leaves unfinished is continued by the next.
+    """Hands out batches; a pass that a fit leaves unfinished is continued by the next, in another process too.
 
     Args:
         data: any iterable of batches that can be iterated once an epoch.
         limit: at most so many batches an epoch.
         overfit: keep the first so many batches and repeat only them, in the same order.
+        given: the user's data, where ``data`` is a strategy's share of it.
     """
 
-    def __init__(self, data: Iterable[Any], limit: int | None = None, overfit: int | None = None) -> None:
+    def __init__(
+        self, data: Iterable[Any], limit: int | None = None, overfit: int | None = None, given: Any = None
+    ) -> None:
         self._data = list(itertools.islice(data, overfit)) if overfit else data
+        self._passes = Passes(self._data, data if given is None else given)
         self._limit, self._overfit = limit, overfit
         self._batches: Iterator[Any] | None = None
         self._handed_out = 0
         self._source = getattr(data, "loader", data)  # a strategy's share of the user's
         self._once = isinstance(self._source, Iterator)
+        self._read = 0  # batches of earlier passes
+        #: The place that a checkpoint says, until it is gone to.
+        self._place: Mapping[str, Any] | None = None
         #: Batches in a pass, or None while that is not known; learned from the first pass that ends.
         self.length = length(self._data, limit)
 
     @property
     def under_way(self) -> bool:
         """Whether a pass has begun and not ended."""
-        return self._batches is not None
+        return self._batches is not None or (self._place is not None and self._place["under_way"])
 
     @property
     def endless(self) -> bool:
@@ -78,18 +73,33 @@ class Feed:
 
     def start(self, epoch: int) -> None:
         """Begin a pass; samplers and data sets that want to know the epoch are told (``set_epoch``)."""
+        self._tell(epoch)
+        self._batches = self._passes.begin()
+        self._handed_out = 0
+
+    def go_on(self, epoch: int) -> None:
+        """Be in the middle of the pass that `load_state_dict` was told of; nothing to do for one that began here.
+
+        Raises DataError where the data is not what it was.
+        """
+        place, self._place = self._place, None
+        if place is None:
+            return
+        self._tell(epoch)
+        self._handed_out = place["handed_out"]
+        self._batches = self._passes.resume(place["pass"], self._handed_out, self._read + self._handed_out)
+
+    def _tell(self, epoch: int) -> None:
         told: set[int] = set()
         for owner in (
             self._data,
             *(getattr(self._data, name, None) for name in ("batch_sampler", "sampler", "dataset")),
         ):
-            for candidate in (owner, getattr(owner, "sampler", None)):
+            for candidate in (owner, getattr(owner, "sampler", None), getattr(owner, "dataset", None)):
                 set_epoch = getattr(candidate, "set_epoch", None)
                 if callable(set_epoch) and id(candidate) not in told:
                     told.add(id(candidate))
                     set_epoch(epoch)
-        self._batches = iter(self._data)
-        self._handed_out = 0
 
     def next(self) -> tuple[Any, bool] | None:
         """The next batch, and whether it counts (see `Padding`); None at the end of the pass."""
@@ -102,14 +112,41 @@ class Feed:
             self.close()
             raise DataError(self._nothing())
         self.length = self._handed_out
+        self._read += self._handed_out if self._once else 0
         # An iterator that goes on where the last pass was cut off is what some people mean by an epoch of a stream.
         self._batches = None
         return None
 
     def close(self) -> None:
         """Forget the pass under way and end the worker processes of a DataLoader that iterates."""
-        batches, self._batches = self._batches, None
+        batches, self._batches, self._place = self._batches, None, None
         _end_workers(self._data, batches)
+
+    # --- checkpoints
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the data is, as a tree; of this rank."""
+        if self._place is not None:
+            return dict(self._place)
+        under_way = self._batches is not None
+        return {
+            "under_way": under_way,
+            "handed_out": self._handed_out if under_way else 0,
+            "read": self._read,
+            "length": self.length,
+            "pass": self._passes.state_dict(self._handed_out, under_way),
+        }
+
+    def load_state_dict(self, tree: Mapping[str, Any]) -> None:
+        """Undo :meth:`state_dict`: `go_on` continues the pass that was under way, or the next one begins as it would have."""
+        self.close()
+        self._read, self.length = tree["read"], tree["length"] if self.length is None else self.length
+        if tree["under_way"]:
+            self._place = tree
+        else:
+            self._passes.restore(tree["pass"])
+            if isinstance(self._source, Iterator):
+                skipped(self._source, self._read)
 
     def _nothing(self) -> str:
         kind = type(self._source).__name__

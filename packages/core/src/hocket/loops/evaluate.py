@@ -12,6 +12,7 @@ from torch import nn
 from hocket import scalars, seeding
 from hocket.data.batches import Padding
 from hocket.data.feed import one_pass
+from hocket.data.passes import Passes
 from hocket.loops.gradients import count
 from hocket.loops.metrics import MetricSet
 from hocket.state import State
@@ -46,6 +47,7 @@ class PreparedSet:
         self, given: EvalSet, label: str, state: State, metrics: Any, every: Interval, limit: int | None
     ) -> None:
         self.batches: Iterable[Any] = state.bus.prepare_data(given.data, False)
+        self.passes = Passes(self.batches, given.data)
         self.metrics = MetricSet(label, metrics if given.metrics is None else given.metrics, state)
         self.every = every if given.every is None else given.every
         self.limit = limit
@@ -80,7 +82,7 @@ def _evaluate_set(state: State, label: str, evaluated: PreparedSet) -> dict[str,
     precise = torch.float32 if state.device.type == "mps" else torch.float64
     sums = torch.zeros(2, dtype=precise, device=state.device)
     seen = 0
-    with one_pass(evaluated.batches) as batches:
+    with one_pass(evaluated.batches, evaluated.passes) as batches:
         for number, batch in enumerate(batches):
             if number == evaluated.limit:
                 break

@@ -7,7 +7,7 @@ from. Every ``bus.…(state)`` is an event that plug-ins hear or an action that 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -54,6 +54,11 @@ class FitLoop:
         #: The shares of the duration before and after the latest batch, kept up to date where an interval is in shares.
         self._shares = (0.0, 0.0)
         self._in_shares = False
+        #: Where in a fit this is: ``"batch"`` or ``"epoch"`` while checkpoints are taken, ``"over"`` at its end, ``"fit"``
+        #: elsewhere; "" outside.
+        self.stage = ""
+        #: The place that a checkpoint was taken at, until the fit that it was taken in goes on.
+        self.left: Mapping[str, Any] | None = None
 
     @property
     def has_data(self) -> bool:
@@ -64,25 +69,45 @@ class FitLoop:
 
     def run(self) -> None:
         """Everything from fit_start to fit_end."""
+        self.stage = "fit"
+        try:
+            self._run()
+        finally:
+            self.stage = ""
+
+    def _run(self) -> None:
         state, bus = self.state, self.state.bus
-        state.take(Decision.STOP)
+        left, self.left = self.left, None
+        if left is None:
+            state.take(Decision.STOP)
         state.parameters = list(state.task.parameters())
         intervals = [self._log_every, *(each.every for each in state.eval_sets.values())]
         self._shown = self.metrics if self.metrics else None
         self._in_shares = any(each.every is not None and each.every.unit is Unit.DURATION for each in intervals)
-        self._shares = (0.0, state.elapsed())
+        self._shares = (0.0, state.elapsed()) if left is None else left["shares"]
         for schedule in state.schedules if not self._over() else ():
             schedule.start(state)
         bus.fit_start(state)
         agreement.decide(state)
+        if left is not None:
+            self._finish(left["stage"])
         while not self._over():
             self._epoch()
         if self._evaluated_at != state.timestamp.batch:
             self._evaluate({label: each for label, each in state.eval_sets.items() if each.every})
         self._train_metrics()
         self._guard.fit_end(state)
-        bus.fit_end(state)
+        self._checkpoint("over", bus.fit_end)
         self._write_down()
+
+    def _finish(self, stage: str) -> None:
+        """What came after the checkpoint in the batch or epoch that it was taken at the end of."""
+        if stage == "batch":
+            self._batch_completed()
+            if self._over() and self._at_epoch_end():
+                self._epoch()
+        else:
+            self._write_down()
 
     def _over(self) -> bool:
         state = self.state
@@ -107,8 +132,9 @@ class FitLoop:
             self.metrics.reset()
             bus.epoch_start(state)
             feed.start(state.timestamp.epoch)
+        feed.go_on(state.timestamp.epoch)
         # A fit that stops after the last batch of an epoch ends that epoch too.
-        while not self._over() or state.timestamp.batch_in_epoch == feed.length:
+        while not self._over() or self._at_epoch_end():
             bus.before_dataloader(state)
             handed_out = feed.next()
             if handed_out is None:
@@ -116,6 +142,9 @@ class FitLoop:
                 return
             state.progress.ready += 1
             self._batch(*handed_out)
+
+    def _at_epoch_end(self) -> bool:
+        return self.state.timestamp.batch_in_epoch == self.feed.length
 
     def _epoch_end(self) -> None:
         state, bus = self.state, self.state.bus
@@ -128,7 +157,7 @@ class FitLoop:
         bus.epoch_end(state)
         agreement.decide(state)
         self._evaluate_what_is_due()
-        bus.epoch_checkpoint(state)
+        self._checkpoint("epoch", bus.epoch_checkpoint)
         self._write_down()
 
     # --- a batch
@@ -173,12 +202,42 @@ class FitLoop:
             agreement.decide(state)
         if self._in_shares or state.eval_sets:
             self._evaluate_what_is_due()
-        bus.batch_checkpoint(state)
+        self._checkpoint("batch", bus.batch_checkpoint)
+        self._batch_completed()
+
+    def _batch_completed(self) -> None:
+        state = self.state
         state.progress.completed += 1
         if self._log_every.due(state.previous, state.timestamp, *self._shares):
             self._write_down()
 
     # --- at the boundaries
+
+    def _checkpoint(self, stage: str, event: Callable[[State], None]) -> None:
+        self.stage = stage
+        event(self.state)
+        self.stage = "fit"
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where in a fit this is, as a tree. Raises RuntimeError in the middle of a batch."""
+        if self.left is not None:
+            return dict(self.left)
+        if self.stage == "fit" or self.state.eval_label is not None:
+            raise RuntimeError(
+                "The state is not complete in the middle of a batch or an evaluation. Take it in a callback's "
+                "batch_checkpoint(state), epoch_checkpoint(state) or fit_end(state), or between fits."
+            )
+        return {
+            "stage": "" if self.stage == "over" else self.stage,
+            "shares": list(self._shares),
+            "evaluated_at": self._evaluated_at,
+            "written_at": self._written_at,
+        }
+
+    def load_state_dict(self, tree: Mapping[str, Any]) -> None:
+        """Undo :meth:`state_dict`: the next fit goes on where the one was that the state was taken in."""
+        self._evaluated_at, self._written_at = tree["evaluated_at"], tree["written_at"]
+        self.left = tree if tree["stage"] else None
 
     def _evaluate_what_is_due(self) -> None:
         state = self.state

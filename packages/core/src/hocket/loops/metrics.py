@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from hocket import scalars
+from hocket.checkpoints.plain import decode, encode
+from hocket.data.sources import has_state
 from hocket.state import State
 
 
@@ -57,6 +59,11 @@ class MetricSet:
     def __bool__(self) -> bool:
         return bool(self._metrics)
 
+    @property
+    def names(self) -> set[str]:
+        """Of the metrics."""
+        return set(self._metrics)
+
     def reset(self) -> None:
         """Forget everything that was seen."""
         for metric in self._metrics.values():
@@ -85,6 +92,68 @@ class MetricSet:
                 metric.merge_state(others)
             values.update(_named(f"{self._label}/{name}", metric.compute()))
         return scalars.to_floats(values)
+
+    # --- checkpoints
+
+    def state_dict(self) -> dict[str, Any]:
+        """What each metric has seen on this rank, as a tree."""
+        states = {name: encode(_state_of(metric), f"metric {name}") for name, metric in self._metrics.items()}
+        return {"seen": self._seen, "metrics": states}
+
+    def load_state_dicts(self, trees: Sequence[Mapping[str, Any]]) -> None:
+        """Undo :meth:`state_dict`, of several ranks: what they have seen is put together here. None: nothing was seen.
+
+        Raises ValueError for other metrics than these.
+        """
+        self.reset()
+        for tree in trees:
+            if tree["metrics"].keys() != self._metrics.keys():
+                raise ValueError(
+                    f"The state of the metrics of '{self._label}' is that of {', '.join(tree['metrics']) or 'none'}, but there "
+                    f"are {', '.join(self._metrics) or 'none'}. Give the same {self._label}_metrics= as before."
+                )
+            if not tree["seen"]:
+                continue
+            for name, metric in self._metrics.items():
+                other = copy.deepcopy(metric) if self._seen else metric
+                _restore(other, decode(tree["metrics"][name]))
+                if self._seen:
+                    _merge(metric, other)
+            self._seen = True
+
+
+def _state_of(metric: Any) -> Any:
+    """What a metric has added up: of torchmetrics' its states (their ``state_dict`` leaves most out), of others
+    ``state_dict()``, or else their attributes."""
+    if hasattr(metric, "compute_groups"):
+        return {name: _state_of(each) for name, each in metric.items(keep_base=True)}
+    if hasattr(metric, "metric_state"):
+        return {"updates": metric.update_count, "states": dict(metric.metric_state)}
+    return metric.state_dict() if has_state(metric) else dict(vars(metric))
+
+
+def _restore(metric: Any, state: Any) -> None:
+    if hasattr(metric, "compute_groups"):
+        # Metrics of a group share their states once they have been updated; those of the first are then everybody's.
+        for name, each in metric.items(keep_base=True):
+            _restore(each, state[name])
+    elif hasattr(metric, "metric_state"):
+        metric.reset()
+        for name, value in state["states"].items():
+            setattr(metric, name, value)
+        metric._update_count = state["updates"]
+    elif has_state(metric):
+        metric.load_state_dict(state)
+    else:
+        vars(metric).update(state)
+
+
+def _merge(metric: Any, other: Any) -> None:
+    if hasattr(metric, "compute_groups"):
+        for each, its in zip(metric.values(), other.values(), strict=True):
+            each.merge_state(its)
+    else:
+        metric.merge_state(other if _reduces_itself(metric) else [other])
 
 
 def _reduces_itself(metric: Any) -> bool:

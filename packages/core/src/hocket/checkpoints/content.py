@@ -1,0 +1,253 @@
+"""What is in a checkpoint: a tree from which another Trainer goes on as this one would have, to the last bit.
+
+The tree is made of dicts with string keys, lists, tensors, numbers, strings, bytes and None (see `hocket.checkpoints.plain`).
+What differs between ranks is gathered under ``ranks``, by rank; all else is the same on every rank. Tensors are the run's own
+where that saves a copy: write the tree, or copy it, before training goes on.
+
+With as many ranks as before, each takes what was its own. With another number, ranks go on with the same global batches; those
+that were not there before have random numbers as if they began.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from hocket import setup
+from hocket.checkpoints.fits import ContentError, class_of, compare, in_order
+from hocket.checkpoints.plain import decode, encode
+from hocket.data.feed import DataError
+from hocket.data.sources import has_state
+from hocket.plugins import catalog
+from hocket.plugins.bus import Bus
+from hocket.plugins.spec import Voice
+from hocket.state import State
+from hocket.time import Time, Unit
+
+if TYPE_CHECKING:
+    from hocket.trainer import Trainer
+
+#: Counts up when the tree changes; see :func:`load_state_dict`.
+VERSION = 1
+
+
+# --- out of a Trainer
+
+
+def state_dict(trainer: Trainer) -> dict[str, Any]:
+    """The tree. Raises RuntimeError in the middle of a batch, TypeError for a plug-in's state that is not plain data."""
+    state, loop = trainer.state, trainer._loop
+    bus: Bus = state.bus
+    where = loop.state_dict()  # raises first
+    model = bus.model_state(state.prepared)
+    optimizers = [
+        {"class": class_of(optimizer), "state": encode(bus.optimizer_state(state.prepared, optimizer), "the optimizer")}
+        for optimizer in state.optimizers
+    ]
+    own = {
+        "random": trainer._randomness.state_dict(),
+        "generators": state.generator_states(),
+        "train_metrics": loop.metrics.state_dict(),
+        "data": loop.feed.state_dict() if loop.has_data else None,
+        "eval_data": {label: each.passes.state_dict(0, False) for label, each in state.eval_sets.items()},
+        "loss": encode([state.loss, dict(state.loss_parts)]),
+        "rank_samples": state.rank_samples,
+    }
+    return {
+        "version": VERSION,
+        "run_name": state.run_name,
+        "world_size": state.strategy.world_size,
+        "attached": [_described(voice) for voice in bus.voices],
+        "model": encode(dict(model), "the model"),
+        "modes": _modes(state),
+        "optimizers": {str(index): each for index, each in enumerate(optimizers)},
+        "schedules": {
+            str(index): {"class": class_of(each), "state": encode(each.state_dict(), "the schedule")}
+            for index, each in enumerate(state.schedules)
+        },
+        "plugins": _plugin_states(bus.voices),
+        "timestamp": state.timestamp.state_dict(),
+        "previous": state.previous.state_dict(),
+        "progress": {name: getattr(state.progress, name) for name in _PROGRESS},
+        "requested": state.requests(),
+        "metrics": dict(state.metrics),
+        "logged": encode(state.logged, "what was logged"),
+        "microbatch": state.microbatch,
+        "batch": {"samples": state.batch_samples, "tokens": state.batch_tokens, "norm": encode(state.gradient_norm)},
+        "epoch_length": state.epoch_length,
+        "max_duration": _time(state.max_duration),
+        "fit": {**where, "until": _time(state.fit_until), "asked": trainer._asked},
+        "guard": encode(loop._guard.state_dict(), "the guard"),
+        "ranks": copy.deepcopy(bus.all_gather_object(own)),
+    }
+
+
+_PROGRESS = ("ready", "started", "processed", "completed")
+
+
+def _modes(state: State) -> dict[str, list[str]]:
+    """What weights do not tell: which parameters are frozen, and which modules are in eval mode."""
+    return {
+        "frozen": [name for name, each in state.task.named_parameters() if not each.requires_grad],
+        "eval": [name for name, each in state.task.named_modules() if not each.training],
+    }
+
+
+def _load_modes(state: State, modes: Mapping[str, list[str]]) -> None:
+    frozen, evaluating = set(modes["frozen"]), set(modes["eval"])
+    for name, parameter in state.task.named_parameters():
+        if parameter.requires_grad is (name in frozen):
+            parameter.requires_grad_(name not in frozen)
+    for name, module in state.task.named_modules():
+        module.training = name not in evaluating
+
+
+def _plugin_states(voices: tuple[Voice, ...]) -> dict[str, dict[str, Any]]:
+    """By kind and name; plug-ins that keep nothing are left out."""
+    states: dict[str, dict[str, Any]] = {}
+    for voice in voices:
+        if has_state(voice.obj) and (state := voice.obj.state_dict()):
+            states.setdefault(voice.kind, {})[voice.name] = encode(
+                state, f"{catalog.singular(voice.kind)} '{voice.name}'"
+            )
+    return states
+
+
+def _described(voice: Voice) -> dict[str, Any]:
+    return {
+        "kind": voice.kind,
+        "name": voice.name,
+        "class": class_of(voice.obj),
+        "dist": voice.dist,
+        "version": voice.version,
+        "config": setup.plain(voice.config),
+    }
+
+
+def _time(time: Time | None) -> list[Any] | None:
+    return None if time is None else [time.value, str(time.unit)]
+
+
+# --- into a Trainer
+
+
+def load_state_dict(trainer: Trainer, tree: Mapping[str, Any], strict: bool) -> None:
+    """Make the Trainer go on where another was. The tree is not changed, and none of its tensors is kept.
+
+    Args:
+        strict: whether everything in the tree and in the Trainer must have its counterpart; otherwise what has none, weights
+            of another shape included, is left as it is, with a warning.
+
+    Raises:
+        ContentError: the Trainer has other plug-ins with state, other algorithms, or other optimizers. Nothing was loaded.
+        RuntimeError: the model's names or shapes differ.
+    """
+    state, loop = trainer.state, trainer._loop
+    bus: Bus = state.bus
+    if loop.stage:
+        raise RuntimeError("State cannot be loaded during a fit. Load it before fit begins.")
+    if tree.get("version") != VERSION:
+        raise ContentError(
+            f"The checkpoint's content has version {tree.get('version')!r}, and this hocket reads {VERSION}. Upgrade the older."
+        )
+    if problems := compare(state, tree):
+        if strict:
+            raise ContentError(" ".join(problems) + " To load what fits and leave out the rest, pass strict=False.")
+        warnings.warn("Loaded with strict=False. " + " ".join(problems), stacklevel=3)
+
+    # In the order in which they were made: sharded optimizers look at the parameters.
+    bus.load_model_state(state.prepared, _model(state, decode(tree["model"]), strict))
+    _load_modes(state, tree["modes"])
+    for optimizer, saved in zip(state.optimizers, in_order(tree["optimizers"]), strict=False):
+        if saved["class"] == class_of(optimizer):
+            bus.load_optimizer_state(state.prepared, optimizer, decode(saved["state"]))
+    for schedule, saved in zip(state.schedules, in_order(tree["schedules"]), strict=False):
+        if saved["class"] == class_of(schedule):
+            schedule.load_state_dict(decode(saved["state"]))
+    for voice in bus.voices:
+        saved_state = tree["plugins"].get(voice.kind, {}).get(voice.name)
+        if saved_state is not None and has_state(voice.obj):
+            voice.obj.load_state_dict(decode(saved_state))
+
+    state.timestamp.load_state_dict(tree["timestamp"])
+    state.previous.load_state_dict(tree["previous"])
+    for name in _PROGRESS:
+        setattr(state.progress, name, tree["progress"][name])
+    state.load_requests(tree["requested"])
+    state.metrics = dict(tree["metrics"])
+    state.logged = decode(tree["logged"])
+    state.microbatch = tree["microbatch"]
+    state.batch_samples, state.batch_tokens = tree["batch"]["samples"], tree["batch"]["tokens"]
+    state.gradient_norm = decode(tree["batch"]["norm"])
+    state.max_duration, state.fit_until = _from_time(tree["max_duration"]), _from_time(tree["fit"]["until"])
+    trainer._asked = tree["fit"]["asked"]
+    loop._guard.load_state_dict(decode(tree["guard"]))
+    loop.load_state_dict({name: value for name, value in tree["fit"].items() if name not in ("until", "asked")})
+    _load_ranks(trainer, tree["ranks"], strict)
+    state.epoch_length = tree["epoch_length"] if state.epoch_length is None else state.epoch_length
+
+
+def _load_ranks(trainer: Trainer, ranks: list[Mapping[str, Any]], strict: bool) -> None:
+    state, loop = trainer.state, trainer._loop
+    rank, world = state.strategy.rank, state.strategy.world_size
+    mine = ranks[rank] if rank < len(ranks) else None
+    own = ranks[0] if mine is None else mine
+    if mine is not None:
+        trainer._randomness.load_state_dict(mine["random"])
+    state.load_generator_states(own["generators"])
+    if ranks[0]["train_metrics"]["metrics"].keys() == loop.metrics.names or strict:
+        loop.metrics.load_state_dicts([each["train_metrics"] for each in ranks[rank::world]])
+    loss, parts = decode(own["loss"])
+    state.loss, state.loss_parts = (None if loss is None else loss.to(state.device)), parts
+    state.rank_samples = own["rank_samples"]
+    for label, each in state.eval_sets.items():
+        if label in own["eval_data"]:
+            each.passes.restore(own["eval_data"][label])
+    position = [each["data"] for each in ranks]
+    if loop.has_data:
+        load_position(trainer, position)
+    else:
+        trainer._position = position
+
+
+def load_position(trainer: Trainer, ranks: list[Any]) -> None:
+    """The place in the training data, by rank. Raises DataError where it is that of other ranks, each with its own data."""
+    trainer._position = None
+    strategy = trainer.state.strategy
+    same = len(ranks) == strategy.world_size
+    mine = ranks[strategy.rank] if same else ranks[0]
+    if mine is None:
+        return
+    if not same and mine["under_way"] and mine["pass"]["of_rank"]:
+        raise DataError(
+            f"{len(ranks)} ranks, each with data of its own, were in the middle of a pass, which {strategy.world_size} cannot "
+            "continue. Start as many ranks, or let the strategy divide the data: leave out DistributedSampler and split_data."
+        )
+    trainer._loop.feed.load_state_dict(mine)
+    trainer.state.epoch_length = trainer._loop.feed.length
+
+
+def _from_time(saved: list[Any] | None) -> Time | None:
+    return None if saved is None else Time(saved[0], Unit(saved[1]))
+
+
+def _model(state: State, saved: dict[str, Any], strict: bool) -> dict[str, Any]:
+    """What to load: with ``strict`` what was saved; otherwise that of it which fits, among what is there."""
+    if strict:
+        return saved
+    there: dict[str, Any] = dict(state.bus.model_state(state.prepared))
+    fits = {
+        name: value
+        for name, value in saved.items()
+        if name in there and getattr(value, "shape", None) == getattr(there[name], "shape", None)
+    }
+    left_out, missing = sorted(saved.keys() - fits.keys()), sorted(there.keys() - fits.keys())
+    if left_out or missing:
+        warnings.warn(
+            f"The model's weights: {len(fits)} loaded; left out of the checkpoint: {', '.join(left_out) or 'none'}; left as "
+            f"they were in the model: {', '.join(missing) or 'none'}.",
+            stacklevel=4,
+        )
+    return {**there, **fits}

@@ -1,0 +1,69 @@
+"""How a checkpoint that was written beside its place gets there in one step, and stays there if the power fails."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from pathlib import Path
+
+from hocket.checkpoints import manifest as manifests
+from hocket.checkpoints.errors import CheckpointError
+from hocket.checkpoints.manifest import FILES
+
+
+def check_target(path: Path) -> None:
+    """Raise CheckpointError if something else than a checkpoint is at the path."""
+    if path.is_symlink() or (path.exists() and not path.is_dir()):
+        raise CheckpointError(f"{path} is no folder, and is not replaced by a checkpoint. Give another name.")
+    if path.is_dir():
+        names = {entry.name for entry in path.iterdir()}
+        if manifests.NAME not in names and (foreign := sorted(name for name in names if not FILES.fullmatch(name))):
+            raise CheckpointError(
+                f"{path} is no checkpoint (it has {foreign[0]}), and is not replaced. Give another name."
+            )
+
+
+def publish(temporary: Path, path: Path) -> None:
+    """Give the files their place. Their names depend on their content, so new ones can lie beside those they replace."""
+    if not path.exists():
+        temporary.rename(path)
+        flush(path.parent)
+        return
+    for entry in temporary.iterdir():
+        if entry.name != manifests.NAME:
+            entry.replace(path / entry.name)
+    flush(path)
+    (temporary / manifests.NAME).replace(path / manifests.NAME)
+    flush(path)
+    kept = manifests.load(path).files
+    for entry in path.iterdir():
+        if FILES.fullmatch(entry.name) and entry.name not in kept:
+            entry.unlink(missing_ok=True)
+
+
+def write_file(path: Path, raw: bytes) -> None:
+    """Write a new file, and flush it to the disk."""
+    with path.open("xb") as file:
+        file.write(raw)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def flush(folder: Path) -> None:
+    """Flush the names of a folder's entries to the disk."""
+    if os.name == "posix":  # elsewhere folders cannot be opened
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def disk_error(path: Path, error: OSError) -> str:
+    """What to say when a checkpoint could not be written."""
+    reason = str(error.strerror or error)
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        there = next((folder for folder in path.absolute().parents if folder.exists()), Path())
+        reason = f"the disk is full ({shutil.disk_usage(there).free / 1e6:.1f} MB are free at {there})"
+    return f"The checkpoint {path} was not written: {reason}. What was there before is as it was."

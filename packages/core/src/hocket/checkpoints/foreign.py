@@ -1,0 +1,262 @@
+"""Weights from other tools' files, into a module and out to one safetensors file. Nothing in them is executed."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from hocket.checkpoints import format as formats
+from hocket.checkpoints import manifest as manifests
+from hocket.checkpoints import shards
+from hocket.checkpoints.errors import CheckpointError
+
+#: A Hugging Face folder's index or single file, in the order in which they are looked for.
+_HUGGING_FACE = (
+    "model.safetensors.index.json",
+    "model.safetensors",
+    "pytorch_model.bin.index.json",
+    "pytorch_model.bin",
+)
+#: Under which keys files hold weights, beside other things.
+_INSIDE = ("state_dict", "model_state_dict", "model")
+#: Beginnings of all names that say only how the module was wrapped.
+_WRAPPERS = ("module.", "_orig_mod.")
+
+
+def read_weights(path: Path | str) -> dict[str, Tensor]:
+    """Weights by name, on the CPU.
+
+    Args:
+        path: a checkpoint of hocket (its ``model``), a ``.safetensors`` file, a file of ``torch.save`` that holds a
+            ``state_dict`` or is a checkpoint of Lightning or Composer, or a folder of Hugging Face, sharded or not.
+            Beginnings that all names share are removed where they come from a wrapper: ``module.``, ``_orig_mod.``, and
+            for Lightning and Composer ``model.``.
+
+    Raises:
+        CheckpointError: it is none of these, is damaged, or would have to execute something.
+    """
+    path = Path(path)
+    if not path.exists():
+        raise CheckpointError(f"There is no {path}.")
+    if not path.is_dir():
+        return _read_file(path)
+    if (path / manifests.NAME).exists():
+        return _flat(formats.read(path, only=["model"])["model"], str(path))
+    name = next((name for name in _HUGGING_FACE if (path / name).exists()), None)
+    if name is None:
+        raise CheckpointError(
+            f"{path} has no weights: neither {manifests.NAME} nor one of {', '.join(_HUGGING_FACE)}. To read one file, name it."
+        )
+    if not name.endswith(".index.json"):
+        return _read_file(path / name)
+    return _read_index(path, name)
+
+
+def _read_index(folder: Path, name: str) -> dict[str, Tensor]:
+    index = manifests.parse_json((folder / name).read_bytes(), name)
+    places = index.get("weight_map") if isinstance(index, dict) else None
+    if not isinstance(places, dict) or not all(isinstance(file, str) for file in places.values()):
+        raise CheckpointError(f"{name}: it has no weight_map from names to files.")
+    weights: dict[str, Tensor] = {}
+    for file in dict.fromkeys(places.values()):
+        if file != Path(file).name or "\\" in file or file in ("", ".", ".."):
+            raise CheckpointError(f"{name}: it lists '{file}', which is no file of its own folder.")
+        if not (folder / file).is_file():
+            raise CheckpointError(f"{file}: it is missing, though {name} lists it.")
+        weights |= _read_file(folder / file)
+    if missing := sorted(set(places) - set(weights)):
+        raise CheckpointError(f"{folder}: its files lack {_some(missing)}, though {name} lists them.")
+    return {key: weights[key] for key in places}
+
+
+def _read_file(path: Path) -> dict[str, Tensor]:
+    if path.suffix == ".safetensors":
+        return shards.load(path)
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, EOFError, RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(
+            f"{path}: it was not read: it is no file of torch.save, is damaged, or holds objects besides tensors, which "
+            f"hocket never makes from a file. If you trust it, save its state_dict alone. ({_first_line(error)})"
+        ) from None
+    if not isinstance(content, Mapping):
+        raise CheckpointError(f"{path}: it holds a {type(content).__name__} and no state_dict.")
+    wrappers: Sequence[str] = _WRAPPERS
+    if "pytorch-lightning_version" in content:
+        content, wrappers = content.get("state_dict"), (*_WRAPPERS, "model.")
+    elif isinstance(state := content.get("state"), Mapping) and "model" in state:
+        content, wrappers = state["model"], (*_WRAPPERS, "model.")
+    else:
+        inside = [key for key in _INSIDE if isinstance(content.get(key), Mapping)]
+        content = content[inside[0]] if inside else content
+    return _strip(_flat(content, str(path)), wrappers)
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error) or type(error).__name__).strip().partition("\n")[0]
+
+
+def _flat(content: Any, where: str) -> dict[str, Tensor]:
+    """Names and tensors, of dicts inside dicts too. Raises CheckpointError where there are no tensors at all."""
+    found: dict[str, Tensor] = {}
+
+    def walk(node: Any, path: str) -> None:
+        if isinstance(node, Tensor):
+            found[path] = node
+        elif isinstance(node, Mapping):
+            for key, child in node.items():
+                walk(child, f"{path}.{key}" if path else str(key))
+
+    walk(content, "")
+    if not found:
+        raise CheckpointError(f"{where}: it has no tensors where weights are expected.")
+    return found
+
+
+def _strip(weights: dict[str, Tensor], wrappers: Sequence[str]) -> dict[str, Tensor]:
+    while prefix := next((each for each in wrappers if all(name.startswith(each) for name in weights)), None):
+        weights = {name.removeprefix(prefix): tensor for name, tensor in weights.items()}
+    return weights
+
+
+def export(source: Path | str, target: Path | str) -> int:
+    """Write the weights of anything that `read_weights` reads to one safetensors file; returns how many tensors there are.
+
+    ``target`` appears whole or not at all. Weights that are tied are written once per name.
+    """
+    target = Path(target)
+    weights = read_weights(source)
+    temporary = target.parent / f".{target.name}.{secrets.token_hex(8)}"
+    copies = {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in weights.items()}
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        save_file(copies, temporary, metadata={"format": "pt"})
+        with temporary.open("rb+") as file:
+            os.fsync(file.fileno())
+        temporary.replace(target)
+    except KeyError as error:
+        raise CheckpointError(f"{target} was not written: safetensors has no dtype for {error}.") from None
+    except Exception as error:  # the library has an exception of its own for a full disk
+        raise CheckpointError(f"{target} was not written: {error}.") from error
+    finally:
+        temporary.unlink(missing_ok=True)
+    return len(copies)
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What did not fit: names that the module has and the weights have not, the reverse, and names with two shapes."""
+
+    missing: tuple[str, ...] = ()
+    unexpected: tuple[str, ...] = ()
+    mismatched: tuple[tuple[str, tuple[int, ...], tuple[int, ...]], ...] = ()
+    """Name, shape in the weights, shape in the module."""
+
+    def __bool__(self) -> bool:
+        return bool(self.missing or self.unexpected or self.mismatched)
+
+    def __str__(self) -> str:
+        lines = []
+        if self.missing:
+            lines.append(f"missing from the weights: {_some(self.missing)}")
+        if self.unexpected:
+            lines.append(f"not in the module: {_some(self.unexpected)}")
+        if self.mismatched:
+            shapes = [f"{name} ({list(given)}, the module has {list(own)})" for name, given, own in self.mismatched]
+            lines.append(f"of another shape: {_some(shapes)}")
+        return "\n".join(lines) or "everything fits"
+
+
+def _some(names: Sequence[str], most: int = 20) -> str:
+    rest = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + rest
+
+
+def load_weights(
+    module: nn.Module,
+    state: Mapping[str, Any],
+    strict: bool = True,
+    ignore: Sequence[str] = (),
+    remap: Mapping[str, str] | None = None,
+) -> Report:
+    """Copy weights into a module, in its dtypes and on its devices; what did not fit.
+
+    Args:
+        strict: whether anything that does not fit is an error; then nothing at all is loaded.
+        ignore: globs of the module's names that are left as they are and not reported, such as ``["head.*"]``.
+        remap: what names in ``state`` are in the module: whole names, or beginnings that end with a dot, as in
+            ``{"encoder.": "backbone.", "fc.weight": "head.weight"}`` (an empty beginning stands before every name). Whole
+            names go before beginnings, and long beginnings before short ones.
+
+    Raises:
+        CheckpointError: with ``strict``, listing everything that does not fit.
+        ValueError: ``remap`` gives two weights one name, or has an entry for no weight.
+    """
+    renamed = _renamed(state, remap or {})
+    own = module.state_dict()
+
+    def ignored(name: str) -> bool:
+        return any(fnmatchcase(name, glob) for glob in ignore)
+
+    given = {name: value for name, value in renamed.items() if not ignored(name)}
+    places = {_memory(own[name]) for name in given if name in own}
+    # Tied weights may be stored under one of their names only.
+    missing = [name for name in own if name not in given and not ignored(name) and _memory(own[name]) not in places]
+    unexpected = [name for name in given if name not in own]
+    mismatched = [
+        (name, tuple(value.shape), tuple(own[name].shape))
+        for name, value in given.items()
+        if name in own and _shapes_differ(value, own[name])
+    ]
+    report = Report(tuple(missing), tuple(unexpected), tuple(mismatched))
+    if strict and report:
+        raise CheckpointError(
+            f"The weights do not fit {type(module).__name__}, and nothing was loaded.\n{report}\n"
+            "Pass remap={'old.': 'new.'} for other names, ignore=['head.*'] to leave parts alone, or strict=False."
+        )
+    other = {name for name, _, _ in mismatched}
+    module.load_state_dict({k: v for k, v in given.items() if k in own and k not in other}, strict=False)
+    return report
+
+
+def _renamed(state: Mapping[str, Any], remap: Mapping[str, str]) -> dict[str, Any]:
+    made: dict[str, Any] = {}
+    used = set()
+    beginnings = sorted((old for old in remap if not old or old.endswith(".")), key=len, reverse=True)
+    for name, value in state.items():
+        old = name if name in remap else next((each for each in beginnings if name.startswith(each)), None)
+        new = name if old is None else remap[old] + name[len(old) :]
+        used.add(old)
+        if new in made:
+            raise ValueError(f"remap gives '{new}' to two weights, one of them '{name}'.")
+        made[new] = value
+    if unused := sorted(set(remap) - used):
+        raise ValueError(f"remap has {_some(unused)}, which no name is or begins with; beginnings end with a dot.")
+    return made
+
+
+def _memory(value: Any) -> Any:
+    """Equal for entries of a state that are one tensor, and for no others."""
+    if not isinstance(value, Tensor) or nn.parameter.is_lazy(value) or type(value) not in (Tensor, nn.Parameter):
+        return id(value)
+    return (
+        (value.device, value.data_ptr(), value.shape, value.stride())
+        if value.numel() and not value.is_meta
+        else id(value)
+    )
+
+
+def _shapes_differ(given: Any, own: Any) -> bool:
+    if not isinstance(given, Tensor) or not isinstance(own, Tensor) or nn.parameter.is_lazy(own):
+        return False
+    return given.shape != own.shape

@@ -1,0 +1,68 @@
+"""Temporary folders beside checkpoints: their names say who writes them, so that nobody removes what is being written."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import shutil
+import socket
+import time
+from pathlib import Path
+
+_NAME = re.compile(r"\.(?P<name>.+)\.(?P<host>[^.]+)-(?P<pid>\d+)-(?P<token>[0-9a-f]{16})\.partial")
+#: Seconds after which the folder of a process that may still run, such as one on another host, counts as left behind.
+OLD = 24 * 3600.0
+#: Folders that this process is writing.
+_writing: set[str] = set()
+
+
+def begin(path: Path) -> Path:
+    """A new temporary folder beside ``path``."""
+    folder = path.parent / f".{path.name}.{_host()}-{os.getpid()}-{secrets.token_hex(8)}.partial"
+    _writing.add(folder.name)
+    folder.mkdir(parents=True)
+    return folder
+
+
+def end(folder: Path) -> None:
+    """Remove what is left of a temporary folder."""
+    shutil.rmtree(folder, ignore_errors=True)
+    _writing.discard(folder.name)
+
+
+def clean(parent: Path) -> list[Path]:
+    """Remove the temporary folders of writers that are no more, and say which they were."""
+    gone = [entry for entry in parent.glob(".*.partial") if entry.is_dir() and _abandoned(entry)]
+    for folder in gone:
+        shutil.rmtree(folder, ignore_errors=True)
+    return gone
+
+
+def _abandoned(folder: Path) -> bool:
+    found = _NAME.fullmatch(folder.name)
+    if found is None or folder.name in _writing:
+        return False
+    pid = int(found["pid"])
+    if found["host"] == _host() and (pid == os.getpid() or not _runs(pid)):
+        return True
+    try:
+        return time.time() - folder.stat().st_mtime > OLD
+    except FileNotFoundError:
+        return False
+
+
+def _host() -> str:
+    return re.sub(r"[^\w]", "_", socket.gethostname())
+
+
+def _runs(pid: int) -> bool:
+    if os.name != "posix":  # where signal 0 would end the process
+        return True
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        pass
+    return True

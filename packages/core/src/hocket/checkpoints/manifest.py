@@ -1,0 +1,155 @@
+"""``manifest.json``: what a checkpoint consists of. Written last, so that a checkpoint without one does not exist."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import stat
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hocket.checkpoints.errors import CheckpointError
+from hocket.checkpoints.header import pickled
+
+NAME = "manifest.json"
+FORMAT = "hocket-checkpoint"
+VERSION = 1
+#: Version -> what makes the tree's JSON of that version into the next one's. A version without an entry cannot be read.
+UPGRADES: dict[int, Callable[[Any], Any]] = {}
+#: Names of the files beside the manifest: they end with the beginning of their SHA-256, so that no two contents share one.
+FILES = re.compile(r"(tree-[0-9a-f]{16}\.json|tensors-\d{5}-[0-9a-f]{16}\.safetensors)")
+#: Bytes that a JSON file may have.
+LIMIT = 1 << 28
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """Size in bytes and SHA-256."""
+
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """The files by name, and what the writer said about the whole (as encoded by `hocket.checkpoints.tree`)."""
+
+    files: Mapping[str, File]
+    about: Any
+    version: int = VERSION
+    #: Seconds since 1970; orders the checkpoints of a store.
+    written: float = 0.0
+    #: Of the manifest's own content.
+    sha256: str = field(default="", compare=False)
+
+    @property
+    def tree(self) -> str:
+        """The name of the tree's file."""
+        return next(name for name in self.files if name.startswith("tree-"))
+
+    def encode(self) -> bytes:
+        """The file's content; it ends with the digest of everything before it."""
+        content = {
+            "format": FORMAT,
+            "version": self.version,
+            "written": self.written,
+            "about": self.about,
+            "files": {name: {"size": file.size, "sha256": file.sha256} for name, file in self.files.items()},
+        }
+        content["sha256"] = _digest(content)
+        return (json.dumps(content, indent=1, allow_nan=False) + "\n").encode()
+
+
+def _digest(content: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, allow_nan=False).encode()).hexdigest()
+
+
+def load(folder: Path) -> Manifest:
+    """The manifest of a folder. Raises CheckpointError if there is none or it is not as it was written."""
+    try:
+        raw = regular(folder, NAME, LIMIT).read_bytes()
+    except FileNotFoundError:
+        kind = "the folder has no manifest.json" if folder.is_dir() else "there is no such folder"
+        raise CheckpointError(f"{folder} is no checkpoint: {kind}.") from None
+    return parse(raw, f"{folder}/{NAME}")
+
+
+def parse(raw: bytes, where: str) -> Manifest:
+    """A manifest from a file's content; ``where`` is for messages. Raises CheckpointError."""
+    content = parse_json(raw, where)
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise CheckpointError(f'{where}: it is not the manifest of a checkpoint (no "format": "{FORMAT}").')
+    version = content.get("version")
+    if type(version) is not int or not (version == VERSION or version in UPGRADES):
+        advice = "run: pip install -U hocket" if type(version) is int and version > VERSION else "write it anew"
+        raise CheckpointError(
+            f"{where}: the checkpoint has format version {version!r}; this hocket reads "
+            f"{', '.join(map(str, sorted({*UPGRADES, VERSION})))}. To read it, {advice}."
+        )
+    stated = content.pop("sha256", None)
+    try:
+        if stated != _digest(content):
+            raise ValueError("its content is not what was written (another SHA-256)")
+        files = {name: _file(name, about) for name, about in content["files"].items()}
+        if sum(name.startswith("tree-") for name in files) != 1:
+            raise ValueError("it does not list one tree-….json")
+        return Manifest(files, content["about"], version, float(content["written"]), stated)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise CheckpointError(f"{where}: {error}.") from None
+
+
+def _file(name: str, about: dict[str, Any]) -> File:
+    if not FILES.fullmatch(name):
+        raise ValueError(f"it lists {name!r}, which is no name of a checkpoint's file")
+    size, sha256 = about["size"], about["sha256"]
+    if type(size) is not int or size < 0 or not isinstance(sha256, str):
+        raise ValueError(f"it has no size and SHA-256 of {name}")
+    return File(size, sha256)
+
+
+def parse_json(raw: bytes, where: str) -> Any:
+    """JSON of bounded size, without duplicate keys, NaN or numbers of thousands of digits. Raises CheckpointError."""
+    if len(raw) > LIMIT:
+        raise CheckpointError(f"{where}: it has {len(raw)} bytes of JSON; at most {LIMIT} are read.")
+    try:
+        return json.loads(raw, object_pairs_hook=_unique, parse_constant=_refuse)
+    except RecursionError:
+        raise CheckpointError(f"{where}: it is nested too deeply.") from None
+    except ValueError as error:
+        raise CheckpointError(f"{where}: it is no valid JSON{pickled(raw)}: {error}.") from None
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) != len(pairs):
+        raise ValueError("an object has one key twice")
+    return made
+
+
+def _refuse(constant: str) -> Any:
+    raise ValueError(f"it has a bare {constant}")
+
+
+def regular(folder: Path, name: str, limit: int | None = None) -> Path:
+    """The path of a regular file in the folder. Raises FileNotFoundError, and CheckpointError for links and devices."""
+    path = folder / name
+    about = path.lstat()
+    if not stat.S_ISREG(about.st_mode):
+        raise CheckpointError(f"{name}: it is no regular file (a link, a folder or a device), and such are not read.")
+    if limit is not None and about.st_size > limit:
+        raise CheckpointError(f"{name}: it has {about.st_size} bytes; at most {limit} are read.")
+    return path
+
+
+def check_file(folder: Path, name: str, file: File) -> Path:
+    """The path of a listed file that is there and has its size. Raises CheckpointError."""
+    try:
+        path = regular(folder, name)
+    except FileNotFoundError:
+        raise CheckpointError(f"{name}: it is missing.") from None
+    if (size := path.stat().st_size) != file.size:
+        raise CheckpointError(f"{name}: it has {size} bytes and not the {file.size} that were written.")
+    return path

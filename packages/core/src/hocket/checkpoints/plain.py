@@ -1,0 +1,109 @@
+"""State as plain data: nested dicts and lists of tensors, numbers, strings, bytes and None, and back again."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+
+from hocket.dtensors import whole
+
+
+def encode(value: Any, where: str = "the state") -> Any:
+    """``value`` in dicts with string keys, lists, and leaves that are tensors, bool, int, float, str, bytes or None.
+
+    What is not one of these by itself (tuples, other keys, sets, NumPy arrays and numbers, dtypes and devices) becomes a dict
+    with one key that begins with ``~`` and says what it was. Tensors are detached and not copied; sharded ones are made whole,
+    by a collective. Raises TypeError for anything else, naming the place.
+    """
+    if value is None or type(value) in (bool, int, float, str, bytes):
+        return value
+    if isinstance(value, torch.Tensor):
+        return whole(value.detach())
+    if isinstance(value, Counter):
+        return {"~counter": _items(value, where)}
+    if isinstance(value, Mapping):
+        if all(type(key) is str and not key.startswith("~") for key in value):
+            return {key: encode(item, f"{where}/{key}") for key, item in value.items()}
+        if all(type(key) is int for key in value):
+            return {"~int": {str(key): encode(item, f"{where}/{key}") for key, item in value.items()}}
+        return {"~items": _items(value, where)}
+    for name, kind in _SEQUENCES.items():
+        if isinstance(value, kind):
+            each: Iterable[Any] = value
+            items = [encode(item, f"{where}/{index}") for index, item in enumerate(each)]
+            return items if kind is list else {name: items}
+    if isinstance(value, torch.dtype | torch.device):
+        return {"~torch": str(value).removeprefix("torch.")}
+    if type(value).__module__ == "numpy":
+        return _from_numpy(value, where)
+    for plain in (int, float, str, bytes):
+        if isinstance(value, plain):  # enumerations and such: what they stand for
+            return plain(value)  # type: ignore[arg-type]  # each is given its own kind
+    raise TypeError(
+        f"{where} holds a {type(value).__qualname__}, which is not kept in checkpoints. Keep tensors, numbers, strings, bytes, "
+        "None, and dicts, lists and tuples of them."
+    )
+
+
+def decode(value: Any) -> Any:
+    """Undo :func:`encode`, with copies of the tensors, so that the tree can be used again."""
+    if isinstance(value, torch.Tensor):
+        return value.clone()
+    if isinstance(value, list):
+        return [decode(item) for item in value]
+    if not isinstance(value, Mapping):
+        return value
+    if len(value) == 1:
+        ((name, inside),) = value.items()
+        if name in _DECODERS:
+            return _DECODERS[name](inside)
+    return {key: decode(item) for key, item in value.items()}
+
+
+_SEQUENCES: dict[str, Any] = {
+    "~tuple": tuple,
+    "~set": (set, frozenset),
+    "~deque": deque,
+    "": list,
+}
+
+
+def _items(value: Mapping[Any, Any], where: str) -> list[Any]:
+    return [[encode(key, where), encode(item, f"{where}/{key}")] for key, item in value.items()]
+
+
+def _pairs(items: list[Any]) -> list[tuple[Any, Any]]:
+    return [(decode(key), decode(item)) for key, item in items]
+
+
+def _from_numpy(value: Any, where: str) -> Any:
+    import numpy as np
+
+    try:
+        tensor = torch.from_numpy(np.array(value))  # a copy, of one dimension more than a number has
+    except TypeError:
+        raise TypeError(
+            f"{where} holds a NumPy {type(value).__name__} of {value.dtype}, which is not kept in checkpoints."
+        ) from None
+    return {"~array" if isinstance(value, np.ndarray) else "~scalar": tensor}
+
+
+def _device_or_dtype(name: str) -> Any:
+    found = getattr(torch, name, None)
+    return found if isinstance(found, torch.dtype) else torch.device(name)
+
+
+_DECODERS: dict[str, Callable[[Any], Any]] = {
+    "~tuple": lambda items: tuple(decode(items)),
+    "~set": lambda items: set(decode(items)),
+    "~deque": lambda items: deque(decode(items)),
+    "~int": lambda items: {int(key): decode(item) for key, item in items.items()},
+    "~items": lambda items: dict(_pairs(items)),
+    "~counter": lambda items: Counter(dict(_pairs(items))),
+    "~array": lambda tensor: tensor.clone().numpy(),
+    "~scalar": lambda tensor: tensor.numpy()[()],
+    "~torch": _device_or_dtype,
+}

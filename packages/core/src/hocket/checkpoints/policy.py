@@ -1,0 +1,275 @@
+"""When checkpoints are written, how many are kept, and what happens when the process is told to end."""
+
+from __future__ import annotations
+
+import math
+import signal
+import threading
+import warnings
+import weakref
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Literal
+
+from torch import Tensor
+
+from hocket.callback import Callback
+from hocket.checkpoints.errors import CheckpointError
+from hocket.checkpoints.store import Store
+from hocket.data.batches import map_tensors
+from hocket.state import Decision, State
+from hocket.time import Interval, Unit
+
+if TYPE_CHECKING:
+    from hocket.trainer import Trainer
+
+#: The exit code of a run that was told to end and has saved before: EX_TEMPFAIL of sysexits.h, "try again later".
+EXIT_CODE = 75
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class Interrupted(SystemExit):
+    """A run was told to end by a signal, and has written a checkpoint. Uncaught, the process exits with `EXIT_CODE`."""
+
+
+class Checkpoints(Callback):
+    """Writes all that a run needs to continue as if it had never stopped: ``Trainer(checkpoints=Checkpoints("runs/a"))``.
+
+    A checkpoint is complete or not there, whenever the process dies. The end of a fit writes one too. During a fit SIGTERM and
+    SIGINT (Control-C) write one at the end of the batch under way, and end the run with `Interrupted`; a second signal ends it
+    at once. ``Trainer(resume="auto")`` continues from the newest valid one.
+
+    Args:
+        folder: where to; any folder, or a URL that fsspec knows, such as ``"s3://bucket/runs/a"``.
+        every: how often: ``"500ba"``, ``"1ep"``, ``"0.1dur"``, ``"30min"``; None for only at the end and when asked.
+        keep: how many of the latest to keep; None for all.
+        best: ``(metric, "max" | "min", how many)``: write one after an evaluation in which the metric, such as
+            ``"test/accuracy"``, is among the best so many, and keep those.
+        asynchronous: write in a thread; training waits for the copy of its state, and for the last write if that takes longer
+            than the interval.
+        weights_only: model weights and nothing else; to publish, not to resume.
+        on_error: what a write that failed does to the run: ``"stop"`` it, or ``"warn"`` and go on.
+
+    Raises:
+        ValueError: an argument is out of its range, or at the first evaluation: there is no such metric.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        every: str | Interval | None = "1ep",
+        keep: int | None = 3,
+        best: tuple[str, Literal["max", "min"], int] | None = None,
+        asynchronous: bool = False,
+        weights_only: bool = False,
+        on_error: Literal["stop", "warn"] = "stop",
+    ) -> None:
+        if keep is not None and keep < 1:
+            raise ValueError(f"keep={keep} keeps nothing to resume from; give 1 or more, or None for all.")
+        if best is not None and (len(best) != 3 or best[1] not in ("max", "min") or best[2] < 1):
+            raise ValueError(f"best={best!r} should be like ('test/accuracy', 'max', 3).")
+        if on_error not in ("stop", "warn"):
+            raise ValueError(f"on_error={on_error!r} is neither 'stop' nor 'warn'.")
+        self.store = Store(folder)
+        self._every, self._keep, self._best = Interval(every), keep, best
+        self._asynchronous, self._weights_only, self._on_error = asynchronous, weights_only, on_error
+        self._trainer: Callable[[], Trainer | None] = lambda: None
+        self._in_shares = self._every.every is not None and self._every.every.unit is Unit.DURATION
+        self._share = 0.0
+        self._saved_at: tuple[int, int] | None = None
+        self._evaluated = False
+        self._writing: threading.Thread | None = None
+        self._failure: BaseException | None = None
+        self._signalled = 0
+        self._handlers: dict[int, Any] = {}
+
+    def attach(self, trainer: Trainer) -> None:
+        """For the Trainer: whose state is written."""
+        self._trainer = weakref.ref(trainer)
+
+    # --- when
+
+    def fit_start(self, state: State) -> None:
+        """Listens to signals from here on, in the main thread."""
+        self._signalled = 0
+        if self._in_shares:
+            self._share = state.elapsed()
+        if threading.current_thread() is threading.main_thread():
+
+            def tell(number: int, frame: FrameType | None) -> None:
+                self._signalled += 1
+                if self._signalled > 1:
+                    raise KeyboardInterrupt(f"signal {number}, for the second time")
+                state.request(Decision.CHECKPOINT)
+
+            self._handlers = {number: signal.signal(number, tell) for number in _SIGNALS}
+
+    def eval_end(self, state: State) -> None:
+        """There may be a new best."""
+        self._evaluated = True
+
+    def batch_checkpoint(self, state: State) -> None:
+        """Writes if it is due, asked for, or the best so far."""
+        asked = state.take(Decision.CHECKPOINT)
+        if self._due(state) or asked or self._is_among_the_best(state):
+            self._save(state)
+        if asked and any(state.bus.all_gather_object(self._signalled)):
+            self._wait(state)
+            raise Interrupted(EXIT_CODE)
+
+    def epoch_checkpoint(self, state: State) -> None:
+        """Writes if it is due, or the best so far."""
+        if self._due(state) or self._is_among_the_best(state):
+            self._save(state)
+
+    def fit_end(self, state: State) -> None:
+        """The rest is `finish`, when all plug-ins are done."""
+        self._stop_listening()
+
+    def finish(self, state: State) -> None:
+        """For the Trainer: how the fit ended, unless what was written after its last batch says as much."""
+        if self._saved_at is None or self._saved_at[1] != state.timestamp.batch:
+            self._save(state)
+        self._wait(state)
+
+    def close(self, state: State) -> None:
+        """Waits for what is being written."""
+        self._stop_listening()
+        if self._writing is not None:
+            self._writing.join()
+
+    def _stop_listening(self) -> None:
+        handlers, self._handlers = self._handlers, {}
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+    def _due(self, state: State) -> bool:
+        if not self._in_shares:
+            return self._every.due(state.previous, state.timestamp)
+        before, self._share = self._share, state.elapsed()
+        return self._every.due(state.previous, state.timestamp, before, self._share)
+
+    # --- the best
+
+    def _value(self, metrics: Mapping[str, float]) -> float | None:
+        if self._best is None:
+            return None
+        value = metrics.get(self._best[0], math.nan)
+        return value if math.isfinite(value) else None
+
+    def _is_among_the_best(self, state: State) -> bool:
+        evaluated, self._evaluated = self._evaluated, False
+        if self._best is None or not evaluated:
+            return False
+        metric, mode, count = self._best
+        if metric not in state.metrics:
+            there = ", ".join(sorted(state.metrics)) or "none"
+            raise ValueError(
+                f"Checkpoints should keep the best by '{metric}', but there is no such metric. There are: {there}."
+            )
+        value = self._value(state.metrics)
+        kept = state.bus.broadcast_object(self._best_names() if state.strategy.rank == 0 else None)
+        if value is None or len(kept) < count:
+            return value is not None
+        worst = kept[-1][0]
+        return value > worst if mode == "max" else value < worst
+
+    def _best_names(self) -> list[tuple[float, str]]:
+        """Values and names of those that are kept for being the best, the best first."""
+        if self._best is None:
+            return []
+        _, mode, count = self._best
+        values = [(self._value(self.store.about(name).get("metrics", {})), name) for name in self.store.names()]
+        known = [(value, name) for value, name in values if value is not None]
+        return sorted(known, key=lambda item: item[0], reverse=mode == "max")[:count]
+
+    # --- what
+
+    def _save(self, state: State) -> None:
+        now = state.timestamp
+        if self._saved_at == (now.epoch, now.batch):
+            return
+        trainer = self._trainer()
+        assert trainer is not None, "a Trainer attaches it"
+        self._wait(state)
+        tree = {"model": trainer.model_state_dict()} if self._weights_only else trainer.state_dict()
+        self._saved_at = (now.epoch, now.batch)
+        if state.strategy.rank == 0:
+            about = {
+                "metrics": dict(state.metrics), "timestamp": {"epoch": now.epoch, "batch": now.batch, "sample": now.sample},
+                "plugins": [f"{v.kind}/{v.name} {v.dist} {v.version}".strip() for v in state.bus.voices],
+                "weights_only": self._weights_only,
+            }  # fmt: skip
+            arguments = (f"ep{now.epoch}-ba{now.batch}", tree, about)
+            if self._asynchronous:
+                copied = (arguments[0], map_tensors(_copied, tree), about)
+                self._writing = threading.Thread(target=self._write, args=copied, name="hocket-checkpoint")
+                self._writing.start()
+            else:
+                self._write(*arguments)
+        if not self._asynchronous:
+            self._speak(state)
+
+    def _write(self, name: str, tree: Any, about: dict[str, Any]) -> None:
+        try:
+            self.store.save(name, tree, about)
+            kept = self.store.names()
+            spared = {name for _, name in self._best_names()} | set(kept if self._keep is None else kept[-self._keep :])
+            for old in kept:
+                if old not in spared:
+                    self.store.remove(old)
+        except Exception as error:
+            self._failure = error
+
+    def _wait(self, state: State) -> None:
+        """Until what is being written is written, on all ranks."""
+        if self._asynchronous:
+            if self._writing is not None:
+                self._writing.join()
+                self._writing = None
+            self._speak(state)
+
+    def _speak(self, state: State) -> None:
+        failure, self._failure = self._failure, None
+        told = state.bus.broadcast_object(None if failure is None else f"{type(failure).__name__}: {failure}")
+        if told is None:
+            return
+        message = f"A checkpoint could not be written to {self.store}: {told}"
+        if self._on_error == "stop":
+            raise CheckpointError(message) from failure
+        warnings.warn(f"{message} Training goes on without it.", RuntimeWarning, stacklevel=2)
+
+
+def resume(trainer: Trainer, where: str | Path, checkpoints: Checkpoints | None) -> None:
+    """Make a new Trainer go on from a checkpoint: ``"auto"`` for the newest valid one of ``checkpoints``, if there is one.
+
+    Raises:
+        ValueError: ``"auto"`` without checkpoints, or a checkpoint of weights only.
+        CheckpointError: there is no such checkpoint, or it is damaged.
+    """
+    bus = trainer.state.bus
+    if where == "auto":
+        if checkpoints is None:
+            raise ValueError(
+                "resume='auto' looks where checkpoints are written; pass checkpoints=hocket.Checkpoints('runs/a') as well, or "
+                "the folder of a checkpoint as resume=."
+            )
+        store = checkpoints.store
+        name = bus.broadcast_object(store.latest() if trainer.state.strategy.rank == 0 else None)
+        if name is None:
+            return
+    else:
+        folder, _, name = str(where).rstrip("/").rpartition("/")
+        store = Store(folder or ".")
+    tree = store.read(name)
+    if "version" not in tree:
+        raise ValueError(
+            f"'{name}' in {store} holds weights only, which is not enough to resume from. Load them into the model first: "
+            "hocket.checkpoints.foreign.load_weights(model, hocket.checkpoints.foreign.read_weights(folder))."
+        )
+    trainer.load_state_dict(tree)
+
+
+def _copied(tensor: Tensor) -> Tensor:
+    return tensor.detach().to("cpu", copy=True)

@@ -1,0 +1,93 @@
+"""safetensors files, written and read in one pass that also hashes them; tensors are not copied on the way."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from hocket.checkpoints import header
+from hocket.checkpoints.errors import CheckpointError
+
+#: Bytes that are hashed and written at a time; they stay in the processor's cache between the two.
+CHUNK = 1 << 20
+
+
+def dtype_name(tensor: Tensor) -> str:
+    """Torch's name of the dtype, such as ``float32``."""
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+#: By torch's name.
+DTYPES = {str(value).removeprefix("torch."): value for value in vars(torch).values() if isinstance(value, torch.dtype)}
+
+
+def save(path: Path, tensors: Mapping[str, Tensor]) -> tuple[int, str]:
+    """Write strided tensors (any device; dtypes of :data:`header.NAMES`) and flush them to disk; size and SHA-256."""
+    head, entries = header.lay_out((name, dtype_name(t), tuple(t.shape)) for name, t in tensors.items())
+    digest = hashlib.sha256(head)
+    with path.open("xb", buffering=0) as file:
+        _write(file.fileno(), memoryview(head))
+        for entry in entries:
+            tensor = tensors[entry.name].detach().cpu().contiguous()
+            view = memory(tensor)
+            for at in range(0, len(view), CHUNK):
+                digest.update(view[at : at + CHUNK])
+                _write(file.fileno(), view[at : at + CHUNK])
+            del view
+        os.fsync(file.fileno())
+        size = file.tell()
+    return size, digest.hexdigest()
+
+
+def _write(descriptor: int, view: memoryview) -> None:
+    while view:  # a disk that fills up takes a part, and then raises
+        view = view[os.write(descriptor, view) :]
+
+
+def load(path: Path, names: Collection[str] | None = None, sha256: str | None = None) -> dict[str, Tensor]:
+    """The tensors of a file, or of it those named, on the CPU, each with memory of its own.
+
+    Raises CheckpointError if the file is no safetensors file, lacks one of ``names`` or has another SHA-256.
+    """
+    size = path.stat().st_size
+    found: dict[str, Tensor] = {}
+    scratch = memoryview(bytearray(CHUNK))
+    with path.open("rb", buffering=0) as file:
+        raw, entries = header.read(file, size, path.name)
+        digest = hashlib.sha256(raw)
+        for entry in entries:
+            wanted = names is None or entry.name in names
+            if wanted:
+                found[entry.name] = torch.empty(entry.shape, dtype=DTYPES[header.DTYPES[entry.dtype][0]])
+            elif sha256 is None:
+                file.seek(entry.nbytes, os.SEEK_CUR)
+                continue
+            view = memory(found[entry.name]) if wanted else None
+            at = 0
+            while at < entry.nbytes:
+                count = min(CHUNK, entry.nbytes - at)
+                part = scratch[:count] if view is None else view[at : at + count]
+                if not (read := file.readinto(part)):
+                    raise CheckpointError(f"{path.name}: it ended while it was read.")
+                if sha256 is not None:
+                    digest.update(part[:read])
+                at += read
+    if sha256 is not None and digest.hexdigest() != sha256:
+        raise CheckpointError(f"{path.name}: its content is not what was written (another SHA-256).")
+    if missing := set(names or ()) - set(found):
+        raise CheckpointError(f"{path.name}: it has no tensor '{min(missing)}'.")
+    return found
+
+
+def memory(tensor: Tensor) -> memoryview:
+    """The bytes of a contiguous CPU tensor, which the caller keeps alive."""
+    size = tensor.numel() * tensor.element_size()
+    if not size:
+        return memoryview(b"")
+    return memoryview((ctypes.c_ubyte * size).from_address(tensor.data_ptr())).cast("B")

@@ -1,0 +1,228 @@
+"""Several checkpoints in one place: a folder, or anything that fsspec reaches by URL."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import shutil
+import threading
+import time
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from hocket.checkpoints import format as formats
+from hocket.checkpoints import leftovers
+from hocket.checkpoints import manifest as manifests
+from hocket.checkpoints.errors import CheckpointError, DamagedCheckpointWarning
+from hocket.checkpoints.manifest import Manifest
+
+if TYPE_CHECKING:
+    import torch
+
+#: The file that holds the name of the checkpoint that was written last, for people and scripts.
+LATEST = "latest"
+_NAME = re.compile(r"[A-Za-z0-9_][\w.=+-]*", re.ASCII)
+
+
+class Place(Protocol):
+    """Where a store keeps its checkpoints. Every method raises CheckpointError where the place fails."""
+
+    def manifests(self) -> dict[str, Manifest | str]:
+        """By checkpoint: its manifest, or what is wrong with that."""
+
+    def clean(self) -> None:
+        """Remove what interrupted writers left."""
+
+    def write(self, name: str, tree: Mapping[str, Any], about: Mapping[str, Any]) -> None:
+        """As `format.write`."""
+
+    def damage(self, name: str) -> list[str]:
+        """As `format.damage`."""
+
+    def fetch(self, name: str, only: Sequence[str] | None) -> Path:
+        """A local folder with at least the files that hold ``only``."""
+
+    def remove(self, name: str) -> None:
+        """Remove a checkpoint, its manifest first."""
+
+    def latest(self) -> str | None:
+        """What the file `LATEST` says."""
+
+    def point(self, name: str | None) -> None:
+        """Replace the file `LATEST` in one step, or remove it."""
+
+
+class Store:
+    """The checkpoints of one run. One process at a time writes to it; any number may read.
+
+    Args:
+        folder: a local folder, made when it is first written to, or a URL such as ``s3://bucket/run``, which needs
+            ``pip install 'hocket[remote]'``.
+        options: for the file system of a URL, as in ``fsspec.filesystem``.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], **options: Any) -> None:
+        self._place: Place
+        if "://" in os.fspath(folder):
+            from hocket.checkpoints.remote import Remote
+
+            self._place = Remote(os.fspath(folder), **options)
+        elif options:
+            raise TypeError(f"Options ({', '.join(options)}) are for URLs, and {folder} is a local folder.")
+        else:
+            self._place = Local(Path(folder))
+        self.folder = folder
+        self._lock = threading.Lock()
+
+    def __repr__(self) -> str:
+        return f"Store({os.fspath(self.folder)!r})"
+
+    def save(self, name: str, tree: Mapping[str, Any], about: Mapping[str, Any]) -> None:
+        """Write a checkpoint (see `format.write`) and, once it is whole where it belongs, let ``latest`` name it.
+
+        Raises CheckpointError if that fails; the checkpoints before it are then as they were.
+        """
+        _check_name(name)
+        with self._lock:
+            self._place.clean()
+            # Order must not depend on clocks, which differ between the hosts that a run moves over.
+            last = max((m.written for m in self._place.manifests().values() if isinstance(m, Manifest)), default=0.0)
+            self._place.write(name, tree, {**about, "written": max(time.time(), last + 1e-3)})
+            self._place.point(name)
+
+    def names(self) -> list[str]:
+        """The checkpoints that have a valid manifest, in the order in which they were written, newest last."""
+        found = {name: each for name, each in self._place.manifests().items() if isinstance(each, Manifest)}
+        return sorted(found, key=lambda name: (found[name].written, name))
+
+    def about(self, name: str) -> dict[str, Any]:
+        """What the writer said about a checkpoint."""
+        return formats.decode_about(self._manifest(name))
+
+    def latest(self) -> str | None:
+        """The newest checkpoint that is what was written, every byte of it; None if there is none.
+
+        Damaged ones are passed over with a `DamagedCheckpointWarning` that says what is wrong. From a URL the checkpoint is
+        downloaded, and kept for `read`.
+        """
+        listed = self._place.manifests()
+        for name, problem in sorted(listed.items()):
+            if isinstance(problem, str):
+                warnings.warn(f"{self} passes over '{name}': {problem}", DamagedCheckpointWarning, stacklevel=2)
+        for name in reversed(self.names()):
+            problems = self._place.damage(name)
+            if not problems:
+                return name
+            warnings.warn(
+                f"{self} passes over '{name}', which is damaged: {' '.join(problems)}",
+                DamagedCheckpointWarning,
+                stacklevel=2,
+            )
+        return None
+
+    def read(
+        self, name: str, *, device: torch.device | str = "cpu", only: Sequence[str] | None = None
+    ) -> dict[str, Any]:
+        """The tree of a checkpoint; see `format.read`."""
+        return formats.read(self.fetch(name, only), device=device, only=only)
+
+    def fetch(self, name: str, only: Sequence[str] | None = None) -> Path:
+        """A local folder with the checkpoint, or with those files of it that hold ``only``. It may go with this Store."""
+        self._manifest(name)
+        return self._place.fetch(name, only)
+
+    def remove(self, name: str) -> None:
+        """Remove a checkpoint, valid or not."""
+        _check_name(name)
+        with self._lock:
+            if name not in self._place.manifests():
+                raise CheckpointError(self._absent(name))
+            self._place.remove(name)
+            if self._place.latest() == name:
+                self._place.point(next(reversed(self.names()), None))
+
+    def _manifest(self, name: str) -> Manifest:
+        _check_name(name)
+        found = self._place.manifests().get(name)
+        if found is None:
+            raise CheckpointError(self._absent(name))
+        if isinstance(found, str):
+            raise CheckpointError(found)
+        return found
+
+    def _absent(self, name: str) -> str:
+        return f"{self} has no checkpoint '{name}'. It has: {', '.join(self.names()) or 'none'}."
+
+
+def _check_name(name: str) -> None:
+    if not _NAME.fullmatch(name) or name == LATEST:
+        raise ValueError(
+            f"{name!r} is no name for a checkpoint. Use letters, digits and . _ - = +, as in 'ep2-ba1000'."
+        )
+
+
+class Local:
+    """A `Place` on this machine's disks."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def manifests(self) -> dict[str, Manifest | str]:
+        found: dict[str, Manifest | str] = {}
+        for entry in self._folder.iterdir() if self._folder.is_dir() else ():
+            if not _NAME.fullmatch(entry.name) or not entry.is_dir():
+                continue
+            names = [file.name for file in entry.iterdir()]
+            if manifests.NAME in names or any(manifests.FILES.fullmatch(name) for name in names):
+                try:
+                    found[entry.name] = manifests.load(entry)
+                except (CheckpointError, OSError) as error:
+                    found[entry.name] = str(error)
+        return found
+
+    def clean(self) -> None:
+        leftovers.clean(self._folder)
+        for file in self._folder.glob(f".{LATEST}.*"):
+            file.unlink(missing_ok=True)
+
+    def write(self, name: str, tree: Mapping[str, Any], about: Mapping[str, Any]) -> None:
+        formats.write(self._folder / name, tree, about)
+
+    def damage(self, name: str) -> list[str]:
+        return formats.damage(self._folder / name)
+
+    def fetch(self, name: str, only: Sequence[str] | None) -> Path:
+        return self._folder / name
+
+    def remove(self, name: str) -> None:
+        try:
+            (self._folder / name / manifests.NAME).unlink(missing_ok=True)
+            shutil.rmtree(self._folder / name)
+        except OSError as error:
+            raise CheckpointError(f"{self._folder / name} was not removed: {error}.") from error
+
+    def latest(self) -> str | None:
+        try:
+            return (self._folder / LATEST).read_text().strip()
+        except FileNotFoundError:
+            return None
+
+    def point(self, name: str | None) -> None:
+        file = self._folder / LATEST
+        try:
+            if name is None:
+                file.unlink(missing_ok=True)
+                return
+            temporary = self._folder / f".{LATEST}.{secrets.token_hex(8)}"
+            with temporary.open("x") as opened:
+                opened.write(f"{name}\n")
+                opened.flush()
+                os.fsync(opened.fileno())
+            temporary.replace(file)
+        except OSError as error:
+            raise CheckpointError(
+                f"{file} could not be replaced: {error}. The checkpoints themselves are whole."
+            ) from error

@@ -1,0 +1,166 @@
+"""Which bytes of which tensors a checkpoint stores: memory that several share once, and how each is found again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hocket.checkpoints import header
+from hocket.checkpoints.references import SIZES, is_dense
+from hocket.checkpoints.shards import DTYPES, dtype_name
+
+
+@dataclass(slots=True)
+class Stored:
+    """A tensor to store, and the references to it, which learn file and name once these are known."""
+
+    name: str
+    tensor: Tensor
+    references: list[dict[str, Any]]
+
+
+class Collector:
+    """Takes a tree's tensors one after the other (`add` suits `tree.encode`), then says what is to be stored."""
+
+    def __init__(self) -> None:
+        self._found: list[tuple[str, Tensor, dict[str, Any]]] = []
+
+    def add(self, path: str, value: Any) -> dict[str, Any] | None:
+        """A reference to a tensor, to be completed; None for anything else. Raises TypeError for unusual tensors."""
+        if not isinstance(value, Tensor):
+            return None
+        tensor = _plain(path, value)
+        reference: dict[str, Any] = {"dtype": dtype_name(tensor), "shape": list(tensor.shape)}
+        self._found.append((path, tensor, reference))
+        return reference
+
+    def stored(self) -> list[Stored]:
+        """In the order in which they were found."""
+        made: list[Stored] = []
+        taken = {"__metadata__"}
+        for group in _overlapping(self._found):
+            path, tensor, _ = group[0]
+            name, count = path, 1
+            while name in taken:
+                count += 1
+                name = f"{path}~{count}"
+            taken.add(name)
+            views = {(t.data_ptr(), t.dtype, t.shape, t.stride()) for _, t, _ in group}
+            references = [reference for _, _, reference in group]
+            tensor = _dense(tensor, references) if len(views) == 1 else _common(group)
+            if dtype_name(tensor) not in header.NAMES:
+                tensor = tensor.contiguous().view(-1).view(torch.uint8)
+            made.append(Stored(name, tensor, references))
+        return made
+
+
+def _plain(path: str, value: Tensor) -> Tensor:
+    tensor = value.detach().resolve_conj().resolve_neg()
+    kind = (
+        type(value).__name__
+        if hasattr(tensor, "__tensor_flatten__")
+        else "quantized tensor"
+        if tensor.is_quantized
+        else "nested tensor"
+        if tensor.is_nested
+        else f"{tensor.layout} tensor"
+        if tensor.layout is not torch.strided
+        else "tensor on the meta device"
+        if tensor.is_meta
+        else str(tensor.dtype)
+        if dtype_name(tensor) not in SIZES
+        else ""
+    )
+    if kind:
+        raise TypeError(
+            f"{path or 'the tree'}: a {kind} cannot go into a checkpoint. Give plain dense tensors, as from "
+            "full_tensor(), to_local(), dequantize() or to_dense()."
+        )
+    return tensor.as_subclass(Tensor)
+
+
+Found = tuple[str, Tensor, dict[str, Any]]
+
+
+def _span(tensor: Tensor) -> tuple[int, int]:
+    """Addresses of the first byte and behind the last."""
+    elements = 1 + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.data_ptr(), tensor.data_ptr() + elements * tensor.element_size()
+
+
+def _overlapping(found: Iterable[Found]) -> list[list[Found]]:
+    """Groups of tensors that share bytes, in the order of their first members; empty tensors share none."""
+    order = {id(each[2]): position for position, each in enumerate(found)}
+    groups = [[each] for each in found if not each[1].numel()]
+    rest = sorted((each for each in found if each[1].numel()), key=lambda e: (str(e[1].device), _span(e[1])[0]))
+    device, end = None, 0
+    for each in rest:
+        start, stop = _span(each[1])
+        if each[1].device == device and start < end:
+            groups[-1].append(each)
+            end = max(end, stop)
+        else:
+            groups.append([each])
+            device, end = each[1].device, stop
+    for group in groups:
+        group.sort(key=lambda e: order[id(e[2])])
+    return sorted(groups, key=lambda group: order[id(group[0][2])])
+
+
+def _dense(tensor: Tensor, references: list[dict[str, Any]]) -> Tensor:
+    """The tensor, and its memory format in the references where that is not the usual one."""
+    if not tensor.is_contiguous() and is_dense(tensor.shape, tensor.stride()):
+        for reference in references:
+            reference["stride"] = list(tensor.stride())
+    return tensor
+
+
+def _common(group: list[Found]) -> Tensor:
+    """One flat tensor over the memory of several views, with each one's place in its reference."""
+    storage = group[0][1].untyped_storage()
+    dtypes = {tensor.dtype for _, tensor, _ in group}
+    start = min(_span(tensor)[0] for _, tensor, _ in group)
+    end = max(_span(tensor)[1] for _, tensor, _ in group)
+    start -= (start - storage.data_ptr()) % 16  # so that every view begins at a multiple of its element's size
+    for _, tensor, reference in group:
+        reference["stride"] = list(tensor.stride())
+        reference["offset"] = (tensor.data_ptr() - start) // tensor.element_size()
+    dtype = dtypes.pop() if len(dtypes) == 1 else torch.uint8
+    size = dtype.itemsize
+    flat = torch.empty(0, dtype=dtype, device=group[0][1].device)
+    return flat.set_(storage, (start - storage.data_ptr()) // size, ((end - start) // size,), (1,))
+
+
+class Restorer:
+    """Turns references back into tensors: the same reference into the same tensor, shared memory into shared memory."""
+
+    def __init__(self, loaded: Mapping[str, Mapping[str, Tensor]]) -> None:
+        self._loaded = loaded
+        self._made: dict[str, Tensor] = {}
+
+    def __call__(self, reference: dict[str, Any]) -> Tensor:
+        """Raises ValueError if the reference does not fit what is stored."""
+        key = json.dumps(reference, sort_keys=True)
+        if key not in self._made:
+            base = self._loaded[reference["file"]][reference["name"]]
+            self._made[key] = _restore(base, reference)
+        return self._made[key]
+
+
+def _restore(base: Tensor, reference: dict[str, Any]) -> Tensor:
+    dtype, shape = DTYPES[reference["dtype"]], tuple(reference["shape"])
+    stride = tuple(reference["stride"]) if "stride" in reference else None
+    if "offset" in reference:
+        offset = reference["offset"]
+        storage = base.untyped_storage()
+        return torch.empty(0, dtype=dtype, device=base.device).set_(storage, offset, shape, stride or ())
+    if base.dtype != dtype:
+        base = base.view(dtype).view(shape)
+    if stride is None:
+        return base
+    return torch.empty_strided(shape, stride, dtype=dtype, device=base.device).copy_(base)

@@ -1,0 +1,157 @@
+"""A tree of dicts and lists as JSON, with references to tensors. Needs no torch.
+
+JSON's own values stand for themselves. What JSON lacks is an object with one key: ``{"$tensor": {…}}``, ``{"$float": "nan"}``,
+``{"$int": "hex digits"}`` (beyond 64 bits), ``{"$bytes": "base64"}``, ``{"$text": "base64"}`` (strings with lone
+surrogates), ``{"$tuple": […]}``. A dict's own keys that begin with ``$`` get a second one.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+#: Levels that a tree may have. It keeps reading far from the interpreter's own limit, and ends what contains itself.
+DEPTH = 100
+
+
+def encode(value: Any, tensor: Callable[[str, Any], dict[str, Any] | None], path: str = "", depth: int = 0) -> Any:
+    """JSON for a tree. ``tensor(path, value)`` returns what goes under ``$tensor``, or None if the value is none.
+
+    Subclasses of dict, list, tuple, str, int and float are written as what they are subclasses of.
+    Raises TypeError for everything else, naming the place, and ValueError for what is nested too deeply.
+    """
+    if value is None or value is True or value is False:
+        return value
+    if isinstance(value, str):
+        return _text(str.__str__(value))
+    if isinstance(value, int):
+        number = int(value)
+        return number if -(2**63) <= number < 2**64 else {"$int": f"{number:x}"}
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else {"$float": str(float(value))}
+    if isinstance(value, bytes):
+        return {"$bytes": base64.b64encode(value).decode()}
+    if depth >= DEPTH:
+        raise ValueError(f"{path[:80]}…: a checkpoint's tree has at most {DEPTH} levels; does it contain itself?")
+    if isinstance(value, Mapping):
+        made = {}
+        for key, child in value.items():
+            below = join(path, key)
+            made[f"${key}" if key[:1] == "$" else str.__str__(key)] = encode(child, tensor, below, depth + 1)
+        return made
+    if isinstance(value, list | tuple):
+        items = [encode(child, tensor, join(path, str(i)), depth + 1) for i, child in enumerate(value)]
+        return items if isinstance(value, list) else {"$tuple": items}
+    if (node := tensor(path, value)) is not None:
+        return {"$tensor": node}
+    raise TypeError(
+        f"{path or 'the tree'}: a {type(value).__module__}.{type(value).__qualname__} cannot go into a checkpoint, only dicts, "
+        "lists and tuples of tensors, numbers, strings, bools, None and bytes. Convert it, as with .item(), .tolist() "
+        "or torch.from_numpy."
+    )
+
+
+def join(path: str, key: Any) -> str:
+    """The dotted path of a child. Raises TypeError for keys that are no text."""
+    if not isinstance(key, str):
+        raise TypeError(
+            f"{path or 'the tree'}: the key {key!r} is of type {type(key).__name__}; a checkpoint's dicts have str keys. "
+            "Write str(key), and convert it back after reading."
+        )
+    if any("\ud800" <= character <= "\udfff" for character in key):
+        raise TypeError(f"{path or 'the tree'}: the key {key!r} has surrogates, which is no text.")
+    return f"{path}.{key}" if path else key
+
+
+def _text(text: str) -> Any:
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        return {"$text": base64.b64encode(text.encode("utf-8", "surrogatepass")).decode()}
+    return text
+
+
+def decode(node: Any, tensor: Callable[[dict[str, Any]], Any], depth: int = 0) -> Any:
+    """The tree for JSON; ``tensor`` makes what a reference stands for. Raises ValueError for what `encode` never writes."""
+    if isinstance(node, list):
+        return [decode(child, tensor, depth + 1) for child in _shallow(node, depth)]
+    if not isinstance(node, dict):
+        return node
+    if (mark := special(node)) is None:
+        return {
+            key[1:] if key.startswith("$") else key: decode(child, tensor, depth + 1)
+            for key, child in _shallow(node, depth).items()
+        }
+    inner = node[mark]
+    if mark == "$tensor" and isinstance(inner, dict):
+        return tensor(inner)
+    if mark == "$tuple" and isinstance(inner, list):
+        return tuple(decode(child, tensor, depth + 1) for child in _shallow(inner, depth))
+    if isinstance(inner, str):
+        if mark == "$float" and inner in ("nan", "inf", "-inf"):
+            return float(inner)
+        if mark == "$int":
+            return int(inner, 16)
+        if mark == "$bytes":
+            return base64.b64decode(inner, validate=True)
+        if mark == "$text":
+            return base64.b64decode(inner, validate=True).decode("utf-8", "surrogatepass")
+    raise ValueError(f"{mark!r} with {str(inner)[:40]!r} stands for nothing")
+
+
+def _shallow(node: Any, depth: int) -> Any:
+    if depth >= 2 * DEPTH:
+        raise ValueError(f"it has more than {DEPTH} levels")
+    return node
+
+
+def special(node: Any) -> str | None:
+    """The mark of an object that stands for something else, or None. Raises ValueError where a mark is among other keys."""
+    if not isinstance(node, dict):
+        return None
+    marks = [key for key in node if key.startswith("$") and not key.startswith("$$")]
+    if marks and len(node) > 1:
+        raise ValueError(f"{marks[0]!r} is among other keys")
+    return marks[0] if marks else None
+
+
+def leaves(node: Any, path: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:
+    """Dotted path and JSON of everything that is no dict, list or tuple with something in it."""
+    if depth > 2 * DEPTH:
+        raise ValueError(f"it has more than {DEPTH} levels")
+    children = list(_children(node))
+    if not children:
+        yield path, node
+    for key, child in children:
+        yield from leaves(child, f"{path}.{key}" if path else key, depth + 1)
+
+
+def _children(node: Any) -> Iterator[tuple[str, Any]]:
+    mark = special(node)
+    if isinstance(node, list) or mark == "$tuple":
+        items = node[mark] if mark else node
+        yield from ((str(i), child) for i, child in enumerate(items))
+    elif isinstance(node, dict) and mark is None:
+        yield from ((key[1:] if key.startswith("$") else key, child) for key, child in node.items())
+
+
+def select(node: Any, globs: Sequence[str], path: str = "") -> Any:
+    """What remains of a tree's JSON: values whose path, or a path above them, matches a glob. None if nothing does.
+
+    Lists and tuples lose the items that do not match. A ``*`` also matches dots.
+    """
+    kept = {}
+    for key, child in _children(node):
+        below = f"{path}.{key}" if path else key
+        if any(fnmatchcase(below, glob) for glob in globs):
+            kept[key] = child
+        elif (rest := select(child, globs, below)) is not None:
+            kept[key] = rest
+    if not kept:
+        return None
+    if isinstance(node, list):
+        return list(kept.values())
+    if special(node):
+        return {"$tuple": list(kept.values())}
+    return {f"${key}" if key.startswith("$") else key: child for key, child in kept.items()}

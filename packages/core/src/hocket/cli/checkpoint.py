@@ -1,0 +1,177 @@
+"""``hocket checkpoint inspect | verify | export | diff``: what a checkpoint holds. None of it is executed."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from hocket.cli.command import Command
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """One sub-parser for each of the four. Checkpoints may be URLs."""
+    actions = parser.add_subparsers(dest="action", required=True)
+    inspect = actions.add_parser(
+        "inspect", help="what it holds: tensors with dtype and shape, everything else as it is"
+    )
+    inspect.add_argument("path", help="the checkpoint's folder or URL")
+    inspect.add_argument("--only", action="append", metavar="GLOB", help="parts of it by dotted path; may be repeated")
+    inspect.add_argument("--json", action="store_true")
+    verify = actions.add_parser("verify", help="whether it is what was written, every byte of it; exit code 1 if not")
+    verify.add_argument("paths", nargs="+", metavar="path")
+    export = actions.add_parser(
+        "export", help="its weights as one safetensors file; other tools' files can be read too"
+    )
+    export.add_argument(
+        "path", help="a checkpoint, a .safetensors file, a file of torch.save, or a Hugging Face folder"
+    )
+    export.add_argument("out", help="the .safetensors file to write")
+    diff = actions.add_parser("diff", help="what differs between two checkpoints; exit code 1 if anything does")
+    diff.add_argument("a")
+    diff.add_argument("b")
+    diff.add_argument("--only", action="append", metavar="GLOB", help="parts of them by dotted path; may be repeated")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Do what was asked; a checkpoint that cannot be read is one paragraph on stderr and exit code 2."""
+    from hocket.checkpoints.errors import CheckpointError
+
+    try:
+        return {"inspect": _inspect, "verify": _verify, "export": _export, "diff": _diff}[args.action](args)
+    except (CheckpointError, ImportError, ValueError) as error:
+        print(f"hocket checkpoint: {error}", file=sys.stderr)
+        return 2
+
+
+def _here(path: str, only: list[str] | None = None) -> Path:
+    """The local folder of a checkpoint that may be behind a URL."""
+    if "://" not in path:
+        return Path(path)
+    from hocket.checkpoints.store import Store
+
+    folder, _, name = path.rstrip("/").rpartition("/")
+    store = Store(folder)
+    _kept.append(store)
+    return store.fetch(name, only)
+
+
+#: What was downloaded goes with its Store.
+_kept: list[Any] = []
+
+
+def _inspect(args: argparse.Namespace) -> int:
+    from hocket.checkpoints import format as formats
+    from hocket.checkpoints import references, tree
+
+    path = _here(args.path, args.only)
+    about = formats.about(path)
+    rows = []
+    for place, leaf in tree.leaves(formats.structure(path, args.only)):
+        if tree.special(leaf) == "$tensor":
+            told = leaf["$tensor"]
+            size = math.prod(told["shape"]) * references.SIZES[told["dtype"]]
+            rows.append(
+                {"path": place, "dtype": told["dtype"], "shape": told["shape"], "bytes": size, "file": told["file"]}
+            )
+        else:
+            rows.append({"path": place, "value": leaf})
+    if args.json:
+        print(json.dumps({"about": tree.encode(about, lambda place, value: None), "tree": rows}, indent=1))
+        return 0
+    for key, value in about.items():
+        print(f"{key}: {value}")
+    print()
+    width = max((len(row["path"]) for row in rows), default=0)
+    for row in rows:
+        shown = (
+            f"{row['dtype']} {row['shape']}" if "dtype" in row else _short(tree.decode(row["value"], lambda _: None))
+        )
+        print(f"{row['path']:<{width}}  {shown}")
+    tensors = [row for row in rows if "dtype" in row]
+    print(
+        f"\n{len(tensors)} tensors, {sum(row['bytes'] for row in tensors):,} bytes, {len(rows) - len(tensors)} other values"
+    )
+    return 0
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}…"
+
+
+def _verify(args: argparse.Namespace) -> int:
+    from hocket.checkpoints import format as formats
+
+    code = 0
+    for path in args.paths:
+        problems = formats.verify(_here(path))
+        print(f"{path}: {'valid' if not problems else 'not valid'}")
+        for problem in problems:
+            print(f"  {problem}")
+        code = code or bool(problems)
+    return int(code)
+
+
+def _export(args: argparse.Namespace) -> int:
+    from hocket.checkpoints.foreign import export
+
+    count = export(_here(args.path), args.out)
+    print(f"{count} tensors in {args.out}")
+    return 0
+
+
+def _diff(args: argparse.Namespace) -> int:
+    a, b = (_everything(path, args.only) for path in (args.a, args.b))
+    lines = [f"- {path}: only in {args.a}" for path in a if path not in b]
+    lines += [f"+ {path}: only in {args.b}" for path in b if path not in a]
+    for path in a:
+        if path in b and (difference := _difference(a[path], b[path])):
+            lines.append(f"! {path}: {difference}")
+    print("\n".join(lines) if lines else f"They hold the same {len(a)} values, bit by bit.")
+    return int(bool(lines))
+
+
+def _everything(path: str, only: list[str] | None) -> dict[str, Any]:
+    from hocket.checkpoints import format as formats
+    from hocket.checkpoints.foreign import read_weights
+
+    here = _here(path, only)
+    if here.is_dir() and (here / "manifest.json").exists():
+        return dict(_leaves(formats.read(here, only=only), ""))
+    return dict(read_weights(here))
+
+
+def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+    children = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list | tuple) else ()
+    if not children or not value:
+        yield path, value
+        return
+    for key, child in children:
+        yield from _leaves(child, f"{path}.{key}" if path else str(key))
+
+
+def _difference(a: Any, b: Any) -> str:
+    """In words, or empty. Tensors are compared bit by bit."""
+    import torch
+
+    if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
+        same = type(a) is type(b) and repr(a) == repr(b)
+        return "" if same else f"{_short(a)} / {_short(b)}"
+    kinds = [f"{str(each.dtype).removeprefix('torch.')} {list(each.shape)}" for each in (a, b)]
+    if kinds[0] != kinds[1]:
+        return " / ".join(kinds)
+    bits = [each.contiguous().view(-1).view(torch.uint8).view(-1, each.element_size()) for each in (a, b)]
+    differing = int((bits[0] != bits[1]).any(dim=1).sum())
+    if not differing:
+        return ""
+    wide = torch.complex128 if a.is_complex() else torch.float64
+    largest = (a.to(wide) - b.to(wide)).abs().max().item()
+    return f"{differing} of {a.numel()} elements differ, by {largest:.6g} at most"
+
+
+command = Command("Look into checkpoints: inspect, verify, export, diff", add_arguments, run)

@@ -1,0 +1,223 @@
+"""Passes over the training data that begin anew, or in the middle, where a checkpoint was taken."""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from torch.utils.data import DataLoader, IterableDataset
+
+from hocket import seeding
+from hocket.checkpoints.plain import decode, encode
+from hocket.data.indices import Indices
+from hocket.data.sources import Sources, has_state
+
+
+class DataError(ValueError):
+    """Training data that does not yield what a run needs."""
+
+
+def length(data: Iterable[Any], limit: int | None = None) -> int | None:
+    """Batches in one pass over ``data``, at most ``limit``, or None where the data does not say."""
+    try:
+        known = len(data)  # type: ignore[arg-type]  # that it may have none is what this is about
+    except (TypeError, NotImplementedError):
+        return None
+    return known if limit is None else min(known, limit)
+
+
+class Passes:
+    """Begins passes over data, and says what has to be known to be in the middle of one again.
+
+    How the middle is found, by what the data is (``kind``):
+
+    - ``indices``, a DataLoader over a map-style data set: the indices of the pass are drawn again, from the random numbers
+      that were there when it began, and those of past batches are left out. Nothing is loaded.
+    - ``state``, anything with ``state_dict`` and ``load_state_dict``, such as torchdata's StatefulDataLoader, and a
+      DataLoader without workers over an IterableDataset that has them: it is told.
+    - ``list``: by index.
+    - ``replay``, everything else: past batches are loaded again, and thrown away.
+
+    Args:
+        data: what this rank iterates: the user's data, or the strategy's share of it.
+        given: the user's data.
+    """
+
+    def __init__(self, data: Iterable[Any], given: Any) -> None:
+        self._data = data
+        #: What is iterated in the end, of which ``data`` may be a share.
+        self._source: Any = getattr(data, "loader", data)
+        self._sources = Sources(given)
+        self.kind, self._stateful = _kind(self._source)
+        #: Whether other ranks have other data, not other shares of the same.
+        self.of_rank: bool = getattr(data, "of_rank", False)
+        #: The random numbers that were there when this pass began, and when the loader's persistent workers were started.
+        self._start: dict[str, Any] | None = None
+        self._workers: dict[str, Any] | None = None
+        self._start_workers_like: dict[str, Any] | None = None
+        self._indices: Indices | None = None
+        self._warned = False
+
+    def begin(self) -> Iterator[Any]:
+        """A new pass."""
+        return self._iterate(None, 0)
+
+    def state_dict(self, handed_out: int, under_way: bool) -> dict[str, Any]:
+        """Where the data is, after so many batches of the pass under way, or between passes."""
+        tree: dict[str, Any] = {
+            "kind": self.kind,
+            "of_rank": self.of_rank,
+            "batches": length(self._source),
+            "sources": self._sources.capture(),
+            "workers": self._workers if getattr(self._source, "_iterator", None) is not None else None,
+        }
+        if not under_way:
+            return tree
+        if self.kind == "replay" and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"{type(self._source).__name__} cannot be asked where it is, so a resumed run reads the batches of the epoch "
+                "under way again, and throws them away. Use a map-style data set, or data with state_dict and "
+                "load_state_dict, such as torchdata's StatefulDataLoader.",
+                stacklevel=2,
+            )
+        tree["start"] = self._start
+        tree["read"] = self._data.read if self.of_rank else handed_out  # type: ignore[attr-defined]
+        if self._indices is not None:
+            tree |= {"first": self._indices.first, "asked": self._indices.asked, "ended": self._indices.ended}
+        if self._stateful is not None:
+            tree["own"] = encode(self._stateful.state_dict(), "the training data's state")
+        return tree
+
+    def restore(self, tree: Mapping[str, Any]) -> None:
+        """Between passes: the next one begins as it would have."""
+        self._sources.restore(tree["sources"])
+        self._start_workers_like = tree["workers"]
+
+    def resume(self, tree: Mapping[str, Any], handed_out: int, skip: int) -> Iterator[Any]:
+        """The rest of a pass of which ``handed_out`` batches are done.
+
+        Args:
+            skip: how many of the source's own batches those were; more than that, for an iterator that is never begun anew.
+
+        Raises:
+            DataError: the data is not what it was.
+        """
+        if tree["kind"] != self.kind:
+            raise DataError(
+                f"The pass over the training data that the checkpoint is in the middle of was over data of the kind "
+                f"'{tree['kind']}', and {type(self._source).__name__} is of the kind '{self.kind}', so the place is not "
+                "found in it. Resume with the data, and the loader, that the run began with."
+            )
+        now = length(self._source)
+        if tree["batches"] != now and None not in (tree["batches"], now):
+            raise DataError(
+                f"The training data had {tree['batches']} batches when the checkpoint was taken, in the middle of a pass, and "
+                f"has {now} now. Resume with the same data set and batch size."
+            )
+        self._start_workers_like = tree["workers"]
+        outside = seeding.capture()
+        if tree["start"] is not None:
+            _put(tree["start"], self._sources)
+        if self._stateful is not None:
+            self._stateful.load_state_dict(decode(tree["own"]))
+        if self.of_rank and self.kind != "state":
+            # A rank whose data has ended repeats its last batch, which is read again in case.
+            skip += tree["read"] - handed_out
+            self._data.hold = skip > 0  # type: ignore[attr-defined]
+            skip = max(skip - 1, 0)
+        batches = self._iterate(tree, skip)
+        if self.of_rank:
+            self._data.read = tree["read"]  # type: ignore[attr-defined]
+        if self._indices is not None:
+            self._indices.begin()
+            if self._indices.asked < skip:
+                raise DataError(
+                    f"{skip} batches of the pass over the training data are done, but its sampler yields "
+                    f"{self._indices.asked} now. Resume with the same data set, sampler and batch size."
+                )
+        seeding.restore(outside)
+        if self._indices is None or (self._indices.asked, self._indices.ended) == (tree["asked"], tree["ended"]):
+            self._sources.restore(tree["sources"], samplers=False)
+        else:  # there are other workers now, which are ahead by another number of batches
+            self._sources.restore_data_set(tree["sources"])
+        return batches
+
+    def _iterate(self, resumed: Mapping[str, Any] | None, skip: int) -> Iterator[Any]:
+        self._start = _get(self._sources)
+        if self.kind != "indices":
+            self._indices = None
+            return self._after(skip if self._stateful is None else 0)
+        loader = self._source
+        alive = loader._iterator is not None
+        first = None if resumed is None else resumed["first"]
+        if not alive and self._start_workers_like is not None:
+            # Persistent workers draw a seed when they start, which this pass would not have done.
+            first = self._start if resumed is None else first
+            _put(self._start_workers_like, self._sources)
+        if not alive:
+            self._workers = self._start_workers_like or self._start
+        self._start_workers_like = None
+        name = "sampler" if loader.batch_sampler is None else "batch_sampler"
+        self._indices = Indices(getattr(loader, name), self._sources, first, skip)
+        with _standing_in(loader, name, self._indices):
+            return iter(self._data)
+
+    def _after(self, skip: int) -> Iterator[Any]:
+        """The data after the first ``skip`` batches of its source."""
+        if self._data is not self._source:  # a share: it reads the source itself
+            self._data.skip = skip  # type: ignore[attr-defined]
+            return iter(self._data)
+        batches = iter(self._data)
+        return skipped(batches, skip)
+
+
+def skipped(batches: Iterator[Any], skip: int) -> Iterator[Any]:
+    """The same iterator after ``skip`` items. Raises DataError if there are fewer."""
+    done = sum(1 for _ in itertools.islice(batches, skip))
+    if done < skip:
+        raise DataError(
+            f"{skip} batches of the pass over the training data are done, but it yields {done} now. Resume with the same data."
+        )
+    return batches
+
+
+@contextmanager
+def _standing_in(loader: Any, name: str, indices: Indices) -> Iterator[None]:
+    """What begins inside takes its indices from ``indices``; the loader itself is as before afterwards."""
+    sampler = getattr(loader, name)
+    # Past DataLoader.__setattr__, which forbids this because an iterator under way would not notice: it need not.
+    vars(loader)[name] = indices
+    persistent = loader._iterator
+    if persistent is not None:
+        persistent._index_sampler = indices
+    try:
+        yield
+    finally:
+        vars(loader)[name] = sampler
+
+
+def _get(sources: Sources) -> dict[str, Any]:
+    return {"global": seeding.to_tree(seeding.capture(devices=False)), "sources": sources.capture()}
+
+
+def _put(start: Mapping[str, Any], sources: Sources) -> None:
+    seeding.restore(seeding.from_tree(start["global"]))
+    sources.restore(start["sources"])
+
+
+def _kind(source: Any) -> tuple[str, Any]:
+    """How the middle of a pass is found, and who is asked where it is."""
+    if has_state(source):
+        return "state", source
+    if isinstance(source, list | tuple):
+        return "list", None
+    if isinstance(source, DataLoader):
+        if not isinstance(source.dataset, IterableDataset):
+            return "indices", None
+        if not source.num_workers and has_state(source.dataset):
+            return "state", source.dataset
+    return "replay", None

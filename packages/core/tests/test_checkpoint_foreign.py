@@ -1,0 +1,287 @@
+"""Weights from other tools' files, what fits a module, and `hocket checkpoint`."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+
+import pytest
+import safetensors.torch
+import torch
+from torch import nn
+
+from hocket.checkpoints import CheckpointError
+from hocket.checkpoints import format as formats
+from hocket.checkpoints.foreign import export, load_weights, read_weights
+from hocket.cli import main
+
+
+def net(seed=0):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 2, bias=False))
+
+
+def prefixed(state, prefix):
+    return {prefix + name: tensor for name, tensor in state.items()}
+
+
+def equal(a, b):
+    return list(a) == list(b) and all(torch.equal(a[name], b[name]) and a[name].dtype == b[name].dtype for name in a)
+
+
+def write_hugging_face(folder, state, kind):
+    """As `save_pretrained` lays folders out, with two shards where the kind says so."""
+    folder.mkdir()
+    ending = "safetensors" if "safetensors" in kind else "bin"
+    stem = "model" if ending == "safetensors" else "pytorch_model"
+    save = safetensors.torch.save_file if ending == "safetensors" else torch.save
+    (folder / "config.json").write_text("{}")
+    if "sharded" not in kind:
+        save(dict(state), folder / f"{stem}.{ending}")
+        return
+    names = list(state)
+    places = {name: f"{stem}-{1 + (i > 2):05}-of-00002.{ending}" for i, name in enumerate(names)}
+    for file in set(places.values()):
+        save({name: state[name] for name in names if places[name] == file}, folder / file)
+    (folder / f"{stem}.{ending}.index.json").write_text(json.dumps({"metadata": {}, "weight_map": places}))
+
+
+def write(kind, folder, state):
+    path = folder / "x"
+    if kind == "hocket":
+        formats.write(path, {"model": dict(state), "optimizers": [{"step": torch.ones(2)}]}, {})
+    elif kind.startswith("hugging face"):
+        write_hugging_face(path, state, kind)
+    elif kind == "safetensors":
+        path = folder / "x.safetensors"
+        safetensors.torch.save_file(dict(state), path)
+    else:
+        content = {
+            "state_dict": state,
+            "legacy": state,
+            "wrapped": prefixed(state, "module._orig_mod."),
+            "nested": {"epoch": 3, "model_state_dict": state, "optimizer": {"state": {0: torch.ones(3)}}},
+            "lightning": {
+                "pytorch-lightning_version": "2.5.0",
+                "epoch": 1,
+                "state_dict": prefixed(state, "model."),
+                "optimizer_states": [{"state": {0: {"step": torch.ones(())}}}],
+            },
+            "composer": {"state": {"model": prefixed(state, "module.model."), "timestamp": {"epoch": 1}}, "rng": [1]},
+        }[kind]
+        torch.save(content, path, _use_new_zipfile_serialization=kind != "legacy")
+    return path
+
+
+KINDS = [
+    "hocket", "safetensors", "state_dict", "legacy", "wrapped", "nested", "lightning", "composer", "hugging face safetensors",
+    "hugging face safetensors sharded", "hugging face bin", "hugging face bin sharded",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_is_read_loaded_and_exported(tmp_path, kind):
+    source = net().state_dict()
+    path = write(kind, tmp_path, source)
+    weights = read_weights(path)
+    assert equal({name: weights[name] for name in source}, source) and len(weights) == len(source)
+    other = net(1)
+    assert not load_weights(other, weights)
+    assert equal(other.state_dict(), source)
+    assert export(path, tmp_path / "out" / "w.safetensors") == len(source)
+    exported = safetensors.torch.load_file(tmp_path / "out" / "w.safetensors")
+    assert equal({name: exported[name] for name in source}, source)
+    assert os.listdir(tmp_path / "out") == ["w.safetensors"]
+
+
+def test_transformers_reads_what_is_exported(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=11, n_positions=8)
+    model = transformers.GPT2LMHeadModel(config)
+    model.save_pretrained(tmp_path / "theirs")
+    weights = read_weights(tmp_path / "theirs")
+    assert "lm_head.weight" not in weights  # tied: stored under one of its names
+    fresh = transformers.GPT2LMHeadModel(config)
+    assert not load_weights(fresh, weights)
+    assert equal(fresh.state_dict(), model.state_dict())
+    formats.write(tmp_path / "ours", {"model": model.state_dict()}, {})
+    (tmp_path / "hf").mkdir()
+    config.save_pretrained(tmp_path / "hf")
+    export(tmp_path / "ours", tmp_path / "hf" / "model.safetensors")
+    assert equal(transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "hf").state_dict(), model.state_dict())
+
+
+class Executes:
+    def __reduce__(self):
+        return (os.system, ("touch executed",))
+
+
+@pytest.mark.parametrize("new", [True, False])
+def test_pickles_that_execute_are_refused(tmp_path, monkeypatch, new):
+    monkeypatch.chdir(tmp_path)
+    torch.save({"state_dict": {"w": torch.ones(2)}, "x": Executes()}, "x.ckpt", _use_new_zipfile_serialization=new)
+    with pytest.raises(CheckpointError, match=r"x\.ckpt.*save its state_dict alone"):
+        read_weights("x.ckpt")
+    os.rename("x.ckpt", "x.safetensors")
+    with pytest.raises(CheckpointError, match="a pickle, which is never loaded"):
+        read_weights("x.safetensors")
+    assert not (tmp_path / "executed").exists()
+
+
+@pytest.mark.parametrize("file", ["../x.safetensors", "/etc/passwd", "..", "a/b.bin"])
+def test_an_index_that_leaves_its_folder(tmp_path, file):
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"w": file}}))
+    with pytest.raises(CheckpointError, match=f"'{re.escape(file)}', which is no file of its own folder"):
+        read_weights(tmp_path)
+
+
+def test_what_holds_no_weights(tmp_path):
+    with pytest.raises(CheckpointError, match="There is no"):
+        read_weights(tmp_path / "absent")
+    with pytest.raises(CheckpointError, match=r"has no weights: neither manifest\.json nor one of model\.safetensors"):
+        read_weights(tmp_path)
+    torch.save({"a": 1}, tmp_path / "a")
+    with pytest.raises(CheckpointError, match="no tensors where weights are expected"):
+        read_weights(tmp_path / "a")
+    torch.save([1], tmp_path / "b")
+    with pytest.raises(CheckpointError, match="holds a list and no state_dict"):
+        read_weights(tmp_path / "b")
+    (tmp_path / "c").write_bytes(b"")
+    with pytest.raises(CheckpointError, match="was not read"):
+        read_weights(tmp_path / "c")
+    (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"w": "gone.safetensors"}}')
+    with pytest.raises(CheckpointError, match=r"gone\.safetensors: it is missing"):
+        read_weights(tmp_path)
+
+
+def test_what_does_not_fit_is_listed_and_nothing_is_loaded():
+    module, before = net(), {name: tensor.clone() for name, tensor in net().state_dict().items()}
+    state = net(1).state_dict()
+    state["0.weight"] = torch.ones(3, 5)
+    del state["1.running_mean"]
+    state["head.bias"] = torch.ones(2)
+    with pytest.raises(CheckpointError) as raised:
+        load_weights(module, state)
+    text = str(raised.value)
+    assert "missing from the weights: 1.running_mean" in text and "not in the module: head.bias" in text
+    assert "of another shape: 0.weight ([3, 5], the module has [3, 4])" in text and "strict=False" in text
+    assert equal(module.state_dict(), before)
+    report = load_weights(module, state, strict=False)
+    assert report.missing == ("1.running_mean",) and report.unexpected == ("head.bias",)
+    assert report.mismatched == (("0.weight", (3, 5), (3, 4)),)
+    after = module.state_dict()
+    assert torch.equal(after["0.weight"], before["0.weight"]) and torch.equal(after["2.weight"], state["2.weight"])
+
+
+def test_ignore():
+    module, before = net(), {name: tensor.clone() for name, tensor in net().state_dict().items()}
+    state = net(1).state_dict()
+    state["1.weight"], state["1.new"] = torch.ones(9), torch.ones(1)
+    del state["1.bias"]
+    assert not load_weights(module, state, ignore=["1.*"])
+    after = module.state_dict()
+    for name in before:
+        assert torch.equal(after[name], before[name] if name.startswith("1.") else state[name])
+
+
+@pytest.mark.parametrize(
+    ("rename", "remap"),
+    [
+        (lambda name: f"net.{name}", {"net.": ""}),
+        (lambda name: name.removeprefix("0."), {"weight": "0.weight", "bias": "0.bias"}),
+        (lambda name: name.replace("0.", "enc.").replace("c.bias", "c.b"), {"enc.": "0.", "enc.b": "0.bias"}),
+        (lambda name: name.replace("0.", "a.b.").replace("1.", "a."), {"a.": "1.", "a.b.": "0."}),
+    ],
+)  # fmt: skip
+def test_remap(rename, remap):
+    source = net(1).state_dict()
+    module = net()
+    assert not load_weights(module, {rename(name): tensor for name, tensor in source.items()}, remap=remap)
+    assert equal(module.state_dict(), source)
+
+
+def test_remaps_that_mean_nothing():
+    state = net().state_dict()
+    with pytest.raises(ValueError, match="remap has enc, which no name is or begins with; beginnings end with a dot"):
+        load_weights(net(), state, remap={"enc": "0"})
+    with pytest.raises(ValueError, match=r"gives '0\.bias' to two weights"):
+        load_weights(net(), state, remap={"1.bias": "0.bias"})
+
+
+def test_a_failed_export_leaves_the_old_file(tmp_path):
+    formats.write(tmp_path / "c", {"model": {"w": torch.ones(2, dtype=torch.complex128)}}, {})
+    (tmp_path / "w.safetensors").write_text("old")
+    with pytest.raises(CheckpointError, match="was not written"):
+        export(tmp_path / "c", tmp_path / "w.safetensors")
+    assert (tmp_path / "w.safetensors").read_text() == "old" and sorted(os.listdir(tmp_path)) == ["c", "w.safetensors"]
+
+
+# --- hocket checkpoint
+
+
+def make(folder, value=1.0, **more):
+    tree = {
+        "model": {"w": torch.full((2, 3), value), "nan": torch.tensor([float("nan")])},
+        "step": 7,
+        "lr": [0.1],
+        **more,
+    }
+    formats.write(folder, tree, {"run": "digits"})
+    return str(folder)
+
+
+def test_inspect(tmp_path, capsys):
+    path = make(tmp_path / "c", big=2**80, text="x" * 200)
+    assert main(["checkpoint", "inspect", path]) == 0
+    out = capsys.readouterr().out
+    assert "run: digits" in out and re.search(r"model\.w +float32 \[2, 3\]", out) and re.search(r"step +7\n", out)
+    assert re.search(rf"big +{2**80}\n", out) and "2 tensors, 28 bytes, 4 other values" in out
+    assert main(["checkpoint", "inspect", path, "--only", "model", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert [row["path"] for row in told["tree"]] == ["model.w", "model.nan"] and told["about"]["run"] == "digits"
+    assert main(["checkpoint", "inspect", str(tmp_path / "absent")]) == 2
+    assert "there is no such folder" in capsys.readouterr().err
+
+
+def test_verify(tmp_path, capsys):
+    good, bad = make(tmp_path / "good"), make(tmp_path / "bad")
+    assert main(["checkpoint", "verify", good]) == 0
+    shard = next((tmp_path / "bad").glob("*.safetensors"))
+    os.truncate(shard, 20)
+    assert main(["checkpoint", "verify", good, bad]) == 1
+    out = capsys.readouterr().out
+    assert f"{good}: valid" in out and f"{bad}: not valid\n  {shard.name}: it has 20 bytes" in out
+
+
+def test_export(tmp_path, capsys):
+    assert main(["checkpoint", "export", make(tmp_path / "c"), str(tmp_path / "w.safetensors")]) == 0
+    assert "2 tensors in" in capsys.readouterr().out
+    assert torch.equal(safetensors.torch.load_file(tmp_path / "w.safetensors")["w"], torch.ones(2, 3))
+
+
+def test_diff(tmp_path, capsys):
+    a, b = make(tmp_path / "a"), make(tmp_path / "b")
+    assert main(["checkpoint", "diff", a, b]) == 0
+    assert "the same 4 values" in capsys.readouterr().out
+    changed = torch.ones(2, 3)
+    changed[0, 1] = 1.5
+    formats.write(tmp_path / "b", {"model": {"w": changed, "nan": torch.ones(1)}, "step": 8, "lr": [0.1, 0.2]}, {})
+    assert main(["checkpoint", "diff", a, b]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert f"+ lr.1: only in {b}" in lines and "! step: 7 / 8" in lines and len(lines) == 4
+    assert "! model.w: 1 of 6 elements differ, by 0.5 at most" in lines
+    assert main(["checkpoint", "diff", a, b, "--only", "lr.0"]) == 0
+
+
+def test_urls(tmp_path, capsys):
+    fsspec = pytest.importorskip("fsspec")
+    from hocket.checkpoints.store import Store
+
+    url = f"memory://{tmp_path.name}/run"
+    Store(url).save("ba1", {"model": {"w": torch.ones(3)}}, {})
+    assert main(["checkpoint", "verify", f"{url}/ba1"]) == 0
+    assert main(["checkpoint", "export", f"{url}/ba1", str(tmp_path / "w.safetensors")]) == 0
+    assert main(["checkpoint", "inspect", f"{url}/ba2"]) == 2
+    assert "It has: ba1" in capsys.readouterr().err
+    fsspec.filesystem("memory").store.clear()

@@ -1,0 +1,282 @@
+"""Runs that are killed, told to end, or meet a full or broken disk go on as if nothing had happened, to the last bit."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+
+import hocket
+from hocket.checkpoints import CheckpointError, DamagedCheckpointWarning
+from hocket.checkpoints.policy import EXIT_CODE, Interrupted
+from hocket.testkit import run_ranks
+
+EPOCHS, BATCHES = 3, 6
+
+
+class Network(nn.Module):
+    """Draws random numbers and has buffers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            self.first, self.norm, self.head = nn.Linear(8, 16), nn.LayerNorm(16), nn.Linear(16, 3)
+        self.dropout = nn.Dropout(0.2)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.head(self.dropout(self.norm(self.first(inputs)).relu()))
+
+
+def make(folder: Path | str = "checkpoints", resume: Any = None, **changes: Any) -> hocket.Trainer:
+    generator = torch.Generator().manual_seed(1)
+    samples = TensorDataset(torch.randn(44, 8, generator=generator), torch.randint(3, (44,), generator=generator))
+    policy = {"every": "1ba", **changes.pop("policy", {})}
+    arguments = {
+        "model": Network(), "loss": F.cross_entropy, "train_data": DataLoader(samples, 8, shuffle=True),
+        "eval_data": DataLoader(samples, 16), "optimizer": lambda parameters: torch.optim.AdamW(parameters, lr=0.01),
+        "schedule": "cosine(warmup=0.2dur)", "duration": f"{EPOCHS}ep", "algorithms": ["sam", {"ema": {"half_life": "3ba"}}],
+        "seed": 7, "device": "cpu", "checkpoints": hocket.Checkpoints(folder, **policy), "resume": resume,
+    }  # fmt: skip
+    return hocket.Trainer(**{**arguments, **changes})
+
+
+def trained(trainer: hocket.Trainer) -> dict[str, Tensor]:
+    """Everything that training has made, metrics included."""
+    weights = {name: value.clone() for name, value in trainer.model_state_dict().items()}
+    averages = {f"averaged {name}": value for name, value in trainer.model_state_dict(evaluated=True).items()}
+    metrics = {name: torch.tensor(value) for name, value in trainer.state.metrics.items()}
+    return {**weights, **averages, **metrics}
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tensor]:
+    trainer = make(tmp_path_factory.mktemp("whole") / "checkpoints", policy={"every": None})
+    trainer.fit()
+    return trained(trainer)
+
+
+def same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> bool:
+    assert found.keys() == expected.keys()
+    return all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+# --- processes that end
+
+
+def _child(folder: str, done: Any, slow: float, changes: dict[str, Any]) -> None:
+    torch.set_num_threads(1)
+
+    class Tell(hocket.Callback):
+        def batch_end(self, state: hocket.State) -> None:
+            done.value = state.timestamp.batch
+            time.sleep(slow)
+
+    make(folder, "auto", callbacks=[Tell()], **changes).fit()
+
+
+def start(folder: Path, slow: float = 0.0, **changes: Any) -> tuple[Any, Any]:
+    context = multiprocessing.get_context("fork")
+    done = context.Value("l", 0)
+    process = context.Process(target=_child, args=(str(folder), done, slow, changes))
+    process.start()
+    return process, done
+
+
+def until(condition: Any) -> None:
+    deadline = time.monotonic() + 60
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.002)
+    assert condition()
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_killed_at_random_moments(tmp_path: Path, uninterrupted: dict[str, Tensor], asynchronous: bool) -> None:
+    """SIGKILL, ten times, saves included; each run goes on from the newest checkpoint, and the last one ends."""
+    moments = random.Random(3)
+    kills = 0
+    while kills < 10:
+        process, done = start(tmp_path, policy={"asynchronous": asynchronous})
+        began = done.value
+        until(lambda: done.value > began or not process.is_alive())  # noqa: B023  # used before the next round
+        time.sleep(moments.uniform(0.0, 0.06))
+        process.kill()
+        process.join()
+        if process.exitcode == 0:
+            break
+        assert process.exitcode == -signal.SIGKILL
+        kills += 1
+    assert kills >= 2, "otherwise this was about nothing"
+    trainer = make(tmp_path, "auto")
+    trainer.fit()
+    assert same(trained(trainer), uninterrupted)
+
+
+def test_a_signal_writes_a_checkpoint_and_ends_the_run(tmp_path: Path, uninterrupted: dict[str, Tensor]) -> None:
+    process, done = start(tmp_path, slow=0.05, policy={"every": None})
+    until(lambda: done.value >= 4)
+    os.kill(process.pid, signal.SIGTERM)
+    process.join(60)
+    assert process.exitcode == EXIT_CODE
+    (name,) = hocket.Checkpoints(tmp_path).store.names()
+    trainer = make(tmp_path, "auto")
+    assert 4 <= trainer.state.timestamp.batch < EPOCHS * BATCHES and name.endswith(f"ba{trainer.state.timestamp.batch}")
+    trainer.fit()
+    assert same(trained(trainer), uninterrupted)
+
+
+def test_handlers_are_there_during_a_fit_only() -> None:
+    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+
+    class Interrupt(hocket.Callback):
+        def batch_end(self, state: hocket.State) -> None:
+            if state.timestamp.batch == 2:
+                os.kill(os.getpid(), signal.SIGINT)
+
+    trainer = make(callbacks=[Interrupt()], policy={"every": None})
+    assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
+    with pytest.raises(Interrupted) as ended:
+        trainer.fit()
+    assert ended.value.code == EXIT_CODE
+    assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
+    assert hocket.Checkpoints("checkpoints").store.names() == ["ep0-ba2"]
+
+
+# --- which are kept
+
+
+def test_the_latest_are_kept_and_the_end_is_written() -> None:
+    result = make(policy={"every": "2ba", "keep": 2}).fit()
+    assert list(result.checkpoints) == ["ep2-ba16", "ep2-ba18"]
+    assert sorted(path.name for path in Path("checkpoints").iterdir()) == ["ep2-ba16", "ep2-ba18", "latest"]
+    assert list(make("odd", policy={"every": "4ba"}).fit().checkpoints) == ["ep1-ba12", "ep2-ba16", "ep3-ba18"]
+
+
+class Scripted:
+    """A metric that is, at one evaluation after the other, what the script says."""
+
+    def __init__(self, *values: float) -> None:
+        self.values = list(values)
+
+    def update(self, outputs: Tensor, targets: Tensor) -> None: ...
+
+    def compute(self) -> float:
+        return self.values.pop(0)
+
+    def reset(self) -> None: ...
+
+
+@pytest.mark.parametrize("mode, kept", [("max", {9.0, 7.0, 2.0}), ("min", {1.0, 2.0})])
+def test_the_best_are_kept(mode: Any, kept: set[float]) -> None:
+    """Of six evaluations, two batches apart, the two best; and the latest, which is among the best only in one case."""
+    trainer = make(
+        metrics={"score": Scripted(3.0, 1.0, 9.0, float("nan"), 7.0, 2.0)}, eval_every="2ba", duration="12ba",
+        policy={"every": None, "keep": 1, "best": ("eval/score", mode, 2)},
+    )  # fmt: skip
+    names = trainer.fit().checkpoints
+    store = hocket.Checkpoints("checkpoints").store
+    assert {store.about(name)["metrics"]["eval/score"] for name in names} == kept and len(names) == len(kept)
+
+
+def test_a_metric_that_is_not_there_is_an_error() -> None:
+    with pytest.raises(ValueError, match=r"best by 'eval/score', but there is no such metric\. There are: eval/loss"):
+        make(policy={"best": ("eval/score", "max", 1)}).fit()
+
+
+# --- disks that fail
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_checkpoint_that_cannot_be_written(asynchronous: bool, uninterrupted: dict[str, Tensor]) -> None:
+    """Training stops, or goes on and says so, as asked."""
+    Path("file").write_text("")
+    with pytest.raises(CheckpointError, match=r"could not be written to Store\('file/checkpoints'\)"):
+        make("file/checkpoints", policy={"asynchronous": asynchronous}).fit()
+    trainer = make("file/checkpoints", policy={"asynchronous": asynchronous, "every": "1ep", "on_error": "warn"})
+    with pytest.warns(RuntimeWarning, match="Training goes on without it"):
+        trainer.fit()
+    assert same(trained(trainer), uninterrupted)
+
+
+def test_a_damaged_checkpoint_is_passed_over(uninterrupted: dict[str, Tensor]) -> None:
+    make(policy={"every": "3ba"}, duration="9ba").fit()
+    store = hocket.Checkpoints("checkpoints").store
+    newest = Path("checkpoints") / store.names()[-1]
+    shard = max(newest.glob("*.safetensors"), key=lambda file: file.stat().st_size)
+    shard.write_bytes(shard.read_bytes()[:-1])
+    with pytest.warns(DamagedCheckpointWarning, match=newest.name):
+        trainer = make(resume="auto", duration="9ba")
+    assert trainer.state.timestamp.batch == 6
+
+
+# --- going on
+
+
+def test_nothing_to_resume_is_a_fresh_start(uninterrupted: dict[str, Tensor]) -> None:
+    trainer = make(resume="auto")
+    trainer.fit()
+    assert same(trained(trainer), uninterrupted)
+    with pytest.raises(ValueError, match="pass checkpoints="):
+        make(checkpoints=None, resume="auto")
+    with pytest.raises(CheckpointError, match="no checkpoint 'none'"):
+        make(resume="checkpoints/none")
+
+
+def test_from_any_of_them(uninterrupted: dict[str, Tensor]) -> None:
+    make(policy={"every": "4ba", "keep": None}).fit()
+    for name in hocket.Checkpoints("checkpoints").store.names():
+        trainer = make("other", resume=f"checkpoints/{name}", policy={"every": None})
+        if "ba18" not in name:
+            trainer.fit()
+        assert same(trained(trainer), uninterrupted), name
+
+
+def test_weights_only() -> None:
+    trainer = make(policy={"every": None, "weights_only": True})
+    (name,) = trainer.fit().checkpoints
+    saved = trainer._checkpoints.store.read(name)["model"]  # type: ignore[union-attr]
+    assert same(saved, trainer.model_state_dict())
+    with pytest.raises(ValueError, match="holds weights only"):
+        make(resume="auto")
+
+
+@pytest.mark.parametrize("ranks", [(2, 2), (2, 1), (1, 2)])
+def test_ranks_that_stop_and_others_that_go_on(tmp_path: Path, ranks: tuple[int, int]) -> None:
+    """In the middle of an epoch; with as many ranks to the bit, with another number to rounding."""
+
+    def run(world_size: int, folder: Path, duration: str, resume: str | None) -> dict[str, Tensor]:
+        def rank_main(rank: int) -> dict[str, Tensor]:
+            trainer = make(
+                folder, resume, duration=duration, strategy="ddp" if world_size > 1 else "single",
+                model=Plain(), schedule=None,
+            )  # fmt: skip
+            trainer.fit()
+            return trained(trainer)
+
+        return run_ranks(rank_main, world_size)[0]
+
+    expected = run(ranks[0], tmp_path / "whole", "14ba", None)
+    run(ranks[0], tmp_path / "parts", "9ba", None)
+    found = run(ranks[1], tmp_path / "parts", "14ba", "auto")
+    if ranks[0] == ranks[1]:
+        assert same(found, expected)
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, rtol=1e-4, atol=1e-4)
+
+
+class Plain(Network):
+    """Without random numbers, which ranks draw for their own samples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dropout = nn.Dropout(0.0)

@@ -1,0 +1,553 @@
+"""A run that was stopped at any step and continued by another Trainer is the uninterrupted run, to the last bit."""
+
+from __future__ import annotations
+
+import io
+import random
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, RandomSampler, Sampler, TensorDataset
+from torchmetrics.classification import MulticlassAccuracy
+
+from hocket import Callback, EvalSet, State, Trainer
+from hocket.callbacks.early_stopping import EarlyStopping
+from hocket.data import seeded
+from hocket.data.feed import DataError
+from hocket.loggers.memory import MemoryLogger
+
+SAMPLES, BATCH = 18, 4  # five batches, the last one of two
+
+
+def tensors(samples: int = SAMPLES) -> TensorDataset:
+    generator = torch.Generator().manual_seed(1)
+    return TensorDataset(
+        torch.randn(samples, 6, generator=generator), torch.randint(3, (samples,), generator=generator)
+    )
+
+
+def net(seed: int, dropout: float = 0.3) -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(dropout), nn.Linear(8, 3))
+
+
+class At(Callback):
+    """The Trainer's state after so many batches, or epochs, as if read from a file."""
+
+    def __init__(self, batch: int | None = None, epoch: int | None = None) -> None:
+        self._batch, self._epoch = batch, epoch
+        self.trainer: Trainer | None = None
+        self.tree: Any = None
+        self.logged: dict[str, int] = {}
+
+    def batch_checkpoint(self, state: State) -> None:
+        if state.timestamp.batch == self._batch:
+            self._take(state)
+
+    def epoch_checkpoint(self, state: State) -> None:
+        if state.timestamp.epoch == self._epoch:
+            self._take(state)
+
+    def _take(self, state: State) -> None:
+        assert self.trainer is not None
+        self.tree = through_a_file(self.trainer.state_dict())
+        (logger,) = (voice.obj for voice in state.bus.voices if voice.kind == "loggers")
+        self.logged = {name: len(values) for name, values in logger.metrics.items()}
+
+
+def through_a_file(tree: Any) -> Any:
+    """Read back by torch's unpickler of nothing but tensors and plain values."""
+    only_plain(tree)
+    file = io.BytesIO()
+    torch.save(tree, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+def only_plain(tree: Any, where: str = "") -> None:
+    if isinstance(tree, dict):
+        for key, value in tree.items():
+            assert type(key) is str, where
+            only_plain(value, f"{where}/{key}")
+    elif isinstance(tree, list):
+        for index, value in enumerate(tree):
+            only_plain(value, f"{where}/{index}")
+    else:
+        assert tree is None or type(tree) in (bool, int, float, str, bytes, Tensor), (where, type(tree))
+
+
+def comparable(trainer: Trainer) -> dict[str, Any]:
+    """Weights, averages, optimizers, metrics, random numbers: what should be the same, clocks aside."""
+    tree = trainer.state_dict()
+    tree["ranks"] = [{**own, "data": None} for own in tree["ranks"]]
+    names = (
+        "model", "optimizers", "schedules", "plugins", "progress", "metrics", "microbatch", "epoch_length", "guard", "ranks",
+        "fit", "requested",
+    )  # fmt: skip
+    times = {name: value for name, value in tree["timestamp"].items() if not name.endswith("seconds")}
+    return {**{name: tree[name] for name in names}, "timestamp": times}
+
+
+def assert_same(one: Any, other: Any, where: str = "") -> None:
+    if isinstance(one, Tensor):
+        assert one.dtype == other.dtype and torch.equal(one, other), where
+    elif isinstance(one, dict):
+        assert one.keys() == other.keys(), (where, one.keys() ^ other.keys())
+        for key in one:
+            assert_same(one[key], other[key], f"{where}/{key}")
+    elif isinstance(one, list):
+        assert len(one) == len(other), where
+        for index, (a, b) in enumerate(zip(one, other, strict=True)):
+            assert_same(a, b, f"{where}/{index}")
+    elif not where.endswith("/sec"):  # a clock
+        assert one == other or (one != one and other != other), (where, one, other)
+
+
+def check(make: Callable[..., Trainer], stops: Any, **fit: Any) -> None:
+    """Compare the uninterrupted run with the continuation of one that ended after each of ``stops``."""
+    torch.manual_seed(77)
+    random.seed(77)
+    np.random.seed(77)
+    whole = make(model=net(0), callbacks=[])
+    whole.fit(**fit)
+    expected, log = comparable(whole), logger_of(whole).metrics
+    whole.close()
+    for at in stops:
+        torch.manual_seed(77)
+        random.seed(77)
+        np.random.seed(77)
+        stopping = at if isinstance(at, At) else At(at)
+        first = make(model=net(0), callbacks=[stopping])
+        stopping.trainer = first
+        first.fit(**fit)
+        first.close()
+        assert stopping.tree is not None, at
+        torch.manual_seed(5)  # another process would have other random numbers
+        random.seed(5)
+        np.random.seed(5)
+        second = make(model=net(9), callbacks=[])
+        second.load_state_dict(stopping.tree)
+        second.fit(**fit)
+        got = comparable(second)
+        second.close()
+        before, after = logger_of(first).metrics, logger_of(second).metrics
+        assert_same(expected, got, f"after {at}")
+        joined = {
+            name: before.get(name, [])[: stopping.logged.get(name, 0)] + after.get(name, [])
+            for name in {*before, *after}
+        }
+        assert joined == log, f"after {at}"
+
+
+def logger_of(trainer: Trainer) -> MemoryLogger:
+    (logger,) = (voice.obj for voice in trainer.state.bus.voices if voice.kind == "loggers")
+    assert isinstance(logger, MemoryLogger)
+    return logger
+
+
+def maker(data: Callable[[], Any], **options: Any) -> Callable[..., Trainer]:
+    """Trainers that differ in their model and callbacks."""
+
+    def make(model: nn.Module, callbacks: list[Any]) -> Trainer:
+        arguments: dict[str, Any] = {
+            "loss": nn.functional.cross_entropy,
+            "optimizer": lambda parameters: torch.optim.AdamW(parameters, lr=0.01),
+            "duration": "2ep",
+            "seed": 3,
+            "log_every": "2ba",
+            "train_metrics": lambda: {"accuracy": MulticlassAccuracy(3)},
+            **options,
+        }
+        return Trainer(
+            model=model,
+            train_data=data(),
+            eval_data=arguments.pop("eval_data", lambda: None)(),
+            callbacks=[*arguments.pop("callbacks", list)(), *callbacks],
+            loggers=[MemoryLogger()],
+            algorithms=arguments.pop("algorithms", list)(),
+            **arguments,
+        )
+
+    return make
+
+
+class Shuffled(Sampler[int]):
+    """Draws from Python's global random numbers for every index, and from a generator of its own."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.own = np.random.default_rng(4)
+
+    def __iter__(self) -> Iterator[int]:
+        left = list(range(self.count))
+        self.own.shuffle(left)
+        while left:
+            yield left.pop(random.randrange(len(left)))
+
+    def __len__(self) -> int:
+        return self.count
+
+
+class Drawn(Sampler[int]):
+    """Draws its whole order before it is asked for the first index."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(torch.randperm(SAMPLES).tolist())
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+
+def with_generator(**options: Any) -> DataLoader[Any]:
+    return DataLoader(tensors(), BATCH, shuffle=True, generator=torch.Generator().manual_seed(5), **options)
+
+
+def replacing() -> DataLoader[Any]:
+    sampler = RandomSampler(tensors(), replacement=True, num_samples=70, generator=torch.Generator().manual_seed(2))
+    return DataLoader(tensors(), BATCH, sampler=sampler)
+
+
+LOADERS: dict[str, Callable[[], Any]] = {
+    "shuffle": lambda: DataLoader(tensors(), BATCH, shuffle=True),
+    "generator": with_generator,
+    "in order": lambda: DataLoader(tensors(), BATCH),
+    "drop_last": lambda: DataLoader(tensors(), BATCH, shuffle=True, drop_last=True),
+    "own sampler": lambda: DataLoader(tensors(), BATCH, sampler=Shuffled(SAMPLES)),
+    "own sampler, drawn at once": lambda: DataLoader(tensors(), BATCH, sampler=Drawn()),
+    "own batch sampler": lambda: DataLoader(tensors(), batch_sampler=BatchSampler(Shuffled(SAMPLES), BATCH, False)),
+    "list of batches": lambda: [tuple(b) for b in DataLoader(tensors(), BATCH)],
+    "without batches": lambda: DataLoader(
+        [tuple(b) for b in DataLoader(tensors(), BATCH)], batch_size=None, shuffle=True
+    ),
+    "with replacement": replacing,
+}
+
+
+@pytest.mark.parametrize("name", LOADERS)
+def test_every_step_of_every_kind_of_data(name: str) -> None:
+    check(maker(LOADERS[name]), [*range(1, 9), At(epoch=1)])
+
+
+@pytest.mark.parametrize("generator", [False, True])
+@pytest.mark.parametrize("persistent", [False, True])
+def test_worker_processes(generator: bool, persistent: bool) -> None:
+    options = {"num_workers": 2, "persistent_workers": persistent}
+
+    def data() -> DataLoader[Any]:
+        return with_generator(**options) if generator else DataLoader(tensors(), BATCH, shuffle=True, **options)
+
+    check(maker(data, duration="3ep"), [2, 5, 7, At(epoch=1), At(epoch=2), 14])
+
+
+def test_everything_at_once_at_every_step() -> None:
+    def evaluated(seed: int) -> DataLoader[Any]:
+        return DataLoader(tensors(10), 4, shuffle=True, generator=torch.Generator().manual_seed(seed))
+
+    def sets() -> dict[str, EvalSet]:
+        return {"a": EvalSet(evaluated(1), every="2ba"), "b": EvalSet(evaluated(2), every="1ep")}
+
+    make = maker(
+        LOADERS["shuffle"],
+        eval_data=sets,
+        algorithms=lambda: [{"ema": {"half_life": "3ba"}}, {"sam": {"rho": 0.1, "interval": 2}}, "label-smoothing"],
+        callbacks=lambda: [EarlyStopping("a/loss", patience=50), EarlyStopping("b/loss", patience=40)],
+        schedule="cosine(warmup=0.3dur)",
+        microbatch=2,
+        clip_gradients=1.0,
+    )
+    check(make, [*range(1, 11), At(epoch=1), At(epoch=2)])
+
+
+def test_evaluation_data_with_workers_and_a_generator_of_its_own() -> None:
+    def data() -> DataLoader[Any]:
+        generator = torch.Generator().manual_seed(2)
+        return DataLoader(tensors(), 4, shuffle=True, generator=generator, num_workers=1, persistent_workers=True)
+
+    check(maker(LOADERS["shuffle"], eval_data=data, eval_every="3ba"), [2, 4])
+
+
+class Unfreeze(Callback):
+    """Trains the first layer from the fourth batch on, and its batch norm in eval mode."""
+
+    def init(self, state: State) -> None:
+        state.model[0].requires_grad_(False)
+
+    def batch_end(self, state: State) -> None:
+        if state.timestamp.batch == 4:
+            state.model[0].requires_grad_(True)
+            state.model[1].eval()
+
+
+def test_what_is_frozen_and_in_eval_mode() -> None:
+    check(maker(LOADERS["shuffle"], callbacks=lambda: [Unfreeze()]), [2, 4, 7])
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_precisions(precision: str) -> None:
+    overflowing = {"fp16": {"init_scale": 2.0**40}} if precision == "fp16" else precision
+    check(maker(LOADERS["generator"], precision=overflowing, schedule="cosine(warmup=0.3dur)"), [1, 3, 5, 8])
+
+
+# --- data that is not a plain DataLoader
+
+
+class Augmented(Dataset[Any]):
+    """Draws from every global generator for each sample; on request from one of its own."""
+
+    def __init__(self, own: bool = False) -> None:
+        self.samples = tensors()
+        self.own = np.random.RandomState(8) if own else None
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int) -> Any:
+        inputs, target = self.samples[index]
+        noise = random.random() + float(np.random.rand()) + torch.rand(()).item()
+        return inputs + noise + (self.own.rand() if self.own else 0.0), target
+
+
+class Stream(IterableDataset[Any]):
+    """Says where it is if it is asked; counts what it is asked for."""
+
+    def __init__(self) -> None:
+        self.samples, self.place, self.read = tensors(), 0, 0
+
+    def __iter__(self) -> Iterator[Any]:
+        start, self.place = self.place, 0
+        for index in range(start, SAMPLES):
+            self.place, self.read = index + 1, self.read + 1
+            yield self.samples[index]
+        self.place = 0
+
+
+class StatefulStream(Stream):
+    def state_dict(self) -> dict[str, Any]:
+        return {"place": self.place}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.place = state_dict["place"]
+
+
+class Batches:
+    """An iterable of one's own, without a length."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return (tuple(batch) for batch in DataLoader(tensors(), BATCH, shuffle=True))
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_augmentation_in_the_main_process(own: bool) -> None:
+    check(maker(lambda: DataLoader(Augmented(own), BATCH, shuffle=True)), [1, 3, 5, 7])
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_augmentation_in_workers_with_numbers_of_each_sample(persistent: bool) -> None:
+    def data() -> DataLoader[Any]:
+        return DataLoader(
+            seeded(Augmented(), seed=4), BATCH, shuffle=True, num_workers=2, persistent_workers=persistent
+        )
+
+    check(maker(data), [2, 5, 7])
+
+
+def test_another_number_of_workers_goes_on_alike() -> None:
+    def run(workers: int, tree: Any = None) -> tuple[Any, Any]:
+        at = At(3)
+        loader = DataLoader(
+            seeded(Augmented()), BATCH, shuffle=True, generator=torch.Generator().manual_seed(1), num_workers=workers
+        )
+        trainer = maker(lambda: loader)(net(0), [at])
+        at.trainer = trainer
+        if tree is not None:
+            trainer.load_state_dict(tree)
+        trainer.fit()
+        trainer.close()
+        return at.tree, trainer.model_state_dict()
+
+    tree, expected = run(2)
+    for workers in (0, 1, 3):
+        assert_same(dict(expected), dict(run(workers, tree)[1]))
+
+
+def test_streams_that_say_where_they_are_are_told_and_not_read_again() -> None:
+    streams: list[StatefulStream] = []
+
+    def data() -> DataLoader[Any]:
+        streams.append(StatefulStream())
+        return DataLoader(streams[-1], BATCH)
+
+    check(maker(data), [3, 7])
+    assert [stream.read for stream in streams] == [36, 36, 36 - 12, 36, 18 - 8]
+
+
+@pytest.mark.parametrize(
+    "data", [Batches, lambda: DataLoader(Stream(), BATCH), lambda: DataLoader(Stream(), 3, num_workers=2)]
+)
+def test_other_iterables_are_read_again_and_say_so(data: Any) -> None:
+    with pytest.warns(UserWarning, match="reads the batches of the epoch under way again") as told:
+        check(maker(data), [3])
+    assert len([each for each in told if "under way again" in str(each.message)]) == 1
+
+
+def test_an_iterator_goes_on_where_it_was() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        check(
+            maker(
+                lambda: (tuple(batch) for _ in range(9) for batch in DataLoader(tensors(), BATCH)),
+                limit_train=4,
+                duration="3ep",
+            ),
+            [2, 6, At(epoch=1), 12],
+        )
+
+
+def test_torchdatas_stateful_loader() -> None:
+    stateful = pytest.importorskip("torchdata.stateful_dataloader")
+    for workers in (0, 2):
+
+        def data(workers: int = workers) -> Any:
+            return stateful.StatefulDataLoader(tensors(), BATCH, shuffle=True, num_workers=workers)
+
+        check(maker(data), [2, 5, 7])
+
+
+def test_past_batches_are_not_loaded() -> None:
+    class Counting(Dataset[Any]):
+        def __init__(self) -> None:
+            self.loaded = 0
+
+        def __len__(self) -> int:
+            return 400
+
+        def __getitem__(self, index: int) -> Any:
+            self.loaded += 1
+            return torch.full((6,), float(index)), index % 3
+
+    at, sets = At(90), [Counting(), Counting()]
+    make = maker(lambda: DataLoader(sets.pop(), BATCH, shuffle=True), duration="1ep")
+    loaded = list(sets)
+    first = make(net(0), [at])
+    at.trainer = first
+    first.fit()
+    second = make(net(1), [])
+    second.load_state_dict(at.tree)
+    second.fit()
+    assert (loaded[1].loaded, loaded[0].loaded) == (400, 40)
+    assert_same(dict(first.model_state_dict()), dict(second.model_state_dict()))
+
+
+def test_other_data_than_before_is_an_error() -> None:
+    at = At(3)
+    first = maker(LOADERS["shuffle"])(net(0), [at])
+    at.trainer = first
+    first.fit()
+    others = {"had 5 batches": lambda: DataLoader(tensors(30), BATCH), "kind 'indices'": LOADERS["list of batches"]}
+    for message, data in others.items():
+        second = maker(data)(net(0), [])
+        second.load_state_dict(at.tree)
+        with pytest.raises(DataError, match=message):
+            second.fit()
+
+
+# --- durations, schedules, seeds
+
+
+@pytest.mark.parametrize("duration", ["5ba", "7ba", "10ba", "36sp"])
+def test_the_last_step_of_any_duration(duration: str) -> None:
+    last = {"5ba": 5, "7ba": 7, "10ba": 10, "36sp": 10}[duration]
+    data = lambda: tensors_loader(10)  # noqa: E731
+    check(maker(LOADERS["shuffle"], duration=duration, eval_data=data), [1, last - 1, last])
+
+
+def tensors_loader(samples: int) -> DataLoader[Any]:
+    return DataLoader(tensors(samples), BATCH)
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        lambda optimizer: torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=12),
+        lambda optimizer: torch.optim.lr_scheduler.MultiStepLR(optimizer, [2, 2, 6]),
+        lambda optimizer: torch.optim.lr_scheduler.SequentialLR(
+            optimizer,
+            [
+                torch.optim.lr_scheduler.LinearLR(optimizer, total_iters=3),
+                torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 7),
+            ],
+            [3],
+        ),
+        "linear(warmup=2ba)",
+    ],
+)
+def test_schedules(schedule: Any) -> None:
+    check(maker(LOADERS["shuffle"], schedule=schedule), [1, 3, 6])
+
+
+def test_without_a_seed_the_random_numbers_of_the_process_are_part_of_it() -> None:
+    check(maker(LOADERS["shuffle"], seed=None), [2, 5, 8])
+
+
+def test_with_limits_of_an_epoch() -> None:
+    check(maker(with_generator, limit_train=3, duration="3ep"), [2, 3, At(epoch=1), 7])
+
+
+def test_a_fit_that_was_given_its_duration_is_finished_by_the_same_call() -> None:
+    check(maker(LOADERS["shuffle"], duration=None), [2, 5], duration="7ba")
+
+
+def test_data_that_fit_was_given() -> None:
+    def check_with(data: Callable[[], Any]) -> None:
+        at = At(3)
+        make = maker(lambda: None)
+        first, second = make(net(0), [at]), make(net(1), [])
+        at.trainer = first
+        first.fit(train_data=data())
+        second.load_state_dict(at.tree)
+        second.fit(train_data=data())
+        assert_same(comparable(first)["model"], comparable(second)["model"])
+
+    check_with(LOADERS["generator"])
+
+
+def test_between_fits() -> None:
+    make = maker(with_generator, duration=None)
+    first, second = make(net(0), []), make(net(1), [])
+    first.fit("3ba")
+    tree = through_a_file(first.state_dict())
+    second.load_state_dict(tree)
+    assert_same(comparable(second), {**comparable(first)})  # before anything has been done with it
+    first.fit("4ba")
+    second.fit("4ba")
+    assert_same(comparable(first), comparable(second))
+
+
+def test_at_the_end_of_a_fit_the_state_is_that_between_fits() -> None:
+    class Last(Callback):
+        def fit_end(self, state: State) -> None:
+            self.tree = through_a_file(first.state_dict())
+
+    last, make = Last(), maker(with_generator, duration=None)
+    first, second = make(net(0), [last]), make(net(1), [])
+    first.fit("3ba")
+    second.load_state_dict(last.tree)
+    first.fit("4ba")
+    second.fit("4ba")
+    assert_same(comparable(first)["model"], comparable(second)["model"])
+
+
+def test_only_where_the_state_is_complete() -> None:
+    class Early(Callback):
+        def batch_end(self, state: State) -> None:
+            trainer.state_dict()
+
+    trainer = maker(LOADERS["shuffle"])(net(0), [Early()])
+    with pytest.raises(RuntimeError, match="batch_checkpoint"):
+        trainer.fit()
