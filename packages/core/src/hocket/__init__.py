@@ -19,13 +19,14 @@ if TYPE_CHECKING:
     from hocket.logger import Logger
     from hocket.loops.evaluate import EvalSet
     from hocket.precision import Precision
+    from hocket.result import Result
     from hocket.runtime import Runtime
     from hocket.state import Decision, State
     from hocket.strategies import Strategy
     from hocket.surgery import NoEffectWarning
     from hocket.task import Loss, Task
     from hocket.time import Interval, Time, Timestamp, Unit
-    from hocket.trainer import Result, Trainer
+    from hocket.trainer import Trainer
 
 #: Public name -> the module that defines it; a module stands for itself.
 _PUBLIC = {
@@ -43,7 +44,7 @@ _PUBLIC = {
     "NoEffectWarning": "hocket.surgery",
     "Phase": "hocket.algorithm",
     "Precision": "hocket.precision",
-    "Result": "hocket.trainer",
+    "Result": "hocket.result",
     "Runtime": "hocket.runtime",
     "State": "hocket.state",
     "Strategy": "hocket.strategies",

@@ -9,7 +9,6 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -33,36 +32,11 @@ from hocket.plugins import switches
 from hocket.plugins.bus import Bus
 from hocket.plugins.errors import PluginError
 from hocket.plugins.plan import Plan, make_plan
+from hocket.result import Cost, Result
 from hocket.runtime import Runtime
 from hocket.state import State
 from hocket.task import SupervisedTask, Task
-from hocket.time import Interval, Time, TimeError, Timestamp, Unit
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """What a fit came to."""
-
-    #: The latest value of everything that was evaluated, as ``label/name``.
-    metrics: Mapping[str, float]
-    #: How much of training is completed.
-    timestamp: Timestamp
-    #: Where loggers wrote; exists if one did.
-    run_folder: Path
-    #: Why a plug-in asked to stop, or empty.
-    stop_reason: str = ""
-    #: Seconds and calls by (plug-in, hook); filled with ``profile_plugins=True``.
-    costs: Mapping[tuple[str, str], Cost] = field(default_factory=dict)
-    #: The names of the checkpoints there are, newest last.
-    checkpoints: Sequence[str] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Cost:
-    """What a plug-in took on one hook."""
-
-    calls: int
-    seconds: float
+from hocket.time import Interval, Time, TimeError, Unit
 
 
 class Trainer:
@@ -210,14 +184,12 @@ class Trainer:
         )
         state.clipping = setup.check_clipping(clip_gradients)
         self._run_folder = Path(folder) / state.run_name
-        self._loop = FitLoop(
-            state,
+        guard, auto = (
             NonFiniteGuard(nonfinite, parts.device.asynchronous),
-            Interval(log_every),
-            AutoMicrobatch(Path(folder) / "microbatch.json").compute_gradients
-            if microbatch == "auto"
-            else compute_gradients,
+            AutoMicrobatch(Path(folder) / "microbatch.json"),
         )
+        compute = auto.compute_gradients if microbatch == "auto" else compute_gradients
+        self._loop = FitLoop(state, guard, Interval(log_every), compute)
         with self._running(), switches.use(plugins):
             self._assemble(optimizer, schedule, schedule_every, compile)
             self._loop.metrics = MetricSet("train", train_metrics, state)
