@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 import hocket
+from hocket.checkpoints import CheckpointError
 from hocket.testkit import run_ranks
 
 
@@ -168,6 +169,54 @@ def test_weights_load_back() -> None:
     assert all(torch.equal(value, state[name]) for name, value in model.module.state_dict().items())
     with pytest.raises(RuntimeError, match="no_such_key"):
         runtime.load_model_state(model, {**state, "no_such_key": torch.zeros(1)})
+
+
+@pytest.mark.parametrize("strategy, ranks", [("single", 1), ("ddp", 2)])
+def test_a_loop_goes_on_from_what_it_saved(tmp_path: Any, strategy: str, ranks: int) -> None:
+    """To the bit, random numbers and a plain torch schedule included."""
+
+    def loop(runtime: hocket.Runtime, begin: int, end: int, resume: bool) -> dict[str, Tensor]:
+        model = nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.3), nn.Linear(16, 3))
+        model, optimizer = runtime.setup(model, adam(model))
+        schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.8)
+        for number, (inputs, targets) in enumerate(runtime.setup_data(loader())):
+            if resume and number == begin:
+                kept = runtime.load(tmp_path / "ckpt", model=model, optimizer=optimizer, schedule=schedule)
+                assert kept == {"step": begin}
+            if begin <= number < end:
+                runtime.backward(F.cross_entropy(model(inputs), targets))
+                runtime.step(optimizer)
+                schedule.step()
+            if not resume and number == end - 1:
+                runtime.save(tmp_path / "ckpt", model=model, optimizer=optimizer, schedule=schedule, step=end)
+        return runtime.model_state(model)
+
+    def rank_main(rank: int) -> Any:
+        runtime = hocket.Runtime(strategy=strategy, device="cpu", seed=5)
+        loop(runtime, 0, 3, resume=False)
+        # Made alike but for weights and random numbers, which come from the checkpoint.
+        return loop(hocket.Runtime(strategy=strategy, device="cpu", seed=6), 3, 6, resume=True)
+
+    def whole(rank: int) -> Any:
+        return loop(hocket.Runtime(strategy=strategy, device="cpu", seed=5), 0, 6, resume=False)
+
+    stopped = run_ranks(rank_main, ranks)[0]
+    expected = run_ranks(whole, ranks)[0]
+    assert all(torch.equal(stopped[name], value) for name, value in expected.items())
+
+
+def test_what_a_checkpoint_does_not_hold(tmp_path: Any) -> None:
+    runtime = hocket.Runtime(device="cpu")
+    model, optimizer = runtime.setup(model := network(), adam(model))
+    runtime.save(tmp_path / "ckpt", model=model, losses=[1.0, 2.0])
+    assert runtime.load(tmp_path / "ckpt", model=model) == {"losses": [1.0, 2.0]}
+    with pytest.raises(CheckpointError, match=r"does not hold optimizer\. It holds: losses, model"):
+        runtime.load(tmp_path / "ckpt", model=model, optimizer=optimizer)
+    with pytest.raises(ValueError, match="belongs to a model, and 0 were given"):
+        runtime.save(tmp_path / "other", optimizer=optimizer)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CheckpointError):
+        runtime.save(tmp_path / "file" / "ckpt", model=model)
 
 
 def test_misuse_is_an_error_that_says_what_to_do() -> None:

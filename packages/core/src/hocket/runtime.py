@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
 from hocket import launching, seeding, setup
+from hocket.checkpoints import CheckpointError, format
+from hocket.checkpoints.plain import decode, encode
 from hocket.clipping import clip_gradients
 from hocket.data import batches
 from hocket.data.batches import Padding
@@ -194,6 +197,58 @@ class Runtime:
         """Undo `model_state`. Raises RuntimeError for keys that do not fit."""
         self.bus.load_model_state(_inner(model), state_dict)
 
+    def save(self, path: str | Path, **things: Any) -> None:
+        """Write a checkpoint folder (see `hocket.checkpoints.format`), with this process's and all ranks' random numbers.
+
+        ``things`` are kept by name: models, optimizers (together with exactly one model), whatever has a ``state_dict``, and
+        numbers, strings, tensors, lists and dicts. Every rank calls it; rank 0 writes.
+
+        Raises:
+            CheckpointError: it could not be written; on every rank.
+        """
+        tree = {name: encode(self._state_of(name, thing, things), name) for name, thing in things.items()}
+        random = [encode(each) for each in self.all_gather(seeding.capture())]
+        problem = None
+        if self.rank == 0:
+            try:
+                format.write(Path(path), {"things": tree, "random": random}, {"kind": "runtime"})
+            except CheckpointError as error:
+                problem = str(error)
+        if (problem := self.broadcast(problem)) is not None:
+            raise CheckpointError(problem)
+
+    def load(self, path: str | Path, **things: Any) -> dict[str, Any]:
+        """Undo `save`: load what is given here by name, continue the random numbers, and return the rest.
+
+        Raises:
+            CheckpointError: there is no such checkpoint, it is damaged, or does not hold one of ``things``.
+        """
+        saved = format.read(Path(path))
+        kept = {name: decode(value) for name, value in saved["things"].items()}
+        if missing := sorted(things.keys() - kept.keys()):
+            raise CheckpointError(
+                f"{path} does not hold {', '.join(missing)}. It holds: {', '.join(sorted(kept)) or 'nothing'}."
+            )
+        # Models first: sharded optimizers look at their parameters.
+        for name, thing in sorted(things.items(), key=lambda item: not isinstance(item[1], nn.Module)):
+            state = kept.pop(name)
+            if isinstance(thing, nn.Module):
+                self.load_model_state(thing, state)
+            elif isinstance(thing, torch.optim.Optimizer):
+                self.bus.load_optimizer_state(_inner(_only_model(things)), thing, state)
+            else:
+                thing.load_state_dict(state)
+        if self.rank < len(saved["random"]):
+            seeding.restore(decode(saved["random"][self.rank]))
+        return kept
+
+    def _state_of(self, name: str, thing: Any, things: Mapping[str, Any]) -> Any:
+        if isinstance(thing, nn.Module):
+            return self.model_state(thing)
+        if isinstance(thing, torch.optim.Optimizer):
+            return self.bus.optimizer_state(_inner(_only_model(things)), thing)
+        return thing.state_dict() if hasattr(thing, "state_dict") else thing
+
     def close(self) -> None:
         """Leave the other processes. Happens by itself when the Runtime is forgotten."""
         self.strategy.shutdown()
@@ -288,6 +343,16 @@ class _Gradients:
 def _inner(model: nn.Module) -> nn.Module:
     prepared: nn.Module = vars(model)["_prepared"] if isinstance(model, PreparedModel) else model
     return prepared
+
+
+def _only_model(things: Mapping[str, Any]) -> nn.Module:
+    models = [thing for thing in things.values() if isinstance(thing, nn.Module)]
+    if len(models) != 1:
+        raise ValueError(
+            f"The state of an optimizer belongs to a model, and {len(models)} were given. Give one, such as "
+            "save(path, model=model, optimizer=optimizer), and further pairs a checkpoint of their own."
+        )
+    return models[0]
 
 
 def _no_closure() -> torch.Tensor:
