@@ -46,10 +46,14 @@ data = TensorDataset(torch.arange(20.0).view(10, 2) / 10, torch.arange(10.0).vie
 trainer = hocket.Trainer(
     model=nn.Linear(2, 1), loss=nn.functional.mse_loss, train_data=DataLoader(data, 4), optimizer="sgd(lr=0.1)",
     duration="2ep", strategy="ddp", device="cpu", devices=devices, callbacks=[Act()], folder=folder,
+    checkpoints=hocket.Checkpoints(f"{folder}/checkpoints", every="1ba") if act == "kill" else None,
+    resume="auto" if act == "kill" else None,
 )
+began = trainer.state.timestamp.batch
 trainer.fit()
 strategy = trainer.state.strategy
 torch.save((strategy.world_size, trainer.model_state_dict()), f"{folder}/{strategy.rank}")
+open(f"{folder}/began{strategy.rank}", "w").write(str(began))
 threads = os.environ.get("OMP_NUM_THREADS")
 sys.stdout.write(f"rank {strategy.rank} is done with {threads}\\n")  # in one piece: ranks share the pipe
 """  # fmt: skip
@@ -135,11 +139,12 @@ def ends(pid: int, within: float) -> bool:
 
 
 def test_a_killed_worker_and_a_restart(script, tmp_path):
-    """`kill -9` of rank 1 in the third batch; the second attempt trains to the end, and every rank's output is kept."""
+    """`kill -9` of rank 1 in the third batch; the second attempt goes on from the second, and every rank's output is kept."""
     logs = tmp_path / "logs"
     done = run(*HOCKET, "--max-restarts", "1", "--log-folder", logs, "--threads", "3", script, tmp_path, "kill", 0)
     assert done.returncode == 0, done.stderr
     check_weights(tmp_path)
+    assert [(tmp_path / f"began{rank}").read_text() for rank in range(2)] == ["2", "2"]
     assert "rank 1 is done with 3" in done.stdout
     kept = {file.parent.name: said(file.read_text()) for file in logs.glob("*/attempt_1/*/stdout.log")}
     assert kept == {"0": ["rank 0 is done with 3"], "1": ["rank 1 is done with 3"]}
