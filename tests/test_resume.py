@@ -264,6 +264,27 @@ def test_everything_at_once_at_every_step() -> None:
     check(make, [*range(1, 11), At(epoch=1), At(epoch=2)])
 
 
+@pytest.mark.parametrize("persistent", [False, True])
+def test_augmentation_by_algorithms(persistent: bool) -> None:
+    """ColOut drops columns of whole batches here, and of each sample where it is loaded."""
+
+    def data() -> DataLoader[Any]:
+        samples = tensors()
+        images = TensorDataset(samples.tensors[0].reshape(-1, 1, 2, 3), samples.tensors[1])
+        return DataLoader(images, BATCH, shuffle=True, num_workers=2, persistent_workers=persistent)
+
+    def check_with(**options: Any) -> None:
+        def make(model: nn.Module, callbacks: list[Any]) -> Trainer:
+            pooled = nn.Sequential(nn.AdaptiveAvgPool2d((2, 3)), nn.Flatten(), *model)
+            return inner(pooled, callbacks)
+
+        inner = maker(data, algorithms=lambda: [{"colout": {"p_row": 0.3, "p_col": 0.4, **options}}])
+        check(make, [3, At(epoch=1), 7])
+
+    check_with(batch=True)
+    check_with(batch=False)
+
+
 def test_evaluation_data_with_workers_and_a_generator_of_its_own() -> None:
     def data() -> DataLoader[Any]:
         generator = torch.Generator().manual_seed(2)

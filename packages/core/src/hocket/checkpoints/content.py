@@ -10,14 +10,16 @@ that were not there before have random numbers as if they began.
 
 from __future__ import annotations
 
-import copy
 import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from torch import Tensor
+
 from hocket import setup
 from hocket.checkpoints.fits import ContentError, class_of, compare, in_order
 from hocket.checkpoints.plain import decode, encode
+from hocket.data.batches import map_tensors
 from hocket.data.feed import DataError
 from hocket.data.sources import has_state
 from hocket.plugins import catalog
@@ -80,8 +82,13 @@ def state_dict(trainer: Trainer) -> dict[str, Any]:
         "max_duration": _time(state.max_duration),
         "fit": {**where, "until": _time(state.fit_until), "asked": trainer._asked},
         "guard": encode(loop._guard.state_dict(), "the guard"),
-        "ranks": copy.deepcopy(bus.all_gather_object(own)),
+        "ranks": bus.all_gather_object(map_tensors(_copy, own)),
     }
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    """On the CPU: ranks cannot reach the devices of others."""
+    return tensor.to("cpu", copy=True)
 
 
 _PROGRESS = ("ready", "started", "processed", "completed")

@@ -44,7 +44,7 @@ def encode(value: Any, where: str = "the state") -> Any:
             return plain(value)  # type: ignore[arg-type]  # each is given its own kind
     raise TypeError(
         f"{where} holds a {type(value).__qualname__}, which is not kept in checkpoints. Keep tensors, numbers, strings, bytes, "
-        "None, and dicts, lists and tuples of them."
+        "None, and dicts, lists and tuples of them; or give what keeps it state_dict() and load_state_dict()."
     )
 
 

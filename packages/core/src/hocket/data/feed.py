@@ -121,6 +121,7 @@ class Feed:
         """Forget the pass under way and end the worker processes of a DataLoader that iterates."""
         batches, self._batches, self._place = self._batches, None, None
         _end_workers(self._data, batches)
+        self._passes.workers_ended()
 
     # --- checkpoints
 

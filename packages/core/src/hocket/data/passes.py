@@ -54,7 +54,7 @@ class Passes:
         self.kind, self._stateful = _kind(self._source)
         #: Whether other ranks have other data, not other shares of the same.
         self.of_rank: bool = getattr(data, "of_rank", False)
-        #: The random numbers that were there when this pass began, and when the loader's persistent workers were started.
+        #: The random numbers that were there when this pass began, and when the persistent workers that live were started.
         self._start: dict[str, Any] | None = None
         self._workers: dict[str, Any] | None = None
         self._start_workers_like: dict[str, Any] | None = None
@@ -72,7 +72,7 @@ class Passes:
             "of_rank": self.of_rank,
             "batches": length(self._source),
             "sources": self._sources.capture(),
-            "workers": self._workers if getattr(self._source, "_iterator", None) is not None else None,
+            "workers": self._start_workers_like or self._workers,
         }
         if not under_way:
             return tree
@@ -164,7 +164,14 @@ class Passes:
         name = "sampler" if loader.batch_sampler is None else "batch_sampler"
         self._indices = Indices(getattr(loader, name), self._sources, first, skip)
         with _standing_in(loader, name, self._indices):
-            return iter(self._data)
+            batches = iter(self._data)
+        if loader._iterator is None:
+            self._workers = None  # they end with the pass
+        return batches
+
+    def workers_ended(self) -> None:
+        """Persistent workers are gone."""
+        self._workers = None
 
     def _after(self, skip: int) -> Iterator[Any]:
         """The data after the first ``skip`` batches of its source."""

@@ -10,6 +10,7 @@ import torch
 
 from hocket import scalars
 from hocket.checkpoints.plain import decode, encode
+from hocket.data.batches import move
 from hocket.data.sources import has_state
 from hocket.state import State
 
@@ -116,7 +117,7 @@ class MetricSet:
                 continue
             for name, metric in self._metrics.items():
                 other = copy.deepcopy(metric) if self._seen else metric
-                _restore(other, decode(tree["metrics"][name]))
+                _restore(other, move(decode(tree["metrics"][name]), self._state.device))
                 if self._seen:
                     _merge(metric, other)
             self._seen = True
@@ -145,7 +146,10 @@ def _restore(metric: Any, state: Any) -> None:
     elif has_state(metric):
         metric.load_state_dict(state)
     else:
-        vars(metric).update(state)
+        there = vars(metric)
+        for name, value in state.items():
+            place = there[name].device if isinstance(there.get(name), torch.Tensor) else None
+            there[name] = value if place is None else move(value, place)
 
 
 def _merge(metric: Any, other: Any) -> None:
