@@ -106,10 +106,10 @@ def test_killed_at_random_moments(tmp_path: Path, uninterrupted: dict[str, Tenso
     moments = random.Random(3)
     kills = 0
     while kills < 10:
-        process, done = start(tmp_path, policy={"asynchronous": asynchronous})
+        process, done = start(tmp_path, slow=0.02, policy={"asynchronous": asynchronous})
         began = done.value
         until(lambda: done.value > began or not process.is_alive())  # noqa: B023  # used before the next round
-        time.sleep(moments.uniform(0.0, 0.06))
+        time.sleep(moments.uniform(0.0, 0.1))
         process.kill()
         process.join()
         if process.exitcode == 0:
