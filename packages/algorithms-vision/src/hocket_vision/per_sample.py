@@ -12,6 +12,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
 from hocket.data.batches import get_item, set_item
+from hocket.data.feed import end_workers
 from hocket.hookspecs import Event
 
 if TYPE_CHECKING:
@@ -141,7 +142,9 @@ def apply_per_sample(algorithm: Algorithm, event: Event, state: State, transform
     while isinstance(loader.dataset, TransformedDataset) and loader.dataset._replaced:
         loader.dataset._take_out(loader)
     if event is Event.CLOSE:
-        _views.pop(algorithm, None)  # and the persistent workers with it
+        _, view = _views.pop(algorithm, (None, None))
+        if view is not None:
+            end_workers(None, view._workers)
 
 
 #: What stands in for the data set of a loader, for which loader, by algorithm.

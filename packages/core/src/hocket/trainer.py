@@ -18,7 +18,7 @@ from torch import nn
 from hocket import launching, seeding, setup
 from hocket.checkpoints import content, policy
 from hocket.checkpoints.policy import Checkpoints
-from hocket.data.feed import DataError, Feed
+from hocket.data.feed import DataError, Feed, end_workers
 from hocket.guard import NonFiniteGuard, Policy
 from hocket.learning_rate import make_schedules
 from hocket.loops.evaluate import EvalSet, PreparedSet, evaluate, sanity_check
@@ -317,6 +317,8 @@ class Trainer:
     def close(self) -> None:
         """Let plug-ins release what they hold. Happens by itself after an exception and at the end of the process."""
         self._loop.close()
+        for evaluated in self.state.eval_sets.values():
+            end_workers(evaluated.batches)
         self.state.bus.close(self.state)
 
     def __enter__(self) -> Trainer:

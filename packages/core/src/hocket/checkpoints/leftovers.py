@@ -19,10 +19,21 @@ _writing: set[str] = set()
 
 def begin(path: Path) -> Path:
     """A new temporary folder beside ``path``."""
-    folder = path.parent / f".{path.name}.{_host()}-{os.getpid()}-{secrets.token_hex(8)}.partial"
+    folder = _beside(path)
     _writing.add(folder.name)
     folder.mkdir(parents=True)
     return folder
+
+
+def aside(path: Path) -> Path:
+    """Make a folder a temporary one, which is to be removed: at once it is no longer what it was."""
+    folder = _beside(path)
+    path.rename(folder)
+    return folder
+
+
+def _beside(path: Path) -> Path:
+    return path.parent / f".{path.name}.{_host()}-{os.getpid()}-{secrets.token_hex(8)}.partial"
 
 
 def end(folder: Path) -> None:

@@ -199,8 +199,7 @@ class Local:
 
     def remove(self, name: str) -> None:
         try:
-            (self._folder / name / manifests.NAME).unlink(missing_ok=True)
-            shutil.rmtree(self._folder / name)
+            shutil.rmtree(leftovers.aside(self._folder / name))
         except OSError as error:
             raise CheckpointError(f"{self._folder / name} was not removed: {error}.") from error
 

@@ -23,11 +23,12 @@ def one_pass(data: Iterable[Any], passes: Passes | None = None) -> Iterator[Iter
     try:
         yield batches
     except BaseException:
-        _end_workers(data, batches)
+        end_workers(data, batches)
         raise
 
 
-def _end_workers(data: Any, batches: Iterator[Any] | None) -> None:
+def end_workers(data: Any, batches: Iterator[Any] | None = None) -> None:
+    """End the worker processes of an iterator over a DataLoader, and those that the loader itself keeps."""
     for iterator in (batches, getattr(data, "_iterator", None), getattr(batches, "_base_iter", None)):
         if shutdown := getattr(iterator, "_shutdown_workers", None):
             shutdown()
@@ -120,7 +121,7 @@ class Feed:
     def close(self) -> None:
         """Forget the pass under way and end the worker processes of a DataLoader that iterates."""
         batches, self._batches, self._place = self._batches, None, None
-        _end_workers(self._data, batches)
+        end_workers(self._data, batches)
         self._passes.workers_ended()
 
     # --- checkpoints
