@@ -29,6 +29,8 @@ from hocket.checkpoints import CheckpointError, header, leftovers, shards
 from hocket.checkpoints import format as formats
 from hocket.checkpoints import manifest as manifests
 
+pytest.importorskip("numpy")  # the safetensors library, which files are compared with, needs it
+
 DTYPES = [
     torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int8, torch.int16, torch.int32, torch.int64,
     torch.uint8, torch.uint16, torch.uint32, torch.uint64, torch.bool, torch.complex64, torch.complex128,

@@ -9,7 +9,6 @@ import warnings
 from collections import Counter, deque
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -23,6 +22,8 @@ from hocket.checkpoints.plain import decode, encode
 from hocket.data import seeded
 from hocket.data.indices import Indices
 from hocket.data.sources import Sources
+
+np = pytest.importorskip("numpy")
 
 # --- plain data
 

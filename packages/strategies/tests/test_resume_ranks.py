@@ -12,12 +12,13 @@ import pytest
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, Sampler
-from torchmetrics.classification import MulticlassAccuracy
 
 from hocket import Callback, State, Trainer
 from hocket.data import seeded
 from hocket.data.feed import DataError
 from hocket.testkit import RankError, run_ranks
+
+MulticlassAccuracy = pytest.importorskip("torchmetrics.classification").MulticlassAccuracy
 
 SAMPLES, BATCH = 27, 4  # seven batches, the last one of three
 
