@@ -16,7 +16,8 @@ nox.options.sessions = ["tests", "lint"]
 ROOT = Path(__file__).parent.resolve()
 VERSION = (ROOT / "packages/VERSION.py").read_text().split('__version__ = "')[1].split('"')[0]
 NOWHERE = ROOT / "dist" / "absent"
-TESTS = ("pytest", "pytest-timeout", "hypothesis")
+# numpy: what ranks send each other, and what the safetensors library reads and writes, goes through it.
+TESTS = ("pytest", "pytest-timeout", "hypothesis", "numpy")
 S3 = ("fsspec", "s3fs", "moto[server]")  # checkpoints behind a URL, and a server for them
 
 
