@@ -24,6 +24,8 @@ from hocket.data.indices import Indices
 from hocket.data.sources import Sources
 
 np = pytest.importorskip("numpy")
+pytest.importorskip("torchmetrics")
+pytest.importorskip("hocket_general")  # plug-ins that have something to keep
 
 # --- plain data
 
