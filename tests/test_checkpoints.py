@@ -208,7 +208,7 @@ def test_a_checkpoint_that_cannot_be_written(asynchronous: bool, uninterrupted: 
     assert same(trained(trainer), uninterrupted)
 
 
-def test_a_damaged_checkpoint_is_passed_over(uninterrupted: dict[str, Tensor]) -> None:
+def test_a_damaged_checkpoint_is_passed_over() -> None:
     make(policy={"every": "3ba"}, duration="9ba").fit()
     store = hocket.Checkpoints("checkpoints").store
     newest = Path("checkpoints") / store.names()[-1]

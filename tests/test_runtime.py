@@ -226,6 +226,9 @@ def test_misuse_is_an_error_that_says_what_to_do() -> None:
         runtime.step(optimizer)
     with pytest.raises(ValueError, match="give one of them"):
         runtime.clip_gradients(model, optimizer)
+    for parts in ({"precision": "fp16"}, {"precision": "int8"}, {"strategy": "local-sgd"}):
+        with pytest.raises(ValueError, match="only the Trainer's loop has"):
+            hocket.Runtime(device="cpu", **parts)
     with pytest.raises(hocket.plugins.PluginError, match="ddp"):
         hocket.Runtime(strategy="dpp")
 

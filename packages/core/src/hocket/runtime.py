@@ -17,6 +17,8 @@ from hocket.checkpoints.plain import decode, encode
 from hocket.clipping import clip_gradients
 from hocket.data import batches
 from hocket.data.batches import Padding
+from hocket.hookspecs import Event
+from hocket.hookspecs.actions import Actions
 from hocket.plugins import switches
 from hocket.plugins.bus import Bus
 
@@ -35,7 +37,8 @@ class Runtime:
 
     Raises:
         hocket.plugins.PluginError: a plug-in is not there, or is broken.
-        TypeError, ValueError: an argument cannot be understood; the message says which and what to write.
+        TypeError, ValueError: an argument cannot be understood; the message says which and what to write. Or strategy or
+            precision acts on events of the Trainer's loop, which a loop of one's own does not have.
     """
 
     def __init__(
@@ -50,6 +53,7 @@ class Runtime:
     ) -> None:
         with switches.use(plugins):
             parts = setup.resolve(strategy=strategy, precision=precision, device=device, devices=devices)
+        _check_own_loop(parts)
         self._join(parts, Bus(parts.voices), devices)
         if seed is not None:
             seeding.seed_everything(seed + self.strategy.data_rank)
@@ -266,12 +270,12 @@ class PreparedModel(nn.Module):
     def __init__(self, runtime: Runtime, given: nn.Module, prepared: nn.Module) -> None:
         super().__init__()
         self.module = given
-        self._context = runtime.bus.forward_context
+        self._bus = runtime.bus
         vars(self)["_prepared"] = prepared  # not a submodule: its parameters would be there twice
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The prepared model's, under the precision's context; 16-bit results as float32."""
-        with self._context():
+        with self._bus.forward_context():
             outputs = vars(self)["_prepared"](*args, **kwargs)
         return batches.map_tensors(lambda tensor: tensor.float() if tensor.dtype in _HALF else tensor, outputs)
 
@@ -343,6 +347,17 @@ class _Gradients:
 def _inner(model: nn.Module) -> nn.Module:
     prepared: nn.Module = vars(model)["_prepared"] if isinstance(model, PreparedModel) else model
     return prepared
+
+
+def _check_own_loop(parts: setup.Parts) -> None:
+    hooks = [*(event.value for event in Event), *(name for name in vars(Actions) if not name.startswith("_"))]
+    for argument, part in (("strategy", parts.strategy), ("precision", parts.precision)):
+        if heard := [name for name in hooks if hasattr(type(part), name)]:
+            raise ValueError(
+                f"{argument} {type(part).__name__} acts on {', '.join(heard)}, which only the Trainer's loop has. Train with "
+                f"hocket.Trainer, or give hocket.Runtime another {argument}, such as "
+                f"{'ddp' if argument == 'strategy' else 'bf16'}."
+            )
 
 
 def _only_model(things: Mapping[str, Any]) -> nn.Module:

@@ -20,7 +20,6 @@ class LRMonitor(Callback):
         several = len(state.optimizers) > 1
         for number, optimizer in enumerate(state.optimizers):
             prefix = f"lr/optimizer{number}/group" if several else "lr/group"
-            for index, group in enumerate(optimizer.param_groups):
-                if (rate := group.get("lr")) is not None:
-                    # Schedules write into a rate that is a tensor; what is logged is read later.
-                    state.logged[f"{prefix}{index}"] = rate.clone() if type(rate) is Tensor else rate
+            rates = ((index, group.get("lr")) for index, group in enumerate(optimizer.param_groups))
+            # Schedules write into a rate that is a tensor; what is logged is read later.
+            state.log({f"{prefix}{i}": r.clone() if isinstance(r, Tensor) else r for i, r in rates if r is not None})
