@@ -10,6 +10,7 @@ from torch import Tensor
 
 from hocket.algorithm import Algorithm, Need, Phase
 from hocket.hookspecs import Event, hookimpl
+from hocket.optimizers import needs_closure
 from hocket_general.functional import sam_perturbation
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ class SAM(Algorithm):
     def apply(self, event: Event, state: State) -> None:
         """Refuse optimizers on which SAM would have no effect."""
         for optimizer in state.optimizers:
-            if isinstance(optimizer, torch.optim.LBFGS) or getattr(optimizer, "requires_closure", False):
+            if needs_closure(optimizer):
                 raise ValueError(
                     f"SAM leaves its gradients for the optimizer to step with, but {type(optimizer).__name__} computes "
                     "gradients itself, so SAM would have no effect. Leave SAM out, or take an optimizer such as SGD or AdamW."

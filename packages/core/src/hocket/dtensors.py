@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 from torch.nn.utils import get_total_norm
 
 
 def mesh_of(tensor: Tensor) -> Any:
     """The DeviceMesh that a tensor is sharded over, or None for a plain tensor."""
+    if (
+        type(tensor) is Tensor or type(tensor) is Parameter
+    ):  # which looking for an attribute in vain would take longer for
+        return None
     return getattr(tensor, "device_mesh", None)
 
 
@@ -53,6 +59,24 @@ def shard_like(tensor: Tensor, like: Tensor) -> Tensor:
     return sharded.to(like.device)
 
 
+def non_finite(tensors: Sequence[Tensor]) -> Tensor:
+    """Whether any element of any tensor is not finite: a plain scalar, the same on every rank that holds shards of them."""
+    if tensors and all(mesh_of(tensor) is None for tensor in tensors):
+        device = tensors[0].device
+        found = torch.zeros((), device=device)
+        try:  # what GradScaler looks with, at a fraction of what norms cost; multiplies by one
+            torch._amp_foreach_non_finite_check_and_unscale_(list(tensors), found, _one(device))
+            return found
+        except RuntimeError:  # sparse, complex or expanded ones, or several devices
+            pass
+    return ~torch.isfinite(total_norm(tensors, float("inf")))
+
+
+@cache
+def _one(device: torch.device) -> Tensor:
+    return torch.ones((), device=device)
+
+
 @torch.no_grad()
 def total_norm(tensors: Sequence[Tensor], order: float = 2.0) -> Tensor:
     """The joint norm of all elements of all tensors: a plain scalar, the same on every rank that holds shards of them.
@@ -63,13 +87,27 @@ def total_norm(tensors: Sequence[Tensor], order: float = 2.0) -> Tensor:
     Args:
         order: 2 or infinity, in which a NaN among shards counts as infinity.
     """
+    groups = by_mesh(tensors)
+    if len(groups) == 1 and _alike(
+        tensors
+    ):  # torch's own without its grouping, which takes longer than a few small norms
+        return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(tensors, order)), order)
     norms = []
-    for group in by_mesh(tensors):
+    for group in groups:
         mesh = mesh_of(group[0])
         norms.append(get_total_norm(group, order) if mesh is None else _norm_over_mesh(group, mesh, order))
     if not norms:
         return get_total_norm([], order)
     return norms[0] if len(norms) == 1 else get_total_norm([norm.to(norms[0].device) for norm in norms], order)
+
+
+def _alike(tensors: Sequence[Tensor]) -> bool:
+    """Whether they are plain, dense, on one device and of one dtype."""
+    device, dtype = tensors[0].device, tensors[0].dtype
+    return all(
+        mesh_of(each) is None and each.device == device and each.dtype is dtype and each.layout is torch.strided
+        for each in tensors
+    )
 
 
 def _norm_over_mesh(tensors: Sequence[Any], mesh: Any, order: float) -> Tensor:

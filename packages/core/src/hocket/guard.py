@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import torch
 
-from hocket.dtensors import total_norm
+from hocket.dtensors import non_finite
 from hocket.state import State
 
 Policy = Literal["raise", "skip", "warn"]
@@ -102,4 +102,4 @@ class NonFiniteGuard:
 
 def _gradients_finite(state: State) -> bool:
     gradients = [parameter.grad for parameter in state.trained_parameters() if parameter.grad is not None]
-    return math.isfinite(total_norm(gradients, float("inf")).item())
+    return not non_finite(gradients).item()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -34,6 +35,16 @@ def make_optimizers(given: Any, task: Task, replacements: Sequence[Replacement])
     optimizers = [_make(item, task, replacements) for item in (given if several else [given])]
     _check(optimizers, task)
     return optimizers
+
+
+def needs_closure(optimizer: Optimizer) -> bool:
+    """Whether it computes gradients in its steps: LBFGS, and classes that say ``requires_closure = True``."""
+    return _needs_closure(type(optimizer))  # type: ignore[arg-type]  # classes are hashable
+
+
+@cache
+def _needs_closure(kind: type[Optimizer]) -> bool:
+    return issubclass(kind, torch.optim.LBFGS) or bool(getattr(kind, "requires_closure", False))
 
 
 def _make(given: Any, task: Task, replacements: Sequence[Replacement]) -> Optimizer:

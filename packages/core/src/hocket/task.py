@@ -11,6 +11,9 @@ from torch import Tensor, nn
 from hocket.data import batches
 from hocket.data.batches import Counts
 
+#: ``tuple | list`` would be put together anew in every batch.
+_SEQUENCE = (tuple, list)
+
 
 class Loss(NamedTuple):
     """The mean loss of a (micro)batch, and what that mean is over.
@@ -112,14 +115,14 @@ class SupervisedTask(Task):
         """``network(inputs)``, or ``network(**batch)`` for a mapping."""
         network = self._modules["network"]  # self.network would go through __getattr__, in every batch
         assert network is not None
-        if isinstance(batch, tuple | list):
+        if isinstance(batch, _SEQUENCE):
             return network(batch[0])
         return network(**batch) if isinstance(batch, Mapping) else network(batch)
 
     def loss(self, outputs: Any, batch: Any) -> Any:
         """``loss(outputs, targets)``; for a mapping ``loss(outputs, batch)``; without a function, the model's own loss."""
         if self.loss_function is not None:
-            return self.loss_function(outputs, batch[1] if isinstance(batch, tuple | list) else batch)
+            return self.loss_function(outputs, batch[1] if isinstance(batch, _SEQUENCE) else batch)
         own = _own_loss(outputs)
         if own is None:
             raise TypeError(

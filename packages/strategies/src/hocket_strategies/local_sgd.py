@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from hocket import Device, State, Time, Unit, hookimpl
+from hocket.optimizers import needs_closure
 from hocket_strategies.ddp import DDP
 from hocket_strategies.packing import packed, unpack
 
@@ -95,7 +96,7 @@ class LocalSGD(DDP):
 
     def prepare_optimizer(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
         """The optimizer as it is. Raises ValueError for one whose ranks would wait for each other for ever."""
-        if isinstance(optimizer, torch.optim.LBFGS) or getattr(optimizer, "requires_closure", False):
+        if needs_closure(optimizer):
             raise ValueError(
                 f"{type(optimizer).__name__} computes the gradients of a batch again as often as it finds useful, which "
                 "ranks that step alone do not agree on. Use another optimizer, or strategy='ddp'."

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
 
 from hocket.callbacks.periodic import Periodic
-from hocket.dtensors import mesh_of, total_norm
+from hocket.dtensors import mesh_of, non_finite, total_norm
 from hocket.state import State
 
 
@@ -47,10 +46,11 @@ class NaNMonitor(Periodic):
     def after_train_batch(self, state: State) -> None:
         """Gradients are complete, unscaled and not yet clipped."""
         found = list(self._tensors(state))
-        worst = _largest([tensor for *_, tensor in found])
+        tensors = [tensor for *_, tensor in found]
         on_host = not state.device_kind.asynchronous
-        if on_host and math.isfinite(worst.sum().item()):  # a sum that is finite has no other addends
+        if on_host and not non_finite(tensors).item():
             return
+        worst = _largest(tensors)
         watched = [(kind, name) for kind, name, _ in found]
         if self._worst is not None and self._watched != watched:
             self._look(state)

@@ -65,9 +65,9 @@ def count(batch: Any) -> Counts:
     if type(batch) is tuple or type(batch) is list:  # the usual shape, for every batch
         samples = -1
         for item in batch:
-            if type(item) is not torch.Tensor or not (shape := item.shape) or samples not in (-1, shape[0]):
+            if type(item) is not torch.Tensor or not item.dim() or samples not in (-1, item.size(0)):
                 break
-            samples = shape[0]
+            samples = item.size(0)
         else:
             if batch:
                 return Counts(samples)

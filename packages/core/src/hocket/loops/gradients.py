@@ -45,7 +45,7 @@ def compute_gradients(state: State, mine: int, everyone: int, metrics: MetricSet
     rescale = None
     if len(pieces) == 1 and world == 1:
         with bus.accumulate(state.prepared, True):
-            *_, state.loss_parts = _microbatch(state, whole, mine, None, metrics)
+            state.loss_parts = _microbatch(state, whole, mine, None, metrics)[-1]
     else:
         parts = []
         for number, piece in enumerate(pieces, 1):

@@ -78,14 +78,16 @@ _registered: dict[tuple[str, str], Entry] = {}
 def _installed() -> tuple[Entry, ...]:
     """Every entry point of a ``hocket.*`` group, whatever version it speaks; one look at the distributions."""
     found = []
+    # A distribution parses its metadata whenever it is asked for its name or version.
+    known: dict[int, tuple[str, str]] = {id(None): ("unknown", "0")}
     for point in importlib_metadata.entry_points():
         if not point.group.startswith("hocket."):
             continue
         _, api, *kind = point.group.split(".")
         if api.startswith("v") and api[1:].isdigit() and len(kind) == 1:
-            dist = point.dist
-            name, version = (dist.name, dist.version) if dist is not None else ("unknown", "0")
-            found.append(Entry(kind[0], point.name, name, version, point.value, api))
+            if point.dist is not None and id(point.dist) not in known:
+                known[id(point.dist)] = point.dist.name, point.dist.version
+            found.append(Entry(kind[0], point.name, *known[id(point.dist)], point.value, api))
     return tuple(sorted(found))
 
 

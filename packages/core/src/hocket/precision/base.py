@@ -11,6 +11,7 @@ from torch import nn
 
 from hocket.contexts import NOTHING
 from hocket.data.batches import map_tensors
+from hocket.optimizers import needs_closure
 
 if TYPE_CHECKING:
     from hocket.state import State
@@ -54,7 +55,7 @@ class Precision:
     def step_optimizer(self, optimizer: torch.optim.Optimizer, closure: Callable[[], torch.Tensor]) -> bool:
         """See :meth:`hocket.hookspecs.PrecisionHooks.step_optimizer`."""
         # LBFGS and its like cannot step without computing gradients again; the others must not.
-        if isinstance(optimizer, torch.optim.LBFGS) or getattr(optimizer, "requires_closure", False):
+        if needs_closure(optimizer):
             optimizer.step(closure)  # type: ignore[arg-type]  # stubs ask for float, optimizers take a tensor
         else:
             optimizer.step()

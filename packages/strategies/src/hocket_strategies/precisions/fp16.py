@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from hocket import Precision
+from hocket.optimizers import needs_closure
 from hocket_strategies.precisions.loss_scaling import LossScaler
 
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ class FP16(Precision):
     def before_load(self, state: State) -> None:
         """Refuse optimizers that cannot be held back."""
         for optimizer in state.optimizers:
-            if isinstance(optimizer, torch.optim.LBFGS) or getattr(optimizer, "requires_closure", False):
+            if needs_closure(optimizer):
                 raise ValueError(
                     f"{type(optimizer).__name__} computes gradients itself, so precision='fp16' could not hold it back when "
                     "they overflow. Pass precision='bf16' or 'fp32', or an optimizer such as SGD or AdamW."
