@@ -91,7 +91,7 @@ def total_norm(tensors: Sequence[Tensor], order: float = 2.0) -> Tensor:
     if len(groups) == 1 and _alike(
         tensors
     ):  # torch's own without its grouping, which takes longer than a few small norms
-        return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(tensors, order)), order)
+        return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(list(tensors), order)), order)
     norms = []
     for group in groups:
         mesh = mesh_of(group[0])
