@@ -123,6 +123,101 @@ def test_precision_is_around_the_model_and_losses_are_in_32_bits() -> None:
     assert called.module is model and model[0].weight.dtype is torch.float32
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_scaled_losses_are_those_of_grad_scaler(ranks: int) -> None:
+    """Two batches a step; the third step overflows on one rank, is left out on all, and halves the scale."""
+
+    def blow_up(step: int) -> float:
+        return float("inf") if step == 2 else 1.0
+
+    def rank_main(rank: int) -> Any:
+        runtime = hocket.Runtime(
+            strategy="ddp" if ranks > 1 else "single", device="cpu", precision={"fp16": {"init_scale": 16.0}}
+        )
+        model = network()
+        model, optimizer = runtime.setup(model, adam(model))
+        taken = []
+        for step, (first, second) in enumerate(pairs):
+            for number, (inputs, targets) in enumerate((first, second)):
+                inputs, targets = inputs[rank::ranks], targets[rank::ranks]
+                with runtime.accumulate(model, last=number == 1):
+                    loss = F.cross_entropy(model(inputs), targets)
+                    runtime.backward(loss * blow_up(step) if rank == 0 else loss, weight=len(targets))
+            runtime.clip_gradients(model, optimizer, norm=0.1)
+            taken.append(runtime.step(optimizer))
+        return taken, runtime.precision.state_dict(), runtime.model_state(model)
+
+    batches = list(loader(48))
+    pairs = list(zip(batches[::2], batches[1::2], strict=True))
+    model = network()
+    optimizer, scaler = adam(model), torch.amp.GradScaler("cpu", init_scale=16.0)
+    for step, pair in enumerate(pairs):
+        for inputs, targets in pair:
+            with torch.autocast("cpu", torch.float16):
+                outputs = model(inputs)
+            scaler.scale(F.cross_entropy(outputs.float(), targets) * blow_up(step) / 2).backward()
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+    for taken, state, weights in run_ranks(rank_main, ranks):
+        assert taken == [True, True, False]
+        assert (
+            state == {"loss_scale": scaler.get_scale(), "good_steps": 0, "skipped_steps": 1}
+            and state["loss_scale"] == 8
+        )
+        for name, value in model.state_dict().items():
+            torch.testing.assert_close(weights[name], value, rtol=0, atol=2e-3)  # ranks round halves in float16
+
+
+def test_the_loss_scale_is_in_the_checkpoint(tmp_path: Any) -> None:
+    def make() -> tuple[Any, ...]:
+        runtime = hocket.Runtime(device="cpu", precision={"fp16": {"init_scale": 16.0, "growth_interval": 2}})
+        model = network()
+        return runtime, *runtime.setup(model, adam(model))
+
+    runtime, model, optimizer = make()
+    for inputs, targets in list(loader())[:3]:
+        runtime.backward(F.cross_entropy(model(inputs), targets))
+        runtime.step(optimizer)
+    runtime.save(tmp_path / "ckpt", model=model)
+    other, model, _ = make()
+    other.load(tmp_path / "ckpt", model=model)
+    assert other.precision.state_dict() == {"loss_scale": 32.0, "good_steps": 1, "skipped_steps": 0}
+
+
+@pytest.mark.parametrize("precision", ["tf32", "bf16-true"])
+def test_precisions_around_forward_and_backward(precision: str) -> None:
+    """Under tf32 both passes allow it, and nothing else does; under bf16-true what is handed out has 32 bits."""
+    seen = []
+
+    class Look(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, inputs: Tensor) -> Tensor:
+            seen.append(torch.get_float32_matmul_precision())
+            return inputs.clone()
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Tensor) -> Tensor:
+            seen.append(torch.get_float32_matmul_precision())
+            return gradient
+
+    class Looking(nn.Module):
+        def forward(self, inputs: Tensor) -> Tensor:
+            return Look.apply(inputs)
+
+    before = torch.get_float32_matmul_precision()
+    runtime = hocket.Runtime(device="cpu", precision=precision)
+    network_ = nn.Sequential(network(), Looking())
+    model, optimizer = runtime.setup(network_, adam(network_))
+    loss = model(torch.randn(2, 8)).square().mean()
+    assert loss.dtype is torch.float32
+    runtime.backward(loss)
+    assert runtime.step(optimizer)
+    assert seen == ["high" if precision == "tf32" else before] * 2 and torch.get_float32_matmul_precision() == before
+
+
 def test_two_optimizers_step_on_their_own() -> None:
     """Each has its parameters; the second finds its gradients as they were."""
     ours, theirs = network(), network()
@@ -226,7 +321,7 @@ def test_misuse_is_an_error_that_says_what_to_do() -> None:
         runtime.step(optimizer)
     with pytest.raises(ValueError, match="give one of them"):
         runtime.clip_gradients(model, optimizer)
-    for parts in ({"precision": "fp16"}, {"precision": "int8"}, {"strategy": "local-sgd"}):
+    for parts in ({"precision": "int8"}, {"strategy": "local-sgd"}):
         with pytest.raises(ValueError, match="only the Trainer's loop has"):
             hocket.Runtime(device="cpu", **parts)
     with pytest.raises(hocket.plugins.PluginError, match="ddp"):

@@ -45,7 +45,11 @@ class NonFiniteGuard:
 
     def allows(self, state: State) -> bool:
         """Whether the optimizer may step. Raises FloatingPointError under ``"raise"``."""
-        self._overflowed = state.bus.overflowed(state)
+        try:
+            self._overflowed = state.bus.overflowed(state.bus.all_reduce)
+        except FloatingPointError as error:
+            error.add_note(f"That was in batch {state.timestamp.batch}.")
+            raise
         may_step = not self._overflowed
         loss, norm = state.loss, state.gradient_norm if may_step else None
         assert loss is not None

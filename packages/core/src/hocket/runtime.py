@@ -109,6 +109,8 @@ class Runtime:
         self, module: nn.Module, optimizers: Sequence[torch.optim.Optimizer]
     ) -> tuple[nn.Module, list[torch.optim.Optimizer]]:
         """A converted module and its optimizers as the strategy wants them."""
+        for optimizer in optimizers:
+            self.bus.check_optimizer(optimizer)
         prepared = self.bus.prepare_model(module, self.precision)
         return prepared, [self.bus.prepare_optimizer(optimizer) for optimizer in optimizers]
 
@@ -136,7 +138,8 @@ class Runtime:
         else:
             mine, everyone = self._gradients.batch or (1.0, float(ranks))
         share = self._gradients.share(mine, everyone, ranks)
-        self.bus.scale_loss(loss if share == 1 else loss * share).backward()
+        with self.precision.backward_context():
+            self.bus.scale_loss(loss if share == 1 else loss * share).backward()
 
     def clip_gradients(
         self,
@@ -164,6 +167,7 @@ class Runtime:
     def step(self, optimizer: torch.optim.Optimizer) -> bool:
         """Step and set gradients to None; False if the precision left the step out because scaled gradients overflowed."""
         self._gradients.finish(self.bus, optimizer)
+        self.bus.overflowed(self.bus.all_reduce)
         stepped: bool = self.bus.step_optimizer(optimizer, _no_closure)
         optimizer.zero_grad(set_to_none=True)
         self.device_kind.batch_end()
@@ -202,7 +206,7 @@ class Runtime:
         self.bus.load_model_state(_inner(model), state_dict)
 
     def save(self, path: str | Path, **things: Any) -> None:
-        """Write a checkpoint folder (see `hocket.checkpoints.format`), with this process's and all ranks' random numbers.
+        """Write a checkpoint folder (see `hocket.checkpoints.format`), with all ranks' random numbers and the loss scale.
 
         ``things`` are kept by name: models, optimizers (together with exactly one model), whatever has a ``state_dict``, and
         numbers, strings, tensors, lists and dicts. Every rank calls it; rank 0 writes.
@@ -212,19 +216,23 @@ class Runtime:
         """
         tree = {name: encode(self._state_of(name, thing, things), name) for name, thing in things.items()}
         random = [encode(each) for each in self.all_gather(seeding.capture())]
+        precision = encode(self.precision.state_dict())
         problem = None
         if self.rank == 0:
             try:
-                format.write(Path(path), {"things": tree, "random": random}, {"kind": "runtime"})
+                format.write(
+                    Path(path), {"things": tree, "random": random, "precision": precision}, {"kind": "runtime"}
+                )
             except CheckpointError as error:
                 problem = str(error)
         if (problem := self.broadcast(problem)) is not None:
             raise CheckpointError(problem)
 
     def load(self, path: str | Path, **things: Any) -> dict[str, Any]:
-        """Undo `save`: load what is given here by name, continue the random numbers, and return the rest.
+        """Undo `save`: load what is given here by name, continue random numbers and loss scale, and return the rest.
 
         Raises:
+            ValueError: it was saved under another precision, with a state of its own.
             CheckpointError: there is no such checkpoint, it is damaged, or does not hold one of ``things``.
         """
         saved = format.read(Path(path))
@@ -242,6 +250,7 @@ class Runtime:
                 self.bus.load_optimizer_state(_inner(_only_model(things)), thing, state)
             else:
                 thing.load_state_dict(state)
+        self.precision.load_state_dict(decode(saved["precision"]))
         if self.rank < len(saved["random"]):
             seeding.restore(decode(saved["random"][self.rank]))
         return kept
@@ -352,7 +361,8 @@ def _inner(model: nn.Module) -> nn.Module:
 def _check_own_loop(parts: setup.Parts) -> None:
     hooks = [*(event.value for event in Event), *(name for name in vars(Actions) if not name.startswith("_"))]
     for argument, part in (("strategy", parts.strategy), ("precision", parts.precision)):
-        if heard := [name for name in hooks if hasattr(type(part), name)]:
+        heard = [name for name in hooks if hasattr(type(part), name)]
+        if heard and not getattr(part, "own_loop", False):
             raise ValueError(
                 f"{argument} {type(part).__name__} acts on {', '.join(heard)}, which only the Trainer's loop has. Train with "
                 f"hocket.Trainer, or give hocket.Runtime another {argument}, such as "

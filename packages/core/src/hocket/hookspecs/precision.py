@@ -11,8 +11,6 @@ from hocket.hookspecs.markers import hookspec
 if TYPE_CHECKING:
     import torch
 
-    from hocket.state import State
-
 
 class PrecisionHooks:
     """In the order of a run: convert once, then context, scale, unscale, a verdict and a step for every batch."""
@@ -20,6 +18,11 @@ class PrecisionHooks:
     @hookspec(firstresult=True)
     def convert_module(self, module: torch.nn.Module) -> torch.nn.Module:
         """The module in the dtypes that it is stored in. Called once, before surgery and before optimizers exist."""
+        raise NotImplementedError
+
+    @hookspec(firstresult=True)
+    def check_optimizer(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Raise ValueError for an optimizer that this precision cannot train with. Called once for each, before training."""
         raise NotImplementedError
 
     @hookspec(firstresult=True)
@@ -43,11 +46,11 @@ class PrecisionHooks:
         raise NotImplementedError
 
     @hookspec(firstresult=True)
-    def overflowed(self, state: State) -> bool:
+    def overflowed(self, all_reduce: Callable[[torch.Tensor, str], torch.Tensor]) -> bool:
         """Whether the gradients of all optimizers, unscaled, overflowed because the loss is scaled; alike on every rank.
 
-        Asked once per computed gradient, after clipping. The step is then left out, and such gradients are not what
-        ``nonfinite=`` is about: they are the precision's own affair.
+        Asked once per computed gradient, after clipping, with the strategy's ``all_reduce``. The step is then left out, and
+        such gradients are not what ``nonfinite=`` is about: they are the precision's own affair.
         """
         raise NotImplementedError
 

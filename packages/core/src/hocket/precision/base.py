@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -12,9 +12,6 @@ from torch import nn
 from hocket.contexts import NOTHING
 from hocket.data.batches import map_tensors
 from hocket.optimizers import needs_closure
-
-if TYPE_CHECKING:
-    from hocket.state import State
 
 
 class Precision:
@@ -24,10 +21,16 @@ class Precision:
     input_dtype: torch.dtype | None = None
     #: The dtype that matrix products are computed in, for figures such as MFU.
     compute_dtype: torch.dtype = torch.float32
+    #: Whether it does its work in loops of one's own, which have no events, although it hears some.
+    own_loop = False
 
     def convert_module(self, module: nn.Module) -> nn.Module:
         """See :meth:`hocket.hookspecs.PrecisionHooks.convert_module`."""
         return module
+
+    def check_optimizer(self, optimizer: torch.optim.Optimizer) -> bool:
+        """See :meth:`hocket.hookspecs.PrecisionHooks.check_optimizer`."""
+        return True
 
     def convert_batch(self, batch: Any) -> Any:
         """See :meth:`hocket.hookspecs.PrecisionHooks.convert_batch`."""
@@ -48,7 +51,11 @@ class Precision:
         """See :meth:`hocket.hookspecs.PrecisionHooks.unscale_gradients`."""
         return True
 
-    def overflowed(self, state: State) -> bool:
+    def backward_context(self) -> AbstractContextManager[Any]:
+        """Around ``backward`` in loops of one's own (see `hocket.Runtime`); in the Trainer's wrap its action `backward`."""
+        return NOTHING
+
+    def overflowed(self, all_reduce: Callable[[torch.Tensor, str], torch.Tensor]) -> bool:
         """See :meth:`hocket.hookspecs.PrecisionHooks.overflowed`."""
         return False
 

@@ -43,6 +43,7 @@ class FP16(Precision):
     """
 
     compute_dtype = torch.float16
+    own_loop = True
 
     def __init__(
         self,
@@ -75,6 +76,8 @@ class FP16(Precision):
         self._device_type = "cpu"
         self._scaler = LossScaler("cpu", **self._options)
         self._skip = False
+        #: Whether a step was taken, or left out, that the scale does not know of yet.
+        self._decided = False
 
     # --- before training
 
@@ -92,21 +95,20 @@ class FP16(Precision):
         self.skipped_steps = 0
         return module
 
-    def before_load(self, state: State) -> None:
+    def check_optimizer(self, optimizer: torch.optim.Optimizer) -> bool:
         """Refuse optimizers that cannot be held back."""
-        for optimizer in state.optimizers:
-            if needs_closure(optimizer):
-                raise ValueError(
-                    f"{type(optimizer).__name__} computes gradients itself, so precision='fp16' could not hold it back when "
-                    "they overflow. Pass precision='bf16' or 'fp32', or an optimizer such as SGD or AdamW."
-                )
+        if needs_closure(optimizer):
+            raise ValueError(
+                f"{type(optimizer).__name__} computes gradients itself, so precision='fp16' could not hold it back when "
+                "they overflow. Pass precision='bf16' or 'fp32', or an optimizer such as SGD or AdamW."
+            )
+        return True
 
     # --- a batch
 
     def batch_start(self, state: State) -> None:
-        """Nothing has overflowed yet."""
-        self._scaler.begin()
-        self._skip = False
+        """Nothing has overflowed yet, whatever an exception has left."""
+        self._begin()
 
     def forward_context(self) -> AbstractContextManager[Any]:
         """Autocast to float16."""
@@ -114,6 +116,7 @@ class FP16(Precision):
 
     def scale_loss(self, loss: torch.Tensor) -> torch.Tensor:
         """The loss times the scale, in float32."""
+        self._adapt()
         return self._scaler.scale(loss)
 
     def unscale_gradients(self, optimizer: torch.optim.Optimizer) -> bool:
@@ -121,37 +124,52 @@ class FP16(Precision):
         self._scaler.unscale_(optimizer)
         return True
 
-    def overflowed(self, state: State) -> bool:
+    def overflowed(self, all_reduce: Callable[[torch.Tensor, str], torch.Tensor]) -> bool:
         """Whether any gradient of this step was not finite, on any rank. Raises FloatingPointError if none is at any scale."""
         flag = self._scaler.overflow
         if flag is None:
             return False
-        flag.copy_(state.bus.all_reduce(flag, "max"))
+        flag.copy_(all_reduce(flag, "max"))
         self._skip = bool(flag.item())
         if self._skip and (scale := self._scaler.get_scale()) * self._scaler.get_backoff_factor() < self.min_scale:
             raise FloatingPointError(
-                f"Gradients are not finite in batch {state.timestamp.batch}, nor were they in earlier ones, although the loss "
-                f"scale has fallen to {scale:g}: this is no overflow that scaling causes. Look for the layer with "
-                "detect_anomaly=True, lower the learning rate, or use precision='bf16' or 'fp32'."
+                f"Gradients are not finite, nor were they in earlier batches, although the loss scale has fallen to {scale:g}: "
+                "this is no overflow that scaling causes. Look for the layer with detect_anomaly=True, lower the learning "
+                "rate, or use precision='bf16' or 'fp32'."
             )
         return self._skip
 
     def step_optimizer(self, optimizer: torch.optim.Optimizer, closure: Callable[[], torch.Tensor]) -> bool:
         """Step, or return False if gradients overflowed."""
+        self._decided = True
         return not self._skip and super().step_optimizer(optimizer, closure)
 
     def batch_end(self, state: State) -> None:
-        """Adapt the scale, and log it."""
-        if self._scaler.overflow is None:
-            return  # the batch was left out before gradients were there
+        """Adapt the scale, and log it, unless the batch was left out before gradients were there."""
+        self._decided = self._scaler.overflow is not None
+        if self._adapt():
+            state.log(
+                {"precision/loss_scale": self._scaler.scale_tensor, "precision/skipped_steps": self.skipped_steps}
+            )
+
+    def _adapt(self) -> bool:
+        """Draw the consequences of a step that was taken or left out, if there was one since the last time."""
+        if not self._decided:
+            return False
         self.skipped_steps += self._skip
         self._scaler.update()
-        state.log({"precision/loss_scale": self._scaler.scale_tensor, "precision/skipped_steps": self.skipped_steps})
+        self._begin()
+        return True
+
+    def _begin(self) -> None:
+        self._scaler.begin()
+        self._skip = self._decided = False
 
     # --- checkpoints
 
     def state_dict(self) -> dict[str, Any]:
         """The scale, how many steps in a row did not overflow, and how many did in all."""
+        self._adapt()
         own = self._scaler.state_dict()
         return {
             "loss_scale": own["scale"], "good_steps": own["_growth_tracker"], "skipped_steps": self.skipped_steps,

@@ -22,14 +22,20 @@ class TF32(Precision):
     affected: torch lets them use TensorFloat-32 anyway, unless ``torch.backends.cudnn.allow_tf32`` is False.
     """
 
+    own_loop = True
+
     def forward_context(self) -> AbstractContextManager[Any]:
         """TensorFloat-32 for matrix products."""
+        return _allowed()
+
+    def backward_context(self) -> AbstractContextManager[Any]:
+        """The same."""
         return _allowed()
 
     @hookimpl(wrapper=True)
     def backward(self, state: State, loss: torch.Tensor) -> Generator[None, bool, bool]:
         """The same for the backward pass."""
-        with _allowed():
+        with self.backward_context():
             return (yield)
 
 

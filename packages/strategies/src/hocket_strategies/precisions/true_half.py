@@ -30,6 +30,7 @@ class StoredLow(Precision):
     """
 
     dtype: ClassVar[torch.dtype]
+    own_loop = True  # what `hocket.Runtime.setup` returns hands out float32
 
     def convert_module(self, module: nn.Module) -> nn.Module:
         """Parameters and buffers in 16 bits, and what casts to and from them."""
@@ -78,17 +79,17 @@ class FP16True(StoredLow):
 
     dtype = compute_dtype = torch.float16
 
-    def before_load(self, state: State) -> None:
+    def check_optimizer(self, optimizer: torch.optim.Optimizer) -> bool:
         """Refuse optimizers that would divide by zero."""
-        for optimizer in state.optimizers:
-            for group in optimizer.param_groups:
-                eps = group.get("eps")
-                low = any(parameter.dtype is torch.float16 for parameter in group["params"])
-                if low and isinstance(eps, float) and not torch.tensor(eps, dtype=torch.float16).item():
-                    raise ValueError(
-                        f"{type(optimizer).__name__} has eps={eps:g}, which is 0 in float16, so it would divide by zero. Give "
-                        "it eps=1e-4, or train with precision='fp16' or 'bf16-true'."
-                    )
+        for group in optimizer.param_groups:
+            eps = group.get("eps")
+            low = any(parameter.dtype is torch.float16 for parameter in group["params"])
+            if low and isinstance(eps, float) and not torch.tensor(eps, dtype=torch.float16).item():
+                raise ValueError(
+                    f"{type(optimizer).__name__} has eps={eps:g}, which is 0 in float16, so it would divide by zero. Give "
+                    "it eps=1e-4, or train with precision='fp16' or 'bf16-true'."
+                )
+        return True
 
 
 def _own(module: nn.Module) -> chain[Tensor]:
