@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
+import torch._dynamo  # the first step of an optimizer would; pytester would forget it, and it cannot be imported again
 import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st

@@ -132,22 +132,22 @@ class Bus:
         plain.sort(key=lambda impl: (impl.trylast, not impl.tryfirst))  # stable
         calls = [self._call(hook, impl, argnames) for impl in plain]
         if hook in _ALWAYS:
-            folded = _all_whatever_happens(calls)
+            folded = _all_whatever_happens([_noted(*call) for call in calls])
         elif first:
-            folded = _first_result(hook, calls)
+            folded = _first_result(hook, [_noted(*call) for call in calls])
         else:
             folded = _all(calls)
         for impl in reversed([impl for impl in ordered if impl.wrapper]):
             folded = self._wrap(hook, impl, argnames, folded)
         return folded
 
-    def _call(self, hook: str, impl: pluggy.HookImpl, argnames: tuple[str, ...]) -> Callable[..., Any]:
-        """One implementation, called with positional arguments, its errors saying whose they are."""
+    def _call(self, hook: str, impl: pluggy.HookImpl, argnames: tuple[str, ...]) -> tuple[Callable[..., Any], str]:
+        """One implementation, called with positional arguments, and whose its errors are; "" where they are the user's."""
         voice = self._voices[impl.plugin_name]
         function = _positional(impl.function, impl.argnames, argnames)
         if self._profile and voice.kind not in _TRANSPARENT:
             function = self._timed(hook, voice, function)
-        return function if voice.kind in _TRANSPARENT else _noted(function, _whose(voice, hook))
+        return function, "" if voice.kind in _TRANSPARENT else _whose(voice, hook)
 
     def _wrap(
         self, hook: str, impl: pluggy.HookImpl, argnames: tuple[str, ...], inner: Callable[..., Any]
@@ -298,16 +298,21 @@ def _silent(*args: Any) -> None:
     """Nobody listens."""
 
 
-def _all(calls: list[Callable[..., Any]]) -> Callable[..., Any]:
+def _all(calls: list[tuple[Callable[..., Any], str]]) -> Callable[..., Any]:
     if not calls:
         return _silent
     if len(calls) == 1:
-        return calls[0]
+        return _noted(*calls[0])
     listeners = tuple(calls)
 
     def run(*args: Any) -> None:
-        for call in listeners:
-            call(*args)
+        whose = ""
+        try:
+            for call, whose in listeners:  # noqa: B007  # used where it was raised
+                call(*args)
+        except BaseException as error:
+            _note(error, whose)
+            raise
 
     return run
 
@@ -356,6 +361,9 @@ def _first_result(hook: str, calls: list[Callable[..., Any]]) -> Callable[..., A
 
 
 def _noted(function: Callable[..., Any], whose: str) -> Callable[..., Any]:
+    if not whose:
+        return function
+
     def noted(*args: Any) -> Any:
         try:
             return function(*args)
@@ -368,7 +376,7 @@ def _noted(function: Callable[..., Any], whose: str) -> Callable[..., Any]:
 
 def _note(error: BaseException, whose: str) -> None:
     note = f"Raised by {whose}."
-    if note not in getattr(error, "__notes__", ()):
+    if whose and note not in getattr(error, "__notes__", ()):
         error.add_note(note)
 
 
