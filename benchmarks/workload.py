@@ -86,6 +86,14 @@ def texts() -> Batch:
 
 WORKLOADS = {
     "mlp": Workload(mlp, lambda: (torch.randn(16, 32), torch.randint(10, (16,))), steps=1100, warmup=100, block=100),
+    # Its hand-written step takes about a millisecond.
+    "wide mlp": Workload(
+        lambda: nn.Sequential(nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 10)),
+        lambda: (torch.randn(64, 256), torch.randint(10, (64,))),
+        steps=450,
+        warmup=50,
+        block=50,
+    ),
     "resnet18": Workload(resnet18, images, steps=7, warmup=1, block=1),
     "gpt": Workload(GPT, texts, steps=9, warmup=1, block=1, loss=next_token_loss),
 }
