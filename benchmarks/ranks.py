@@ -54,9 +54,9 @@ def _hocket(samples: Dataset[Any]) -> float:
     clock = Clock()
     with tempfile.TemporaryDirectory() as folder:
         trainer = hocket.Trainer(
-            model=GPT(), loss=next_token_loss, train_data=DataLoader(samples, BATCH), duration="1ep", strategy="ddp",
+            model=GPT(), loss=next_token_loss, train_data=DataLoader(samples), global_batch=BATCH, duration="1ep",
             optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.01), folder=folder, run_name="ranks", device="cpu",
-            callbacks=[clock],
+            strategy="ddp", callbacks=[clock],
         )  # fmt: skip
         trainer.fit()
     return _median(clock.times)

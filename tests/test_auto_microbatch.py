@@ -50,7 +50,7 @@ def make(data) -> Any:
     def make(model: nn.Module, **changes: Any) -> hocket.Trainer:
         """Batches of 32, 32 and 20 samples."""
         arguments = {
-            "model": model, "loss": F.cross_entropy, "train_data": data(), "duration": "2ep", "seed": 3,
+            "model": model, "loss": F.cross_entropy, "train_data": data(), "global_batch": 32, "duration": "2ep", "seed": 3,
             "optimizer": lambda parameters: torch.optim.Adam(parameters, lr=0.01), "microbatch": "auto", "device": "cpu",
         }  # fmt: skip
         return hocket.Trainer(**{**arguments, **changes})

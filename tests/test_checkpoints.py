@@ -258,7 +258,7 @@ def test_ranks_that_stop_and_others_that_go_on(tmp_path: Path, ranks: tuple[int,
         def rank_main(rank: int) -> dict[str, Tensor]:
             trainer = make(
                 folder, resume, duration=duration, strategy="ddp" if world_size > 1 else "single",
-                model=Plain(), schedule=None,
+                model=Plain(), schedule=None, global_batch=8,
             )  # fmt: skip
             trainer.fit()
             return trained(trainer)

@@ -60,6 +60,7 @@ def make(*names: str, memory: bool = True, **changes: Any) -> hocket.Trainer:
         "model": model,
         "loss": F.cross_entropy,
         "train_data": DataLoader(samples, 8, shuffle=True),
+        "global_batch": 8,
         "eval_data": DataLoader(samples, 16),
         "optimizer": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
         "duration": "3ba",

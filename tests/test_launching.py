@@ -44,8 +44,8 @@ class Act(hocket.Callback):
 torch.manual_seed(0)
 data = TensorDataset(torch.arange(20.0).view(10, 2) / 10, torch.arange(10.0).view(10, 1) / 5)
 trainer = hocket.Trainer(
-    model=nn.Linear(2, 1), loss=nn.functional.mse_loss, train_data=DataLoader(data, 4), optimizer="sgd(lr=0.1)",
-    duration="2ep", strategy="ddp", device="cpu", devices=devices, callbacks=[Act()], folder=folder,
+    model=nn.Linear(2, 1), loss=nn.functional.mse_loss, train_data=DataLoader(data), global_batch=4,
+    optimizer="sgd(lr=0.1)", duration="2ep", strategy="ddp", device="cpu", devices=devices, callbacks=[Act()], folder=folder,
     checkpoints=hocket.Checkpoints(f"{folder}/checkpoints", every="1ba") if act == "kill" else None,
     resume="auto" if act == "kill" else None,
 )
@@ -262,7 +262,7 @@ def test_forks_train_as_a_script_does():
         torch.manual_seed(0)
         data = TensorDataset(torch.arange(20.0).view(10, 2) / 10, torch.arange(10.0).view(10, 1) / 5)
         trainer = hocket.Trainer(
-            model=nn.Linear(2, 1), loss=nn.functional.mse_loss, train_data=DataLoader(data, 4),
+            model=nn.Linear(2, 1), loss=nn.functional.mse_loss, train_data=DataLoader(data), global_batch=4,
             optimizer="sgd(lr=0.1)", duration="2ep", strategy={"ddp": {"timeout": 60}}, device="cpu", devices=2,
         )  # fmt: skip
         trainer.fit()

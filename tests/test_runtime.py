@@ -55,7 +55,7 @@ def own(pieces: int = 1, norm: float | None = None, **arguments: Any) -> dict[st
     runtime = hocket.Runtime(**arguments)
     model = network()
     model, optimizer = runtime.setup(model, adam(model))
-    data = runtime.setup_data(loader())
+    data = runtime.setup_data(loader(), global_batch=8)
     for number, (inputs, targets) in enumerate(data, 1):
         last = number % pieces == 0 or number == len(data)
         with runtime.accumulate(model, last=last):
@@ -274,7 +274,7 @@ def test_a_loop_goes_on_from_what_it_saved(tmp_path: Any, strategy: str, ranks: 
         model = nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.3), nn.Linear(16, 3))
         model, optimizer = runtime.setup(model, adam(model))
         schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.8)
-        for number, (inputs, targets) in enumerate(runtime.setup_data(loader())):
+        for number, (inputs, targets) in enumerate(runtime.setup_data(loader(), global_batch=8)):
             if resume and number == begin:
                 kept = runtime.load(tmp_path / "ckpt", model=model, optimizer=optimizer, schedule=schedule)
                 assert kept == {"step": begin}
@@ -321,6 +321,8 @@ def test_misuse_is_an_error_that_says_what_to_do() -> None:
         runtime.step(optimizer)
     with pytest.raises(ValueError, match="give one of them"):
         runtime.clip_gradients(model, optimizer)
+    with pytest.raises(ValueError, match="global_batch=8 is for training data"):
+        runtime.setup_data(loader(), train=False, global_batch=8)
     for parts in ({"precision": "int8"}, {"strategy": "local-sgd"}):
         with pytest.raises(ValueError, match="only the Trainer's loop has"):
             hocket.Runtime(device="cpu", **parts)

@@ -69,6 +69,7 @@ def trainer(model, strategy, folder, **options) -> hocket.Trainer:
             "model": model,
             "loss": loss,
             "train_data": data(),
+            "global_batch": 8,
             "optimizer": adamw,
             "strategy": strategy,
             "precision": "fp64",

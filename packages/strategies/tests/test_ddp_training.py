@@ -55,7 +55,7 @@ class Losses(hocket.Callback):
 
 
 def trained(make_data, world_size, folder, *, loss=F.cross_entropy, make=network, **options):
-    """By rank: weights, losses of the batches, and the result of the fit."""
+    """By rank: weights, losses of the batches, and the result of the fit. Global batches have 4 samples unless said."""
 
     def rank_main(rank):
         torch.manual_seed(rank)
@@ -65,6 +65,7 @@ def trained(make_data, world_size, folder, *, loss=F.cross_entropy, make=network
                 "model": make(),
                 "loss": loss,
                 "train_data": make_data(),
+                "global_batch": 4,
                 "optimizer": sgd,
                 "strategy": "ddp",
                 "precision": "fp64",
@@ -100,14 +101,14 @@ def equal_to(expected, by_rank, tolerance=1e-12):
         (13, 4),  # the last batch has one sample: on two ranks one has none, on three two have none
         (10, 5),  # five samples on two ranks: three and two
         (7, 7),
-        (4, 1),  # never enough
+        (4, 3),
     ],
 )
 def test_uneven_batches_and_microbatches(tmp_path, world_size, microbatch, number, batch_size):
     def data():
         return DataLoader(samples(number), batch_size)
 
-    by_rank = trained(data, world_size, tmp_path, microbatch=microbatch, duration="2ep")
+    by_rank = trained(data, world_size, tmp_path, microbatch=microbatch, duration="2ep", global_batch=batch_size)
     equal_to(plain(data(), epochs=2), by_rank)
     for _, _, timestamp, _ in by_rank:
         assert (timestamp.epoch, timestamp.sample) == (2, 2 * number)
@@ -187,6 +188,14 @@ def test_worker_processes(tmp_path):
     equal_to(plain(DataLoader(samples(9), 4), epochs=2), trained(data, 2, tmp_path, duration="2ep"))
 
 
+def test_a_batch_size_is_each_ranks_own(tmp_path):
+    def data():
+        return DataLoader(samples(13), 2)
+
+    expected = plain(DataLoader(samples(13), 6), epochs=2)
+    equal_to(expected, trained(data, 3, tmp_path, duration="2ep", global_batch=None))
+
+
 @pytest.mark.filterwarnings("ignore:Every rank reads all")
 def test_iterable_data(tmp_path):
     class Stream(IterableDataset):
@@ -197,20 +206,29 @@ def test_iterable_data(tmp_path):
         return DataLoader(Stream(), 4)
 
     equal_to(plain(DataLoader(samples(9), 4)), trained(data, 2, tmp_path))
+    # Without a global batch the first two batches are one, and the last is one on its own.
+    features, targets = samples(9).tensors
+    expected = plain([(features[:8], targets[:8]), (features[8:], targets[8:])])
+    equal_to(expected, trained(data, 2, tmp_path, global_batch=None))
 
 
-def test_data_that_is_divided_already(tmp_path):
-    """Rank 0 has four batches of two, rank 1 has two of one: the global batches are what both have at the same place."""
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize("uneven", ["pad", "end"])
+def test_data_that_is_divided_already(tmp_path, strategy, uneven):
+    """Rank 0 has four batches of two, rank 1 has three of one: the global batches are what both have at the same place."""
     features, targets = samples(10).tensors
-    shares = [[[0, 1], [3, 4], [6, 7], [8, 9]], [[2], [5]]]
+    shares = [[[0, 1], [3, 4], [6, 7], [8, 9]], [[2], [5], [6]]]
 
     def data():
         rank = int(os.environ["RANK"])
         return [(features[share], targets[share]) for share in shares[rank]]
 
-    global_batches = [[0, 1, 2], [3, 4, 5], [6, 7], [8, 9]]
-    expected = plain([(features[batch], targets[batch]) for batch in global_batches])
-    equal_to(expected, trained(data, 2, tmp_path, strategy={"ddp": {"split_data": False}}))
+    global_batches = [[0, 1, 2], [3, 4, 5], [6, 7, 6], [8, 9]][: 4 if uneven == "pad" else 3]
+    expected = plain([(features[batch], targets[batch]) for batch in global_batches], epochs=2)
+    options = {"strategy": {strategy: {"split_data": False, "uneven": uneven}}, "global_batch": None, "duration": "2ep"}
+    by_rank = trained(data, 2, tmp_path, **options)
+    equal_to(expected, by_rank)
+    assert {timestamp.batch for _, _, timestamp, _ in by_rank} == {2 * len(global_batches)}
 
 
 class Seen:
@@ -268,7 +286,7 @@ def test_prediction_is_each_ranks_share(tmp_path):
         trainer = hocket.Trainer(model=nn.Identity(), strategy="ddp", device="cpu", folder=tmp_path)
         return [outputs.flatten().tolist() for outputs in trainer.predict(DataLoader(torch.arange(5.0), 4))]
 
-    assert run_ranks(predicted, 2) == [[[0, 1], [4]], [[2, 3]]]
+    assert run_ranks(predicted, 2) == [[[0, 1, 2, 3]], [[4]]]
 
 
 def test_ranks_with_batch_norm_keep_one_model(tmp_path):
@@ -277,19 +295,16 @@ def test_ranks_with_batch_norm_keep_one_model(tmp_path):
         return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
 
     def data():
-        return DataLoader(samples(16), 8)
+        return DataLoader(samples(16), 4)
 
-    by_rank = trained(data, 2, tmp_path, make=normed, eval_data=DataLoader(samples(6), 3))
+    by_rank = trained(data, 2, tmp_path, global_batch=None, make=normed, eval_data=DataLoader(samples(6), 3))
     for weights, losses, _, metrics in by_rank:
         torch.testing.assert_close(weights, by_rank[0][0], rtol=0, atol=0)
         assert (losses, metrics) == (by_rank[0][1], by_rank[0][3])
-    # Statistics are those of rank 0's shares: the first half of each batch.
-    model = normed().double()
-    first = DataLoader(samples(16), 8)
-    expected = None
-    for inputs, _ in list(first)[:1]:
-        expected = model[0](inputs[:4].double()).mean(0) * 0.1
-    one_batch = trained(data, 2, tmp_path, make=normed, duration="1ba")[0][0]
+    # Statistics are those of rank 0's batches.
+    inputs, _ = next(iter(data()))
+    expected = normed().double()[0](inputs.double()).mean(0) * 0.1
+    one_batch = trained(data, 2, tmp_path, global_batch=None, make=normed, duration="1ba")[0][0]
     torch.testing.assert_close(one_batch["1.running_mean"], expected)
 
 
@@ -313,6 +328,7 @@ SCRIPT = """
         model=torch.nn.Linear(2, 1),
         loss=torch.nn.functional.mse_loss,
         train_data=DataLoader(TensorDataset(features, features.sum(1, keepdim=True)), 5),
+        global_batch=5,
         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
         duration="3ba",
         device="cpu",

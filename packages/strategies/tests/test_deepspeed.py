@@ -75,6 +75,7 @@ def trainer(folder, strategy, **options) -> hocket.Trainer:
             "model": network(),
             "loss": F.cross_entropy,
             "train_data": data(),
+            "global_batch": 5,
             "optimizer": adamw,
             "strategy": strategy,
             "device": "cpu",

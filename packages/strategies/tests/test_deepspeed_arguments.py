@@ -47,7 +47,7 @@ def test_stages_that_contradict(arguments):
 
 @pytest.mark.parametrize(
     "section, instead",
-    [("optimizer", "FusedAdam"), ("scheduler", "schedule='cosine"), ("train_batch_size", "batch_size is the global")],
+    [("optimizer", "FusedAdam"), ("scheduler", "schedule='cosine"), ("train_batch_size", "global_batch=32")],
 )
 def test_sections_that_belong_elsewhere(section, instead):
     with pytest.raises(ValueError, match=f"has '{section}', which hocket does not hand on.*{instead}"):

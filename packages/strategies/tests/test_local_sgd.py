@@ -123,6 +123,7 @@ def trainer(folder, data, strategy, **options) -> hocket.Trainer:
             "model": network(),
             "loss": F.cross_entropy,
             "train_data": data,
+            "global_batch": 4,
             "optimizer": sgd,
             "strategy": strategy,
             "device": "cpu",
@@ -153,9 +154,9 @@ def test_uneven_shares_with_batch_norm(tmp_path, every, world_size):
 
     def rank_main(rank):
         losses = Losses()
-        run = trainer(tmp_path, DataLoader(samples(11), 11), LocalSGD(every=every), callbacks=[losses])
+        run = trainer(tmp_path, DataLoader(samples(11)), LocalSGD(every=every), callbacks=[losses], global_batch=11)
         run.fit("2ep")
-        run.fit("2ep", train_data=DataLoader(samples(8), 8))
+        run.fit("2ep", train_data=DataLoader(samples(8)))
         return run.model_state_dict(), losses.losses, dict(run.state.model.state_dict())
 
     # The second fit begins from the average, each rank with its own momenta: by hand that is one run of four steps.
@@ -334,14 +335,14 @@ def test_averages_over_time_are_averaged_over_ranks(tmp_path):
 
 
 def test_optimizer_state_is_the_average_and_knows_ranks_that_never_stepped(tmp_path):
-    """Rank 1 of 2 has no share of batches of one sample."""
+    """Rank 1 of 2 has no share of the only sample."""
 
     def adam(parameters):
         return torch.optim.Adam(parameters, lr=0.1)
 
     def rank_main(rank):
-        run = trainer(tmp_path, DataLoader(samples(3), 1), LocalSGD(every=2), optimizer=adam, model=plain())
-        run.fit("1ep")
+        run = trainer(tmp_path, DataLoader(samples(1)), LocalSGD(every=2), optimizer=adam, model=plain())
+        run.fit("3ep")
         state = run.state
         whole = state.bus.optimizer_state(state.prepared, state.optimizers[0])
         return whole["state"], state.optimizers[0].state_dict()["state"]

@@ -38,8 +38,8 @@ model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3)).double()
 generator = torch.Generator().manual_seed(1)
 data = DataLoader(TensorDataset(torch.randn(13, 4, generator=generator).double(), torch.arange(13) % 3), 4)
 trainer = hocket.Trainer(
-    model=model, loss=nn.functional.cross_entropy, train_data=data, eval_data=data, strategy="ray", device="cpu",
-    optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.3, momentum=0.9), duration="3ep",
+    model=model, loss=nn.functional.cross_entropy, train_data=data, global_batch=4, eval_data=data, strategy="ray",
+    device="cpu", optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.3, momentum=0.9), duration="3ep",
     callbacks=[Dies()], folder=folder / "runs",
 )
 trainer.fit()
@@ -114,7 +114,8 @@ def test_a_function_with_arguments(tmp_path):
         trainer = hocket.Trainer(
             model=nn.Linear(2, 2),
             loss=nn.functional.cross_entropy,
-            train_data=DataLoader(TensorDataset(torch.rand(samples, 2), torch.arange(samples) % 2), 4),
+            train_data=DataLoader(TensorDataset(torch.rand(samples, 2), torch.arange(samples) % 2)),
+            global_batch=4,
             optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
             strategy="ray",
             device="cpu",

@@ -17,6 +17,7 @@ from hocket import Callback, State, Trainer
 from hocket.data import seeded
 from hocket.data.feed import DataError
 from hocket.testkit import RankError, run_ranks
+from hocket.testkit.compare import difference
 
 MulticlassAccuracy = pytest.importorskip("torchmetrics.classification").MulticlassAccuracy
 
@@ -50,23 +51,30 @@ class Drawing(Sampler[int]):
 
 
 class Watch(Callback):
-    """The samples and the loss of every batch, over all ranks; the Trainer's state after one of them."""
+    """The samples of every batch, those of one rank after those of another, its loss, and the Trainer's state after one."""
 
     def __init__(self, at: int | None = None) -> None:
-        self.at, self.trainer, self.tree = at, None, None
+        self.at, self.trainer, self.tree, self.over = at, None, None, None
         self.seen: list[list[int]] = []
         self.losses: list[float] = []
 
     def batch_end(self, state: State) -> None:
         mine = state.batch[2].tolist() if state.rank_samples else []
-        self.seen.append(sorted(index for each in state.bus.all_gather_object(mine) for index in each))
+        self.seen.append([index for each in state.bus.all_gather_object(mine) for index in each])
         self.losses.append(state.loss.item())
+
+    def fit_end(self, state: State) -> None:
+        self.over = copy.deepcopy(self.trainer.state_dict())
 
     def batch_checkpoint(self, state: State) -> None:
         if state.timestamp.batch == self.at:
             self.tree = copy.deepcopy(self.trainer.state_dict())
             if state.strategy.world_size > 1:  # of what ranks do not gather, they have the same
                 assert len(self.tree["ranks"]) == state.strategy.world_size
+
+
+#: Batches of one's own, of which the ranks have one each; the last rank goes without in the end.
+TWOS = [list(range(start, min(start + 2, SAMPLES - 2))) for start in range(0, SAMPLES - 2, 2)]
 
 
 def loss(outputs: Any, batch: Any) -> Any:
@@ -92,11 +100,12 @@ def train(
     dropout: float = 0.0,
     strategy: Any = "auto",
     duration: str = "2ep",
+    global_batch: int | None = BATCH,
     **loader: Any,
 ) -> tuple[Watch, dict[str, Any], dict[str, float]]:
     watch = Watch(at)
-    options: dict[str, Any] = {"batch_size": BATCH, "shuffle": True, **loader}
-    if options.get("sampler") is not None:
+    options: dict[str, Any] = {"shuffle": True, **loader}
+    if options.keys() & {"sampler", "batch_sampler"}:
         options.pop("shuffle")
     if options.pop("own_generator", False):
         options["generator"] = torch.Generator().manual_seed(6)
@@ -104,6 +113,7 @@ def train(
         model=Net(seed, dropout),
         loss=loss,
         train_data=DataLoader(options.pop("dataset", None) or seeded(Noted()), **options),
+        global_batch=global_batch,
         train_metrics=lambda: {"accuracy": MulticlassAccuracy(3)},
         optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=0.01),
         schedule="cosine(warmup=0.3dur)",
@@ -116,6 +126,10 @@ def train(
     watch.trainer = trainer
     if tree is not None:
         trainer.load_state_dict(tree)
+        again = trainer.state_dict()
+        for what in ("model", "optimizers", "schedules", "plugins"):
+            # To the last bit, however many ranks have shards of it.
+            assert (found := difference(again[what], tree[what], at=what)) is None, found
     metrics = dict(trainer.fit().metrics)
     weights = {name: value.clone() for name, value in trainer.model_state_dict().items()}
     trainer.close()
@@ -131,8 +145,10 @@ def train(
         {"dropout": 0.3, "num_workers": 2, "persistent_workers": True},
         {"dropout": 0.3, "dataset": Noted()},
         {"dropout": 0.3, "sampler": Drawing()},
+        {"dropout": 0.3, "global_batch": None, "batch_size": 2},
+        {"dropout": 0.3, "global_batch": None, "batch_sampler": TWOS},
     ],
-    ids=["global", "generator, workers", "persistent workers", "not seeded", "own sampler"],
+    ids=["global", "generator, workers", "persistent workers", "not seeded", "own sampler", "of ranks", "own batches"],
 )
 def test_two_ranks_go_on_to_the_last_bit(options: dict[str, Any]) -> None:
     def ranks(rank: int) -> None:
@@ -148,34 +164,77 @@ def test_two_ranks_go_on_to_the_last_bit(options: dict[str, Any]) -> None:
     run_ranks(ranks, 2, timeout=180)
 
 
-@pytest.mark.parametrize("strategies", [("ddp", "ddp"), ("ddp", "fsdp"), ("fsdp", "ddp")])
+WORKER = {"own_generator": True, "num_workers": 1}
+
+
 @pytest.mark.parametrize(
-    "options", [{}, {"own_generator": True, "num_workers": 1}], ids=["global", "generator, worker"]
+    "strategies, options",
+    [
+        (("ddp", "ddp", "ddp"), {}),
+        (("fsdp", "fsdp", "fsdp"), {}),
+        (("ddp", "fsdp", "ddp"), WORKER),
+        (("fsdp", "ddp", "fsdp"), {}),
+    ],
+    ids=["ddp", "fsdp", "ddp, fsdp, ddp, with a generator and a worker", "fsdp, ddp, fsdp"],
 )
-def test_other_numbers_of_ranks_see_the_same_global_batches(
-    strategies: tuple[str, str], options: dict[str, Any]
-) -> None:
-    one, other = strategies
-    whole, expected, metrics = run_ranks(lambda rank: train(None, None, seed=0, strategy=one, **options), 2)[0]
+def test_four_two_one_and_four_ranks_are_one_run(strategies: tuple[str, str, str], options: dict[str, Any]) -> None:
+    """Each goes on in the middle of an epoch; together they do what one process does that nobody interrupts."""
+    whole, expected, metrics = train(None, None, seed=0, strategy="single", **options)
 
     def part(ranks: int, strategy: str, tree: Any, at: int | None, seed: int) -> Any:
-        return run_ranks(
-            lambda rank: train(tree, at, seed=seed, strategy=strategy if ranks > 1 else "single", **options),
-            ranks,
-            timeout=120,
-        )[0]
+        return run_ranks(lambda rank: train(tree, at, seed=seed, strategy=strategy, **options), ranks, timeout=120)[0]
 
-    two, *_ = part(2, one, None, 3, 0)
-    single, *_ = part(1, "single", two.tree, 5, 7)
-    four, weights, again = part(4, other, single.tree, None, 8)
-    seen = two.seen[:3] + single.seen[:2] + four.seen
+    four, *_ = part(4, strategies[0], None, 2, 0)
+    two, *_ = part(2, strategies[1], four.tree, 5, 6)
+    one, *_ = part(1, "single", two.tree, 9, 7)
+    last, weights, again = part(4, strategies[2], one.tree, None, 8)
+    seen = four.seen[:2] + two.seen[:3] + one.seen[:4] + last.seen
     assert seen == whole.seen
     assert sorted(chain(*seen[:7])) == sorted(chain(*seen[7:])) == list(range(SAMPLES))
-    losses = two.losses[:3] + single.losses[:2] + four.losses
+    losses = four.losses[:2] + two.losses[:3] + one.losses[:4] + last.losses
     torch.testing.assert_close(losses, whole.losses, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(weights, expected, rtol=1e-4, atol=1e-5)
     assert metrics.keys() == again.keys()
     assert metrics["train/accuracy"] == pytest.approx(again["train/accuracy"])
+
+
+def test_global_batches_of_another_size_are_refused_in_the_middle_of_an_epoch() -> None:
+    """And continued at its end, or with what the message says."""
+
+    def ranks(rank: int) -> Any:
+        options = {"seed": 0, "strategy": "ddp", "global_batch": None, "batch_size": 2}
+        return train(None, 3, **options)[0], train(None, None, duration="1ep", **options)[0].over
+
+    middle, end = run_ranks(ranks, 2)[0]
+    alone = {"seed": 1, "strategy": "single", "batch_size": 2}
+    with pytest.raises(
+        DataError, match=r"made of 4 samples; now it is made of 2 samples\. Pass global_batch=4 to the Trainer"
+    ):
+        train(middle.tree, None, global_batch=None, **alone)
+    assert middle.seen[3:] == train(middle.tree, None, global_batch=4, **alone)[0].seen
+    assert len(train(end, None, global_batch=None, **alone)[0].seen) == 14
+
+
+@pytest.mark.parametrize(
+    "before, after, message",
+    [
+        (
+            {},
+            {"strategy": "single"},
+            r"of 2 batches; now it is made of 1 batches\. Start 2 ranks, without global_batch",
+        ),
+        ({"global_batch": 2}, {}, r"of 1 batches; now it is made of 2 batches\. Pass global_batch= with the number"),
+    ],
+)
+def test_batches_that_cannot_be_set_are_refused_likewise(before: Any, after: Any, message: str) -> None:
+    def part(tree: Any, at: int | None, **changes: Any) -> Any:
+        options = {"global_batch": None, "batch_sampler": TWOS, **changes}
+        return run_ranks(
+            lambda rank: train(tree, at, seed=0, **options), 1 if changes.get("strategy") == "single" else 2
+        )[0]
+
+    with pytest.raises(RankError, match=message):
+        part(part(None, 3, **before)[0].tree, None, **after)
 
 
 def test_train_metrics_of_an_epoch_that_began_on_other_ranks() -> None:
@@ -191,6 +250,7 @@ def test_data_that_is_each_ranks_own() -> None:
         warnings.simplefilter("ignore")  # that the sampler is left in charge
         data = Noted()
         options = {"dataset": seeded(data), "sampler": DistributedSampler(data, 2, rank, seed=2), "batch_size": 2}
+        options["global_batch"] = None
         whole, expected, _ = train(None, None, seed=0, **options)
         first, *_ = train(None, 9, seed=0, **options)
         second, weights, _ = train(first.tree, None, seed=5, **options)
@@ -213,6 +273,7 @@ def test_ranks_that_have_no_batches_left(uneven: bool) -> None:
         batches = [(torch.randn(2, 6, generator=generator), torch.tensor([0, 2]), torch.tensor(i * 2)) for i in lists]
         options: dict[str, Any] = {
             "dataset": batches, "batch_size": None, "shuffle": False, "strategy": {"ddp": {"split_data": False}},
+            "global_batch": None,
         }  # fmt: skip
         whole, expected, _ = train(None, None, seed=0, **options)
         for at in (2, 3, 5, 8):

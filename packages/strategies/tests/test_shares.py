@@ -1,4 +1,4 @@
-"""Every sample of a global batch goes to one rank, once, in every kind of data that a user may bring."""
+"""Every sample goes to one rank, once, in every kind of data that a user may bring, and global batches are what was asked."""
 
 from __future__ import annotations
 
@@ -22,12 +22,15 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
+from hocket import Strategy
 from hocket.data.batches import Padding
+from hocket.data.errors import DataError
 from hocket.data.feed import Feed
+from hocket.data.global_batches import sized
 from hocket.devices.cpu import CPU
 from hocket.testkit.ranks import RankError, run_ranks
 from hocket_strategies import DDP
-from hocket_strategies.shares import share
+from hocket_strategies.shares import share, shared
 
 
 @given(samples=st.integers(0, 200), world_size=st.integers(1, 17))
@@ -65,7 +68,7 @@ def joined_ranks(**options) -> DDP:
     return strategy
 
 
-def passes(make, world_size=2, train=True, epochs=1, **options):
+def passes(make, world_size=2, train=True, epochs=1, global_batch=None, **options):
     """By rank and pass, the batches of the data that ``make(rank)`` returns: lists, and ``("padding", list)``."""
 
     def rank_main(rank):
@@ -76,13 +79,14 @@ def passes(make, world_size=2, train=True, epochs=1, **options):
         strategy = joined_ranks(**options)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            data = strategy.prepare_data(make(rank), train)
-        return [
-            [("padding", b.batch.tolist()) if isinstance(b, Padding) else b.tolist() for b in data]
-            for _ in range(epochs)
-        ]
+            data = strategy.prepare_data(make(rank), train, global_batch)
+        return [plainly(data) for _ in range(epochs)]
 
     return run_ranks(rank_main, world_size)
+
+
+def plainly(data):
+    return [("padding", b.batch.tolist()) if isinstance(b, Padding) else b.tolist() for b in data]
 
 
 def joined(by_rank, epoch=0):
@@ -93,20 +97,166 @@ def joined(by_rank, epoch=0):
     ]
 
 
+# --- the arithmetic, for any numbers; the ranks take turns in this process
+
+
+def shares_of(make, ranks, global_batch=None, *, train=True, pad=True, end=False):
+    """By rank, the batches of one pass and how many the data says that there are."""
+    by_rank = []
+    for rank in range(ranks):
+        strategy = Strategy()
+        strategy.rank, strategy.world_size = rank, ranks
+        torch.manual_seed(1)  # as if rank 0's random numbers had been sent
+        data = shared(make(), strategy, global_batch, train=train, pad=pad, end=end)
+        by_rank.append((plainly(data), len(data)))
+    assert all(len(batches) == said for batches, said in by_rank)
+    return [[batches] for batches, _ in by_rank]
+
+
+def alone(data):
+    torch.manual_seed(1)
+    return [batch.tolist() for batch in data]
+
+
+loaders = {
+    "samples": st.integers(1, 40),
+    "size": st.integers(1, 9),
+    "ranks": st.integers(1, 5),
+    "drop_last": st.booleans(),
+    "shuffle": st.booleans(),
+}
+
+
+@given(**loaders, more=st.integers(0, 12))
+def test_a_global_batch_is_that_of_one_process(samples, size, ranks, drop_last, shuffle, more):
+    def loader(batch_size=size):
+        return DataLoader(Numbers(samples), batch_size, shuffle=shuffle, drop_last=drop_last)
+
+    by_rank = shares_of(loader, ranks, ranks + more)
+    expected = alone(loader(ranks + more))
+    assert joined(by_rank) == expected == alone(sized(loader(), ranks + more))
+    for place, batch in enumerate(expected):
+        sizes = [len(each[0][place]) if each[0][place][0] != "padding" else 0 for each in by_rank]
+        assert sum(sizes) == len(batch) and max(sizes) - min(sizes) <= 1
+
+
+@given(**loaders)
+def test_a_batch_size_is_each_ranks_own(samples, size, ranks, drop_last, shuffle):
+    def loader(batch_size=size):
+        return DataLoader(Numbers(samples), batch_size, shuffle=shuffle, drop_last=drop_last)
+
+    by_rank = shares_of(loader, ranks)
+    assert joined(by_rank) == alone(loader(size * ranks))
+    assert {len(batch) for (batches,) in by_rank for batch in batches[:-1]} <= {size}
+
+
+@given(**loaders)
+def test_evaluation_has_the_batches_of_one_process(samples, size, ranks, drop_last, shuffle):
+    def loader():
+        return DataLoader(Numbers(samples), size, shuffle=shuffle, drop_last=drop_last)
+
+    by_rank = shares_of(loader, ranks, train=False, pad=False)
+    assert [each for (batches,) in by_rank for each in batches] == [
+        each for rank in range(ranks) for each in alone(loader())[rank::ranks]
+    ]
+    padded = shares_of(loader, ranks, train=False)
+    assert joined(padded) == joined(by_rank) and len({len(batches) for (batches,) in padded}) == 1
+
+
+@given(sizes=st.lists(st.integers(1, 5), min_size=1, max_size=12), ranks=st.integers(1, 5), whole=st.booleans())
+def test_batches_of_a_sampler_of_ones_own_go_one_to_each_rank(sizes, ranks, whole):
+    """As do the batches of other iterables, and single indices that stand for batches."""
+    ends = list(itertools.accumulate(sizes))
+    indices = [list(range(end - size, end)) for end, size in zip(ends, sizes, strict=True)]
+    makers = [
+        lambda: DataLoader(Numbers(sum(sizes)), batch_sampler=indices),
+        lambda: [torch.tensor(each) for each in indices],
+        lambda: DataLoader([torch.tensor(each) for each in indices], batch_size=None),
+    ]
+    for make in makers:
+        by_rank = shares_of(make, ranks, end=whole)
+        groups = [indices[start : start + ranks] for start in range(0, len(indices), ranks)]
+        if whole:
+            groups = [group for group in groups if len(group) == ranks]
+        assert joined(by_rank) == [[i for each in group for i in each] for group in groups]
+        assert [[each for each in batches if each[0] != "padding"] for (batches,) in by_rank] == [
+            [group[rank] for group in groups if rank < len(group)] for rank in range(ranks)
+        ]
+        assert {len(batches) for (batches,) in by_rank} == {len(groups)}
+
+
+@given(**loaders, more=st.integers(0, 12))
+def test_a_pass_can_end_before_a_rank_goes_without(samples, size, ranks, drop_last, shuffle, more):
+    def loader():
+        return DataLoader(Numbers(samples), size, shuffle=shuffle, drop_last=drop_last)
+
+    for global_batch in (None, ranks + more):
+        by_rank = shares_of(loader, ranks, global_batch, end=True)
+        assert not any(each[0] == "padding" for (batches,) in by_rank for each in batches)
+        expected = joined(shares_of(loader, ranks, global_batch))
+        assert joined(by_rank) == [batch for batch in expected if len(batch) >= ranks]
+
+
+@pytest.mark.parametrize(
+    "sizes, message",
+    [
+        ([4, 3, 4], r"a batch of 3 samples that is not the last.*make batches of 4"),
+        ([4, 5], r"global_batch=4, but .* a batch of 5 samples"),
+    ],
+)
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_batches_that_cannot_be_set_are_checked(sizes, message, ranks):
+    indices = [list(range(size)) for size in sizes]
+    for data in (DataLoader(Numbers(9), batch_sampler=indices), [torch.tensor(each) for each in indices]):
+        with pytest.raises(DataError, match=message):
+            list(sized(data, 4) if ranks == 1 else shares_of(lambda data=data: data, ranks, 4))
+
+
+def test_batches_that_cannot_be_set_are_divided():
+    for data in (
+        DataLoader(Numbers(9), batch_sampler=[[0, 1, 2, 3], [4, 5, 6]]),
+        [torch.arange(4), torch.arange(4, 7)],
+        DataLoader([torch.arange(4), torch.arange(4, 7)], batch_size=None),
+        DataLoader(Stream(range(7)), 4),
+    ):
+        if not isinstance(data, DataLoader) or data.batch_sampler is None:
+            assert len(sized(data, 4)) == 2
+        assert alone(sized(data, 4)) == [[0, 1, 2, 3], [4, 5, 6]]
+        strategies = [Strategy(), Strategy()]
+        strategies[1].rank = 1
+        for strategy in strategies:
+            strategy.world_size = 2
+        halves = [plainly(shared(data, each, 4, train=True, pad=True, end=False)) for each in strategies]
+        assert halves == [[[0, 1], [4, 5]], [[2, 3], [6]]]
+
+
+@pytest.mark.parametrize("size", [0, -8, 2.5, True])
+def test_a_global_batch_is_a_number_of_samples(size):
+    with pytest.raises(ValueError, match=r"global_batch=.* is not enough for 1 rank: .* an int of 1 or more"):
+        sized([], size)
+
+
 # --- DataLoaders over map-style data sets
 
 
 def test_each_rank_gets_its_slice_of_every_batch():
-    assert passes(lambda rank: DataLoader(Numbers(9), batch_size=4)) == [
+    by_rank = [
         [[[0, 1], [4, 5], [8]]],
         [[[2, 3], [6, 7], ("padding", [8])]],
     ]
+    assert passes(lambda rank: DataLoader(Numbers(9), batch_size=2)) == by_rank
+    assert passes(lambda rank: DataLoader(Numbers(9), batch_size=7), global_batch=4) == by_rank
+
+
+def test_fewer_samples_than_ranks_are_no_global_batch():
+    with pytest.raises(RankError, match=r"global_batch=2 is not enough for 3 ranks: .* an int of 3 or more"):
+        passes(lambda rank: DataLoader(Numbers(9), batch_size=4), 3, global_batch=2)
 
 
 def test_evaluation_leaves_out_batches_without_a_share():
     assert passes(lambda rank: DataLoader(Numbers(9), batch_size=4), train=False) == [
-        [[[0, 1], [4, 5], [8]]],
-        [[[2, 3], [6, 7]]],
+        [[[0, 1, 2, 3], [8]]],
+        [[[4, 5, 6, 7]]],
     ]
 
 
@@ -114,27 +264,10 @@ def test_a_rank_loads_only_its_share():
     def rank_main(rank):
         strategy = joined_ranks()
         numbers = Numbers(10)
-        list(strategy.prepare_data(DataLoader(numbers, batch_size=4), True))
+        list(strategy.prepare_data(DataLoader(numbers, batch_size=2), True))
         return numbers.loaded
 
     assert run_ranks(rank_main, 2) == [[0, 1, 4, 5, 8], [2, 3, 6, 7, 9]]
-
-
-@pytest.mark.parametrize("world_size", [2, 3, 5])
-@pytest.mark.parametrize(
-    "samples, batch_size, drop_last", [(10, 4, False), (10, 4, True), (3, 3, False), (5, 2, False)]
-)
-@pytest.mark.parametrize("train", [True, False])
-def test_the_length_is_the_number_of_batches(world_size, samples, batch_size, drop_last, train):
-    def rank_main(rank):
-        strategy = joined_ranks()
-        data = strategy.prepare_data(DataLoader(Numbers(samples), batch_size, drop_last=drop_last), train)
-        return len(data), len(list(data))
-
-    lengths = run_ranks(rank_main, world_size)
-    assert all(said == counted for said, counted in lengths)
-    if train:
-        assert len(set(lengths)) == 1
 
 
 class UsesPython(Sampler):
@@ -177,7 +310,7 @@ def test_samples_drawn_with_replacement_are_the_same_on_every_rank():
         return DataLoader(Numbers(16), 4, sampler=WeightedRandomSampler(torch.arange(16.0), 8))
 
     torch.manual_seed(100)
-    assert joined(passes(weighted)) == [batch.tolist() for batch in weighted(0)]
+    assert joined(passes(weighted, global_batch=4)) == [batch.tolist() for batch in weighted(0)]
 
 
 @pytest.mark.parametrize("kind", ["shuffle", "own generators", "subset", "batch sampler", "batches as samples"])
@@ -185,9 +318,9 @@ def test_the_global_batches_are_those_of_one_process(kind):
     """Rank 0's random numbers decide, and it draws them as if it were alone."""
     torch.manual_seed(100)
     loader = SHUFFLED[kind](0)
-    alone = [[batch.tolist() for batch in loader] for _ in range(2)]
-    by_rank = passes(SHUFFLED[kind], world_size=2, epochs=2)
-    assert [joined(by_rank, 0), joined(by_rank, 1)] == alone
+    expected = [[batch.tolist() for batch in loader] for _ in range(2)]
+    by_rank = passes(SHUFFLED[kind], world_size=2, epochs=2, global_batch=4)
+    assert [joined(by_rank, 0), joined(by_rank, 1)] == expected
 
 
 def test_other_ranks_keep_their_random_numbers():
@@ -217,32 +350,33 @@ def test_workers_of_different_ranks_draw_different_numbers():
 def test_the_loader_keeps_its_options_and_the_users_own_is_untouched():
     def rank_main(rank):
         strategy = joined_ranks()
-        loader = DataLoader(Numbers(8), 4, collate_fn=lambda items: ("collated", len(items)), drop_last=True)
+        loader = DataLoader(Numbers(11), 4, collate_fn=lambda items: ("collated", len(items)), drop_last=True)
         batches = list(strategy.prepare_data(loader, True))
-        return batches, list(loader)
+        return batches, list(loader), list(sized(loader, 3)), list(loader)
 
-    assert run_ranks(rank_main, 2)[0] == ([("collated", 2)] * 2, [("collated", 4)] * 2)
+    own = [("collated", 4)] * 2
+    assert run_ranks(rank_main, 2)[0] == (own[:1], own, [("collated", 3)] * 3, own)
 
 
 def test_plug_ins_find_the_loader_that_is_read_from():
     """Per-sample transforms stand in for its data set while a fit lasts; the user's own loader does not notice."""
 
     def rank_main(rank):
-        loader = DataLoader(Numbers(8), 4)
+        loader = DataLoader(Numbers(8), 2)
         prepared = joined_ranks().prepare_data(loader, True)
         vars(prepared.loader)["dataset"] = range(100, 108)
         return [batch.tolist() for batch in prepared], [batch.tolist() for batch in loader]
 
     assert run_ranks(rank_main, 2) == [
-        ([[100, 101], [104, 105]], [[0, 1, 2, 3], [4, 5, 6, 7]]),
-        ([[102, 103], [106, 107]], [[0, 1, 2, 3], [4, 5, 6, 7]]),
+        ([[100, 101], [104, 105]], [[0, 1], [2, 3], [4, 5], [6, 7]]),
+        ([[102, 103], [106, 107]], [[0, 1], [2, 3], [4, 5], [6, 7]]),
     ]
 
 
 def test_a_feed_can_end_a_pass_with_persistent_workers_and_begin_another():
     def rank_main(rank):
         strategy = joined_ranks()
-        loader = DataLoader(Numbers(12), 4, num_workers=1, persistent_workers=True)
+        loader = DataLoader(Numbers(12), 2, num_workers=1, persistent_workers=True)
         feed = Feed(strategy.prepare_data(loader, True))
         seen = []
         for _ in range(2):
@@ -279,15 +413,15 @@ def test_samplers_are_told_the_epoch():
 # --- anything else
 
 
-def test_other_iterables_are_sliced():
+def test_the_batches_of_other_iterables_go_round():
     def batches(rank):
         return [torch.arange(4), torch.arange(4, 9), torch.tensor([9])]
 
     assert passes(batches) == [
-        [[[0, 1], [4, 5, 6], [9]]],
-        [[[2, 3], [7, 8], ("padding", [9])]],
+        [[[0, 1, 2, 3], [9]]],
+        [[[4, 5, 6, 7, 8], ("padding", [9])]],
     ]
-    assert passes(batches, train=False)[1] == [[[2, 3], [7, 8]]]
+    assert passes(batches, train=False)[1] == [[[4, 5, 6, 7, 8]]]
 
 
 def warned_of(make, times=1):
@@ -318,15 +452,20 @@ class Stream(IterableDataset):
         return iter(self.numbers)
 
 
-def test_iterable_data_sets_are_sliced():
-    by_rank = passes(lambda rank: DataLoader(Stream(range(7)), batch_size=3))
-    assert joined(by_rank) == [[0, 1, 2], [3, 4, 5], [6]]
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_the_batches_of_iterable_data_sets_go_round(drop_last):
+    """With drop_last there are neither small batches nor small global batches."""
+    by_rank = passes(lambda rank: DataLoader(Stream(range(10)), batch_size=3, drop_last=drop_last))
+    assert by_rank == [
+        [[[0, 1, 2], *([] if drop_last else [[6, 7, 8]])]],
+        [[[3, 4, 5], *([] if drop_last else [[9]])]],
+    ]
 
 
-@pytest.mark.parametrize("lengths", [(3, 4), (4, 8)])
-def test_ranks_that_read_different_data_are_told(lengths):
+@pytest.mark.parametrize("lengths, global_batch", [((3, 4), 4), ((4, 8), 4), ((3, 5), None), ((12, 8), None)])
+def test_ranks_that_read_different_data_are_told(lengths, global_batch):
     with pytest.raises(RankError, match=r"Ranks read different data: .*split_data"):
-        passes(lambda rank: DataLoader(Stream(range(lengths[rank])), batch_size=4))
+        passes(lambda rank: DataLoader(Stream(range(lengths[rank])), batch_size=4), global_batch=global_batch)
 
 
 def test_data_that_is_divided_already_goes_on_until_the_last_rank_is_done():
@@ -337,17 +476,44 @@ def test_data_that_is_divided_already_goes_on_until_the_last_rank_is_done():
     ]
 
 
-def test_the_length_of_data_that_is_divided_already_is_that_of_the_longest():
+@pytest.mark.parametrize("uneven, expected", [("pad", 4), ("end", 3)])
+def test_a_loader_of_four_and_one_of_three_batches(uneven, expected):
+    """They end together; so do passes after that, and what they say of their length is true."""
+
     def rank_main(rank):
-        strategy = joined_ranks(split_data=False)
-        return len(strategy.prepare_data([torch.zeros(1)] * (2 + rank), True))
+        loader = DataLoader(Numbers(8 - 2 * rank), 2)
+        data = joined_ranks(split_data=False, uneven=uneven).prepare_data(loader, True)
+        return len(data), [plainly(data) for _ in range(2)]
 
-    assert run_ranks(rank_main, 2) == [3, 3]
+    for rank, (length, (first, second)) in enumerate(run_ranks(rank_main, 2)):
+        own = [[0, 1], [2, 3], [4, 5], ("padding", [4, 5]) if rank else [6, 7]]
+        assert (length, first, second) == (expected, own[:expected], own[:expected])
 
 
-def test_a_rank_without_any_data_is_told():
+def test_where_the_last_global_batch_is_too_small_a_pass_can_end():
+    def loader(rank):
+        return DataLoader(Numbers(9), batch_size=2)
+
+    assert joined(passes(loader, uneven="end")) == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert joined(passes(loader, uneven="end", train=False)) == [[0, 1, 2, 3], [4, 5, 6, 7], [8]]
+
+
+def test_what_uneven_may_be():
+    with pytest.raises(ValueError, match=r"uneven='join'.*'pad'.*or 'end'"):
+        DDP(uneven="join")
+
+
+@pytest.mark.parametrize("uneven", ["pad", "end"])
+def test_a_rank_without_any_data_is_told(uneven):
     with pytest.raises(RankError, match="1 of 2 ranks yielded no batch"):
-        passes(lambda rank: [torch.zeros(1)] * rank, split_data=False)
+        passes(lambda rank: [torch.zeros(1)] * rank, split_data=False, uneven=uneven)
+
+
+def test_data_that_is_divided_already_has_no_global_batch():
+    with pytest.raises(
+        RankError, match=r"global_batch=8 cannot be had of data that differs from rank to rank.*batch_size"
+    ):
+        passes(lambda rank: [torch.zeros(4)], split_data=False, global_batch=8)
 
 
 def test_a_distributed_sampler_is_left_in_charge():

@@ -16,7 +16,6 @@ from hocket.checkpoints import CheckpointError, format
 from hocket.checkpoints.plain import decode, encode
 from hocket.clipping import clip_gradients
 from hocket.data import batches
-from hocket.data.batches import Padding
 from hocket.hookspecs import Event
 from hocket.hookspecs.actions import Actions
 from hocket.plugins import switches
@@ -114,9 +113,14 @@ class Runtime:
         prepared = self.bus.prepare_model(module, self.precision)
         return prepared, [self.bus.prepare_optimizer(optimizer) for optimizer in optimizers]
 
-    def setup_data(self, loader: Iterable[Any], train: bool = True) -> PreparedData:
-        """This rank's share of ``loader``, batch by batch on the device; see `hocket.Trainer` on what a share is."""
-        return PreparedData(self, self.bus.prepare_data(loader, train), train)
+    def setup_data(self, loader: Iterable[Any], train: bool = True, *, global_batch: int | None = None) -> PreparedData:
+        """This rank's batches of ``loader``, on the device; see `hocket.Trainer` on ``global_batch``, for training data only.
+
+        Raises ValueError if that cannot be had.
+        """
+        if global_batch is not None and not train:
+            raise ValueError(f"global_batch={global_batch} is for training data. Leave it out, or train=False.")
+        return PreparedData(self, self.bus.prepare_data(loader, train, global_batch), train)
 
     # --- a step
 
@@ -304,8 +308,7 @@ class PreparedData:
     def __iter__(self) -> Iterator[Any]:
         runtime = self._runtime
         for batch in self._data:
-            counts = not isinstance(batch, Padding)
-            batch = batch if counts else batch.batch
+            batch, counts = batches.unpadded(batch)
             if self._train:
                 mine = batches.count(batch).samples if counts else 0
                 runtime._gradients.batch = (mine, runtime._sum(mine))

@@ -48,7 +48,11 @@ class Trainer:
     Args:
         model: an `nn.Module` together with ``loss``, or a `hocket.Task`.
         loss: ``(outputs, targets)`` to a scalar tensor, a dict of named ones, or ``(mean, weight)``; see `hocket.Loss`.
-        train_data: any iterable of batches that can be iterated every epoch.
+        train_data: any iterable of batches that can be iterated every epoch. Its batches are each rank's own, as in PyTorch:
+            four ranks train on four of them at once.
+        global_batch: how many samples all ranks train on together in one step; then a DataLoader's ``batch_size`` does not
+            count, and any number of ranks sees the same global batches. Where the batch size cannot be set (iterable data,
+            batch samplers of your own), the data has to make batches of so many, which are divided.
         eval_data: one such iterable (it is called ``"eval"``), or several by label; `hocket.EvalSet` for sets with metrics
             or an interval of their own.
         metrics: for evaluation, by name: objects with ``update``, ``compute`` and ``reset``, or a function that makes them.
@@ -93,6 +97,7 @@ class Trainer:
         model: nn.Module,
         loss: Callable[[Any, Any], Any] | None = None,
         train_data: Iterable[Any] | None = None,
+        global_batch: int | None = None,
         eval_data: Iterable[Any] | EvalSet | Mapping[str, Iterable[Any] | EvalSet] | None = None,
         metrics: Mapping[str, Any] | Callable[[], Mapping[str, Any]] | None = None,
         train_metrics: Mapping[str, Any] | Callable[[], Mapping[str, Any]] | None = None,
@@ -143,6 +148,7 @@ class Trainer:
         self._sanity_batches = sanity_eval
         self._eval_every, self._metrics = Interval(eval_every), metrics
         self._checkpoints = checkpoints
+        self._global_batch = global_batch
         self._limits = (limit_train, overfit, limit_eval, limit_predict)
 
         with switches.use(plugins):
@@ -275,7 +281,7 @@ class Trainer:
         return values
 
     def predict(self, data: Iterable[Any]) -> list[Any]:
-        """The model's outputs for every batch of ``data``, on the CPU; of this rank's share where there are several ranks."""
+        """The model's outputs for every batch of ``data``, on the CPU; of n ranks each has every n-th batch."""
         with self._running():
             return predict(self.state, data, self._limits[3])
 
@@ -338,7 +344,7 @@ class Trainer:
     def _set_train_data(self, data: Iterable[Any]) -> None:
         state = self.state
         limit, overfit, *_ = self._limits
-        state.train_data, state.train_loader = data, state.bus.prepare_data(data, True)
+        state.train_data, state.train_loader = data, state.bus.prepare_data(data, True, self._global_batch)
         self._loop.feed = Feed(state.train_loader, limit, overfit, data)
         state.epoch_length = self._loop.feed.length
         if self._position is not None:  # of a checkpoint that was loaded before there was data

@@ -1,4 +1,4 @@
-"""Data parallelism: every rank holds the whole model, computes on its share of each batch, and gradients are averaged."""
+"""Data parallelism: every rank holds the whole model, computes on batches of its own, and gradients are averaged."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class DDP(RankStrategy):
     """torch's DistributedDataParallel (Li et al. 2020, arXiv 2006.15704) over all ranks that were started.
 
     Pass ``devices=2`` to the Trainer, or start the script with ``hocket launch -n 2 script.py``, torchrun, ``srun`` or
-    ``mpirun``; a process group that is initialised already is used as it is. Batches of the user's loaders are the *global*
-    batches: each rank loads a contiguous share of each, so that the learning rate and the number of
-    steps do not depend on the number of ranks.
+    ``mpirun``; a process group that is initialised already is used as it is. A loader's batches are each rank's own, and
+    those of all ranks together are one global batch, on whose mean loss they step; the Trainer's ``global_batch`` says how
+    large that is whatever the number of ranks, so that learning rate and number of steps do not depend on it.
 
     After every batch the buffers of rank 0 (running statistics of batch norm) become those of all ranks, so that all ranks
     evaluate, average and save the same model.
@@ -40,9 +40,12 @@ class DDP(RankStrategy):
             unless configured: ``{"powersgd": {"matrix_approximation_rank": 2, "start_powerSGD_iter": 500}}``. What it
             keeps for itself (errors to make up for, the last matrices) is not part of any state: a resumed run begins
             without.
-        split_data: whether loaders yield global batches. False if the data of each rank differs already, as with a data set
-            that reads only its rank's files; then batches are each rank's own. So they are wherever a loader has a
+        split_data: whether every rank is given the same data, of which it takes its share. False if the data of each rank
+            differs already, as with a data set that reads only its rank's files. So it does wherever a loader has a
             DistributedSampler.
+        uneven: what happens in training where some rank has no batch left and others do, as with data of their own, or at
+            the end of a pass. ``"pad"``: it keeps them company, with a batch that counts nothing. ``"end"``: the pass is
+            over for all of them, and what the others have left is not trained on.
         timeout: seconds that a rank waits for the others before it raises `hocket_strategies.explained.CollectiveError`.
     """
 
@@ -54,9 +57,10 @@ class DDP(RankStrategy):
         bucket_cap_mb: int | None = None,
         compression: str | Mapping[str, Any] | None = None,
         split_data: bool = True,
+        uneven: str = "pad",
         timeout: float = 1800.0,
     ) -> None:
-        super().__init__(split_data=split_data, timeout=timeout)
+        super().__init__(split_data=split_data, uneven=uneven, timeout=timeout)
         self._options: dict[str, Any] = {
             "static_graph": static_graph,
             "find_unused_parameters": find_unused_parameters,

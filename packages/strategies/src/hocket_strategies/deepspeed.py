@@ -28,7 +28,7 @@ class DeepSpeed(RankStrategy):
 
     Rajbhandari et al. 2020, "ZeRO", arXiv 1910.02054. Stage 0 is data parallelism, stage 1 partitions the state of the
     optimizer, stage 2 gradients too, stage 3 also weights. Start scripts with ``torchrun`` or with DeepSpeed's launcher.
-    As with every strategy loaders yield global batches, and ``microbatch`` and ``clip_gradients`` of the Trainer count;
+    As with every strategy ``global_batch``, ``microbatch`` and ``clip_gradients`` of the Trainer count;
     the engine does the clipping (from stage 1 on by norm only) and the accumulation. Needs
     ``pip install 'hocket[deepspeed]'`` and, to build its extensions once, a C++ compiler and ninja.
 
@@ -40,9 +40,9 @@ class DeepSpeed(RankStrategy):
         stage: of ZeRO, 0 to 3; None for the configuration's, or 2.
         offload: keep the state of the optimizer (and at stage 3 weights) in the memory of the CPU.
         config: further sections of DeepSpeed's configuration, or the path of its JSON file. ``gradient_clipping``,
-            ``gradient_accumulation_steps`` (pieces that a rank's share of each batch is cut into) and
+            ``gradient_accumulation_steps`` (pieces that each rank's batch is cut into) and
             ``train_micro_batch_size_per_gpu`` (the size of these pieces) stand for the Trainer's arguments.
-        split_data: whether loaders yield global batches, of which each rank loads its share.
+        split_data, uneven: as for :class:`~hocket_strategies.ddp.DDP`.
 
     Raises:
         ValueError: the arguments contradict each other, or a section of the configuration belongs elsewhere.
@@ -56,8 +56,9 @@ class DeepSpeed(RankStrategy):
         offload: bool = False,
         config: Mapping[str, Any] | str | Path | None = None,
         split_data: bool = True,
+        uneven: str = "pad",
     ) -> None:
-        super().__init__(split_data=split_data)
+        super().__init__(split_data=split_data, uneven=uneven)
         self._config = zero_config.read(config)
         zero = self._config.setdefault("zero_optimization", {})
         given = zero.setdefault("stage", 2 if stage is None else stage)

@@ -54,7 +54,7 @@ class FSDP(RankStrategy):
             them for speed, an int reshards to so many ranks. The model's own, outside of units, stay until backward.
         checkpoint: recompute the forward pass of these modules in backward instead of keeping activations: True for the
             units of ``wrap``, else classes or names as there.
-        split_data: whether loaders yield global batches; see :class:`~hocket_strategies.ddp.DDP`.
+        split_data, uneven: as for :class:`~hocket_strategies.ddp.DDP`.
 
     Raises:
         ValueError: ``replicate × shard`` is not the number of ranks, or a dtype has another name.
@@ -76,8 +76,9 @@ class FSDP(RankStrategy):
         reshard_after_forward: bool | int = True,
         checkpoint: bool | Wrap = False,
         split_data: bool = True,
+        uneven: str = "pad",
     ) -> None:
-        super().__init__(split_data=split_data)
+        super().__init__(split_data=split_data, uneven=uneven)
         self._given: dict[str, int | None] = {"replicate": replicate, "shard": shard}
         self._wrap, self._checkpoint = wrap, checkpoint
         self._reshard_after_forward = reshard_after_forward

@@ -1,4 +1,4 @@
-"""Ranks that train together: joining a process group, sharing out batches, collectives."""
+"""Ranks that train together: joining a process group, sharing out data, collectives."""
 
 from __future__ import annotations
 
@@ -16,13 +16,12 @@ from typing import Any, ClassVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, IterableDataset
 
 from hocket import Device, Strategy, launching
 from hocket.launching import Environment
 from hocket_strategies.explained import CollectiveError, Explained
 from hocket_strategies.packing import packed, unpack
-from hocket_strategies.shares import OwnBatches, SharedLoader, SlicedBatches, is_distributed
+from hocket_strategies.shares import OwnBatches, SharedBatches, is_distributed, shared
 
 _BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 _OPERATIONS = {"sum": dist.ReduceOp.SUM, "mean": dist.ReduceOp.SUM, "min": dist.ReduceOp.MIN, "max": dist.ReduceOp.MAX}
@@ -32,13 +31,15 @@ class RankStrategy(Strategy):
     """What strategies of several ranks share. What they do to model and optimizer is up to their subclasses.
 
     Args:
-        split_data: whether loaders yield global batches, of which each rank loads its share. False if the data of each rank
-            differs already; then batches are each rank's own.
+        split_data: whether every rank is given the same data, of which it takes its share. False if the data of each rank
+            differs already.
+        uneven: what happens in training where some rank has no batch left and others do. ``"pad"``: it keeps them company,
+            with a batch that counts nothing. ``"end"``: the pass is over for all of them.
         timeout: seconds that a rank waits for the others before it raises `CollectiveError`; not for a process group that
             was initialised before.
 
     Raises:
-        ValueError: the timeout is not positive.
+        ValueError: the timeout is not positive, or ``uneven`` is something else.
     """
 
     distributed: ClassVar[bool] = True
@@ -48,12 +49,17 @@ class RankStrategy(Strategy):
     #: Who uses the process group that one of them initialised; the last one to leave destroys it.
     _users: ClassVar[list[RankStrategy]] = []
 
-    def __init__(self, *, split_data: bool = True, timeout: float = 1800.0) -> None:
+    def __init__(self, *, split_data: bool = True, uneven: str = "pad", timeout: float = 1800.0) -> None:
         if not timeout > 0:
             raise ValueError(
                 f"timeout={timeout!r} is not a time to wait; give a positive number of seconds, such as 1800."
             )
-        self._split_data = split_data
+        if uneven not in ("pad", "end"):
+            raise ValueError(
+                f"uneven={uneven!r} is not what ranks with unequal numbers of batches can do; write 'pad' (train until the "
+                "last has none left) or 'end' (until the first has)."
+            )
+        self._split_data, self._uneven = split_data, uneven
         self._timeout = float(timeout)
         #: For objects and tensors on the CPU; None is the default group.
         self._host: dist.ProcessGroup | None = None
@@ -124,38 +130,42 @@ class RankStrategy(Strategy):
 
     # --- the data
 
-    def prepare_data(self, loader: Iterable[Any], train: bool) -> Iterable[Any]:
-        """This rank's share of the global batches of ``loader``.
+    def prepare_data(self, loader: Iterable[Any], train: bool, global_batch: int | None = None) -> Iterable[Any]:
+        """This rank's share of ``loader``; see :meth:`hocket.hookspecs.StrategyHooks.prepare_data`.
 
         A DataLoader over a map-style data set loads only that share, in the same shuffled order on every rank. Anything else
-        is read whole on every rank and sliced, with a warning. Data that differs from rank to rank already is used as it is.
+        is read whole on every rank, which keeps its share, with a warning. Data that differs from rank to rank already is
+        used as it is.
 
         Raises:
-            ValueError: the loader's DistributedSampler was made for another number of ranks, or for another rank.
+            ValueError: the loader's DistributedSampler was made for another number of ranks, or for another rank;
+                ``global_batch`` is less than the number of ranks, or is given for data that differs from rank to rank.
         """
         if self.world_size == 1:
-            return loader
-        pad = train or self.together
+            return super().prepare_data(loader, train, global_batch)
+        # Every sample of an evaluation counts, so that it never ends early.
+        pad, end = train or self.together, train and self._uneven == "end"
         batch_sampler = getattr(loader, "batch_sampler", None)
         samplers = (getattr(loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None))
         distributed = next((sampler for sampler in samplers if is_distributed(sampler)), None)
         if distributed is not None:
             self._check(distributed)
         if distributed is not None or not self._split_data:
-            return OwnBatches(loader, self) if pad else loader
-        if (
-            isinstance(loader, DataLoader)
-            and batch_sampler is not None
-            and not isinstance(loader.dataset, IterableDataset)
-        ):
-            return SharedLoader(loader, self, pad)
-        self._tell(
-            f"Every rank reads all of the {type(loader).__name__} and keeps its share of each batch, so reading does not get "
-            "faster with more ranks, and every rank must read the same. A DataLoader over a map-style data set is divided "
-            "before it is read. If the data of each rank differs already, write "
-            f"strategy={{'{self._name}': {{'split_data': False}}}}."
-        )
-        return SlicedBatches(loader, self, pad)
+            if global_batch is not None:
+                raise ValueError(
+                    f"global_batch={global_batch} cannot be had of data that differs from rank to rank already, because of a "
+                    "DistributedSampler or split_data=False. Leave it out and give each rank's loader a batch_size, or leave "
+                    "out the others."
+                )
+            return OwnBatches(loader, self, end) if pad else loader
+        data = shared(loader, self, global_batch, train=train, pad=pad, end=end)
+        if isinstance(data, SharedBatches):
+            self._tell(
+                f"Every rank reads all of the {type(loader).__name__} and keeps its share, so reading does not get faster with "
+                "more ranks, and every rank must read the same. A DataLoader over a map-style data set is divided before it is "
+                f"read. If the data of each rank differs already, write strategy={{'{self._name}': {{'split_data': False}}}}."
+            )
+        return data
 
     def _check(self, sampler: Any) -> None:
         if (sampler.rank, sampler.num_replicas) != (self.data_rank, self.data_ranks):
@@ -166,7 +176,7 @@ class RankStrategy(Strategy):
         self._tell(
             f"The loader's {type(sampler).__name__} is left in charge: batch_size counts for each of the {self.data_ranks} "
             "ranks, and a sampler that repeats samples to make ranks even also trains on them, or counts them in "
-            "evaluation, more than once. Leave the sampler out to have the loader's batches divided exactly."
+            "evaluation, more than once. Leave the sampler out to have the data divided exactly."
         )
 
     def _tell(self, message: str) -> None:

@@ -33,8 +33,7 @@ class LocalSGD(DDP):
             ``ddp`` does it.
         average_optimizer: average the state of the optimizers whenever parameters are averaged (Yu et al. 2019, arXiv
             1905.03817). Otherwise each rank keeps its momenta, and only ``optimizer_state`` returns their average.
-        split_data: see `DDP`.
-        **options: of `DDP`, for the warm-up.
+        **options: of `DDP`: how data is shared, and gradients are sent in the warm-up.
 
     Raises:
         ValueError: ``every`` is less than 1; later, if an optimizer computes gradients as often as it likes (LBFGS).
@@ -46,10 +45,9 @@ class LocalSGD(DDP):
         *,
         warmup: str | Time = "0ba",
         average_optimizer: bool = False,
-        split_data: bool = True,
         **options: Any,
     ) -> None:
-        super().__init__(split_data=split_data, **options)
+        super().__init__(**options)
         if every < 1:
             raise ValueError(
                 f"local-sgd was given every={every}, but it is the number of steps from one average to the next: give 1 or "

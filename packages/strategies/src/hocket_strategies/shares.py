@@ -1,19 +1,22 @@
-"""Global batches divided over ranks: every sample once, on one rank, and the same number of training batches everywhere."""
+"""What each rank has of a global batch: every sample once, on one rank, and the same number of training batches everywhere."""
 
 from __future__ import annotations
 
-import copy
 from collections import deque
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils.data import BatchSampler, DataLoader
 
 from hocket import Strategy, seeding
-from hocket.data.batches import Padding, count, slice_samples
+from hocket.data.batches import Padding, count, slice_samples, unpadded
+from hocket.data.global_batches import batch_size, by_index, makeup, sized, with_sampler
 from hocket.data.indices import draws_once
-from hocket.data.passes import length, skipped
+from hocket.data.passes import length
+from hocket.data.prepared import Prepared
 
 
 def share(samples: int, rank: int, world_size: int) -> tuple[int, int]:
@@ -28,59 +31,122 @@ def is_distributed(sampler: Any) -> bool:
     return hasattr(sampler, "num_replicas") and hasattr(sampler, "rank")
 
 
-class Prepared:
-    """Batches as one rank iterates them; what the user's data says about itself can still be asked of it."""
+class Kind(NamedTuple):
+    """What a global batch is while it is divided: the number of its parts, and some of them."""
 
-    #: How many batches of the data the next pass leaves out; Feed says so where it cannot leave out their indices.
-    skip = 0
+    size: Callable[[Any], int]
+    cut: Callable[[Any, int, int], Any]
 
-    def __init__(self, data: Iterable[Any]) -> None:
-        self._data = data
 
-    def __iter__(self) -> Iterator[Any]:
-        # The data's own pass begins here and not with the first batch: Feed begins it in the middle.
-        skip, self.skip = self.skip, 0
-        return self._shared(skipped(iter(self._data), skip))
+INDICES = Kind(len, lambda indices, start, stop: indices[start:stop])
+SAMPLES = Kind(lambda batch: count(batch).samples, slice_samples)
+#: As many batches as there are ranks, one for each.
+BATCHES = Kind(len, lambda batches, start, stop: batches[start])
 
-    def _shared(self, batches: Iterator[Any]) -> Iterator[Any]:
-        raise NotImplementedError
 
-    def __getattr__(self, name: str) -> Any:
-        # Feed asks for set_epoch, sampler, dataset. Dunders and _data would recurse while copying or unpickling.
-        if name.startswith("__") or name == "_data":
-            raise AttributeError(name)
-        return getattr(self._data, name)
+@dataclass(frozen=True)
+class Sharing:
+    """How global batches are shared out over the ranks of a strategy.
 
-    @property
-    def loader(self) -> Any:
-        """What is iterated: for a DataLoader this rank's own one, whose data set may be exchanged."""
-        return self._data
+    Args:
+        divide: whether batches are the global ones. Otherwise they are each rank's own, and as many as there are ranks, one
+            after the other, make a global one.
+        pad: whether a rank without a share gets `Padding`; otherwise it gets nothing.
+        end: whether the pass ends before a global batch of which some rank has no share.
+    """
 
-    @property
-    def _iterator(self) -> Any:
-        """The iterator that a DataLoader with persistent workers keeps; Feed ends it."""
-        return getattr(self._data, "_iterator", None)
+    strategy: Strategy
+    divide: bool
+    pad: bool
+    end: bool
 
-    @_iterator.setter
-    def _iterator(self, value: Any) -> None:
-        self._data._iterator = value  # type: ignore[attr-defined]  # read from there, so it is there
+    def whole(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """Global batches, from batches."""
+        return batches if self.divide else iter(lambda: list(islice(batches, self.strategy.data_ranks)), [])
+
+    def shares(self, whole: Iterator[Any], divided: Kind) -> Iterator[Any]:
+        """This rank's shares of global batches, which are ``divided`` as what they are, if they are."""
+        kind = divided if self.divide else BATCHES
+        rank, ranks = self.strategy.data_rank, self.strategy.data_ranks
+        for batch in whole:
+            size = kind.size(batch)
+            start, stop = share(size, rank, ranks)
+            if self.end and size < ranks:
+                return
+            if start < stop:
+                yield kind.cut(batch, start, stop)
+            elif self.pad:
+                yield Padding(kind.cut(batch, 0, 1))
+
+    def checked(self, whole: Iterator[Any], divided: Kind) -> Iterator[Any]:
+        """Global batches; an error on every rank if they differ in size, or if some rank has none left when another has."""
+        kind, unit = (divided, "samples") if self.divide else (BATCHES, "batches")
+        while True:
+            read = next(whole, _END)
+            size = 0 if read is _END else kind.size(read)
+            least, most = self.strategy.all_reduce(torch.tensor([size, -size]), "min").tolist()
+            if least != -most:
+                raise ValueError(
+                    f"Ranks read different data: at the same place one has {least} {unit} and another one {-most} (0 means "
+                    "that its data has ended). Every rank must read the same and keeps its share. If the data is divided "
+                    "over ranks already, write strategy={'ddp': {'split_data': False}}."
+                )
+            if read is _END:
+                return
+            yield read
+
+    def length(self, batches: Any) -> int:
+        """This rank's batches in a pass over ``batches``, with a length. Raises TypeError where it is not known."""
+        number, rank, ranks = len(batches), self.strategy.data_rank, self.strategy.data_ranks
+        if not self.divide:
+            if not self.pad:
+                return len(range(rank, number, ranks))
+            return number // ranks if self.end else -(-number // ranks)
+        if not self.end:
+            return number
+        if not isinstance(batches, BatchSampler):
+            raise TypeError("Of how many batches every rank has a share is not known before they are read.")
+        last = 0 if batches.drop_last else len(batches.sampler) % batches.batch_size  # type: ignore[arg-type]
+        return number - (0 < last < ranks)
+
+    def makeup(self, data: Any) -> tuple[int, str]:
+        """See `Prepared`."""
+        return makeup(data) if self.divide else (self.strategy.data_ranks, "batches")
+
+
+def shared(
+    loader: Iterable[Any], strategy: Strategy, global_batch: int | None, *, train: bool, pad: bool, end: bool
+) -> SharedLoader | SharedBatches:
+    """This rank's share of data that every rank is given; see `Sharing` and `hocket.hookspecs.StrategyHooks.prepare_data`."""
+    ranks = strategy.data_ranks
+    if train and global_batch is None and (size := batch_size(loader)) is not None:
+        global_batch = size * ranks  # and not so many batches, so that what is left at the end is divided evenly
+    if global_batch is None:
+        droppers = (loader, getattr(loader, "batch_sampler", None))
+        end |= train and any(getattr(each, "drop_last", False) for each in droppers)
+        sharing = Sharing(strategy, divide=False, pad=pad, end=end)
+        return SharedLoader(loader, sharing) if by_index(loader) else SharedBatches(loader, sharing)
+    sharing = Sharing(strategy, divide=True, pad=pad, end=end)
+    if by_index(loader) and loader.batch_sampler is None:  # batch_size=None: a sample is a batch
+        sampler = _Alike(loader.sampler, _generators(loader, loader.sampler), strategy)
+        return SharedBatches(sized(with_sampler(loader, sampler=sampler), global_batch, ranks), sharing)
+    data = sized(loader, global_batch, ranks)
+    return SharedLoader(data, sharing) if by_index(data) else SharedBatches(data, sharing)
 
 
 class SharedLoader(Prepared):
-    """A DataLoader over a map-style data set whose batches are the global ones; loads only this rank's share of each.
+    """A DataLoader over a map-style data set that loads only this rank's share of each global batch.
 
-    Everything but the sampler is the loader's own: workers, collation, pinning. With ``pad``, as in training, a rank without
-    a share of a batch loads its first sample as `Padding`; otherwise the batch is left out. Batches come in order whatever
-    ``in_order`` says: ranks that met them in different orders would mix samples of different global batches.
+    Everything but the sampler is the loader's own: workers, collation, pinning. Batches come in order whatever ``in_order``
+    says: ranks that met them in different orders would mix samples of different global batches.
     """
 
-    def __init__(self, loader: DataLoader[Any], strategy: Strategy, pad: bool) -> None:
-        mine = copy.copy(loader)
-        self._shares = _Shares(loader.batch_sampler, loader, strategy, pad)
-        # Past DataLoader.__setattr__, which forbids this. A new DataLoader would lose what subclasses add.
-        vars(mine).update(batch_sampler=self._shares, in_order=True, _iterator=None)
-        super().__init__(mine)
-        self._rank = strategy.data_rank
+    def __init__(self, loader: DataLoader[Any], sharing: Sharing) -> None:
+        name = "sampler" if loader.batch_sampler is None else "batch_sampler"  # without batch_size a sample is a batch
+        self._shares = _Shares(getattr(loader, name), loader, sharing)
+        super().__init__(with_sampler(loader, **{name: self._shares}, in_order=True))
+        self.makeup = sharing.makeup(loader)
+        self._rank = sharing.strategy.data_rank
         self._generator = loader.generator
 
     def __iter__(self) -> Iterator[Any]:
@@ -118,17 +184,14 @@ class _Pass:
 
 
 class _Shares:
-    """Batch sampler: this rank's share of each batch of indices of another."""
+    """Batch sampler: this rank's share of each global batch of indices. Or sampler: of each of indices that are batches."""
 
     #: :func:`alike` gives samplers that go on drawing a stream of their own.
     own_stream = True
 
-    def __init__(self, batches: Any, loader: DataLoader[Any], strategy: Strategy, pad: bool) -> None:
-        self._batches = batches
-        self._samplers = (batches, getattr(batches, "sampler", None))
-        self._generators = _generators(loader, *self._samplers)
-        self._strategy = strategy
-        self._pad = pad
+    def __init__(self, batches: Any, loader: DataLoader[Any], sharing: Sharing) -> None:
+        self._batches, self._sharing = batches, sharing
+        self._generators = _generators(loader, batches, getattr(batches, "sampler", None))
         #: Of each batch of the latest pass that was sampled and not yet handed out: whether it is a share at all.
         self.real: deque[bool] = deque()
 
@@ -137,74 +200,51 @@ class _Shares:
             raise AttributeError(name)
         return getattr(self._batches, name)
 
-    def __iter__(self) -> Iterator[list[Any]]:
+    def __iter__(self) -> Iterator[Any]:
         return self._indices(self.real)
 
     def forget(self) -> None:
         """What was sampled so far will not be loaded."""
         self.real.clear()
 
-    def _indices(self, real: deque[bool]) -> Iterator[list[Any]]:
-        rank, world_size = self._strategy.data_rank, self._strategy.data_ranks
-        for batch in alike(self._batches, self._generators, self._strategy):
-            indices = list(batch)
-            start, stop = share(len(indices), rank, world_size)
-            if start < stop or (self._pad and indices):
-                real.append(start < stop)
-                yield indices[start:stop] or indices[:1]
+    def _indices(self, real: deque[bool]) -> Iterator[Any]:
+        sharing = self._sharing
+        for mine in sharing.shares(sharing.whole(alike(self._batches, self._generators, sharing.strategy)), INDICES):
+            indices, counts = unpadded(mine)
+            real.append(counts)
+            yield indices
 
     def __len__(self) -> int:
-        batches = len(self._batches)
-        if self._pad:
-            return batches
-        if type(self._batches) is not BatchSampler:
-            raise TypeError(
-                f"How many batches of {type(self._batches).__name__} this rank has a share of is not known."
-            )
-        # Only the last batch can be smaller than the others.
-        full, last = divmod(len(self._batches.sampler), self._batches.batch_size)  # type: ignore[arg-type]
-        rank = self._strategy.data_rank
-        return full * (rank < self._batches.batch_size) + (not self._batches.drop_last and rank < last)
+        return self._sharing.length(self._batches)
 
 
-class SlicedBatches(Prepared):
+class SharedBatches(Prepared):
     """Batches that every rank reads whole, and of which it keeps its share. Every rank must read the same ones.
 
-    With ``pad`` a rank without a share of a batch gets `Padding`.
-    Raises ValueError on all ranks where their sizes then show that ranks read different batches.
+    Raises ValueError on all ranks where training ranks read different batches, as far as that shows.
     """
 
-    def __init__(self, data: Iterable[Any], strategy: Strategy, pad: bool) -> None:
-        if isinstance(data, DataLoader) and data.batch_sampler is None:  # batch_size=None: a sample is a batch
-            sampler, data = data.sampler, copy.copy(data)
-            vars(data).update(sampler=_Alike(sampler, _generators(data, sampler), strategy), _iterator=None)
+    def __init__(self, data: Iterable[Any], sharing: Sharing) -> None:
+        self.makeup = sharing.makeup(data)
         super().__init__(data)
-        self._strategy = strategy
-        self._pad = pad
+        self._sharing = sharing
+
+    def _whole(self, batches: Iterator[Any]) -> Iterator[Any]:
+        return self._sharing.whole(batches)
 
     def _shared(self, batches: Iterator[Any]) -> Iterator[Any]:
-        rank, world_size = self._strategy.data_rank, self._strategy.data_ranks
-        for batch in _checked(batches, self._strategy) if self._pad else batches:
-            samples = count(batch).samples
-            start, stop = share(samples, rank, world_size)
-            if start < stop:
-                yield slice_samples(batch, start, stop, samples)
-            elif self._pad:
-                yield Padding(slice_samples(batch, 0, 1, samples))
+        sharing = self._sharing
+        return sharing.shares(sharing.checked(batches, SAMPLES) if sharing.pad else batches, SAMPLES)
 
     def __len__(self) -> int:
-        if not self._pad:
-            raise TypeError("Of how many batches this rank has a share is not known before they are read.")
-        return len(self._data)  # type: ignore[arg-type]  # TypeError is what len() raises if it has none
+        return self._sharing.length(self._data)
 
 
 class OwnBatches(Prepared):
-    """Data that differs from rank to rank already. Training goes on until the last rank's data ends.
+    """Data that differs from rank to rank already. A pass can be continued by as many ranks as began it only.
 
-    A pass can be continued by as many ranks as began it only.
-
-    A rank that runs out before the others repeats its last batch as `Padding`. Raises ValueError on all ranks if one has no
-    batch at all.
+    A rank that runs out before the others repeats its last batch as `Padding`; with ``end`` the pass is over for all of them
+    instead. Raises ValueError on all ranks if one has no batch at all.
     """
 
     of_rank = True
@@ -213,11 +253,12 @@ class OwnBatches(Prepared):
     #: Batches of this rank's data in this pass.
     read = 0
 
-    def __init__(self, data: Iterable[Any], strategy: Strategy) -> None:
+    def __init__(self, data: Iterable[Any], strategy: Strategy, end: bool) -> None:
         super().__init__(data)
-        self._strategy = strategy
+        self._strategy, self._end = strategy, end
+        self.makeup = (strategy.data_ranks, "batches")
         lengths = strategy.all_gather_object(length(data))
-        self._length = None if None in lengths else max(lengths)
+        self._length = None if None in lengths else min(lengths) if end else max(lengths)
 
     def _shared(self, batches: Iterator[Any]) -> Iterator[Any]:
         hold, self.hold, self.read = self.hold, False, 0
@@ -231,14 +272,16 @@ class OwnBatches(Prepared):
                 more = read is not _END
                 self.read += more
                 batch = read if more else batch
-            somewhere, empty = strategy.all_reduce(torch.tensor([more, batch is _END]), "sum").tolist()
-            if not somewhere:
+            left, empty = strategy.all_reduce(torch.tensor([more, batch is _END]), "sum").tolist()
+            if not left:
                 return
             if empty:
                 raise ValueError(
                     f"The training data of {empty} of {strategy.world_size} ranks yielded no batch, so these ranks have "
                     "nothing to compute on while the others train. Divide the data so that every rank has a batch."
                 )
+            if self._end and left < strategy.world_size:
+                return
             yield batch if more else Padding(batch)
 
     def __len__(self) -> int:
@@ -248,23 +291,6 @@ class OwnBatches(Prepared):
 
 
 _END = object()
-
-
-def _checked(batches: Iterator[Any], strategy: Strategy) -> Iterator[Any]:
-    """The batches; an error on every rank if they differ in size, or if some rank has none left when another has."""
-    while True:
-        read = next(batches, _END)
-        samples = 0 if read is _END else count(read).samples
-        least, most = strategy.all_reduce(torch.tensor([samples, -samples]), "min").tolist()
-        if least != -most:
-            raise ValueError(
-                f"Ranks read different data: at the same place one has a batch of {least} samples and another one of "
-                f"{-most} (0 means that its data has ended). Every rank must read the same batches and keeps its share. If "
-                "the data is divided over ranks already, write strategy={'ddp': {'split_data': False}}."
-            )
-        if read is _END:
-            return
-        yield read
 
 
 class _Alike:

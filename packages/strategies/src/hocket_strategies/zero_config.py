@@ -15,7 +15,7 @@ _ELSEWHERE = {
     "optimizer": "Pass the optimizer to the Trainer, DeepSpeed's own too: "
     "optimizer=lambda parameters: deepspeed.ops.adam.FusedAdam(parameters, lr=1e-3).",
     "scheduler": "Pass the schedule to the Trainer: schedule='cosine(warmup=0.05dur)'.",
-    "train_batch_size": "The loader's batch_size is the global batch.",
+    "train_batch_size": "Pass it to the Trainer, as in global_batch=32.",
 }
 
 

@@ -23,6 +23,11 @@ class Padding:
     batch: Any
 
 
+def unpadded(batch: Any) -> tuple[Any, bool]:
+    """What to compute on, and whether it counts."""
+    return (batch.batch, False) if isinstance(batch, Padding) else (batch, True)
+
+
 def map_tensors(function: Callable[[torch.Tensor], Any], batch: Any) -> Any:
     """The same nesting with ``function`` applied to every tensor; everything else is passed through."""
     if isinstance(batch, torch.Tensor):

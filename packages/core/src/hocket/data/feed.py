@@ -7,8 +7,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from hocket.data.batches import Padding
-from hocket.data.passes import DataError, Passes, length, skipped
+from hocket.data.batches import unpadded
+from hocket.data.errors import DataError
+from hocket.data.passes import Passes, length
+from hocket.data.prepared import skipped
 
 _ENDLESS = (itertools.cycle, itertools.repeat, itertools.count)
 
@@ -108,7 +110,7 @@ class Feed:
         if self._handed_out != self._limit:
             for batch in self._batches:
                 self._handed_out += 1
-                return (batch.batch, False) if isinstance(batch, Padding) else (batch, True)
+                return unpadded(batch)
         if not self._handed_out:
             self.close()
             raise DataError(self._nothing())
@@ -148,7 +150,7 @@ class Feed:
         else:
             self._passes.restore(tree["pass"])
             if isinstance(self._source, Iterator):
-                skipped(self._source, self._read)
+                skipped(iter(self._data), self._read)
 
     def _nothing(self) -> str:
         kind = type(self._source).__name__

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -12,12 +11,11 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from hocket import seeding
 from hocket.checkpoints.plain import decode, encode
+from hocket.data.errors import DataError
+from hocket.data.global_batches import makeup
 from hocket.data.indices import Indices
+from hocket.data.prepared import skipped
 from hocket.data.sources import Sources, has_state
-
-
-class DataError(ValueError):
-    """Training data that does not yield what a run needs."""
 
 
 def length(data: Iterable[Any], limit: int | None = None) -> int | None:
@@ -71,6 +69,7 @@ class Passes:
             "kind": self.kind,
             "of_rank": self.of_rank,
             "batches": length(self._source),
+            "global_batch": list(makeup(self._data)),
             "sources": self._sources.capture(),
             "workers": self._start_workers_like or self._workers,
         }
@@ -101,7 +100,7 @@ class Passes:
         """The rest of a pass of which ``handed_out`` batches are done.
 
         Args:
-            skip: how many of the source's own batches those were; more than that, for an iterator that is never begun anew.
+            skip: how many global batches the source has yielded; more than that, for an iterator that is never begun anew.
 
         Raises:
             DataError: the data is not what it was.
@@ -112,6 +111,8 @@ class Passes:
                 f"'{tree['kind']}', and {type(self._source).__name__} is of the kind '{self.kind}', so the place is not "
                 "found in it. Resume with the data, and the loader, that the run began with."
             )
+        if (then := tuple(tree["global_batch"])) != (made_of := makeup(self._data)):
+            raise DataError(_other_global_batches(then, made_of))
         now = length(self._source)
         if tree["batches"] != now and None not in (tree["batches"], now):
             raise DataError(
@@ -182,16 +183,6 @@ class Passes:
         return skipped(batches, skip)
 
 
-def skipped(batches: Iterator[Any], skip: int) -> Iterator[Any]:
-    """The same iterator after ``skip`` items. Raises DataError if there are fewer."""
-    done = sum(1 for _ in itertools.islice(batches, skip))
-    if done < skip:
-        raise DataError(
-            f"{skip} batches of the pass over the training data are done, but it yields {done} now. Resume with the same data."
-        )
-    return batches
-
-
 @contextmanager
 def _standing_in(loader: Any, name: str, indices: Indices) -> Iterator[None]:
     """What begins inside takes its indices from ``indices``; the loader itself is as before afterwards."""
@@ -205,6 +196,21 @@ def _standing_in(loader: Any, name: str, indices: Indices) -> Iterator[None]:
         yield
     finally:
         vars(loader)[name] = sampler
+
+
+def _other_global_batches(then: tuple[int, str], now: tuple[int, str]) -> str:
+    """What to say where a pass was over global batches that were made of something else."""
+    (number, unit), (given, of) = then, now
+    if unit == "samples":
+        advice = f"Pass global_batch={number} to the Trainer"
+    elif number > 1:
+        advice = f"Start {number} ranks, without global_batch"
+    else:
+        advice = "Pass global_batch= with the number of samples that a batch of the data has"
+    return (
+        f"The checkpoint was taken in the middle of an epoch, in which a global batch was made of {number} {unit}; now it is "
+        f"made of {given} {of}. {advice}, or resume from the end of an epoch."
+    )
 
 
 def _get(sources: Sources) -> dict[str, Any]:

@@ -40,14 +40,19 @@ class StrategyHooks:
         raise NotImplementedError
 
     @hookspec(firstresult=True)
-    def prepare_data(self, loader: Iterable[Any], train: bool) -> Iterable[Any]:
-        """This rank's share of a loader whose batches are the *global* batches, every sample exactly once.
+    def prepare_data(self, loader: Iterable[Any], train: bool, global_batch: int | None) -> Iterable[Any]:
+        """What this rank computes on of a loader that every rank is given; every sample on exactly one rank.
 
-        Ranks that compute one forward pass together (``strategy.data_rank`` is the same) have the same share.
+        The loader's batches are each rank's own: as many of them as there are ranks make a *global* batch. With
+        ``global_batch``, for training data only, a global batch has that many samples on any number of ranks, one included;
+        see `hocket.data.global_batches.sized`. Ranks that compute one forward pass together (``strategy.data_rank`` is the
+        same) have the same share.
 
-        Ranks see the same number of training batches; a rank without a share of one gets a batch to compute on whose
-        ``weight`` is zero. Evaluation batches without a share are left out, or are `hocket.data.batches.Padding` where
-        every rank has to take part in every forward pass.
+        Ranks see the same number of training batches; one without a share of a global batch gets
+        `hocket.data.batches.Padding`, a batch to compute on that counts nothing. Evaluation batches without a share are left
+        out, or padding where every rank has to take part in every forward pass.
+
+        Raises ValueError where ``global_batch`` cannot be had.
         """
         raise NotImplementedError
 

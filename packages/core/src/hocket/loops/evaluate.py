@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from hocket import scalars, seeding
-from hocket.data.batches import Padding
+from hocket.data.batches import unpadded
 from hocket.data.feed import one_pass
 from hocket.data.passes import Passes
 from hocket.loops.gradients import count
@@ -46,7 +46,7 @@ class PreparedSet:
     def __init__(
         self, given: EvalSet, label: str, state: State, metrics: Any, every: Interval, limit: int | None
     ) -> None:
-        self.batches: Iterable[Any] = state.bus.prepare_data(given.data, False)
+        self.batches: Iterable[Any] = state.bus.prepare_data(given.data, False, None)
         self.passes = Passes(self.batches, given.data)
         self.metrics = MetricSet(label, metrics if given.metrics is None else given.metrics, state)
         self.every = every if given.every is None else given.every
@@ -86,9 +86,8 @@ def _evaluate_set(state: State, label: str, evaluated: PreparedSet) -> dict[str,
         for number, batch in enumerate(batches):
             if number == evaluated.limit:
                 break
-            counts = not isinstance(batch, Padding)
+            state.batch, counts = unpadded(batch)
             seen += counts
-            state.batch = batch if counts else batch.batch
             bus.eval_batch_start(state)
             state.batch = bus.move_batch(state, state.batch)
             bus.eval_before_forward(state)

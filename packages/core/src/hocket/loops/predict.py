@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from hocket import seeding
-from hocket.data.batches import Padding, map_tensors
+from hocket.data.batches import map_tensors, unpadded
 from hocket.data.feed import one_pass
 from hocket.loops.evaluate import eval_mode
 from hocket.state import State
@@ -24,12 +24,11 @@ def predict(state: State, data: Iterable[Any], limit: int | None = None) -> list
     kept = {name: getattr(state, name) for name in ("batch", "outputs")}
     outputs = []
     try:
-        batches = bus.prepare_data(data, False)
+        batches = bus.prepare_data(data, False, None)
         with seeding.preserved(), eval_mode(state.task), torch.no_grad(), one_pass(batches) as iterator:
             bus.predict_start(state)
             for batch in islice(iterator, limit):
-                counts = not isinstance(batch, Padding)
-                state.batch = batch if counts else batch.batch
+                state.batch, counts = unpadded(batch)
                 bus.predict_batch_start(state)
                 state.batch = bus.move_batch(state, state.batch)
                 bus.predict_before_forward(state)

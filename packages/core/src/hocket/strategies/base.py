@@ -11,6 +11,7 @@ from torch import nn
 
 from hocket.algorithm import Need
 from hocket.contexts import NOTHING
+from hocket.data.global_batches import sized
 from hocket.devices import Device
 
 
@@ -43,7 +44,7 @@ class Strategy:
 
     @property
     def data_ranks(self) -> int:
-        """How many shares global batches are divided into; a divisor of ``world_size``."""
+        """How many shares a global batch has; a divisor of ``world_size``."""
         return self.world_size
 
     def setup_environment(self, device: Device) -> torch.device:
@@ -58,9 +59,9 @@ class Strategy:
         """See :meth:`hocket.hookspecs.StrategyHooks.prepare_optimizer`."""
         return optimizer
 
-    def prepare_data(self, loader: Iterable[Any], train: bool) -> Iterable[Any]:
+    def prepare_data(self, loader: Iterable[Any], train: bool, global_batch: int | None = None) -> Iterable[Any]:
         """See :meth:`hocket.hookspecs.StrategyHooks.prepare_data`."""
-        return loader
+        return loader if global_batch is None else sized(loader, global_batch)
 
     def accumulate(self, module: nn.Module, last: bool) -> AbstractContextManager[Any]:
         """See :meth:`hocket.hookspecs.StrategyHooks.accumulate`."""

@@ -48,12 +48,14 @@ class StrategyConformance(Conformance):
         return nn.Sequential(nn.Linear(5, 16), nn.Tanh(), nn.Linear(16, 8), nn.LayerNorm(8), nn.Linear(8, 3))
 
     def data(self) -> Any:
-        """13 samples of 5 numbers and a class, in batches of 4: the last has one sample, too few for two ranks."""
+        """13 samples of 5 numbers and a class, in batches of 4, which `trainer` makes the global ones: the last has one sample,
+        too few for two ranks."""
         return DataLoader(TensorDataset(torch.rand(_SAMPLES, 5).to(self.dtype), torch.randint(3, (_SAMPLES,))), _BATCH)
 
     def trainer(self, plugin: Any = None, **changes: Any) -> hocket.Trainer:
-        """As in every suite, but in `dtype`."""
-        return super().trainer(plugin, **({"model": self.seeded(self.model).to(self.dtype)} | changes))
+        """As in every suite, but in `dtype`, and with the same global batches on any number of ranks."""
+        parts = {"model": self.seeded(self.model).to(self.dtype), "global_batch": _BATCH}
+        return super().trainer(plugin, **(parts | changes))
 
     def reference(self, clip: float | None, epochs: int = 2) -> tuple[dict[str, Tensor], list[float]]:
         """The weights after training, and the loss of each batch: of a loop in plain PyTorch over the global batches.
@@ -101,6 +103,20 @@ class StrategyConformance(Conformance):
             assert found is None, f"The loss of batches is not that of the global batch: {found}."
             batches = -(-_SAMPLES // _BATCH)
             assert counted == (2, 2 * batches, 2 * _SAMPLES), f"Rank {rank} counted epochs, batches, samples {counted}."
+
+    def test_a_batch_size_is_each_ranks_own(self) -> None:
+        """Without ``global_batch`` ranks train on a loader's batch each, and on every sample of an epoch once."""
+
+        def rank_main(rank: int) -> Any:
+            trainer = self.trainer(self.make(), global_batch=None)
+            timestamp = trainer.fit("1ep").timestamp
+            return trainer.state.strategy.data_ranks, (timestamp.batch, timestamp.sample)
+
+        for rank, (ranks, counted) in enumerate(self.run(rank_main)):
+            assert counted == (-(-_SAMPLES // (ranks * _BATCH)), _SAMPLES), (
+                f"Rank {rank} counted batches, samples {counted} in an epoch of {_SAMPLES} samples in batches of {_BATCH} on "
+                f"each of {ranks} ranks."
+            )
 
     def test_evaluation_counts_each_sample_once(self) -> None:
         """Loss and metrics of an evaluation are those over all samples, each seen by one rank."""

@@ -1,0 +1,5 @@
+"""What is wrong with data."""
+
+
+class DataError(ValueError):
+    """Training data that does not yield what a run needs."""
