@@ -341,7 +341,8 @@ def test_ranks_agree(tmp_path):
             tmp_path / str(rank),
             FP16(init_scale=256.0, growth_interval=100),
             strategy="ddp",
-            train_data=DataLoader(TensorDataset(*map(torch.cat, zip(*batches(), strict=True))), 8),
+            train_data=DataLoader(TensorDataset(*map(torch.cat, zip(*batches(), strict=True)))),
+            global_batch=8,
             algorithms=[OverflowOnRank(*bad)],
             callbacks=[watch],
         )

@@ -34,7 +34,7 @@ class Diverges(hocket.Callback):
 def train(*callbacks: hocket.Callback, guard: bool = True) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
     samples = TensorDataset(torch.randn(30, 4, generator=generator), torch.randn(30, 2, generator=generator))
-    batches = DataLoader(samples, 6)
+    batches = DataLoader(samples, 3)
     torch.manual_seed(0)
     trainer = hocket.Trainer(
         model=nn.Linear(4, 2), loss=nn.functional.mse_loss, train_data=batches, eval_data=batches, duration="2ep",
