@@ -8,7 +8,7 @@ import warnings
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import (
     BatchSampler,
@@ -118,6 +118,7 @@ def alone(data):
     return [batch.tolist() for batch in data]
 
 
+UNTIMED = settings(deadline=None, max_examples=60)
 loaders = {
     "samples": st.integers(1, 40),
     "size": st.integers(1, 9),
@@ -127,6 +128,7 @@ loaders = {
 }
 
 
+@UNTIMED
 @given(**loaders, more=st.integers(0, 12))
 def test_a_global_batch_is_that_of_one_process(samples, size, ranks, drop_last, shuffle, more):
     def loader(batch_size=size):
@@ -140,6 +142,7 @@ def test_a_global_batch_is_that_of_one_process(samples, size, ranks, drop_last, 
         assert sum(sizes) == len(batch) and max(sizes) - min(sizes) <= 1
 
 
+@UNTIMED
 @given(**loaders)
 def test_a_batch_size_is_each_ranks_own(samples, size, ranks, drop_last, shuffle):
     def loader(batch_size=size):
@@ -150,6 +153,7 @@ def test_a_batch_size_is_each_ranks_own(samples, size, ranks, drop_last, shuffle
     assert {len(batch) for (batches,) in by_rank for batch in batches[:-1]} <= {size}
 
 
+@UNTIMED
 @given(**loaders)
 def test_evaluation_has_the_batches_of_one_process(samples, size, ranks, drop_last, shuffle):
     def loader():
@@ -163,6 +167,7 @@ def test_evaluation_has_the_batches_of_one_process(samples, size, ranks, drop_la
     assert joined(padded) == joined(by_rank) and len({len(batches) for (batches,) in padded}) == 1
 
 
+@UNTIMED
 @given(sizes=st.lists(st.integers(1, 5), min_size=1, max_size=12), ranks=st.integers(1, 5), whole=st.booleans())
 def test_batches_of_a_sampler_of_ones_own_go_one_to_each_rank(sizes, ranks, whole):
     """As do the batches of other iterables, and single indices that stand for batches."""
@@ -185,6 +190,7 @@ def test_batches_of_a_sampler_of_ones_own_go_one_to_each_rank(sizes, ranks, whol
         assert {len(batches) for (batches,) in by_rank} == {len(groups)}
 
 
+@UNTIMED
 @given(**loaders, more=st.integers(0, 12))
 def test_a_pass_can_end_before_a_rank_goes_without(samples, size, ranks, drop_last, shuffle, more):
     def loader():
