@@ -134,7 +134,7 @@ def demo(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """Run every test, or those named after `--`, against an editable install of all packages."""
     settle(session)
-    install_editable(session, PACKAGES, *TESTS, *S3, "torchmetrics", "scikit-learn", "hatchling", "uv")
+    install_editable(session, PACKAGES, *TESTS, *S3, "torchdata", "torchmetrics", "scikit-learn", "hatchling", "uv")
     session.run("pytest", *session.posargs)
 
 

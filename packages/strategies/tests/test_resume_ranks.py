@@ -107,12 +107,13 @@ def train(
     options: dict[str, Any] = {"shuffle": True, **loader}
     if options.keys() & {"sampler", "batch_sampler"}:
         options.pop("shuffle")
+    kind = options.pop("loader", DataLoader)
     if options.pop("own_generator", False):
         options["generator"] = torch.Generator().manual_seed(6)
     trainer = Trainer(
         model=Net(seed, dropout),
         loss=loss,
-        train_data=DataLoader(options.pop("dataset", None) or seeded(Noted()), **options),
+        train_data=kind(options.pop("dataset", None) or seeded(Noted()), **options),
         global_batch=global_batch,
         train_metrics=lambda: {"accuracy": MulticlassAccuracy(3)},
         optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=0.01),
@@ -162,6 +163,25 @@ def test_two_ranks_go_on_to_the_last_bit(options: dict[str, Any]) -> None:
             assert metrics == again
 
     run_ranks(ranks, 2, timeout=180)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_loaders_with_a_state_of_their_own(workers: int) -> None:
+    """torchdata's, over a map-style data set: 2 ranks and then 2, and then one."""
+    stateful = pytest.importorskip("torchdata.stateful_dataloader").StatefulDataLoader
+    options = {"loader": stateful, "num_workers": workers, "own_generator": True}
+
+    def ranks(rank: int) -> Any:
+        whole, *_ = train(None, None, seed=0, **options)
+        first, *_ = train(None, 4, seed=0, **options)
+        second, *_ = train(first.tree, None, seed=9, **options)
+        assert whole.seen == first.seen[:4] + second.seen
+        assert whole.losses == first.losses[:4] + second.losses
+        return first.tree, second.seen
+
+    tree, seen = run_ranks(ranks, 2, timeout=180)[0]
+    alone, *_ = train(tree, None, seed=9, **options)
+    assert alone.seen == seen
 
 
 WORKER = {"own_generator": True, "num_workers": 1}

@@ -7,12 +7,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader
 
 from hocket import seeding
 from hocket.checkpoints.plain import decode, encode
 from hocket.data.errors import DataError
-from hocket.data.global_batches import makeup
+from hocket.data.global_batches import by_index, makeup
 from hocket.data.indices import Indices
 from hocket.data.prepared import skipped
 from hocket.data.sources import Sources, has_state
@@ -34,8 +34,8 @@ class Passes:
 
     - ``indices``, a DataLoader over a map-style data set: the indices of the pass are drawn again, from the random numbers
       that were there when it began, and those of past batches are left out. Nothing is loaded.
-    - ``state``, anything with ``state_dict`` and ``load_state_dict``, such as torchdata's StatefulDataLoader, and a
-      DataLoader without workers over an IterableDataset that has them: it is told.
+    - ``state``, anything else with ``state_dict`` and ``load_state_dict``, such as torchdata's StatefulDataLoader over an
+      IterableDataset, and a DataLoader without workers over one that has them: it is told.
     - ``list``: by index.
     - ``replay``, everything else: past batches are loaded again, and thrown away.
 
@@ -224,13 +224,12 @@ def _put(start: Mapping[str, Any], sources: Sources) -> None:
 
 def _kind(source: Any) -> tuple[str, Any]:
     """How the middle of a pass is found, and who is asked where it is."""
+    if by_index(source):  # one with a state, too: it would not know that it is shared over ranks
+        return "indices", None
     if has_state(source):
         return "state", source
     if isinstance(source, list | tuple):
         return "list", None
-    if isinstance(source, DataLoader):
-        if not isinstance(source.dataset, IterableDataset):
-            return "indices", None
-        if not source.num_workers and has_state(source.dataset):
-            return "state", source.dataset
+    if isinstance(source, DataLoader) and not source.num_workers and has_state(source.dataset):
+        return "state", source.dataset
     return "replay", None
