@@ -21,6 +21,9 @@ from typing import Any
 
 from hocket.launching.errors import Failure, WorkerError
 
+#: Seconds between looks at whether the forks still live.
+_POLL = 0.2
+
 
 def launch(function: Callable[..., Any], processes: int, *args: Any, timeout: float | None = None) -> list[Any]:
     """Call ``function(*args)`` in ``processes`` forks of this process that can train together; what each returned, by rank.
@@ -153,17 +156,21 @@ def _collect(pipes: dict[Any, int], processes: list[Any], timeout: float | None)
     waiting: dict[Any, int] = dict(pipes)
     while waiting:
         left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
-        ready: list[Any] = multiprocessing.connection.wait(list(waiting), left)
-        if not ready:
+        ready: list[Any] = multiprocessing.connection.wait(list(waiting), _POLL if left is None else min(left, _POLL))
+        # The end of a pipe is no sure sign of a rank's: its DataLoader workers hold it too, and outlive it by seconds.
+        ended = [p for p, rank in waiting.items() if processes[rank].exitcode is not None and not p.poll()]
+        if not ready and not ended and left == 0.0:
             late = sorted(waiting.values())
             raise WorkerError(
                 late[0],
                 f"Ranks {late} of {world_size} did not end within {timeout:g} s and were killed. A collective that not "
                 "every rank calls waits forever; otherwise allow more with timeout=.",
             )
-        for pipe in ready:
+        for pipe in dict.fromkeys([*ready, *ended]):
             rank = waiting.pop(pipe)
             try:
+                if pipe in ended:
+                    raise EOFError
                 succeeded, content = pipe.recv()
             except EOFError:
                 processes[rank].join(5.0)
