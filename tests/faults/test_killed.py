@@ -44,13 +44,20 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Any:
             watch = train(folder, ranks)[0]
             outside, inside = (each.value for each in watch.calls)
             assert watch.saves.value == BATCHES
-            known[ranks] = outcome(folder), watch.set_up.value, (outside - watch.set_up.value) // BATCHES, inside // BATCHES
+            known[ranks] = (
+                outcome(folder),
+                watch.set_up.value,
+                (outside - watch.set_up.value) // BATCHES,
+                inside // BATCHES,
+            )
         return known[ranks]
 
     return of
 
 
-@pytest.mark.parametrize(("ranks", "asynchronous", "kills"), [(1, False, 20), (2, False, 20), (1, True, 8), (2, True, 8)])
+@pytest.mark.parametrize(
+    ("ranks", "asynchronous", "kills"), [(1, False, 20), (2, False, 20), (1, True, 8), (2, True, 8)]
+)
 def test_killed_at_random_moments(
     tmp_path: Path, uninterrupted: Any, ranks: int, asynchronous: bool, kills: int
 ) -> None:

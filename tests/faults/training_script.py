@@ -117,7 +117,9 @@ def differences(found: dict[str, Any], expected: dict[str, Any]) -> list[str]:
 
 def _same(one: Any, other: Any) -> bool:
     if isinstance(one, Tensor) and isinstance(other, Tensor):
-        return one.dtype == other.dtype and one.shape == other.shape and one.numpy().tobytes() == other.numpy().tobytes()
+        return (
+            one.dtype == other.dtype and one.shape == other.shape and one.numpy().tobytes() == other.numpy().tobytes()
+        )
     return type(one) is type(other) and (one == other or (one != one and other != other))
 
 

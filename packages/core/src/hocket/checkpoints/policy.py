@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import signal
 import threading
+import time
 import warnings
 import weakref
 from collections.abc import Callable, Mapping
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 #: The exit code of a run that was told to end and has saved before: EX_TEMPFAIL of sysexits.h, "try again later".
 EXIT_CODE = 75
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
+#: Seconds in which signals are one: a cluster signals all processes, and a launcher among them passes that on to its ranks.
+_ONE = 1.0
 
 
 class Interrupted(SystemExit):
@@ -37,8 +40,8 @@ class Checkpoints(Callback):
     """Writes all that a run needs to continue as if it had never stopped: ``Trainer(checkpoints=Checkpoints("runs/a"))``.
 
     A checkpoint is complete or not there, whenever the process dies. The end of a fit writes one too. During a fit SIGTERM and
-    SIGINT (Control-C) write one at the end of the batch under way, and end the run with `Interrupted`; a second signal ends it
-    at once. ``Trainer(resume="auto")`` continues from the newest valid one.
+    SIGINT (Control-C) write one at the end of the batch under way, and end the run with `Interrupted`; another signal, a
+    second or more after the first, ends it at once. ``Trainer(resume="auto")`` continues from the newest valid one.
 
     Args:
         folder: where to; any folder, or a URL that fsspec knows, such as ``"s3://bucket/runs/a"``.
@@ -81,7 +84,7 @@ class Checkpoints(Callback):
         self._evaluated = False
         self._writing: threading.Thread | None = None
         self._failure: BaseException | None = None
-        self._signalled = 0
+        self._signalled: float | None = None
         self._handlers: dict[int, Any] = {}
 
     def attach(self, trainer: Trainer) -> None:
@@ -92,15 +95,16 @@ class Checkpoints(Callback):
 
     def fit_start(self, state: State) -> None:
         """Listens to signals from here on, in the main thread."""
-        self._signalled = 0
+        self._signalled = None
         if self._in_shares:
             self._share = state.elapsed()
         if threading.current_thread() is threading.main_thread():
 
             def tell(number: int, frame: FrameType | None) -> None:
-                self._signalled += 1
-                if self._signalled > 1:
+                now = time.monotonic()
+                if self._signalled is not None and now - self._signalled > _ONE:
                     raise KeyboardInterrupt(f"signal {number}, for the second time")
+                self._signalled = self._signalled or now
                 state.request(Decision.CHECKPOINT)
 
             self._handlers = {number: signal.signal(number, tell) for number in _SIGNALS}
@@ -114,7 +118,7 @@ class Checkpoints(Callback):
         asked = state.take(Decision.CHECKPOINT)
         if self._due(state) or asked or self._is_among_the_best(state):
             self._save(state)
-        if asked and any(state.bus.all_gather_object(self._signalled)):
+        if asked and any(state.bus.all_gather_object(self._signalled is not None)):
             self._wait(state)
             raise Interrupted(EXIT_CODE)
 

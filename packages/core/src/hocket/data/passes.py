@@ -16,6 +16,7 @@ from hocket.data.global_batches import by_index, makeup
 from hocket.data.indices import Indices
 from hocket.data.prepared import skipped
 from hocket.data.sources import Sources, has_state
+from hocket.data.workers import sheltered
 
 
 def length(data: Iterable[Any], limit: int | None = None) -> int | None:
@@ -164,7 +165,7 @@ class Passes:
         self._start_workers_like = None
         name = "sampler" if loader.batch_sampler is None else "batch_sampler"
         self._indices = Indices(getattr(loader, name), self._sources, first, skip)
-        with _standing_in(loader, name, self._indices):
+        with _standing_in(loader, name, self._indices), sheltered(loader):
             batches = iter(self._data)
         if loader._iterator is None:
             self._workers = None  # they end with the pass
@@ -178,8 +179,9 @@ class Passes:
         """The data after the first ``skip`` batches of its source."""
         if self._data is not self._source:  # a share: it reads the source itself
             self._data.skip = skip  # type: ignore[attr-defined]
-            return iter(self._data)
-        batches = iter(self._data)
+            skip = 0
+        with sheltered(self._source):
+            batches = iter(self._data)
         return skipped(batches, skip)
 
 

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hocket.launching.errors import Failure, first, read_failure
+from hocket.launching.errors import Failure, exit_code, first, read_failure
 from hocket.launching.processes import threads_per_process
 
-#: Seconds that workers have to end after a signal before they are killed.
-SHUTDOWN = 10
+#: Seconds that workers have to end after a signal before they are killed: for a batch and a checkpoint.
+SHUTDOWN = 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +78,15 @@ def run(job: Job) -> int:
             return _tell([read_failure(rank, each.exitcode, each.error_file) for rank, each in error.failures.items()])
         except SignalException as error:
             print(f"hocket: ended by {error.sigval.name}, and the workers with it.", file=sys.stderr)
-            return 128 + error.sigval.value
+            return _agreed(Path(folder)) or 128 + error.sigval.value
     return 0
+
+
+def _agreed(folder: Path) -> int | None:
+    """The exit code that all workers of the newest attempt announced, such as that of a run that has saved; else None."""
+    attempts = sorted(folder.glob("*/attempt_*"), key=lambda attempt: attempt.stat().st_mtime)
+    codes = {exit_code(rank / "error.json") for attempt in attempts[-1:] for rank in attempt.iterdir() if rank.is_dir()}
+    return codes.pop() if len(codes) == 1 else None
 
 
 def _meeting(job: Job) -> tuple[str, str]:

@@ -55,15 +55,16 @@ class Failure:
         return self.exit_code if self.exit_code >= 0 else 128 - self.exit_code
 
 
-def write_error(error: BaseException) -> None:
-    """Write ``error`` into the file that the launcher named, in the form that torch's agent reads; nothing if it named none."""
+def write_error(error: BaseException, code: int = 1) -> None:
+    """Write ``error`` and the exit code that it leads to into the file that the launcher named, in the form that torch's agent
+    reads; nothing if it named none."""
     name = os.environ.get(ERROR_FILE)
     if not name:
         return
     now = time.time()
     lines = traceback.format_exception(error)
     what = {"py_callstack": "".join(lines), "timestamp": str(int(now)), "time": now}
-    report = {"message": {"message": lines[-1].strip(), "errorCode": 1, "extraInfo": what}}
+    report = {"message": {"message": lines[-1].strip(), "errorCode": code, "extraInfo": what}}
     part = Path(f"{name}.part")
     part.write_text(json.dumps(report))
     os.replace(part, name)
@@ -77,6 +78,14 @@ def read_failure(rank: int, exit_code: int, file: str | os.PathLike[str]) -> Fai
         return Failure(rank, exit_code, text, float(report.get("time", report["timestamp"])))
     except (OSError, ValueError, KeyError, TypeError):  # none, or one that somebody else wrote otherwise
         return Failure(rank, exit_code)
+
+
+def exit_code(file: str | os.PathLike[str]) -> int | None:
+    """The exit code that the worker said it would end with, or None if it left no word."""
+    try:
+        return int(json.loads(Path(file).read_text())["message"]["errorCode"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def first(failures: list[Failure]) -> Failure:

@@ -61,6 +61,8 @@ def cause_of(error: BaseException) -> BaseException:
     """The failure of a worker that ``error`` followed from, or ``error`` itself."""
     if _workers is None or isinstance(error, WorkerError):
         return error
+    if isinstance(error, SystemExit):
+        _workers.leave(error.code)
     return _workers.error(wait=3.0 if isinstance(error, RuntimeError) else 0.0) or error
 
 
@@ -91,6 +93,7 @@ class Workers:
         self._changed = threading.Condition()
         self._failures: dict[int, Failure] = {}
         self._closing = False
+        self._leaving: object = 0
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         variables = {
             **os.environ,
@@ -122,6 +125,12 @@ class Workers:
             failure = first(list(self._failures.values()))
         return WorkerError(failure.rank, f"{failure}\n\nThe main process, rank 0, ends with it.")
 
+    def leave(self, code: object) -> None:
+        """This process ends with an exit code, and the others with the same: that is no failure of theirs."""
+        with self._changed:
+            self._leaving = code
+            self._failures = {rank: each for rank, each in self._failures.items() if each.exit_code != code}
+
     def _error_file(self, rank: int) -> str:
         return str(Path(self._folder.name) / f"{rank}.json")
 
@@ -133,15 +142,15 @@ class Workers:
         # Whatever waits for the worker raises by itself, but for what torch computes or waits for on a GPU.
         for act in (_thread.interrupt_main, self._give_up):
             time.sleep(GRACE / 2)
-            if self._closing:
+            if self._closing or not self._failed(rank):
                 return
             act()
 
     def _failed(self, rank: int) -> bool:
         code = self._processes[rank].poll()
-        if not code:
-            return False
         with self._changed:
+            if not code or code == self._leaving:
+                return False
             self._failures.setdefault(rank, read_failure(rank, code, self._error_file(rank)))
             self._changed.notify_all()
         return True

@@ -51,7 +51,7 @@ def _run(target: str, arguments: list[str], module: bool) -> None:
 
 
 def _record(error: BaseException, code: int) -> None:
-    write_error(error)
+    write_error(error, code)
     threading.Thread(target=_end_anyway, args=(code,), daemon=True).start()
 
 
