@@ -33,7 +33,7 @@ _ONE = 1.0
 
 
 class Interrupted(SystemExit):
-    """A run was told to end by a signal, and has written a checkpoint. Uncaught, the process exits with `EXIT_CODE`."""
+    """A run was told to end by a signal, and has written a checkpoint, or warned. Uncaught, the process exits with `EXIT_CODE`."""
 
 
 class Checkpoints(Callback):
@@ -133,6 +133,7 @@ class Checkpoints(Callback):
 
     def finish(self, state: State) -> None:
         """For the Trainer: how the fit ended, unless what was written after its last batch says as much."""
+        self._wait(state)
         if self._saved_at is None or self._saved_at[1] != state.timestamp.batch:
             self._save(state)
         self._wait(state)
@@ -239,6 +240,7 @@ class Checkpoints(Callback):
         told = state.bus.broadcast_object(None if failure is None else f"{type(failure).__name__}: {failure}")
         if told is None:
             return
+        self._saved_at = None
         message = f"A checkpoint could not be written to {self.store}: {told}"
         if self._on_error == "stop":
             raise CheckpointError(message) from failure
