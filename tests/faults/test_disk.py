@@ -123,7 +123,9 @@ def test_a_run_that_stops_goes_on_when_there_is_room(
         make(folder / "run", At(batch_7=fill), duration="2ep", policy={"asynchronous": asynchronous}).fit()
     free()
     # A thread may have been writing the one before when the disk filled up.
-    assert hocket.Checkpoints(folder / "run").store.latest() in (["ep0-ba5", "ep1-ba6"] if asynchronous else ["ep1-ba6"])
+    assert hocket.Checkpoints(folder / "run").store.latest() in (
+        ["ep0-ba5", "ep1-ba6"] if asynchronous else ["ep1-ba6"]
+    )
     make(folder / "run", duration="2ep").fit()
     assert differences(outcome(folder / "run"), uninterrupted) == []
 

@@ -63,6 +63,8 @@ def read_weights(path: Path | str) -> dict[str, Tensor]:
 
 
 def _read_index(folder: Path, name: str) -> dict[str, Tensor]:
+    if (size := (folder / name).stat().st_size) > manifests.LIMIT:
+        raise CheckpointError(f"{name}: it has {size} bytes; at most {manifests.LIMIT} are read.")
     index = manifests.parse_json((folder / name).read_bytes(), name)
     places = index.get("weight_map") if isinstance(index, dict) else None
     if not isinstance(places, dict) or not all(isinstance(file, str) for file in places.values()):

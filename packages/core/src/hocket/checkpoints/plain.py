@@ -92,7 +92,7 @@ def _from_numpy(value: Any, where: str) -> Any:
 
 
 def _device_or_dtype(name: str) -> Any:
-    found = getattr(torch, name, None)
+    found = vars(torch).get(name)  # getattr would import what is called so
     return found if isinstance(found, torch.dtype) else torch.device(name)
 
 

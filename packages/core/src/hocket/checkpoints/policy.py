@@ -33,7 +33,10 @@ _ONE = 1.0
 
 
 class Interrupted(SystemExit):
-    """A run was told to end by a signal, and has written a checkpoint, or warned. Uncaught, the process exits with `EXIT_CODE`."""
+    """A run was told to end by a signal, and has written a checkpoint or, with ``on_error="warn"``, said why not.
+
+    Uncaught, the process exits with `EXIT_CODE`.
+    """
 
 
 class Checkpoints(Callback):
@@ -274,7 +277,11 @@ def resume(trainer: Trainer, where: str | Path, checkpoints: Checkpoints | None)
             f"'{name}' in {store} holds weights only, which is not enough to resume from. Load them into the model first: "
             "hocket.checkpoints.foreign.load_weights(model, hocket.checkpoints.foreign.read_weights(folder))."
         )
-    trainer.load_state_dict(tree)
+    try:
+        trainer.load_state_dict(tree)
+    except Exception as error:
+        error.add_note(f"While going on from '{name}' in {store}.")
+        raise
 
 
 def _copied(tensor: Tensor) -> Tensor:
