@@ -100,7 +100,7 @@ CONTENTS: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
         ),
         "pip install 'evil==1'",
     ),
-    "a module of torch": (lambda tree: tree["optimizers"]["0"].update(state={"~torch": "_inductor"}), "_inductor"),
+    "a module of torch": (lambda tree: tree["optimizers"]["0"].update(state={"~torch": "onnx"}), "onnx"),
     "no array": (lambda tree: tree["optimizers"]["0"].update(state={"~array": [1]}), "list"),
     "weights that are text": (lambda tree: tree["model"].update({"network.weight": "os.system"}), "network.weight"),
     "no clock": (lambda tree: tree.pop("timestamp"), "timestamp"),
