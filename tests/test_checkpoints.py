@@ -1,12 +1,7 @@
-"""Runs that are killed, told to end, or meet a full or broken disk go on as if nothing had happened, to the last bit."""
+"""Which checkpoints a run keeps, and what it goes on from. Faults are in `faults/`."""
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import random
-import signal
-import time
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +12,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 import hocket
-from hocket.checkpoints import CheckpointError, DamagedCheckpointWarning
-from hocket.checkpoints.policy import EXIT_CODE, Interrupted
+from hocket.checkpoints import CheckpointError
 from hocket.testkit import run_ranks
 
 EPOCHS, BATCHES = 3, 6
@@ -69,87 +63,6 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tensor]
 def same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> bool:
     assert found.keys() == expected.keys()
     return all(torch.equal(found[name], expected[name]) for name in expected)
-
-
-# --- processes that end
-
-
-def _child(folder: str, done: Any, slow: float, changes: dict[str, Any]) -> None:
-    torch.set_num_threads(1)
-
-    class Tell(hocket.Callback):
-        def batch_end(self, state: hocket.State) -> None:
-            done.value = state.timestamp.batch
-            time.sleep(slow)
-
-    make(folder, "auto", callbacks=[Tell()], **changes).fit()
-
-
-def start(folder: Path, slow: float = 0.0, **changes: Any) -> tuple[Any, Any]:
-    context = multiprocessing.get_context("fork")
-    done = context.Value("l", 0)
-    process = context.Process(target=_child, args=(str(folder), done, slow, changes))
-    process.start()
-    return process, done
-
-
-def until(condition: Any) -> None:
-    deadline = time.monotonic() + 60
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.002)
-    assert condition()
-
-
-@pytest.mark.parametrize("asynchronous", [False, True])
-def test_killed_at_random_moments(tmp_path: Path, uninterrupted: dict[str, Tensor], asynchronous: bool) -> None:
-    """SIGKILL, ten times, saves included; each run goes on from the newest checkpoint, and the last one ends."""
-    moments = random.Random(3)
-    kills = 0
-    while kills < 10:
-        process, done = start(tmp_path, slow=0.02, policy={"asynchronous": asynchronous})
-        began = done.value
-        until(lambda: done.value > began or not process.is_alive())  # noqa: B023  # used before the next round
-        time.sleep(moments.uniform(0.0, 0.1))
-        process.kill()
-        process.join()
-        if process.exitcode == 0:
-            break
-        assert process.exitcode == -signal.SIGKILL
-        kills += 1
-    assert kills >= 2, "otherwise this was about nothing"
-    trainer = make(tmp_path, "auto")
-    trainer.fit()
-    assert same(trained(trainer), uninterrupted)
-
-
-def test_a_signal_writes_a_checkpoint_and_ends_the_run(tmp_path: Path, uninterrupted: dict[str, Tensor]) -> None:
-    process, done = start(tmp_path, slow=0.05, policy={"every": None})
-    until(lambda: done.value >= 4)
-    os.kill(process.pid, signal.SIGTERM)
-    process.join(60)
-    assert process.exitcode == EXIT_CODE
-    (name,) = hocket.Checkpoints(tmp_path).store.names()
-    trainer = make(tmp_path, "auto")
-    assert 4 <= trainer.state.timestamp.batch < EPOCHS * BATCHES and name.endswith(f"ba{trainer.state.timestamp.batch}")
-    trainer.fit()
-    assert same(trained(trainer), uninterrupted)
-
-
-def test_handlers_are_there_during_a_fit_only() -> None:
-    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
-
-    class Interrupt(hocket.Callback):
-        def batch_end(self, state: hocket.State) -> None:
-            if state.timestamp.batch == 2:
-                os.kill(os.getpid(), signal.SIGINT)
-
-    trainer = make(callbacks=[Interrupt()], policy={"every": None})
-    assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
-    with pytest.raises(Interrupted) as ended:
-        trainer.fit()
-    assert ended.value.code == EXIT_CODE
-    assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
-    assert hocket.Checkpoints("checkpoints").store.names() == ["ep0-ba2"]
 
 
 # --- which are kept
@@ -206,17 +119,6 @@ def test_a_checkpoint_that_cannot_be_written(asynchronous: bool, uninterrupted: 
     with pytest.warns(RuntimeWarning, match="Training goes on without it"):
         trainer.fit()
     assert same(trained(trainer), uninterrupted)
-
-
-def test_a_damaged_checkpoint_is_passed_over() -> None:
-    make(policy={"every": "3ba"}, duration="9ba").fit()
-    store = hocket.Checkpoints("checkpoints").store
-    newest = Path("checkpoints") / store.names()[-1]
-    shard = max(newest.glob("*.safetensors"), key=lambda file: file.stat().st_size)
-    shard.write_bytes(shard.read_bytes()[:-1])
-    with pytest.warns(DamagedCheckpointWarning, match=newest.name):
-        trainer = make(resume="auto", duration="9ba")
-    assert trainer.state.timestamp.batch == 6
 
 
 # --- going on

@@ -1,7 +1,8 @@
 """Reads what stands in a folder in every way there is, under an audit hook that ends the process if anything is executed.
 
-A script: ``python audited.py FOLDER`` prints, as JSON, what every reader said about every case. What is called ``good…`` and ``damaged…``
-comes first, and may import what reading needs; after that nothing is imported, and nothing executed that was not before.
+A script: ``python audited.py FOLDER`` prints, as JSON, what every reader said about every case. What is called ``good…`` and
+``damaged…`` comes first, and may import what reading needs; after that nothing is imported, and nothing executed that was not
+before.
 """
 
 from __future__ import annotations

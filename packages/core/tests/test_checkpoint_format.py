@@ -1,4 +1,4 @@
-"""The checkpoint format: exact round trips, every kind of damage, kills and full disks, and nothing that is executed."""
+"""The checkpoint format: exact round trips, every kind of damage, and kills."""
 
 from __future__ import annotations
 

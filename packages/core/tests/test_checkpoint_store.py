@@ -1,4 +1,4 @@
-"""Stores of checkpoints: order, damage, kills, full disks; and the same against an S3 server that fails."""
+"""Stores of checkpoints: order, names, damage, kills."""
 
 from __future__ import annotations
 

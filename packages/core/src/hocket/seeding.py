@@ -94,9 +94,9 @@ def seed_host(seed: int) -> None:
 
 
 @contextmanager
-def preserved() -> Iterator[None]:
-    """Whatever is drawn inside, the global generators continue afterwards as if nothing had been."""
-    state = capture()
+def preserved(devices: bool = True) -> Iterator[None]:
+    """Whatever is drawn inside, the global generators continue afterwards as if nothing had been; on request only the host's."""
+    state = capture(devices=devices)
     try:
         yield
     finally:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor
 
+from hocket import seeding
 from hocket.callback import Callback
 from hocket.checkpoints.errors import CheckpointError
 from hocket.checkpoints.store import Store
@@ -177,7 +178,8 @@ class Checkpoints(Callback):
                 f"Checkpoints should keep the best by '{metric}', but there is no such metric. There are: {there}."
             )
         value = self._value(state.metrics)
-        kept = state.bus.broadcast_object(self._best_names() if state.strategy.rank == 0 else None)
+        with seeding.preserved(devices=False):
+            kept = state.bus.broadcast_object(self._best_names() if state.strategy.rank == 0 else None)
         if value is None or len(kept) < count:
             return value is not None
         worst = kept[-1][0]
@@ -215,7 +217,8 @@ class Checkpoints(Callback):
                 self._writing = threading.Thread(target=self._write, args=copied, name="hocket-checkpoint")
                 self._writing.start()
             else:
-                self._write(*arguments)
+                with seeding.preserved(devices=False):  # remote stores draw from them when they have to try again
+                    self._write(*arguments)
         if not self._asynchronous:
             self._speak(state)
 
@@ -265,7 +268,8 @@ def resume(trainer: Trainer, where: str | Path, checkpoints: Checkpoints | None)
                 "the folder of a checkpoint as resume=."
             )
         store = checkpoints.store
-        name = bus.broadcast_object(store.latest() if trainer.state.strategy.rank == 0 else None)
+        with seeding.preserved(devices=False):
+            name = bus.broadcast_object(store.latest() if trainer.state.strategy.rank == 0 else None)
         if name is None:
             return
     else:

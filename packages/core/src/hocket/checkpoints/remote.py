@@ -19,6 +19,8 @@ from hocket.checkpoints.errors import CheckpointError
 from hocket.checkpoints.manifest import File, Manifest
 
 _T = TypeVar("_T")
+#: Not the global random numbers, which are the run's.
+_waits = random.Random()
 _LATEST = "latest"
 #: Bytes of a part in s3fs's uploads of large files, which S3's checksum of them depends on.
 _PART = 50 << 20
@@ -202,7 +204,7 @@ class Remote:
             except Exception as error:  # each file system has errors of its own
                 if attempt == self._attempts - 1:
                     raise self._error(what, error) from error
-                time.sleep(self._wait * 2**attempt * random.uniform(0.8, 1.2))
+                time.sleep(self._wait * 2**attempt * _waits.uniform(0.8, 1.2))
         raise AssertionError("unreachable")
 
     def _error(self, what: str, error: Exception) -> CheckpointError:
