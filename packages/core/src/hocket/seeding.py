@@ -95,7 +95,7 @@ def seed_host(seed: int) -> None:
 
 @contextmanager
 def preserved(devices: bool = True) -> Iterator[None]:
-    """Whatever is drawn inside, the global generators continue afterwards as if nothing had been; on request only the host's."""
+    """Whatever is drawn inside, the global generators, or those of the host alone, go on as if nothing had been."""
     state = capture(devices=devices)
     try:
         yield

@@ -153,6 +153,11 @@ class State:
     def model(self, module: nn.Module) -> None:
         self.task.model = module
 
+    @property
+    def model_prefix(self) -> str:
+        """What the names of the model's weights begin with among those of the task, such as ``"network."``."""
+        return next((f"{name}." for name, module in self.task.named_modules() if module is self.model and name), "")
+
     def trained_parameters(self) -> list[nn.Parameter]:
         """What the optimizers hold, in their order."""
         return [p for optimizer in self.optimizers for group in optimizer.param_groups for p in group["params"]]

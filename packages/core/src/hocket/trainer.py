@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import nn
@@ -37,6 +37,9 @@ from hocket.runtime import Runtime
 from hocket.state import State
 from hocket.task import SupervisedTask, Task
 from hocket.time import Interval, Time, TimeError, Unit
+
+if TYPE_CHECKING:
+    from hocket.checkpoints.foreign import Report
 
 
 class Trainer:
@@ -299,7 +302,7 @@ class Trainer:
                 finally:
                     state.bus.predict_end(state)
         whole: dict[str, Any] = state.bus.model_state(state.prepared)
-        prefix = next((f"{name}." for name, module in state.task.named_modules() if module is state.model and name), "")
+        prefix = state.model_prefix
         plain = {name.removeprefix(prefix): value for name, value in whole.items() if name.startswith(prefix)}
         if missing := set(state.model.state_dict()) - set(plain):
             raise PluginError(
@@ -307,6 +310,23 @@ class Trainer:
                 f"but has {', '.join(list(whole)[:3])}."
             )
         return plain
+
+    def load_weights(
+        self,
+        weights: str | Path | Mapping[str, Any],
+        *,
+        strict: bool = True,
+        ignore: Sequence[str] = (),
+        remap: Mapping[str, str] | None = None,
+    ) -> Report:
+        """Begin with weights from a checkpoint or another tool's file, whatever the strategy. Every rank has to call it.
+
+        ``weights`` is what `hocket.checkpoints.foreign.read_weights` reads, or tensors by name; the rest, what is returned and
+        what is raised are as in `hocket.checkpoints.foreign.load_weights`, by the model's own names.
+        """
+        from hocket.checkpoints.foreign import load_into
+
+        return load_into(self, weights, strict, ignore, remap)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that a resumed run needs to be the same to the last bit; see `hocket.checkpoints.content`.
@@ -316,9 +336,12 @@ class Trainer:
         """
         return content.state_dict(self)
 
-    def load_state_dict(self, tree: Mapping[str, Any], strict: bool = True) -> None:
-        """Undo `state_dict`, in a Trainer that was made alike; see `hocket.checkpoints.content`. Every rank has to call it."""
-        content.load_state_dict(self, tree, strict)
+    def load_state_dict(self, tree: Mapping[str, Any], strict: bool = True, ignore: Sequence[str] = ()) -> None:
+        """Undo `state_dict`, in a Trainer that was made alike; see `hocket.checkpoints.content`. Every rank has to call it.
+
+        What globs in ``ignore`` match, such as ``"optimizers.*"`` or ``"model.network.head.*"``, stays as it is here.
+        """
+        content.load_state_dict(self, tree, strict, ignore)
 
     def close(self) -> None:
         """Let plug-ins release what they hold. Happens by itself after an exception and at the end of the process."""

@@ -11,13 +11,13 @@ that were not there before have random numbers as if they began.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from hocket import setup
 from hocket.checkpoints.fits import ContentError, class_of, compare, in_order
+from hocket.checkpoints.ignoring import ignoring
 from hocket.checkpoints.plain import decode, encode
 from hocket.data.batches import map_tensors
 from hocket.data.feed import DataError
@@ -61,7 +61,8 @@ def state_dict(trainer: Trainer) -> dict[str, Any]:
         "version": VERSION,
         "run_name": state.run_name,
         "world_size": state.strategy.world_size,
-        "attached": [_described(voice) for voice in bus.voices],
+        "attached": described(bus.voices),
+        "model_prefix": state.model_prefix,
         "model": encode(dict(model), "the model"),
         "modes": _modes(state),
         "optimizers": {str(index): each for index, each in enumerate(optimizers)},
@@ -122,15 +123,26 @@ def _plugin_states(voices: tuple[Voice, ...]) -> dict[str, dict[str, Any]]:
     return states
 
 
-def _described(voice: Voice) -> dict[str, Any]:
-    return {
-        "kind": voice.kind,
-        "name": voice.name,
-        "class": class_of(voice.obj),
-        "dist": voice.dist,
-        "version": voice.version,
-        "config": setup.plain(voice.config),
-    }
+def described(voices: tuple[Voice, ...]) -> list[dict[str, Any]]:
+    """What is attached; its configuration is None where that is not known, or is no plain data."""
+    return [
+        {
+            "kind": voice.kind,
+            "name": voice.name,
+            "class": class_of(voice.obj),
+            "dist": voice.dist,
+            "version": voice.version,
+            "config": _config(voice),
+        }
+        for voice in voices
+    ]
+
+
+def _config(voice: Voice) -> Any:
+    try:
+        return None if voice.instance else encode(dict(voice.config))
+    except TypeError:
+        return None
 
 
 def _time(time: Time | None) -> list[Any] | None:
@@ -140,12 +152,13 @@ def _time(time: Time | None) -> list[Any] | None:
 # --- into a Trainer
 
 
-def load_state_dict(trainer: Trainer, tree: Mapping[str, Any], strict: bool) -> None:
+def load_state_dict(trainer: Trainer, tree: Mapping[str, Any], strict: bool, ignore: Sequence[str] = ()) -> None:
     """Make the Trainer go on where another was. The tree is not changed, and none of its tensors is kept.
 
     Args:
         strict: whether everything in the tree and in the Trainer must have its counterpart; otherwise what has none, weights
             of another shape included, is left as it is, with a warning.
+        ignore: globs of dotted paths in the tree; what they match is left as it is in the Trainer.
 
     Raises:
         ContentError: the Trainer has other plug-ins with state, other algorithms, or other optimizers. Nothing was loaded.
@@ -159,9 +172,11 @@ def load_state_dict(trainer: Trainer, tree: Mapping[str, Any], strict: bool) -> 
         raise ContentError(
             f"The checkpoint's content has version {tree.get('version')!r}, and this hocket reads {VERSION}. Upgrade the older."
         )
+    if ignore:
+        tree = ignoring(tree, state_dict(trainer), ignore)
     if problems := compare(state, tree):
         if strict:
-            raise ContentError(" ".join(problems) + " To load what fits and leave out the rest, pass strict=False.")
+            raise ContentError(" ".join(problems) + " To leave parts out, pass ignore=['…'] or strict=False.")
         warnings.warn("Loaded with strict=False. " + " ".join(problems), stacklevel=3)
 
     # In the order in which they were made: sharded optimizers look at the parameters.

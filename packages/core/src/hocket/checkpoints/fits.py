@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+from hocket.checkpoints import format as formats
+from hocket.checkpoints.plain import decode
 from hocket.data.sources import has_state
+from hocket.hookspecs import Event
 from hocket.plugins import catalog
 from hocket.plugins.errors import PluginError
 from hocket.state import State
@@ -70,7 +74,7 @@ _SEVERAL = ("algorithms", "callbacks", "loggers")
 
 def _how_to_get(kind: str, each: Mapping[str, Any]) -> str:
     """What to type for a plug-in that a checkpoint was taken with."""
-    short = each["name"].rpartition("-")[0] if each["name"].rpartition("-")[2].isdigit() else each["name"]
+    short = _short(each["name"])
     if {short, each["name"]} & set(catalog.names(kind)):
         return f"Pass {kind}=['{short}'] to the Trainer."
     if each["dist"] in (None, "this process"):
@@ -79,3 +83,45 @@ def _how_to_get(kind: str, each: Mapping[str, Any]) -> str:
         f"It comes with {each['dist']} {each['version']}, which is not installed or switched off; type: "
         f"pip install '{each['dist']}=={each['version']}', and pass {kind}=['{short}'] to the Trainer."
     )
+
+
+def recorded_algorithms(path: Path | str, every: bool = False) -> list[dict[str, dict[str, Any]]]:
+    """The algorithms that a checkpoint was taken with, by name and configuration, as ``Trainer(algorithms=…)`` takes them.
+
+    Args:
+        path: the checkpoint's folder; one of weights only will do.
+        every: not only those that change what the model is made of, which its weights need (those that act on ``init``).
+
+    Raises:
+        ContentError: one is not installed (the message names its distribution), is another class than it was, or was given as
+            an instance, whose configuration is not known.
+        CheckpointError: there is no such checkpoint, or it is damaged.
+    """
+    specifications: list[dict[str, dict[str, Any]]] = []
+    for each in formats.read(path, only=["attached"])["attached"]:
+        if each["kind"] != "algorithms":
+            continue
+        short = _short(each["name"])
+        name = short if each["dist"] in (None, "this process") else f"{each['dist']}/{short}"
+        if short not in catalog.names("algorithms"):
+            raise ContentError(f"{path} was taken with the algorithm '{short}'. {_how_to_get('algorithms', each)}")
+        found = catalog.find("algorithms", name).load()
+        if f"{found.__module__}.{found.__qualname__}" != each["class"]:
+            raise ContentError(
+                f"'{short}' was a {each['class']} when {path} was taken, and is a {found.__module__}.{found.__qualname__} "
+                f"now. Pass an instance of the right one: algorithms=[{each['class'].rpartition('.')[2]}(…)]."
+            )
+        if not every and Event.INIT not in found.events:
+            continue
+        if each["config"] is None:
+            raise ContentError(
+                f"{path} does not say how its algorithm '{short}' was made, because it was given as an instance or with "
+                f"arguments that are no plain data. Pass one made alike: algorithms=[{found.__qualname__}(…)]."
+            )
+        specifications.append({name: decode(each["config"])})
+    return specifications
+
+
+def _short(name: str) -> str:
+    """Without the number that the second plug-in of a name gets."""
+    return name.rpartition("-")[0] if name.rpartition("-")[2].isdigit() else name

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors.torch import save_file
@@ -19,6 +19,9 @@ from hocket.checkpoints import format as formats
 from hocket.checkpoints import manifest as manifests
 from hocket.checkpoints import shards
 from hocket.checkpoints.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from hocket.trainer import Trainer
 
 #: A Hugging Face folder's index or single file, in the order in which they are looked for.
 _HUGGING_FACE = (
@@ -37,8 +40,8 @@ def read_weights(path: Path | str) -> dict[str, Tensor]:
     """Weights by name, on the CPU.
 
     Args:
-        path: a checkpoint of hocket (its ``model``), a ``.safetensors`` file, a file of ``torch.save`` that holds a
-            ``state_dict`` or is a checkpoint of Lightning or Composer, or a folder of Hugging Face, sharded or not.
+        path: a checkpoint of hocket (by the model's own names), a ``.safetensors`` file, a file of ``torch.save`` that
+            holds a ``state_dict`` or is a checkpoint of Lightning or Composer, or a folder of Hugging Face, sharded or not.
             Beginnings that all names share are removed where they come from a wrapper: ``module.``, ``_orig_mod.``, and
             for Lightning and Composer ``model.``.
 
@@ -51,7 +54,10 @@ def read_weights(path: Path | str) -> dict[str, Tensor]:
     if not path.is_dir():
         return _read_file(path)
     if (path / manifests.NAME).exists():
-        return _flat(formats.read(path, only=["model"])["model"], str(path))
+        tree = formats.read(path, only=["model", "model_prefix"])
+        prefix = tree.get("model_prefix", "")
+        named = _flat(tree.get("model"), str(path))
+        return {name.removeprefix(prefix): tensor for name, tensor in named.items() if name.startswith(prefix)}
     name = next((name for name in _HUGGING_FACE if (path / name).exists()), None)
     if name is None:
         raise CheckpointError(
@@ -204,8 +210,40 @@ def load_weights(
         CheckpointError: with ``strict``, listing everything that does not fit.
         ValueError: ``remap`` gives two weights one name, or has an entry for no weight.
     """
+    chosen, report = _choose(module.state_dict(), state, strict, ignore, remap, type(module).__name__)
+    module.load_state_dict(chosen, strict=False)
+    return report
+
+
+def load_into(
+    trainer: Trainer,
+    weights: Path | str | Mapping[str, Any],
+    strict: bool,
+    ignore: Sequence[str],
+    remap: Mapping[str, str] | None,
+) -> Report:
+    """`Trainer.load_weights`. Raises as `load_weights`, and RuntimeError during a fit."""
+    state, prefix = trainer.state, trainer.state.model_prefix
+    if trainer._loop.stage:
+        raise RuntimeError("Weights cannot be loaded during a fit. Load them before it begins.")
+    given = weights if isinstance(weights, Mapping) else read_weights(weights)
+    own = trainer.model_state_dict()
+    chosen, report = _choose(own, given, strict, ignore, remap, type(state.model).__name__)
+    renamed = {f"{prefix}{name}": value for name, value in chosen.items()}
+    state.bus.load_model_state(state.prepared, {**state.bus.model_state(state.prepared), **renamed})
+    return report
+
+
+def _choose(
+    own: Mapping[str, Any],
+    state: Mapping[str, Any],
+    strict: bool,
+    ignore: Sequence[str],
+    remap: Mapping[str, str] | None,
+    what: str,
+) -> tuple[dict[str, Any], Report]:
+    """For `load_weights`: what of ``state`` fits a module of which ``own`` is the state, by the module's names."""
     renamed = _renamed(state, remap or {})
-    own = module.state_dict()
 
     def ignored(name: str) -> bool:
         return any(fnmatchcase(name, glob) for glob in ignore)
@@ -223,12 +261,11 @@ def load_weights(
     report = Report(tuple(missing), tuple(unexpected), tuple(mismatched))
     if strict and report:
         raise CheckpointError(
-            f"The weights do not fit {type(module).__name__}, and nothing was loaded.\n{report}\n"
+            f"The weights do not fit {what}, and nothing was loaded.\n{report}\n"
             "Pass remap={'old.': 'new.'} for other names, ignore=['head.*'] to leave parts alone, or strict=False."
         )
     other = {name for name, _, _ in mismatched}
-    module.load_state_dict({k: v for k, v in given.items() if k in own and k not in other}, strict=False)
-    return report
+    return {name: value for name, value in given.items() if name in own and name not in other}, report
 
 
 def _renamed(state: Mapping[str, Any], remap: Mapping[str, str]) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from hocket import seeding
 from hocket.callback import Callback
+from hocket.checkpoints import content
 from hocket.checkpoints.errors import CheckpointError
 from hocket.checkpoints.store import Store
 from hocket.data.batches import map_tensors
@@ -203,7 +204,10 @@ class Checkpoints(Callback):
         trainer = self._trainer()
         assert trainer is not None, "a Trainer attaches it"
         self._wait(state)
-        tree = {"model": trainer.model_state_dict()} if self._weights_only else trainer.state_dict()
+        if self._weights_only:
+            tree: Any = {"model": trainer.model_state_dict(), "attached": content.described(state.bus.voices)}
+        else:
+            tree = trainer.state_dict()
         self._saved_at = (now.epoch, now.batch)
         if state.strategy.rank == 0:
             about = {
@@ -278,8 +282,8 @@ def resume(trainer: Trainer, where: str | Path, checkpoints: Checkpoints | None)
     tree = store.read(name)
     if "version" not in tree:
         raise ValueError(
-            f"'{name}' in {store} holds weights only, which is not enough to resume from. Load them into the model first: "
-            "hocket.checkpoints.foreign.load_weights(model, hocket.checkpoints.foreign.read_weights(folder))."
+            f"'{name}' in {store} holds weights only, which is not enough to resume from. Leave out resume=, and give the "
+            f"Trainer the weights to begin with: trainer.load_weights('{store.folder}/{name}')."
         )
     try:
         trainer.load_state_dict(tree)

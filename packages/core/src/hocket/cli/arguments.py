@@ -15,5 +15,5 @@ def add_weights(parser: argparse.ArgumentParser) -> None:
     """The same, and weights."""
     add_arguments(parser)
     parser.add_argument(
-        "--weights", required=True, help="a .safetensors file, such as `hocket train` leaves in its run's folder"
+        "--weights", required=True, help="a checkpoint, or a file such as `hocket train` leaves in its run's folder"
     )

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from jsonargparse import ArgumentParser
-from safetensors.torch import load_file
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -55,8 +54,3 @@ def trainer_from(args: argparse.Namespace) -> Trainer:
     arguments = parser.instantiate(config).as_dict()
     del arguments["config"]
     return make_trainer(**arguments)
-
-
-def load_weights(trainer: Trainer, file: str) -> None:
-    """Give the model the weights of a file. Raises RuntimeError unless names and shapes are exactly the model's."""
-    trainer.state.model.load_state_dict(load_file(file))

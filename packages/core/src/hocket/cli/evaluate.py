@@ -10,10 +10,10 @@ from hocket.cli.command import Command
 
 def run(args: argparse.Namespace) -> int:
     """Print losses and metrics of the configuration's evaluation sets."""
-    from hocket.cli.config import load_weights, trainer_from
+    from hocket.cli.config import trainer_from
 
     with trainer_from(args) as trainer:
-        load_weights(trainer, args.weights)
+        trainer.load_weights(args.weights)
         for name, value in trainer.evaluate().items():
             print(f"{name} {value:.6g}")
     return 0

@@ -20,10 +20,10 @@ def run(args: argparse.Namespace) -> int:
     import torch
     from safetensors.torch import save_file
 
-    from hocket.cli.config import load_weights, trainer_from
+    from hocket.cli.config import trainer_from
 
     with trainer_from(args) as trainer:
-        load_weights(trainer, args.weights)
+        trainer.load_weights(args.weights)
         sets = trainer.state.eval_sets
         if args.set not in sets:
             raise SystemExit(

@@ -28,6 +28,8 @@ class Voice:
     version: str | None = None
     #: The arguments that it was made with.
     config: Mapping[str, Any] = field(default_factory=dict)
+    #: Whether it was given as an instance, so that what it was made with is not known.
+    instance: bool = False
 
 
 def build(kind: str, spec: Any, *arguments: Any) -> Voice:
@@ -51,7 +53,9 @@ def build(kind: str, spec: Any, *arguments: Any) -> Voice:
         return _voice(kind, spec, _make(kind, _name_of(kind, spec), spec, arguments, {}), {})
     else:
         _check_instance(kind, spec)
-        return _voice(kind, type(spec), spec, {})
+        voice = _voice(kind, type(spec), spec, {})
+        voice.instance = True
+        return voice
     entry = catalog.find(kind, name)
     made = _make(kind, entry.name, entry.load(), arguments, config)
     return Voice(kind, entry.name, made, entry.dist, entry.version, config)

@@ -1,0 +1,50 @@
+"""Leaving parts of a checkpoint out: in their place goes what the Trainer has already."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+
+def ignoring(tree: Mapping[str, Any], own: Mapping[str, Any], globs: Sequence[str]) -> dict[str, Any]:
+    """``tree`` with what ``own`` has, or nothing where it has nothing, wherever a glob matches the dotted path.
+
+    Plug-ins that are left out, ``plugins.KIND.NAME``, need not be attached.
+
+    Args:
+        tree: of `hocket.checkpoints.content`.
+        own: that of the Trainer that it is to be loaded into.
+
+    Raises ValueError for a glob that matches nothing in either.
+    """
+    used: set[str] = set()
+
+    def ignored(path: str) -> bool:
+        found = [glob for glob in globs if fnmatchcase(path, glob)]
+        used.update(found)
+        return bool(found)
+
+    def merge(saved: Mapping[str, Any], mine: Mapping[str, Any], path: str) -> dict[str, Any]:
+        made = {}
+        for key in [*saved, *(key for key in mine if key not in saved)]:
+            if ignored(below := f"{path}{key}"):
+                if key in mine:
+                    made[key] = mine[key]
+            elif key in saved:
+                value, other = saved[key], mine.get(key)
+                inner = isinstance(value, Mapping)
+                made[key] = merge(value, other if isinstance(other, Mapping) else {}, f"{below}.") if inner else value
+        return made
+
+    def attached(of: Mapping[str, Any], wanted: bool) -> list[Any]:
+        return [each for each in of["attached"] if ignored(f"plugins.{each['kind']}.{each['name']}") is wanted]
+
+    made = merge(tree, own, "")
+    made["attached"] = attached(tree, False) + attached(own, True)
+    if unused := [glob for glob in globs if glob not in used]:
+        raise ValueError(
+            f"ignore={unused!r} matches nothing. Give globs of paths as `hocket checkpoint inspect` shows them, such as "
+            "'model.head.*', 'optimizers.*' or 'plugins.algorithms.ema'."
+        )
+    return made
