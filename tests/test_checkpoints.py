@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import hocket
 from hocket.checkpoints import CheckpointError
+from hocket.checkpoints.fits import recorded_algorithms
 from hocket.testkit import run_ranks
 
 EPOCHS, BATCHES = 3, 6
@@ -150,6 +151,27 @@ def test_weights_only() -> None:
     assert same(saved, trainer.model_state_dict())
     with pytest.raises(ValueError, match="holds weights only"):
         make(resume="auto")
+
+
+@pytest.mark.parametrize("weights_only", [False, True])
+def test_algorithms_are_recorded_with_what_brings_them(weights_only: bool) -> None:
+    images = [(torch.randn(4, 1, 4, 4), torch.tensor([0, 1, 2, 0]))]
+
+    def model() -> nn.Module:
+        return nn.Sequential(nn.Conv2d(1, 4, 3, stride=2), nn.Flatten(), nn.Linear(4, 3))
+
+    given = [{"blurpool": {"min_channels": 1}}, {"ema": {"half_life": "3ba"}}]
+    trainer = make(
+        model=model(), train_data=images, eval_data=None, algorithms=given, policy={"weights_only": weights_only}
+    )
+    (*_, name) = trainer.fit().checkpoints
+    blurpool, ema = (
+        {"hocket-algorithms-vision/blurpool": given[0]["blurpool"]},
+        {"hocket-algorithms-general/ema": given[1]["ema"]},
+    )
+    assert recorded_algorithms(f"checkpoints/{name}") == [blurpool]
+    assert recorded_algorithms(f"checkpoints/{name}", every=True) == [blurpool, ema]
+    make("other", model=model(), train_data=images, eval_data=None, algorithms=[blurpool, ema]).fit("1ba")
 
 
 @pytest.mark.parametrize("ranks", [(2, 2), (2, 1), (1, 2)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -43,6 +44,21 @@ def test_the_parent_may_have_computed_with_threads():
     torch.randn(300, 300) @ torch.randn(300, 300)
     product = run_ranks(lambda rank: (torch.ones(300, 300) @ torch.ones(300, 300)).sum().item(), 2)
     assert product == [300.0**3] * 2
+
+
+def test_a_killed_rank_is_noticed_though_its_children_live():
+    """As DataLoader workers do, for some seconds; they hold the same pipe to the parent."""
+
+    def function(rank):
+        if not os.fork():
+            time.sleep(30)
+            os._exit(0)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    begin = time.monotonic()
+    with pytest.raises(RankError, match="was killed by SIGKILL"):
+        run_ranks(function, 1)
+    assert time.monotonic() - begin < 15
 
 
 def test_an_error_comes_back_with_its_traceback_and_ends_the_others():
