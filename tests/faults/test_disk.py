@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from training_script import differences, make, outcome
+from training_script import At, differences, make, outcome
 
 import hocket
 from hocket.checkpoints import CheckpointError
@@ -97,16 +97,6 @@ def test_a_checkpoint_on_a_full_disk(disk: Any) -> None:
     assert os.listdir(folder) == ["c"]
 
 
-class At(hocket.Callback):
-    """Does something after so many batches."""
-
-    def __init__(self, **acts: Callable[[], Any]) -> None:
-        self.acts = {int(name.removeprefix("batch_")): act for name, act in acts.items()}
-
-    def batch_end(self, state: hocket.State) -> None:
-        self.acts.get(state.timestamp.batch, lambda: None)()
-
-
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("whole")
@@ -120,7 +110,7 @@ def test_a_run_that_stops_goes_on_when_there_is_room(
 ) -> None:
     folder, fill, free, message = disk
     with pytest.raises(CheckpointError, match=f"could not be written to .*{message}"):
-        make(folder / "run", At(batch_7=fill), duration="2ep", policy={"asynchronous": asynchronous}).fit()
+        make(folder / "run", At({7: fill}), duration="2ep", policy={"asynchronous": asynchronous}).fit()
     free()
     # A thread may have been writing the one before when the disk filled up.
     assert hocket.Checkpoints(folder / "run").store.latest() in (
@@ -134,7 +124,7 @@ def test_a_run_that_goes_on_without(disk: Any) -> None:
     """It says so each time, keeps what there is, and writes again when it can."""
     folder, fill, free, message = disk
     more = {"duration": "2ep", "policy": {"on_error": "warn", "keep": None}}
-    trainer = make(folder / "run", At(batch_7=fill, batch_9=free), **more)
+    trainer = make(folder / "run", At({7: fill, 9: free}), **more)
     with pytest.warns(RuntimeWarning, match=f"{message}.*Training goes on without it") as told:
         trainer.fit()
     assert sum("goes on without" in str(each.message) for each in told) == 2
@@ -150,7 +140,7 @@ def test_told_to_end_with_a_full_disk(disk: Any) -> None:
         fill()
         os.kill(os.getpid(), signal.SIGTERM)
 
-    trainer = make(folder / "run", At(batch_7=both), policy={"on_error": "warn"})
+    trainer = make(folder / "run", At({7: both}), policy={"on_error": "warn"})
     with pytest.warns(RuntimeWarning, match=message), pytest.raises(Interrupted):
         trainer.fit()
     free()
@@ -164,7 +154,7 @@ def test_the_end_of_a_fit_is_written_though_its_last_batch_was_not(disk: Any) ->
         def fit_end(self, state: hocket.State) -> None:
             free()
 
-    trainer = make(folder / "run", At(batch_10=fill), Free(), duration="2ep", policy={"on_error": "warn"})
+    trainer = make(folder / "run", At({10: fill}), Free(), duration="2ep", policy={"on_error": "warn"})
     with pytest.warns(RuntimeWarning, match=message):
         trainer.fit()
     assert hocket.Checkpoints(folder / "run").store.latest() == "ep2-ba10"

@@ -90,10 +90,14 @@ def test_two_ranks_of_a_job_that_is_told_to_end(
 # --- forks
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize(
-    ("event", "batch", "expected"),
-    [("batch_start", 7, "ep1-ba8"), ("batch_end", 7, "ep1-ba7"), ("epoch_end", 10, "ep2-ba11")],
+    ("ranks", "event", "batch", "expected"),
+    [
+        (1, "batch_start", 7, "ep1-ba8"),
+        (2, "batch_start", 7, "ep1-ba8"),
+        (2, "batch_end", 7, "ep1-ba7"),
+        (2, "epoch_end", 10, "ep2-ba11"),
+    ],
 )
 def test_the_last_rank_is_told(
     tmp_path: Path, uninterrupted: Any, ranks: int, event: str, batch: int, expected: str

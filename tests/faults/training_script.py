@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +122,16 @@ def _same(one: Any, other: Any) -> bool:
             one.dtype == other.dtype and one.shape == other.shape and one.numpy().tobytes() == other.numpy().tobytes()
         )
     return type(one) is type(other) and (one == other or (one != one and other != other))
+
+
+class At(hocket.Callback):
+    """Does something after so many batches."""
+
+    def __init__(self, acts: dict[int, Callable[[], Any]]) -> None:
+        self.acts = acts
+
+    def batch_end(self, state: hocket.State) -> None:
+        self.acts.get(state.timestamp.batch, lambda: None)()
 
 
 class Pause(hocket.Callback):
