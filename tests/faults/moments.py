@@ -33,7 +33,7 @@ class Watch:
     saving: Any = field(default_factory=lambda: _shared("b"))
     calls: tuple[Any, Any] = field(default_factory=lambda: (_shared("l"), _shared("l")))
     saves: Any = field(default_factory=lambda: _shared("l"))
-    #: For notes of the test.
+    #: Calls until training began.
     set_up: Any = field(default_factory=lambda: _shared("l"))
 
     def start(self, moment: Moment | None) -> None:

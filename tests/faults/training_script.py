@@ -71,6 +71,7 @@ def make(folder: Path | str, *more: hocket.Callback, **changes: Any) -> hocket.T
         },
         "optimizer": lambda parameters: torch.optim.AdamW(parameters, lr=0.01),
         "schedule": "cosine(warmup=0.2dur)",
+        "global_batch": BATCH,
         "duration": f"{EPOCHS}ep",
         "algorithms": [
             {"blurpool": {"min_channels": 1}},

@@ -56,7 +56,7 @@ class Checkpoints(Callback):
             ``"test/accuracy"``, is among the best so many, and keep those.
         asynchronous: write in a thread; training waits for the copy of its state, and for the last write if that takes longer
             than the interval.
-        weights_only: model weights and nothing else; to publish, not to resume.
+        weights_only: model weights and what was attached; to publish, not to resume.
         on_error: what a write that failed does to the run: ``"stop"`` it, or ``"warn"`` and go on.
 
     Raises:
