@@ -39,11 +39,12 @@ def make_optimizers(given: Any, task: Task, replacements: Sequence[Replacement])
 
 def needs_closure(optimizer: Optimizer) -> bool:
     """Whether it computes gradients in its steps: LBFGS, and classes that say ``requires_closure = True``."""
-    return _needs_closure(type(optimizer))  # type: ignore[arg-type]  # classes are hashable
+    return closure_class(type(optimizer))  # type: ignore[arg-type]  # classes are hashable
 
 
 @cache
-def _needs_closure(kind: type[Optimizer]) -> bool:
+def closure_class(kind: type[Optimizer]) -> bool:
+    """The same of a class, without a function call in every batch."""
     return issubclass(kind, torch.optim.LBFGS) or bool(getattr(kind, "requires_closure", False))
 
 

@@ -13,6 +13,7 @@ from hocket.data.batches import Counts
 
 #: ``tuple | list`` would be put together anew in every batch.
 _SEQUENCE = (tuple, list)
+_NO_PARTS: Mapping[str, Tensor] = {}
 
 
 class Loss(NamedTuple):
@@ -27,13 +28,13 @@ class Loss(NamedTuple):
 
     value: Tensor
     weight: float | Tensor | None = None
-    parts: Mapping[str, Tensor] = {}
+    parts: Mapping[str, Tensor] = _NO_PARTS
 
 
 def as_loss(returned: Any) -> Loss:
     """Understand what a loss function may return: a scalar Tensor, ``(value, weight)``, a dict of named losses, a Loss."""
     if type(returned) is Tensor or isinstance(returned, Tensor):
-        loss = Loss(returned)
+        loss = tuple.__new__(Loss, (returned, None, _NO_PARTS))  # Loss(returned) without a function call in every batch
     elif isinstance(returned, Loss):
         loss = returned
     elif isinstance(returned, Mapping) and returned:

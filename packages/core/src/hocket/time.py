@@ -237,20 +237,24 @@ class Timestamp:
         self.batch_in_epoch = self.sample_in_epoch = self.token_in_epoch = 0
         self.epoch_seconds = 0.0
 
+    def become(self, other: Timestamp) -> None:
+        """Take over all values of ``other``."""
+        self.epoch = other.epoch
+        self.batch = other.batch
+        self.sample = other.sample
+        self.token = other.token
+        self.batch_in_epoch = other.batch_in_epoch
+        self.sample_in_epoch = other.sample_in_epoch
+        self.token_in_epoch = other.token_in_epoch
+        self.seconds = other.seconds
+        self.epoch_seconds = other.epoch_seconds
+        self.batch_seconds = other.batch_seconds
+
     def copy(self) -> Timestamp:
         """A timestamp of its own with the same values."""
-        return Timestamp(
-            self.epoch,
-            self.batch,
-            self.sample,
-            self.token,
-            self.batch_in_epoch,
-            self.sample_in_epoch,
-            self.token_in_epoch,
-            self.seconds,
-            self.epoch_seconds,
-            self.batch_seconds,
-        )
+        made = Timestamp()
+        made.become(self)
+        return made
 
     def count(self, unit: Unit) -> int | float:
         """What is completed in whole epochs, batches, samples, tokens, or in seconds, as a plain number.

@@ -49,16 +49,11 @@ def map_tensors(function: Callable[[torch.Tensor], Any], batch: Any) -> Any:
 def move(batch: Any, device: torch.device) -> Any:
     """The batch on ``device``; tensors that are there already stay the same. Copies from pinned memory are asynchronous."""
     if type(batch) is tuple or type(batch) is list:  # the usual shape, for every batch
-        return type(batch)(
-            [
-                move(item, device)
-                if type(item) is not torch.Tensor
-                else item
-                if item.device == device
-                else item.to(device, non_blocking=True)
-                for item in batch
-            ]
-        )
+        for item in batch:
+            if type(item) is not torch.Tensor or item.device != device:
+                break
+        else:
+            return batch
     return map_tensors(lambda tensor: tensor.to(device, non_blocking=True), batch)
 
 
@@ -75,7 +70,7 @@ def count(batch: Any) -> Counts:
             samples = item.size(0)
         else:
             if batch:
-                return Counts(samples)
+                return tuple.__new__(Counts, (samples, 0))  # Counts(samples) without a function call in every batch
     sizes = set(_sizes(batch))
     if len(sizes) != 1:
         found = "none" if not sizes else f"sizes {sorted(sizes)}"

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from hocket.data.batches import unpadded
+from hocket.data.batches import Padding, unpadded
 from hocket.data.errors import DataError
 from hocket.data.passes import Passes, length
 from hocket.data.prepared import skipped
@@ -110,7 +110,7 @@ class Feed:
         if self._handed_out != self._limit:
             for batch in self._batches:
                 self._handed_out += 1
-                return unpadded(batch)
+                return unpadded(batch) if type(batch) is Padding else (batch, True)
         if not self._handed_out:
             self.close()
             raise DataError(self._nothing())

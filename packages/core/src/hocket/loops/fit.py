@@ -149,7 +149,7 @@ class FitLoop:
     def _epoch_end(self) -> None:
         state, bus = self.state, self.state.bus
         state.epoch_length = self.feed.length
-        state.previous = state.timestamp.copy()
+        state.previous.become(state.timestamp)
         state.timestamp.next_epoch()
         for schedule in state.schedules:
             schedule.epoch_end(state)
@@ -169,7 +169,7 @@ class FitLoop:
         bus.after_dataloader(state)
         bus.batch_start(state)
         mine = handed_out.samples if state.batch is batch or not counts else count(state, state.batch).samples
-        skip = state.take(Decision.SKIP_BATCH)
+        skip = state.requested is not Decision.NOTHING and state.take(Decision.SKIP_BATCH)
         total, trained_on, several = handed_out, mine, state.strategy.world_size > 1
         if several:
             total, trained_on, skip = agreement.total(state, handed_out, mine, skip)
@@ -189,7 +189,7 @@ class FitLoop:
             if self._guard.allows(state):
                 stepped = bus.optimizer_step(state, closure)
 
-        state.previous = state.timestamp.copy()
+        state.previous.become(state.timestamp)
         now = time.perf_counter()
         state.timestamp.next_batch(total.samples, total.tokens, now - self._clock)
         self._clock = now

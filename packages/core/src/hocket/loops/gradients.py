@@ -38,7 +38,8 @@ def compute_gradients(state: State, mine: int, everyone: int, metrics: MetricSet
     bus = state.bus
     bus.before_train_batch(state)
     bus.zero_grad(state)
-    whole, world = state.batch, state.strategy.data_ranks
+    whole, world = state.batch, state.strategy.world_size
+    world = 1 if world == 1 else state.strategy.data_ranks
     # Strategies take the mean of gradients over ranks with data of their own, hence the number of those.
     per_sample = world / everyone if state.strategy.averages_gradients else 1 / max(mine, 1)
     pieces = [whole] if state.microbatch is None else bus.split_batch(state, whole, state.microbatch)

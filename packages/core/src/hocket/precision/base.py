@@ -11,7 +11,7 @@ from torch import nn
 
 from hocket.contexts import NOTHING
 from hocket.data.batches import map_tensors
-from hocket.optimizers import needs_closure
+from hocket.optimizers import closure_class
 
 
 class Precision:
@@ -62,7 +62,7 @@ class Precision:
     def step_optimizer(self, optimizer: torch.optim.Optimizer, closure: Callable[[], torch.Tensor]) -> bool:
         """See :meth:`hocket.hookspecs.PrecisionHooks.step_optimizer`."""
         # LBFGS and its like cannot step without computing gradients again; the others must not.
-        if needs_closure(optimizer):
+        if closure_class(type(optimizer)):  # type: ignore[arg-type]  # classes are hashable
             optimizer.step(closure)  # type: ignore[arg-type]  # stubs ask for float, optimizers take a tensor
         else:
             optimizer.step()
