@@ -168,7 +168,8 @@ def test_commands(tmp_path, capsys):
     assert (row["shape"], row["bytes"], len(row["files"])) == ([64, 16], 64 * 16 * 8, 2)
     assert main(["checkpoint", "export", path, str(tmp_path / "all.safetensors")]) == 0
     exported = shards.load(tmp_path / "all.safetensors")
-    assert all(torch.equal(exported[name], value) for name, value in tree["model"].items())
+    assert len(exported) == len(tree["model"])
+    assert all(torch.equal(tree["model"][tree["model_prefix"] + name], value) for name, value in exported.items())
 
 
 def test_old_checkpoints_are_read_as_shards(tmp_path):
