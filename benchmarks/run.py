@@ -15,6 +15,7 @@ from statistics import median
 from typing import Any
 
 import algorithms
+import checkpoints
 import dispatch
 import memory
 import ranks
@@ -84,6 +85,7 @@ def _measure(arguments: argparse.Namespace, repeats: int) -> dict[str, Any]:
         worker.close()
     results["Start"] = start.run(repeats)
     results["Dispatch"] = dispatch.run(repeats)
+    results["Checkpoints"] = checkpoints.run(repeats, *((1, 5_000) if arguments.short else (14, 50_000)))
     if not arguments.short:
         results["Memory"] = memory.run(20_000)
         results["Algorithms"] = algorithms.run(3)
@@ -110,6 +112,7 @@ def _check(results: dict[str, Any]) -> int:
     calls = results["Dispatch"]["us"]
     steps = {name: median(values) for name, values in results["Step overhead"]["ratio"].items()}
     started = {name: median(values) for name, values in results["Start"]["values"].items()}
+    saved = {name: median(values) for name, values in results["Checkpoints"]["ratio"].items()}
     raw = started["process start to the end of a first step, hand-written, ms"]
     limits = {
         "a silent event, of pluggy's": (
@@ -122,6 +125,10 @@ def _check(results: dict[str, Any]) -> int:
         "a step with everything on, of the hand-written one": (steps[f"hocket, {EVERYTHING}"], 4.0),
         "first step, of the hand-written one's": (
             started["process start to the end of a first step, hocket, ms"] / raw, 2.5,
+        ),
+        "a checkpoint's save, of DCP's": (saved["a save, of DCP's"], 2.5),
+        "training held up by an asynchronous save, of a save": (
+            saved["held up by an asynchronous save, of a save"], 0.6,
         ),
         "plugins list, of starting torch": (started["hocket plugins list, 700 further distributions, ms"] / raw, 1.0),
     }  # fmt: skip

@@ -46,6 +46,11 @@ def reference(**changes):
     return {"w": {"$tensor": {"file": SHARD, "name": "w", "dtype": "float32", "shape": [2, 3], **changes}}}
 
 
+def pieces(*boxes, shape=(2, 3), dtype="float32", **changes):
+    parts = [{"file": SHARD, "name": "w", "begin": begin, "shape": size, **changes} for begin, size in boxes]
+    return {"w": {"$tensor": {"dtype": dtype, "shape": list(shape), "pieces": parts}}}
+
+
 def raw_shard(head, data=b""):
     text = json.dumps(head).encode() if not isinstance(head, bytes) else head
     return len(text).to_bytes(8, "little") + text + data
@@ -97,5 +102,11 @@ MALICIOUS = {
     "a negative offset": (reference(stride=[3, 1], offset=-1), {SHARD: ONE}, "no list of numbers"),
     "a negative stride": (reference(stride=[-3, 1], offset=3), {SHARD: ONE}, "no list of numbers"),
     "too few strides": (reference(stride=[1]), {SHARD: ONE}, "does not fit"),
+    "pieces with a gap": (pieces(([0, 0], [1, 3])), {SHARD: ONE}, "leave gaps or overlap"),
+    "pieces that overlap": (pieces(([0, 0], [2, 3]), ([0, 0], [1, 3])), {SHARD: ONE}, "leave gaps or overlap"),
+    "a piece past the end": (pieces(([1, 0], [2, 3])), {SHARD: ONE}, "leave gaps or overlap"),
+    "a piece of another shape": (pieces(([0, 0], [1, 3]), ([1, 0], [1, 3])), {SHARD: ONE}, "is not what"),
+    "a piece that is no box": (pieces(("00", [2, 3])), {SHARD: ONE}, "no list of numbers"),
+    "a piece of a file elsewhere": (pieces(([0, 0], [2, 3]), file="../x"), {SHARD: ONE}, r"\.\./x"),
     "something else": (reference(script="touch executed"), {SHARD: ONE}, "described wrongly"),
 }

@@ -16,19 +16,31 @@ from typing import Any
 
 import audited
 import pytest
+import safetensors.torch
 import torch
-from forgery import MALICIOUS, ONE, SHARD, Executes, forge, reference
+from forgery import MALICIOUS, ONE, SHARD, Executes, forge, pieces, reference
 
 from hocket.checkpoints import CheckpointError
 from hocket.checkpoints import format as formats
 from hocket.checkpoints import manifest as manifests
 
 
-def test_a_checkpoint_made_by_hand(tmp_path):
-    forge(tmp_path / "c", reference(), {SHARD: ONE})
-    assert formats.verify(tmp_path / "c") == []
-    read = formats.read(tmp_path / "c")
-    assert list(read) == ["w"] and torch.equal(read["w"], torch.arange(6.0).reshape(2, 3))
+def test_checkpoints_made_by_hand(tmp_path):
+    """Whole tensors, as version 1 had them, and tensors in pieces."""
+    values = torch.arange(6.0).reshape(2, 3)
+    doubles = values.to(torch.complex128)
+    as_bytes = safetensors.torch.save({"w": doubles.view(-1).view(torch.uint8)})
+    four = pieces(([0, 0], [2, 3]), ([0, 3], [2, 3]), ([2, 0], [2, 3]), ([2, 3], [2, 3]), shape=(4, 6))
+    made = {
+        "whole": (reference(), ONE, 1, values),
+        "pieces": (four, ONE, 2, values.repeat(2, 2)),
+        "bytes": (pieces(([0, 0], [2, 3]), dtype="complex128"), as_bytes, 2, doubles),
+    }
+    for name, (node, shard, version, expected) in made.items():
+        forge(tmp_path / name, node, {SHARD: shard}, version)
+        assert formats.verify(tmp_path / name) == []
+        read = formats.read(tmp_path / name)
+        assert list(read) == ["w"] and read["w"].dtype == expected.dtype and torch.equal(read["w"], expected)
 
 
 @pytest.mark.parametrize("name", MALICIOUS)
@@ -55,9 +67,9 @@ def test_large_json_is_refused_before_it_is_read(tmp_path, monkeypatch):
 
 
 def test_versions(tmp_path, monkeypatch):
-    forge(tmp_path / "newer", {}, version=2)
+    forge(tmp_path / "newer", {}, version=3)
     with pytest.raises(
-        CheckpointError, match=r"format version 2; this hocket reads 1. To read it, run: pip install -U hocket"
+        CheckpointError, match=r"format version 3; this hocket reads 1, 2. To read it, run: pip install -U hocket"
     ):
         formats.read(tmp_path / "newer")
     forge(tmp_path / "older", {"weights": 1}, version=0)

@@ -23,8 +23,9 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hocket.checkpoints import CheckpointError, header, leftovers, shards
+from hocket.checkpoints import CheckpointError, header, leftovers, references, shards
 from hocket.checkpoints import format as formats
+from hocket.checkpoints import manifest as manifests
 
 pytest.importorskip("numpy")  # the safetensors library, which files are compared with, needs it
 
@@ -215,7 +216,7 @@ def test_about(tmp_path):
     formats.write(tmp_path / "c", {}, {"plugins": {"a": "1.0"}, "loss": math.nan})
     about = formats.about(tmp_path / "c")
     assert about["plugins"] == {"a": "1.0"} and math.isnan(about["loss"])
-    assert about["format"] == 1 and about["hocket"] and before <= about["written"] <= time.time()
+    assert about["format"] == manifests.VERSION and about["hocket"] and before <= about["written"] <= time.time()
     with pytest.raises(TypeError, match=r"about\.x"):
         formats.write(tmp_path / "d", {}, {"x": torch.ones(1)})
 
@@ -305,6 +306,40 @@ def test_what_is_no_checkpoint(tmp_path, problem):
         (tmp_path / "c" / "tree.json").write_text("{}")
     with pytest.raises(CheckpointError, match="is no checkpoint"):
         formats.read(tmp_path / "c")
+
+
+# --- pieces
+
+
+def cut(box, draw, left=3):
+    """Boxes that make up a box, as (begin, shape)."""
+    begin, shape = box
+    dim = draw(st.integers(0, len(shape) - 1))
+    if not left or shape[dim] < 2:
+        return [box]
+    at = draw(st.integers(1, shape[dim] - 1))
+    lower = (begin, [*shape[:dim], at, *shape[dim + 1 :]])
+    upper = ([*begin[:dim], begin[dim] + at, *begin[dim + 1 :]], [*shape[:dim], shape[dim] - at, *shape[dim + 1 :]])
+    return [part for half in (lower, upper) for part in cut(half, draw, left - 1)]
+
+
+@given(st.data())
+def test_pieces_are_whole_if_they_hold_each_element_once(data):
+    shape = data.draw(st.lists(st.integers(1, 5), min_size=1, max_size=3))
+    boxes = cut(([0] * len(shape), shape), data.draw)
+    change = data.draw(st.sampled_from(["none", "drop", "move", "repeat"]))
+    begin, size = boxes.pop() if change in ("drop", "move") else boxes[0]
+    if change == "move":
+        boxes.append(([data.draw(st.integers(0, 3)) for _ in begin], size))
+    elif change == "repeat":
+        boxes.append((begin, size))
+    held = torch.zeros([n + 8 for n in shape], dtype=torch.int)
+    for begin, size in boxes:
+        held[tuple(slice(at, at + n) for at, n in zip(begin, size, strict=True))] += 1
+    inside = tuple(slice(0, n) for n in shape)
+    once = bool((held[inside] == 1).all()) and held.sum() == held[inside].numel()
+    reference = {"shape": shape, "pieces": [{"begin": begin, "shape": size} for begin, size in boxes]}
+    assert references.whole(reference) == once
 
 
 # --- writing that is interrupted

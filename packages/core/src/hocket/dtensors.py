@@ -39,6 +39,39 @@ def whole(tensor: Tensor) -> Tensor:
     return tensor if mesh_of(tensor) is None else tensor.full_tensor()  # type: ignore[attr-defined, no-any-return]
 
 
+def place(tensor: Tensor) -> list[int]:
+    """The index, in the whole tensor, of the first element of the shard that this rank holds."""
+    (chunk,) = tensor.__create_chunk_list__()  # type: ignore[attr-defined]  # of torch.distributed.checkpoint's protocol
+    return list(chunk.offsets)
+
+
+def leads(tensor: Tensor) -> bool:
+    """Whether this rank is the first of those that hold the same shard.
+
+    Of the meshes that a tensor lies on all alike, as those of tensor-parallel neighbours, that with rank 0 is the first.
+    """
+    mesh = mesh_of(tensor)
+    placements = tensor.placements  # type: ignore[attr-defined]
+    copies = [at for at, each in zip(mesh.get_coordinate() or (), placements, strict=False) if each.is_replicate()]
+    return bool((mesh.mesh == 0).any()) and not any(copies)
+
+
+def from_shard(shard: Tensor, like: Tensor) -> Tensor:
+    """The whole tensor, distributed as ``like`` is, of which this rank holds ``shard``. Nothing is sent."""
+    from torch.distributed.tensor import DTensor
+
+    stride = torch.empty(like.shape, device="meta").stride()
+    made: Tensor = DTensor.from_local(
+        shard,
+        mesh_of(like),
+        like.placements,  # type: ignore[attr-defined]
+        run_check=False,
+        shape=like.shape,
+        stride=stride,
+    )
+    return made
+
+
 @torch.no_grad()
 def shard_like(tensor: Tensor, like: Tensor) -> Tensor:
     """What this rank holds of a full ``tensor`` that is distributed as ``like`` is, in a tensor of its own dtype.

@@ -14,6 +14,7 @@ from torch import nn
 from hocket import launching, seeding, setup
 from hocket.checkpoints import CheckpointError, format
 from hocket.checkpoints.plain import decode, encode
+from hocket.checkpoints.ranks import Ranks
 from hocket.clipping import clip_gradients
 from hocket.data import batches
 from hocket.hookspecs import Event
@@ -213,24 +214,15 @@ class Runtime:
         """Write a checkpoint folder (see `hocket.checkpoints.format`), with all ranks' random numbers and the loss scale.
 
         ``things`` are kept by name: models, optimizers (together with exactly one model), whatever has a ``state_dict``, and
-        numbers, strings, tensors, lists and dicts. Every rank calls it; rank 0 writes.
+        numbers, strings, tensors, lists and dicts. Every rank calls it and writes its shards; rank 0 writes the rest.
 
         Raises:
             CheckpointError: it could not be written; on every rank.
         """
-        tree = {name: encode(self._state_of(name, thing, things), name) for name, thing in things.items()}
+        tree = {name: encode(self._state_of(thing, things), name, gather=False) for name, thing in things.items()}
         random = [encode(each) for each in self.all_gather(seeding.capture())]
-        precision = encode(self.precision.state_dict())
-        problem = None
-        if self.rank == 0:
-            try:
-                format.write(
-                    Path(path), {"things": tree, "random": random, "precision": precision}, {"kind": "runtime"}
-                )
-            except CheckpointError as error:
-                problem = str(error)
-        if (problem := self.broadcast(problem)) is not None:
-            raise CheckpointError(problem)
+        content = {"things": tree, "random": random, "precision": encode(self.precision.state_dict())}
+        format.write(Path(path), content, {"kind": "runtime"}, Ranks(self.rank, self.world_size, self.all_gather))
 
     def load(self, path: str | Path, **things: Any) -> dict[str, Any]:
         """Undo `save`: load what is given here by name, continue random numbers and loss scale, and return the rest.
@@ -259,11 +251,11 @@ class Runtime:
             seeding.restore(decode(saved["random"][self.rank]))
         return kept
 
-    def _state_of(self, name: str, thing: Any, things: Mapping[str, Any]) -> Any:
+    def _state_of(self, thing: Any, things: Mapping[str, Any]) -> Any:
         if isinstance(thing, nn.Module):
-            return self.model_state(thing)
+            return dict(self.bus.model_shards(_inner(thing)))
         if isinstance(thing, torch.optim.Optimizer):
-            return self.bus.optimizer_state(_inner(_only_model(things)), thing)
+            return self.bus.optimizer_shards(_inner(_only_model(things)), thing)
         return thing.state_dict() if hasattr(thing, "state_dict") else thing
 
     def close(self) -> None:

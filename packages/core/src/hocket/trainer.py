@@ -301,7 +301,10 @@ class Trainer:
                     return {name: copy.deepcopy(value) for name, value in self.model_state_dict().items()}
                 finally:
                     state.bus.predict_end(state)
-        whole: dict[str, Any] = state.bus.model_state(state.prepared)
+        return self._own_names(state.bus.model_state(state.prepared))
+
+    def _own_names(self, whole: Mapping[str, Any]) -> dict[str, Any]:
+        state = self.state
         prefix = state.model_prefix
         plain = {name.removeprefix(prefix): value for name, value in whole.items() if name.startswith(prefix)}
         if missing := set(state.model.state_dict()) - set(plain):

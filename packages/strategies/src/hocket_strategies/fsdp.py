@@ -221,8 +221,13 @@ class FSDP(RankStrategy):
         """Copies on the CPU, gathered one by one: the full model need not fit on a device. Every rank has to call it."""
         return {name: _full(value) for name, value in module.state_dict().items()}
 
+    def model_shards(self, module: nn.Module) -> dict[str, Any]:
+        """The run's own shards."""
+        return dict(module.state_dict())
+
     def load_model_state(self, module: nn.Module, state_dict: dict[str, Any]) -> bool:
-        """See :meth:`hocket.hookspecs.StrategyHooks.load_model_state`. Nothing is sent: every rank brings the full state."""
+        """See :meth:`hocket.hookspecs.StrategyHooks.load_model_state`. Nothing is sent: every rank brings the full state, or
+        its shards."""
         targets = module.state_dict()
         module.load_state_dict({name: _like(value, targets.get(name)) for name, value in state_dict.items()})
         return True
@@ -231,6 +236,10 @@ class FSDP(RankStrategy):
         """A copy on the CPU of the ``state_dict`` that it would have in one process. Every rank has to call it."""
         state: dict[str, Any] = map_tensors(_full, optimizer.state_dict())
         return state
+
+    def optimizer_shards(self, module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        """The run's own shards."""
+        return optimizer.state_dict()
 
     def load_optimizer_state(
         self, module: nn.Module, optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]

@@ -10,8 +10,10 @@ that were not there before have random numbers as if they began.
 
 from __future__ import annotations
 
+import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -22,6 +24,7 @@ from hocket.checkpoints.plain import decode, encode
 from hocket.data.batches import map_tensors
 from hocket.data.feed import DataError
 from hocket.data.sources import has_state
+from hocket.dtensors import mesh_of
 from hocket.plugins import catalog
 from hocket.plugins.bus import Bus
 from hocket.plugins.spec import Voice
@@ -29,6 +32,7 @@ from hocket.state import State
 from hocket.time import Time, Unit
 
 if TYPE_CHECKING:
+    from hocket.checkpoints.format import Like
     from hocket.trainer import Trainer
 
 #: Counts up when the tree changes; see :func:`load_state_dict`.
@@ -38,14 +42,21 @@ VERSION = 1
 # --- out of a Trainer
 
 
-def state_dict(trainer: Trainer) -> dict[str, Any]:
-    """The tree. Raises RuntimeError in the middle of a batch, TypeError for a plug-in's state that is not plain data."""
+def state_dict(trainer: Trainer, gather: bool = True) -> dict[str, Any]:
+    """The tree; unless ``gather``, with DTensors where this rank holds a shard only.
+
+    Raises RuntimeError in the middle of a batch, TypeError for a plug-in's state that is not plain data.
+    """
     state, loop = trainer.state, trainer._loop
     bus: Bus = state.bus
     where = loop.state_dict()  # raises first
-    model = bus.model_state(state.prepared)
+    model = (bus.model_state if gather else bus.model_shards)(state.prepared)
+    optimizer_state = bus.optimizer_state if gather else bus.optimizer_shards
     optimizers = [
-        {"class": class_of(optimizer), "state": encode(bus.optimizer_state(state.prepared, optimizer), "the optimizer")}
+        {
+            "class": class_of(optimizer),
+            "state": encode(optimizer_state(state.prepared, optimizer), "the optimizer", gather),
+        }
         for optimizer in state.optimizers
     ]
     own = {
@@ -63,14 +74,14 @@ def state_dict(trainer: Trainer) -> dict[str, Any]:
         "world_size": state.strategy.world_size,
         "attached": described(bus.voices),
         "model_prefix": state.model_prefix,
-        "model": encode(dict(model), "the model"),
+        "model": encode(dict(model), "the model", gather),
         "modes": _modes(state),
         "optimizers": {str(index): each for index, each in enumerate(optimizers)},
         "schedules": {
             str(index): {"class": class_of(each), "state": encode(each.state_dict(), "the schedule")}
             for index, each in enumerate(state.schedules)
         },
-        "plugins": _plugin_states(bus.voices),
+        "plugins": _plugin_states(bus.voices, gather),
         "timestamp": state.timestamp.state_dict(),
         "previous": state.previous.state_dict(),
         "progress": {name: getattr(state.progress, name) for name in _PROGRESS},
@@ -103,6 +114,42 @@ def _modes(state: State) -> dict[str, list[str]]:
     }
 
 
+def shards(trainer: Trainer) -> Like:
+    """How this run is sharded, by path in the tree: for `hocket.checkpoints.format.read`."""
+    state = trainer.state
+    model = {f"model.{name}": value for name, value in state.bus.model_shards(state.prepared).items()}
+    parameters = [
+        [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        for optimizer in state.optimizers
+    ]
+    named = dict([*state.model.named_parameters(), *state.prepared.named_parameters()])
+
+    def find(path: str, reference: dict[str, Any]) -> Any:
+        if found := _OF_PARAMETER.match(path):
+            optimizer, index = map(int, found.groups())
+            return parameters[optimizer][index]
+        if (
+            path.startswith("plugins.") and "pieces" in reference
+        ):  # what plug-ins keep of shards has their names at its end
+            names = path.split(".")
+            return next((named[name] for n in range(len(names)) if (name := ".".join(names[n:])) in named), None)
+        return model.get(path)
+
+    def like(path: str, reference: dict[str, Any]) -> Tensor | None:
+        try:
+            found = find(path, reference)
+        except IndexError:  # of another optimizer, which is refused later
+            return None
+        fits = isinstance(found, Tensor) and mesh_of(found) is not None and list(found.shape) == reference["shape"]
+        return found if fits else None
+
+    return like
+
+
+#: The path of what an optimizer keeps for a parameter.
+_OF_PARAMETER = re.compile(r"optimizers\.(\d+)\.state\.state\.~int\.(\d+)\.")
+
+
 def _load_modes(state: State, modes: Mapping[str, list[str]]) -> None:
     frozen, evaluating = set(modes["frozen"]), set(modes["eval"])
     for name, parameter in state.task.named_parameters():
@@ -112,13 +159,13 @@ def _load_modes(state: State, modes: Mapping[str, list[str]]) -> None:
         module.training = name not in evaluating
 
 
-def _plugin_states(voices: tuple[Voice, ...]) -> dict[str, dict[str, Any]]:
+def _plugin_states(voices: tuple[Voice, ...], gather: bool) -> dict[str, dict[str, Any]]:
     """By kind and name; plug-ins that keep nothing are left out."""
     states: dict[str, dict[str, Any]] = {}
     for voice in voices:
         if has_state(voice.obj) and (state := voice.obj.state_dict()):
             states.setdefault(voice.kind, {})[voice.name] = encode(
-                state, f"{catalog.singular(voice.kind)} '{voice.name}'"
+                state, f"{catalog.singular(voice.kind)} '{voice.name}'", gather
             )
     return states
 
@@ -152,13 +199,16 @@ def _time(time: Time | None) -> list[Any] | None:
 # --- into a Trainer
 
 
-def load_state_dict(trainer: Trainer, tree: Mapping[str, Any], strict: bool, ignore: Sequence[str] = ()) -> None:
-    """Make the Trainer go on where another was. The tree is not changed, and none of its tensors is kept.
+def load_state_dict(
+    trainer: Trainer, tree: Mapping[str, Any], strict: bool, ignore: Sequence[str] = (), copy: bool = True
+) -> None:
+    """Make the Trainer go on where another was. The tree is not changed.
 
     Args:
         strict: whether everything in the tree and in the Trainer must have its counterpart; otherwise what has none, weights
             of another shape included, is left as it is, with a warning.
         ignore: globs of dotted paths in the tree; what they match is left as it is in the Trainer.
+        copy: whether the tree is used again, so that none of its tensors may be kept.
 
     Raises:
         ContentError: the Trainer has other plug-ins with state, other algorithms, or other optimizers. Nothing was loaded.
@@ -179,19 +229,20 @@ def load_state_dict(trainer: Trainer, tree: Mapping[str, Any], strict: bool, ign
             raise ContentError(" ".join(problems) + " To leave parts out, pass ignore=['…'] or strict=False.")
         warnings.warn("Loaded with strict=False. " + " ".join(problems), stacklevel=3)
 
+    own = partial(decode, copy=copy)
     # In the order in which they were made: sharded optimizers look at the parameters.
-    bus.load_model_state(state.prepared, _model(state, decode(tree["model"]), strict))
+    bus.load_model_state(state.prepared, _model(state, decode(tree["model"], copy=False), strict))
     _load_modes(state, tree["modes"])
     for optimizer, saved in zip(state.optimizers, in_order(tree["optimizers"]), strict=False):
         if saved["class"] == class_of(optimizer):
-            bus.load_optimizer_state(state.prepared, optimizer, decode(saved["state"]))
+            bus.load_optimizer_state(state.prepared, optimizer, own(saved["state"]))
     for schedule, saved in zip(state.schedules, in_order(tree["schedules"]), strict=False):
         if saved["class"] == class_of(schedule):
-            schedule.load_state_dict(decode(saved["state"]))
+            schedule.load_state_dict(own(saved["state"]))
     for voice in bus.voices:
         saved_state = tree["plugins"].get(voice.kind, {}).get(voice.name)
         if saved_state is not None and has_state(voice.obj):
-            voice.obj.load_state_dict(decode(saved_state))
+            voice.obj.load_state_dict(own(saved_state))
 
     state.timestamp.load_state_dict(tree["timestamp"])
     state.previous.load_state_dict(tree["previous"])
@@ -199,19 +250,19 @@ def load_state_dict(trainer: Trainer, tree: Mapping[str, Any], strict: bool, ign
         setattr(state.progress, name, tree["progress"][name])
     state.load_requests(tree["requested"])
     state.metrics = dict(tree["metrics"])
-    state.logged = decode(tree["logged"])
+    state.logged = own(tree["logged"])
     state.microbatch = tree["microbatch"]
     state.batch_samples, state.batch_tokens = tree["batch"]["samples"], tree["batch"]["tokens"]
-    state.gradient_norm = decode(tree["batch"]["norm"])
+    state.gradient_norm = own(tree["batch"]["norm"])
     state.max_duration, state.fit_until = _from_time(tree["max_duration"]), _from_time(tree["fit"]["until"])
     trainer._asked = tree["fit"]["asked"]
-    loop._guard.load_state_dict(decode(tree["guard"]))
+    loop._guard.load_state_dict(own(tree["guard"]))
     loop.load_state_dict({name: value for name, value in tree["fit"].items() if name not in ("until", "asked")})
-    _load_ranks(trainer, tree["ranks"], strict)
+    _load_ranks(trainer, tree["ranks"], own, strict)
     state.epoch_length = tree["epoch_length"] if state.epoch_length is None else state.epoch_length
 
 
-def _load_ranks(trainer: Trainer, ranks: list[Mapping[str, Any]], strict: bool) -> None:
+def _load_ranks(trainer: Trainer, ranks: list[Mapping[str, Any]], copied: Callable[[Any], Any], strict: bool) -> None:
     state, loop = trainer.state, trainer._loop
     rank, world = state.strategy.rank, state.strategy.world_size
     mine = ranks[rank] if rank < len(ranks) else None
@@ -221,7 +272,7 @@ def _load_ranks(trainer: Trainer, ranks: list[Mapping[str, Any]], strict: bool) 
     state.load_generator_states(own["generators"])
     if ranks[0]["train_metrics"]["metrics"].keys() == loop.metrics.names or strict:
         loop.metrics.load_state_dicts([each["train_metrics"] for each in ranks[rank::world]])
-    loss, parts = decode(own["loss"])
+    loss, parts = copied(own["loss"])
     state.loss, state.loss_parts = (None if loss is None else loss.to(state.device)), parts
     state.rank_samples = own["rank_samples"]
     for label, each in state.eval_sets.items():

@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from hocket.checkpoints import manifest as manifests
@@ -60,10 +62,16 @@ def flush(folder: Path) -> None:
             os.close(descriptor)
 
 
-def disk_error(path: Path, error: OSError) -> str:
-    """What to say when a checkpoint could not be written."""
-    reason = str(error.strerror or error)
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        there = next((folder for folder in path.absolute().parents if folder.exists()), Path())
-        reason = f"the disk is full ({shutil.disk_usage(there).free / 1e6:.1f} MB are free at {there})"
-    return f"The checkpoint {path} was not written: {reason}. What was there before is as it was."
+@contextmanager
+def errors(path: Path) -> Iterator[None]:
+    """Says what it means when a checkpoint could not be written."""
+    try:
+        yield
+    except OSError as error:
+        reason = str(error.strerror or error)
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            there = next((folder for folder in path.absolute().parents if folder.exists()), Path())
+            reason = f"the disk is full ({shutil.disk_usage(there).free / 1e6:.1f} MB are free at {there})"
+        raise CheckpointError(
+            f"The checkpoint {path} was not written: {reason}. What was there before is as it was."
+        ) from error

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
+import socket
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -21,57 +22,91 @@ from hocket.checkpoints import references as refs
 from hocket.checkpoints import tree as trees
 from hocket.checkpoints.errors import CheckpointError
 from hocket.checkpoints.manifest import FILES, File, Manifest
+from hocket.checkpoints.ranks import ALONE, Ranks
 
 if TYPE_CHECKING:
     import torch
 
+    from hocket.checkpoints.snapshot import Snapshot
     from hocket.checkpoints.tensors import Stored
 
-#: Bytes after which a shard is full. Several are written and read at a time, one per thread.
-SHARD = 1 << 28
+    Like = Callable[[str, dict[str, Any]], torch.Tensor | None]
+
+#: Bytes after which a shard is full.
+SHARD = 1 << 27
+#: How many are written and read at a time, one per thread: while one waits for the disk, others are hashed.
+THREADS = 4
 #: Bytes up to which a shard also takes the next top-level entry of the tree.
 SMALL = 1 << 20
 _T = TypeVar("_T")
 _R = TypeVar("_R")
 
 
-def write(path: Path | str, tree: Mapping[str, Any], about: Mapping[str, Any]) -> None:
+def write(path: Path | str, tree: Mapping[str, Any] | Snapshot, about: Mapping[str, Any], ranks: Ranks = ALONE) -> None:
     """Write a checkpoint so that, whatever happens, ``path`` is what it was before or the whole new checkpoint.
 
     A checkpoint that is there already is replaced. The tensors must not change before this returns.
 
     Args:
         tree: dicts (with str keys), lists and tuples of tensors, numbers, strings, bools, None and bytes. Tensors that
-            share memory are stored once, and share it again when read.
+            share memory are stored once, and share it again when read. Or what was made of one before.
         about: values of the same kinds except tensors. ``format``, ``hocket`` (the version) and ``written`` (seconds since
             1970) are added where they are not given.
+        ranks: who calls this together, with the same arguments, into one folder. Each writes its shards of DTensors; what is
+            no DTensor is written by rank 0, which takes it to be the same on all.
 
     Raises:
         TypeError: something in the tree cannot be stored; the message says where it is.
-        CheckpointError: the disk is full, or cannot be written to; or ``path`` is there and is no checkpoint.
+        CheckpointError: the disk is full, or cannot be written to; or ``path`` is there and is no checkpoint. On every rank
+            if on one.
     """
+    from hocket.checkpoints.snapshot import Snapshot
+
     path = Path(path)
-    about = {"format": manifests.VERSION, "hocket": hocket.__version__, "written": time.time(), **about}
-    temporary = None
+    snapshot = tree if isinstance(tree, Snapshot) else ranks.agree(lambda: Snapshot(tree, ranks.rank))
+
+    def begin() -> str:
+        with disk.errors(path):
+            disk.check_target(path)
+            return leftovers.begin(path).name
+
+    temporary = path.parent / ranks.first(begin)
+
+    def part() -> Part:
+        if snapshot.stored and not temporary.is_dir():
+            raise CheckpointError(
+                f"{path} was not written: {temporary.absolute()}, which rank 0 has made, is not there on "
+                f"{socket.gethostname()}. Ranks write their shards into one folder: give one on a file system that all of "
+                "them share, or a URL such as s3://bucket/run."
+            )
+        with disk.errors(path):
+            return write_part(temporary, snapshot, ranks)
+
+    def end() -> None:
+        with disk.errors(path):
+            finish(temporary, snapshot, parts, about)
+            disk.publish(temporary, path)
+
     try:
-        disk.check_target(path)
-        temporary = leftovers.begin(path)
-        _fill(temporary, tree, about)
-        disk.publish(temporary, path)
-    except OSError as error:
-        raise CheckpointError(disk.disk_error(path, error)) from error
+        parts = ranks.gather(ranks.agree(part))
+        ranks.first(end)
     finally:
-        if temporary is not None:
+        if ranks.rank == 0:
             leftovers.end(temporary)
 
 
-def _fill(folder: Path, tree: Mapping[str, Any], about: Mapping[str, Any]) -> None:
-    from hocket.checkpoints import shards
-    from hocket.checkpoints.tensors import Collector
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What a rank has written: its files, and of each sharded tensor its path and the rank's piece, or None."""
 
-    collector = Collector()
-    node = trees.encode(dict(tree), collector.add)
-    encoded = trees.encode(dict(about), lambda path, value: None, "about")
+    files: dict[str, File]
+    pieces: list[tuple[str, dict[str, Any] | None]]
+
+
+def write_part(folder: Path, snapshot: Snapshot, ranks: Ranks) -> Part:
+    """Write a rank's tensors."""
+    from hocket.checkpoints import shards
+
     files: dict[str, File] = {}
 
     def save(numbered: tuple[int, list[Stored]]) -> None:
@@ -85,8 +120,23 @@ def _fill(folder: Path, tree: Mapping[str, Any], about: Mapping[str, Any]) -> No
             for reference in each.references:
                 reference.update(file=name, name=each.name)
 
-    _parallel(save, list(enumerate(_parts(collector.stored()), 1)))
-    raw = json.dumps(node, separators=(",", ":"), allow_nan=False).encode()
+    mine = _parts(snapshot.stored)
+    _parallel(save, [(1 + ranks.rank + index * ranks.size, part) for index, part in enumerate(mine)])
+    return Part(files, [(path, piece) for path, _, piece in snapshot.sharded])
+
+
+def finish(folder: Path, snapshot: Snapshot, parts: Sequence[Part], about: Mapping[str, Any]) -> None:
+    """Write rank 0's tree and, last of all, the manifest. Raises CheckpointError unless the ranks' pieces are whole tensors."""
+    encoded = trees.encode(_about(about), lambda path, value: None, "about")
+    for index, (path, reference, _) in enumerate(snapshot.sharded):
+        found = [part.pieces[index] if len(part.pieces) > index else ("", None) for part in parts]
+        reference["pieces"] = [piece for _, piece in found if piece is not None]
+        if any(theirs != path for theirs, _ in found) or not refs.whole(reference):
+            raise CheckpointError(
+                f"The pieces that the ranks have of '{path}' do not make up a tensor of shape {reference['shape']}. Every "
+                "rank has to give the same tree, with its own shards."
+            )
+    raw = json.dumps(snapshot.node, separators=(",", ":"), allow_nan=False).encode()
     if len(raw) > manifests.LIMIT:
         raise CheckpointError(
             f"Without its tensors the tree takes {len(raw)} bytes of JSON; at most {manifests.LIMIT} are read. "
@@ -95,9 +145,14 @@ def _fill(folder: Path, tree: Mapping[str, Any], about: Mapping[str, Any]) -> No
     sha256 = hashlib.sha256(raw).hexdigest()
     name = f"tree-{sha256[:16]}.json"
     disk.write_file(folder / name, raw)
-    files = {name: File(len(raw), sha256), **dict(sorted(files.items()))}
-    disk.write_file(folder / manifests.NAME, Manifest(files, encoded, written=float(about["written"])).encode())
+    files = {name: File(len(raw), sha256), **dict(sorted(item for part in parts for item in part.files.items()))}
+    manifest = Manifest(files, encoded, written=float(encoded["written"]))
+    disk.write_file(folder / manifests.NAME, manifest.encode())
     disk.flush(folder)
+
+
+def _about(about: Mapping[str, Any]) -> dict[str, Any]:
+    return {"format": manifests.VERSION, "hocket": hocket.__version__, "written": time.time(), **about}
 
 
 def _parts(stored: Iterable[Stored]) -> list[list[Stored]]:
@@ -115,44 +170,59 @@ def _parts(stored: Iterable[Stored]) -> list[list[Stored]]:
     return parts
 
 
-def read(path: Path | str, *, device: torch.device | str = "cpu", only: Sequence[str] | None = None) -> dict[str, Any]:
+def read(
+    path: Path | str,
+    *,
+    device: torch.device | str = "cpu",
+    only: Sequence[str] | None = None,
+    like: Like | None = None,
+) -> dict[str, Any]:
     """The tree that was written, its tensors on ``device`` and without gradients.
 
     Args:
         only: globs of dotted paths, such as ``["model", "optimizers.0.*"]``: what matches, and what is below it. Lists lose the
             items that do not match; files that hold none of it are not read.
+        like: which tensors are wanted as DTensors: called with a path and what the tree says of the tensor there (``dtype``,
+            ``shape``, and ``pieces`` where it was one), returns a DTensor of that shape that is distributed as this one is to
+            be, or None. Of such a tensor only what this rank holds is read. Nothing is sent.
 
     Raises:
         CheckpointError: it is no checkpoint, is damaged, has an unknown format version, or has nothing that matches ``only``.
             The message names the file.
     """
     from hocket.checkpoints import shards
-    from hocket.checkpoints.tensors import Restorer
+    from hocket.checkpoints.assembly import Assembly
 
     folder = Path(path)
-    manifest = manifests.load(folder)
-    node, wanted = _wanted(folder, manifest, only)
-
-    def load(item: tuple[str, set[str]]) -> tuple[str, dict[str, torch.Tensor]]:
-        name, names = item
-        loaded = shards.load(
-            manifests.check_file(folder, name, manifest.files[name]), names, manifest.files[name].sha256
-        )
-        return name, {key: tensor.to(device) for key, tensor in loaded.items()}
-
-    restorer = Restorer(dict(_parallel(load, list(wanted.items()))))
     try:
-        made: dict[str, Any] = trees.decode(node, restorer)
-    except (ValueError, KeyError, TypeError, RuntimeError) as error:
-        raise CheckpointError(f"{folder}/{manifest.tree}: {error}.") from None
-    return made
+        manifest = manifests.load(folder)
+        node, wanted = _wanted(folder, manifest, only, like)
+        made = Assembly(((each.reference, each.like) for each in wanted), device)
+
+        def load(name: str) -> None:
+            file = manifest.files[name]
+            shards.read(
+                manifests.check_file(folder, name, file),
+                lambda entry: made.target(name, entry),
+                lambda entry, tensor: made.filled(name, entry, tensor),
+                file.sha256,
+            )
+
+        _parallel(load, sorted({file for each in wanted for file in each.files}))
+        tree: dict[str, Any] = trees.decode(node, made)
+    except (ValueError, KeyError, TypeError, RuntimeError, OSError) as error:
+        if isinstance(error, CheckpointError):
+            raise
+        raise CheckpointError(f"{folder}: {error}.") from None
+    return tree
 
 
-def needed(path: Path | str, only: Sequence[str] | None = None) -> list[str]:
+def needed(path: Path | str, only: Sequence[str] | None = None, like: Like | None = None) -> list[str]:
     """Names of the shards that `read` would read. The folder need not have them yet. Raises CheckpointError."""
     folder = Path(path)
     manifest = manifests.load(folder)
-    return sorted({reference["file"] for _, reference in _listed(manifest, _tree(folder, manifest, only))})
+    listed = _listed(manifest, _tree(folder, manifest, only), like)
+    return sorted({file for each in listed for file in each.files})
 
 
 def about(path: Path | str) -> dict[str, Any]:
@@ -214,21 +284,30 @@ def structure(path: Path | str, only: Sequence[str] | None = None) -> Any:
     return _wanted(folder, manifests.load(folder), only)[0]
 
 
-def _wanted(folder: Path, manifest: Manifest, only: Sequence[str] | None) -> tuple[Any, dict[str, set[str]]]:
-    """The tree's JSON, and the names of its tensors by file. Nothing that was stated is taken on trust."""
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """A tensor of the tree, and the files that are read for what is wanted of it."""
+
+    place: str
+    reference: dict[str, Any]
+    like: torch.Tensor | None
+    files: set[str]
+
+
+def _wanted(
+    folder: Path, manifest: Manifest, only: Sequence[str] | None, like: Like | None = None
+) -> tuple[Any, list[_Wanted]]:
+    """The tree's JSON, and its tensors. Nothing that was stated is taken on trust."""
     node = _tree(folder, manifest, only)
-    listed = _listed(manifest, node)
-    wanted: dict[str, set[str]] = {}
-    for _, reference in listed:
-        wanted.setdefault(reference["file"], set()).add(reference["name"])
+    listed = _listed(manifest, node, like)
     entries = {}
-    for name in wanted:
+    for name in sorted({file for each in listed for file in each.files}):
         path = manifests.check_file(folder, name, manifest.files[name])
         with path.open("rb") as opened:
             entries[name] = {entry.name: entry for entry in header.read(opened, path.stat().st_size, name)[1]}
-    for place, reference in listed:
-        refs.check(place, reference, entries)
-    return node, wanted
+    for each in listed:
+        refs.check(each.place, each.reference, entries)
+    return node, listed
 
 
 def _tree(folder: Path, manifest: Manifest, only: Sequence[str] | None) -> Any:
@@ -254,12 +333,20 @@ def _tree(folder: Path, manifest: Manifest, only: Sequence[str] | None) -> Any:
     return chosen
 
 
-def _listed(manifest: Manifest, node: Any) -> list[tuple[str, dict[str, Any]]]:
-    found = list(refs.references(node, manifest.tree))
-    for place, reference in found:
-        name = reference["file"]
-        if name not in manifest.files or name == manifest.tree:
-            raise CheckpointError(f"{name}: it is wanted at '{place}', and is no shard that the manifest lists.")
+def _listed(manifest: Manifest, node: Any, like: Like | None) -> list[_Wanted]:
+    found = []
+    for place, reference in refs.references(node, manifest.tree):
+        pieces = refs.pieces(reference)
+        for name in (each["file"] for each in pieces):
+            if name not in manifest.files or name == manifest.tree:
+                raise CheckpointError(f"{name}: it is wanted at '{place}', and is no shard that the manifest lists.")
+        # What has a memory format of its own, or shares memory, is read whole.
+        shard = None if like is None or "stride" in reference else like(place, reference)
+        if shard is not None:
+            from hocket.checkpoints.assembly import box
+
+            pieces = [each for each in pieces if refs.overlap(each, *box(reference, shard)) is not None]
+        found.append(_Wanted(place, reference, shard, {each["file"] for each in pieces}))
     return found
 
 
@@ -267,5 +354,5 @@ def _parallel(function: Callable[[_T], _R], items: Sequence[_T]) -> list[_R]:
     """Map, on a few threads if there are several items: hashing and files leave the interpreter to others."""
     if len(items) < 2:
         return [function(item) for item in items]
-    with ThreadPoolExecutor(min(4, os.cpu_count() or 1, len(items))) as pool:
+    with ThreadPoolExecutor(min(THREADS, len(items))) as pool:
         return list(pool.map(function, items))

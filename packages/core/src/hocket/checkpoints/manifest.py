@@ -16,11 +16,11 @@ from hocket.checkpoints.header import pickled
 
 NAME = "manifest.json"
 FORMAT = "hocket-checkpoint"
-VERSION = 1
+VERSION = 2
 #: Version -> what makes the tree's JSON of that version into the next one's. A version without an entry cannot be read.
-UPGRADES: dict[int, Callable[[Any], Any]] = {}
+UPGRADES: dict[int, Callable[[Any], Any]] = {1: lambda node: node}  # 2 added tensors in pieces
 #: Names of the files beside the manifest: they end with the beginning of their SHA-256, so that no two contents share one.
-FILES = re.compile(r"(tree-[0-9a-f]{16}\.json|tensors-\d{5}-[0-9a-f]{16}\.safetensors)")
+FILES = re.compile(r"(tree-[0-9a-f]{16}\.json|tensors-\d{5,}-[0-9a-f]{16}\.safetensors)")
 #: Bytes that a JSON file may have.
 LIMIT = 1 << 28
 

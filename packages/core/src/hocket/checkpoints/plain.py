@@ -8,32 +8,33 @@ from typing import Any
 
 import torch
 
+from hocket.data.batches import map_tensors
 from hocket.dtensors import whole
 
 
-def encode(value: Any, where: str = "the state") -> Any:
+def encode(value: Any, where: str = "the state", gather: bool = True) -> Any:
     """``value`` in dicts with string keys, lists, and leaves that are tensors, bool, int, float, str, bytes or None.
 
     What is not one of these by itself (tuples, other keys, sets, NumPy arrays and numbers, dtypes and devices) becomes a dict
     with one key that begins with ``~`` and says what it was. Tensors are detached and not copied; sharded ones are made whole,
-    by a collective. Raises TypeError for anything else, naming the place.
+    by a collective, unless ``gather`` is False. Raises TypeError for anything else, naming the place.
     """
     if value is None or type(value) in (bool, int, float, str, bytes):
         return value
     if isinstance(value, torch.Tensor):
-        return whole(value.detach())
+        return whole(value.detach()) if gather else value.detach()
     if isinstance(value, Counter):
-        return {"~counter": _items(value, where)}
+        return {"~counter": _items(value, where, gather)}
     if isinstance(value, Mapping):
         if all(type(key) is str and not key.startswith("~") for key in value):
-            return {key: encode(item, f"{where}/{key}") for key, item in value.items()}
+            return {key: encode(item, f"{where}/{key}", gather) for key, item in value.items()}
         if all(type(key) is int for key in value):
-            return {"~int": {str(key): encode(item, f"{where}/{key}") for key, item in value.items()}}
-        return {"~items": _items(value, where)}
+            return {"~int": {str(key): encode(item, f"{where}/{key}", gather) for key, item in value.items()}}
+        return {"~items": _items(value, where, gather)}
     for name, kind in _SEQUENCES.items():
         if isinstance(value, kind):
             each: Iterable[Any] = value
-            items = [encode(item, f"{where}/{index}") for index, item in enumerate(each)]
+            items = [encode(item, f"{where}/{index}", gather) for index, item in enumerate(each)]
             return items if kind is list else {name: items}
     if isinstance(value, torch.dtype | torch.device):
         return {"~torch": str(value).removeprefix("torch.")}
@@ -48,19 +49,21 @@ def encode(value: Any, where: str = "the state") -> Any:
     )
 
 
-def decode(value: Any) -> Any:
-    """Undo :func:`encode`, with copies of the tensors, so that the tree can be used again."""
-    if isinstance(value, torch.Tensor):
-        return value.clone()
+def decode(value: Any, copy: bool = True) -> Any:
+    """Undo :func:`encode`; with ``copy`` the tensors are copies, so that the tree can be used again."""
+    return _decode(map_tensors(torch.Tensor.clone, value) if copy else value)
+
+
+def _decode(value: Any) -> Any:
     if isinstance(value, list):
-        return [decode(item) for item in value]
+        return [_decode(item) for item in value]
     if not isinstance(value, Mapping):
         return value
     if len(value) == 1:
         ((name, inside),) = value.items()
         if name in _DECODERS:
             return _DECODERS[name](inside)
-    return {key: decode(item) for key, item in value.items()}
+    return {key: _decode(item) for key, item in value.items()}
 
 
 _SEQUENCES: dict[str, Any] = {
@@ -71,12 +74,12 @@ _SEQUENCES: dict[str, Any] = {
 }
 
 
-def _items(value: Mapping[Any, Any], where: str) -> list[Any]:
-    return [[encode(key, where), encode(item, f"{where}/{key}")] for key, item in value.items()]
+def _items(value: Mapping[Any, Any], where: str, gather: bool) -> list[Any]:
+    return [[encode(key, where), encode(item, f"{where}/{key}", gather)] for key, item in value.items()]
 
 
 def _pairs(items: list[Any]) -> list[tuple[Any, Any]]:
-    return [(decode(key), decode(item)) for key, item in items]
+    return [(_decode(key), _decode(item)) for key, item in items]
 
 
 def _from_numpy(value: Any, where: str) -> Any:
@@ -97,13 +100,13 @@ def _device_or_dtype(name: str) -> Any:
 
 
 _DECODERS: dict[str, Callable[[Any], Any]] = {
-    "~tuple": lambda items: tuple(decode(items)),
-    "~set": lambda items: set(decode(items)),
-    "~deque": lambda items: deque(decode(items)),
-    "~int": lambda items: {int(key): decode(item) for key, item in items.items()},
+    "~tuple": lambda items: tuple(_decode(items)),
+    "~set": lambda items: set(_decode(items)),
+    "~deque": lambda items: deque(_decode(items)),
+    "~int": lambda items: {int(key): _decode(item) for key, item in items.items()},
     "~items": lambda items: dict(_pairs(items)),
     "~counter": lambda items: Counter(dict(_pairs(items))),
-    "~array": lambda tensor: tensor.clone().numpy(),
+    "~array": lambda tensor: tensor.numpy(),
     "~scalar": lambda tensor: tensor.numpy()[()],
     "~torch": _device_or_dtype,
 }

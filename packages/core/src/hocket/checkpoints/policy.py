@@ -13,14 +13,13 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal
 
-from torch import Tensor
-
 from hocket import seeding
 from hocket.callback import Callback
 from hocket.checkpoints import content
 from hocket.checkpoints.errors import CheckpointError
+from hocket.checkpoints.ranks import Ranks, of_a_thread
+from hocket.checkpoints.snapshot import Snapshot, Staging
 from hocket.checkpoints.store import Store
-from hocket.data.batches import map_tensors
 from hocket.state import Decision, State
 from hocket.time import Interval, Unit
 
@@ -44,18 +43,20 @@ class Interrupted(SystemExit):
 class Checkpoints(Callback):
     """Writes all that a run needs to continue as if it had never stopped: ``Trainer(checkpoints=Checkpoints("runs/a"))``.
 
-    A checkpoint is complete or not there, whenever the process dies. The end of a fit writes one too. During a fit SIGTERM and
-    SIGINT (Control-C) write one at the end of the batch under way, and end the run with `Interrupted`; another signal, a
-    second or more after the first, ends it at once. ``Trainer(resume="auto")`` continues from the newest valid one.
+    Every rank writes the shards that it holds, rank 0 the rest. A checkpoint is complete or not there, whenever a process
+    dies. The end of a fit writes one too. During a fit SIGTERM and SIGINT (Control-C) write one at the end of the batch under
+    way, and end the run with `Interrupted`; another signal, a second or more after the first, ends it at once.
+    ``Trainer(resume="auto")`` continues from the newest valid one.
 
     Args:
-        folder: where to; any folder, or a URL that fsspec knows, such as ``"s3://bucket/runs/a"``.
+        folder: where to; any folder, or a URL that fsspec knows, such as ``"s3://bucket/runs/a"``. One that all ranks share
+            where they hold shards.
         every: how often: ``"500ba"``, ``"1ep"``, ``"0.1dur"``, ``"30min"``; None for only at the end and when asked.
         keep: how many of the latest to keep; None for all.
         best: ``(metric, "max" | "min", how many)``: write one after an evaluation in which the metric, such as
             ``"test/accuracy"``, is among the best so many, and keep those.
-        asynchronous: write in a thread; training waits for the copy of its state, and for the last write if that takes longer
-            than the interval.
+        asynchronous: write in a thread; training waits for the copy of its state, whose memory is kept for the next, and for
+            the last write if that takes longer than the interval.
         weights_only: model weights and what was attached; to publish, not to resume.
         on_error: what a write that failed does to the run: ``"stop"`` it, or ``"warn"`` and go on.
 
@@ -87,6 +88,8 @@ class Checkpoints(Callback):
         self._share = 0.0
         self._saved_at: tuple[int, int] | None = None
         self._evaluated = False
+        self._staging = Staging()
+        self._threads: Ranks | None = None
         self._writing: threading.Thread | None = None
         self._failure: BaseException | None = None
         self._signalled: float | None = None
@@ -205,20 +208,23 @@ class Checkpoints(Callback):
         assert trainer is not None, "a Trainer attaches it"
         self._wait(state)
         if self._weights_only:
-            tree: Any = {"model": trainer.model_state_dict(), "attached": content.described(state.bus.voices)}
+            model = trainer._own_names(state.bus.model_shards(state.prepared))
+            tree: Any = {"model": model, "attached": content.described(state.bus.voices)}
         else:
-            tree = trainer.state_dict()
+            tree = content.state_dict(trainer, gather=False)
         self._saved_at = (now.epoch, now.batch)
-        if state.strategy.rank == 0:
+        snapshot = Snapshot(tree, state.strategy.rank)
+        ranks = self._writers(state, snapshot)
+        if ranks is not None:
             about = {
                 "metrics": dict(state.metrics), "timestamp": {"epoch": now.epoch, "batch": now.batch, "sample": now.sample},
                 "plugins": [f"{v.kind}/{v.name} {v.dist} {v.version}".strip() for v in state.bus.voices],
                 "weights_only": self._weights_only,
             }  # fmt: skip
-            arguments = (f"ep{now.epoch}-ba{now.batch}", tree, about)
+            arguments = (f"ep{now.epoch}-ba{now.batch}", snapshot, about, ranks)
             if self._asynchronous:
-                copied = (arguments[0], map_tensors(_copied, tree), about)
-                self._writing = threading.Thread(target=self._write, args=copied, name="hocket-checkpoint")
+                self._staging.copy(snapshot)
+                self._writing = threading.Thread(target=self._write, args=arguments, name="hocket-checkpoint")
                 self._writing.start()
             else:
                 with seeding.preserved(devices=False):  # remote stores draw from them when they have to try again
@@ -226,16 +232,31 @@ class Checkpoints(Callback):
         if not self._asynchronous:
             self._speak(state)
 
-    def _write(self, name: str, tree: Any, about: dict[str, Any]) -> None:
+    def _writers(self, state: State, snapshot: Snapshot) -> Ranks | None:
+        """Who writes: every rank where there are shards, else rank 0; None on those that do not."""
+        strategy = state.strategy
+        if not snapshot.sharded:
+            return Ranks() if strategy.rank == 0 else None
+        if not self._asynchronous:
+            return Ranks(strategy.rank, strategy.world_size, state.bus.all_gather_object)
+        if self._threads is None:
+            self._threads = of_a_thread(strategy.rank, strategy.world_size)
+        return self._threads
+
+    def _write(self, name: str, snapshot: Snapshot, about: dict[str, Any], ranks: Ranks) -> None:
         try:
-            self.store.save(name, tree, about)
-            kept = self.store.names()
-            spared = {name for _, name in self._best_names()} | set(kept if self._keep is None else kept[-self._keep :])
-            for old in kept:
-                if old not in spared:
-                    self.store.remove(old)
+            self.store.save(name, snapshot, about, ranks)
+            if ranks.rank == 0:
+                self._remove_old()
         except Exception as error:
             self._failure = error
+
+    def _remove_old(self) -> None:
+        kept = self.store.names()
+        spared = {name for _, name in self._best_names()} | set(kept if self._keep is None else kept[-self._keep :])
+        for old in kept:
+            if old not in spared:
+                self.store.remove(old)
 
     def _wait(self, state: State) -> None:
         """Until what is being written is written, on all ranks."""
@@ -264,7 +285,8 @@ def resume(trainer: Trainer, where: str | Path, checkpoints: Checkpoints | None)
         ValueError: ``"auto"`` without checkpoints, or a checkpoint of weights only.
         CheckpointError: there is no such checkpoint, or it is damaged.
     """
-    bus = trainer.state.bus
+    strategy = trainer.state.strategy
+    ranks = Ranks(strategy.rank, strategy.world_size, trainer.state.bus.all_gather_object)
     if where == "auto":
         if checkpoints is None:
             raise ValueError(
@@ -273,24 +295,21 @@ def resume(trainer: Trainer, where: str | Path, checkpoints: Checkpoints | None)
             )
         store = checkpoints.store
         with seeding.preserved(devices=False):
-            name = bus.broadcast_object(store.latest() if trainer.state.strategy.rank == 0 else None)
-        if name is None:
+            found = store.read_latest(content.shards(trainer), ranks)
+        if found is None:
             return
+        name, tree = found
     else:
         folder, _, name = str(where).rstrip("/").rpartition("/")
         store = Store(folder or ".")
-    tree = store.read(name)
+        tree = ranks.agree(lambda: store.read(name, like=content.shards(trainer)))
     if "version" not in tree:
         raise ValueError(
             f"'{name}' in {store} holds weights only, which is not enough to resume from. Leave out resume=, and give the "
             f"Trainer the weights to begin with: trainer.load_weights('{store.folder}/{name}')."
         )
     try:
-        trainer.load_state_dict(tree)
+        content.load_state_dict(trainer, tree, strict=True, copy=False)
     except Exception as error:
         error.add_note(f"While going on from '{name}' in {store}.")
         raise
-
-
-def _copied(tensor: Tensor) -> Tensor:
-    return tensor.detach().to("cpu", copy=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 from hocket.checkpoints import header, tree
@@ -11,6 +12,7 @@ from hocket.checkpoints.errors import CheckpointError
 from hocket.checkpoints.header import Entry
 
 _KEYS = {"file", "name", "dtype", "shape", "stride", "offset"}
+_SHARDED, _PIECE = {"dtype", "shape", "pieces"}, {"file", "name", "begin", "shape"}
 #: Bytes per element of every dtype that is stored, by torch's name. The last ones are stored as bytes.
 SIZES = dict(header.DTYPES.values()) | {
     "complex32": 4,
@@ -33,22 +35,79 @@ def references(node: Any, where: str) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _checked(path: str, reference: Any) -> dict[str, Any]:
-    if not isinstance(reference, dict) or not {"file", "name", "dtype", "shape"} <= set(reference) <= _KEYS:
+    keys = set(reference) if isinstance(reference, dict) else set()
+    if keys != _SHARDED and not {"file", "name", "dtype", "shape"} <= keys <= _KEYS:
         raise ValueError(f"the tensor at '{path}' is described wrongly")
-    if not all(isinstance(reference[key], str) for key in ("file", "name", "dtype")):
-        raise ValueError(f"the tensor at '{path}' has a file, a name or a dtype that is no text")
-    if reference["dtype"] not in SIZES:
+    if not isinstance(reference["dtype"], str) or reference["dtype"] not in SIZES:
         raise ValueError(f"the tensor at '{path}' has the unknown dtype {reference['dtype']!r}")
     numbers = [reference["shape"], reference.get("stride", reference["shape"]), [reference.get("offset", 0)]]
+    if keys == _SHARDED:
+        parts = reference["pieces"]
+        if not isinstance(parts, list) or not all(isinstance(each, dict) and set(each) == _PIECE for each in parts):
+            raise ValueError(f"the pieces of the tensor at '{path}' are described wrongly")
+        numbers += [each[key] for each in parts for key in ("begin", "shape")]
+    if not all(isinstance(each[key], str) for each in reference.get("pieces", [reference]) for key in ("file", "name")):
+        raise ValueError(f"the tensor at '{path}' has a file or a name that is no text")
     if not all(isinstance(each, list) and all(type(n) is int and 0 <= n < 2**63 for n in each) for each in numbers):
         raise ValueError(f"the tensor at '{path}' has a shape, stride or offset that is no list of numbers")
     if len(numbers[0]) != len(numbers[1]) or ("offset" in reference and "stride" not in reference):
         raise ValueError(f"the tensor at '{path}' has a stride that does not fit its shape")
+    if keys == _SHARDED and not whole(reference):
+        raise ValueError(f"the pieces of the tensor at '{path}' leave gaps or overlap")
     return reference
 
 
+def pieces(reference: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What a tensor is stored as, piece by piece: ``file``, ``name``, ``shape``, and ``begin``, its place in the whole."""
+    if "pieces" in reference:
+        return list(reference["pieces"])
+    return [{**{key: reference[key] for key in ("file", "name", "shape")}, "begin": [0] * len(reference["shape"])}]
+
+
+def overlap(piece: Mapping[str, Any], begin: Sequence[int], shape: Sequence[int]) -> tuple[list[int], list[int]] | None:
+    """Where the box at ``begin`` of ``shape`` and a piece meet: first index and shape. None if they do not."""
+    first = [max(a, b) for a, b in zip(piece["begin"], begin, strict=True)]
+    ends = zip(piece["begin"], piece["shape"], begin, shape, strict=True)
+    sizes = [min(a + n, b + m) - at for (a, n, b, m), at in zip(ends, first, strict=True)]
+    return (first, sizes) if all(size > 0 for size in sizes) else None
+
+
+def whole(reference: Mapping[str, Any]) -> bool:
+    """Whether the pieces of a tensor make it up, each element once."""
+    shape = reference["shape"]
+    if not all(len(each["begin"]) == len(each["shape"]) == len(shape) for each in reference["pieces"]):
+        return False
+    boxes = [list(zip(each["begin"], each["shape"], strict=True)) for each in reference["pieces"]]
+    return _fill(boxes, [(0, n) for n in shape]) if math.prod(shape) else not boxes
+
+
+def _fill(boxes: list[list[tuple[int, int]]], box: list[tuple[int, int]]) -> bool:
+    """Cuts a box along its dimensions where no piece crosses the cut, until there is one piece in each part."""
+    if len(boxes) == 1:
+        return boxes[0] == box
+    for dim, (start, size) in enumerate(box):
+        slabs: list[list[list[tuple[int, int]]]] = []
+        cuts = [start]
+        for each in sorted(boxes, key=lambda each: each[dim]):
+            begin, n = each[dim]
+            if begin >= cuts[-1]:
+                slabs.append([])
+                cuts.append(begin)
+            slabs[-1].append(each)
+            cuts[-1] = max(cuts[-1], begin + n)
+        if len(slabs) > 1 and cuts[-1] == start + size:
+            parts = zip(slabs, pairwise(cuts), strict=True)
+            return all(_fill(slab, [*box[:dim], (a, b - a), *box[dim + 1 :]]) for slab, (a, b) in parts)
+    return False
+
+
 def check(path: str, reference: Mapping[str, Any], entries: Mapping[str, Mapping[str, Entry]]) -> None:
-    """Raise CheckpointError unless this tensor is within what its file stores."""
+    """Raise CheckpointError unless this tensor is within what its files store, of those that are given in ``entries``."""
+    for piece in reference.get("pieces", ()):
+        if piece["file"] in entries:
+            check(path, {**piece, "dtype": reference["dtype"]}, entries)
+    if "pieces" in reference:
+        return
     file, name, dtype, shape = (reference[key] for key in ("file", "name", "dtype", "shape"))
     entry = entries.get(file, {}).get(name)
     if entry is None:

@@ -11,12 +11,18 @@ import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from hocket.checkpoints import disk
 from hocket.checkpoints import format as formats
 from hocket.checkpoints import manifest as manifests
 from hocket.checkpoints.errors import CheckpointError
 from hocket.checkpoints.manifest import File, Manifest
+
+if TYPE_CHECKING:
+    from hocket.checkpoints.format import Like
+    from hocket.checkpoints.ranks import Ranks
+    from hocket.checkpoints.snapshot import Snapshot
 
 _T = TypeVar("_T")
 #: Not the global random numbers, which are the run's.
@@ -75,31 +81,45 @@ class Remote:
             if manifests.NAME not in files and files and all(manifests.FILES.fullmatch(file) for file in files):
                 self._delete(name, files)
 
-    def write(self, name: str, tree: Mapping[str, Any], about: Mapping[str, Any]) -> None:
+    def write(self, name: str, snapshot: Snapshot, about: Mapping[str, Any], ranks: Ranks) -> None:
         with tempfile.TemporaryDirectory(prefix="hocket-checkpoint-", ignore_cleanup_errors=True) as temporary:
-            folder = Path(temporary) / name
-            formats.write(folder, tree, about)
-            manifest = manifests.load(folder)
-            raw = (folder / manifests.NAME).read_bytes()
-            whole = File(len(raw), hashlib.sha256(raw).hexdigest())
-            if self._root.startswith(
-                "/"
-            ):  # else it begins with a bucket, which has no folders, and which is not ours to make
-                self._try(f"make {self._root}/{name}", self._fs.makedirs, f"{self._root}/{name}", exist_ok=True)
-            for file, stated in [*manifest.files.items(), (manifests.NAME, whole)]:
-                path = f"{self._root}/{name}/{file}"
-                try:
-                    self._try(f"upload {path}", self._upload, folder / file, path, stated)
-                except _FINAL as error:
-                    raise self._error(f"upload {path}", error) from error
-        stale = [file for file in self._files(name) if manifests.FILES.fullmatch(file) and file not in manifest.files]
-        self._delete(name, stale)
+            folder = Path(temporary)
+
+            def part() -> formats.Part:
+                with disk.errors(folder):
+                    part = formats.write_part(folder, snapshot, ranks)
+                if self._root.startswith("/"):  # else it begins with a bucket, without folders, and not ours to make
+                    self._try(f"make {self._root}/{name}", self._fs.makedirs, f"{self._root}/{name}", exist_ok=True)
+                self._put(name, folder, part.files)
+                return part
+
+            def end() -> None:
+                with disk.errors(folder):
+                    formats.finish(folder, snapshot, parts, about)
+                files = manifests.load(folder).files
+                raw = (folder / manifests.NAME).read_bytes()
+                whole = File(len(raw), hashlib.sha256(raw).hexdigest())
+                tree = next(iter(files))
+                self._put(name, folder, {tree: files[tree], manifests.NAME: whole})
+                there = self._files(name)
+                self._delete(name, [file for file in there if manifests.FILES.fullmatch(file) and file not in files])
+
+            parts = ranks.gather(ranks.agree(part))
+            ranks.first(end)
+
+    def _put(self, name: str, folder: Path, files: Mapping[str, File]) -> None:
+        for file, stated in files.items():
+            path = f"{self._root}/{name}/{file}"
+            try:
+                self._try(f"upload {path}", self._upload, folder / file, path, stated)
+            except _FINAL as error:
+                raise self._error(f"upload {path}", error) from error
 
     def damage(self, name: str) -> list[str]:
-        return formats.damage(self._download(name, None))
+        return formats.damage(self._download(name, None, None))
 
-    def fetch(self, name: str, only: Sequence[str] | None) -> Path:
-        return self._download(name, only)
+    def fetch(self, name: str, only: Sequence[str] | None, like: Like | None) -> Path:
+        return self._download(name, only, like)
 
     def remove(self, name: str) -> None:
         files = self._files(name)
@@ -169,7 +189,7 @@ class Remote:
         if digest.hexdigest() != stated.sha256:
             raise OSError(f"{path} has another content there than here")
 
-    def _download(self, name: str, only: Sequence[str] | None) -> Path:
+    def _download(self, name: str, only: Sequence[str] | None, like: Like | None) -> Path:
         """A folder with the files of a checkpoint that are there."""
         raw = self._try("read the manifest", self._fs.cat_file, f"{self._root}/{name}/{manifests.NAME}")
         manifest = manifests.parse(raw, f"{self._url}/{name}/{manifests.NAME}")
@@ -182,8 +202,9 @@ class Remote:
         folder.mkdir()
         (folder / manifests.NAME).write_bytes(raw)
         self._get(name, [manifest.tree], folder)
-        self._get(name, formats.needed(folder, only) if only else manifest.files, folder)
-        if not only:
+        part = bool(only or like)
+        self._get(name, formats.needed(folder, only, like) if part else manifest.files, folder)
+        if not part:
             self._downloads[manifest.sha256] = folder
         return folder
 

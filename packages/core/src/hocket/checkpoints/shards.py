@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from hocket.checkpoints import header
 from hocket.checkpoints.errors import CheckpointError
+from hocket.checkpoints.header import Entry
 
 #: Bytes that are hashed and written at a time; they stay in the processor's cache between the two.
 CHUNK = 1 << 20
@@ -50,39 +51,57 @@ def _write(descriptor: int, view: memoryview) -> None:
         view = view[os.write(descriptor, view) :]
 
 
-def load(path: Path, names: Collection[str] | None = None, sha256: str | None = None) -> dict[str, Tensor]:
-    """The tensors of a file, or of it those named, on the CPU, each with memory of its own.
-
-    Raises CheckpointError if the file is no safetensors file, lacks one of ``names`` or has another SHA-256.
-    """
-    size = path.stat().st_size
+def load(path: Path) -> dict[str, Tensor]:
+    """The tensors of a file, on the CPU, each with memory of its own. Raises CheckpointError if it is no safetensors file."""
     found: dict[str, Tensor] = {}
+    read(path, new, lambda entry, tensor: found.update({entry.name: tensor}))
+    return found
+
+
+def new(entry: Entry) -> Tensor:
+    """Memory for an entry."""
+    return torch.empty(entry.shape, dtype=DTYPES[header.DTYPES[entry.dtype][0]])
+
+
+def read(
+    path: Path,
+    target: Callable[[Entry], Tensor | None],
+    filled: Callable[[Entry, Tensor], None],
+    sha256: str | None = None,
+) -> None:
+    """Read a file's tensors one after the other.
+
+    Args:
+        target: where one goes: a contiguous tensor on the CPU of as many bytes, or None to pass it over.
+        filled: told of each that was read.
+        sha256: what the file should have; then all of it is read, and this raises where it has another.
+
+    Raises:
+        CheckpointError: the file is no safetensors file, ends too early or has another SHA-256.
+    """
     scratch = memoryview(bytearray(CHUNK))
     with path.open("rb", buffering=0) as file:
-        raw, entries = header.read(file, size, path.name)
+        raw, entries = header.read(file, path.stat().st_size, path.name)
         digest = hashlib.sha256(raw)
         for entry in entries:
-            wanted = names is None or entry.name in names
-            if wanted:
-                found[entry.name] = torch.empty(entry.shape, dtype=DTYPES[header.DTYPES[entry.dtype][0]])
-            elif sha256 is None:
+            tensor = target(entry)
+            if tensor is None and sha256 is None:
                 file.seek(entry.nbytes, os.SEEK_CUR)
                 continue
-            view = memory(found[entry.name]) if wanted else None
+            view = None if tensor is None else memory(tensor)
             at = 0
             while at < entry.nbytes:
                 count = min(CHUNK, entry.nbytes - at)
                 part = scratch[:count] if view is None else view[at : at + count]
-                if not (read := file.readinto(part)):
+                if not (got := file.readinto(part)):
                     raise CheckpointError(f"{path.name}: it ended while it was read.")
                 if sha256 is not None:
-                    digest.update(part[:read])
-                at += read
+                    digest.update(part[:got])
+                at += got
+            if tensor is not None:
+                filled(entry, tensor)
     if sha256 is not None and digest.hexdigest() != sha256:
         raise CheckpointError(f"{path.name}: its content is not what was written (another SHA-256).")
-    if missing := set(names or ()) - set(found):
-        raise CheckpointError(f"{path.name}: it has no tensor '{min(missing)}'.")
-    return found
 
 
 def memory(tensor: Tensor) -> memoryview:

@@ -10,6 +10,7 @@ import threading
 import time
 import warnings
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -18,9 +19,13 @@ from hocket.checkpoints import leftovers
 from hocket.checkpoints import manifest as manifests
 from hocket.checkpoints.errors import CheckpointError, DamagedCheckpointWarning
 from hocket.checkpoints.manifest import Manifest
+from hocket.checkpoints.ranks import ALONE, Ranks
 
 if TYPE_CHECKING:
     import torch
+
+    from hocket.checkpoints.format import Like
+    from hocket.checkpoints.snapshot import Snapshot
 
 #: The file that holds the name of the checkpoint that was written last, for people and scripts.
 LATEST = "latest"
@@ -36,14 +41,14 @@ class Place(Protocol):
     def clean(self) -> None:
         """Remove what interrupted writers left."""
 
-    def write(self, name: str, tree: Mapping[str, Any], about: Mapping[str, Any]) -> None:
+    def write(self, name: str, snapshot: Snapshot, about: Mapping[str, Any], ranks: Ranks) -> None:
         """As `format.write`."""
 
     def damage(self, name: str) -> list[str]:
         """As `format.damage`."""
 
-    def fetch(self, name: str, only: Sequence[str] | None) -> Path:
-        """A local folder with at least the files that hold ``only``."""
+    def fetch(self, name: str, only: Sequence[str] | None, like: Like | None) -> Path:
+        """A local folder with at least the files that `format.read` reads."""
 
     def remove(self, name: str) -> None:
         """Remove a checkpoint, its manifest first."""
@@ -56,7 +61,7 @@ class Place(Protocol):
 
 
 class Store:
-    """The checkpoints of one run. One process at a time writes to it; any number may read.
+    """The checkpoints of one run. One run at a time writes to it; any number may read.
 
     Args:
         folder: a local folder, made when it is first written to, or a URL such as ``s3://bucket/run``, which needs
@@ -80,18 +85,28 @@ class Store:
     def __repr__(self) -> str:
         return f"Store({os.fspath(self.folder)!r})"
 
-    def save(self, name: str, tree: Mapping[str, Any], about: Mapping[str, Any]) -> None:
+    def save(
+        self, name: str, tree: Mapping[str, Any] | Snapshot, about: Mapping[str, Any], ranks: Ranks = ALONE
+    ) -> None:
         """Write a checkpoint (see `format.write`) and, once it is whole where it belongs, let ``latest`` name it.
 
         Raises CheckpointError if that fails; the checkpoints before it are then as they were.
         """
+        from hocket.checkpoints.snapshot import Snapshot
+
         _check_name(name)
-        with self._lock:
+        snapshot = tree if isinstance(tree, Snapshot) else ranks.agree(lambda: Snapshot(tree, ranks.rank))
+
+        def begin() -> float:
             self._place.clean()
             # Order must not depend on clocks, which differ between the hosts that a run moves over.
             last = max((m.written for m in self._place.manifests().values() if isinstance(m, Manifest)), default=0.0)
-            self._place.write(name, tree, {**about, "written": max(time.time(), last + 1e-3)})
-            self._place.point(name)
+            return max(time.time(), last + 1e-3)
+
+        with self._lock:
+            written = ranks.first(begin)
+            self._place.write(name, snapshot, {**about, "written": written}, ranks)
+            ranks.first(lambda: self._place.point(name))
 
     def names(self) -> list[str]:
         """The checkpoints that have a valid manifest, in the order in which they were written, newest last."""
@@ -108,31 +123,53 @@ class Store:
         Damaged ones are passed over with a `DamagedCheckpointWarning` that says what is wrong. From a URL the checkpoint is
         downloaded, and kept for `read`.
         """
-        listed = self._place.manifests()
-        for name, problem in sorted(listed.items()):
-            if isinstance(problem, str):
-                warnings.warn(f"{self} passes over '{name}': {problem}", DamagedCheckpointWarning, stacklevel=2)
-        for name in reversed(self.names()):
+        for name in self._newest_first():
             problems = self._place.damage(name)
             if not problems:
                 return name
-            warnings.warn(
-                f"{self} passes over '{name}', which is damaged: {' '.join(problems)}",
-                DamagedCheckpointWarning,
-                stacklevel=2,
-            )
+            self._pass_over(name, " ".join(problems))
         return None
 
     def read(
-        self, name: str, *, device: torch.device | str = "cpu", only: Sequence[str] | None = None
+        self,
+        name: str,
+        *,
+        device: torch.device | str = "cpu",
+        only: Sequence[str] | None = None,
+        like: Like | None = None,
     ) -> dict[str, Any]:
         """The tree of a checkpoint; see `format.read`."""
-        return formats.read(self.fetch(name, only), device=device, only=only)
+        return formats.read(self.fetch(name, only, like), device=device, only=only, like=like)
 
-    def fetch(self, name: str, only: Sequence[str] | None = None) -> Path:
-        """A local folder with the checkpoint, or with those files of it that hold ``only``. It may go with this Store."""
+    def read_latest(self, like: Like | None = None, ranks: Ranks = ALONE) -> tuple[str, dict[str, Any]] | None:
+        """Name and tree of the newest checkpoint of which every rank can read what it needs; None if there is none.
+
+        Damaged ones are passed over as by `latest`, but every byte is read only once. Raises CheckpointError where not all
+        ranks see the same checkpoints.
+        """
+        for name in ranks.first(self._newest_first):
+            ranks.agree(partial(self._manifest, name))
+            try:
+                return name, ranks.agree(partial(self.read, name, like=like))
+            except CheckpointError as error:
+                self._pass_over(name, str(error))
+        return None
+
+    def fetch(self, name: str, only: Sequence[str] | None = None, like: Like | None = None) -> Path:
+        """A local folder with the checkpoint, or with those files of it that `read` reads. It may go with this Store."""
         self._manifest(name)
-        return self._place.fetch(name, only)
+        return self._place.fetch(name, only, like)
+
+    def _newest_first(self) -> list[str]:
+        for name, problem in sorted(self._place.manifests().items()):
+            if isinstance(problem, str):
+                warnings.warn(f"{self} passes over '{name}': {problem}", DamagedCheckpointWarning, stacklevel=3)
+        return self.names()[::-1]
+
+    def _pass_over(self, name: str, problem: str) -> None:
+        warnings.warn(
+            f"{self} passes over '{name}', which is damaged: {problem}", DamagedCheckpointWarning, stacklevel=3
+        )
 
     def remove(self, name: str) -> None:
         """Remove a checkpoint, valid or not."""
@@ -188,13 +225,13 @@ class Local:
         for file in self._folder.glob(f".{LATEST}.*"):
             file.unlink(missing_ok=True)
 
-    def write(self, name: str, tree: Mapping[str, Any], about: Mapping[str, Any]) -> None:
-        formats.write(self._folder / name, tree, about)
+    def write(self, name: str, snapshot: Snapshot, about: Mapping[str, Any], ranks: Ranks) -> None:
+        formats.write(self._folder / name, snapshot, about, ranks)
 
     def damage(self, name: str) -> list[str]:
         return formats.damage(self._folder / name)
 
-    def fetch(self, name: str, only: Sequence[str] | None) -> Path:
+    def fetch(self, name: str, only: Sequence[str] | None, like: Like | None) -> Path:
         return self._folder / name
 
     def remove(self, name: str) -> None:

@@ -1,9 +1,8 @@
-"""Which bytes of which tensors a checkpoint stores: memory that several share once, and how each is found again."""
+"""Which bytes of which tensors a checkpoint stores: memory that several share once, of sharded ones what this rank holds."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +11,8 @@ from torch import Tensor
 
 from hocket.checkpoints import header
 from hocket.checkpoints.references import SIZES, is_dense
-from hocket.checkpoints.shards import DTYPES, dtype_name
+from hocket.checkpoints.shards import dtype_name
+from hocket.dtensors import leads, local, mesh_of, place
 
 
 @dataclass(slots=True)
@@ -29,22 +29,33 @@ class Collector:
 
     def __init__(self) -> None:
         self._found: list[tuple[str, Tensor, dict[str, Any]]] = []
+        self._shards: dict[Any, list[tuple[str, Tensor, dict[str, Any]]]] = {}
+        #: Of each sharded tensor: its path, its reference, and this rank's piece, if there is one that no other rank has.
+        self.sharded: list[tuple[str, dict[str, Any], dict[str, Any] | None]] = []
 
     def add(self, path: str, value: Any) -> dict[str, Any] | None:
         """A reference to a tensor, to be completed; None for anything else. Raises TypeError for unusual tensors."""
         if not isinstance(value, Tensor):
             return None
-        tensor = _plain(path, value)
-        reference: dict[str, Any] = {"dtype": dtype_name(tensor), "shape": list(tensor.shape)}
-        self._found.append((path, tensor, reference))
+        tensor = _plain(path, local(value.detach()))
+        reference: dict[str, Any] = {"dtype": dtype_name(tensor), "shape": list(value.shape)}
+        if mesh_of(value) is None:
+            self._found.append((path, tensor, reference))
+            return reference
+        reference["pieces"], piece = [], None
+        if tensor.numel() and leads(value):
+            piece = {"begin": place(value), "shape": list(tensor.shape)}
+            key = (tensor.data_ptr(), tensor.device, tensor.dtype, tensor.shape, tensor.stride())
+            self._shards.setdefault(key, []).append((path, tensor, piece))
+        self.sharded.append((path, reference, piece))
         return reference
 
-    def stored(self) -> list[Stored]:
-        """In the order in which they were found."""
+    def stored(self, whole: bool = True) -> list[Stored]:
+        """In the order in which they were found; unless ``whole``, the shards only."""
         made: list[Stored] = []
         taken = {"__metadata__"}
-        for group in _overlapping(self._found):
-            path, tensor, _ = group[0]
+        for group in [*(_overlapping(self._found) if whole else ()), *self._shards.values()]:
+            path, tensor, reference = group[0]
             name, count = path, 1
             while name in taken:
                 count += 1
@@ -52,7 +63,8 @@ class Collector:
             taken.add(name)
             views = {(t.data_ptr(), t.dtype, t.shape, t.stride()) for _, t, _ in group}
             references = [reference for _, _, reference in group]
-            tensor = _dense(tensor, references) if len(views) == 1 else _common(group)
+            if "begin" not in reference:
+                tensor = _dense(tensor, references) if len(views) == 1 else _common(group)
             if dtype_name(tensor) not in header.NAMES:
                 tensor = tensor.contiguous().view(-1).view(torch.uint8)
             made.append(Stored(name, tensor, references))
@@ -134,33 +146,3 @@ def _common(group: list[Found]) -> Tensor:
     size = dtype.itemsize
     flat = torch.empty(0, dtype=dtype, device=group[0][1].device)
     return flat.set_(storage, (start - storage.data_ptr()) // size, ((end - start) // size,), (1,))
-
-
-class Restorer:
-    """Turns references back into tensors: the same reference into the same tensor, shared memory into shared memory."""
-
-    def __init__(self, loaded: Mapping[str, Mapping[str, Tensor]]) -> None:
-        self._loaded = loaded
-        self._made: dict[str, Tensor] = {}
-
-    def __call__(self, reference: dict[str, Any]) -> Tensor:
-        """Raises ValueError if the reference does not fit what is stored."""
-        key = json.dumps(reference, sort_keys=True)
-        if key not in self._made:
-            base = self._loaded[reference["file"]][reference["name"]]
-            self._made[key] = _restore(base, reference)
-        return self._made[key]
-
-
-def _restore(base: Tensor, reference: dict[str, Any]) -> Tensor:
-    dtype, shape = DTYPES[reference["dtype"]], tuple(reference["shape"])
-    stride = tuple(reference["stride"]) if "stride" in reference else None
-    if "offset" in reference:
-        offset = reference["offset"]
-        storage = base.untyped_storage()
-        return torch.empty(0, dtype=dtype, device=base.device).set_(storage, offset, shape, stride or ())
-    if base.dtype != dtype:
-        base = base.view(dtype).view(shape)
-    if stride is None:
-        return base
-    return torch.empty_strided(shape, stride, dtype=dtype, device=base.device).copy_(base)

@@ -75,9 +75,8 @@ def _inspect(args: argparse.Namespace) -> int:
         if tree.special(leaf) == "$tensor":
             told = leaf["$tensor"]
             size = math.prod(told["shape"]) * references.SIZES[told["dtype"]]
-            rows.append(
-                {"path": place, "dtype": told["dtype"], "shape": told["shape"], "bytes": size, "file": told["file"]}
-            )
+            where = sorted({each["file"] for each in references.pieces(told)})
+            rows.append({"path": place, "dtype": told["dtype"], "shape": told["shape"], "bytes": size, "files": where})
         else:
             rows.append({"path": place, "value": leaf})
     if args.json:

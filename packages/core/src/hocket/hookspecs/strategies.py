@@ -87,8 +87,13 @@ class StrategyHooks:
         raise NotImplementedError
 
     @hookspec(firstresult=True)
+    def model_shards(self, module: torch.nn.Module) -> dict[str, Any]:
+        """As ``model_state``, for checkpoints: DTensors where this rank holds a shard only. Nothing is gathered or copied."""
+        raise NotImplementedError
+
+    @hookspec(firstresult=True)
     def load_model_state(self, module: torch.nn.Module, state_dict: dict[str, Any]) -> bool:
-        """Load a full ``state_dict``; every key must match (else RuntimeError)."""
+        """Load a full ``state_dict``, or one of ``model_shards``; every key must match (else RuntimeError)."""
         raise NotImplementedError
 
     @hookspec(firstresult=True)
@@ -97,8 +102,13 @@ class StrategyHooks:
         raise NotImplementedError
 
     @hookspec(firstresult=True)
+    def optimizer_shards(self, module: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        """As ``optimizer_state``, for checkpoints: DTensors where this rank holds a shard only."""
+        raise NotImplementedError
+
+    @hookspec(firstresult=True)
     def load_optimizer_state(
         self, module: torch.nn.Module, optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]
     ) -> bool:
-        """Load the full state of the optimizer."""
+        """Load the full state of the optimizer, or that of ``optimizer_shards``."""
         raise NotImplementedError

@@ -87,6 +87,10 @@ class Strategy:
         """See :meth:`hocket.hookspecs.StrategyHooks.model_state`."""
         return dict(module.state_dict())
 
+    def model_shards(self, module: nn.Module) -> dict[str, Any]:
+        """See :meth:`hocket.hookspecs.StrategyHooks.model_shards`. Here what ``model_state`` returns."""
+        return self.model_state(module)
+
     def load_model_state(self, module: nn.Module, state_dict: dict[str, Any]) -> bool:
         """See :meth:`hocket.hookspecs.StrategyHooks.load_model_state`."""
         module.load_state_dict(state_dict)
@@ -95,6 +99,10 @@ class Strategy:
     def optimizer_state(self, module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         """See :meth:`hocket.hookspecs.StrategyHooks.optimizer_state`."""
         return optimizer.state_dict()
+
+    def optimizer_shards(self, module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        """See :meth:`hocket.hookspecs.StrategyHooks.optimizer_shards`. Here what ``optimizer_state`` returns."""
+        return self.optimizer_state(module, optimizer)
 
     def load_optimizer_state(
         self, module: nn.Module, optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]
