@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import os
@@ -26,6 +27,7 @@ from hypothesis import strategies as st
 from hocket.checkpoints import CheckpointError, header, leftovers, references, shards
 from hocket.checkpoints import format as formats
 from hocket.checkpoints import manifest as manifests
+from hocket.checkpoints.snapshot import Snapshot, Staging
 
 pytest.importorskip("numpy")  # the safetensors library, which files are compared with, needs it
 
@@ -306,6 +308,32 @@ def test_what_is_no_checkpoint(tmp_path, problem):
         (tmp_path / "c" / "tree.json").write_text("{}")
     with pytest.raises(CheckpointError, match="is no checkpoint"):
         formats.read(tmp_path / "c")
+
+
+# --- copies
+
+
+def test_a_copy_is_of_one_moment_and_its_memory_is_kept(tmp_path):
+    weight = torch.randn(3000, 1000)  # more than a thread copies at a time
+    tree = {
+        "weight": weight, "tied": weight, "row": weight[3], "empty": torch.empty(0, 3), "step": torch.tensor(7.0),
+        "image": torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last), "wide": torch.randn(5, dtype=torch.complex128),
+        "every other": torch.randn(6, 8)[:, ::2],
+    }  # fmt: skip
+    staging, places = Staging(), []
+    for value in (1.0, 2.0):
+        weight.fill_(value)
+        expected, snapshot = copy.deepcopy(tree), Snapshot(tree)
+        staging.copy(snapshot)
+        for each in tree.values():
+            each.zero_()
+        formats.write(tmp_path / "c", snapshot, {})
+        read = formats.read(tmp_path / "c")
+        assert same(read, expected) and read["tied"] is read["weight"]
+        assert read["row"].untyped_storage().data_ptr() == read["weight"].untyped_storage().data_ptr()
+        assert sum(each.tensor.nbytes for each in snapshot.stored) < weight.nbytes + 2000
+        places.append([each.tensor.data_ptr() for each in snapshot.stored])
+    assert places[0] == places[1]
 
 
 # --- pieces

@@ -128,10 +128,8 @@ def shards(trainer: Trainer) -> Like:
         if found := _OF_PARAMETER.match(path):
             optimizer, index = map(int, found.groups())
             return parameters[optimizer][index]
-        if (
-            path.startswith("plugins.") and "pieces" in reference
-        ):  # what plug-ins keep of shards has their names at its end
-            names = path.split(".")
+        if path.startswith("plugins.") and "pieces" in reference:
+            names = path.split(".")  # what plug-ins keep of shards has the shards' names at its end
             return next((named[name] for n in range(len(names)) if (name := ".".join(names[n:])) in named), None)
         return model.get(path)
 
