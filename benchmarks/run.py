@@ -10,6 +10,7 @@ import argparse
 import json
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -53,9 +54,13 @@ def main() -> int:
     repeats = 3 if arguments.short else 7
 
     begin = time.perf_counter()
-    results = _measure(arguments, repeats)
+    results: dict[str, Any] = {}
     arguments.out.mkdir(parents=True, exist_ok=True)
-    (arguments.out / "results.json").write_text(json.dumps(results, indent=1) + "\n")
+    for name, measure in _sections(arguments, repeats).items():
+        results[name] = measure()
+        (arguments.out / "results.json").write_text(
+            json.dumps(results, indent=1) + "\n"
+        )  # whatever becomes of the others
     page = _page(results)
     (arguments.out / "results.md").write_text(page)
     print(page)
@@ -67,30 +72,31 @@ def main() -> int:
     return _check(results) if arguments.short else 0
 
 
-def _measure(arguments: argparse.Namespace, repeats: int) -> dict[str, Any]:
+def _sections(arguments: argparse.Namespace, repeats: int) -> dict[str, Callable[[], Any]]:
+    """What is measured, in this order."""
     workers = [Worker(sys.executable, "hocket", threads=1)]
     if arguments.peers:
         workers += [Worker(arguments.peers, name, threads=1) for name in ("lightning", "accelerate", "transformers")]
     if arguments.composer:
         workers.append(Worker(arguments.composer, "composer", threads=1))
-    results: dict[str, Any] = {
-        "machine": machine(),
-        "versions": {worker.name: worker.versions for worker in workers},
-        "Step overhead": steps.overhead(workers, repeats),
-        "A step of a millisecond": steps.millisecond(workers[:1], repeats, ("bare", "progress + jsonl", EVERYTHING)),
+    few = ("bare", "progress + jsonl", EVERYTHING)
+    sections: dict[str, Callable[[], Any]] = {
+        "machine": machine,
+        "versions": lambda: {worker.name: worker.versions for worker in workers},
+        "Step overhead": lambda: steps.overhead(workers, repeats),
+        "A step of a millisecond": lambda: steps.millisecond(workers[:1], repeats, few),
+        "Start": lambda: start.run(repeats),
+        "Dispatch": lambda: dispatch.run(repeats),
+        "Checkpoints": lambda: checkpoints.run(3, *((1, 5_000) if arguments.short else (14, 50_000))),
     }
     if not arguments.short:
-        results["Realistic step"] = steps.realistic(workers, 4, REALISTIC)
-    for worker in workers:
-        worker.close()
-    results["Start"] = start.run(repeats)
-    results["Dispatch"] = dispatch.run(repeats)
-    results["Checkpoints"] = checkpoints.run(repeats, *((1, 5_000) if arguments.short else (14, 50_000)))
-    if not arguments.short:
-        results["Memory"] = memory.run(20_000)
-        results["Algorithms"] = algorithms.run(3)
-        results["Ranks"] = ranks.run(5)
-    return results
+        sections |= {
+            "Realistic step": lambda: steps.realistic(workers, 4, REALISTIC),
+            "Memory": lambda: memory.run(20_000),
+            "Algorithms": lambda: algorithms.run(3),
+            "Ranks": lambda: ranks.run(5),
+        }
+    return sections
 
 
 def _page(results: dict[str, Any]) -> str:
