@@ -13,8 +13,11 @@ from hocket import plugins
 from hocket_vision.models import small_resnet
 
 #: Arguments that an algorithm needs, and those whose reference model is a language model.
-ARGUMENTS = {"alibi": {"max_sequence_length": 64}}
-LANGUAGE = {"alibi", "sequence-length-warmup"}
+ARGUMENTS: dict[str, dict[str, Any]] = {
+    "alibi": {"max_sequence_length": 64},
+    "gradient-clipping": {"kind": "norm", "threshold": 1.0},
+}
+LANGUAGE = {"alibi"}
 STEPS = 30
 
 
