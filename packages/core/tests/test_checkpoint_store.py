@@ -1,4 +1,4 @@
-"""Stores of checkpoints: order, names, damage, kills."""
+"""Stores of checkpoints: order, names, damage."""
 
 from __future__ import annotations
 

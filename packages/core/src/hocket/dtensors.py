@@ -14,9 +14,8 @@ from torch.nn.utils import get_total_norm
 
 def mesh_of(tensor: Tensor) -> Any:
     """The DeviceMesh that a tensor is sharded over, or None for a plain tensor."""
-    if (
-        type(tensor) is Tensor or type(tensor) is Parameter
-    ):  # which looking for an attribute in vain would take longer for
+    # Looking for the attribute in vain would take longer than the rest of what is done with a small tensor.
+    if type(tensor) is Tensor or type(tensor) is Parameter:
         return None
     return getattr(tensor, "device_mesh", None)
 
@@ -121,9 +120,8 @@ def total_norm(tensors: Sequence[Tensor], order: float = 2.0) -> Tensor:
         order: 2 or infinity, in which a NaN among shards counts as infinity.
     """
     groups = by_mesh(tensors)
-    if len(groups) == 1 and _alike(
-        tensors
-    ):  # torch's own without its grouping, which takes longer than a few small norms
+    if len(groups) == 1 and _alike(tensors):
+        # torch's own without its grouping, which takes longer than a few small norms.
         return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(list(tensors), order)), order)
     norms = []
     for group in groups:

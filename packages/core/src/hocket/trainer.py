@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import secrets
 import time
-import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -18,9 +17,10 @@ from torch import nn
 from hocket import launching, seeding, setup
 from hocket.checkpoints import content, policy
 from hocket.checkpoints.policy import Checkpoints
-from hocket.data.feed import DataError, Feed, end_workers
+from hocket.data.feed import Feed, end_workers
 from hocket.guard import NonFiniteGuard, Policy
 from hocket.learning_rate import make_schedules
+from hocket.loops import until
 from hocket.loops.evaluate import EvalSet, PreparedSet, evaluate, sanity_check
 from hocket.loops.fit import FitLoop
 from hocket.loops.gradients import compute_gradients
@@ -36,7 +36,7 @@ from hocket.result import Cost, Result
 from hocket.runtime import Runtime
 from hocket.state import State
 from hocket.task import SupervisedTask, Task
-from hocket.time import Interval, Time, TimeError, Unit
+from hocket.time import Interval, Time
 
 if TYPE_CHECKING:
     from hocket.checkpoints.foreign import Report
@@ -146,7 +146,7 @@ class Trainer:
             duration = "1ep"
         self._asked: str | None = None  # the duration that the latest fit was given
         self._position: list[Any] | None = None
-        self._duration = None if duration is None else _no_share(Time.parse(duration))
+        self._duration = None if duration is None else until.duration(duration)
         self._deterministic, self._detect_anomaly = deterministic, detect_anomaly
         self._sanity_batches = sanity_eval
         self._eval_every, self._metrics = Interval(eval_every), metrics
@@ -395,31 +395,13 @@ class Trainer:
                 "There is no optimizer. Pass optimizer=, such as lambda parameters: torch.optim.AdamW(parameters, lr=1e-3), "
                 "or define configure_optimizers() in the Task."
             )
-        left, asked = self._loop.left, None if duration is None else str(duration)
-        same = left is not None and asked == self._asked
-        self._asked = asked
-        if same and state.fit_until is not None and (duration is not None or self._duration is None):
-            until = state.fit_until
-        elif duration is not None:
-            more = _no_share(Time.parse(duration))
-            until = Time(state.timestamp.count(more.unit) + more.value, more.unit)
-        elif self._duration is not None:
-            until = self._duration
-            if until.value and state.timestamp.count(until.unit) >= until.value and left is None:
-                warnings.warn(f"Training is over: {until} are done. Pass fit(duration=…) for more.", stacklevel=3)
-                return False
-        else:
-            raise ValueError(
-                "How long to train is not known. Pass duration='10ep' or the like to the Trainer or to fit."
-            )
-        if until.unit is Unit.EPOCH and self._loop.feed.endless:
-            raise DataError(
-                f"The training data never ends, so a duration of {until.value} epochs does not either. Give the duration in "
-                "batches ('1000ba') or limit an epoch with limit_train=1000."
-            )
+        before, self._asked = self._asked, None if duration is None else str(duration)
+        end = until.fit_until(state, self._loop, self._duration, duration, before)
+        if end is None:
+            return False
         planned = self._duration
-        longer = planned is None or (planned.unit is until.unit and until > planned)
-        state.fit_until, state.max_duration = until, until if longer else planned
+        longer = planned is None or (planned.unit is end.unit and end > planned)
+        state.fit_until, state.max_duration = end, end if longer else planned
         return True
 
     @contextmanager
@@ -448,11 +430,3 @@ class Trainer:
 
 def _close(state: State) -> None:
     state.bus.close(state)  # whatever is attached by then
-
-
-def _no_share(time: Time) -> Time:
-    if time.unit is Unit.DURATION:
-        raise TimeError(
-            f"A duration of {time} is a share of itself. Give it in ep, ba, sp, tok, or as a time such as '90min'."
-        )
-    return time

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from hocket.data.batches import Counts, Padding
+from hocket.data.batches import Counts, unpadded
 from hocket.loops.metrics import MetricSet
 from hocket.state import State
 
@@ -50,10 +50,8 @@ def compute_gradients(state: State, mine: int, everyone: int, metrics: MetricSet
     else:
         parts = []
         for number, piece in enumerate(pieces, 1):
-            if isinstance(piece, Padding):
-                piece, samples = piece.batch, 0
-            else:
-                samples = mine if len(pieces) == 1 else min(mine, count(state, piece).samples)
+            piece, counts = unpadded(piece)
+            samples = 0 if not counts else mine if len(pieces) == 1 else min(mine, count(state, piece).samples)
             with bus.accumulate(state.prepared, number == len(pieces)):
                 parts.append(_Part(*_microbatch(state, piece, samples, per_sample, metrics)))
         rescale = _mean(state, parts, mine, everyone)

@@ -1,0 +1,54 @@
+"""When a fit ends."""
+
+from __future__ import annotations
+
+import warnings
+
+from hocket.data.feed import DataError
+from hocket.loops.fit import FitLoop
+from hocket.state import State
+from hocket.time import Time, TimeError, Unit
+
+
+def fit_until(
+    state: State, loop: FitLoop, planned: Time | None, asked: str | Time | None, asked_before: str | None
+) -> Time | None:
+    """Counted from the beginning of training; None, with a warning, if that is already past.
+
+    Args:
+        planned: the Trainer's duration.
+        asked: what this fit was given, on top of what is done.
+        asked_before: what the fit before it was given, whose checkpoint this one may go on from.
+
+    Raises:
+        ValueError: there is no duration, or one that cannot be had. DataError: the data never ends, and epochs are counted.
+    """
+    goes_on = loop.left is not None and (None if asked is None else str(asked)) == asked_before
+    if goes_on and state.fit_until is not None and (asked is not None or planned is None):
+        until = state.fit_until
+    elif asked is not None:
+        more = duration(asked)
+        until = Time(state.timestamp.count(more.unit) + more.value, more.unit)
+    elif planned is not None:
+        until = planned
+        if until.value and state.timestamp.count(until.unit) >= until.value and loop.left is None:
+            warnings.warn(f"Training is over: {until} are done. Pass fit(duration=…) for more.", stacklevel=4)
+            return None
+    else:
+        raise ValueError("How long to train is not known. Pass duration='10ep' or the like to the Trainer or to fit.")
+    if until.unit is Unit.EPOCH and loop.feed.endless:
+        raise DataError(
+            f"The training data never ends, so a duration of {until.value} epochs does not either. Give the duration in "
+            "batches ('1000ba') or limit an epoch with limit_train=1000."
+        )
+    return until
+
+
+def duration(given: str | Time) -> Time:
+    """A Time to train for. Raises TimeError for a share of the duration."""
+    time = Time.parse(given)
+    if time.unit is Unit.DURATION:
+        raise TimeError(
+            f"A duration of {time} is a share of itself. Give it in ep, ba, sp, tok, or as a time such as '90min'."
+        )
+    return time
