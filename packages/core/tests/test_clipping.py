@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from hocket.clipping import clip_gradients
+from hocket.dtensors import non_finite
 
 SHAPES = [(), (5,), (4, 3), (2, 3, 5), (3, 2, 3, 3)]
 
@@ -138,3 +139,18 @@ def test_never_waits_for_the_device(kind):
         weight.grad.sum().item()
     norm = clip_gradients([weight], kind, 0.1)
     assert (norm is not None) == (kind == "norm")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.complex64])
+@pytest.mark.parametrize("bad", [None, float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("kind", ["dense", "expanded", "sparse", "mixed"])
+def test_what_is_not_finite_is_found_and_nothing_is_changed(dtype, bad, kind):
+    value = torch.tensor(3.0 if bad is None else bad, dtype=dtype)
+    tensor = torch.eye(3, dtype=dtype) if kind != "expanded" else value.expand(4)
+    if kind != "expanded":
+        tensor[1, 1] = value
+    given = [tensor.to_sparse() if kind == "sparse" else tensor, torch.full((2,), 1e30, dtype=torch.float64)]
+    given = given if kind == "mixed" else given[:1]
+    before = tensor.clone()
+    assert bool(non_finite(given)) is (bad is not None)
+    assert torch.equal(tensor.isnan(), before.isnan()) and torch.equal(tensor.nan_to_num(), before.nan_to_num())
