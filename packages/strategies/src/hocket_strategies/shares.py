@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, NamedTuple
 
 import torch
@@ -14,7 +15,7 @@ from torch.utils.data import BatchSampler, DataLoader
 from hocket import Strategy, seeding
 from hocket.data.batches import Padding, count, slice_samples, unpadded
 from hocket.data.global_batches import batch_size, by_index, makeup, sized, with_sampler
-from hocket.data.indices import draws_once
+from hocket.data.indices import after, draws_once, pass_over
 from hocket.data.passes import length
 from hocket.data.prepared import Prepared
 
@@ -186,12 +187,12 @@ class _Pass:
 class _Shares:
     """Batch sampler: this rank's share of each global batch of indices. Or sampler: of each of indices that are batches."""
 
-    #: :func:`alike` gives samplers that go on drawing a stream of their own.
     own_stream = True
 
     def __init__(self, batches: Any, loader: DataLoader[Any], sharing: Sharing) -> None:
         self._batches, self._sharing = batches, sharing
-        self._generators = _generators(loader, batches, getattr(batches, "sampler", None))
+        generators = _generators(loader, batches, getattr(batches, "sampler", None))
+        self._alike = _Alike(batches, generators, sharing.strategy)
         #: Of each batch of the latest pass that was sampled and not yet handed out: whether it is a share at all.
         self.real: deque[bool] = deque()
 
@@ -201,15 +202,16 @@ class _Shares:
         return getattr(self._batches, name)
 
     def __iter__(self) -> Iterator[Any]:
-        return self._indices(self.real)
+        return self._indices(iter(self._alike), self.real)
 
-    def forget(self) -> None:
-        """What was sampled so far will not be loaded."""
-        self.real.clear()
+    def after(self, skip: int) -> tuple[Iterator[Any], int]:
+        """See `hocket.data.indices.after`. Each global batch has one share for this rank."""
+        each = 1 if self._sharing.divide else self._sharing.strategy.data_ranks
+        batches, left_out = self._alike.after(skip * each)
+        return self._indices(batches, self.real), -(-left_out // each)
 
-    def _indices(self, real: deque[bool]) -> Iterator[Any]:
-        sharing = self._sharing
-        for mine in sharing.shares(sharing.whole(alike(self._batches, self._generators, sharing.strategy)), INDICES):
+    def _indices(self, batches: Iterator[Any], real: deque[bool]) -> Iterator[Any]:
+        for mine in self._sharing.shares(self._sharing.whole(batches), INDICES):
             indices, counts = unpadded(mine)
             real.append(counts)
             yield indices
@@ -294,8 +296,13 @@ _END = object()
 
 
 class _Alike:
-    """A sampler that draws the same indices on every rank."""
+    """What a sampler yields on rank 0, on every rank, by giving it rank 0's random numbers: one broadcast a pass.
 
+    Rank 0's sampler finds the random numbers that it would find without the others, so that one seed gives the same global
+    batches for any number of ranks. The other ranks' own random numbers, which augment and drop out, are left alone.
+    """
+
+    #: Samplers that go on drawing are given a stream of their own here.
     own_stream = True
 
     def __init__(self, sampler: Any, generators: list[torch.Generator], strategy: Strategy) -> None:
@@ -303,45 +310,51 @@ class _Alike:
         self._generators = generators
         self._strategy = strategy
 
-    def __iter__(self) -> Iterator[Any]:
-        return alike(self._sampler, self._generators, self._strategy)
-
     def __len__(self) -> int:
         return len(self._sampler)
 
-
-def alike(sampler: Any, generators: list[torch.Generator], strategy: Strategy) -> Iterator[Any]:
-    """What ``sampler`` yields on rank 0, on every rank, by giving it rank 0's random numbers: one broadcast a pass.
-
-    Rank 0's sampler finds the random numbers that it would find without the others, so that one seed gives the same global
-    batches for any number of ranks. The other ranks' own random numbers, which augment and drop out, are left alone.
-    """
-    plain = draws_once(sampler)
-    iterator: Iterator[Any] | None = None
-    shared: dict[str, Any] | None = None
-    while True:
-        if iterator is not None and plain:
-            yield from iterator
+    def __iter__(self) -> Iterator[Any]:
+        if draws_once(self._sampler):
+            yield from self.after(0)[0]
             return
-        own = seeding.capture(devices=False)
-        if iterator is None:
-            shared, states = strategy.broadcast_object((own, [generator.get_state() for generator in generators]))
-            for generator, state in zip(generators, states, strict=True):
+        items: Iterator[Any] | None = None
+        stream: dict[str, Any] | None = None
+        while True:
+            with self._drawing(stream):
+                items = iter(self._sampler) if items is None else items
+                item = next(items, _END)
+                stream = seeding.capture(devices=False)
+            if item is _END:
+                return
+            yield item
+
+    def after(self, skip: int) -> tuple[Iterator[Any], int]:
+        """See `hocket.data.indices.after`."""
+        if not draws_once(self._sampler):
+            items = iter(self)
+            return items, pass_over(items, skip)
+        with self._drawing(None):
+            items, done = after(self._sampler, skip)
+            first = [] if skip else list(islice(items, 1))  # with it is drawn what there is to draw
+        return chain(first, items), done
+
+    @contextmanager
+    def _drawing(self, stream: dict[str, Any] | None) -> Iterator[None]:
+        """Inside, random numbers are those of ``stream``, or where it begins rank 0's."""
+        own, begins = seeding.capture(devices=False), stream is None
+        if begins:
+            states = [generator.get_state() for generator in self._generators]
+            stream, states = self._strategy.broadcast_object((own, states))
+            for generator, state in zip(self._generators, states, strict=True):
                 generator.set_state(state)
-        seeding.restore(shared)  # type: ignore[arg-type]  # set in the first round
-        first = iterator is None
+        seeding.restore(stream)  # type: ignore[arg-type]  # set where it begins
         try:
-            iterator = iter(sampler) if iterator is None else iterator
-            item = next(iterator, _END)
-            shared = seeding.capture(devices=False)
+            yield
         finally:
             # With rank 0's data the first draw is a draw like any other; what a sampler draws later is in a stream of its own,
             # which training on no rank moves on.
-            if not (first and strategy.data_rank == 0):
+            if not (begins and self._strategy.data_rank == 0):
                 seeding.restore(own)
-        if item is _END:
-            return
-        yield item
 
 
 def _generators(*owners: Any) -> list[torch.Generator]:

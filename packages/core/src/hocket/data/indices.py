@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
+from itertools import islice
+from operator import length_hint
 from typing import Any
 
 from torch.utils.data import (
@@ -25,6 +26,36 @@ def draws_once(sampler: Any) -> bool:
     """Whether this is one of :data:`DRAW_ONCE`, or torch's BatchSampler over one; subclasses may do anything."""
     inner = sampler.sampler if type(sampler) is BatchSampler else sampler
     return type(inner) in DRAW_ONCE or getattr(inner, "own_stream", False)
+
+
+def after(sampler: Any, skip: int) -> tuple[Iterator[Any], int]:
+    """What a sampler that :func:`draws_once` yields after ``skip`` items, and how many these were: it may have fewer."""
+    if getattr(sampler, "own_stream", False):
+        return sampler.after(skip)
+    if type(sampler) is not BatchSampler or not skip:
+        items = iter(sampler)
+        return items, pass_over(items, skip)
+    size = sampler.batch_size
+    indices, left_out = after(sampler.sampler, skip * size)
+    done = left_out // size if sampler.drop_last else -(-left_out // size)
+    return iter(BatchSampler(indices, size, sampler.drop_last)), done  # type: ignore[arg-type]
+
+
+def pass_over(items: Iterator[Any], number: int) -> int:
+    """Leave out the next ``number`` items, and return how many there were.
+
+    With the first one torch's samplers draw a list, and then yield from that: millions of its items are left out at once.
+    """
+    done = sum(1 for _ in islice(items, min(number, 1)))
+    drawn: Any = getattr(items, "gi_yieldfrom", items)
+    if type(drawn) in _LISTED and (ahead := min(number - done, length_hint(drawn))):
+        _, _, position = drawn.__reduce__()  # as pickle has it; Python 3.12 moves a range and not its position
+        drawn.__setstate__((position or 0) + ahead)
+        done += ahead
+    return done + sum(1 for _ in islice(items, number - done))
+
+
+_LISTED: tuple[type, ...] = (type(iter([])), type(iter(())), type(iter(range(0))))
 
 
 class Indices:
@@ -75,24 +106,16 @@ class Indices:
             seeding.restore(seeding.from_tree(self._given["global"]))
             self._sources.restore(self._given["sources"])
         self.first = {"global": seeding.to_tree(seeding.capture(devices=False)), "sources": self._sources.capture()}
-        skip = self._skip
-        if type(self._sampler) is BatchSampler and not self._own_stream and skip:
-            # Fifty thousand batches of single indices are left out faster without making batches of them.
-            sampler, size = self._sampler, self._sampler.batch_size
-            indices = iter(sampler.sampler)
-            left_out = sum(1 for _ in itertools.islice(indices, skip * size))
-            self.asked = skip if left_out > (skip - 1) * size else left_out // size
-            self._iterator = iter(BatchSampler(indices, size, sampler.drop_last))  # type: ignore[arg-type]
+        if not self._own_stream:
+            self._iterator, self.asked = after(self._sampler, self._skip)
             return
         self._iterator = iter(self._sampler)
-        for _ in range(skip):
+        for _ in range(self._skip):
             try:
                 self._next()
             except StopIteration:
                 break
             self.asked += 1
-        if forget := getattr(self._sampler, "forget", None):
-            forget()
 
     def _next(self) -> Any:
         assert self._iterator is not None

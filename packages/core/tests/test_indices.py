@@ -1,0 +1,71 @@
+"""The middle of a pass: what a sampler yields after so many items, without asking it for each of them."""
+
+import sys
+from itertools import islice
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import (
+    BatchSampler,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
+
+from hocket.data.indices import after, draws_once, pass_over
+
+SAMPLERS = {
+    "in order": lambda n: SequentialSampler(range(n)),
+    "shuffled": lambda n: RandomSampler(range(n)),
+    "shuffled more than once": lambda n: RandomSampler(range(n), num_samples=2 * n + 1),
+    "drawn with replacement": lambda n: RandomSampler(range(n), replacement=True, num_samples=3 * n),
+    "a shuffled subset": lambda n: SubsetRandomSampler(range(5, 5 + n)),
+    "weighted": lambda n: WeightedRandomSampler([*range(1, n + 1)], 2 * n),
+    "a list": lambda n: [*range(n)],
+    "a tuple": lambda n: (*range(n),),
+    "a range": range,
+}
+
+
+@pytest.mark.parametrize("make", SAMPLERS.values(), ids=SAMPLERS)
+@given(n=st.integers(1, 40), skip=st.integers(0, 130), size=st.integers(1, 9), drop_last=st.booleans())
+def test_what_comes_after(make, n, skip, size, drop_last) -> None:
+    sampler = make(n)
+    for each in (sampler, BatchSampler(sampler, size, drop_last)):
+        assert draws_once(each)
+        torch.manual_seed(1)
+        whole = list(each)
+        torch.manual_seed(1)
+        items, done = after(each, skip)
+        assert (done, list(items)) == (min(skip, len(whole)), whole[skip:])
+
+
+@given(n=st.integers(0, 20), begin=st.integers(0, 22), skip=st.integers(0, 25))
+@pytest.mark.parametrize("kind", [list, tuple, lambda items: items, iter], ids=["list", "tuple", "range", "iterator"])
+def test_passing_over_from_the_middle(kind, n, begin, skip) -> None:
+    items = iter(kind(range(n)))
+    read = len([*islice(items, begin)])
+    assert pass_over(items, skip) == min(skip, n - read)
+    assert list(items) == [*range(n)][read + skip :]
+
+
+def test_nothing_is_asked_for_one_by_one() -> None:
+    """At a microsecond each these would take three days."""
+    batches, done = after(BatchSampler(SequentialSampler(range(10**12)), 4, drop_last=False), 2 * 10**11)
+    assert done == 2 * 10**11 and next(batches) == [8 * 10**11 + i for i in range(4)]
+
+
+def test_a_shuffled_epoch_is_not_walked() -> None:
+    """A generator that is resumed is a call."""
+    calls = []
+    items = iter(RandomSampler(range(10_000)))
+    sys.setprofile(lambda frame, event, argument: calls.append(frame) if event == "call" else None)
+    try:
+        done = pass_over(items, 9_000)
+    finally:
+        sys.setprofile(None)
+    assert done == 9_000 and len([*items]) == 1_000
+    assert sum(frame.f_code.co_name == "__iter__" for frame in calls) < 10
