@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from hocket import optimizers
 from hocket.contexts import NOTHING
 from hocket.data.batches import map_tensors
-from hocket.optimizers import closure_class
 
 
 class Precision:
@@ -62,10 +62,7 @@ class Precision:
     def step_optimizer(self, optimizer: torch.optim.Optimizer, closure: Callable[[], torch.Tensor]) -> bool:
         """See :meth:`hocket.hookspecs.PrecisionHooks.step_optimizer`."""
         # LBFGS and its like cannot step without computing gradients again; the others must not.
-        if closure_class(type(optimizer)):  # type: ignore[arg-type]  # classes are hashable
-            optimizer.step(closure)  # type: ignore[arg-type]  # stubs ask for float, optimizers take a tensor
-        else:
-            optimizer.step()
+        optimizers.step(optimizer, closure)
         return True
 
     def state_dict(self) -> dict[str, Any]:
