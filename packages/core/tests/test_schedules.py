@@ -19,6 +19,7 @@ from hocket.schedules import (
     Linear,
     MultiStep,
     Polynomial,
+    Schedule,
     Step,
 )
 from hocket.time import Time, TimeError, Timestamp, Unit
@@ -108,7 +109,7 @@ WARMUP = 6
             lambda t: (1 + math.cos(math.pi * min(max(0, (t - 22) / 8), 1))) / 2,
         ),
     ],
-    ids=repr,
+    ids=lambda value: repr(value) if isinstance(value, Schedule) else "closed",
 )
 def test_with_warmup(schedule, closed_form):
     """A straight line from 0 to what follows, which it meets; then the closed form."""
