@@ -15,7 +15,7 @@ from hocket.testkit.sync import SynchronisationError
 BATCHES, EVERY = 12, 4
 CALLBACKS = [
     "lr-monitor", "speed-monitor", "memory-monitor", "runtime-estimator",
-    {"nan-monitor": {"every": f"{EVERY}ba"}}, {"optimizer-monitor": {"every": EVERY}},
+    {"nan-monitor": {"every": EVERY}}, {"optimizer-monitor": {"every": EVERY}},
 ]  # fmt: skip
 ALGORITHMS = [
     "label-smoothing", "sam", {"ema": {"half_life": "2ba"}}, {"gradient-clipping": {"kind": "norm", "threshold": 1.0}},

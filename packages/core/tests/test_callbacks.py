@@ -225,7 +225,9 @@ class Root(nn.Module):
 def test_the_gradient_that_is_not_finite_is_named() -> None:
     model = Root()
     trainer = make(
-        model=model, callbacks=["nan-monitor"], optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.0)
+        model=model,
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.0),
+        callbacks=[{"nan-monitor": {"every": 1}}],
     )
     trainer.fit("3ba")
     with torch.no_grad():
@@ -236,7 +238,7 @@ def test_the_gradient_that_is_not_finite_is_named() -> None:
 
 def test_parameters_and_buffers_are_named_where_asked_for() -> None:
     model = Root()
-    trainer = make(model=model, callbacks=[NaNMonitor(parameters=True, buffers=True)])
+    trainer = make(model=model, callbacks=[NaNMonitor(1, parameters=True, buffers=True)])
     trainer.fit("1ba")
     model.seen.fill_(float("nan"))
     with pytest.raises(FloatingPointError, match=r"in batch 1: seen \(1 of 1 buffers\)"):
@@ -247,6 +249,26 @@ def test_parameters_and_buffers_are_named_where_asked_for() -> None:
     with pytest.raises(FloatingPointError, match=r"the loss; root \(1 of 5 parameters\)") as raised:
         trainer.fit("1ba")
     assert "an earlier one spoilt them" in str(raised.value)
+
+
+@pytest.mark.parametrize("at", [3, 9])
+def test_a_gradient_between_two_looks(at: int) -> None:
+    """It is found in its own batch where that is looked at, and in the next otherwise: by what it has spoilt."""
+    model = Root()
+    trainer = make(model=model, callbacks=["nan-monitor"], duration="30ba")
+    trainer.fit(f"{at}ba")
+    with torch.no_grad():
+        model.root[1] = 0.0
+    found = "root (1 of 5 gradients)" if at == 9 else "the loss; root (1 of 5 parameters)"
+    with pytest.raises(
+        FloatingPointError, match=f"batch {at + (at != 9)}: {found.replace('(', '.').replace(')', '.')}"
+    ):
+        trainer.fit("20ba")
+
+
+def test_looks_need_a_number_of_batches() -> None:
+    with pytest.raises(ValueError, match=r"every=0.*1 or more"):
+        NaNMonitor(0)
 
 
 # --- stopping early

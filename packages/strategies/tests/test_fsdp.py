@@ -425,7 +425,7 @@ def test_monitors_and_batch_norm(tmp_path):
             def log_metrics(self, state, metrics):
                 logged.update(metrics)
 
-        monitors = ["nan-monitor", {"optimizer-monitor": {"every": 2, "per_parameter": True}}]
+        monitors = [{"nan-monitor": {"every": 1}}, {"optimizer-monitor": {"every": 2, "per_parameter": True}}]
         one = trainer(make(1 + rank), FSDP(), tmp_path, callbacks=monitors, loggers=[Keep()], log_every="2ba")
         one.fit()
         norm = torch.linalg.vector_norm(torch.cat([p.flatten() for p in one.model_state_dict().values() if p.dim()]))

@@ -95,8 +95,8 @@ class NonFiniteGuard:
         if self._policy == "raise":
             raise FloatingPointError(
                 f"The loss or a gradient is not finite in {where}: the latest loss is {loss}{norm}. Lower the learning "
-                "rate, clip gradients (clip_gradients=1.0), look for the layer with callbacks=['nan-monitor'] or "
-                "detect_anomaly=True, or go on with nonfinite='skip' or nonfinite='warn'."
+                "rate, clip gradients (clip_gradients=1.0), look for the layer with callbacks=[{'nan-monitor': {'every': "
+                "1}}] or detect_anomaly=True, or go on with nonfinite='skip' or nonfinite='warn'."
             )
         left_out = self._policy == "skip" or self._overflowed
         done = "it is not trained on" if left_out else "training goes on with it"

@@ -18,8 +18,12 @@ class LRMonitor(Callback):
     def after_train_batch(self, state: State) -> None:
         """Before the step: schedules have not moved on yet."""
         several = len(state.optimizers) > 1
+        rates = {}
         for number, optimizer in enumerate(state.optimizers):
             prefix = f"lr/optimizer{number}/group" if several else "lr/group"
-            rates = ((index, group.get("lr")) for index, group in enumerate(optimizer.param_groups))
-            # Schedules write into a rate that is a tensor; what is logged is read later.
-            state.log({f"{prefix}{i}": r.clone() if isinstance(r, Tensor) else r for i, r in rates if r is not None})
+            for index, group in enumerate(optimizer.param_groups):
+                rate = group.get("lr")
+                if rate is not None:
+                    # Schedules write into a rate that is a tensor; what is logged is read later.
+                    rates[f"{prefix}{index}"] = rate.clone() if isinstance(rate, Tensor) else rate
+        state.log(rates)

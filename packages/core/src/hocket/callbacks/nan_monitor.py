@@ -2,118 +2,87 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterable
 
-import torch
 from torch import Tensor, nn
 
-from hocket.callbacks.periodic import Periodic
-from hocket.dtensors import mesh_of, non_finite, total_norm
+from hocket.callback import Callback
+from hocket.dtensors import non_finite
 from hocket.state import State
 
 
-class NaNMonitor(Periodic):
-    """Raises FloatingPointError naming the gradients that are not finite, and parameters and buffers if asked.
+class NaNMonitor(Callback):
+    """Raises FloatingPointError naming what is not finite: gradients, and parameters and buffers if asked.
 
-    Finer than the Trainer's ``nonfinite=``, which it comes before, and dearer: one reduction per tensor and batch. On a CPU
-    the result is looked at in every batch; elsewhere it stays on the device and is looked at when ``every`` is due and when
-    the fit ends, so that no batch waits. Gradients are looked at before clipping, parameters and buffers before the step.
-    Not for precisions that scale the loss, unless ``gradients=False``: theirs are now and then infinite, and they skip these
-    steps themselves.
+    Finer than the Trainer's ``nonfinite=``, which it comes before. Looks at every tenth batch, and at any whose loss is not
+    finite: what is so once stays so, for a bad gradient spoils a weight and that all losses. A look reads all gradients, and
+    waits for the device; where that does not count, as in search of the first bad gradient, write
+    ``{"nan-monitor": {"every": 1}}``. On devices other than the CPU no loss is looked at in between.
+
+    Gradients are looked at before clipping, parameters and buffers before the step. Not for precisions that scale the loss,
+    unless ``gradients=False``: theirs are now and then infinite, and they skip these steps themselves.
 
     Args:
-        every: how often to look, on devices other than the CPU.
-        gradients, parameters, buffers: what to look at besides the loss.
+        every: look at every so many batches; best the Trainer's ``log_every``, when all wait for the device anyway.
+        gradients, parameters, buffers: what to look at besides the loss. When something was found, all parameters are
+            looked at, for they say whether it began before.
+
+    Raises:
+        ValueError: ``every`` is less than 1.
     """
 
     def __init__(
-        self, every: str = "10ba", gradients: bool = True, parameters: bool = False, buffers: bool = False
+        self, every: int = 10, gradients: bool = True, parameters: bool = False, buffers: bool = False
     ) -> None:
-        super().__init__(every)
+        if every < 1:
+            raise ValueError(f"every={every} is not a number of batches; give 1 or more.")
+        self._every = every
         self._gradients, self._parameters, self._buffers = gradients, parameters, buffers
-        #: The largest absolute value of each tensor since the last look, and which tensors those are.
-        self._worst: Tensor | None = None
-        self._watched: list[tuple[str, str]] = []
-        self._first_batch = 0
         self._named: list[tuple[str, nn.Parameter]] = []
 
     def fit_start(self, state: State) -> None:
-        """Forgets what an interrupted fit has left."""
-        super().fit_start(state)
-        self._worst = None
+        """Algorithms may have changed the model."""
         self._named = [(name, parameter) for name, parameter in state.model.named_parameters() if parameter.numel()]
 
     def after_train_batch(self, state: State) -> None:
         """Gradients are complete, unscaled and not yet clipped."""
-        found = list(self._tensors(state))
-        tensors = [tensor for *_, tensor in found]
-        on_host = not state.device_kind.asynchronous
-        if on_host and not non_finite(tensors).item():
+        if state.loss is None:
             return
-        worst = _largest(tensors)
-        watched = [(kind, name) for kind, name, _ in found]
-        if self._worst is not None and self._watched != watched:
-            self._look(state)
-        if self._worst is None:
-            self._first_batch = state.timestamp.batch
-        else:
-            worst = torch.maximum(worst, self._worst)  # keeps NaN and infinity
-        self._worst, self._watched = worst, watched
-        if on_host:
-            self._look(state)
+        bad = not state.device_kind.asynchronous and not math.isfinite(state.loss.item())
+        if not bad and (state.timestamp.batch + 1) % self._every:
+            return
+        looked_at = self._tensors(state, self._parameters).values()
+        if bad or non_finite([tensor for tensors in looked_at for _, tensor in tensors]).item():
+            raise FloatingPointError(_complaint(state, self._tensors(state, True)))
 
-    def fit_end(self, state: State) -> None:
-        """Looks at what has been gathered since."""
-        self._look(state)
-
-    def _report(self, state: State) -> None:
-        self._look(state)
-
-    def _tensors(self, state: State) -> Iterator[tuple[str, str, Tensor]]:
-        if state.loss is not None:
-            yield "loss", "", state.loss
-        if self._parameters:
-            yield from (("parameters", name, parameter.detach()) for name, parameter in self._named)
+    def _tensors(self, state: State, parameters: bool) -> dict[str, list[tuple[str, Tensor]]]:
+        """What is looked at, by kind and name."""
+        assert state.loss is not None
+        found = {"loss": [("", state.loss)]}
         if self._buffers:
             floating = ((n, b) for n, b in state.model.named_buffers() if b.is_floating_point() or b.is_complex())
-            yield from (("buffers", n, b) for n, b in floating if b.numel())
+            found["buffers"] = [(n, b) for n, b in floating if b.numel()]
+        if parameters:
+            found["parameters"] = [(name, p.detach()) for name, p in self._named]
         if self._gradients:
-            yield from (("gradients", name, p.grad) for name, p in self._named if p.grad is not None)
-
-    def _look(self, state: State) -> None:
-        worst, self._worst = self._worst, None
-        if worst is None:
-            return
-        finite = torch.isfinite(worst).tolist()
-        if all(finite):
-            return
-        bad: dict[str, list[str]] = {}
-        for (kind, name), is_finite in zip(self._watched, finite, strict=True):
-            if not is_finite:
-                bad.setdefault(kind, []).append(name)
-        total = {kind: sum(each == kind for each, _ in self._watched) for kind in bad}
-        what = [
-            f"{_some(names)} ({len(names)} of {total[kind]} {kind})" for kind, names in bad.items() if kind != "loss"
-        ]
-        if "loss" in bad:
-            what.insert(0, "the loss")
-        first, last = self._first_batch, max(state.timestamp.batch - state.device_kind.asynchronous, self._first_batch)
-        where = f"in batch {first}" if first == last else f"in one of the batches {first} to {last}"
-        raise FloatingPointError(f"Not finite {where}: {'; '.join(what)}. {_advice(bad)}")
+            found["gradients"] = [(name, p.grad) for name, p in self._named if p.grad is not None]
+        return found
 
 
-def _largest(tensors: list[Tensor]) -> Tensor:
-    """The largest absolute value of each tensor, NaN if it has one, as a vector."""
-    if any(mesh_of(tensor) is not None for tensor in tensors):
-        norms = [total_norm([tensor], float("inf")) for tensor in tensors]
-    else:
-        norms = list(torch._foreach_norm(tensors, float("inf")))
-    first = norms[0]
-    if all(norm.dtype is first.dtype and norm.device == first.device for norm in norms):
-        return torch.stack(norms)
-    # float32 would make infinities of what float64 can hold.
-    wide = torch.float64 if any(norm.dtype is torch.float64 for norm in norms) else torch.float32
-    return torch.stack([norm.to(first.device, wide) for norm in norms])
+def _complaint(state: State, found: dict[str, list[tuple[str, Tensor]]]) -> str:
+    bad = {kind: names for kind, tensors in found.items() if (names := _bad(tensors))}
+    if "parameters" in bad:
+        bad.pop("gradients", None)  # they follow from these
+    what = [
+        "the loss" if kind == "loss" else f"{_some(names)} ({len(names)} of {len(found[kind])} {kind})"
+        for kind, names in bad.items()
+    ]
+    return f"Not finite in batch {state.timestamp.batch}: {'; '.join(what)}. {_advice(bad)}"
+
+
+def _bad(tensors: Iterable[tuple[str, Tensor]]) -> list[str]:
+    return [name for name, tensor in tensors if non_finite([tensor]).item()]
 
 
 def _some(names: list[str]) -> str:

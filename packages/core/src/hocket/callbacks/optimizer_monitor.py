@@ -17,14 +17,15 @@ class OptimizerMonitor(Callback):
     ``optimizer/gradient_norm``, ``optimizer/weight_norm``, ``optimizer/update_norm`` and, for Adam and its like,
     ``optimizer/exp_avg_norm`` and ``optimizer/exp_avg_sq_norm``. The gradient is the one that the step is taken with, the
     update all that the batch did to the weights, which are looked at afterwards. Values stay on the device; a batch that is
-    looked at keeps a copy of the weights while it steps.
+    looked at keeps a copy of the weights while it steps, and passes over them and the gradients five times.
 
     Args:
-        every: look at every so many batches; best the Trainer's ``log_every``, as of several values the last is logged.
+        every: look at every so many batches; a multiple of the Trainer's ``log_every``, as of several values the last is
+            logged.
         per_parameter: also log the first three of every parameter, such as ``optimizer/gradient_norm/head.weight``.
     """
 
-    def __init__(self, every: int = 10, per_parameter: bool = False) -> None:
+    def __init__(self, every: int = 50, per_parameter: bool = False) -> None:
         if every < 1:
             raise ValueError(f"every={every} is not a number of batches; give 1 or more.")
         self._every = every

@@ -29,16 +29,14 @@ class Periodic(Callback):
 
     def batch_end(self, state: State) -> None:
         """Reports, when it is due."""
-        if self._is_due(state):
+        if not self._in_shares:
+            due = self._every.due(state.previous, state.timestamp)
+        else:
+            before, self._share = self._share, state.elapsed()
+            due = self._every.due(state.previous, state.timestamp, before, self._share)
+        if due:
             self._report(state)
 
     def epoch_end(self, state: State) -> None:
         """Reports, when it is due."""
-        if self._is_due(state):
-            self._report(state)
-
-    def _is_due(self, state: State) -> bool:
-        if not self._in_shares:
-            return self._every.due(state.previous, state.timestamp)
-        before, self._share = self._share, state.elapsed()
-        return self._every.due(state.previous, state.timestamp, before, self._share)
+        Periodic.batch_end(self, state)

@@ -52,7 +52,11 @@ class JSONLinesLogger(Logger):
             path = state.run_folder / self.filename
             _mend(path)
             self._file = path.open("a", encoding="utf-8")
-        self._file.write(json.dumps(_strict(line), allow_nan=False, default=str) + "\n")
+        try:
+            text = json.dumps(line, allow_nan=False, default=str)
+        except (TypeError, ValueError):
+            text = json.dumps(_strict(line), allow_nan=False, default=str)
+        self._file.write(text + "\n")
         self._file.flush()
 
 
