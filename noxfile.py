@@ -134,8 +134,14 @@ def demo(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """Run every test, or those named after `--`, against an editable install of all packages."""
     settle(session)
-    install_editable(session, PACKAGES, *TESTS, *S3, "torchdata", "torchmetrics", "scikit-learn", "hatchling", "uv")
-    session.run("pytest", *session.posargs)
+    others = ("pytest-xdist", "torchdata", "torchmetrics", "scikit-learn", "hatchling", "uv")
+    install_editable(session, PACKAGES, *TESTS, *S3, *others)
+    session.run("pytest", *(session.posargs or beside_each_other()))
+
+
+def beside_each_other() -> tuple[str, ...]:
+    """Options that run tests in several processes; each test has one thread, and many wait for processes of their own."""
+    return "-n", str(min(os.cpu_count() or 1, 8)), "--dist", "worksteal"
 
 
 @nox.session
@@ -165,11 +171,11 @@ def oldest(session: nox.Session) -> None:
     """Run the tests with the oldest versions that the packages say they work with, torch 2.9.0 among them."""
     settle(session)
     paths = [argument for package in PACKAGES for argument in ("-e", f"{package.path}{package.extra}")]
-    tools = pinned(*TESTS, "torchmetrics", "hatchling", "uv")
+    tools = pinned(*TESTS, "pytest-xdist", "torchmetrics", "hatchling", "uv")
     session.install("--resolution", "lowest-direct", *paths, *tools, env={"UV_COMPILE_BYTECODE": "1"})
     check_origin(session, PACKAGES, ROOT / "packages")
     session.run("python", "-c", "import torch; assert torch.__version__.startswith('2.9.'), torch.__version__")
-    session.run("pytest", *session.posargs)
+    session.run("pytest", *(session.posargs or beside_each_other()))
 
 
 @nox.session(default=False)

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import sysconfig
 import time
 
 import pytest
@@ -20,7 +21,7 @@ import hocket
 from hocket.cli import main
 from hocket.launching import Environment, WorkerError, environment, expand_hosts, hint
 from hocket.launching.errors import Failure, first, read_failure
-from hocket.launching.script import command_again, split
+from hocket.launching.script import split
 
 # --- the environment; what follows was printed by real launchers, except for SLURM's and Ray's, which are from their manuals
 
@@ -239,9 +240,13 @@ def test_python_takes_its_command_line_apart_likewise():
     assert split(original) == (["-Xutf8", "-Werror", "-u"], "-c", code, seen[1:])
 
 
-def test_pytest_is_not_started_again():
-    with pytest.raises(RuntimeError, match=r"under pytest.*hocket\.launch\(function, 3\)"):
-        command_again(3)
+@pytest.mark.parametrize("pytest", [["-m", "pytest"], [sysconfig.get_path("scripts") + "/pytest"]])
+def test_pytest_is_not_started_again(pytest, tmp_path):
+    """In a process of its own: this one may be a worker of pytest-xdist's, which is not started as pytest."""
+    test = tmp_path / "test_again.py"
+    test.write_text("from hocket.launching.script import command_again\ndef test_again(): command_again(3)\n")
+    done = subprocess.run([sys.executable, *pytest, str(test)], capture_output=True, text=True, check=False)
+    assert re.search(r"under pytest.*hocket\.launch\(function, 3\)", done.stdout)
 
 
 @pytest.mark.parametrize("way", ["-i", "-c", "-", "IPython"])
