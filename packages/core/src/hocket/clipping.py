@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils import clip_grad_value_, clip_grads_with_norm_
 
-from hocket.dtensors import by_mesh, total_norm
+from hocket.dtensors import alike, by_mesh, total_norm
 
 
 @torch.no_grad()
@@ -53,7 +53,11 @@ def clip_gradients(
         )
     parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
     if kind == "norm":
-        norm = total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        norm = total_norm(gradients)
+        if alike(gradients):  # as torch's function does it, without its grouping
+            torch._foreach_mul_(gradients, (threshold / (norm + 1e-6)).clamp(max=1.0))
+            return norm
         for group in by_mesh(parameters):
             clip_grads_with_norm_(group, threshold, norm)
         return norm

@@ -119,12 +119,11 @@ def total_norm(tensors: Sequence[Tensor], order: float = 2.0) -> Tensor:
     Args:
         order: 2 or infinity, in which a NaN among shards counts as infinity.
     """
-    groups = by_mesh(tensors)
-    if len(groups) == 1 and _alike(tensors):
+    if alike(tensors):
         # torch's own without its grouping, which takes longer than a few small norms.
         return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(list(tensors), order)), order)
     norms = []
-    for group in groups:
+    for group in by_mesh(tensors):
         mesh = mesh_of(group[0])
         norms.append(get_total_norm(group, order) if mesh is None else _norm_over_mesh(group, mesh, order))
     if not norms:
@@ -132,8 +131,10 @@ def total_norm(tensors: Sequence[Tensor], order: float = 2.0) -> Tensor:
     return norms[0] if len(norms) == 1 else get_total_norm([norm.to(norms[0].device) for norm in norms], order)
 
 
-def _alike(tensors: Sequence[Tensor]) -> bool:
-    """Whether they are plain, dense, on one device and of one dtype."""
+def alike(tensors: Sequence[Tensor]) -> bool:
+    """Whether there are any, and they are plain, dense, on one device and of one dtype: one foreach operation takes them."""
+    if not tensors:
+        return False
     device, dtype = tensors[0].device, tensors[0].dtype
     return all(
         mesh_of(each) is None and each.device == device and each.dtype is dtype and each.layout is torch.strided

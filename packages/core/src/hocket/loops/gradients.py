@@ -105,20 +105,27 @@ def _mean(state: State, parts: Sequence[_Part], mine: int, everyone: int) -> tor
     Returns what gradients have still to be multiplied by, if losses came with weights of their own.
     """
     names = sorted({name for part in parts for name in part.parts})
+    values = [value for part in parts for value in (part.value, *(part.parts[name] for name in names))]
     own = any(part.own for part in parts)
-    flat = torch.stack([value for part in parts for value in (part.value, *(part.parts[name] for name in names))])
-    values = flat.view(len(parts), -1)
+    here: Any  # what the losses of this rank are means over
     if own:
-        weights = torch.stack([torch.as_tensor(part.weight, device=values.device).to(values.dtype) for part in parts])
-    else:
-        weights = values.new_tensor([part.weight for part in parts])
-    weight = weights.sum(0, keepdim=True)
-    sums = state.bus.all_reduce(torch.cat([weight, weights @ values]), "sum")
-    state.loss, *means = (sums[1:] / sums[0]).unbind()
+        stacked = torch.stack(values).view(len(parts), -1)
+        weights = torch.stack([torch.as_tensor(part.weight).to(stacked.device, stacked.dtype) for part in parts])
+        here, sums = weights.sum(), weights @ stacked
+    else:  # numbers, which need not go to the device
+        each: list[Any] = [part.weight for part in parts for _ in range(1 + len(names))]
+        here = sum(each[:: 1 + len(names)])
+        sums = torch.stack(torch._foreach_mul(values, each)).view(len(parts), -1).sum(0)
+    total = here
+    if state.strategy.world_size > 1:
+        packed = torch.cat([torch.as_tensor(here).to(sums.device, sums.dtype).view(1), sums])
+        reduced = state.bus.all_reduce(packed, "sum")
+        total, sums = reduced[0], reduced[1:]
+    state.loss, *means = (sums / total).unbind()
     state.loss_parts = dict(zip(names, means, strict=True))
     if not own:
         return None
     if state.strategy.averages_gradients:
         alike = state.strategy.world_size // state.strategy.data_ranks  # have all added the same weight
-        return everyone * alike / sums[0]
-    return torch.where(weight > 0, mine / weight, 0.0)  # nothing on this rank may count
+        return everyone * alike / total
+    return torch.where(here > 0, mine / here, 0.0)  # nothing on this rank may count
