@@ -84,7 +84,7 @@ def _sections(arguments: argparse.Namespace, repeats: int) -> dict[str, Callable
         "machine": machine,
         "versions": lambda: {worker.name: worker.versions for worker in workers},
         "Step overhead": lambda: steps.overhead(workers, repeats),
-        "A step of a millisecond": lambda: steps.millisecond(workers[:1], repeats, few),
+        "A step of a millisecond": lambda: steps.millisecond(workers[:1], 2 * repeats, few),
         "Start": lambda: start.run(repeats),
         "Dispatch": lambda: dispatch.run(repeats),
         "Checkpoints": lambda: checkpoints.run(3, *((1, 5_000) if arguments.short else (14, 50_000))),
@@ -94,7 +94,7 @@ def _sections(arguments: argparse.Namespace, repeats: int) -> dict[str, Callable
             "Realistic step": lambda: steps.realistic(workers, 4, REALISTIC),
             "Memory": lambda: memory.run(20_000),
             "Algorithms": lambda: algorithms.run(3),
-            "Ranks": lambda: ranks.run(5),
+            "Ranks": lambda: ranks.run(100),
         }
     return sections
 

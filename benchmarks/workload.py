@@ -89,7 +89,7 @@ WORKLOADS = {
     # Its hand-written step takes about a millisecond.
     "wide mlp": Workload(
         lambda: nn.Sequential(nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 10)),
-        lambda: (torch.randn(80, 256), torch.randint(10, (80,))),
+        lambda: (torch.randn(96, 256), torch.randint(10, (96,))),
         steps=450,
         warmup=50,
         block=50,

@@ -32,11 +32,11 @@ def to_floats(values: dict[str, Any]) -> dict[str, float]:
                 )
             by_device.setdefault(value.device, []).append(name)
     numbers: dict[str, float] = {}
-    for names in by_device.values():
-        if len(names) > 1 and all(values[name].dtype in _PACKED for name in names):
+    for device, names in by_device.items():
+        if device.type != "cpu" and len(names) > 1 and all(values[name].dtype in _PACKED for name in names):
             packed = torch.stack([values[name].detach().reshape(()).float() for name in names])
             numbers.update(zip(names, packed.tolist(), strict=True))
-        else:  # float32 would round these
+        else:  # nothing to wait for; or float32 would round these
             numbers.update((name, values[name].item()) for name in names)
     try:
         return {name: numbers[name] if name in numbers else float(values[name]) for name in values}

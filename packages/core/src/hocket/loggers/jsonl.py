@@ -53,11 +53,14 @@ class JSONLinesLogger(Logger):
             _mend(path)
             self._file = path.open("a", encoding="utf-8")
         try:
-            text = json.dumps(line, allow_nan=False, default=str)
+            text = _encode(line)
         except (TypeError, ValueError):
-            text = json.dumps(_strict(line), allow_nan=False, default=str)
+            text = _encode(_strict(line))
         self._file.write(text + "\n")
         self._file.flush()
+
+
+_encode = json.JSONEncoder(allow_nan=False, default=str).encode
 
 
 def _strict(value: Any) -> Any:
