@@ -94,7 +94,7 @@ def _sections(arguments: argparse.Namespace, repeats: int) -> dict[str, Callable
             "Realistic step": lambda: steps.realistic(workers, 4, REALISTIC),
             "Memory": lambda: memory.run(20_000),
             "Algorithms": lambda: algorithms.run(3),
-            "Ranks": lambda: ranks.run(100),
+            "Ranks": lambda: ranks.run(60),
         }
     return sections
 
