@@ -58,9 +58,8 @@ def main() -> int:
     arguments.out.mkdir(parents=True, exist_ok=True)
     for name, measure in _sections(arguments, repeats).items():
         results[name] = measure()
-        (arguments.out / "results.json").write_text(
-            json.dumps(results, indent=1) + "\n"
-        )  # whatever becomes of the others
+        # Each time, whatever becomes of the others.
+        (arguments.out / "results.json").write_text(json.dumps(results, indent=1) + "\n")
     page = _page(results)
     (arguments.out / "results.md").write_text(page)
     print(page)

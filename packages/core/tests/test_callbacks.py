@@ -16,6 +16,7 @@ from torch.nn import functional as F
 import hocket
 from hocket.callbacks.early_stopping import EarlyStopping
 from hocket.callbacks.nan_monitor import NaNMonitor
+from hocket.callbacks.optimizer_monitor import OptimizerMonitor
 from hocket.data.batches import Counts
 from hocket.loggers.memory import MemoryLogger
 from hocket.task import SupervisedTask
@@ -267,8 +268,10 @@ def test_a_gradient_between_two_looks(at: int) -> None:
 
 
 def test_looks_need_a_number_of_batches() -> None:
-    with pytest.raises(ValueError, match=r"every=0.*1 or more"):
-        NaNMonitor(0)
+    for every in (0, "10ba", True):
+        for kind in (NaNMonitor, OptimizerMonitor):
+            with pytest.raises(ValueError, match=rf"every={every!r} .*1 or more"):
+                kind(every)
 
 
 # --- stopping early

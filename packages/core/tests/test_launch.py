@@ -240,12 +240,12 @@ def test_python_takes_its_command_line_apart_likewise():
     assert split(original) == (["-Xutf8", "-Werror", "-u"], "-c", code, seen[1:])
 
 
-@pytest.mark.parametrize("pytest", [["-m", "pytest"], [sysconfig.get_path("scripts") + "/pytest"]])
-def test_pytest_is_not_started_again(pytest, tmp_path):
+@pytest.mark.parametrize("command", [["-m", "pytest"], [sysconfig.get_path("scripts") + "/pytest"]])
+def test_pytest_is_not_started_again(command, tmp_path):
     """In a process of its own: this one may be a worker of pytest-xdist's, which is not started as pytest."""
     test = tmp_path / "test_again.py"
     test.write_text("from hocket.launching.script import command_again\ndef test_again(): command_again(3)\n")
-    done = subprocess.run([sys.executable, *pytest, str(test)], capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, *command, str(test)], capture_output=True, text=True, check=False)
     assert re.search(r"under pytest.*hocket\.launch\(function, 3\)", done.stdout)
 
 

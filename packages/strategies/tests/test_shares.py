@@ -27,6 +27,7 @@ from hocket.data.batches import Padding
 from hocket.data.errors import DataError
 from hocket.data.feed import Feed
 from hocket.data.global_batches import sized
+from hocket.data.indices import after
 from hocket.devices.cpu import CPU
 from hocket.testkit.ranks import RankError, run_ranks
 from hocket_strategies import DDP
@@ -126,6 +127,18 @@ loaders = {
     "drop_last": st.booleans(),
     "shuffle": st.booleans(),
 }
+
+
+def test_the_middle_of_a_pass_is_not_walked_to():
+    """At a microsecond each the batches before would take a day."""
+
+    def rank_main(rank):
+        loader = shared(DataLoader(Numbers(10**12), 4), joined_ranks(), None, train=True, pad=True, end=False)
+        batches, done = after(loader.loader.batch_sampler, 10**11)
+        return done, next(batches)
+
+    middle = 8 * 10**11
+    assert run_ranks(rank_main, 2) == [(10**11, [middle + 4 * rank + i for i in range(4)]) for rank in range(2)]
 
 
 @UNTIMED

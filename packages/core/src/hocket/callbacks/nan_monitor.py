@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from torch import Tensor, nn
 
 from hocket.callback import Callback
+from hocket.callbacks.periodic import batches
 from hocket.dtensors import non_finite
 from hocket.state import State
 
@@ -29,15 +30,13 @@ class NaNMonitor(Callback):
             looked at, for they say whether it began before.
 
     Raises:
-        ValueError: ``every`` is less than 1.
+        ValueError: ``every`` is not a positive int.
     """
 
     def __init__(
         self, every: int = 10, gradients: bool = True, parameters: bool = False, buffers: bool = False
     ) -> None:
-        if every < 1:
-            raise ValueError(f"every={every} is not a number of batches; give 1 or more.")
-        self._every = every
+        self._every = batches(every)
         self._gradients, self._parameters, self._buffers = gradients, parameters, buffers
         self._named: list[tuple[str, nn.Parameter]] = []
 

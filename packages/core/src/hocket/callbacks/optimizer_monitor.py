@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from hocket.callback import Callback
+from hocket.callbacks.periodic import batches
 from hocket.dtensors import total_norm
 from hocket.state import State
 
@@ -26,9 +27,7 @@ class OptimizerMonitor(Callback):
     """
 
     def __init__(self, every: int = 50, per_parameter: bool = False) -> None:
-        if every < 1:
-            raise ValueError(f"every={every} is not a number of batches; give 1 or more.")
-        self._every = every
+        self._every = batches(every)
         self._per_parameter = per_parameter
         #: The trained parameters and copies of what they were before the batch.
         self._before: tuple[list[nn.Parameter], list[Tensor]] | None = None

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 from hocket.data.errors import DataError
+from hocket.data.indices import pass_over
 
 
 def skipped(batches: Iterator[Any], skip: int) -> Iterator[Any]:
     """The same iterator after ``skip`` items. Raises DataError if there are fewer."""
-    done = sum(1 for _ in itertools.islice(batches, skip))
+    done = pass_over(batches, skip)
     if done < skip:
         raise DataError(
             f"{skip} batches of the pass over the training data are done, but it yields {done} now. Resume with the same data."

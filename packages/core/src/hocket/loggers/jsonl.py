@@ -31,7 +31,7 @@ class JSONLinesLogger(Logger):
 
     def log_hyperparameters(self, state: State, parameters: Mapping[str, Any]) -> None:
         """One line, ``{"hyperparameters": …}``."""
-        self._write(state, {"hyperparameters": parameters})
+        self._write(state, {"hyperparameters": _strict(parameters)})
 
     def log_metrics(self, state: State, metrics: Mapping[str, float]) -> None:
         """One line."""
@@ -54,7 +54,7 @@ class JSONLinesLogger(Logger):
             self._file = path.open("a", encoding="utf-8")
         try:
             text = _encode(line)
-        except (TypeError, ValueError):
+        except ValueError:  # NaN and infinity, which are rare
             text = _encode(_strict(line))
         self._file.write(text + "\n")
         self._file.flush()

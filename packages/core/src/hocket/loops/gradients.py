@@ -114,7 +114,7 @@ def _mean(state: State, parts: Sequence[_Part], mine: int, everyone: int) -> tor
         here, sums = weights.sum(), weights @ stacked
     else:  # numbers, which need not go to the device
         each: list[Any] = [part.weight for part in parts for _ in range(1 + len(names))]
-        here = sum(each[:: 1 + len(names)])
+        here = sum(part.weight for part in parts)
         sums = torch.stack(torch._foreach_mul(values, each)).view(len(parts), -1).sum(0)
     total = here
     if state.strategy.world_size > 1:
