@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from hocket import Device, Strategy, launching
 from hocket.launching import Environment
+from hocket_strategies import ending
 from hocket_strategies.explained import CollectiveError, Explained
 from hocket_strategies.packing import packed, unpack
 from hocket_strategies.shares import OwnBatches, SharedBatches, is_distributed, shared
@@ -109,6 +110,7 @@ class RankStrategy(Strategy):
         # Agreeing on a few numbers must not make anyone wait for a GPU, so they never go there.
         self._host = None if dist.get_backend() == "gloo" else _group_of_all_on_cpu(self._timeout)
         self._explained = Explained(self._name, self.rank, self.world_size, self._timeout)
+        ending.wait_at_exit()
         return on
 
     def _backend(self, on: torch.device) -> str:
