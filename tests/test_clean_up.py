@@ -65,7 +65,7 @@ def workers() -> list[Any]:
 
 def different(before: dict[str, Any]) -> list[str]:
     """What of the process is not as before; threads that feed the queues of ended workers may take a moment to end."""
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 30
     while "running threads" in (found := changed(before, footprint())) and time.monotonic() < deadline:
         time.sleep(0.01)
     return found

@@ -339,7 +339,7 @@ def test_a_worker_that_raised_ends_though_threads_go_on(script):
     code = "import threading, time; threading.Thread(target=time.sleep, args=(600,)).start(); raise LookupError"
     shortly = "from hocket.launching import worker; worker.GRACE = 0.5; worker.main()"
     done = subprocess.run(
-        [sys.executable, "-c", shortly, script(code)], capture_output=True, text=True, timeout=30, check=False
+        [sys.executable, "-c", shortly, script(code)], capture_output=True, text=True, timeout=120, check=False
     )
     assert done.returncode == 1 and "LookupError" in done.stderr
 
@@ -349,7 +349,7 @@ def test_a_worker_ends_with_its_launcher(script):
     process = worker(script("import time; print('up', flush=True); time.sleep(600)"), pipe=reading)
     assert process.stdout.readline() == "up\n"
     os.close(writing)
-    process.communicate(timeout=10)
+    process.communicate(timeout=60)
     assert process.returncode == 1
     os.close(reading)
 
