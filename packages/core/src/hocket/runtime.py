@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -126,12 +127,18 @@ class Runtime:
     # --- a step
 
     def accumulate(self, model: nn.Module, last: bool = True) -> AbstractContextManager[Any]:
-        """Around forward and backward of a microbatch; ranks exchange gradients only in the ``last`` one before a step."""
+        """Around forward and backward of a microbatch; ranks exchange gradients only in the ``last`` one before a step.
+
+        After the last one rank 0's buffers, as the running statistics of batch norm, become those of all ranks. A loop that
+        does without this context exchanges gradients in every backward, and each rank's buffers stay its own.
+        """
         context: AbstractContextManager[Any] = self.bus.accumulate(_inner(model), last)
         return context
 
     def backward(self, loss: torch.Tensor, weight: float | None = None) -> None:
-        """Gradients of a mean loss.
+        """Gradients of a mean loss, which go into the mean over all losses since the last step, of whatever model.
+
+        Losses that are to be added up instead, as those of an actor and a critic, are added before: ``backward(a + b)``.
 
         Args:
             loss: a scalar, the mean over the batch.
@@ -289,10 +296,21 @@ _HALF = (torch.float16, torch.bfloat16)
 
 
 class PreparedData:
-    """Batches of this rank on its device. In training a rank without a share of a batch repeats one, with weight zero."""
+    """Batches of this rank on its device.
+
+    A rank without a share of a batch repeats one: in training, where `Runtime.backward` gives it no weight, and in evaluation
+    under strategies that compute together, such as fsdp. ``samples`` is then 0.
+    """
 
     def __init__(self, runtime: Runtime, data: Iterable[Any], train: bool) -> None:
         self._runtime, self._data, self._train = runtime, data, train
+        self._at_hand: tuple[Any, bool] = (None, False)
+
+    @property
+    def samples(self) -> int:
+        """What the batch at hand counts for on this rank: its samples, or 0 if it only keeps the other ranks company."""
+        batch, counts = self._at_hand
+        return batches.count(batch).samples if counts else 0
 
     def __len__(self) -> int:
         return len(self._data)  # type: ignore[arg-type]  # TypeError is what len() raises if it has none
@@ -300,10 +318,12 @@ class PreparedData:
     def __iter__(self) -> Iterator[Any]:
         runtime = self._runtime
         for batch in self._data:
-            batch, counts = batches.unpadded(batch)
+            self._at_hand = batch, counts = batches.unpadded(batch)
             if self._train:
-                mine = batches.count(batch).samples if counts else 0
+                mine = self.samples
                 runtime._gradients.batch = (mine, runtime._sum(mine))
+            elif not counts:
+                warnings.warn(_REPEATED, stacklevel=2)
             yield runtime.bus.convert_batch(batches.move(batch, runtime.device))
             runtime.device_kind.batch_end()
 
@@ -313,6 +333,12 @@ class PreparedData:
             if callable(tell := getattr(owner, "set_epoch", None)):
                 tell(epoch)
                 return
+
+
+_REPEATED = (
+    "This rank has no share of the batch and repeats one, because all ranks have to compute. Count what a batch counts for by "
+    "`data.samples`, of what setup_data returned: it is 0 now."
+)
 
 
 class _Gradients:
@@ -356,7 +382,8 @@ def _inner(model: nn.Module) -> nn.Module:
 def _check_own_loop(parts: setup.Parts) -> None:
     hooks = [*(event.value for event in Event), *(name for name in vars(Actions) if not name.startswith("_"))]
     for argument, part in (("strategy", parts.strategy), ("precision", parts.precision)):
-        heard = [name for name in hooks if hasattr(type(part), name)]
+        # Whoever writes the loop cuts the batches.
+        heard = [name for name in hooks if hasattr(type(part), name) and name != "split_batch"]
         if heard and not getattr(part, "own_loop", False):
             raise ValueError(
                 f"{argument} {type(part).__name__} acts on {', '.join(heard)}, which only the Trainer's loop has. Train with "

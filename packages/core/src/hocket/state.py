@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -118,6 +118,8 @@ class State:
         self.loss: Tensor | None = None
         #: The named losses that ``loss`` is the sum of, from after_train_batch on.
         self.loss_parts: Mapping[str, Tensor] = {}
+        #: The names in it that ranks have agreed on; None before the first batch, and where there is one rank.
+        self.loss_names: Sequence[str] | None = None
         #: Samples and tokens of the batch under way, over all ranks.
         self.batch_samples = 0
         self.batch_tokens = 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from functools import cache
 from typing import Any
@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from hocket.contexts import NOTHING
-from hocket_strategies.group import RankStrategy
+from hocket_strategies.group import OfModels, RankStrategy
 
 _COMPRESSIONS = ("bf16", "fp16", "powersgd")
 
@@ -68,6 +68,8 @@ class DDP(RankStrategy):
         }
         self._compression = _compression(compression)
         self._first_batch = True
+        #: The parameters of each model, and which of them were trained when it was wrapped.
+        self._known: OfModels[tuple[list[nn.Parameter], list[bool]]] = OfModels()
 
     # --- the model
 
@@ -78,22 +80,31 @@ class DDP(RankStrategy):
         """
         if self.world_size == 1:
             return module
-        self._first_batch = True
         self._watch_buffers(module)
         with self._explained:
-            if any(parameter.requires_grad for parameter in module.parameters()):
-                self._broadcast_buffers()
-                wrapped = DistributedDataParallel(module, **self._options, **_without_buffers())
-                if self._compression is not None:
-                    _compress(wrapped, *self._compression)
-                return wrapped
+            if any(_trained(module.parameters())):
+                self._broadcast_buffers(module)
+                return self._wrap(DistributedDataParallel.__new__(DistributedDataParallel), module)
             self._broadcast([*module.parameters(), *module.buffers()])
         return module
+
+    def _wrap(self, wrapper: DistributedDataParallel, module: nn.Module) -> DistributedDataParallel:
+        """``wrapper``, which learns now which parameters are trained. Every rank has to call it."""
+        self._first_batch = True
+        wrapper.__init__(module, **self._options, **_without_buffers())  # type: ignore[misc]
+        if self._compression is not None:
+            _compress(wrapper, *self._compression)
+        parameters = list(module.parameters())
+        self._known[module] = parameters, _trained(parameters)
+        return wrapper
 
     def accumulate(self, module: nn.Module, last: bool) -> AbstractContextManager[Any]:
         """Reduces gradients, and hands out rank 0's buffers, only when ``last``."""
         if not isinstance(module, DistributedDataParallel):
             return NOTHING
+        parameters, trained = self._known[module.module]
+        if _trained(parameters) != trained:
+            self._wrap(module, module.module)  # or else ranks would not exchange the gradients of what is trained since
         if not last:
             if self._first_batch and module.static_graph:
                 raise ValueError(
@@ -102,7 +113,7 @@ class DDP(RankStrategy):
                 )
             return module.no_sync()
         self._first_batch = False
-        return self._with_buffers_alike() if self._buffers else self._explained
+        return self._with_buffers_alike(module.module) if self._buffers[module.module] else self._explained
 
     def model_state(self, module: nn.Module) -> dict[str, Any]:
         """See :meth:`hocket.hookspecs.StrategyHooks.model_state`."""
@@ -111,6 +122,10 @@ class DDP(RankStrategy):
     def load_model_state(self, module: nn.Module, state_dict: dict[str, Any]) -> bool:
         """See :meth:`hocket.hookspecs.StrategyHooks.load_model_state`."""
         return super().load_model_state(unwrapped(module), state_dict)
+
+
+def _trained(parameters: Iterable[nn.Parameter]) -> list[bool]:
+    return [parameter.requires_grad for parameter in parameters]
 
 
 def unwrapped(module: nn.Module) -> nn.Module:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from hocket import Device, Need, Phase, Precision, State, hookimpl
 from hocket.contexts import NOTHING
-from hocket.data.batches import Padding, split
 from hocket.loops.gradients import count
 from hocket.plugins import PluginError
 from hocket_strategies import zero_config, zero_state
@@ -205,18 +204,14 @@ class DeepSpeed(RankStrategy):
 
     # --- the step
 
+    @property
+    def _pieces_alike(self) -> bool:
+        return self.stage > 1
+
     def batch_start(self, state: State) -> None:
         """As many pieces as the configuration says."""
         if self._pieces > 1 and self._piece is None:
             state.microbatch = -(-count(state, state.batch).samples // self._pieces)
-
-    def split_batch(self, batch: Any, size: int) -> Sequence[Any]:
-        """Equally many microbatches on every rank, because each is a collective from stage 2 on; what is missing is padding."""
-        pieces = split(batch, size)
-        if self.stage > 1 and self.world_size > 1:
-            most = int(self.all_reduce(torch.tensor(len(pieces)), "max"))
-            pieces += [Padding(pieces[-1])] * (most - len(pieces))
-        return pieces
 
     @hookimpl(wrapper=True)
     def convert_batch(self, batch: Any):  # type: ignore[no-untyped-def]  # a generator of one value

@@ -23,7 +23,7 @@ from hocket import Device, Need, Task
 from hocket.contexts import NOTHING
 from hocket.data.batches import map_tensors
 from hocket.dtensors import local, shard_like, whole
-from hocket_strategies.group import RankStrategy
+from hocket_strategies.group import OfModels, RankStrategy
 from hocket_strategies.mesh import data_mesh, degrees, make_mesh
 from hocket_strategies.wrapping import Wrap, units, units_of_one_dtype
 
@@ -54,7 +54,7 @@ class FSDP(RankStrategy):
             them for speed, an int reshards to so many ranks. The model's own, outside of units, stay until backward.
         checkpoint: recompute the forward pass of these modules in backward instead of keeping activations: True for the
             units of ``wrap``, else classes or names as there.
-        split_data, uneven: as for :class:`~hocket_strategies.ddp.DDP`.
+        split_data, uneven, timeout: as for :class:`~hocket_strategies.ddp.DDP`.
 
     Raises:
         ValueError: ``replicate × shard`` is not the number of ranks, or a dtype has another name.
@@ -77,8 +77,9 @@ class FSDP(RankStrategy):
         checkpoint: bool | Wrap = False,
         split_data: bool = True,
         uneven: str = "pad",
+        timeout: float = 1800.0,
     ) -> None:
-        super().__init__(split_data=split_data, uneven=uneven)
+        super().__init__(split_data=split_data, uneven=uneven, timeout=timeout)
         self._given: dict[str, int | None] = {"replicate": replicate, "shard": shard}
         self._wrap, self._checkpoint = wrap, checkpoint
         self._reshard_after_forward = reshard_after_forward
@@ -91,7 +92,8 @@ class FSDP(RankStrategy):
         self._mesh: Any = None
         #: Old parameter's id -> the one that took its place. Optimizers keep the old ones alive until they are told.
         self._moved: dict[int, nn.Parameter] = {}
-        self._reducing = True
+        #: Whether backward passes of a model reduce gradients at the moment; at first they do.
+        self._reducing: OfModels[bool] = OfModels()
 
     def setup_environment(self, device: Device) -> torch.device:
         """Join the ranks, then lay them out as a mesh."""
@@ -123,12 +125,11 @@ class FSDP(RankStrategy):
             self._shard(module, precision)
         if on_meta:
             module.to_empty(device="cpu" if self._cpu_offload else self._device)
-            for owner, name in self._buffers:
+            for owner, name in self._buffers[module]:
                 owner[name] = None if (buffer := owner[name]) is None else buffer.to(self._device)
         self._start_alike(before, module)
         after = dict(module.named_parameters(remove_duplicate=False))
         self._moved = {id(parameter): after[name] for name, parameter in by_name.items()}
-        self._reducing = True
         return module
 
     def _parallelize(self, module: nn.Module) -> None:
@@ -210,10 +211,12 @@ class FSDP(RankStrategy):
 
     def accumulate(self, module: nn.Module, last: bool) -> AbstractContextManager[Any]:
         """Reduces gradients, and hands out rank 0's buffers, only when ``last``."""
-        if last is not self._reducing and isinstance(module, FSDPModule):
+        if last is not self._reducing.get(module, True) and isinstance(module, FSDPModule):
             module.set_requires_gradient_sync(last)
-            self._reducing = last
-        return self._with_buffers_alike() if last and self._buffers and self.world_size > 1 else NOTHING
+            self._reducing[module] = last
+        return (
+            self._with_buffers_alike(module) if last and self._buffers.get(module) and self.world_size > 1 else NOTHING
+        )
 
     # --- state
 

@@ -11,13 +11,15 @@ from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from functools import cache
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from hocket import Device, Strategy, launching
+from hocket import Device, Strategy, hookimpl, launching
+from hocket.data.batches import Padding
 from hocket.launching import Environment
 from hocket_strategies import ending
 from hocket_strategies.explained import CollectiveError, Explained
@@ -26,6 +28,16 @@ from hocket_strategies.shares import OwnBatches, SharedBatches, is_distributed, 
 
 _BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 _OPERATIONS = {"sum": dist.ReduceOp.SUM, "mean": dist.ReduceOp.SUM, "min": dist.ReduceOp.MIN, "max": dist.ReduceOp.MAX}
+
+
+_T = TypeVar("_T")
+
+
+class OfModels(WeakKeyDictionary[nn.Module, _T]):
+    """What is known of each model while it lives; in another process, nothing."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), ()
 
 
 class RankStrategy(Strategy):
@@ -65,13 +77,18 @@ class RankStrategy(Strategy):
         #: For objects and tensors on the CPU; None is the default group.
         self._host: dist.ProcessGroup | None = None
         self._told: set[str] = set()
-        #: Where the model's buffers are: owner and name, because a module may put a new tensor there.
-        self._buffers: list[tuple[dict[str, Tensor | None], str]] = []
+        #: Where a model's buffers are: owner and name, because a module may put a new tensor there.
+        self._buffers: OfModels[list[tuple[dict[str, Tensor | None], str]]] = OfModels()
 
     @property
     def _name(self) -> str:
         """What users call it."""
         return type(self).__name__.lower()
+
+    @property
+    def _pieces_alike(self) -> bool:
+        """Whether each microbatch is a collective."""
+        return self.together
 
     # --- processes
 
@@ -186,6 +203,15 @@ class RankStrategy(Strategy):
             warnings.warn(message, stacklevel=3)
         self._told.add(message)
 
+    @hookimpl(wrapper=True)
+    def split_batch(self, batch: Any):  # type: ignore[no-untyped-def]  # a generator of one value
+        """Equally many microbatches on every rank where each is a collective; what is missing is padding."""
+        pieces = yield
+        if self._pieces_alike and self.world_size > 1:
+            most = int(self.all_reduce(torch.tensor(len(pieces)), "max"))
+            pieces = [*pieces, *[Padding(pieces[-1])] * (most - len(pieces))]
+        return pieces
+
     # --- collectives
 
     def all_reduce(self, tensor: Tensor, op: str) -> Tensor:
@@ -220,16 +246,16 @@ class RankStrategy(Strategy):
     # --- rank 0's values everywhere
 
     def _watch_buffers(self, module: nn.Module) -> None:
-        self._buffers = [(owner._buffers, name) for owner in module.modules() for name in owner._buffers]
+        self._buffers[module] = [(owner._buffers, name) for owner in module.modules() for name in owner._buffers]
 
     @contextmanager
-    def _with_buffers_alike(self) -> Iterator[None]:
+    def _with_buffers_alike(self, module: nn.Module) -> Iterator[None]:
         with self._explained:
             yield
-            self._broadcast_buffers()
+            self._broadcast_buffers(module)
 
-    def _broadcast_buffers(self) -> None:
-        self._broadcast([buffer for owner, name in self._buffers if (buffer := owner[name]) is not None])
+    def _broadcast_buffers(self, module: nn.Module) -> None:
+        self._broadcast([buffer for owner, name in self._buffers[module] if (buffer := owner[name]) is not None])
 
     def _broadcast(self, tensors: list[Tensor]) -> None:
         """Rank 0's values into the tensors of the others."""

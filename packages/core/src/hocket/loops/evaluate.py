@@ -96,9 +96,9 @@ def _evaluate_set(state: State, label: str, evaluated: PreparedSet) -> dict[str,
             if counts and state.task.has_eval_loss(state.outputs):
                 loss = bus.loss(state, state.outputs, state.batch)
                 weight = count(state, state.batch).samples if loss.weight is None else loss.weight
-                sums += torch.stack(
-                    [loss.value.to(precise) * weight, torch.as_tensor(weight, device=state.device).to(precise)]
-                )
+                weight = torch.as_tensor(weight, device=state.device).to(precise)
+                value = torch.where(weight != 0, loss.value.to(precise), 0.0)  # the mean over nothing is not a number
+                sums += torch.stack([value * weight, weight])
             if counts:
                 metrics.update(state.outputs, state.batch)
             bus.eval_batch_end(state)

@@ -181,7 +181,7 @@ class FitLoop:
         if not skip and trained_on:
 
             def closure() -> torch.Tensor:
-                compute_gradients(state, mine, trained_on)
+                self._compute(state, mine, trained_on, None)
                 self._guard.allows(state)
                 return state.loss  # type: ignore[return-value]  # there now
 

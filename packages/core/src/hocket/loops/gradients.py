@@ -93,10 +93,31 @@ def _microbatch(
         metrics.update(state.outputs, state.batch)
     bus.before_backward(state)
     weight = samples if own is None or not samples else own
+    if per_sample is not None and isinstance(weight, torch.Tensor):
+        weight = weight.to(state.loss)  # a count times a number would be float32
     bus.backward(state, state.loss if per_sample is None else state.loss * (weight * per_sample))
     bus.after_backward(state)
     state.loss = state.loss.detach()
     return state.loss, weight, own is not None, parts
+
+
+def _names(state: State, parts: Sequence[_Part]) -> Sequence[str]:
+    """Of the named losses, on all ranks alike: those of the first batch. What one has not is 0, and so is its share of the sum.
+
+    Raises ValueError for one that no rank had in the first batch.
+    """
+    here = sorted({name for part in parts for name in part.parts})
+    if state.strategy.world_size == 1:
+        return here
+    if state.loss_names is None:
+        state.loss_names = sorted({name for names in state.bus.all_gather_object(here) for name in names})
+    if new := [name for name in here if name not in state.loss_names]:
+        raise ValueError(
+            f"The loss named {', '.join(map(repr, new))} in batch {state.timestamp.batch} was not there in the first batch, "
+            f"with {', '.join(map(repr, state.loss_names)) or 'none'}, and ranks add up what they agreed on then. Return it "
+            "in every batch, as loss * 0 where there is none."
+        )
+    return state.loss_names
 
 
 def _mean(state: State, parts: Sequence[_Part], mine: int, everyone: int) -> torch.Tensor | None:
@@ -104,14 +125,16 @@ def _mean(state: State, parts: Sequence[_Part], mine: int, everyone: int) -> tor
 
     Returns what gradients have still to be multiplied by, if losses came with weights of their own.
     """
-    names = sorted({name for part in parts for name in part.parts})
-    values = [value for part in parts for value in (part.value, *(part.parts[name] for name in names))]
+    names = _names(state, parts)
+    nothing: Any = torch.zeros_like(parts[0].value) if names else None
+    values = [value for part in parts for value in (part.value, *(part.parts.get(name, nothing) for name in names))]
     own = any(part.own for part in parts)
     here: Any  # what the losses of this rank are means over
     if own:
         stacked = torch.stack(values).view(len(parts), -1)
         weights = torch.stack([torch.as_tensor(part.weight).to(stacked.device, stacked.dtype) for part in parts])
-        here, sums = weights.sum(), weights @ stacked
+        # The mean over nothing, as of a piece of which all tokens are ignored, is not a number and counts nothing.
+        here, sums = weights.sum(), weights @ torch.where(weights[:, None] != 0, stacked, 0.0)
     else:  # numbers, which need not go to the device
         each: list[Any] = [part.weight for part in parts for _ in range(1 + len(names))]
         here = sum(part.weight for part in parts)

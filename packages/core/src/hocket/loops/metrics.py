@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -81,8 +82,10 @@ class MetricSet:
     def compute(self) -> dict[str, float]:
         """Values as ``label/name``: numbers, one each for a metric that returns several. Empty if nothing was seen."""
         bus = self._state.bus
-        if not self._metrics or not any(bus.all_gather_object(self._seen)):
+        if not self._metrics or not any(seen := bus.all_gather_object(self._seen)):
             return {}
+        if not all(seen):
+            return self._compute_together()
         values: dict[str, Any] = {}
         for name, metric in self._metrics.items():
             if self._state.strategy.world_size > 1 and not _reduces_itself(metric):
@@ -92,6 +95,18 @@ class MetricSet:
                 metric = copy.deepcopy(first)
                 metric.merge_state(others)
             values.update(_named(f"{self._label}/{name}", metric.compute()))
+        return scalars.to_floats(values)
+
+    def _compute_together(self) -> dict[str, float]:
+        """As `compute`, from what all ranks have seen: torchmetrics that keep lists wait for ever for a rank without any."""
+        mine = self.state_dict()
+        shares = dict(self._state.bus.all_gather_object((self._state.strategy.data_rank, mine)))
+        self.load_state_dicts([share for _, share in sorted(shares.items())])
+        values: dict[str, Any] = {}
+        for name, metric in self._metrics.items():
+            with _alone(metric):
+                values.update(_named(f"{self._label}/{name}", metric.compute()))
+        self.load_state_dicts([mine])
         return scalars.to_floats(values)
 
     # --- checkpoints
@@ -163,6 +178,28 @@ def _merge(metric: Any, other: Any) -> None:
 def _reduces_itself(metric: Any) -> bool:
     """torchmetrics' own do; their ``merge_state`` is another one than torcheval's."""
     return hasattr(metric, "dist_sync_on_step") or hasattr(metric, "compute_groups")  # the latter: a MetricCollection
+
+
+@contextmanager
+def _alone(metric: Any) -> Iterator[None]:
+    """Without other processes, for what reduces over them by itself."""
+    parts = (
+        [each for each in metric.modules() if hasattr(each, "distributed_available_fn")]
+        if _reduces_itself(metric)
+        else []
+    )
+    asked = [each.distributed_available_fn for each in parts]
+    for each in parts:
+        each.distributed_available_fn = _never
+    try:
+        yield
+    finally:
+        for each, before in zip(parts, asked, strict=True):
+            each.distributed_available_fn = before
+
+
+def _never() -> bool:
+    return False
 
 
 def _named(name: str, value: Any) -> dict[str, Any]:
