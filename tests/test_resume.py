@@ -356,6 +356,48 @@ class StatefulStream(Stream):
         self.place = state_dict["place"]
 
 
+class Endless(IterableDataset[Any]):
+    """A pass goes on where the last one ended."""
+
+    def __init__(self) -> None:
+        self.place = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        while True:
+            self.place += 1
+            yield torch.randn(6, generator=torch.Generator().manual_seed(self.place)), self.place % 3
+            if self.place % SAMPLES == 0:
+                return
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"place": self.place}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.place = state_dict["place"]
+
+
+class OwnLoader:
+    """A loader of one's own that asks its data set where it is."""
+
+    def __init__(self) -> None:
+        self.loader = DataLoader(Endless(), BATCH)
+        self.state_dict = self.loader.dataset.state_dict  # type: ignore[attr-defined]
+        self.load_state_dict = self.loader.dataset.load_state_dict  # type: ignore[attr-defined]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.loader)
+
+
+class OwnIterator(OwnLoader):
+    """An iterator that is never begun anew."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        return next(iter(self.loader))
+
+
 class Batches:
     """An iterable of one's own, without a length."""
 
@@ -406,6 +448,21 @@ def test_streams_that_say_where_they_are_are_told_and_not_read_again() -> None:
 
     check(maker(data), [3, 7])
     assert [stream.read for stream in streams] == [36, 36, 36 - 12, 36, 18 - 8]
+
+
+@pytest.mark.parametrize("data", [lambda: DataLoader(Endless(), BATCH), OwnLoader, OwnIterator])
+def test_streams_go_on_between_passes(data: Callable[[], Any]) -> None:
+    check(maker(data, duration="3ep", limit_train=4), [2, At(epoch=1), 6, At(epoch=2)])
+
+
+def test_torchdatas_loader_over_streams_goes_on_between_passes() -> None:
+    stateful = pytest.importorskip("torchdata.stateful_dataloader").StatefulDataLoader
+    check(maker(lambda: stateful(Endless(), BATCH)), [2, At(epoch=1), 7])
+    check(maker(lambda: stateful(Endless(), BATCH), duration="3ep", limit_train=3), [At(epoch=1), At(epoch=2)])
+
+
+def test_streams_of_evaluation_go_on() -> None:
+    check(maker(LOADERS["shuffle"], eval_data=lambda: DataLoader(Endless(), 3), eval_every="2ba"), [3, At(epoch=1), 6])
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -51,6 +52,7 @@ class Passes:
         self._source: Any = getattr(data, "loader", data)
         self._sources = Sources(given)
         self.kind, self._stateful = _kind(self._source)
+        self._lasting = _lasting(self._source, self._stateful)
         #: Whether other ranks have other data, not other shares of the same.
         self.of_rank: bool = getattr(data, "of_rank", False)
         #: The random numbers that were there when this pass began, and when the persistent workers that live were started.
@@ -74,6 +76,9 @@ class Passes:
             "sources": self._sources.capture(),
             "workers": self._start_workers_like or self._workers,
         }
+        owner = self._stateful if under_way else self._lasting
+        if owner is not None:
+            tree["own"] = encode(owner.state_dict(), "the data's state")
         if not under_way:
             return tree
         if self.kind == "replay" and not self._warned:
@@ -88,14 +93,14 @@ class Passes:
         tree["read"] = self._data.read if self.of_rank else handed_out  # type: ignore[attr-defined]
         if self._indices is not None:
             tree |= {"first": self._indices.first, "asked": self._indices.asked, "ended": self._indices.ended}
-        if self._stateful is not None:
-            tree["own"] = encode(self._stateful.state_dict(), "the training data's state")
         return tree
 
     def restore(self, tree: Mapping[str, Any]) -> None:
         """Between passes: the next one begins as it would have."""
         self._sources.restore(tree["sources"])
         self._start_workers_like = tree["workers"]
+        if self._lasting is not None and tree["kind"] == self.kind and "own" in tree:
+            self._lasting.load_state_dict(decode(tree["own"]))
 
     def resume(self, tree: Mapping[str, Any], handed_out: int, skip: int) -> Iterator[Any]:
         """The rest of a pass of which ``handed_out`` batches are done.
@@ -235,3 +240,15 @@ def _kind(source: Any) -> tuple[str, Any]:
     if isinstance(source, DataLoader) and not source.num_workers and has_state(source.dataset):
         return "state", source.dataset
     return "replay", None
+
+
+def _lasting(source: Any, stateful: Any) -> Any:
+    """Who knows between passes where the data goes on, or None where every pass begins alike.
+
+    torchdata's loader knows where a pass is, and begins one when it is asked between two; what goes on is its data set, or
+    with workers, which end with the pass, nothing.
+    """
+    torchdata = sys.modules.get("torchdata.stateful_dataloader")
+    if stateful is not source or torchdata is None or not isinstance(source, torchdata.StatefulDataLoader):
+        return stateful
+    return source.dataset if not source.num_workers and has_state(source.dataset) else None
