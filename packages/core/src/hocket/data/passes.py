@@ -159,7 +159,7 @@ class Passes:
             self._indices = None
             return self._after(skip if self._stateful is None else 0)
         loader = self._source
-        alive = loader._iterator is not None
+        alive = _persistent(loader)
         first = None if resumed is None else resumed["first"]
         if not alive and self._start_workers_like is not None:
             # Persistent workers draw a seed when they start, which this pass would not have done.
@@ -172,7 +172,7 @@ class Passes:
         self._indices = Indices(getattr(loader, name), self._sources, first, skip)
         with _standing_in(loader, name, self._indices), sheltered(loader):
             batches = iter(self._data)
-        if loader._iterator is None:
+        if not _persistent(loader):
             self._workers = None  # they end with the pass
         return batches
 
@@ -190,15 +190,19 @@ class Passes:
         return skipped(batches, skip)
 
 
+def _persistent(loader: Any) -> bool:
+    """Whether there are workers that go on with the next pass. torchdata's loader keeps its iterator without any, too."""
+    return bool(loader.persistent_workers and loader.num_workers and loader._iterator is not None)
+
+
 @contextmanager
 def _standing_in(loader: Any, name: str, indices: Indices) -> Iterator[None]:
     """What begins inside takes its indices from ``indices``; the loader itself is as before afterwards."""
     sampler = getattr(loader, name)
     # Past DataLoader.__setattr__, which forbids this because an iterator under way would not notice: it need not.
     vars(loader)[name] = indices
-    persistent = loader._iterator
-    if persistent is not None:
-        persistent._index_sampler = indices
+    if _persistent(loader):
+        loader._iterator._index_sampler = indices
     try:
         yield
     finally:
