@@ -410,6 +410,40 @@ def test_augmentation_in_the_main_process(own: bool) -> None:
     check(maker(lambda: DataLoader(Augmented(own), BATCH, shuffle=True)), [1, 3, 5, 7])
 
 
+class Curriculum(Dataset[Any]):
+    """Samples that grow with the number of those that were loaded."""
+
+    def __init__(self) -> None:
+        self.samples, self.loaded = tensors(), 0
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int) -> Any:
+        self.loaded += 1
+        inputs, target = self.samples[index]
+        return inputs * (1 + self.loaded / 10), target
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"loaded": self.loaded}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.loaded = state_dict["loaded"]
+
+
+def test_data_sets_that_count() -> None:
+    check(maker(lambda: DataLoader(Curriculum(), BATCH, shuffle=True)), [2, 5, At(epoch=1), 7])
+
+
+def test_what_data_sets_count_in_workers_is_not_kept_and_a_warning_says_so() -> None:
+    loader = DataLoader(Curriculum(), BATCH, num_workers=1)
+    trainer = maker(lambda: loader, duration="1ba")(net(0), [])
+    with pytest.warns(UserWarning, match="Curriculum has a state_dict, but the 1 worker processes") as told:
+        trainer.state_dict()
+        trainer.state_dict()
+    assert len(told) == 1
+
+
 @pytest.mark.parametrize("persistent", [False, True])
 def test_augmentation_in_workers_with_numbers_of_each_sample(persistent: bool) -> None:
     def data() -> DataLoader[Any]:

@@ -35,7 +35,8 @@ class Passes:
     How the middle is found, by what the data is (``kind``):
 
     - ``indices``, a DataLoader over a map-style data set: the indices of the pass are drawn again, from the random numbers
-      that were there when it began, and those of past batches are left out. Nothing is loaded.
+      that were there when it began, and those of past batches are left out. Nothing is loaded. Without workers a data set with
+      ``state_dict`` and ``load_state_dict`` is told what it counted.
     - ``state``, anything else with ``state_dict`` and ``load_state_dict``, such as torchdata's StatefulDataLoader over an
       IterableDataset, and a DataLoader without workers over one that has them: it is told.
     - ``list``: by index.
@@ -51,7 +52,7 @@ class Passes:
         #: What is iterated in the end, of which ``data`` may be a share.
         self._source: Any = getattr(data, "loader", data)
         self._sources = Sources(given)
-        self.kind, self._stateful = _kind(self._source)
+        self.kind, self._stateful = _kind(self._source, given)
         self._lasting = _lasting(self._source, self._stateful)
         #: Whether other ranks have other data, not other shares of the same.
         self.of_rank: bool = getattr(data, "of_rank", False)
@@ -79,6 +80,7 @@ class Passes:
         owner = self._stateful if under_way else self._lasting
         if owner is not None:
             tree["own"] = encode(owner.state_dict(), "the data's state")
+        self._warn_of_workers()
         if not under_way:
             return tree
         if self.kind == "replay" and not self._warned:
@@ -129,7 +131,7 @@ class Passes:
         outside = seeding.capture()
         if tree["start"] is not None:
             _put(tree["start"], self._sources)
-        if self._stateful is not None:
+        if self._stateful is not None and "own" in tree:
             self._stateful.load_state_dict(decode(tree["own"]))
         if self.of_rank and self.kind != "state":
             # A rank whose data has ended repeats its last batch, which is read again in case.
@@ -179,6 +181,18 @@ class Passes:
     def workers_ended(self) -> None:
         """Persistent workers are gone."""
         self._workers = None
+
+    def _warn_of_workers(self) -> None:
+        loader = self._source
+        if self._warned or self.kind != "indices" or not loader.num_workers or not has_state(loader.dataset):
+            return
+        self._warned = True
+        warnings.warn(
+            f"{type(loader.dataset).__name__} has a state_dict, but the {loader.num_workers} worker processes that load its "
+            "samples cannot be asked for it, so a resumed run begins with the state that the data set is made with. Use "
+            "num_workers=0, or let samples depend on their index and the epoch only, of which set_epoch is told.",
+            stacklevel=3,
+        )
 
     def _after(self, skip: int) -> Iterator[Any]:
         """The data after the first ``skip`` batches of its source."""
@@ -233,10 +247,11 @@ def _put(start: Mapping[str, Any], sources: Sources) -> None:
     sources.restore(start["sources"])
 
 
-def _kind(source: Any) -> tuple[str, Any]:
-    """How the middle of a pass is found, and who is asked where it is."""
+def _kind(source: Any, given: Any) -> tuple[str, Any]:
+    """How the middle of a pass is found, and who is asked for a state."""
     if by_index(source):  # one with a state, too: it would not know that it is shared over ranks
-        return "indices", None
+        dataset = getattr(given, "dataset", source.dataset)  # not what algorithms show it through
+        return "indices", dataset if not source.num_workers and has_state(dataset) else None
     if has_state(source):
         return "state", source
     if isinstance(source, list | tuple):
