@@ -495,6 +495,19 @@ def test_torchdatas_loader_over_streams_goes_on_between_passes() -> None:
     check(maker(lambda: stateful(Endless(), BATCH), duration="3ep", limit_train=3), [At(epoch=1), At(epoch=2)])
 
 
+@pytest.mark.parametrize("stream", [Endless, StatefulStream])
+def test_streams_that_begin_anew_when_they_end_do_so_once(stream: Any) -> None:
+    """The last batch of a pass is a smaller one: with it the data set has ended."""
+    check(maker(lambda: DataLoader(stream(), BATCH), duration="3ep"), [4, 5, 6, 10, At(epoch=2)])
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_torchdatas_loader_over_streams_that_begin_anew(workers: int) -> None:
+    stateful = pytest.importorskip("torchdata.stateful_dataloader").StatefulDataLoader
+    length = 5 * max(workers, 1)  # each worker has the whole stream
+    check(maker(lambda: stateful(StatefulStream(), BATCH, num_workers=workers)), [2, length, At(epoch=1), length + 1])
+
+
 def test_streams_of_evaluation_go_on() -> None:
     check(maker(LOADERS["shuffle"], eval_data=lambda: DataLoader(Endless(), 3), eval_every="2ba"), [3, At(epoch=1), 6])
 

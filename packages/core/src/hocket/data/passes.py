@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
+from weakref import ReferenceType
 
 from torch.utils.data import DataLoader
 
@@ -15,7 +16,7 @@ from hocket.checkpoints.plain import decode, encode
 from hocket.data.errors import DataError
 from hocket.data.global_batches import by_index, makeup
 from hocket.data.indices import Indices
-from hocket.data.prepared import skipped
+from hocket.data.prepared import Prepared, fetcher_of, skipped
 from hocket.data.sources import Sources, has_state
 from hocket.data.workers import sheltered
 
@@ -61,10 +62,14 @@ class Passes:
         self._workers: dict[str, Any] | None = None
         self._start_workers_like: dict[str, Any] | None = None
         self._indices: Indices | None = None
+        #: What knows when the source ends, and whether it had ended before the checkpoint that this pass goes on from.
+        self._fetcher: ReferenceType[Any] | None = None
+        self._over = False
         self._warned = False
 
     def begin(self) -> Iterator[Any]:
         """A new pass."""
+        self._over = False
         return self._iterate(None, 0)
 
     def state_dict(self, handed_out: int, under_way: bool) -> dict[str, Any]:
@@ -77,7 +82,8 @@ class Passes:
             "sources": self._sources.capture(),
             "workers": self._start_workers_like or self._workers,
         }
-        owner = self._stateful if under_way else self._lasting
+        over = under_way and self.kind == "state" and (self._over or _ended(self._source, self._fetcher))
+        owner = self._stateful if under_way and not over else self._lasting
         if owner is not None:
             tree["own"] = encode(owner.state_dict(), "the data's state")
         self._warn_of_workers()
@@ -92,6 +98,7 @@ class Passes:
                 stacklevel=2,
             )
         tree["start"] = self._start
+        tree["over"] = over
         tree["read"] = self._data.read if self.of_rank else handed_out  # type: ignore[attr-defined]
         if self._indices is not None:
             tree |= {"first": self._indices.first, "asked": self._indices.asked, "ended": self._indices.ended}
@@ -131,8 +138,10 @@ class Passes:
         outside = seeding.capture()
         if tree["start"] is not None:
             _put(tree["start"], self._sources)
-        if self._stateful is not None and "own" in tree:
-            self._stateful.load_state_dict(decode(tree["own"]))
+        self._over = tree.get("over", False)
+        owner = self._lasting if self._over else self._stateful
+        if owner is not None and "own" in tree:
+            owner.load_state_dict(decode(tree["own"]))
         if self.of_rank and self.kind != "state":
             # A rank whose data has ended repeats its last batch, which is read again in case.
             skip += tree["read"] - handed_out
@@ -195,12 +204,16 @@ class Passes:
         )
 
     def _after(self, skip: int) -> Iterator[Any]:
-        """The data after the first ``skip`` batches of its source."""
-        if self._data is not self._source:  # a share: it reads the source itself
-            self._data.skip = skip  # type: ignore[attr-defined]
+        """The data after the first ``skip`` batches of its source, or what is left where that has ended."""
+        data = self._data
+        if data is not self._source:  # a share: it reads the source itself
+            data.skip, data.over = skip, self._over  # type: ignore[attr-defined]
             skip = 0
+        elif self._over:
+            return iter(())
         with sheltered(self._source):
-            batches = iter(self._data)
+            batches = iter(data)
+        self._fetcher = data.fetcher if isinstance(data, Prepared) else fetcher_of(batches)
         return skipped(batches, skip)
 
 
@@ -261,13 +274,29 @@ def _kind(source: Any, given: Any) -> tuple[str, Any]:
     return "replay", None
 
 
+def _torchdatas(source: Any) -> bool:
+    """Whether this is torchdata's StatefulDataLoader."""
+    torchdata = sys.modules.get("torchdata.stateful_dataloader")
+    return torchdata is not None and isinstance(source, torchdata.StatefulDataLoader)
+
+
 def _lasting(source: Any, stateful: Any) -> Any:
     """Who knows between passes where the data goes on, or None where every pass begins alike.
 
     torchdata's loader knows where a pass is, and begins one when it is asked between two; what goes on is its data set, or
     with workers, which end with the pass, nothing.
     """
-    torchdata = sys.modules.get("torchdata.stateful_dataloader")
-    if stateful is not source or torchdata is None or not isinstance(source, torchdata.StatefulDataLoader):
+    if not _torchdatas(source) or stateful is not source:
         return stateful
     return source.dataset if not source.num_workers and has_state(source.dataset) else None
+
+
+def _ended(source: Any, fetcher: ReferenceType[Any] | None) -> bool:
+    """Whether what a loader iterates ended with its last batch, a smaller one.
+
+    It may have begun anew by then: told where it is, it would yield another pass.
+    """
+    if _torchdatas(source) and source.num_workers:
+        workers = source.state_dict()["_snapshot"]["_worker_snapshots"].values()
+        return all(worker["fetcher_state"]["fetcher_ended"] for worker in workers)
+    return fetcher is not None and getattr(fetcher(), "ended", False)
