@@ -508,6 +508,15 @@ def test_torchdatas_loader_over_streams_that_begin_anew(workers: int) -> None:
     check(maker(lambda: stateful(StatefulStream(), BATCH, num_workers=workers)), [2, length, At(epoch=1), length + 1])
 
 
+@pytest.mark.filterwarnings("ignore:.*under way again:UserWarning")
+def test_streams_in_persistent_workers() -> None:
+    """Workers that a resumed run starts draw a seed, which those that went on would not have drawn."""
+    stateful = pytest.importorskip("torchdata.stateful_dataloader").StatefulDataLoader
+    for loader in (DataLoader, stateful):
+        options = {"num_workers": 1, "persistent_workers": True}
+        check(maker(lambda: loader(StatefulStream(), BATCH, **options)), [3, 5, At(epoch=1), 7])  # noqa: B023
+
+
 def test_streams_of_evaluation_go_on() -> None:
     check(maker(LOADERS["shuffle"], eval_data=lambda: DataLoader(Endless(), 3), eval_every="2ba"), [3, At(epoch=1), 6])
 

@@ -147,7 +147,10 @@ class Passes:
             skip += tree["read"] - handed_out
             self._data.hold = skip > 0  # type: ignore[attr-defined]
             skip = max(skip - 1, 0)
-        batches = self._iterate(tree, skip)
+        if self._over:  # no worker is started for it
+            self._start, batches = tree["start"], self._after(0)
+        else:
+            batches = self._iterate(tree, skip)
         if self.of_rank:
             self._data.read = tree["read"]  # type: ignore[attr-defined]
         if self._indices is not None:
@@ -166,26 +169,31 @@ class Passes:
 
     def _iterate(self, resumed: Mapping[str, Any] | None, skip: int) -> Iterator[Any]:
         self._start = _get(self._sources)
-        if self.kind != "indices":
-            self._indices = None
-            return self._after(skip if self._stateful is None else 0)
-        loader = self._source
-        alive = _persistent(loader)
-        first = None if resumed is None else resumed["first"]
-        if not alive and self._start_workers_like is not None:
+        alive = _persistent(self._source)
+        like, self._start_workers_like = None if alive else self._start_workers_like, None
+        if like is not None:
             # Persistent workers draw a seed when they start, which this pass would not have done.
-            first = self._start if resumed is None else first
-            _put(self._start_workers_like, self._sources)
-        if not alive:
-            self._workers = self._start_workers_like or self._start
-        self._start_workers_like = None
+            _put(like, self._sources)
+        if self.kind == "indices":
+            first = None if like is None else self._start
+            batches = self._of_indices(first if resumed is None else resumed["first"], skip)
+        else:
+            self._indices = None
+            batches = self._after(skip if self._stateful is None else 0)
+            if like is not None:
+                _put(self._start, self._sources)
+        if not _persistent(self._source):
+            self._workers = None  # they end with the pass
+        elif not alive:
+            self._workers = like or self._start
+        return batches
+
+    def _of_indices(self, first: dict[str, Any] | None, skip: int) -> Iterator[Any]:
+        loader = self._source
         name = "sampler" if loader.batch_sampler is None else "batch_sampler"
         self._indices = Indices(getattr(loader, name), self._sources, first, skip)
         with _standing_in(loader, name, self._indices), sheltered(loader):
-            batches = iter(self._data)
-        if not _persistent(loader):
-            self._workers = None  # they end with the pass
-        return batches
+            return iter(self._data)
 
     def workers_ended(self) -> None:
         """Persistent workers are gone."""
@@ -217,9 +225,10 @@ class Passes:
         return skipped(batches, skip)
 
 
-def _persistent(loader: Any) -> bool:
+def _persistent(source: Any) -> bool:
     """Whether there are workers that go on with the next pass. torchdata's loader keeps its iterator without any, too."""
-    return bool(loader.persistent_workers and loader.num_workers and loader._iterator is not None)
+    workers = isinstance(source, DataLoader) and source.persistent_workers and source.num_workers
+    return bool(workers) and source._iterator is not None
 
 
 @contextmanager
