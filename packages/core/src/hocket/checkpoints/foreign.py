@@ -34,6 +34,33 @@ _HUGGING_FACE = (
 _INSIDE = ("state_dict", "model_state_dict", "model")
 #: Beginnings of all names that say only how the module was wrapped.
 _WRAPPERS = ("module.", "_orig_mod.")
+#: What checkpoints of Composer hold beside weights, for times and random numbers. A `_LeftOut` is made in their place.
+_NOT_WEIGHTS = (
+    "datetime.timedelta",
+    "numpy.dtype",
+    "numpy.ndarray",
+    "numpy.core.multiarray._reconstruct",
+    "numpy._core.multiarray._reconstruct",
+)
+
+
+class _LeftOut:
+    """Stands for an object of a file that is no weight. Nothing is made of its arguments or its state."""
+
+    def __init__(self, *arguments: Any) -> None: ...
+
+    def __setstate__(self, state: Any) -> None: ...
+
+
+class Weights(dict[str, Tensor]):
+    """Weights by name, and the beginnings that were removed from all names, the outermost first."""
+
+    removed: tuple[str, ...] = ()
+
+    def namings(self) -> list[dict[str, Tensor]]:
+        """The weights with none of the beginnings, with the innermost, and so on to the names as they were."""
+        beginnings = ["".join(self.removed[index:]) for index in range(len(self.removed), -1, -1)]
+        return [{beginning + name: tensor for name, tensor in self.items()} for beginning in beginnings]
 
 
 def read_weights(path: Path | str) -> dict[str, Tensor]:
@@ -43,7 +70,7 @@ def read_weights(path: Path | str) -> dict[str, Tensor]:
         path: a checkpoint of hocket (by the model's own names), a ``.safetensors`` file, a file of ``torch.save`` that
             holds a ``state_dict`` or is a checkpoint of Lightning or Composer, or a folder of Hugging Face, sharded or not.
             Beginnings that all names share are removed where they come from a wrapper: ``module.``, ``_orig_mod.``, and
-            for Lightning and Composer ``model.``.
+            for Lightning and Composer ``model.``. `load_weights` still knows them, for a module that has such a part itself.
 
     Raises:
         CheckpointError: it is none of these, is damaged, or would have to execute something.
@@ -52,7 +79,7 @@ def read_weights(path: Path | str) -> dict[str, Tensor]:
     if not path.exists():
         raise CheckpointError(f"There is no {path}.")
     if not path.is_dir():
-        return _read_file(path)
+        return _strip(*_read_file(path))
     if (path / manifests.NAME).exists():
         tree = formats.read(path, only=["model", "model_prefix"])
         prefix = tree.get("model_prefix", "")
@@ -64,7 +91,7 @@ def read_weights(path: Path | str) -> dict[str, Tensor]:
             f"{path} has no weights: neither {manifests.NAME} nor one of {', '.join(_HUGGING_FACE)}. To read one file, name it."
         )
     if not name.endswith(".index.json"):
-        return _read_file(path / name)
+        return _strip(*_read_file(path / name))
     return _read_index(path, name)
 
 
@@ -81,17 +108,19 @@ def _read_index(folder: Path, name: str) -> dict[str, Tensor]:
             raise CheckpointError(f"{name}: it lists '{file}', which is no file of its own folder.")
         if not (folder / file).is_file():
             raise CheckpointError(f"{file}: it is missing, though {name} lists it.")
-        weights |= _read_file(folder / file)
+        weights |= _read_file(folder / file)[0]
     if missing := sorted(set(places) - set(weights)):
         raise CheckpointError(f"{folder}: its files lack {_some(missing)}, though {name} lists them.")
     return {key: weights[key] for key in places}
 
 
-def _read_file(path: Path) -> dict[str, Tensor]:
+def _read_file(path: Path) -> tuple[dict[str, Tensor], Sequence[str]]:
+    """The weights, and what may be removed from their names."""
     if path.suffix == ".safetensors":
-        return shards.load(path)
+        return shards.load(path), ()
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
+        with torch.serialization.safe_globals([(_LeftOut, name) for name in _NOT_WEIGHTS]):
+            content = torch.load(path, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, EOFError, RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(
             f"{path}: it was not read: it is no file of torch.save, is damaged, or holds objects besides tensors, which "
@@ -107,7 +136,7 @@ def _read_file(path: Path) -> dict[str, Tensor]:
     else:
         inside = [key for key in _INSIDE if isinstance(content.get(key), Mapping)]
         content = content[inside[0]] if inside else content
-    return _strip(_flat(content, str(path)), wrappers)
+    return _flat(content, str(path)), wrappers
 
 
 def _first_line(error: BaseException) -> str:
@@ -131,10 +160,14 @@ def _flat(content: Any, where: str) -> dict[str, Tensor]:
     return found
 
 
-def _strip(weights: dict[str, Tensor], wrappers: Sequence[str]) -> dict[str, Tensor]:
+def _strip(weights: dict[str, Tensor], wrappers: Sequence[str]) -> Weights:
+    removed = []
     while prefix := next((each for each in wrappers if all(name.startswith(each) for name in weights)), None):
         weights = {name.removeprefix(prefix): tensor for name, tensor in weights.items()}
-    return weights
+        removed.append(prefix)
+    made = Weights(weights)
+    made.removed = tuple(removed)
+    return made
 
 
 def export(source: Path | str, target: Path | str) -> int:
@@ -243,6 +276,8 @@ def _choose(
     what: str,
 ) -> tuple[dict[str, Any], Report]:
     """For `load_weights`: what of ``state`` fits a module of which ``own`` is the state, by the module's names."""
+    if isinstance(state, Weights) and not remap:
+        state = max(state.namings(), key=lambda naming: len(naming.keys() & own.keys()))
     renamed = _renamed(state, remap or {})
 
     def ignored(name: str) -> bool:
