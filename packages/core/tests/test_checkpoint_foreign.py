@@ -286,6 +286,9 @@ def test_inspect(tmp_path, capsys):
     assert [row["path"] for row in told["tree"]] == ["model.w", "model.nan"] and told["about"]["run"] == "digits"
     assert main(["checkpoint", "inspect", str(tmp_path / "absent")]) == 2
     assert "there is no such folder" in capsys.readouterr().err
+    safetensors.torch.save_file(net().state_dict(), tmp_path / "w.safetensors")
+    assert main(["checkpoint", "inspect", str(tmp_path / "w.safetensors")]) == 2
+    assert "it is a file, and a checkpoint is a folder with manifest.json" in capsys.readouterr().err
 
 
 def test_verify(tmp_path, capsys):
