@@ -194,6 +194,20 @@ def test_what_is_not_ignored_has_to_fit(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("weights_only", [False, True])
+def test_urls(tmp_path: Path, weights_only: bool) -> None:
+    fsspec = pytest.importorskip("fsspec")
+    url = f"memory://{tmp_path.name}/run"
+    trainer = make(checkpoints=hocket.Checkpoints(url, every=None, weights_only=weights_only), algorithms=["widen"])
+    (name,) = trainer.fit("1ep").checkpoints
+    assert recorded_algorithms(f"{url}/{name}") == [{"widen": {}}]
+    other = make(algorithms=["widen"], weights=5)
+    assert not other.load_weights(f"{url}/{name}/") and same(other.model_state_dict(), trainer.model_state_dict())
+    with pytest.raises(CheckpointError, match="has no checkpoint 'ba0'"):
+        read_weights(f"{url}/ba0")
+    fsspec.filesystem("memory").store.clear()
+
+
+@pytest.mark.parametrize("weights_only", [False, True])
 def test_what_changes_the_model_is_applied_again(tmp_path: Path, weights_only: bool) -> None:
     path, first = saved(tmp_path / "run", weights_only, algorithms=[{"widen": {"width": 9}}, "counts"])
     assert recorded_algorithms(path) == [{"widen": {"width": 9}}]

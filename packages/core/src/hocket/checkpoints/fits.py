@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from hocket.checkpoints import format as formats
+from hocket.checkpoints.places import local_folder
 from hocket.checkpoints.plain import decode
 from hocket.checkpoints.shapes import Shape, fitting_optimizer_state
 from hocket.data.sources import has_state
@@ -98,7 +99,7 @@ def recorded_algorithms(path: Path | str, every: bool = False) -> list[dict[str,
     """The algorithms that a checkpoint was taken with, by name and configuration, as ``Trainer(algorithms=…)`` takes them.
 
     Args:
-        path: the checkpoint's folder; one of weights only will do.
+        path: the checkpoint's folder or URL; one of weights only will do.
         every: not only those that change what the model is made of, which its weights need (those that act on ``init``).
 
     Raises:
@@ -107,7 +108,9 @@ def recorded_algorithms(path: Path | str, every: bool = False) -> list[dict[str,
         CheckpointError: there is no such checkpoint, or it is damaged.
     """
     specifications: list[dict[str, dict[str, Any]]] = []
-    for each in formats.read(path, only=["attached"])["attached"]:
+    with local_folder(path, ["attached"]) as local:
+        attached = formats.read(local, only=["attached"])["attached"]
+    for each in attached:
         if each["kind"] != "algorithms":
             continue
         short = _short(each["name"])

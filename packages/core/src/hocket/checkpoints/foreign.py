@@ -19,6 +19,7 @@ from hocket.checkpoints import format as formats
 from hocket.checkpoints import manifest as manifests
 from hocket.checkpoints import shards
 from hocket.checkpoints.errors import CheckpointError
+from hocket.checkpoints.places import local_folder
 
 if TYPE_CHECKING:
     from hocket.trainer import Trainer
@@ -32,6 +33,8 @@ _HUGGING_FACE = (
 )
 #: Under which keys files hold weights, beside other things.
 _INSIDE = ("state_dict", "model_state_dict", "model")
+#: Where our own checkpoints hold weights, and what the names of those begin with.
+_OF_OURS = ("model", "model_prefix")
 #: Beginnings of all names that say only how the module was wrapped.
 _WRAPPERS = ("module.", "_orig_mod.")
 #: What checkpoints of Composer hold beside weights, for times and random numbers. A `_LeftOut` is made in their place.
@@ -67,21 +70,26 @@ def read_weights(path: Path | str) -> dict[str, Tensor]:
     """Weights by name, on the CPU.
 
     Args:
-        path: a checkpoint of hocket (by the model's own names), a ``.safetensors`` file, a file of ``torch.save`` that
-            holds a ``state_dict`` or is a checkpoint of Lightning or Composer, or a folder of Hugging Face, sharded or not.
+        path: a checkpoint of hocket or its URL (by the model's own names), a ``.safetensors`` file, a file of
+            ``torch.save`` that holds a ``state_dict`` or is a checkpoint of Lightning or Composer, or a folder of Hugging Face,
+            sharded or not.
             Beginnings that all names share are removed where they come from a wrapper: ``module.``, ``_orig_mod.``, and
             for Lightning and Composer ``model.``. `load_weights` still knows them, for a module that has such a part itself.
 
     Raises:
         CheckpointError: it is none of these, is damaged, or would have to execute something.
     """
-    path = Path(path)
+    with local_folder(path, _OF_OURS) as local:
+        return _read(local)
+
+
+def _read(path: Path) -> dict[str, Tensor]:
     if not path.exists():
         raise CheckpointError(f"There is no {path}.")
     if not path.is_dir():
         return _strip(*_read_file(path))
     if (path / manifests.NAME).exists():
-        tree = formats.read(path, only=["model", "model_prefix"])
+        tree = formats.read(path, only=_OF_OURS)
         prefix = tree.get("model_prefix", "")
         named = _flat(tree.get("model"), str(path))
         return {name.removeprefix(prefix): tensor for name, tensor in named.items() if name.startswith(prefix)}
