@@ -158,7 +158,7 @@ def _flat(content: Any, where: str) -> dict[str, Tensor]:
     def walk(node: Any, path: str) -> None:
         if isinstance(node, Tensor):
             found[path] = node
-        elif isinstance(node, Mapping):
+        elif isinstance(node, Mapping) and not _is_extra(path):
             for key, child in node.items():
                 walk(child, f"{path}.{key}" if path else str(key))
 
@@ -166,6 +166,11 @@ def _flat(content: Any, where: str) -> dict[str, Tensor]:
     if not found:
         raise CheckpointError(f"{where}: it has no tensors where weights are expected.")
     return found
+
+
+def _is_extra(name: str) -> bool:
+    """Whether it is the name of what a module keeps by ``get_extra_state``."""
+    return name.rpartition(".")[2] == "_extra_state"
 
 
 def _strip(weights: dict[str, Tensor], wrappers: Sequence[str]) -> Weights:
@@ -240,6 +245,8 @@ def load_weights(
 ) -> Report:
     """Copy weights into a module, in its dtypes and on its devices; what did not fit.
 
+    Extra state (``get_extra_state``) is loaded where ``state`` has it, and may be missing unless it is a tensor.
+
     Args:
         strict: whether anything that does not fit is an error; then nothing at all is loaded.
         ignore: globs of the module's names that are left as they are and not reported, such as ``["head.*"]``.
@@ -293,8 +300,9 @@ def _choose(
 
     given = {name: value for name, value in renamed.items() if not ignored(name)}
     places = {_memory(own[name]) for name in given if name in own}
-    # Tied weights may be stored under one of their names only.
-    missing = [name for name in own if name not in given and not ignored(name) and _memory(own[name]) not in places]
+    # Tied weights may be stored under one of their names only, and extra state that is no tensor is no weight.
+    wanted = [name for name in own if isinstance(own[name], Tensor) or not _is_extra(name)]
+    missing = [name for name in wanted if name not in given and not ignored(name) and _memory(own[name]) not in places]
     unexpected = [name for name in given if name not in own]
     mismatched = [
         (name, tuple(value.shape), tuple(own[name].shape))
