@@ -15,11 +15,8 @@ Shape = tuple[int, ...]
 
 
 def shapes_of(weights: Mapping[str, Any]) -> dict[str, Shape]:
-    """By name; without what is no tensor, or is none yet."""
-    tensors = {
-        name: each for name, each in weights.items() if isinstance(each, Tensor) and not nn.parameter.is_lazy(each)
-    }
-    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    """By name; without what is no tensor."""
+    return {name: tuple(each.shape) for name, each in weights.items() if isinstance(each, Tensor)}
 
 
 def misfit_of_model(state: State, saved: Mapping[str, Any]) -> str:
@@ -69,7 +66,7 @@ def fitting_optimizer_state(
     """
     optimizer = state.optimizers[index]
     own = state.bus.optimizer_shards(state.prepared, optimizer)
-    if not all("state" in each and "param_groups" in each for each in (saved, own)):
+    if not all(isinstance(each.get("state"), Mapping) and "param_groups" in each for each in (saved, own)):
         return saved, ""  # of a form that only the optimizer itself knows
     kind = type(optimizer).__name__
     before, now = _numbers(saved), _numbers(own)
