@@ -353,7 +353,10 @@ def test_optimizer_state_of_other_shapes() -> None:
         again.fit("1ep")  # has state of its own, which is ignored too
         again.load_state_dict(tree, ignore=["model.network.weight", "optimizers.*"])
     other = make(torch.optim.AdamW, features=5, duration="3ep")
-    with pytest.warns(UserWarning, match="other shapes for network.weight"):
+    with (
+        pytest.warns(UserWarning, match="other shapes for network.weight"),
+        pytest.warns(UserWarning, match="1 loaded"),
+    ):
         other.load_state_dict(tree, strict=False)
     other.fit()
     steps = [other.state.optimizers[0].state[parameter]["step"].item() for parameter in other.state.model.parameters()]
