@@ -102,9 +102,28 @@ def test_the_best_are_kept(mode: Any, kept: set[float]) -> None:
     assert {store.about(name)["metrics"]["eval/score"] for name in names} == kept and len(names) == len(kept)
 
 
-def test_a_metric_that_is_not_there_is_an_error() -> None:
+@pytest.mark.parametrize("every", ["1ep", "5ba"])
+def test_only_what_was_evaluated_there_is_among_the_best(every: str) -> None:
+    """Whether or not it was due at the evaluation, and whatever is written between two evaluations."""
+    trainer = make(
+        metrics={"score": Scripted(0.5, 0.9, 0.8, 0.7, 0.85, 0.6)}, duration="6ep",
+        policy={"every": every, "keep": 1, "best": ("eval/score", "max", 3)},
+    )  # fmt: skip
+    assert list(trainer.fit().checkpoints) == ["ep2-ba12", "ep3-ba18", "ep5-ba30", "ep6-ba36"]
+
+
+def test_the_best_by_one_of_two_sets() -> None:
+    """An evaluation of the other one brings nothing new, and is not missing the metric."""
+    data = make().state.train_data
+    sets = {"a": hocket.EvalSet(data, every="2ba"), "b": hocket.EvalSet(data, {"score": Scripted(9.0, 1.0)})}
+    trainer = make(eval_data=sets, duration="2ep", policy={"every": None, "keep": 1, "best": ("b/score", "max", 2)})
+    assert list(trainer.fit().checkpoints) == ["ep1-ba6", "ep2-ba12"]
+
+
+@pytest.mark.parametrize("duration", ["1ep", "3ba"])
+def test_a_metric_that_is_not_there_is_an_error(duration: str) -> None:
     with pytest.raises(ValueError, match=r"best by 'eval/score', but there is no such metric\. There are: eval/loss"):
-        make(policy={"best": ("eval/score", "max", 1)}).fit()
+        make(duration=duration, policy={"every": "1ep", "best": ("eval/score", "max", 1)}).fit()
 
 
 # --- disks that fail

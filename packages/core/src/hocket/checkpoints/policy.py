@@ -87,7 +87,8 @@ class Checkpoints(Callback):
         self._in_shares = self._every.every is not None and self._every.every.unit is Unit.DURATION
         self._share = 0.0
         self._saved_at: tuple[int, int] | None = None
-        self._evaluated = False
+        #: Epoch and batch of the latest evaluation, by the set's label.
+        self._evaluated: dict[str, tuple[int, int]] = {}
         self._staging = Staging()
         self._threads: Ranks | None = None
         self._writing: threading.Thread | None = None
@@ -119,12 +120,13 @@ class Checkpoints(Callback):
 
     def eval_end(self, state: State) -> None:
         """There may be a new best."""
-        self._evaluated = True
+        assert state.eval_label is not None
+        self._evaluated[state.eval_label] = _place(state)
 
     def batch_checkpoint(self, state: State) -> None:
         """Writes if it is due, asked for, or the best so far."""
-        asked = state.take(Decision.CHECKPOINT)
-        if self._due(state) or asked or self._is_among_the_best(state):
+        asked, due, best = state.take(Decision.CHECKPOINT), self._due(state), self._is_among_the_best(state)
+        if asked or due or best:
             self._save(state)
         if asked and any(state.bus.all_gather_object(self._signalled is not None)):
             self._wait(state)
@@ -132,7 +134,8 @@ class Checkpoints(Callback):
 
     def epoch_checkpoint(self, state: State) -> None:
         """Writes if it is due, or the best so far."""
-        if self._due(state) or self._is_among_the_best(state):
+        due, best = self._due(state), self._is_among_the_best(state)
+        if due or best:
             self._save(state)
 
     def fit_end(self, state: State) -> None:
@@ -142,6 +145,7 @@ class Checkpoints(Callback):
     def finish(self, state: State) -> None:
         """For the Trainer: how the fit ended, unless what was written after its last batch says as much."""
         self._wait(state)
+        self._may_be_the_best(state)
         if self._saved_at is None or self._saved_at[1] != state.timestamp.batch:
             self._save(state)
         self._wait(state)
@@ -171,21 +175,37 @@ class Checkpoints(Callback):
         value = metrics.get(self._best[0], math.nan)
         return value if math.isfinite(value) else None
 
-    def _is_among_the_best(self, state: State) -> bool:
-        evaluated, self._evaluated = self._evaluated, False
-        if self._best is None or not evaluated:
+    def _is_new(self, state: State, metric: str) -> bool:
+        """Whether a metric is of an evaluation right here: of its set or, like those of training, of any."""
+        here = [label for label, place in self._evaluated.items() if place == _place(state)]
+        its = [label for label in state.eval_sets if metric.startswith(f"{label}/")]
+        return max(its, key=len) in here if its else bool(here)
+
+    def _may_be_the_best(self, state: State) -> bool:
+        if self._best is None or not self._is_new(state, self._best[0]):
             return False
-        metric, mode, count = self._best
-        if metric not in state.metrics:
+        if self._best[0] not in state.metrics:
             there = ", ".join(sorted(state.metrics)) or "none"
             raise ValueError(
-                f"Checkpoints should keep the best by '{metric}', but there is no such metric. There are: {there}."
+                f"Checkpoints should keep the best by '{self._best[0]}', but there is no such metric. There are: {there}."
             )
-        value = self._value(state.metrics)
+        return True
+
+    def _is_among_the_best(self, state: State) -> bool:
+        if not self._may_be_the_best(state):
+            return False
+        leads = self._leads(state.metrics) if state.strategy.rank == 0 else None
+        return bool(state.bus.broadcast_object(leads))
+
+    def _leads(self, metrics: Mapping[str, float]) -> bool:
+        assert self._best is not None
+        value, (_, mode, count) = self._value(metrics), self._best
+        if value is None:
+            return False
         with seeding.preserved(devices=False):
-            kept = state.bus.broadcast_object(self._best_names() if state.strategy.rank == 0 else None)
-        if value is None or len(kept) < count:
-            return value is not None
+            kept = self._best_names()
+        if len(kept) < count:
+            return True
         worst = kept[-1][0]
         return value > worst if mode == "max" else value < worst
 
@@ -193,8 +213,9 @@ class Checkpoints(Callback):
         """Values and names of those that are kept for being the best, the best first."""
         if self._best is None:
             return []
-        _, mode, count = self._best
-        values = [(self._value(self.store.about(name).get("metrics", {})), name) for name in self.store.names()]
+        metric, mode, count = self._best
+        abouts = ((name, self.store.about(name)) for name in self.store.names())
+        values = [(self._value(each["metrics"]), name) for name, each in abouts if metric in each.get("evaluated", ())]
         known = [(value, name) for value, name in values if value is not None]
         return sorted(known, key=lambda item: item[0], reverse=mode == "max")[:count]
 
@@ -217,7 +238,8 @@ class Checkpoints(Callback):
         ranks = self._writers(state, snapshot)
         if ranks is not None:
             about = {
-                "metrics": dict(state.metrics), "timestamp": {"epoch": now.epoch, "batch": now.batch, "sample": now.sample},
+                "metrics": dict(state.metrics), "evaluated": [each for each in state.metrics if self._is_new(state, each)],
+                "timestamp": {"epoch": now.epoch, "batch": now.batch, "sample": now.sample},
                 "plugins": [f"{v.kind}/{v.name} {v.dist} {v.version}".strip() for v in state.bus.voices],
                 "weights_only": self._weights_only,
             }  # fmt: skip
@@ -276,6 +298,10 @@ class Checkpoints(Callback):
         if self._on_error == "stop":
             raise CheckpointError(message) from failure
         warnings.warn(f"{message} Training goes on without it.", RuntimeWarning, stacklevel=2)
+
+
+def _place(state: State) -> tuple[int, int]:
+    return state.timestamp.epoch, state.timestamp.batch
 
 
 def resume(trainer: Trainer, where: str | Path, checkpoints: Checkpoints | None) -> None:
