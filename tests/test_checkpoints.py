@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 import hocket
-from hocket.checkpoints import CheckpointError
+from hocket.checkpoints import CheckpointError, manifest
 from hocket.checkpoints.fits import recorded_algorithms
 from hocket.testkit import run_ranks
 
@@ -118,6 +119,22 @@ def test_the_best_by_one_of_two_sets() -> None:
     sets = {"a": hocket.EvalSet(data, every="2ba"), "b": hocket.EvalSet(data, {"score": Scripted(9.0, 1.0)})}
     trainer = make(eval_data=sets, duration="2ep", policy={"every": None, "keep": 1, "best": ("b/score", "max", 2)})
     assert list(trainer.fit().checkpoints) == ["ep1-ba6", "ep2-ba12"]
+
+
+def test_the_best_while_a_thread_removes_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run does not look at what is being removed, and reads each manifest a few times per save."""
+    read: list[Path] = []
+
+    def load(folder: Path) -> manifest.Manifest:
+        read.append(folder)
+        time.sleep(0.001)
+        return original(folder)
+
+    original = manifest.load
+    monkeypatch.setattr(manifest, "load", load)
+    policy = {"every": "2ba", "keep": 1, "best": ("eval/loss", "max", 6), "asynchronous": True}
+    result = make(eval_every="1ba", duration="30ba", policy=policy).fit()
+    assert 6 <= len(result.checkpoints) <= 7 and len(read) < 30 * 5 * 8
 
 
 @pytest.mark.parametrize("duration", ["1ep", "3ba"])

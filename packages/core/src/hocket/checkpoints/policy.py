@@ -194,28 +194,38 @@ class Checkpoints(Callback):
     def _is_among_the_best(self, state: State) -> bool:
         if not self._may_be_the_best(state):
             return False
+        self._wait(state)  # for the writer, which also removes
         leads = self._leads(state.metrics) if state.strategy.rank == 0 else None
-        return bool(state.bus.broadcast_object(leads))
+        leads = bool(state.bus.broadcast_object(leads))
+        self._speak(state)
+        return leads
 
     def _leads(self, metrics: Mapping[str, float]) -> bool:
         assert self._best is not None
         value, (_, mode, count) = self._value(metrics), self._best
         if value is None:
             return False
-        with seeding.preserved(devices=False):
-            kept = self._best_names()
+        try:
+            with seeding.preserved(devices=False):
+                kept = self._best_names(self.store.abouts())
+        except (CheckpointError, OSError) as error:
+            self._failure = error
+            return False
         if len(kept) < count:
             return True
         worst = kept[-1][0]
         return value > worst if mode == "max" else value < worst
 
-    def _best_names(self) -> list[tuple[float, str]]:
-        """Values and names of those that are kept for being the best, the best first."""
+    def _best_names(self, abouts: Mapping[str, Mapping[str, Any]]) -> list[tuple[float, str]]:
+        """Values and names of those of the store that are kept for being the best, the best first."""
         if self._best is None:
             return []
         metric, mode, count = self._best
-        abouts = ((name, self.store.about(name)) for name in self.store.names())
-        values = [(self._value(each["metrics"]), name) for name, each in abouts if metric in each.get("evaluated", ())]
+        values = [
+            (self._value(about["metrics"]), name)
+            for name, about in abouts.items()
+            if metric in about.get("evaluated", ())
+        ]
         known = [(value, name) for value, name in values if value is not None]
         return sorted(known, key=lambda item: item[0], reverse=mode == "max")[:count]
 
@@ -274,9 +284,11 @@ class Checkpoints(Callback):
             self._failure = error
 
     def _remove_old(self) -> None:
-        kept = self.store.names()
-        spared = {name for _, name in self._best_names()} | set(kept if self._keep is None else kept[-self._keep :])
-        for old in kept:
+        if self._keep is None:
+            return
+        abouts = self.store.abouts()
+        spared = {*list(abouts)[-self._keep :], *(name for _, name in self._best_names(abouts))}
+        for old in abouts:
             if old not in spared:
                 self.store.remove(old)
 

@@ -110,8 +110,15 @@ class Store:
 
     def names(self) -> list[str]:
         """The checkpoints that have a valid manifest, in the order in which they were written, newest last."""
-        found = {name: each for name, each in self._place.manifests().items() if isinstance(each, Manifest)}
-        return sorted(found, key=lambda name: (found[name].written, name))
+        return list(self._valid())
+
+    def abouts(self) -> dict[str, dict[str, Any]]:
+        """What the writers said about these, in the same order, all of one moment."""
+        return {name: formats.decode_about(each) for name, each in self._valid().items()}
+
+    def _valid(self) -> dict[str, Manifest]:
+        found = [(name, each) for name, each in self._place.manifests().items() if isinstance(each, Manifest)]
+        return dict(sorted(found, key=lambda item: (item[1].written, item[0])))
 
     def about(self, name: str) -> dict[str, Any]:
         """What the writer said about a checkpoint."""
@@ -212,7 +219,10 @@ class Local:
         for entry in self._folder.iterdir() if self._folder.is_dir() else ():
             if not _NAME.fullmatch(entry.name) or not entry.is_dir():
                 continue
-            names = [file.name for file in entry.iterdir()]
+            try:
+                names = [file.name for file in entry.iterdir()]
+            except FileNotFoundError:  # removed meanwhile
+                continue
             if manifests.NAME in names or any(manifests.FILES.fullmatch(name) for name in names):
                 try:
                     found[entry.name] = manifests.load(entry)
