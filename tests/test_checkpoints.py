@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,21 @@ def test_the_latest_are_kept_and_the_end_is_written() -> None:
     assert list(result.checkpoints) == ["ep2-ba16", "ep2-ba18"]
     assert sorted(path.name for path in Path("checkpoints").iterdir()) == ["ep2-ba16", "ep2-ba18", "latest"]
     assert list(make("odd", policy={"every": "4ba"}).fit().checkpoints) == ["ep1-ba12", "ep2-ba16", "ep3-ba18"]
+
+
+def test_what_others_have_put_there_stays() -> None:
+    """Links are no checkpoints, neither to one that is kept nor to one that is not; copies do not count."""
+    trainer = make(policy={"every": "1ep", "keep": 1, "best": ("eval/loss", "min", 1)}, duration="5ep")
+    trainer.fit("1ep")
+    shutil.copytree("checkpoints/ep1-ba6", "checkpoints/my_backup")
+    Path("checkpoints/first").symlink_to("ep1-ba6")
+    Path("checkpoints/last").symlink_to("ep5-ba30")
+    for _ in range(4):
+        trainer.fit("1ep")
+    store = hocket.Checkpoints("checkpoints").store
+    assert store.names()[0] == "my_backup" and store.names()[-1] == "ep5-ba30" and len(store.names()) <= 3
+    assert Path("checkpoints/first").is_symlink() and Path("checkpoints/last").resolve().name == "ep5-ba30"
+    assert make("other", resume="checkpoints/last", duration="6ep").state.timestamp.batch == 30
 
 
 class Scripted:

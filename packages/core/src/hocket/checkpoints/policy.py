@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+import re
 import signal
 import threading
 import time
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 
 #: The exit code of a run that was told to end and has saved before: EX_TEMPFAIL of sysexits.h, "try again later".
 EXIT_CODE = 75
+_NAME = re.compile(r"ep\d+-ba\d+")
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 #: Seconds in which signals are one: a cluster signals all processes, and a launcher among them passes that on to its ranks.
 _ONE = 1.0
@@ -52,7 +55,7 @@ class Checkpoints(Callback):
         folder: where to; any folder, or a URL that fsspec knows, such as ``"s3://bucket/runs/a"``. One that all ranks share
             where they hold shards.
         every: how often: ``"500ba"``, ``"1ep"``, ``"0.1dur"``, ``"30min"``; None for only at the end and when asked.
-        keep: how many of the latest to keep; None for all.
+        keep: how many of the latest to keep; None for all. Copies under other names, and links, stay.
         best: ``(metric, "max" | "min", how many)``: write one after an evaluation in which the metric, such as
             ``"test/accuracy"``, is among the best so many, and keep those.
         asynchronous: write in a thread; training waits for the copy of its state, whose memory is kept for the next, and for
@@ -207,7 +210,7 @@ class Checkpoints(Callback):
             return False
         try:
             with seeding.preserved(devices=False):
-                kept = self._best_names(self.store.abouts())
+                kept = self._best_names(self._own())
         except (CheckpointError, OSError) as error:
             self._failure = error
             return False
@@ -217,7 +220,7 @@ class Checkpoints(Callback):
         return value > worst if mode == "max" else value < worst
 
     def _best_names(self, abouts: Mapping[str, Mapping[str, Any]]) -> list[tuple[float, str]]:
-        """Values and names of those of the store that are kept for being the best, the best first."""
+        """Values and names of those that are kept for being the best, the best first."""
         if self._best is None:
             return []
         metric, mode, count = self._best
@@ -286,11 +289,15 @@ class Checkpoints(Callback):
     def _remove_old(self) -> None:
         if self._keep is None:
             return
-        abouts = self.store.abouts()
+        abouts = self._own()
         spared = {*list(abouts)[-self._keep :], *(name for _, name in self._best_names(abouts))}
         for old in abouts:
             if old not in spared:
                 self.store.remove(old)
+
+    def _own(self) -> dict[str, dict[str, Any]]:
+        """What is said about each checkpoint, oldest first; none of those that others have put there."""
+        return {name: about for name, about in self.store.abouts().items() if _NAME.fullmatch(name)}
 
     def _wait(self, state: State) -> None:
         """Until what is being written is written, on all ranks."""
@@ -338,8 +345,9 @@ def resume(trainer: Trainer, where: str | Path, checkpoints: Checkpoints | None)
             return
         name, tree = found
     else:
-        folder, _, name = str(where).rstrip("/").rpartition("/")
-        store = Store(folder or ".")
+        path = str(where) if "://" in str(where) else os.path.realpath(where)
+        folder, _, name = path.rstrip("/").rpartition("/")
+        store = Store(folder or "/")
         tree = ranks.agree(lambda: store.read(name, like=content.shards(trainer)))
     if "version" not in tree:
         raise ValueError(

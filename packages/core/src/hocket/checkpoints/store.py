@@ -65,7 +65,7 @@ class Store:
 
     Args:
         folder: a local folder, made when it is first written to, or a URL such as ``s3://bucket/run``, which needs
-            ``pip install 'hocket[remote]'``.
+            ``pip install 'hocket[remote]'``. Links in a folder are none of its checkpoints.
         options: for the file system of a URL, as in ``fsspec.filesystem``.
     """
 
@@ -217,7 +217,7 @@ class Local:
     def manifests(self) -> dict[str, Manifest | str]:
         found: dict[str, Manifest | str] = {}
         for entry in self._folder.iterdir() if self._folder.is_dir() else ():
-            if not _NAME.fullmatch(entry.name) or not entry.is_dir():
+            if not _NAME.fullmatch(entry.name) or entry.is_symlink() or not entry.is_dir():
                 continue
             try:
                 names = [file.name for file in entry.iterdir()]
