@@ -65,7 +65,8 @@ class Store:
 
     Args:
         folder: a local folder, made when it is first written to, or a URL such as ``s3://bucket/run``, which needs
-            ``pip install 'hocket[remote]'``. Links in a folder are none of its checkpoints.
+            ``pip install 'hocket[remote]'``. A relative one counts from where the process is now.
+            Links in it are no checkpoints.
         options: for the file system of a URL, as in ``fsspec.filesystem``.
     """
 
@@ -78,7 +79,7 @@ class Store:
         elif options:
             raise TypeError(f"Options ({', '.join(options)}) are for URLs, and {folder} is a local folder.")
         else:
-            self._place = Local(Path(folder))
+            self._place = Local(Path(folder).absolute())  # processes change their working directory
         self.folder = folder
         self._lock = threading.Lock()
 
