@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from hocket import seeding
 from hocket.callback import Callback
@@ -47,8 +47,8 @@ class Checkpoints(Callback):
     """Writes all that a run needs to continue as if it had never stopped: ``Trainer(checkpoints=Checkpoints("runs/a"))``.
 
     Every rank writes the shards that it holds, rank 0 the rest. A checkpoint is complete or not there, whenever a process
-    dies. The end of a fit writes one too. During a fit SIGTERM and SIGINT (Control-C) write one at the end of the batch under
-    way, and end the run with `Interrupted`; another signal, a second or more after the first, ends it at once.
+    dies. The end of a fit writes one too. During a fit SIGTERM and SIGINT (Control-C) write one at the end of the batch, epoch
+    or fit under way, and end the run with `Interrupted`; another signal, a second or more after the first, ends it at once.
     ``Trainer(resume="auto")`` continues from the newest valid one.
 
     Args:
@@ -107,7 +107,6 @@ class Checkpoints(Callback):
 
     def fit_start(self, state: State) -> None:
         """Listens to signals from here on, in the main thread."""
-        self._signalled = None
         if self._in_shares:
             self._share = state.elapsed()
         if threading.current_thread() is threading.main_thread():
@@ -115,9 +114,9 @@ class Checkpoints(Callback):
             def tell(number: int, frame: FrameType | None) -> None:
                 now = time.monotonic()
                 if self._signalled is not None and now - self._signalled > _ONE:
+                    self._signalled = None
                     raise KeyboardInterrupt(f"signal {number}, for the second time")
                 self._signalled = self._signalled or now
-                state.request(Decision.CHECKPOINT)
 
             self._handlers = {number: signal.signal(number, tell) for number in _SIGNALS}
 
@@ -126,24 +125,26 @@ class Checkpoints(Callback):
         assert state.eval_label is not None
         self._evaluated[state.eval_label] = _place(state)
 
+    def batch_end(self, state: State) -> None:
+        """A signal before this is heard after this batch, on all ranks: they agree on requests next."""
+        if self._signalled is not None:
+            state.request(Decision.CHECKPOINT)
+
     def batch_checkpoint(self, state: State) -> None:
         """Writes if it is due, asked for, or the best so far."""
         asked, due, best = state.take(Decision.CHECKPOINT), self._due(state), self._is_among_the_best(state)
         if asked or due or best:
             self._save(state)
-        if asked and any(state.bus.all_gather_object(self._signalled is not None)):
-            self._wait(state)
-            raise Interrupted(EXIT_CODE)
+        if asked and self._told_to_end(state):
+            self._end(state)
 
     def epoch_checkpoint(self, state: State) -> None:
-        """Writes if it is due, or the best so far."""
-        due, best = self._due(state), self._is_among_the_best(state)
-        if due or best:
+        """Writes if it is due, the best so far, or told to end since the last batch, as in an evaluation."""
+        due, best, told = self._due(state), self._is_among_the_best(state), self._told_to_end(state)
+        if due or best or told:
             self._save(state)
-
-    def fit_end(self, state: State) -> None:
-        """The rest is `finish`, when all plug-ins are done."""
-        self._stop_listening()
+        if told:
+            self._end(state)
 
     def finish(self, state: State) -> None:
         """For the Trainer: how the fit ended, unless what was written after its last batch says as much."""
@@ -152,12 +153,24 @@ class Checkpoints(Callback):
         if self._saved_at is None or self._saved_at[1] != state.timestamp.batch:
             self._save(state)
         self._wait(state)
+        self._stop_listening()
+        if self._told_to_end(state):
+            self._end(state)
 
     def close(self, state: State) -> None:
         """Waits for what is being written."""
         self._stop_listening()
         if self._writing is not None:
             self._writing.join()
+
+    def _told_to_end(self, state: State) -> bool:
+        """Whether any rank was: every rank has to ask."""
+        return any(state.bus.all_gather_object(self._signalled is not None))
+
+    def _end(self, state: State) -> NoReturn:
+        self._wait(state)
+        self._signalled = None
+        raise Interrupted(EXIT_CODE)
 
     def _stop_listening(self) -> None:
         handlers, self._handlers = self._handlers, {}
