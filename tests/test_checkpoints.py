@@ -73,8 +73,8 @@ def same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> bool:
 
 def test_the_latest_are_kept_and_the_end_is_written() -> None:
     result = make(policy={"every": "2ba", "keep": 2}).fit()
-    assert list(result.checkpoints) == ["ep2-ba16", "ep2-ba18"]
-    assert sorted(path.name for path in Path("checkpoints").iterdir()) == ["ep2-ba16", "ep2-ba18", "latest"]
+    assert list(result.checkpoints) == ["ep2-ba18", "ep3-ba18"]
+    assert sorted(path.name for path in Path("checkpoints").iterdir()) == ["ep2-ba18", "ep3-ba18", "latest"]
     assert list(make("odd", policy={"every": "4ba"}).fit().checkpoints) == ["ep1-ba12", "ep2-ba16", "ep3-ba18"]
 
 
@@ -91,6 +91,52 @@ def test_what_others_have_put_there_stays() -> None:
     assert store.names()[0] == "my_backup" and store.names()[-1] == "ep5-ba30" and len(store.names()) <= 3
     assert Path("checkpoints/first").is_symlink() and Path("checkpoints/last").resolve().name == "ep5-ba30"
     assert make("other", resume="checkpoints/last", duration="6ep").state.timestamp.batch == 30
+
+
+def test_the_end_is_written_with_what_was_evaluated_then() -> None:
+    """Also where the last batch was saved before. Again only where there is news."""
+    trainer = make(policy={"every": "2ba", "keep": None}, duration="1ep")
+    result = trainer.fit()
+    store = hocket.Checkpoints("checkpoints").store
+    assert list(result.checkpoints) == ["ep0-ba2", "ep0-ba4", "ep0-ba6", "ep1-ba6"]
+    assert store.about("ep1-ba6")["metrics"] == result.metrics != store.about("ep0-ba6")["metrics"]
+    assert list(make("odd", policy={"every": "2ba"}, duration="1ep", eval_data=None).fit().checkpoints)[-1] == "ep0-ba6"
+
+
+class Zeros(hocket.Callback):
+    """Sets the final weights, as averages over a run are."""
+
+    def fit_end(self, state: hocket.State) -> None:
+        for parameter in state.model.parameters():
+            parameter.data.zero_()
+
+
+@pytest.mark.parametrize("every", ["1ep", "2ba", "5ba"])
+def test_weights_to_publish_are_those_at_the_end(every: str) -> None:
+    trainer = make(policy={"every": every, "weights_only": True}, duration="1ep", callbacks=[Zeros()])
+    trainer.fit()
+    store = hocket.Checkpoints("checkpoints").store
+    assert same(store.read(store.latest() or "none")["model"], trainer.model_state_dict())
+
+
+def test_what_is_over_stays_among_the_best_when_it_goes_on() -> None:
+    policy = {"every": None, "keep": 1, "best": ("eval/score", "max", 1)}
+
+    def run(duration: str, *scores: float) -> None:
+        make(resume="auto", metrics={"score": Scripted(*scores)}, duration=duration, policy=policy).fit()
+
+    with pytest.raises(InterruptedError):
+        make(metrics={"score": Scripted(9.0)}, duration="1ep", policy=policy, callbacks=[Killed()]).fit()
+    run("1ep")
+    run("2ep", 1.0)
+    assert hocket.Checkpoints("checkpoints").store.names() == ["ep1-ba6", "ep2-ba12"]
+
+
+class Killed(hocket.Callback):
+    """Between the last checkpoint of an epoch and the end of the fit."""
+
+    def fit_end(self, state: hocket.State) -> None:
+        raise InterruptedError
 
 
 class Scripted:

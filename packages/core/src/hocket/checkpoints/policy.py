@@ -89,9 +89,10 @@ class Checkpoints(Callback):
         self._trainer: Callable[[], Trainer | None] = lambda: None
         self._in_shares = self._every.every is not None and self._every.every.unit is Unit.DURATION
         self._share = 0.0
-        self._saved_at: tuple[int, int] | None = None
         #: Epoch and batch of the latest evaluation, by the set's label.
         self._evaluated: dict[str, tuple[int, int]] = {}
+        #: The batch of what was saved last, and the evaluations before it.
+        self._saved: tuple[int, dict[str, tuple[int, int]]] | None = None
         self._staging = Staging()
         self._threads: Ranks | None = None
         self._writing: threading.Thread | None = None
@@ -147,10 +148,13 @@ class Checkpoints(Callback):
             self._end(state)
 
     def finish(self, state: State) -> None:
-        """For the Trainer: how the fit ended, unless what was written after its last batch says as much."""
+        """For the Trainer: how the fit ended, unless what was written after its last batch and evaluation says as much.
+
+        Weights to publish are those that plug-ins leave at the end of the fit.
+        """
         self._wait(state)
-        self._may_be_the_best(state)
-        if self._saved_at is None or self._saved_at[1] != state.timestamp.batch:
+        self._check_metric(state)
+        if self._weights_only or self._saved != self._moment(state):
             self._save(state)
         self._wait(state)
         self._stop_listening()
@@ -197,19 +201,17 @@ class Checkpoints(Callback):
         its = [label for label in state.eval_sets if metric.startswith(f"{label}/")]
         return max(its, key=len) in here if its else bool(here)
 
-    def _may_be_the_best(self, state: State) -> bool:
-        if self._best is None or not self._is_new(state, self._best[0]):
-            return False
-        if self._best[0] not in state.metrics:
+    def _check_metric(self, state: State) -> None:
+        if self._best is not None and self._is_new(state, self._best[0]) and self._best[0] not in state.metrics:
             there = ", ".join(sorted(state.metrics)) or "none"
             raise ValueError(
                 f"Checkpoints should keep the best by '{self._best[0]}', but there is no such metric. There are: {there}."
             )
-        return True
 
     def _is_among_the_best(self, state: State) -> bool:
-        if not self._may_be_the_best(state):
+        if self._best is None or not self._is_new(state, self._best[0]):
             return False
+        self._check_metric(state)
         self._wait(state)  # for the writer, which also removes
         leads = self._leads(state.metrics) if state.strategy.rank == 0 else None
         leads = bool(state.bus.broadcast_object(leads))
@@ -249,8 +251,6 @@ class Checkpoints(Callback):
 
     def _save(self, state: State) -> None:
         now = state.timestamp
-        if self._saved_at == (now.epoch, now.batch):
-            return
         trainer = self._trainer()
         assert trainer is not None, "a Trainer attaches it"
         self._wait(state)
@@ -259,7 +259,7 @@ class Checkpoints(Callback):
             tree: Any = {"model": model, "attached": content.described(state.bus.voices)}
         else:
             tree = content.state_dict(trainer, gather=False)
-        self._saved_at = (now.epoch, now.batch)
+        self.note_saved(state)
         snapshot = Snapshot(tree, state.strategy.rank)
         ranks = self._writers(state, snapshot)
         if ranks is not None:
@@ -279,6 +279,13 @@ class Checkpoints(Callback):
                     self._write(*arguments)
         if not self._asynchronous:
             self._speak(state)
+
+    def note_saved(self, state: State) -> None:
+        """The store has what the state is now."""
+        self._saved = self._moment(state)
+
+    def _moment(self, state: State) -> tuple[int, dict[str, tuple[int, int]]]:
+        return state.timestamp.batch, dict(self._evaluated)
 
     def _writers(self, state: State, snapshot: Snapshot) -> Ranks | None:
         """Who writes: every rank where there are shards, else rank 0; None on those that do not."""
@@ -325,7 +332,7 @@ class Checkpoints(Callback):
         told = state.bus.broadcast_object(None if failure is None else f"{type(failure).__name__}: {failure}")
         if told is None:
             return
-        self._saved_at = None
+        self._saved = None
         message = f"A checkpoint could not be written to {self.store}: {told}"
         if self._on_error == "stop":
             raise CheckpointError(message) from failure
@@ -372,3 +379,5 @@ def resume(trainer: Trainer, where: str | Path, checkpoints: Checkpoints | None)
     except Exception as error:
         error.add_note(f"While going on from '{name}' in {store}.")
         raise
+    if checkpoints is not None and store is checkpoints.store:
+        checkpoints.note_saved(trainer.state)
