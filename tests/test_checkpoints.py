@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import hocket
 from hocket.checkpoints import CheckpointError, manifest
 from hocket.checkpoints.fits import recorded_algorithms
+from hocket.checkpoints.foreign import read_weights
 from hocket.testkit import run_ranks
 
 EPOCHS, BATCHES = 3, 6
@@ -101,6 +102,18 @@ def test_the_end_is_written_with_what_was_evaluated_then() -> None:
     assert list(result.checkpoints) == ["ep0-ba2", "ep0-ba4", "ep0-ba6", "ep1-ba6"]
     assert store.about("ep1-ba6")["metrics"] == result.metrics != store.about("ep0-ba6")["metrics"]
     assert list(make("odd", policy={"every": "2ba"}, duration="1ep", eval_data=None).fit().checkpoints)[-1] == "ep0-ba6"
+
+
+def test_one_trainer_after_the_other() -> None:
+    """The end of each is written; a Trainer cannot go on with what was given to another since."""
+    checkpoints = hocket.Checkpoints("checkpoints", every=None)
+    for seed in (1, 2):
+        trainer = make(checkpoints=checkpoints, eval_data=None, duration="3ba", seed=seed)
+        trainer.fit()
+        assert same(read_weights("checkpoints/ep0-ba3"), trainer.model_state_dict())
+    make(checkpoints=checkpoints)
+    with pytest.raises(ValueError, match=r"each Trainer its own: checkpoints=hocket\.Checkpoints\('checkpoints'\)"):
+        trainer.fit("1ba")
 
 
 class Zeros(hocket.Callback):

@@ -101,13 +101,21 @@ class Checkpoints(Callback):
         self._handlers: dict[int, Any] = {}
 
     def attach(self, trainer: Trainer) -> None:
-        """For the Trainer: whose state is written."""
+        """For the Trainer: whose state is written from here on. What was of another one is forgotten."""
         self._trainer = weakref.ref(trainer)
+        self._saved, self._evaluated, self._share = None, {}, 0.0
+        self._failure = self._threads = None
 
     # --- when
 
     def fit_start(self, state: State) -> None:
-        """Listens to signals from here on, in the main thread."""
+        """Listens to signals from here on, in the main thread. Raises ValueError if a Trainer that came later has these."""
+        trainer = self._trainer()
+        if trainer is None or trainer.state is not state:
+            raise ValueError(
+                f"These Checkpoints in {self.store} were given to another Trainer after this one. Give each Trainer its own: "
+                f"checkpoints=hocket.Checkpoints({str(self.store.folder)!r})."
+            )
         if self._in_shares:
             self._share = state.elapsed()
         if threading.current_thread() is threading.main_thread():
