@@ -34,7 +34,8 @@ class Series:
         return (high - low) / 2
 
     def __str__(self) -> str:
-        digits = 3 if self.median < 1 else 2 if self.median < 10 else 1 if self.median < 100 else 0
+        size = abs(self.median)
+        digits = 3 if size < 1 else 2 if size < 10 else 1 if size < 100 else 0
         return f"{self.median:,.{digits}f} ± {self.spread:,.{digits}f}"
 
 

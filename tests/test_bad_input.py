@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 import hocket
 from hocket import Event, Phase, plugins
+from hocket.cli import main
 
 
 def sgd(parameters: Any) -> torch.optim.Optimizer:
@@ -319,6 +320,10 @@ def test_a_metric_that_is_none(make, data) -> None:
         ({"strategy": "dpp"}, ("'dpp'", "Did you mean 'ddp'?")),
         ({"schedule_every": "1sp", "schedule": lambda o: torch.optim.lr_scheduler.ConstantLR(o)}, ("1sp", "'1ep'")),
         ({"schedule": lambda o: torch.optim.lr_scheduler.ReduceLROnPlateau(o)}, ("ReduceLROnPlateau", "eval_end")),
+        ({"limit_train": 0.5}, ("limit_train=0.5", "an int of 1 or more")),
+        ({"fast_dev_run": 0}, ("fast_dev_run=0", "an int of 1 or more")),
+        ({"overfit": -1}, ("overfit=-1", "an int of 1 or more")),
+        ({"sanity_eval": -1}, ("sanity_eval=-1", "an int of 1 or more")),
     ],
 )
 def test_settings(make, setting, words) -> None:
@@ -332,3 +337,33 @@ def test_a_method_that_a_strategy_cannot_serve(make) -> None:
 
     with refused(plugins.PlanError, "'sam'", "second gradient", "'sharded'"):
         make(algorithms=["sam"], strategy=Sharded())
+
+
+def test_a_duration_in_tokens_of_batches_without(make) -> None:
+    with refused(ValueError, "No tokens were counted", "100tok", "count(batch)"):
+        make(duration="100tok").fit()
+
+
+CONFIGURATION = """
+model: {class_path: torch.nn.Linear, init_args: {in_features: 2, out_features: 1}}
+loss: torch.nn.functional.mse_loss
+optimizer: sgd(lr=0.1)
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["train", "file.yaml", "duration=5x"], ("'5x' is not a time", "'10ep'")),
+        (["train", "file.yaml", "microbatch=0"], ("microbatch=0",)),
+        (["--no-plugin", "plugins", "list"], ("'--no-plugin'", "--no-plugins")),
+    ],
+)
+def test_the_command_line(arguments, words, capsys, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file.yaml").write_text(CONFIGURATION)
+    assert main(arguments) == 2
+    said = capsys.readouterr().err
+    assert "Traceback" not in said
+    for word in words:
+        assert word in said

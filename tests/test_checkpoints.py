@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +14,9 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 import hocket
-from hocket.checkpoints import CheckpointError
+from hocket.checkpoints import CheckpointError, manifest
 from hocket.checkpoints.fits import recorded_algorithms
+from hocket.checkpoints.foreign import read_weights
 from hocket.testkit import run_ranks
 
 EPOCHS, BATCHES = 3, 6
@@ -71,9 +74,82 @@ def same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> bool:
 
 def test_the_latest_are_kept_and_the_end_is_written() -> None:
     result = make(policy={"every": "2ba", "keep": 2}).fit()
-    assert list(result.checkpoints) == ["ep2-ba16", "ep2-ba18"]
-    assert sorted(path.name for path in Path("checkpoints").iterdir()) == ["ep2-ba16", "ep2-ba18", "latest"]
+    assert list(result.checkpoints) == ["ep2-ba18", "ep3-ba18"]
+    assert sorted(path.name for path in Path("checkpoints").iterdir()) == ["ep2-ba18", "ep3-ba18", "latest"]
     assert list(make("odd", policy={"every": "4ba"}).fit().checkpoints) == ["ep1-ba12", "ep2-ba16", "ep3-ba18"]
+
+
+def test_what_others_have_put_there_stays() -> None:
+    """Links are no checkpoints, neither to one that is kept nor to one that is not; copies do not count."""
+    trainer = make(policy={"every": "1ep", "keep": 1, "best": ("eval/loss", "min", 1)}, duration="5ep")
+    trainer.fit("1ep")
+    shutil.copytree("checkpoints/ep1-ba6", "checkpoints/my_backup")
+    Path("checkpoints/first").symlink_to("ep1-ba6")
+    Path("checkpoints/last").symlink_to("ep5-ba30")
+    for _ in range(4):
+        trainer.fit("1ep")
+    store = hocket.Checkpoints("checkpoints").store
+    assert store.names()[0] == "my_backup" and store.names()[-1] == "ep5-ba30" and len(store.names()) <= 3
+    assert Path("checkpoints/first").is_symlink() and Path("checkpoints/last").resolve().name == "ep5-ba30"
+    assert make("other", resume="checkpoints/last", duration="6ep").state.timestamp.batch == 30
+
+
+def test_the_end_is_written_with_what_was_evaluated_then() -> None:
+    """Also where the last batch was saved before. Again only where there is news."""
+    trainer = make(policy={"every": "2ba", "keep": None}, duration="1ep")
+    result = trainer.fit()
+    store = hocket.Checkpoints("checkpoints").store
+    assert list(result.checkpoints) == ["ep0-ba2", "ep0-ba4", "ep0-ba6", "ep1-ba6"]
+    assert store.about("ep1-ba6")["metrics"] == result.metrics != store.about("ep0-ba6")["metrics"]
+    assert list(make("odd", policy={"every": "2ba"}, duration="1ep", eval_data=None).fit().checkpoints)[-1] == "ep0-ba6"
+
+
+def test_one_trainer_after_the_other() -> None:
+    """The end of each is written; a Trainer cannot go on with what was given to another since."""
+    checkpoints = hocket.Checkpoints("checkpoints", every=None)
+    for seed in (1, 2):
+        trainer = make(checkpoints=checkpoints, eval_data=None, duration="3ba", seed=seed)
+        trainer.fit()
+        assert same(read_weights("checkpoints/ep0-ba3"), trainer.model_state_dict())
+    make(checkpoints=checkpoints)
+    with pytest.raises(ValueError, match=r"each Trainer its own: checkpoints=hocket\.Checkpoints\('checkpoints'\)"):
+        trainer.fit("1ba")
+
+
+class Zeros(hocket.Callback):
+    """Sets the final weights, as averages over a run are."""
+
+    def fit_end(self, state: hocket.State) -> None:
+        for parameter in state.model.parameters():
+            parameter.data.zero_()
+
+
+@pytest.mark.parametrize("every", ["1ep", "2ba", "5ba"])
+def test_weights_to_publish_are_those_at_the_end(every: str) -> None:
+    trainer = make(policy={"every": every, "weights_only": True}, duration="1ep", callbacks=[Zeros()])
+    trainer.fit()
+    store = hocket.Checkpoints("checkpoints").store
+    assert same(store.read(store.latest() or "none")["model"], trainer.model_state_dict())
+
+
+def test_what_is_over_stays_among_the_best_when_it_goes_on() -> None:
+    policy = {"every": None, "keep": 1, "best": ("eval/score", "max", 1)}
+
+    def run(duration: str, *scores: float) -> None:
+        make(resume="auto", metrics={"score": Scripted(*scores)}, duration=duration, policy=policy).fit()
+
+    with pytest.raises(InterruptedError):
+        make(metrics={"score": Scripted(9.0)}, duration="1ep", policy=policy, callbacks=[Killed()]).fit()
+    run("1ep")
+    run("2ep", 1.0)
+    assert hocket.Checkpoints("checkpoints").store.names() == ["ep1-ba6", "ep2-ba12"]
+
+
+class Killed(hocket.Callback):
+    """Between the last checkpoint of an epoch and the end of the fit."""
+
+    def fit_end(self, state: hocket.State) -> None:
+        raise InterruptedError
 
 
 class Scripted:
@@ -102,9 +178,44 @@ def test_the_best_are_kept(mode: Any, kept: set[float]) -> None:
     assert {store.about(name)["metrics"]["eval/score"] for name in names} == kept and len(names) == len(kept)
 
 
-def test_a_metric_that_is_not_there_is_an_error() -> None:
+@pytest.mark.parametrize("every", ["1ep", "5ba"])
+def test_only_what_was_evaluated_there_is_among_the_best(every: str) -> None:
+    """Whether or not it was due at the evaluation, and whatever is written between two evaluations."""
+    trainer = make(
+        metrics={"score": Scripted(0.5, 0.9, 0.8, 0.7, 0.85, 0.6)}, duration="6ep",
+        policy={"every": every, "keep": 1, "best": ("eval/score", "max", 3)},
+    )  # fmt: skip
+    assert list(trainer.fit().checkpoints) == ["ep2-ba12", "ep3-ba18", "ep5-ba30", "ep6-ba36"]
+
+
+def test_the_best_by_one_of_two_sets() -> None:
+    """An evaluation of the other one brings nothing new, and is not missing the metric."""
+    data = make().state.train_data
+    sets = {"a": hocket.EvalSet(data, every="2ba"), "b": hocket.EvalSet(data, {"score": Scripted(9.0, 1.0)})}
+    trainer = make(eval_data=sets, duration="2ep", policy={"every": None, "keep": 1, "best": ("b/score", "max", 2)})
+    assert list(trainer.fit().checkpoints) == ["ep1-ba6", "ep2-ba12"]
+
+
+def test_the_best_while_a_thread_removes_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run does not look at what is being removed, and reads each manifest a few times per save."""
+    read: list[Path] = []
+
+    def load(folder: Path) -> manifest.Manifest:
+        read.append(folder)
+        time.sleep(0.001)
+        return original(folder)
+
+    original = manifest.load
+    monkeypatch.setattr(manifest, "load", load)
+    policy = {"every": "2ba", "keep": 1, "best": ("eval/loss", "max", 6), "asynchronous": True}
+    result = make(eval_every="1ba", duration="30ba", policy=policy).fit()
+    assert 6 <= len(result.checkpoints) <= 7 and len(read) < 30 * 5 * 8
+
+
+@pytest.mark.parametrize("duration", ["1ep", "3ba"])
+def test_a_metric_that_is_not_there_is_an_error(duration: str) -> None:
     with pytest.raises(ValueError, match=r"best by 'eval/score', but there is no such metric\. There are: eval/loss"):
-        make(policy={"best": ("eval/score", "max", 1)}).fit()
+        make(duration=duration, policy={"every": "1ep", "best": ("eval/score", "max", 1)}).fit()
 
 
 # --- disks that fail

@@ -356,6 +356,48 @@ class StatefulStream(Stream):
         self.place = state_dict["place"]
 
 
+class Endless(IterableDataset[Any]):
+    """A pass goes on where the last one ended."""
+
+    def __init__(self) -> None:
+        self.place = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        while True:
+            self.place += 1
+            yield torch.randn(6, generator=torch.Generator().manual_seed(self.place)), self.place % 3
+            if self.place % SAMPLES == 0:
+                return
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"place": self.place}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.place = state_dict["place"]
+
+
+class OwnLoader:
+    """A loader of one's own that asks its data set where it is."""
+
+    def __init__(self) -> None:
+        self.loader = DataLoader(Endless(), BATCH)
+        self.state_dict = self.loader.dataset.state_dict  # type: ignore[attr-defined]
+        self.load_state_dict = self.loader.dataset.load_state_dict  # type: ignore[attr-defined]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.loader)
+
+
+class OwnIterator(OwnLoader):
+    """An iterator that is never begun anew."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        return next(iter(self.loader))
+
+
 class Batches:
     """An iterable of one's own, without a length."""
 
@@ -366,6 +408,40 @@ class Batches:
 @pytest.mark.parametrize("own", [False, True])
 def test_augmentation_in_the_main_process(own: bool) -> None:
     check(maker(lambda: DataLoader(Augmented(own), BATCH, shuffle=True)), [1, 3, 5, 7])
+
+
+class Curriculum(Dataset[Any]):
+    """Samples that grow with the number of those that were loaded."""
+
+    def __init__(self) -> None:
+        self.samples, self.loaded = tensors(), 0
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int) -> Any:
+        self.loaded += 1
+        inputs, target = self.samples[index]
+        return inputs * (1 + self.loaded / 10), target
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"loaded": self.loaded}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.loaded = state_dict["loaded"]
+
+
+def test_data_sets_that_count() -> None:
+    check(maker(lambda: DataLoader(Curriculum(), BATCH, shuffle=True)), [2, 5, At(epoch=1), 7])
+
+
+def test_what_data_sets_count_in_workers_is_not_kept_and_a_warning_says_so() -> None:
+    loader = DataLoader(Curriculum(), BATCH, num_workers=1)
+    trainer = maker(lambda: loader, duration="1ba")(net(0), [])
+    with pytest.warns(UserWarning, match="Curriculum has a state_dict, but the 1 worker processes") as told:
+        trainer.state_dict()
+        trainer.state_dict()
+    assert len(told) == 1
 
 
 @pytest.mark.parametrize("persistent", [False, True])
@@ -408,6 +484,43 @@ def test_streams_that_say_where_they_are_are_told_and_not_read_again() -> None:
     assert [stream.read for stream in streams] == [36, 36, 36 - 12, 36, 18 - 8]
 
 
+@pytest.mark.parametrize("data", [lambda: DataLoader(Endless(), BATCH), OwnLoader, OwnIterator])
+def test_streams_go_on_between_passes(data: Callable[[], Any]) -> None:
+    check(maker(data, duration="3ep", limit_train=4), [2, At(epoch=1), 6, At(epoch=2)])
+
+
+def test_torchdatas_loader_over_streams_goes_on_between_passes() -> None:
+    stateful = pytest.importorskip("torchdata.stateful_dataloader").StatefulDataLoader
+    check(maker(lambda: stateful(Endless(), BATCH)), [2, At(epoch=1), 7])
+    check(maker(lambda: stateful(Endless(), BATCH), duration="3ep", limit_train=3), [At(epoch=1), At(epoch=2)])
+
+
+@pytest.mark.parametrize("stream", [Endless, StatefulStream])
+def test_streams_that_begin_anew_when_they_end_do_so_once(stream: Any) -> None:
+    """The last batch of a pass is a smaller one: with it the data set has ended."""
+    check(maker(lambda: DataLoader(stream(), BATCH), duration="3ep"), [4, 5, 6, 10, At(epoch=2)])
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_torchdatas_loader_over_streams_that_begin_anew(workers: int) -> None:
+    stateful = pytest.importorskip("torchdata.stateful_dataloader").StatefulDataLoader
+    length = 5 * max(workers, 1)  # each worker has the whole stream
+    check(maker(lambda: stateful(StatefulStream(), BATCH, num_workers=workers)), [2, length, At(epoch=1), length + 1])
+
+
+@pytest.mark.filterwarnings("ignore:.*under way again:UserWarning")
+def test_streams_in_persistent_workers() -> None:
+    """Workers that a resumed run starts draw a seed, which those that went on would not have drawn."""
+    stateful = pytest.importorskip("torchdata.stateful_dataloader").StatefulDataLoader
+    for loader in (DataLoader, stateful):
+        options = {"num_workers": 1, "persistent_workers": True}
+        check(maker(lambda: loader(StatefulStream(), BATCH, **options)), [3, 5, At(epoch=1), 7])  # noqa: B023
+
+
+def test_streams_of_evaluation_go_on() -> None:
+    check(maker(LOADERS["shuffle"], eval_data=lambda: DataLoader(Endless(), 3), eval_every="2ba"), [3, At(epoch=1), 6])
+
+
 @pytest.mark.parametrize(
     "data", [Batches, lambda: DataLoader(Stream(), BATCH), lambda: DataLoader(Stream(), 3, num_workers=2)]
 )
@@ -437,7 +550,7 @@ def test_torchdatas_stateful_loader() -> None:
         def data(workers: int = workers) -> Any:
             return stateful.StatefulDataLoader(tensors(), BATCH, shuffle=True, num_workers=workers)
 
-        check(maker(data), [2, 5, 7])
+        check(maker(data), [2, 5, At(epoch=1), 7])
 
 
 def test_past_batches_are_not_loaded() -> None:

@@ -96,13 +96,14 @@ def test_two_ranks_of_a_job_that_is_told_to_end(
         (1, "batch_start", 7, "ep1-ba8"),
         (2, "batch_start", 7, "ep1-ba8"),
         (2, "batch_end", 7, "ep1-ba7"),
-        (2, "epoch_end", 10, "ep2-ba11"),
+        (2, "epoch_end", 10, "ep2-ba10"),
+        (2, "eval_start", 8, "ep1-ba9"),
     ],
 )
 def test_the_last_rank_is_told(
     tmp_path: Path, uninterrupted: Any, ranks: int, event: str, batch: int, expected: str
 ) -> None:
-    """In a batch: all save after it. Between batches: after the next one. All exit with the code."""
+    """In a batch: all save after it. After it, or between batches: where all meet next. All exit with the code."""
 
     def rank_main(rank: int) -> None:
         with pytest.raises(Interrupted) as ended:
@@ -112,6 +113,21 @@ def test_the_last_rank_is_told(
     run_ranks(rank_main, ranks)
     assert hocket.Checkpoints(tmp_path).store.names() == [expected]
     assert differences(finish(tmp_path, ranks), uninterrupted(ranks)) == []
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize(("duration", "batch", "expected"), [("2ep", 10, "ep2-ba10"), ("7ba", 7, "ep1-ba7")])
+def test_told_in_the_last_evaluation(tmp_path: Path, ranks: int, duration: str, batch: int, expected: str) -> None:
+    """At the end of an epoch, or of the fit only."""
+
+    def rank_main(rank: int) -> None:
+        told = SignalAt(batch, "eval_start", ranks - 1)
+        with pytest.raises(Interrupted) as ended:
+            make(tmp_path, told, duration=duration, policy={"every": None}).fit()
+        assert ended.value.code == EXIT_CODE
+
+    run_ranks(rank_main, ranks)
+    assert hocket.Checkpoints(tmp_path).store.names() == [expected]
 
 
 def test_the_exit_code_of_a_process(tmp_path: Path) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import os
+import random
 import re
 
 import pytest
@@ -93,6 +95,48 @@ def test_every_kind_is_read_loaded_and_exported(tmp_path, kind):
     exported = safetensors.torch.load_file(tmp_path / "out" / "w.safetensors")
     assert equal({name: exported[name] for name in source}, source)
     assert os.listdir(tmp_path / "out") == ["w.safetensors"]
+
+
+class Holds(nn.Module):
+    """Has a part that is called as wrappers call theirs."""
+
+    def __init__(self, name, seed=0):
+        super().__init__()
+        self.add_module(name, net(seed))
+
+
+@pytest.mark.parametrize(
+    "name, content",
+    [
+        ("module", lambda state: state),
+        ("module", lambda state: prefixed(state, "module._orig_mod.")),
+        ("model", lambda state: {"pytorch-lightning_version": "2.5.0", "state_dict": state}),
+        ("model", lambda state: {"pytorch-lightning_version": "2.5.0", "state_dict": prefixed(state, "model.")}),
+        ("model", lambda state: {"state": {"model": prefixed(state, "module.")}, "rng": []}),
+    ],
+)
+def test_a_model_may_have_a_part_with_the_name_of_a_wrapper(tmp_path, name, content):
+    source = Holds(name).state_dict()
+    torch.save(content(source), tmp_path / "x.pt")
+    weights = read_weights(tmp_path / "x.pt")
+    holds, part = Holds(name, 1), net(1)
+    assert not load_weights(holds, weights) and equal(holds.state_dict(), source)
+    assert not load_weights(part, weights) and equal(prefixed(part.state_dict(), f"{name}."), source)
+    assert not load_weights(Holds(name, 1), weights, remap={"": f"{name}."})
+    bigger = nn.ModuleDict({name: net(1), "head": nn.Linear(2, 2)})
+    assert not load_weights(bigger, weights, ignore=["head.*"])
+
+
+def test_times_and_random_numbers_of_composer_are_left_out(tmp_path):
+    np = pytest.importorskip("numpy")
+    rng = {"python": random.getstate(), "numpy": np.random.get_state(), "torch": torch.get_rng_state(), "cuda": None}
+    timestamp = {"Timestamp": {"epoch": 1, "total_wct": datetime.timedelta(seconds=3)}}
+    state = {"model": prefixed(net().state_dict(), "model."), "timestamp": timestamp, "seed": np.arange(3)}
+    torch.save({"state": state, "rng": [rng]}, tmp_path / "x.pt")
+    assert equal(read_weights(tmp_path / "x.pt"), net().state_dict())
+    torch.save({"state": {"model": {"w": np.ones(2)}}}, tmp_path / "x.pt")  # nothing is made of arrays
+    with pytest.raises(CheckpointError, match="no tensors where weights are expected"):
+        read_weights(tmp_path / "x.pt")
 
 
 def test_transformers_reads_what_is_exported(tmp_path):
@@ -242,6 +286,9 @@ def test_inspect(tmp_path, capsys):
     assert [row["path"] for row in told["tree"]] == ["model.w", "model.nan"] and told["about"]["run"] == "digits"
     assert main(["checkpoint", "inspect", str(tmp_path / "absent")]) == 2
     assert "there is no such folder" in capsys.readouterr().err
+    safetensors.torch.save_file(net().state_dict(), tmp_path / "w.safetensors")
+    assert main(["checkpoint", "inspect", str(tmp_path / "w.safetensors")]) == 2
+    assert "it is a file, and a checkpoint is a folder with manifest.json" in capsys.readouterr().err
 
 
 def test_verify(tmp_path, capsys):

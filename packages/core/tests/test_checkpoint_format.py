@@ -183,6 +183,17 @@ def test_slices_that_do_not_overlap_are_stored_apart(tmp_path):
     assert sum(file.stat().st_size for file in (tmp_path / "c").iterdir()) < 5000
 
 
+def test_arrays_that_lie_over_each_other_are_stored_apart(tmp_path):
+    array = pytest.importorskip("numpy").arange(100, dtype="float32")
+    for number, (one, other) in enumerate([(array[:60], array[30:]), (array[30:], array[:60]), (array, array[::2])]):
+        tree = {"one": torch.from_numpy(one), "other": torch.from_numpy(other), "tied": torch.from_numpy(one)}
+        formats.write(tmp_path / str(number), tree, {})
+        read = formats.read(tmp_path / str(number))
+        assert same(read, tree)
+        read["one"].zero_()
+        assert torch.equal(read["tied"], read["one"])
+
+
 class Executes:
     def __reduce__(self):
         return (os.system, ("touch executed",))

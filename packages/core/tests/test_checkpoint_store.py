@@ -137,6 +137,25 @@ def test_leftovers_go_with_the_next_save(tmp_path):
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["ba1", "ba3", "latest"]
 
 
+def test_a_relative_folder_is_where_it_was(tmp_path, monkeypatch):
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    store = Store("run")
+    store.save("ba1", tree(1), {})
+    monkeypatch.chdir("elsewhere")
+    store.save("ba2", tree(2), {})
+    assert store.names() == ["ba1", "ba2"] and list((tmp_path / "elsewhere").iterdir()) == []
+
+
+def test_links_are_no_checkpoints(tmp_path):
+    store = Store(tmp_path)
+    store.save("ba1", tree(1), {})
+    (tmp_path / "best").symlink_to("ba1")
+    assert store.names() == ["ba1"]
+    store.remove("ba1")
+    assert store.names() == []
+
+
 def test_options_are_for_urls(tmp_path):
     with pytest.raises(TypeError, match=r"Options \(wait\) are for URLs"):
         Store(tmp_path, wait=1)

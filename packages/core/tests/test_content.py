@@ -5,8 +5,10 @@ from __future__ import annotations
 import copy
 import enum
 import random
+import re
 import warnings
 from collections import Counter, deque
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -232,7 +234,9 @@ class Noisy(Algorithm):
         self.drawn.append(torch.rand((), generator=state.generator(self)).item())
 
 
-def make(optimizer: type[torch.optim.Optimizer] = torch.optim.SGD, features: int = 3, **options: Any) -> Trainer:
+def make(
+    optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.SGD, features: int = 3, **options: Any
+) -> Trainer:
     data = TensorDataset(torch.randn(12, features, generator=torch.Generator().manual_seed(0)), torch.zeros(12).long())
     return Trainer(
         **{
@@ -318,14 +322,85 @@ def test_another_class_under_the_name_is_an_error() -> None:
 
 def test_weights_of_other_shapes() -> None:
     tree = make(features=3).state_dict()
-    with pytest.raises(RuntimeError, match="size mismatch"):
-        make(features=5).load_state_dict(tree)
+    refused = make(features=5)
+    before = copy.deepcopy(refused.model_state_dict())
+    shape = r"network.weight \(\[2, 3\], the module has \[2, 5\]\)"
+    with pytest.raises(ContentError, match=rf"{shape}.*ignore=\['model.network.weight'\]"):
+        refused.load_state_dict(tree)
+    assert all(torch.equal(value, before[name]) for name, value in refused.model_state_dict().items())
     other = make(features=5, optimizer=torch.optim.AdamW)
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         other.load_state_dict(tree, strict=False)
     assert any("1 loaded; left out of the checkpoint: network.weight" in str(each.message) for each in told)
     assert torch.equal(other.model_state_dict()["bias"], tree["model"]["network.bias"])
+
+
+def test_optimizer_state_of_other_shapes() -> None:
+    trained = make(torch.optim.AdamW)
+    trained.fit()
+    tree = trained.state_dict()
+    of_weight = "optimizers.0.state.state.~int.0.*"
+    other = make(torch.optim.AdamW, features=5)
+    with pytest.raises(ContentError, match=rf"AdamW .* for network.weight\. .*{re.escape(of_weight)}"):
+        other.load_state_dict(tree, ignore=["model.network.weight"])
+    assert not torch.equal(other.model_state_dict()["bias"], tree["model"]["network.bias"])
+    for ignored in (of_weight, "optimizers.*"):
+        other = make(torch.optim.AdamW, features=5, duration="3ep")
+        other.load_state_dict(tree, ignore=["model.network.weight", ignored])
+        other.fit()
+        again = make(torch.optim.AdamW, features=5, duration="3ep")
+        again.fit("1ep")  # has state of its own, which is ignored too
+        again.load_state_dict(tree, ignore=["model.network.weight", "optimizers.*"])
+    other = make(torch.optim.AdamW, features=5, duration="3ep")
+    with (
+        pytest.warns(UserWarning, match="other shapes for network.weight"),
+        pytest.warns(UserWarning, match="1 loaded"),
+    ):
+        other.load_state_dict(tree, strict=False)
+    other.fit()
+    steps = [other.state.optimizers[0].state[parameter]["step"].item() for parameter in other.state.model.parameters()]
+    assert steps == [3, 9]  # that of the bias was loaded
+
+
+def test_other_parameter_groups() -> None:
+    tree = make().state_dict()
+
+    def grouped(parameters: Any, lr: float) -> torch.optim.Optimizer:
+        return torch.optim.SGD([{"params": [parameter]} for parameter in parameters], lr=5 * lr)
+
+    other = make(optimizer=grouped)
+    before = copy.deepcopy(other.model_state_dict())
+    with pytest.raises(
+        ContentError, match=r"groups of \[2\] parameters, and the Trainer's has \[1, 1\].*'optimizers.\*'"
+    ):
+        other.load_state_dict(tree)
+    assert all(torch.equal(value, before[name]) for name, value in other.model_state_dict().items())
+    other.load_state_dict(tree, ignore=["optimizers.*"])
+    assert torch.equal(other.model_state_dict()["weight"], tree["model"]["network.weight"])
+    other = make(optimizer=grouped)
+    with pytest.warns(UserWarning, match="groups of"):
+        other.load_state_dict(tree, strict=False)
+    assert [group["lr"] for group in other.state.optimizers[0].param_groups] == [0.5, 0.5]
+
+
+class Resized(nn.Linear):
+    """Takes a history of any length."""
+
+    def __init__(self, length: int = 0) -> None:
+        super().__init__(3, 2)
+        self.register_buffer("history", torch.zeros(length))
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        self.history = torch.empty_like(state_dict[f"{prefix}history"])
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+
+
+def test_modules_that_take_other_shapes_are_asked() -> None:
+    tree = make(model=Resized(4)).state_dict()
+    other = make(model=Resized())
+    other.load_state_dict(tree)
+    assert other.state.model.history.shape == (4,)
 
 
 def test_state_that_is_not_data_is_an_error_that_names_the_plug_in() -> None:

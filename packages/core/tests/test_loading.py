@@ -152,6 +152,37 @@ def test_not_during_a_fit() -> None:
         trainer.fit()
 
 
+class Counted(Net):
+    """Keeps a number beside its weights."""
+
+    calls = 0
+
+    def get_extra_state(self) -> Any:
+        return {"calls": self.calls, "also": (torch.ones(2),)}
+
+    def set_extra_state(self, state: Any) -> None:
+        self.calls = state["calls"]
+
+
+def test_extra_state_is_no_weight(tmp_path: Path) -> None:
+    model = Counted()
+    model.calls = 3
+    path, trainer = saved(tmp_path / "run", model=model)
+    torch.save(model.state_dict(), tmp_path / "x.pt")
+    weights = dict(model.named_parameters())
+    for source in (path, tmp_path / "x.pt"):
+        assert read_weights(source).keys() == weights.keys()
+        fresh = Counted()
+        assert not load_weights(fresh, read_weights(source)) and same(dict(fresh.named_parameters()), weights)
+        other = make(Counted(), weights=5)
+        assert not other.load_weights(source) and same(dict(other.state.model.named_parameters()), weights)
+        assert other.state.model.calls == fresh.calls == 0
+    assert not load_weights(fresh, model.state_dict()) and fresh.calls == 3
+    again = make(Counted())
+    again.load_state_dict(trainer.state_dict())
+    assert again.state.model.calls == 3
+
+
 # --- parts left out
 
 
@@ -191,6 +222,20 @@ def test_what_is_not_ignored_has_to_fit(tmp_path: Path) -> None:
 
 
 # --- the algorithms that it was taken with
+
+
+@pytest.mark.parametrize("weights_only", [False, True])
+def test_urls(tmp_path: Path, weights_only: bool) -> None:
+    fsspec = pytest.importorskip("fsspec")
+    url = f"memory://{tmp_path.name}/run"
+    trainer = make(checkpoints=hocket.Checkpoints(url, every=None, weights_only=weights_only), algorithms=["widen"])
+    (name,) = trainer.fit("1ep").checkpoints
+    assert recorded_algorithms(f"{url}/{name}") == [{"widen": {}}]
+    other = make(algorithms=["widen"], weights=5)
+    assert not other.load_weights(f"{url}/{name}/") and same(other.model_state_dict(), trainer.model_state_dict())
+    with pytest.raises(CheckpointError, match="has no checkpoint 'ba0'"):
+        read_weights(f"{url}/ba0")
+    fsspec.filesystem("memory").store.clear()
 
 
 @pytest.mark.parametrize("weights_only", [False, True])

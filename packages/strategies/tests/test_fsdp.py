@@ -325,6 +325,39 @@ def test_weights_that_an_evaluation_borrowed_are_not_trained_with(tmp_path):
         torch.testing.assert_close(averages, one.model_state_dict(evaluated=True), rtol=1e-9, atol=1e-9)
 
 
+class Counting(Network):
+    """Has a buffer in its state dict, which is no shard among shards."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("batches", torch.zeros(2))
+
+    def forward(self, x):
+        self.batches += self.training
+        return super().forward(x)
+
+
+def counting(seed=1):
+    torch.manual_seed(seed)
+    return Counting()
+
+
+def test_averages_of_shards_and_of_buffers(tmp_path):
+    hocket_general = pytest.importorskip("hocket_general")
+
+    def algorithms():
+        return [hocket_general.EMA(half_life="4ba")]
+
+    def averaged(mine):
+        return mine.model_state_dict(evaluated=True)
+
+    one = trainer(counting(), "single", tmp_path, algorithms=algorithms())
+    one.fit()
+    for _, averages in ranks(2, lambda: FSDP(), tmp_path, averaged, make=counting, algorithms=algorithms):
+        assert 1 < averages["batches"].min() < 16
+        torch.testing.assert_close(averages, averaged(one), rtol=1e-9, atol=1e-9)
+
+
 def test_averages_of_one_process_go_on_as_shards(tmp_path):
     hocket_general = pytest.importorskip("hocket_general")
     one_ema = hocket_general.EMA(half_life="4ba")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, DistributedSampler, Sampler
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, Sampler
 
 from hocket import Callback, State, Trainer
 from hocket.data import seeded
@@ -36,6 +36,28 @@ class Noted(Dataset[Any]):
 
     def __getitem__(self, index: int) -> Any:
         return self.inputs[index] + 0.1 * torch.randn(6), index % 3, index
+
+
+class Stream(IterableDataset[Any]):
+    """Says where it is, and begins anew when it ends."""
+
+    def __init__(self) -> None:
+        self.place = 0
+
+    def __iter__(self) -> Any:
+        while self.place < SAMPLES:
+            self.place += 1
+            yield torch.randn(6, generator=torch.Generator().manual_seed(self.place)), self.place % 3, self.place - 1
+        self.place = 0
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def state_dict(self) -> Any:
+        return {"place": self.place}
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        self.place = state_dict["place"]
 
 
 class Drawing(Sampler[int]):
@@ -161,6 +183,21 @@ def test_two_ranks_go_on_to_the_last_bit(options: dict[str, Any]) -> None:
             assert whole.losses == first.losses[:at] + second.losses, at
             assert all(torch.equal(weights[name], expected[name]) for name in expected), at
             assert metrics == again
+
+    run_ranks(ranks, 2, timeout=180)
+
+
+@pytest.mark.filterwarnings("ignore:Every rank reads all:UserWarning")
+@pytest.mark.parametrize("global_batch, last", [(BATCH, 7), (None, 4)])
+def test_streams_that_begin_anew_when_they_end_do_so_once(global_batch: int | None, last: int) -> None:
+    def ranks(rank: int) -> None:
+        options = {"shuffle": None, "batch_size": BATCH, "global_batch": global_batch, "dropout": 0.3}
+        whole, expected, _ = train(None, None, seed=0, dataset=Stream(), **options)
+        for at in (2, last):
+            first, *_ = train(None, at, seed=0, dataset=Stream(), **options)
+            second, weights, _ = train(first.tree, None, seed=9, dataset=Stream(), **options)
+            assert whole.losses == first.losses[:at] + second.losses, at
+            assert all(torch.equal(weights[name], expected[name]) for name in expected), at
 
     run_ranks(ranks, 2, timeout=180)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from sharded_model import PLAN, held, network, trainer
+from sharded_model import PLAN, WIDTH, WORDS, held, network, trainer
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
@@ -289,6 +289,34 @@ def test_other_ranks_do_not_see_the_checkpoints(tmp_path, monkeypatch):
             make(FSDP, Path("run"), resume="auto")
 
     run_ranks(run, 2)
+
+
+@pytest.mark.parametrize("strategy", [FSDP, "ddp"])
+def test_a_checkpoint_of_another_head_is_refused_before_anything_is_loaded(tmp_path, strategy):
+    def made(rank, words):
+        model = network(rank, tied=False)
+        model.head = torch.nn.Linear(WIDTH, words, bias=False)
+        return trainer(model, strategy, str(tmp_path), duration="2ba", checkpoints=hocket.Checkpoints(tmp_path / "run"))
+
+    def rank_main(rank):
+        made(1, WORDS).fit("1ba")
+        other = made(2, WORDS + 5)
+        tree = Store(tmp_path / "run").read("ep0-ba1", like=content.shards(other))
+        before = {name: value.clone() for name, value in other.model_state_dict().items()}
+        head = len(list(other.state.model.parameters())) - 1
+        with pytest.raises(
+            content.ContentError, match=r"network.head.weight \(\[12, 16\], the module has \[17, 16\]\)"
+        ):
+            other.load_state_dict(tree)
+        with pytest.raises(content.ContentError, match=rf"~int\.{head}\.\*"):
+            other.load_state_dict(tree, ignore=["model.network.head.*"])
+        assert all(torch.equal(value, before[name]) for name, value in other.model_state_dict().items())
+        other.load_state_dict(tree, ignore=["model.network.head.*", f"optimizers.0.state.state.~int.{head}.*"])
+        other.fit()
+        return {name: value.clone() for name, value in other.model_state_dict().items()}
+
+    one, two = run_ranks(rank_main, 2)
+    assert all(torch.equal(one[name], two[name]) for name in one)
 
 
 def test_a_url(tmp_path):

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from hocket.clipping import clip_gradients
-from hocket.dtensors import mesh_of, total_norm
+from hocket.dtensors import local, mesh_of, total_norm
 
 __all__ = [
     "clip_gradients",
@@ -144,7 +144,7 @@ def ema_update(averages: Sequence[Tensor], values: Iterable[Tensor], smoothing: 
 
     Args:
         averages: tensors to change. They must not share memory with each other or with ``values``.
-        values: tensors of the same shapes, in the same order.
+        values: tensors of the same shapes, in the same order; DTensors where the averages are, sharded alike.
         smoothing: the share of the old average that stays, in [0, 1].
 
     Raises:
@@ -168,6 +168,7 @@ def ema_update(averages: Sequence[Tensor], values: Iterable[Tensor], smoothing: 
                     f"An average of shape {tuple(average.shape)} cannot follow a value of shape {tuple(value.shape)}: "
                     f"pass averages and values in the same order."
                 )
+            average, value = local(average), local(value)  # element by element, so shards need no more than themselves
             if average.is_floating_point() or average.is_complex():
                 means.append(average)
                 targets.append(value.to(average.dtype))

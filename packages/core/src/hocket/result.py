@@ -11,19 +11,22 @@ from hocket.time import Timestamp
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a fit came to."""
+    """What a fit came to.
 
-    #: The latest value of everything that was evaluated, as ``label/name``.
+    Args:
+        metrics: the latest value of everything that was evaluated, as ``label/name``.
+        timestamp: how much of training is completed.
+        run_folder: where loggers wrote; exists if one did.
+        stop_reason: why a plug-in asked to stop, or empty.
+        costs: calls and seconds by (plug-in, hook); filled with ``profile_plugins=True``.
+        checkpoints: the names of those there are, newest last.
+    """
+
     metrics: Mapping[str, float]
-    #: How much of training is completed.
     timestamp: Timestamp
-    #: Where loggers wrote; exists if one did.
     run_folder: Path
-    #: Why a plug-in asked to stop, or empty.
     stop_reason: str = ""
-    #: Seconds and calls by (plug-in, hook); filled with ``profile_plugins=True``.
     costs: Mapping[tuple[str, str], Cost] = field(default_factory=dict)
-    #: The names of the checkpoints there are, newest last.
     checkpoints: Sequence[str] = ()
 
 

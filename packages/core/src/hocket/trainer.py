@@ -153,6 +153,13 @@ class Trainer:
         self._checkpoints = checkpoints
         self._global_batch = global_batch
         self._limits = (limit_train, overfit, limit_eval, limit_predict)
+        given = {"fast_dev_run": fast_dev_run, "limit_train": limit_train, "limit_eval": limit_eval}
+        given |= {"limit_predict": limit_predict, "overfit": overfit, "sanity_eval": sanity_eval or None}
+        for argument, number in given.items():
+            if number is not None and (type(number) is not int or number < 1):
+                raise ValueError(
+                    f"{argument}={number!r} is not a number of batches; give an int of 1 or more, or None."
+                )
 
         with switches.use(plugins):
             parts = setup.resolve(

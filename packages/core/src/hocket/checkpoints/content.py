@@ -21,6 +21,7 @@ from torch import Tensor
 from hocket.checkpoints.fits import ContentError, class_of, compare, in_order
 from hocket.checkpoints.ignoring import ignoring
 from hocket.checkpoints.plain import decode, encode
+from hocket.checkpoints.shapes import fitting_optimizer_state, misfit_of_model, shapes_of
 from hocket.data.batches import map_tensors
 from hocket.data.feed import DataError
 from hocket.data.sources import has_state
@@ -209,8 +210,8 @@ def load_state_dict(
         copy: whether the tree is used again, so that none of its tensors may be kept.
 
     Raises:
-        ContentError: the Trainer has other plug-ins with state, other algorithms, or other optimizers. Nothing was loaded.
-        RuntimeError: the model's names or shapes differ.
+        ContentError: the Trainer has other plug-ins with state, other algorithms, other optimizers, or weights or optimizer
+            state of other names or shapes. Nothing was loaded.
     """
     state, loop = trainer.state, trainer._loop
     bus: Bus = state.bus
@@ -220,20 +221,29 @@ def load_state_dict(
         raise ContentError(
             f"The checkpoint's content has version {tree.get('version')!r}, and this hocket reads {VERSION}. Upgrade the older."
         )
+    weights = shapes_of(decode(tree["model"], copy=False))
     if ignore:
         tree = ignoring(tree, state_dict(trainer), ignore)
-    if problems := compare(state, tree):
+    model = decode(tree["model"], copy=False)
+    problems = compare(state, tree, weights)
+    if strict and (misfit := misfit_of_model(state, model)):
+        problems.insert(0, misfit)
+    if problems:
         if strict:
             raise ContentError(" ".join(problems) + " To leave parts out, pass ignore=['…'] or strict=False.")
         warnings.warn("Loaded with strict=False. " + " ".join(problems), stacklevel=3)
 
     own = partial(decode, copy=copy)
     # In the order in which they were made: sharded optimizers look at the parameters.
-    bus.load_model_state(state.prepared, _model(state, decode(tree["model"], copy=False), strict))
+    bus.load_model_state(state.prepared, _model(state, model, strict))
     _load_modes(state, tree["modes"])
-    for optimizer, saved in zip(state.optimizers, in_order(tree["optimizers"]), strict=False):
+    for index, (optimizer, saved) in enumerate(zip(state.optimizers, in_order(tree["optimizers"]), strict=False)):
         if saved["class"] == class_of(optimizer):
-            bus.load_optimizer_state(state.prepared, optimizer, own(saved["state"]))
+            fitting = own(saved["state"])
+            if not strict:
+                fitting, _ = fitting_optimizer_state(state, index, fitting, weights)
+            if fitting is not None:
+                bus.load_optimizer_state(state.prepared, optimizer, fitting)
     for schedule, saved in zip(state.schedules, in_order(tree["schedules"]), strict=False):
         if saved["class"] == class_of(schedule):
             schedule.load_state_dict(own(saved["state"]))

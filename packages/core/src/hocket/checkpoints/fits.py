@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from hocket.checkpoints import format as formats
+from hocket.checkpoints.places import local_folder
 from hocket.checkpoints.plain import decode
+from hocket.checkpoints.shapes import Shape, fitting_optimizer_state
 from hocket.data.sources import has_state
 from hocket.hookspecs import Event
 from hocket.plugins import catalog
@@ -29,8 +31,12 @@ def in_order(numbered: Mapping[str, Any]) -> list[Any]:
     return [numbered[str(index)] for index in range(len(numbered))]
 
 
-def compare(state: State, tree: Mapping[str, Any]) -> list[str]:
-    """What does not fit, one sentence or two each."""
+def compare(state: State, tree: Mapping[str, Any], weights: Mapping[str, Shape]) -> list[str]:
+    """What does not fit, but for the model, one sentence or two each. Nothing is changed.
+
+    Args:
+        weights: the shapes of the checkpoint's weights, also of those that are ignored.
+    """
     problems = []
     saved, here = tree["optimizers"], [class_of(optimizer) for optimizer in state.optimizers]
     before = [each["class"] for each in in_order(saved)]
@@ -39,6 +45,10 @@ def compare(state: State, tree: Mapping[str, Any]) -> list[str]:
             f"The checkpoint has the state of {', '.join(before) or 'no optimizer'}, but the Trainer has "
             f"{', '.join(here) or 'none'}. Give the Trainer the same optimizer=."
         )
+    for index, each in enumerate(in_order(saved)):
+        if index < len(here) and each["class"] == here[index]:
+            _, problem = fitting_optimizer_state(state, index, decode(each["state"], copy=False), weights)
+            problems += [problem] if problem else []
     before, here = [each["class"] for each in in_order(tree["schedules"])], [class_of(each) for each in state.schedules]
     if before != here:
         problems.append(
@@ -89,7 +99,7 @@ def recorded_algorithms(path: Path | str, every: bool = False) -> list[dict[str,
     """The algorithms that a checkpoint was taken with, by name and configuration, as ``Trainer(algorithms=…)`` takes them.
 
     Args:
-        path: the checkpoint's folder; one of weights only will do.
+        path: the checkpoint's folder or URL; one of weights only will do.
         every: not only those that change what the model is made of, which its weights need (those that act on ``init``).
 
     Raises:
@@ -98,7 +108,9 @@ def recorded_algorithms(path: Path | str, every: bool = False) -> list[dict[str,
         CheckpointError: there is no such checkpoint, or it is damaged.
     """
     specifications: list[dict[str, dict[str, Any]]] = []
-    for each in formats.read(path, only=["attached"])["attached"]:
+    with local_folder(path, ["attached"]) as local:
+        attached = formats.read(local, only=["attached"])["attached"]
+    for each in attached:
         if each["kind"] != "algorithms":
             continue
         short = _short(each["name"])

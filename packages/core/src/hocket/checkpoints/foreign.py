@@ -19,6 +19,7 @@ from hocket.checkpoints import format as formats
 from hocket.checkpoints import manifest as manifests
 from hocket.checkpoints import shards
 from hocket.checkpoints.errors import CheckpointError
+from hocket.checkpoints.places import local_folder
 
 if TYPE_CHECKING:
     from hocket.trainer import Trainer
@@ -32,29 +33,63 @@ _HUGGING_FACE = (
 )
 #: Under which keys files hold weights, beside other things.
 _INSIDE = ("state_dict", "model_state_dict", "model")
+#: Where our own checkpoints hold weights, and what the names of those begin with.
+_OF_OURS = ("model", "model_prefix")
 #: Beginnings of all names that say only how the module was wrapped.
 _WRAPPERS = ("module.", "_orig_mod.")
+#: What checkpoints of Composer hold beside weights, for times and random numbers. A `_LeftOut` is made in their place.
+_NOT_WEIGHTS = (
+    "datetime.timedelta",
+    "numpy.dtype",
+    "numpy.ndarray",
+    "numpy.core.multiarray._reconstruct",
+    "numpy._core.multiarray._reconstruct",
+)
+
+
+class _LeftOut:
+    """Stands for an object of a file that is no weight. Nothing is made of its arguments or its state."""
+
+    def __init__(self, *arguments: Any) -> None: ...
+
+    def __setstate__(self, state: Any) -> None: ...
+
+
+class Weights(dict[str, Tensor]):
+    """Weights by name, and the beginnings that were removed from all names, the outermost first."""
+
+    removed: tuple[str, ...] = ()
+
+    def namings(self) -> list[dict[str, Tensor]]:
+        """The weights with none of the beginnings, with the innermost, and so on to the names as they were."""
+        beginnings = ["".join(self.removed[index:]) for index in range(len(self.removed), -1, -1)]
+        return [{beginning + name: tensor for name, tensor in self.items()} for beginning in beginnings]
 
 
 def read_weights(path: Path | str) -> dict[str, Tensor]:
     """Weights by name, on the CPU.
 
     Args:
-        path: a checkpoint of hocket (by the model's own names), a ``.safetensors`` file, a file of ``torch.save`` that
-            holds a ``state_dict`` or is a checkpoint of Lightning or Composer, or a folder of Hugging Face, sharded or not.
+        path: a checkpoint of hocket or its URL (by the model's own names), a ``.safetensors`` file, a file of
+            ``torch.save`` that holds a ``state_dict`` or is a checkpoint of Lightning or Composer, or a folder of Hugging Face,
+            sharded or not.
             Beginnings that all names share are removed where they come from a wrapper: ``module.``, ``_orig_mod.``, and
-            for Lightning and Composer ``model.``.
+            for Lightning and Composer ``model.``. `load_weights` still knows them, for a module that has such a part itself.
 
     Raises:
         CheckpointError: it is none of these, is damaged, or would have to execute something.
     """
-    path = Path(path)
+    with local_folder(path, _OF_OURS) as local:
+        return _read(local)
+
+
+def _read(path: Path) -> dict[str, Tensor]:
     if not path.exists():
         raise CheckpointError(f"There is no {path}.")
     if not path.is_dir():
-        return _read_file(path)
+        return _strip(*_read_file(path))
     if (path / manifests.NAME).exists():
-        tree = formats.read(path, only=["model", "model_prefix"])
+        tree = formats.read(path, only=_OF_OURS)
         prefix = tree.get("model_prefix", "")
         named = _flat(tree.get("model"), str(path))
         return {name.removeprefix(prefix): tensor for name, tensor in named.items() if name.startswith(prefix)}
@@ -64,7 +99,7 @@ def read_weights(path: Path | str) -> dict[str, Tensor]:
             f"{path} has no weights: neither {manifests.NAME} nor one of {', '.join(_HUGGING_FACE)}. To read one file, name it."
         )
     if not name.endswith(".index.json"):
-        return _read_file(path / name)
+        return _strip(*_read_file(path / name))
     return _read_index(path, name)
 
 
@@ -81,17 +116,19 @@ def _read_index(folder: Path, name: str) -> dict[str, Tensor]:
             raise CheckpointError(f"{name}: it lists '{file}', which is no file of its own folder.")
         if not (folder / file).is_file():
             raise CheckpointError(f"{file}: it is missing, though {name} lists it.")
-        weights |= _read_file(folder / file)
+        weights |= _read_file(folder / file)[0]
     if missing := sorted(set(places) - set(weights)):
         raise CheckpointError(f"{folder}: its files lack {_some(missing)}, though {name} lists them.")
     return {key: weights[key] for key in places}
 
 
-def _read_file(path: Path) -> dict[str, Tensor]:
+def _read_file(path: Path) -> tuple[dict[str, Tensor], Sequence[str]]:
+    """The weights, and what may be removed from their names."""
     if path.suffix == ".safetensors":
-        return shards.load(path)
+        return shards.load(path), ()
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
+        with torch.serialization.safe_globals([(_LeftOut, name) for name in _NOT_WEIGHTS]):
+            content = torch.load(path, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, EOFError, RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(
             f"{path}: it was not read: it is no file of torch.save, is damaged, or holds objects besides tensors, which "
@@ -107,7 +144,7 @@ def _read_file(path: Path) -> dict[str, Tensor]:
     else:
         inside = [key for key in _INSIDE if isinstance(content.get(key), Mapping)]
         content = content[inside[0]] if inside else content
-    return _strip(_flat(content, str(path)), wrappers)
+    return _flat(content, str(path)), wrappers
 
 
 def _first_line(error: BaseException) -> str:
@@ -121,7 +158,7 @@ def _flat(content: Any, where: str) -> dict[str, Tensor]:
     def walk(node: Any, path: str) -> None:
         if isinstance(node, Tensor):
             found[path] = node
-        elif isinstance(node, Mapping):
+        elif isinstance(node, Mapping) and not _is_extra(path):
             for key, child in node.items():
                 walk(child, f"{path}.{key}" if path else str(key))
 
@@ -131,10 +168,19 @@ def _flat(content: Any, where: str) -> dict[str, Tensor]:
     return found
 
 
-def _strip(weights: dict[str, Tensor], wrappers: Sequence[str]) -> dict[str, Tensor]:
+def _is_extra(name: str) -> bool:
+    """Whether it is the name of what a module keeps by ``get_extra_state``."""
+    return name.rpartition(".")[2] == "_extra_state"
+
+
+def _strip(weights: dict[str, Tensor], wrappers: Sequence[str]) -> Weights:
+    removed = []
     while prefix := next((each for each in wrappers if all(name.startswith(each) for name in weights)), None):
         weights = {name.removeprefix(prefix): tensor for name, tensor in weights.items()}
-    return weights
+        removed.append(prefix)
+    made = Weights(weights)
+    made.removed = tuple(removed)
+    return made
 
 
 def export(source: Path | str, target: Path | str) -> int:
@@ -199,6 +245,8 @@ def load_weights(
 ) -> Report:
     """Copy weights into a module, in its dtypes and on its devices; what did not fit.
 
+    Extra state (``get_extra_state``) is loaded where ``state`` has it, and may be missing unless it is a tensor.
+
     Args:
         strict: whether anything that does not fit is an error; then nothing at all is loaded.
         ignore: globs of the module's names that are left as they are and not reported, such as ``["head.*"]``.
@@ -243,6 +291,8 @@ def _choose(
     what: str,
 ) -> tuple[dict[str, Any], Report]:
     """For `load_weights`: what of ``state`` fits a module of which ``own`` is the state, by the module's names."""
+    if isinstance(state, Weights) and not remap:
+        state = max(state.namings(), key=lambda naming: len(naming.keys() & own.keys()))
     renamed = _renamed(state, remap or {})
 
     def ignored(name: str) -> bool:
@@ -250,8 +300,9 @@ def _choose(
 
     given = {name: value for name, value in renamed.items() if not ignored(name)}
     places = {_memory(own[name]) for name in given if name in own}
-    # Tied weights may be stored under one of their names only.
-    missing = [name for name in own if name not in given and not ignored(name) and _memory(own[name]) not in places]
+    # Tied weights may be stored under one of their names only, and extra state that is no tensor is no weight.
+    wanted = [name for name in own if isinstance(own[name], Tensor) or not _is_extra(name)]
+    missing = [name for name in wanted if name not in given and not ignored(name) and _memory(own[name]) not in places]
     unexpected = [name for name in given if name not in own]
     mismatched = [
         (name, tuple(value.shape), tuple(own[name].shape))

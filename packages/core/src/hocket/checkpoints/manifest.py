@@ -74,6 +74,11 @@ def load(folder: Path) -> Manifest:
     except FileNotFoundError:
         kind = "the folder has no manifest.json" if folder.is_dir() else "there is no such folder"
         raise CheckpointError(f"{folder} is no checkpoint: {kind}.") from None
+    except NotADirectoryError:
+        raise CheckpointError(
+            f"{folder} is no checkpoint: it is a file, and a checkpoint is a folder with manifest.json. Weights in it can be "
+            f"taken by trainer.load_weights('{folder}'), and compared by: hocket checkpoint diff."
+        ) from None
     return parse(raw, f"{folder}/{NAME}")
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+import re
 import signal
 import threading
 import time
@@ -11,7 +13,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from hocket import seeding
 from hocket.callback import Callback
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 
 #: The exit code of a run that was told to end and has saved before: EX_TEMPFAIL of sysexits.h, "try again later".
 EXIT_CODE = 75
+_NAME = re.compile(r"ep\d+-ba\d+")
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 #: Seconds in which signals are one: a cluster signals all processes, and a launcher among them passes that on to its ranks.
 _ONE = 1.0
@@ -44,15 +47,15 @@ class Checkpoints(Callback):
     """Writes all that a run needs to continue as if it had never stopped: ``Trainer(checkpoints=Checkpoints("runs/a"))``.
 
     Every rank writes the shards that it holds, rank 0 the rest. A checkpoint is complete or not there, whenever a process
-    dies. The end of a fit writes one too. During a fit SIGTERM and SIGINT (Control-C) write one at the end of the batch under
-    way, and end the run with `Interrupted`; another signal, a second or more after the first, ends it at once.
+    dies. The end of a fit writes one too. During a fit SIGTERM and SIGINT (Control-C) write one at the end of the batch, epoch
+    or fit under way, and end the run with `Interrupted`; another signal, a second or more after the first, ends it at once.
     ``Trainer(resume="auto")`` continues from the newest valid one.
 
     Args:
         folder: where to; any folder, or a URL that fsspec knows, such as ``"s3://bucket/runs/a"``. One that all ranks share
             where they hold shards.
         every: how often: ``"500ba"``, ``"1ep"``, ``"0.1dur"``, ``"30min"``; None for only at the end and when asked.
-        keep: how many of the latest to keep; None for all.
+        keep: how many of the latest to keep; None for all. Copies under other names, and links, stay.
         best: ``(metric, "max" | "min", how many)``: write one after an evaluation in which the metric, such as
             ``"test/accuracy"``, is among the best so many, and keep those.
         asynchronous: write in a thread; training waits for the copy of its state, whose memory is kept for the next, and for
@@ -86,8 +89,10 @@ class Checkpoints(Callback):
         self._trainer: Callable[[], Trainer | None] = lambda: None
         self._in_shares = self._every.every is not None and self._every.every.unit is Unit.DURATION
         self._share = 0.0
-        self._saved_at: tuple[int, int] | None = None
-        self._evaluated = False
+        #: Epoch and batch of the latest evaluation, by the set's label.
+        self._evaluated: dict[str, tuple[int, int]] = {}
+        #: The batch of what was saved last, and the evaluations before it.
+        self._saved: tuple[int, dict[str, tuple[int, int]]] | None = None
         self._staging = Staging()
         self._threads: Ranks | None = None
         self._writing: threading.Thread | None = None
@@ -96,14 +101,21 @@ class Checkpoints(Callback):
         self._handlers: dict[int, Any] = {}
 
     def attach(self, trainer: Trainer) -> None:
-        """For the Trainer: whose state is written."""
+        """For the Trainer: whose state is written from here on. What was of another one is forgotten."""
         self._trainer = weakref.ref(trainer)
+        self._saved, self._evaluated, self._share = None, {}, 0.0
+        self._failure = self._threads = None
 
     # --- when
 
     def fit_start(self, state: State) -> None:
-        """Listens to signals from here on, in the main thread."""
-        self._signalled = None
+        """Listens to signals from here on, in the main thread. Raises ValueError if a Trainer that came later has these."""
+        trainer = self._trainer()
+        if trainer is None or trainer.state is not state:
+            raise ValueError(
+                f"These Checkpoints in {self.store} were given to another Trainer after this one. Give each Trainer its own: "
+                f"checkpoints=hocket.Checkpoints({str(self.store.folder)!r})."
+            )
         if self._in_shares:
             self._share = state.elapsed()
         if threading.current_thread() is threading.main_thread():
@@ -111,46 +123,66 @@ class Checkpoints(Callback):
             def tell(number: int, frame: FrameType | None) -> None:
                 now = time.monotonic()
                 if self._signalled is not None and now - self._signalled > _ONE:
+                    self._signalled = None
                     raise KeyboardInterrupt(f"signal {number}, for the second time")
                 self._signalled = self._signalled or now
-                state.request(Decision.CHECKPOINT)
 
             self._handlers = {number: signal.signal(number, tell) for number in _SIGNALS}
 
     def eval_end(self, state: State) -> None:
         """There may be a new best."""
-        self._evaluated = True
+        assert state.eval_label is not None
+        self._evaluated[state.eval_label] = _place(state)
+
+    def batch_end(self, state: State) -> None:
+        """A signal before this is heard after this batch, on all ranks: they agree on requests next."""
+        if self._signalled is not None:
+            state.request(Decision.CHECKPOINT)
 
     def batch_checkpoint(self, state: State) -> None:
         """Writes if it is due, asked for, or the best so far."""
-        asked = state.take(Decision.CHECKPOINT)
-        if self._due(state) or asked or self._is_among_the_best(state):
+        asked, due, best = state.take(Decision.CHECKPOINT), self._due(state), self._is_among_the_best(state)
+        if asked or due or best:
             self._save(state)
-        if asked and any(state.bus.all_gather_object(self._signalled is not None)):
-            self._wait(state)
-            raise Interrupted(EXIT_CODE)
+        if asked and self._told_to_end(state):
+            self._end(state)
 
     def epoch_checkpoint(self, state: State) -> None:
-        """Writes if it is due, or the best so far."""
-        if self._due(state) or self._is_among_the_best(state):
+        """Writes if it is due, the best so far, or told to end since the last batch, as in an evaluation."""
+        due, best, told = self._due(state), self._is_among_the_best(state), self._told_to_end(state)
+        if due or best or told:
             self._save(state)
-
-    def fit_end(self, state: State) -> None:
-        """The rest is `finish`, when all plug-ins are done."""
-        self._stop_listening()
+        if told:
+            self._end(state)
 
     def finish(self, state: State) -> None:
-        """For the Trainer: how the fit ended, unless what was written after its last batch says as much."""
+        """For the Trainer: how the fit ended, unless what was written after its last batch and evaluation says as much.
+
+        Weights to publish are those that plug-ins leave at the end of the fit.
+        """
         self._wait(state)
-        if self._saved_at is None or self._saved_at[1] != state.timestamp.batch:
+        self._check_metric(state)
+        if self._weights_only or self._saved != self._moment(state):
             self._save(state)
         self._wait(state)
+        self._stop_listening()
+        if self._told_to_end(state):
+            self._end(state)
 
     def close(self, state: State) -> None:
         """Waits for what is being written."""
         self._stop_listening()
         if self._writing is not None:
             self._writing.join()
+
+    def _told_to_end(self, state: State) -> bool:
+        """Whether any rank was: every rank has to ask."""
+        return any(state.bus.all_gather_object(self._signalled is not None))
+
+    def _end(self, state: State) -> NoReturn:
+        self._wait(state)
+        self._signalled = None
+        raise Interrupted(EXIT_CODE)
 
     def _stop_listening(self) -> None:
         handlers, self._handlers = self._handlers, {}
@@ -171,30 +203,55 @@ class Checkpoints(Callback):
         value = metrics.get(self._best[0], math.nan)
         return value if math.isfinite(value) else None
 
-    def _is_among_the_best(self, state: State) -> bool:
-        evaluated, self._evaluated = self._evaluated, False
-        if self._best is None or not evaluated:
-            return False
-        metric, mode, count = self._best
-        if metric not in state.metrics:
+    def _is_new(self, state: State, metric: str) -> bool:
+        """Whether a metric is of an evaluation right here: of its set or, like those of training, of any."""
+        here = [label for label, place in self._evaluated.items() if place == _place(state)]
+        its = [label for label in state.eval_sets if metric.startswith(f"{label}/")]
+        return max(its, key=len) in here if its else bool(here)
+
+    def _check_metric(self, state: State) -> None:
+        if self._best is not None and self._is_new(state, self._best[0]) and self._best[0] not in state.metrics:
             there = ", ".join(sorted(state.metrics)) or "none"
             raise ValueError(
-                f"Checkpoints should keep the best by '{metric}', but there is no such metric. There are: {there}."
+                f"Checkpoints should keep the best by '{self._best[0]}', but there is no such metric. There are: {there}."
             )
-        value = self._value(state.metrics)
-        with seeding.preserved(devices=False):
-            kept = state.bus.broadcast_object(self._best_names() if state.strategy.rank == 0 else None)
-        if value is None or len(kept) < count:
-            return value is not None
+
+    def _is_among_the_best(self, state: State) -> bool:
+        if self._best is None or not self._is_new(state, self._best[0]):
+            return False
+        self._check_metric(state)
+        self._wait(state)  # for the writer, which also removes
+        leads = self._leads(state.metrics) if state.strategy.rank == 0 else None
+        leads = bool(state.bus.broadcast_object(leads))
+        self._speak(state)
+        return leads
+
+    def _leads(self, metrics: Mapping[str, float]) -> bool:
+        assert self._best is not None
+        value, (_, mode, count) = self._value(metrics), self._best
+        if value is None:
+            return False
+        try:
+            with seeding.preserved(devices=False):
+                kept = self._best_names(self._own())
+        except (CheckpointError, OSError) as error:
+            self._failure = error
+            return False
+        if len(kept) < count:
+            return True
         worst = kept[-1][0]
         return value > worst if mode == "max" else value < worst
 
-    def _best_names(self) -> list[tuple[float, str]]:
+    def _best_names(self, abouts: Mapping[str, Mapping[str, Any]]) -> list[tuple[float, str]]:
         """Values and names of those that are kept for being the best, the best first."""
         if self._best is None:
             return []
-        _, mode, count = self._best
-        values = [(self._value(self.store.about(name).get("metrics", {})), name) for name in self.store.names()]
+        metric, mode, count = self._best
+        values = [
+            (self._value(about["metrics"]), name)
+            for name, about in abouts.items()
+            if metric in about.get("evaluated", ())
+        ]
         known = [(value, name) for value, name in values if value is not None]
         return sorted(known, key=lambda item: item[0], reverse=mode == "max")[:count]
 
@@ -202,8 +259,6 @@ class Checkpoints(Callback):
 
     def _save(self, state: State) -> None:
         now = state.timestamp
-        if self._saved_at == (now.epoch, now.batch):
-            return
         trainer = self._trainer()
         assert trainer is not None, "a Trainer attaches it"
         self._wait(state)
@@ -212,12 +267,13 @@ class Checkpoints(Callback):
             tree: Any = {"model": model, "attached": content.described(state.bus.voices)}
         else:
             tree = content.state_dict(trainer, gather=False)
-        self._saved_at = (now.epoch, now.batch)
+        self.note_saved(state)
         snapshot = Snapshot(tree, state.strategy.rank)
         ranks = self._writers(state, snapshot)
         if ranks is not None:
             about = {
-                "metrics": dict(state.metrics), "timestamp": {"epoch": now.epoch, "batch": now.batch, "sample": now.sample},
+                "metrics": dict(state.metrics), "evaluated": [each for each in state.metrics if self._is_new(state, each)],
+                "timestamp": {"epoch": now.epoch, "batch": now.batch, "sample": now.sample},
                 "plugins": [f"{v.kind}/{v.name} {v.dist} {v.version}".strip() for v in state.bus.voices],
                 "weights_only": self._weights_only,
             }  # fmt: skip
@@ -231,6 +287,13 @@ class Checkpoints(Callback):
                     self._write(*arguments)
         if not self._asynchronous:
             self._speak(state)
+
+    def note_saved(self, state: State) -> None:
+        """The store has what the state is now."""
+        self._saved = self._moment(state)
+
+    def _moment(self, state: State) -> tuple[int, dict[str, tuple[int, int]]]:
+        return state.timestamp.batch, dict(self._evaluated)
 
     def _writers(self, state: State, snapshot: Snapshot) -> Ranks | None:
         """Who writes: every rank where there are shards, else rank 0; None on those that do not."""
@@ -252,11 +315,17 @@ class Checkpoints(Callback):
             self._failure = error
 
     def _remove_old(self) -> None:
-        kept = self.store.names()
-        spared = {name for _, name in self._best_names()} | set(kept if self._keep is None else kept[-self._keep :])
-        for old in kept:
+        if self._keep is None:
+            return
+        abouts = self._own()
+        spared = {*list(abouts)[-self._keep :], *(name for _, name in self._best_names(abouts))}
+        for old in abouts:
             if old not in spared:
                 self.store.remove(old)
+
+    def _own(self) -> dict[str, dict[str, Any]]:
+        """What is said about each checkpoint, oldest first; none of those that others have put there."""
+        return {name: about for name, about in self.store.abouts().items() if _NAME.fullmatch(name)}
 
     def _wait(self, state: State) -> None:
         """Until what is being written is written, on all ranks."""
@@ -271,11 +340,15 @@ class Checkpoints(Callback):
         told = state.bus.broadcast_object(None if failure is None else f"{type(failure).__name__}: {failure}")
         if told is None:
             return
-        self._saved_at = None
+        self._saved = None
         message = f"A checkpoint could not be written to {self.store}: {told}"
         if self._on_error == "stop":
             raise CheckpointError(message) from failure
         warnings.warn(f"{message} Training goes on without it.", RuntimeWarning, stacklevel=2)
+
+
+def _place(state: State) -> tuple[int, int]:
+    return state.timestamp.epoch, state.timestamp.batch
 
 
 def resume(trainer: Trainer, where: str | Path, checkpoints: Checkpoints | None) -> None:
@@ -300,8 +373,9 @@ def resume(trainer: Trainer, where: str | Path, checkpoints: Checkpoints | None)
             return
         name, tree = found
     else:
-        folder, _, name = str(where).rstrip("/").rpartition("/")
-        store = Store(folder or ".")
+        path = str(where) if "://" in str(where) else os.path.realpath(where)
+        folder, _, name = path.rstrip("/").rpartition("/")
+        store = Store(folder or "/")
         tree = ranks.agree(lambda: store.read(name, like=content.shards(trainer)))
     if "version" not in tree:
         raise ValueError(
@@ -313,3 +387,5 @@ def resume(trainer: Trainer, where: str | Path, checkpoints: Checkpoints | None)
     except Exception as error:
         error.add_note(f"While going on from '{name}' in {store}.")
         raise
+    if checkpoints is not None and store is checkpoints.store:
+        checkpoints.note_saved(trainer.state)

@@ -65,7 +65,8 @@ class Store:
 
     Args:
         folder: a local folder, made when it is first written to, or a URL such as ``s3://bucket/run``, which needs
-            ``pip install 'hocket[remote]'``.
+            ``pip install 'hocket[remote]'``. A relative one counts from where the process is now.
+            Links in it are no checkpoints.
         options: for the file system of a URL, as in ``fsspec.filesystem``.
     """
 
@@ -78,7 +79,7 @@ class Store:
         elif options:
             raise TypeError(f"Options ({', '.join(options)}) are for URLs, and {folder} is a local folder.")
         else:
-            self._place = Local(Path(folder))
+            self._place = Local(Path(folder).absolute())  # processes change their working directory
         self.folder = folder
         self._lock = threading.Lock()
 
@@ -110,8 +111,15 @@ class Store:
 
     def names(self) -> list[str]:
         """The checkpoints that have a valid manifest, in the order in which they were written, newest last."""
-        found = {name: each for name, each in self._place.manifests().items() if isinstance(each, Manifest)}
-        return sorted(found, key=lambda name: (found[name].written, name))
+        return list(self._valid())
+
+    def abouts(self) -> dict[str, dict[str, Any]]:
+        """What the writers said about these, in the same order, all of one moment."""
+        return {name: formats.decode_about(each) for name, each in self._valid().items()}
+
+    def _valid(self) -> dict[str, Manifest]:
+        found = [(name, each) for name, each in self._place.manifests().items() if isinstance(each, Manifest)]
+        return dict(sorted(found, key=lambda item: (item[1].written, item[0])))
 
     def about(self, name: str) -> dict[str, Any]:
         """What the writer said about a checkpoint."""
@@ -210,9 +218,12 @@ class Local:
     def manifests(self) -> dict[str, Manifest | str]:
         found: dict[str, Manifest | str] = {}
         for entry in self._folder.iterdir() if self._folder.is_dir() else ():
-            if not _NAME.fullmatch(entry.name) or not entry.is_dir():
+            if not _NAME.fullmatch(entry.name) or entry.is_symlink() or not entry.is_dir():
                 continue
-            names = [file.name for file in entry.iterdir()]
+            try:
+                names = [file.name for file in entry.iterdir()]
+            except FileNotFoundError:  # removed meanwhile
+                continue
             if manifests.NAME in names or any(manifests.FILES.fullmatch(name) for name in names):
                 try:
                     found[entry.name] = manifests.load(entry)

@@ -105,20 +105,28 @@ def _span(tensor: Tensor) -> tuple[int, int]:
     return tensor.data_ptr(), tensor.data_ptr() + elements * tensor.element_size()
 
 
+def _storage(tensor: Tensor) -> tuple[str, int, int]:
+    storage = tensor.untyped_storage()
+    return str(tensor.device), storage.data_ptr(), storage.nbytes()
+
+
 def _overlapping(found: Iterable[Found]) -> list[list[Found]]:
-    """Groups of tensors that share bytes, in the order of their first members; empty tensors share none."""
+    """Groups of tensors that share bytes of one storage, in the order of their first members; empty tensors share none.
+
+    Arrays of other libraries may lie over each other in several storages: no one view could hold them.
+    """
     order = {id(each[2]): position for position, each in enumerate(found)}
     groups = [[each] for each in found if not each[1].numel()]
-    rest = sorted((each for each in found if each[1].numel()), key=lambda e: (str(e[1].device), _span(e[1])[0]))
-    device, end = None, 0
+    rest = sorted((each for each in found if each[1].numel()), key=lambda e: (_storage(e[1]), _span(e[1])[0]))
+    storage, end = None, 0
     for each in rest:
         start, stop = _span(each[1])
-        if each[1].device == device and start < end:
+        if _storage(each[1]) == storage and start < end:
             groups[-1].append(each)
             end = max(end, stop)
         else:
             groups.append([each])
-            device, end = each[1].device, stop
+            storage, end = _storage(each[1]), stop
     for group in groups:
         group.sort(key=lambda e: order[id(e[2])])
     return sorted(groups, key=lambda group: order[id(group[0][2])])

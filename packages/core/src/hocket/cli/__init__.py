@@ -39,6 +39,8 @@ def _run(argv: list[str]) -> int:
             print(hocket.__version__)
             return 0
         name, *rest = argv
+        if name.startswith("-"):
+            raise PluginError(f"There is no option '{name}'. There are --no-plugins, --version and --help.")
         command = catalog.get("commands", name)
         parser = argparse.ArgumentParser(prog=f"hocket {name}", description=command.summary, allow_abbrev=False)
         command.add_arguments(parser)

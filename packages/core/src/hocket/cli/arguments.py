@@ -8,7 +8,9 @@ import argparse
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The configuration, and what to change in it."""
     parser.add_argument("config", help="a YAML file")
-    parser.add_argument("changes", nargs="*", metavar="key=value", help="what to change in it, such as duration=2ep")
+    parser.add_argument(
+        "changes", nargs="*", default=[], metavar="key=value", help="what to change in it, such as duration=2ep"
+    )
 
 
 def add_weights(parser: argparse.ArgumentParser) -> None:

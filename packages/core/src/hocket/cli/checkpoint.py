@@ -7,7 +7,6 @@ import json
 import math
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from hocket.cli.command import Command
@@ -48,30 +47,15 @@ def run(args: argparse.Namespace) -> int:
         return 2
 
 
-def _here(path: str, only: list[str] | None = None) -> Path:
-    """The local folder of a checkpoint that may be behind a URL."""
-    if "://" not in path:
-        return Path(path)
-    from hocket.checkpoints.store import Store
-
-    folder, _, name = path.rstrip("/").rpartition("/")
-    store = Store(folder)
-    _kept.append(store)
-    return store.fetch(name, only)
-
-
-#: What was downloaded goes with its Store.
-_kept: list[Any] = []
-
-
 def _inspect(args: argparse.Namespace) -> int:
     from hocket.checkpoints import format as formats
     from hocket.checkpoints import references, tree
+    from hocket.checkpoints.places import local_folder
 
-    path = _here(args.path, args.only)
-    about = formats.about(path)
+    with local_folder(args.path, args.only) as path:
+        about, structure = formats.about(path), formats.structure(path, args.only)
     rows = []
-    for place, leaf in tree.leaves(formats.structure(path, args.only)):
+    for place, leaf in tree.leaves(structure):
         if tree.special(leaf) == "$tensor":
             told = leaf["$tensor"]
             size = math.prod(told["shape"]) * references.SIZES[told["dtype"]]
@@ -105,10 +89,12 @@ def _short(value: Any) -> str:
 
 def _verify(args: argparse.Namespace) -> int:
     from hocket.checkpoints import format as formats
+    from hocket.checkpoints.places import local_folder
 
     code = 0
     for path in args.paths:
-        problems = formats.verify(_here(path))
+        with local_folder(path) as folder:
+            problems = formats.verify(folder)
         print(f"{path}: {'valid' if not problems else 'not valid'}")
         for problem in problems:
             print(f"  {problem}")
@@ -119,7 +105,7 @@ def _verify(args: argparse.Namespace) -> int:
 def _export(args: argparse.Namespace) -> int:
     from hocket.checkpoints.foreign import export
 
-    count = export(_here(args.path), args.out)
+    count = export(args.path, args.out)
     print(f"{count} tensors in {args.out}")
     return 0
 
@@ -138,11 +124,12 @@ def _diff(args: argparse.Namespace) -> int:
 def _everything(path: str, only: list[str] | None) -> dict[str, Any]:
     from hocket.checkpoints import format as formats
     from hocket.checkpoints.foreign import read_weights
+    from hocket.checkpoints.places import local_folder
 
-    here = _here(path, only)
-    if here.is_dir() and (here / "manifest.json").exists():
-        return dict(_leaves(formats.read(here, only=only), ""))
-    return dict(read_weights(here))
+    with local_folder(path, only) as here:
+        if here.is_dir() and (here / "manifest.json").exists():
+            return dict(_leaves(formats.read(here, only=only), ""))
+        return dict(read_weights(here))
 
 
 def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:

@@ -10,6 +10,7 @@ from jsonargparse import ArgumentParser
 from torch import nn
 from torch.utils.data import DataLoader
 
+from hocket.plugins import PluginConfigError
 from hocket.plugins.spec import build
 from hocket.trainer import Trainer
 
@@ -39,7 +40,10 @@ def make_trainer(
 
 
 def trainer_from(args: argparse.Namespace) -> Trainer:
-    """The Trainer that a file describes. Ends the process with a message if the file cannot be understood."""
+    """The Trainer that a file describes. Ends the process with a message if the file cannot be understood.
+
+    Raises PluginConfigError for a value that the Trainer does not take.
+    """
     parser = ArgumentParser(prog="hocket", usage=argparse.SUPPRESS, add_help=False)
     parser.add_argument("--config", action="config")
     parser.add_function_arguments(make_trainer, fail_untyped=False)
@@ -53,4 +57,7 @@ def trainer_from(args: argparse.Namespace) -> Trainer:
         torch.manual_seed(config.seed)  # the model's first weights
     arguments = parser.instantiate(config).as_dict()
     del arguments["config"]
-    return make_trainer(**arguments)
+    try:
+        return make_trainer(**arguments)
+    except ValueError as error:
+        raise PluginConfigError(str(error)) from error

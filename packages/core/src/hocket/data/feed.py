@@ -149,7 +149,7 @@ class Feed:
             self._place = tree
         else:
             self._passes.restore(tree["pass"])
-            if isinstance(self._source, Iterator):
+            if isinstance(self._source, Iterator) and "own" not in tree["pass"]:
                 skipped(iter(self._data), self._read)
 
     def _nothing(self) -> str:

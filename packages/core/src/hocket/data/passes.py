@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
+from weakref import ReferenceType
 
 from torch.utils.data import DataLoader
 
@@ -14,7 +16,7 @@ from hocket.checkpoints.plain import decode, encode
 from hocket.data.errors import DataError
 from hocket.data.global_batches import by_index, makeup
 from hocket.data.indices import Indices
-from hocket.data.prepared import skipped
+from hocket.data.prepared import Prepared, fetcher_of, skipped
 from hocket.data.sources import Sources, has_state
 from hocket.data.workers import sheltered
 
@@ -34,7 +36,8 @@ class Passes:
     How the middle is found, by what the data is (``kind``):
 
     - ``indices``, a DataLoader over a map-style data set: the indices of the pass are drawn again, from the random numbers
-      that were there when it began, and those of past batches are left out. Nothing is loaded.
+      that were there when it began, and those of past batches are left out. Nothing is loaded. Without workers a data set with
+      ``state_dict`` and ``load_state_dict`` is told what it counted.
     - ``state``, anything else with ``state_dict`` and ``load_state_dict``, such as torchdata's StatefulDataLoader over an
       IterableDataset, and a DataLoader without workers over one that has them: it is told.
     - ``list``: by index.
@@ -50,7 +53,8 @@ class Passes:
         #: What is iterated in the end, of which ``data`` may be a share.
         self._source: Any = getattr(data, "loader", data)
         self._sources = Sources(given)
-        self.kind, self._stateful = _kind(self._source)
+        self.kind, self._stateful = _kind(self._source, given)
+        self._lasting = _lasting(self._source, self._stateful)
         #: Whether other ranks have other data, not other shares of the same.
         self.of_rank: bool = getattr(data, "of_rank", False)
         #: The random numbers that were there when this pass began, and when the persistent workers that live were started.
@@ -58,10 +62,14 @@ class Passes:
         self._workers: dict[str, Any] | None = None
         self._start_workers_like: dict[str, Any] | None = None
         self._indices: Indices | None = None
+        #: What knows when the source ends, and whether it had ended before the checkpoint that this pass goes on from.
+        self._fetcher: ReferenceType[Any] | None = None
+        self._over = False
         self._warned = False
 
     def begin(self) -> Iterator[Any]:
         """A new pass."""
+        self._over = False
         return self._iterate(None, 0)
 
     def state_dict(self, handed_out: int, under_way: bool) -> dict[str, Any]:
@@ -74,6 +82,11 @@ class Passes:
             "sources": self._sources.capture(),
             "workers": self._start_workers_like or self._workers,
         }
+        over = under_way and self.kind == "state" and (self._over or _ended(self._source, self._fetcher))
+        owner = self._stateful if under_way and not over else self._lasting
+        if owner is not None:
+            tree["own"] = encode(owner.state_dict(), "the data's state")
+        self._warn_of_workers()
         if not under_way:
             return tree
         if self.kind == "replay" and not self._warned:
@@ -85,17 +98,18 @@ class Passes:
                 stacklevel=2,
             )
         tree["start"] = self._start
+        tree["over"] = over
         tree["read"] = self._data.read if self.of_rank else handed_out  # type: ignore[attr-defined]
         if self._indices is not None:
             tree |= {"first": self._indices.first, "asked": self._indices.asked, "ended": self._indices.ended}
-        if self._stateful is not None:
-            tree["own"] = encode(self._stateful.state_dict(), "the training data's state")
         return tree
 
     def restore(self, tree: Mapping[str, Any]) -> None:
         """Between passes: the next one begins as it would have."""
         self._sources.restore(tree["sources"])
         self._start_workers_like = tree["workers"]
+        if self._lasting is not None and tree["kind"] == self.kind and "own" in tree:
+            self._lasting.load_state_dict(decode(tree["own"]))
 
     def resume(self, tree: Mapping[str, Any], handed_out: int, skip: int) -> Iterator[Any]:
         """The rest of a pass of which ``handed_out`` batches are done.
@@ -124,14 +138,19 @@ class Passes:
         outside = seeding.capture()
         if tree["start"] is not None:
             _put(tree["start"], self._sources)
-        if self._stateful is not None:
-            self._stateful.load_state_dict(decode(tree["own"]))
+        self._over = tree.get("over", False)
+        owner = self._lasting if self._over else self._stateful
+        if owner is not None and "own" in tree:
+            owner.load_state_dict(decode(tree["own"]))
         if self.of_rank and self.kind != "state":
             # A rank whose data has ended repeats its last batch, which is read again in case.
             skip += tree["read"] - handed_out
             self._data.hold = skip > 0  # type: ignore[attr-defined]
             skip = max(skip - 1, 0)
-        batches = self._iterate(tree, skip)
+        if self._over:  # no worker is started for it
+            self._start, batches = tree["start"], self._after(0)
+        else:
+            batches = self._iterate(tree, skip)
         if self.of_rank:
             self._data.read = tree["read"]  # type: ignore[attr-defined]
         if self._indices is not None:
@@ -150,39 +169,66 @@ class Passes:
 
     def _iterate(self, resumed: Mapping[str, Any] | None, skip: int) -> Iterator[Any]:
         self._start = _get(self._sources)
-        if self.kind != "indices":
-            self._indices = None
-            return self._after(skip if self._stateful is None else 0)
-        loader = self._source
-        alive = loader._iterator is not None
-        first = None if resumed is None else resumed["first"]
-        if not alive and self._start_workers_like is not None:
+        alive = _persistent(self._source)
+        like, self._start_workers_like = None if alive else self._start_workers_like, None
+        if like is not None:
             # Persistent workers draw a seed when they start, which this pass would not have done.
-            first = self._start if resumed is None else first
-            _put(self._start_workers_like, self._sources)
-        if not alive:
-            self._workers = self._start_workers_like or self._start
-        self._start_workers_like = None
+            _put(like, self._sources)
+        if self.kind == "indices":
+            first = None if like is None else self._start
+            batches = self._of_indices(first if resumed is None else resumed["first"], skip)
+        else:
+            self._indices = None
+            batches = self._after(skip if self._stateful is None else 0)
+            if like is not None:
+                _put(self._start, self._sources)
+        if not _persistent(self._source):
+            self._workers = None  # they end with the pass
+        elif not alive:
+            self._workers = like or self._start
+        return batches
+
+    def _of_indices(self, first: dict[str, Any] | None, skip: int) -> Iterator[Any]:
+        loader = self._source
         name = "sampler" if loader.batch_sampler is None else "batch_sampler"
         self._indices = Indices(getattr(loader, name), self._sources, first, skip)
         with _standing_in(loader, name, self._indices), sheltered(loader):
-            batches = iter(self._data)
-        if loader._iterator is None:
-            self._workers = None  # they end with the pass
-        return batches
+            return iter(self._data)
 
     def workers_ended(self) -> None:
         """Persistent workers are gone."""
         self._workers = None
 
+    def _warn_of_workers(self) -> None:
+        loader = self._source
+        if self._warned or self.kind != "indices" or not loader.num_workers or not has_state(loader.dataset):
+            return
+        self._warned = True
+        warnings.warn(
+            f"{type(loader.dataset).__name__} has a state_dict, but the {loader.num_workers} worker processes that load its "
+            "samples cannot be asked for it, so a resumed run begins with the state that the data set is made with. Use "
+            "num_workers=0, or let samples depend on their index and the epoch only, of which set_epoch is told.",
+            stacklevel=3,
+        )
+
     def _after(self, skip: int) -> Iterator[Any]:
-        """The data after the first ``skip`` batches of its source."""
-        if self._data is not self._source:  # a share: it reads the source itself
-            self._data.skip = skip  # type: ignore[attr-defined]
+        """The data after the first ``skip`` batches of its source, or what is left where that has ended."""
+        data = self._data
+        if data is not self._source:  # a share: it reads the source itself
+            data.skip, data.over = skip, self._over  # type: ignore[attr-defined]
             skip = 0
+        elif self._over:
+            return iter(())
         with sheltered(self._source):
-            batches = iter(self._data)
+            batches = iter(data)
+        self._fetcher = data.fetcher if isinstance(data, Prepared) else fetcher_of(batches)
         return skipped(batches, skip)
+
+
+def _persistent(source: Any) -> bool:
+    """Whether there are workers that go on with the next pass. torchdata's loader keeps its iterator without any, too."""
+    workers = isinstance(source, DataLoader) and source.persistent_workers and source.num_workers
+    return bool(workers) and source._iterator is not None
 
 
 @contextmanager
@@ -191,9 +237,8 @@ def _standing_in(loader: Any, name: str, indices: Indices) -> Iterator[None]:
     sampler = getattr(loader, name)
     # Past DataLoader.__setattr__, which forbids this because an iterator under way would not notice: it need not.
     vars(loader)[name] = indices
-    persistent = loader._iterator
-    if persistent is not None:
-        persistent._index_sampler = indices
+    if _persistent(loader):
+        loader._iterator._index_sampler = indices
     try:
         yield
     finally:
@@ -224,10 +269,11 @@ def _put(start: Mapping[str, Any], sources: Sources) -> None:
     sources.restore(start["sources"])
 
 
-def _kind(source: Any) -> tuple[str, Any]:
-    """How the middle of a pass is found, and who is asked where it is."""
+def _kind(source: Any, given: Any) -> tuple[str, Any]:
+    """How the middle of a pass is found, and who is asked for a state."""
     if by_index(source):  # one with a state, too: it would not know that it is shared over ranks
-        return "indices", None
+        dataset = getattr(given, "dataset", source.dataset)  # not what algorithms show it through
+        return "indices", dataset if not source.num_workers and has_state(dataset) else None
     if has_state(source):
         return "state", source
     if isinstance(source, list | tuple):
@@ -235,3 +281,31 @@ def _kind(source: Any) -> tuple[str, Any]:
     if isinstance(source, DataLoader) and not source.num_workers and has_state(source.dataset):
         return "state", source.dataset
     return "replay", None
+
+
+def _torchdatas(source: Any) -> bool:
+    """Whether this is torchdata's StatefulDataLoader."""
+    torchdata = sys.modules.get("torchdata.stateful_dataloader")
+    return torchdata is not None and isinstance(source, torchdata.StatefulDataLoader)
+
+
+def _lasting(source: Any, stateful: Any) -> Any:
+    """Who knows between passes where the data goes on, or None where every pass begins alike.
+
+    torchdata's loader knows where a pass is, and begins one when it is asked between two; what goes on is its data set, or
+    with workers, which end with the pass, nothing.
+    """
+    if not _torchdatas(source) or stateful is not source:
+        return stateful
+    return source.dataset if not source.num_workers and has_state(source.dataset) else None
+
+
+def _ended(source: Any, fetcher: ReferenceType[Any] | None) -> bool:
+    """Whether what a loader iterates ended with its last batch, a smaller one.
+
+    It may have begun anew by then: told where it is, it would yield another pass.
+    """
+    if _torchdatas(source) and source.num_workers:
+        workers = source.state_dict()["_snapshot"]["_worker_snapshots"].values()
+        return all(worker["fetcher_state"]["fetcher_ended"] for worker in workers)
+    return fetcher is not None and getattr(fetcher(), "ended", False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from typing import Any
+from weakref import ReferenceType, ref
 
 from hocket.data.errors import DataError
 from hocket.data.indices import pass_over
@@ -19,6 +20,12 @@ def skipped(batches: Iterator[Any], skip: int) -> Iterator[Any]:
     return batches
 
 
+def fetcher_of(batches: Iterator[Any]) -> ReferenceType[Any] | None:
+    """What the iterator of a DataLoader without workers loads samples with, as long as it lives. It knows when they end."""
+    fetcher = getattr(batches, "_dataset_fetcher", None)
+    return None if fetcher is None else ref(fetcher)
+
+
 class Prepared:
     """Batches made from the user's data, of which can still be asked what that says about itself.
 
@@ -29,14 +36,20 @@ class Prepared:
     makeup: tuple[int, str] = (1, "batches")
     #: How many global batches the next pass leaves out; Feed says so where it cannot leave out their indices.
     skip = 0
+    #: Whether nothing is left of the next pass, and it is ended without the data being read.
+    over = False
+    #: Of the data's own iterator in the latest pass; see `fetcher_of`.
+    fetcher: ReferenceType[Any] | None = None
 
     def __init__(self, data: Iterable[Any]) -> None:
         self._data = data
 
     def __iter__(self) -> Iterator[Any]:
         # The data's own pass begins here and not with the first batch: Feed begins it in the middle.
-        skip, self.skip = self.skip, 0
-        return self._shared(skipped(self._whole(iter(self._data)), skip))
+        skip, over, self.skip, self.over = self.skip, self.over, 0, False
+        batches = iter(()) if over else iter(self._data)
+        self.fetcher = self._data.fetcher if isinstance(self._data, Prepared) else fetcher_of(batches)
+        return self._shared(skipped(self._whole(batches), skip))
 
     def _whole(self, batches: Iterator[Any]) -> Iterator[Any]:
         """Global batches, from batches of the data."""

@@ -20,6 +20,10 @@ class CUDA(Device):
     def torch_device(self, local_rank: int) -> torch.device:
         """One GPU per rank; raises ValueError if the machine has fewer."""
         count = torch.cuda.device_count()
+        if not count:
+            raise ValueError(
+                "torch sees no GPU on this machine. Pass device='cpu', or install a torch built for the GPU."
+            )
         if local_rank >= count:
             raise ValueError(
                 f"Local rank {local_rank} has no GPU: this machine has {count}. Start at most {count} processes per "

@@ -14,6 +14,7 @@ import torch
 
 from hocket import scalars
 from hocket.data.batches import Counts
+from hocket.data.errors import DataError
 from hocket.data.feed import Feed
 from hocket.guard import NonFiniteGuard
 from hocket.loops import agreement
@@ -113,9 +114,14 @@ class FitLoop:
         state = self.state
         if state.requested is not Decision.NOTHING and Decision.STOP in state.requested:
             return True
-        until = state.fit_until
+        until, timestamp = state.fit_until, state.timestamp
         assert until is not None
-        return state.timestamp.count(until.unit) >= until.value
+        if until.unit is Unit.TOKEN and timestamp.batch and not timestamp.token:
+            raise DataError(
+                f"No tokens were counted in {timestamp.batch} batches, so a duration of {until} never ends. Give it in ba, sp "
+                "or ep, or use a hocket.Task whose count(batch) returns (samples, tokens)."
+            )
+        return timestamp.count(until.unit) >= until.value
 
     def close(self) -> None:
         """Forget the pass under way and end its worker processes."""
