@@ -23,8 +23,8 @@ from hocket.testkit import run_ranks
 def half(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that was stopped: checkpoints after five and ten batches."""
     folder = tmp_path_factory.mktemp("half")
-    make(folder, duration="2ep", policy={"every": "5ba"}).fit()
-    assert hocket.Checkpoints(folder).store.names() == ["ep0-ba5", "ep1-ba10"]
+    make(folder, duration="2ep", policy={"every": "1ep"}).fit()
+    assert hocket.Checkpoints(folder).store.names() == ["ep1-ba5", "ep2-ba10"]
     return folder
 
 
@@ -58,10 +58,10 @@ DAMAGE: dict[str, Callable[[Path], Any]] = {
 @pytest.mark.parametrize("damage", DAMAGE)
 @pytest.mark.parametrize("part", ["manifest", "tree", "tensors"])
 def test_a_damaged_file_is_named_and_the_one_before_taken(run: Path, damage: str, part: str) -> None:
-    newest = run / "ep1-ba10"
+    newest = run / "ep2-ba10"
     (file, *_) = sorted(newest.glob(f"{part}*"))
     DAMAGE[damage](file)
-    with pytest.warns(DamagedCheckpointWarning, match=rf"passes over 'ep1-ba10'.*{re.escape(file.name)}"):
+    with pytest.warns(DamagedCheckpointWarning, match=rf"passes over 'ep2-ba10'.*{re.escape(file.name)}"):
         trainer = make(run)
     assert trainer.state.timestamp.batch == 5
     with pytest.raises(CheckpointError, match=re.escape(file.name)):
@@ -72,20 +72,20 @@ def test_a_damaged_file_is_named_and_the_one_before_taken(run: Path, damage: str
 def test_the_run_ends_as_if_nothing_had_happened(tmp_path: Path, ranks: int) -> None:
     def rank_main(rank: int) -> int:
         warnings.simplefilter("ignore", DamagedCheckpointWarning)
-        trainer = make(tmp_path, duration="2ep", policy={"every": "5ba"})
+        trainer = make(tmp_path, duration="2ep", policy={"every": "1ep"})
         began = trainer.state.timestamp.batch
         trainer.fit()
         return began
 
     assert run_ranks(rank_main, ranks) == [0] * ranks
     expected = outcome(tmp_path)
-    flip(max((tmp_path / "ep1-ba10").iterdir(), key=lambda file: file.stat().st_size))
+    flip(max((tmp_path / "ep2-ba10").iterdir(), key=lambda file: file.stat().st_size))
     assert run_ranks(rank_main, ranks) == [5] * ranks
     assert differences(outcome(tmp_path), expected) == []
 
 
 def test_files_too_many_are_not_read(run: Path) -> None:
-    newest = run / "ep1-ba10"
+    newest = run / "ep2-ba10"
     (newest / "notes.txt").write_text("best so far")
     (newest / "model.pt").write_bytes(b"\x80\x04")
     (newest / "tensors-00009-0123456789abcdef.safetensors").write_bytes(b"another writer's")
@@ -98,7 +98,7 @@ def test_files_too_many_are_not_read(run: Path) -> None:
 
 
 def test_no_valid_checkpoint_is_a_fresh_start_that_says_so(run: Path) -> None:
-    for name in ("ep0-ba5", "ep1-ba10"):
+    for name in ("ep1-ba5", "ep2-ba10"):
         next((run / name).glob("tensors*")).unlink()
     with pytest.warns(DamagedCheckpointWarning) as told:
         assert make(run).state.timestamp.batch == 0
