@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -60,13 +61,26 @@ class Counts(Algorithm):
         self.count = state_dict["count"]
 
 
+class Steepen(Algorithm):
+    """Changes what the model computes, and no name or shape, as BlurPool does."""
+
+    events = frozenset({Event.INIT})
+
+    def apply(self, event: Event, state: State) -> None:
+        state.model.body = nn.Sequential()
+        state.model.body.register_parameter("weight", nn.Parameter(torch.zeros(4, 2)))
+        state.model.body.register_parameter("bias", nn.Parameter(torch.zeros(4)))
+        state.model.body.forward = lambda inputs: inputs @ state.model.body.weight.T * 2
+
+
 @pytest.fixture(autouse=True)
 def _registered() -> Iterator[None]:
-    plugins.register("algorithms", "widen", Widen)
-    plugins.register("algorithms", "counts", Counts)
+    given = {"widen": Widen, "counts": Counts, "steepen": Steepen}
+    for name, algorithm in given.items():
+        plugins.register("algorithms", name, algorithm)
     yield
-    plugins.unregister("algorithms", "widen")
-    plugins.unregister("algorithms", "counts")
+    for name in given:
+        plugins.unregister("algorithms", name)
 
 
 def make(model: nn.Module | None = None, **changes: Any) -> hocket.Trainer:
@@ -251,6 +265,15 @@ def test_what_changes_the_model_is_applied_again(tmp_path: Path, weights_only: b
     if not weights_only:
         resumed = make(weights=5, algorithms=recorded_algorithms(path, every=True), resume=path)
         assert same(resumed.model_state_dict(), first.model_state_dict()) and resumed.state.timestamp.batch == 3
+
+
+def test_weights_of_a_model_that_was_changed_otherwise(tmp_path: Path) -> None:
+    path, _ = saved(tmp_path, algorithms=["steepen"])
+    with pytest.warns(UserWarning, match=r"algorithms=\[{'steepen': {}}\]"):
+        make().load_weights(path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        make(algorithms=["steepen"]).load_weights(path)
 
 
 def test_what_cannot_be_applied_again_is_an_error(tmp_path: Path) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from hocket.checkpoints import format as formats
+from hocket.checkpoints.errors import CheckpointError
 from hocket.checkpoints.places import local_folder
 from hocket.checkpoints.plain import decode
 from hocket.checkpoints.shapes import Shape, fitting_optimizer_state
@@ -132,6 +134,25 @@ def recorded_algorithms(path: Path | str, every: bool = False) -> list[dict[str,
             )
         specifications.append({name: decode(each["config"])})
     return specifications
+
+
+def warn_of_surgery(path: Path | str, state: State) -> None:
+    """Warn of algorithms that changed what a checkpoint's model is made of, if it is one of ours, and that are not here."""
+    try:
+        recorded = recorded_algorithms(path)
+    except CheckpointError:
+        return
+    except ContentError as error:
+        warnings.warn(str(error), stacklevel=5)
+        return
+    here = {_short(voice.name) for voice in state.bus.voices}
+    missing = [each for each in recorded if not {name.rpartition("/")[2] for name in each} & here]
+    if missing:
+        warnings.warn(
+            f"The weights of {path} were trained in a model that algorithms had changed, and this Trainer has them not. Unless "
+            f"the model is changed already, give it algorithms={missing}.",
+            stacklevel=5,
+        )
 
 
 def _short(name: str) -> str:

@@ -275,6 +275,10 @@ def load_into(
     if trainer._loop.stage:
         raise RuntimeError("Weights cannot be loaded during a fit. Load them before it begins.")
     given = weights if isinstance(weights, Mapping) else read_weights(weights)
+    if not isinstance(weights, Mapping):
+        from hocket.checkpoints.fits import warn_of_surgery
+
+        warn_of_surgery(weights, state)
     own = trainer.model_state_dict()
     chosen, report = _choose(own, given, strict, ignore, remap, type(state.model).__name__)
     renamed = {f"{prefix}{name}": value for name, value in chosen.items()}
