@@ -356,6 +356,7 @@ optimizer: sgd(lr=0.1)
     [
         (["train", "file.yaml", "duration=5x"], ("'5x' is not a time", "'10ep'")),
         (["train", "file.yaml", "microbatch=0"], ("microbatch=0",)),
+        (["train", "file.yaml", "durration=5ep"], ("'durration'", "Did you mean 'duration'?")),
         (["--no-plugin", "plugins", "list"], ("'--no-plugin'", "--no-plugins")),
     ],
 )

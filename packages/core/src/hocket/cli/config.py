@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import difflib
+from inspect import signature
 from typing import Any
 
 import torch
@@ -39,10 +41,15 @@ def make_trainer(
     return Trainer(model=model, train_data=train_data, eval_data=eval_data, metrics=metrics, **arguments)
 
 
+def _keys() -> set[str]:
+    taken = [*signature(make_trainer).parameters, *signature(Trainer.__init__).parameters]
+    return {*taken} - {"self", "arguments"}
+
+
 def trainer_from(args: argparse.Namespace) -> Trainer:
     """The Trainer that a file describes. Ends the process with a message if the file cannot be understood.
 
-    Raises PluginConfigError for a value that the Trainer does not take.
+    Raises PluginConfigError for a key or a value that the Trainer does not take.
     """
     parser = ArgumentParser(prog="hocket", usage=argparse.SUPPRESS, add_help=False)
     parser.add_argument("--config", action="config")
@@ -51,6 +58,13 @@ def trainer_from(args: argparse.Namespace) -> Trainer:
         if "=" not in change:
             parser.error(
                 f"'{change}' changes nothing. Write key=value, such as duration=2ep or model.init_args.width=8."
+            )
+        key, keys = change.partition("=")[0].partition(".")[0], _keys()
+        if key not in keys:
+            near = difflib.get_close_matches(key, keys, 1)
+            raise PluginConfigError(
+                f"'{key}' is no key of a configuration. "
+                + (f"Did you mean '{near[0]}'?" if near else f"There are: {', '.join(sorted(keys))}.")
             )
     config = parser.parse_args(["--config", args.config, *(f"--{change}" for change in args.changes)])
     if config.seed is not None:
