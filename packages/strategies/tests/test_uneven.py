@@ -7,7 +7,6 @@ import warnings
 import pytest
 import torch
 import torch.nn.functional as F
-import torchmetrics
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -136,6 +135,7 @@ def test_a_named_loss_that_was_not_there_in_the_first_batch(tmp_path):
 @pytest.mark.parametrize("number", [5, 1], ids=["a rank with fewer", "a rank with none"])
 def test_metrics_of_ranks_without_a_batch(tmp_path, strategy, number):
     """Metrics that keep lists, those that keep sums, and collections of them; and every rank goes on as before."""
+    torchmetrics = pytest.importorskip("torchmetrics")
 
     def metrics():
         kinds = torchmetrics.classification
