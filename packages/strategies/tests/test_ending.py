@@ -50,4 +50,4 @@ def needed():
 def test_python_ends_after_the_threads_of_the_last_collective(start):
     """Torch alone aborts where one of them is late (pytorch#190489)."""
     done = ended(start)
-    assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
+    assert done.returncode == 0 and "done" in done.stdout.splitlines(), done.stderr  # gloo may speak there, too
