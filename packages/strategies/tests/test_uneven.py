@@ -218,7 +218,7 @@ def test_padding_of_an_evaluation_in_a_loop_of_ones_own():
         return counted, [str(each.message) for each in caught]
 
     (first, silent), (second, told) = run_ranks(loop, 2)
-    assert (first, second) == ([(2, 2), (1, 1)], [(2, 2), (1, 0)]) or sum(n for _, n in first + second) == 5
+    assert (first, second) == ([(2, 2), (1, 1)], [(2, 2), (1, 0)])
     assert not silent and "data.samples" in told[0]
 
 

@@ -380,3 +380,10 @@ class Interval:
 
     def __repr__(self) -> str:
         return f"Interval({str(self.every) if self.every else None!r})"
+
+
+def batches(given: int, argument: str = "every") -> int:
+    """A number of batches, where no other unit will do. Raises ValueError unless it is a positive int."""
+    if type(given) is not int or given < 1:
+        raise ValueError(f"{argument}={given!r} is not a number of batches; give an int of 1 or more, such as 10.")
+    return given

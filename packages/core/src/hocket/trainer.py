@@ -36,7 +36,7 @@ from hocket.result import Cost, Result
 from hocket.runtime import Runtime
 from hocket.state import State
 from hocket.task import SupervisedTask, Task
-from hocket.time import Interval, Time
+from hocket.time import Interval, Time, batches
 
 if TYPE_CHECKING:
     from hocket.checkpoints.foreign import Report
@@ -156,10 +156,8 @@ class Trainer:
         given = {"fast_dev_run": fast_dev_run, "limit_train": limit_train, "limit_eval": limit_eval}
         given |= {"limit_predict": limit_predict, "overfit": overfit, "sanity_eval": sanity_eval or None}
         for argument, number in given.items():
-            if number is not None and (type(number) is not int or number < 1):
-                raise ValueError(
-                    f"{argument}={number!r} is not a number of batches; give an int of 1 or more, or None."
-                )
+            if number is not None:
+                batches(number, argument)
 
         with switches.use(plugins):
             parts = setup.resolve(

@@ -8,9 +8,9 @@ from collections.abc import Iterable
 from torch import Tensor, nn
 
 from hocket.callback import Callback
-from hocket.callbacks.periodic import batches
 from hocket.dtensors import non_finite
 from hocket.state import State
+from hocket.time import batches
 
 
 class NaNMonitor(Callback):

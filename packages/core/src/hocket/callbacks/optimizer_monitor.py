@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from hocket.callback import Callback
-from hocket.callbacks.periodic import batches
 from hocket.dtensors import total_norm
 from hocket.state import State
+from hocket.time import batches
 
 
 class OptimizerMonitor(Callback):

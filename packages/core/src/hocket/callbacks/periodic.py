@@ -7,13 +7,6 @@ from hocket.state import State
 from hocket.time import Interval, Unit
 
 
-def batches(every: int) -> int:
-    """``every``, for callbacks that have to know before a batch ends. Raises ValueError unless it is a positive int."""
-    if isinstance(every, bool) or not isinstance(every, int) or every < 1:
-        raise ValueError(f"every={every!r} is not a number of batches; give an int of 1 or more, such as 10.")
-    return every
-
-
 class Periodic(Callback):
     """Calls :meth:`_report` when an interval is due: at the end of a batch, or of an epoch for intervals in epochs.
 

@@ -143,7 +143,7 @@ def warn_of_surgery(path: Path | str, state: State) -> None:
     except CheckpointError:
         return
     except ContentError as error:
-        warnings.warn(str(error), stacklevel=5)
+        warnings.warn(str(error), stacklevel=4)
         return
     here = {_short(voice.name) for voice in state.bus.voices}
     missing = [each for each in recorded if not {name.rpartition("/")[2] for name in each} & here]
@@ -151,7 +151,7 @@ def warn_of_surgery(path: Path | str, state: State) -> None:
         warnings.warn(
             f"The weights of {path} were trained in a model that algorithms had changed, and this Trainer has them not. Unless "
             f"the model is changed already, give it algorithms={missing}.",
-            stacklevel=5,
+            stacklevel=4,
         )
 
 
