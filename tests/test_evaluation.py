@@ -100,6 +100,27 @@ def test_intervals_of_their_own(data, model) -> None:
     assert not [batch for label, batch in evaluated if label == "never"]
 
 
+def test_the_end_of_a_fit_evaluates_each_set_that_was_not_evaluated_there(data, model) -> None:
+    evaluated: list[tuple[str, int]] = []
+
+    class Watch(hocket.Callback):
+        def eval_end(self, state: hocket.State) -> None:
+            evaluated.append((state.eval_label, state.timestamp.batch))
+
+    sets = {
+        "usual": data(4),
+        "rare": hocket.EvalSet(data(4), every="2ba"),
+        "never": hocket.EvalSet(data(4), every="0ba"),
+    }
+    trainer = hocket.Trainer(
+        model=model(), loss=F.cross_entropy, train_data=data(96), eval_data=sets, optimizer=sgd, duration="1ep",
+        callbacks=[Watch()],
+    )  # fmt: skip
+    metrics = trainer.fit().metrics
+    assert evaluated == [("rare", 2), ("usual", 3), ("rare", 3)]
+    assert metrics == pytest.approx(trainer.evaluate({label: sets[label] for label in ("usual", "rare")}), rel=1e-6)
+
+
 def test_every_submodule_keeps_its_mode(data) -> None:
     """S11: a BatchNorm that was frozen in eval mode was in training mode after one evaluation."""
     net = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 3))

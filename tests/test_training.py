@@ -52,6 +52,46 @@ def test_a_schedule_is_a_function_of_time(make) -> None:
     assert got == pytest.approx(expected)
 
 
+@pytest.mark.parametrize(
+    "schedule",
+    [lambda clock: clock.timestamp.batch / 12, lambda clock: clock.progress("4ep"), lambda clock: clock.now("ba") / 12],
+)
+def test_a_schedule_is_any_function_of_the_clock(make, schedule) -> None:
+    assert rates(make, schedule=schedule) == pytest.approx([0.1 * t / 12 for t in range(12)])
+
+
+def test_a_constant_function_is_a_schedule(make) -> None:
+    assert rates(make, schedule=lambda clock: 0.5) == [0.05] * 12
+
+
+@pytest.mark.parametrize(
+    "schedule", [lambda optimizer: "cosine", lambda optimizer: optimizer.nothing, lr_scheduler.StepLR]
+)
+def test_other_functions_are_no_schedules(make, schedule) -> None:
+    with pytest.raises((TypeError, AttributeError), match=r"number, or a function|no attribute 'nothing'|step_size"):
+        make(schedule=schedule)
+
+
+def test_a_parameter_group_that_is_added_later_has_a_base_rate_of_its_own(make, model) -> None:
+    net = model()
+    net[0].requires_grad_(False)
+
+    class Unfreeze(hocket.Callback):
+        def epoch_start(self, state: hocket.State) -> None:
+            if state.timestamp.epoch == 1:
+                net[0].requires_grad_(True)
+                state.optimizers[0].add_param_group({"params": list(net[0].parameters()), "lr": 0.01})
+
+    logger, before = memory(), net[0].weight.clone()
+    make(
+        model=net, optimizer=lambda parameters: sgd([p for p in parameters if p.requires_grad]), duration="4ep",
+        schedule="linear", callbacks=["lr-monitor", Unfreeze()], loggers=[logger],
+    ).fit()  # fmt: skip
+    assert not torch.equal(before, net[0].weight)
+    got = [value for _, value in logger.metrics["lr/group1"]]
+    assert got[1:] == pytest.approx([0.01 * (1 - t / 12) for t in range(4, 12)])
+
+
 @pytest.mark.parametrize("microbatch", [None, 8, 11])
 @pytest.mark.parametrize(
     ("every", "steps_before"), [("1ba", lambda t: t), ("2ba", lambda t: t // 2), ("1ep", lambda t: t // 3)]

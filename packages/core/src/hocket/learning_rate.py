@@ -12,7 +12,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from hocket.plugins.spec import build
 from hocket.schedules import Clock, Schedule
 from hocket.state import State
-from hocket.time import Interval, Time, Unit
+from hocket.time import Interval, Time, TimeError, Timestamp, Unit
 
 
 class LearningRate(Protocol):
@@ -61,6 +61,8 @@ class Scheduled:
         clock.epoch_length = state.epoch_length
         factor = self._schedule(clock)
         for group in self._optimizer.param_groups:
+            if "initial_lr" not in group:  # added since by add_param_group
+                group["initial_lr"] = float(group["lr"])
             rate = group["initial_lr"] * factor
             if isinstance(group["lr"], torch.Tensor):  # compiled and captured optimizers keep theirs on the device
                 group["lr"].fill_(rate)
@@ -124,8 +126,9 @@ def make_schedules(given: Any, optimizers: Sequence[Optimizer], every: str | Tim
     """One schedule for every optimizer, or a sequence of one each.
 
     Args:
-        given: a name or configuration such as ``"cosine(warmup=0.05dur)"``; a `hocket.schedules.Schedule`; a torch
-            LRScheduler or a function of the optimizer that returns one; a sequence of those; None.
+        given: a name or configuration such as ``"cosine(warmup=0.05dur)"``; a `hocket.schedules.Schedule`, or any function of
+            a `Clock` that returns a number; a torch LRScheduler or a function of the optimizer that returns one; a sequence of
+            those; None.
         every: how often torch's schedulers are stepped.
 
     Raises:
@@ -148,11 +151,21 @@ def _make(given: Any, optimizer: Optimizer, every: Time) -> LearningRate:
         return Scheduled(optimizer, build("schedules", given).obj)
     if isinstance(given, Schedule):
         return Scheduled(optimizer, given)
-    made = given if isinstance(given, LRScheduler) or not callable(given) else given(optimizer)
+    made = given
+    if callable(given) and not isinstance(given, LRScheduler):
+        try:
+            made = given(optimizer)
+        except (AttributeError, TypeError):  # an optimizer is no clock
+            if not _takes_a_clock(given):
+                raise
+            return Scheduled(optimizer, given)
+        if isinstance(made, int | float) and _takes_a_clock(given):
+            return Scheduled(optimizer, given)
     if not isinstance(made, LRScheduler):
         raise TypeError(
             f"schedule={given!r} gave {type(made).__name__}. Pass a name such as 'cosine(warmup=0.05dur)', a "
-            "hocket.schedules.Schedule, or a function of the optimizer that returns a torch LRScheduler."
+            "hocket.schedules.Schedule, a function of a hocket.schedules.Clock that returns a number, or a function of the "
+            "optimizer that returns a torch LRScheduler."
         )
     if made.optimizer is not optimizer:
         raise ValueError(
@@ -160,3 +173,13 @@ def _make(given: Any, optimizer: Optimizer, every: Time) -> LearningRate:
             "with. Make it from the same optimizer, or pass a function of the optimizer."
         )
     return Stepped(made, every)
+
+
+def _takes_a_clock(schedule: Callable[[Any], Any]) -> bool:
+    """Whether a function is one of a `Clock`: given one, it returns a number, or asks it for what is not known yet."""
+    try:
+        return isinstance(schedule(Clock(Timestamp(), Time(1, Unit.BATCH))), int | float)
+    except TimeError:
+        return True
+    except Exception:
+        return False

@@ -62,8 +62,9 @@ class Trainer:
         train_metrics: the same over the training batches of each epoch.
         optimizer: a function of the parameters (called after surgery), an optimizer, a name such as ``"adamw(lr=1e-3)"``, or
             several; None to ask the task.
-        schedule: a name such as ``"cosine(warmup=0.05dur)"``, a `hocket.schedules.Schedule`, or a function of the optimizer
-            that returns a torch LRScheduler, which is stepped every ``schedule_every`` optimizer steps or epochs.
+        schedule: a name such as ``"cosine(warmup=0.05dur)"``, a `hocket.schedules.Schedule`, a function of a
+            `hocket.schedules.Clock` that returns a factor, or a function of the optimizer that returns a torch LRScheduler,
+            which is stepped every ``schedule_every`` optimizer steps or epochs.
         duration: such as ``"10ep"``, ``"5000ba"``, ``"1e9tok"``, ``"90min"``; `fit` can be given another.
         algorithms, callbacks, loggers: names, ``{"name": {...}}`` configurations or instances.
         strategy, precision, device, actions: one each, likewise; ``"auto"`` chooses by the launch environment and hardware.

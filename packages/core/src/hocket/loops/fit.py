@@ -48,7 +48,9 @@ class FitLoop:
         self._guard = guard
         self._log_every = log_every
         self._compute = compute
-        self._evaluated_at = self._written_at = -1
+        self._written_at = -1
+        #: The batch after which each evaluation set was evaluated last, by label.
+        self._evaluated_at: dict[str, int] = {}
         #: The metrics, if there are any.
         self._shown: MetricSet | None = None
         self._clock = 0.0
@@ -94,8 +96,8 @@ class FitLoop:
             self._finish(left["stage"])
         while not self._over():
             self._epoch()
-        if self._evaluated_at != state.timestamp.batch:
-            self._evaluate({label: each for label, each in state.eval_sets.items() if each.every})
+        at, now = self._evaluated_at, state.timestamp.batch
+        self._evaluate({label: s for label, s in state.eval_sets.items() if s.every and at.get(label) != now})
         self._train_metrics()
         self._guard.fit_end(state)
         self._checkpoint("over", bus.fit_end)
@@ -236,13 +238,15 @@ class FitLoop:
         return {
             "stage": "" if self.stage == "over" else self.stage,
             "shares": list(self._shares),
-            "evaluated_at": self._evaluated_at,
+            "evaluated_at": dict(self._evaluated_at),
             "written_at": self._written_at,
         }
 
     def load_state_dict(self, tree: Mapping[str, Any]) -> None:
         """Undo :meth:`state_dict`: the next fit goes on where the one was that the state was taken in."""
-        self._evaluated_at, self._written_at = tree["evaluated_at"], tree["written_at"]
+        at, self._written_at = tree["evaluated_at"], tree["written_at"]
+        # Older checkpoints hold one number for all sets.
+        self._evaluated_at = dict.fromkeys(self.state.eval_sets, at) if isinstance(at, int) else dict(at)
         self.left = tree if tree["stage"] else None
 
     def _evaluate_what_is_due(self) -> None:
@@ -263,7 +267,7 @@ class FitLoop:
     def _evaluate(self, sets: dict[str, PreparedSet]) -> None:
         if sets:
             evaluate(self.state, sets)
-            self._evaluated_at = self.state.timestamp.batch
+            self._evaluated_at.update(dict.fromkeys(sets, self.state.timestamp.batch))
             self._clock = time.perf_counter()  # evaluation is not training time
 
     def _train_metrics(self) -> None:
