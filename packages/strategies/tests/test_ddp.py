@@ -45,6 +45,22 @@ def test_a_device_without_a_backend_is_refused():
         run_ranks(rank_main, 2)
 
 
+def test_two_ranks_with_one_gpu_are_refused_before_nccl_waits():
+    from concurrent.futures import ThreadPoolExecutor
+
+    from hocket.launching import Environment
+    from hocket_strategies.group import _wait_for_all
+
+    def join(store, gpus):
+        environments = [Environment("slurm", rank, 2, rank, 2, "127.0.0.1", 1) for rank in range(2)]
+        with ThreadPoolExecutor(2) as pool:
+            return list(pool.map(lambda e: _wait_for_all("ddp", store, e, 30.0, gpus[e.rank]), environments))
+
+    assert join(dist.HashStore(), ["GPU a of here", "GPU b of here"]) == [None, None]
+    with pytest.raises(ValueError, match=r"rank 0 and rank 1 would both compute on GPU a of here.*--gpus-per-task=1"):
+        join(dist.HashStore(), ["GPU a of here", "GPU a of here"])
+
+
 def test_a_process_group_of_others_is_used_and_left_alone():
     def rank_main(rank):
         strategy = DDP()

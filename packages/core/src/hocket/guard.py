@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import torch
 
-from hocket.dtensors import non_finite
+from hocket.dtensors import non_finite, total_norm
 from hocket.state import State
 
 Policy = Literal["raise", "skip", "warn"]
@@ -22,6 +22,8 @@ class NonFiniteGuard:
     gradients are looked at when a fit ends; before that, weights that they spoilt spoil the next loss. On a CPU that
     happens at once. On other devices looking would make the host wait in every step, so ``"raise"`` and ``"warn"`` only note
     it on the device and speak at the end of the logging interval; ``"skip"`` waits.
+
+    No checkpoint is written before the guard has looked at everything noted, and at the weights.
 
     All ranks decide alike: the loss is that of the global batch and the gradients are reduced.
 
@@ -80,6 +82,28 @@ class NonFiniteGuard:
                 state, f"the gradients of batch {state.timestamp.batch - 1}, which the optimizer has stepped with,"
             )
 
+    def before_checkpoint(self, state: State) -> bool:
+        """Whether the weights are worth keeping: what was noted is looked at, and they are finite on every rank.
+
+        Waits for the device, as the checkpoint is about to. Every rank has to call it.
+
+        Raises FloatingPointError under ``"raise"``; otherwise warns.
+        """
+        self.interval_end(state)
+        bad = not _weights_finite(state)
+        if state.strategy.world_size > 1:  # not every strategy keeps the same weights everywhere
+            bad = bool(state.bus.all_reduce(torch.tensor(int(bad)), "max").item())
+        if not bad:
+            return True
+        message = (
+            f"The weights are not finite after batch {state.timestamp.batch}, so no checkpoint is written; the earlier ones "
+            "stay. Resume from the latest of them with a lower learning rate or clip_gradients=1.0."
+        )
+        if self._policy == "raise":
+            raise FloatingPointError(message)
+        warnings.warn(message, RuntimeWarning, stacklevel=2)
+        return False
+
     def state_dict(self) -> dict[str, Any]:
         """What was skipped, and what was noted and not yet looked at."""
         return {"skipped": self.skipped, "noted": self._noted, "overflowed": self._overflowed}
@@ -107,3 +131,8 @@ class NonFiniteGuard:
 def _gradients_finite(state: State) -> bool:
     gradients = [parameter.grad for parameter in state.trained_parameters() if parameter.grad is not None]
     return not non_finite(gradients).item()
+
+
+def _weights_finite(state: State) -> bool:
+    weights = [each.detach() for each in state.trained_parameters() if each.is_floating_point() and each.numel()]
+    return not weights or bool(torch.isfinite(total_norm(weights, math.inf)).item())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import socket
 import time
 import warnings
 from collections.abc import Iterable, Iterator
@@ -314,7 +315,7 @@ def _initialise(name: str, backend: str, found: Environment, on: torch.device, s
     with Explained(name, found.rank, found.world_size, seconds):
         meeting = _store(found.master_address, found.master_port, found.rank, found.world_size, timeout)
         store = dist.PrefixStore(f"hocket/{attempt}/{next(_groups)}", meeting)
-        _wait_for_all(name, store, found, seconds)
+        _wait_for_all(name, store, found, seconds, _gpu(on) if "nccl" in backend else "")
         dist.init_process_group(
             backend,
             store=store,
@@ -325,10 +326,18 @@ def _initialise(name: str, backend: str, found: Environment, on: torch.device, s
         )
 
 
-def _wait_for_all(name: str, store: dist.Store, found: Environment, seconds: float) -> None:
-    """Return once every rank has come; unlike torch's own waiting, it ends when a worker fails and says who is missing."""
+def _gpu(on: torch.device) -> str:
+    """What tells a GPU from all others, on any machine."""
+    return f"GPU {torch.cuda.get_device_properties(on).uuid} of {socket.gethostname()}"
+
+
+def _wait_for_all(name: str, store: dist.Store, found: Environment, seconds: float, gpu: str = "") -> None:
+    """Return once every rank has come; unlike torch's own waiting, it ends when a worker fails and says who is missing.
+
+    Raises ValueError if two ranks have the same ``gpu``, with which NCCL would fail, or wait for ever.
+    """
     deadline, pause = time.monotonic() + seconds, 0.01
-    store.set(f"here/{found.rank}", "")
+    store.set(f"here/{found.rank}", gpu)
     store.add("here", 1)
     while store.add("here", 0) < found.world_size:
         launching.raise_failure()
@@ -342,6 +351,13 @@ def _wait_for_all(name: str, store: dist.Store, found: Environment, seconds: flo
             )
         time.sleep(pause)
         pause = min(2 * pause, 0.5)
+    if gpu:
+        gpus = store.multi_get([f"here/{rank}" for rank in range(found.world_size)])
+        if others := [rank for rank, each in enumerate(gpus) if each.decode() == gpu and rank != found.rank]:
+            raise ValueError(
+                f"strategy='{name}': rank {found.rank} and rank {others[0]} would both compute on {gpu}. Start one process per "
+                "GPU, or have the launcher show each process a GPU of its own (SLURM: srun --gpus-per-task=1)."
+            )
 
 
 @cache

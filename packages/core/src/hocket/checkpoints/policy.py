@@ -262,6 +262,8 @@ class Checkpoints(Callback):
         trainer = self._trainer()
         assert trainer is not None, "a Trainer attaches it"
         self._wait(state)
+        if not trainer._loop.may_checkpoint():
+            return
         if self._weights_only:
             model = trainer._own_names(state.bus.model_shards(state.prepared))
             tree: Any = {"model": model, "attached": content.described(state.bus.voices)}

@@ -39,7 +39,9 @@ def launch(function: Callable[..., Any], processes: int, *args: Any, timeout: fl
         WorkerError: a rank raised (the message has its traceback), died or did not end in time. The others are killed.
         RuntimeError: this process cannot be forked, because the platform does not know how or a GPU is in use.
     """
-    check_forkable(f"hocket.launch(…, {processes})")
+    who = f"hocket.launch(…, {processes})"
+    check_forkable(who)
+    _check_driver(who)
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         listening.listen(processes)
@@ -110,6 +112,32 @@ def check_forkable(who: str) -> None:
         raise RuntimeError(
             f"{who} forks, and a process that has used a GPU cannot be forked. Call it before anything touches "
             "torch.cuda (in a notebook: restart the kernel first), or start a script with hocket launch instead."
+        )
+
+
+def _check_driver(who: str) -> None:
+    """Raise RuntimeError if forks could not use the GPUs of this machine, although this process has not used one yet.
+
+    `torch.cuda.is_available()` starts the driver; a fork then finds it broken. Only a fork can tell, so ask one.
+    """
+    import torch
+
+    reading, writing = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of forking with threads, from Python 3.12 on
+        child = os.fork()
+    if not child:
+        os.write(writing, b"1" if torch.cuda._is_in_bad_fork() else b"0")
+        os._exit(0)
+    os.close(writing)
+    with open(reading, "rb") as pipe:
+        broken = pipe.read() == b"1"
+    os.waitpid(child, 0)
+    if broken and torch.cuda.device_count():
+        raise RuntimeError(
+            f"{who} forks, and forks of this process could not use its GPUs: something has asked for them already, such as "
+            "torch.cuda.is_available(). Call hocket.launch first (in a notebook: restart the kernel), start a script with "
+            "hocket launch instead, or set CUDA_VISIBLE_DEVICES= to train on the CPU."
         )
 
 

@@ -226,6 +226,10 @@ class FitLoop:
         event(self.state)
         self.stage = "fit"
 
+    def may_checkpoint(self) -> bool:
+        """Whether the guard lets a checkpoint be written; see :meth:`NonFiniteGuard.before_checkpoint`."""
+        return self._guard.before_checkpoint(self.state)
+
     def state_dict(self) -> dict[str, Any]:
         """Where in a fit this is, as a tree. Raises RuntimeError in the middle of a batch."""
         if self.left is not None:
