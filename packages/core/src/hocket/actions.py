@@ -16,9 +16,9 @@ from hocket.task import Loss, as_loss
 class DefaultActions:
     """Plain PyTorch, one line or two for each action. The hooks: :mod:`hocket.hookspecs.actions`."""
 
-    def split_batch(self, batch: Any, size: int) -> Sequence[Any]:
-        """Views of ``size`` samples along dimension 0."""
-        return batches.split(batch, size)
+    def split_batch(self, state: State, batch: Any, size: int) -> Sequence[Any]:
+        """Split by the task; views along dimension 0 unless it says otherwise."""
+        return state.task.split(batch, size)
 
     def move_batch(self, state: State, batch: Any) -> Any:
         """To the device, then as the precision wants it."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -89,6 +89,24 @@ class Task(nn.Module):
     def count(self, batch: Any) -> int | Counts:
         """Samples, or (samples, tokens), in a batch; see :func:`hocket.data.batches.count`."""
         return batches.count(batch)
+
+    def split(self, batch: Any, size: int) -> Sequence[Any]:
+        """Split a batch into microbatches of at most ``size`` samples, as :meth:`count` counts them.
+
+        Together they hold every sample once, in order. See :func:`hocket.data.batches.split` for what is split unless this is
+        overridden; batches of graphs or packed sequences, for instance, need a method of their own.
+
+        Example:
+            >>> class Detection(Task):
+            ...     def split(self, batch, size):
+            ...         images, boxes = batch
+            ...         starts = range(0, len(images), size)
+            ...         return [(images[i : i + size], boxes[i : i + size]) for i in starts]
+        """
+        if type(self).count is Task.count:
+            return batches.split(batch, size)
+        counted = self.count(batch)
+        return batches.split(batch, size, counted if isinstance(counted, int) else counted[0])
 
     def configure_optimizers(self) -> Any:
         """An optimizer or a sequence of them, for a Trainer that was given none."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from enum import Enum
 from typing import Any, NamedTuple
 
 import torch
+from torch.nn.utils.rnn import PackedSequence
 
 
 class Counts(NamedTuple):
@@ -36,6 +39,8 @@ def map_tensors(function: Callable[[torch.Tensor], Any], batch: Any) -> Any:
         return type(batch)([map_tensors(function, item) for item in batch])
     if isinstance(batch, Mapping):
         return _like_mapping(batch, {key: map_tensors(function, value) for key, value in batch.items()})
+    if isinstance(batch, PackedSequence):  # its batch_sizes stay on the CPU, as they are
+        return type(batch)(*(item if item is batch.batch_sizes else map_tensors(function, item) for item in batch))
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
         return type(batch)(*(map_tensors(function, item) for item in batch))
     if isinstance(batch, list | tuple):
@@ -82,45 +87,164 @@ def count(batch: Any) -> Counts:
     return Counts(sizes.pop(), tokens.numel() if isinstance(tokens, torch.Tensor) else 0)
 
 
-def split(batch: Any, size: int) -> list[Any]:
-    """Cut a batch along dimension 0 into microbatches of ``size`` samples, the last one perhaps smaller.
+def split(batch: Any, size: int, samples: int | None = None) -> list[Any]:
+    """Split a batch along dimension 0 into microbatches of ``size`` samples, the last one perhaps smaller.
 
-    Tensors become views; lists of per-sample items are sliced; numbers, strings and 0-dimensional tensors are repeated.
+    Tensors become views, and lists of per-sample items are sliced, but never the tensors in them. Numbers, strings, None and
+    0-dimensional tensors are repeated.
+
+    Args:
+        samples: number of samples in the batch; None for what :func:`count` says, which takes sequences of tensors for fields
+            that all samples share. If it is given, they may be sequences of samples too.
+
+    Raises:
+        ValueError: for some part of the batch it is not certain how it belongs to the samples.
     """
     if size < 1:
         raise ValueError(f"A microbatch holds at least one sample, not {size}.")
-    samples = count(batch).samples
+    counted = samples is None
+    samples = count(batch).samples if samples is None else samples
     if samples <= size:
         return [batch]
-    if (type(batch) is tuple or type(batch) is list) and all(
-        type(item) is torch.Tensor and item.dim() for item in batch
+    if (
+        (type(batch) is tuple or type(batch) is list)
+        and (counted or len(batch) == 2 or len(batch) != samples)
+        and all(
+            type(item) is torch.Tensor and item.dim() and item.size(0) == samples and item.layout is torch.strided
+            for item in batch
+        )
     ):
         return [type(batch)(piece) for piece in zip(*(item.split(size) for item in batch), strict=True)]
-    return [slice_samples(batch, start, min(start + size, samples), samples) for start in range(0, samples, size)]
+    cut = _Cut(batch, samples, counted)
+    return [cut(start, min(start + size, samples)) for start in range(0, samples, size)]
 
 
 def slice_samples(batch: Any, start: int, stop: int, samples: int | None = None) -> Any:
-    """Samples ``start`` to ``stop`` of a batch of ``samples``."""
-    total = count(batch).samples if samples is None else samples
+    """Samples ``start`` to ``stop`` of a batch of ``samples``; see :func:`split`."""
+    return _Cut(batch, count(batch).samples if samples is None else samples, samples is None)(start, stop)
 
-    def cut(item: Any) -> Any:
-        if isinstance(item, torch.Tensor):
-            return item[start:stop] if item.dim() and item.shape[0] == total else item
+
+class _Cut:
+    """Takes samples out of a batch, after every part of it has been checked; ``counted``: as :func:`count` reads it."""
+
+    def __init__(self, batch: Any, samples: int, counted: bool) -> None:
+        self._batch, self._samples, self._counted = batch, samples, counted
+        #: Whether some sequence can only be one of samples, and what is to be said of those that need not be.
+        self._of_samples = False
+        self._doubts: list[_NotPerSample] = []
+        try:
+            self._found = self._look(batch, "batch", top=True)
+            if self._doubts and not self._of_samples:
+                raise self._doubts[0]
+        except _NotPerSample as problem:
+            raise ValueError(str(problem)) from None
+        if not self._found:
+            raise ValueError(_UNSPLITTABLE.format(f"a batch of {type(batch).__name__}, which counts {samples} samples"))
+        self._sliced = {id(item) for item in self._found}
+
+    def __call__(self, start: int, stop: int) -> Any:
+        return self._slice(self._batch, start, stop)
+
+    def _look(self, item: Any, where: str, top: bool = False) -> list[Any]:
+        """The tensors and sequences in ``item`` that have one entry for each sample.
+
+        Raises _NotPerSample for a part that does not.
+        """
+        if isinstance(item, torch.Tensor) or (hasattr(item, "shape") and hasattr(item, "__getitem__")):
+            dense = not isinstance(item, torch.Tensor) or (item.layout is torch.strided and not item.is_nested)
+            if dense and not item.shape:
+                return []
+            if not dense or item.shape[0] != self._samples:
+                raise self._problem(item, where, f"of shape {tuple(item.shape)}" if dense else "that is not dense")
+            return [item]
+        if isinstance(item, PackedSequence):
+            raise self._problem(item, where)
         if isinstance(item, Mapping):
-            return _like_mapping(item, {key: cut(value) for key, value in item.items()})
-        if isinstance(item, tuple) and hasattr(item, "_fields"):
-            return type(item)(*(cut(part) for part in item))
+            return [part for key, value in item.items() for part in self._look(value, f"{where}[{key!r}]")]
+        if (names := _field_names(item)) is not None:
+            return [part for name in names for part in self._look(getattr(item, name), f"{where}.{name}")]
         if isinstance(item, list | tuple):
-            if _is_per_sample(item) and len(item) == total:
-                return item[start:stop]
-            return type(item)(cut(part) for part in item)
-        if dataclasses.is_dataclass(item) and not isinstance(item, type):
-            return dataclasses.replace(
-                item, **{f.name: cut(getattr(item, f.name)) for f in dataclasses.fields(item) if f.init}
-            )
+            return self._look_at_sequence(item, where, top)
+        if item is None or isinstance(item, _REPEATED):
+            return []
+        raise self._problem(item, where)
+
+    def _look_at_sequence(self, item: Sequence[Any], where: str, top: bool) -> list[Any]:
+        """A sequence of samples, or of fields that each hold all of them."""
+        of_samples = len(item) == self._samples and len({_signature(part) for part in item}) == 1
+        if _is_per_sample(item):
+            if len(item) != self._samples and any(part is not None for part in item):
+                raise self._problem(item, where, f"of {len(item)} items")
+            return [item] if len(item) == self._samples else []
+        try:
+            fields = [part for i, each in enumerate(item) for part in self._look(each, f"{where}[{i}]")]
+        except _NotPerSample:
+            if not of_samples:
+                raise
+            self._of_samples = True
+            return [item]
+        if not of_samples:
+            return fields
+        if not fields or all(isinstance(part, list | tuple) and _is_numbers(part) for part in item):
+            return [item]
+        if self._counted or (top and len(item) == 2 and isinstance(item[0], torch.Tensor)):
+            return fields  # such as (inputs, targets) of two samples
+        # Three images of three channels, or three views of three images each? As the other sequences of the batch are.
+        self._doubts.append(self._problem(item, where, f"of {len(item)} items that have {len(item)} each"))
+        return [item]
+
+    def _problem(self, item: Any, where: str, what: str = "") -> _NotPerSample:
+        found = f"{type(item).__name__} {what}".strip()
+        return _NotPerSample(
+            _UNSPLITTABLE.format(f"{where}, a {found}, in a batch that counts {self._samples} samples")
+        )
+
+    def _slice(self, item: Any, start: int, stop: int) -> Any:
+        if id(item) in self._sliced:
+            return item[start:stop]
+        if isinstance(item, Mapping):
+            return _like_mapping(item, {key: self._slice(value, start, stop) for key, value in item.items()})
+        if (names := _field_names(item)) is not None:
+            parts = {name: self._slice(getattr(item, name), start, stop) for name in names}
+            return type(item)(**parts) if isinstance(item, tuple) else dataclasses.replace(item, **parts)
+        if isinstance(item, list | tuple):
+            return type(item)(self._slice(part, start, stop) for part in item)
         return item
 
-    return cut(batch)
+
+class _NotPerSample(Exception):
+    """Some part of a batch does not have one entry for each sample."""
+
+
+def _signature(item: Any) -> Any:
+    """The same for what may be samples of one kind."""
+    if isinstance(item, torch.Tensor):
+        return item.dtype, item.dim()
+    if type(item) is list or type(item) is tuple:
+        return type(item), frozenset(map(_signature, item))
+    return type(item)
+
+
+def _is_numbers(item: Sequence[Any]) -> bool:
+    return all(isinstance(part, int | float) for part in item)
+
+
+#: What may be in a batch without belonging to its samples.
+_REPEATED = (str, bytes, int, float, complex, Enum, torch.dtype, torch.device, torch.Tensor)
+
+_UNSPLITTABLE = (
+    "Cannot split {} into smaller ones: which of it belongs to which sample is not certain. Use a hocket.Task and define "
+    "split(batch, size), which returns a list of batches of at most size samples each."
+)
+
+
+def _field_names(item: Any) -> Sequence[str] | None:
+    """The fields of a named tuple or dataclass, None for anything else."""
+    if isinstance(item, tuple) and hasattr(item, "_fields"):
+        return tuple(item._fields)
+    if dataclasses.is_dataclass(item) and not isinstance(item, type):
+        return [field.name for field in dataclasses.fields(item) if field.init]
+    return None
 
 
 def get_item(batch: Any, key: Any) -> Any:
@@ -147,8 +271,19 @@ def set_item(batch: Any, key: Any, value: Any) -> Any:
 
 
 def _like_mapping(batch: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
-    """``items`` as the kind of mapping that ``batch`` is, where that kind can be made from a dict (BatchEncoding can)."""
-    return items if type(batch) is dict else type(batch)(items)  # type: ignore[call-arg]
+    """``items``, which has the keys of ``batch``, as the same kind of mapping; as a dict if that kind cannot be made."""
+    if type(batch) is dict:
+        return items
+    try:
+        if isinstance(batch, MutableMapping):  # keeps what else it has, as the default_factory of a defaultdict
+            like: Any = copy.copy(batch)
+            like.update(items)
+        else:
+            like = type(batch)(items)  # type: ignore[call-arg]
+        alike = like is not batch and list(like) == list(items) and all(like[key] is items[key] for key in items)
+    except Exception:  # whatever its constructor makes of a dict
+        alike = False
+    return like if alike else items
 
 
 def _is_per_sample(item: Sequence[Any]) -> bool:
@@ -156,10 +291,12 @@ def _is_per_sample(item: Sequence[Any]) -> bool:
     return bool(item) and not any(isinstance(part, torch.Tensor | Mapping | list | tuple) for part in item)
 
 
-def _sizes(batch: Any) -> Any:
+def _sizes(batch: Any) -> Iterator[int]:
     if isinstance(batch, torch.Tensor):
         if batch.dim():
             yield batch.shape[0]
+    elif isinstance(batch, PackedSequence):
+        yield int(batch.batch_sizes[0])
     elif isinstance(batch, Mapping):
         for value in batch.values():
             yield from _sizes(value)

@@ -49,11 +49,15 @@ def compute_gradients(state: State, mine: int, everyone: int, metrics: MetricSet
             state.loss_parts = _microbatch(state, whole, mine, None, metrics)[-1]
     else:
         parts = []
+        left = mine
         for number, piece in enumerate(pieces, 1):
             piece, counts = unpadded(piece)
-            samples = 0 if not counts else mine if len(pieces) == 1 else min(mine, count(state, piece).samples)
+            samples = 0 if not counts else mine if piece is whole else min(mine, count(state, piece).samples)
+            left -= samples
             with bus.accumulate(state.prepared, number == len(pieces)):
                 parts.append(_Part(*_microbatch(state, piece, samples, per_sample, metrics)))
+        if left:
+            raise ValueError(_lost(state, mine, left))
         rescale = _mean(state, parts, mine, everyone)
     state.batch, state.outputs = whole, None
 
@@ -66,6 +70,15 @@ def compute_gradients(state: State, mine: int, everyone: int, metrics: MetricSet
     bus.after_train_batch(state)
     norm = bus.clip_gradients(state)
     state.gradient_norm = None if type(norm) is bool else norm
+
+
+def _lost(state: State, samples: int, left: int) -> str:
+    return (
+        f"A batch of {samples} samples was split into microbatches that count {samples - left} together, so "
+        f"{'some would be lost' if left > 0 else 'some would count twice'}. Check split and count of "
+        f"{type(state.task).__name__}: split(batch, size) returns every sample once, and count(batch) counts them alike in the "
+        "batch and in its parts."
+    )
 
 
 class _Part(NamedTuple):
