@@ -158,7 +158,7 @@ def test_ema_smoothing_refuses_what_makes_no_average(half_life, interval):
         ema_smoothing(half_life, interval)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(smoothing=st.floats(0, 1), seed=st.integers(0, 2**31))
 def test_ema_update_is_the_formula(smoothing, seed):
     generator = torch.Generator().manual_seed(seed)
@@ -240,7 +240,7 @@ def test_ema_update_says_what_is_wrong(averages, values, smoothing, words):
 # --- sharpness-aware minimisation
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(
     shapes=st.lists(st.lists(st.integers(1, 4), max_size=3), min_size=1, max_size=4),
     rho=st.floats(1e-3, 10),

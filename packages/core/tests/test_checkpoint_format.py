@@ -97,9 +97,7 @@ trees = st.dictionaries(
 
 
 @given(tree=trees)
-@settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
-)
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 def test_any_tree_comes_back(tmp_path, tree):
     formats.write(tmp_path / "c", tree, {"n": 1})
     assert formats.verify(tmp_path / "c") == []

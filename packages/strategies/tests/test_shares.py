@@ -119,7 +119,7 @@ def alone(data):
     return [batch.tolist() for batch in data]
 
 
-UNTIMED = settings(deadline=None, max_examples=60)
+SIXTY = settings(max_examples=60)
 loaders = {
     "samples": st.integers(1, 40),
     "size": st.integers(1, 9),
@@ -141,7 +141,7 @@ def test_the_middle_of_a_pass_is_not_walked_to():
     assert run_ranks(rank_main, 2) == [(10**11, [middle + 4 * rank + i for i in range(4)]) for rank in range(2)]
 
 
-@UNTIMED
+@SIXTY
 @given(**loaders, more=st.integers(0, 12))
 def test_a_global_batch_is_that_of_one_process(samples, size, ranks, drop_last, shuffle, more):
     def loader(batch_size=size):
@@ -155,7 +155,7 @@ def test_a_global_batch_is_that_of_one_process(samples, size, ranks, drop_last, 
         assert sum(sizes) == len(batch) and max(sizes) - min(sizes) <= 1
 
 
-@UNTIMED
+@SIXTY
 @given(**loaders)
 def test_a_batch_size_is_each_ranks_own(samples, size, ranks, drop_last, shuffle):
     def loader(batch_size=size):
@@ -166,7 +166,7 @@ def test_a_batch_size_is_each_ranks_own(samples, size, ranks, drop_last, shuffle
     assert {len(batch) for (batches,) in by_rank for batch in batches[:-1]} <= {size}
 
 
-@UNTIMED
+@SIXTY
 @given(**loaders)
 def test_evaluation_has_the_batches_of_one_process(samples, size, ranks, drop_last, shuffle):
     def loader():
@@ -180,7 +180,7 @@ def test_evaluation_has_the_batches_of_one_process(samples, size, ranks, drop_la
     assert joined(padded) == joined(by_rank) and len({len(batches) for (batches,) in padded}) == 1
 
 
-@UNTIMED
+@SIXTY
 @given(sizes=st.lists(st.integers(1, 5), min_size=1, max_size=12), ranks=st.integers(1, 5), whole=st.booleans())
 def test_batches_of_a_sampler_of_ones_own_go_one_to_each_rank(sizes, ranks, whole):
     """As do the batches of other iterables, and single indices that stand for batches."""
@@ -203,7 +203,7 @@ def test_batches_of_a_sampler_of_ones_own_go_one_to_each_rank(sizes, ranks, whol
         assert {len(batches) for (batches,) in by_rank} == {len(groups)}
 
 
-@UNTIMED
+@SIXTY
 @given(**loaders, more=st.integers(0, 12))
 def test_a_pass_can_end_before_a_rank_goes_without(samples, size, ranks, drop_last, shuffle, more):
     def loader():

@@ -1,0 +1,34 @@
+"""What every test finds, whoever runs it and wherever: no launcher's variables, Control-C that interrupts, no deadlines."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import tempfile
+
+import hypothesis
+import pytest
+
+#: Variables that hocket, torch, an MPI or rich would act upon, such as those of the job that the tests run in.
+_FOREIGN = re.compile(
+    r"(SLURM|OMPI|PMIX?|MPI|RAY|TORCHELASTIC|LOCAL|GROUP|ROLE|MASTER)_.*|RANK|WORLD_SIZE|HOCKET_(?!FAULTS_SEED$).*"
+    r"|NO_COLOR|FORCE_COLOR|TTY_.*|COLUMNS|LINES"
+)
+_HYPOTHESIS = "HYPOTHESIS_STORAGE_DIRECTORY"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    for name in [name for name in os.environ if _FOREIGN.fullmatch(name)]:
+        del os.environ[name]
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # under nohup and a script's `&`; children would inherit that
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if _HYPOTHESIS not in os.environ:  # workers of xdist find their parent's
+        os.environ[_HYPOTHESIS] = folder = tempfile.mkdtemp(prefix="hypothesis-")
+        config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+    # Whatever is timed fails on a busy machine; and without a database no run depends on the one before.
+    hypothesis.settings.register_profile(
+        "hocket", deadline=None, database=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+    )
+    hypothesis.settings.load_profile("hocket")
