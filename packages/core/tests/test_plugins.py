@@ -115,8 +115,9 @@ def test_what_is_registered_here_comes_first(install) -> None:
 
 def test_what_is_known_but_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOCKET_PLUGINS", "")
-    installed = plugins.catalog._installed()
-    monkeypatch.setattr(plugins.catalog, "_installed", lambda: tuple(e for e in installed if e.dist == "hocket"))
+    installed = plugins.catalog.installed()
+    own = installed._replace(entries=tuple(e for e in installed.entries if e.dist == "hocket"))
+    monkeypatch.setattr(plugins.catalog, "installed", lambda: own)
     with pytest.raises(plugins.UnknownPluginError, match=r"pip install 'hocket\[vision\]'"):
         plugins.get("algorithms", "blurpool")
     with pytest.raises(plugins.UnknownPluginError, match=r"Did you mean 'blurpool'\?.*hocket\[vision\]"):

@@ -100,7 +100,14 @@ def __getattr__(name: str) -> Any:
     if name not in _PUBLIC:
         raise AttributeError(f"module 'hocket' has no attribute '{name}'; it has {', '.join(__all__)}")
     module = _PUBLIC[name]
-    value = getattr(importlib.import_module(module), name) if module else importlib.import_module(f"hocket.{name}")
+    try:
+        value = getattr(importlib.import_module(module), name) if module else importlib.import_module(f"hocket.{name}")
+    except UnicodeDecodeError as error:  # in torch, which looks at every distribution's entry points
+        from hocket.plugins import catalog, distributions
+
+        for problem in catalog.installed().problems:
+            error.add_note(f"{problem.dist} {problem.version}: {problem.text}, or set {distributions.AUTOLOAD}=0.")
+        raise
     globals()[name] = value
     return value
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,14 +12,18 @@ from typing import Any
 import torch
 from torch import nn
 
-from hocket import launching, plugins
+from hocket import launching
 from hocket.algorithm import Need
 from hocket.devices import Device
+from hocket.plugins import catalog
 from hocket.plugins.bus import Bus
-from hocket.plugins.errors import PluginError
+from hocket.plugins.errors import PluginError, said
 from hocket.plugins.spec import Voice, build
 from hocket.precision import Precision
 from hocket.strategies import Strategy
+
+#: Where the strategy is from that "auto" chooses for several processes.
+_STRATEGIES = "hocket-strategies"
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,12 +100,12 @@ def _auto_strategy(devices: int) -> tuple[str, str]:
         world = max(found.world_size if found else 1, devices)
     if world == 1:
         return "single", f"single, because this is one process. {launching.hint(os.environ)}".rstrip()
-    if "ddp" not in plugins.names("strategies"):
+    if not any(entry.dist == _STRATEGIES and entry.name == "ddp" for entry in catalog.choices("strategies")):
         raise PluginError(
             f"There are {world} processes, and no installed strategy that runs on several. Type: "
             "pip install 'hocket[strategies]', or pass strategy='single' for independent runs."
         )
-    return "ddp", f"ddp, because there are {world} processes"
+    return f"{_STRATEGIES}/ddp", f"ddp, because there are {world} processes"
 
 
 def _check_devices(given: Any) -> int:
@@ -114,10 +119,25 @@ def _check_devices(given: Any) -> int:
     return given
 
 
-def _auto_device() -> tuple[str, str]:
-    known = {name: plugins.get("devices", name)() for name in plugins.names("devices")}
-    best = max((name for name in known if known[name].available()), key=lambda name: known[name].priority)
-    return best, f"{best}, the best of those available here"
+def _auto_device() -> tuple[Device, str]:
+    """The device with the highest priority among those available here; one that cannot say is skipped, with a warning."""
+    best: tuple[float, str, Device] | None = None
+    for entry in catalog.choices("devices"):
+        try:
+            device: Device = entry.load()()
+            if device.available() and (best is None or device.priority > best[0]):
+                best = device.priority, entry.name, device
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            warnings.warn(
+                f"device='auto' skips the device '{entry.name}' of {entry.dist} {entry.version}: {said(error)}. Type `hocket "
+                f"plugins doctor` for more; HOCKET_DISABLE_PLUGINS=dist:{entry.dist} leaves it out.",
+                stacklevel=4,
+            )
+    if best is None:
+        raise PluginError("No installed device is available here. Pass device=, such as device='cpu'.")
+    return best[2], f"{best[1]}, the best of those available here"
 
 
 def check_model(model: nn.Module, device: Any, materializes: bool = False) -> None:

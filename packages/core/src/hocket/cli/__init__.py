@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 
 from hocket.cli.command import Command
+from hocket.cli.source import summary
 from hocket.plugins import PluginError, catalog, switches
+from hocket.plugins.distributions import AUTOLOAD, UNREADABLE
 
 __all__ = ["Command", "main"]
 
@@ -15,6 +18,7 @@ __all__ = ["Command", "main"]
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code; a plug-in error is one paragraph on stderr and exit code 2."""
     argv = list(sys.argv[1:] if argv is None else argv)
+    _protect_torch()
     try:
         return _run(argv)
     except PluginError as error:
@@ -22,6 +26,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     except BrokenPipeError:  # piped into head
         return 0
+
+
+def _protect_torch() -> None:
+    """Beside entry points that cannot be read, torch can only be imported when it does not look for backends."""
+    unreadable = [each for each in catalog.installed().problems if UNREADABLE in each.text]
+    if unreadable and "torch" not in sys.modules and os.environ.setdefault(AUTOLOAD, "0") == "0":
+        for dist, version, text in unreadable:
+            print(f"hocket: {dist} {version}: {text}. Without it, {AUTOLOAD}=0 is set for torch.", file=sys.stderr)
 
 
 def _run(argv: list[str]) -> int:
@@ -49,13 +61,9 @@ def _run(argv: list[str]) -> int:
 
 
 def _help() -> str:
+    """The names of the commands, and what each is for as far as its source shows: nothing is imported."""
     lines = ["usage: hocket [--no-plugins] [--version] COMMAND …", ""]
-    names = catalog.names("commands")
-    width = max(map(len, names))
-    for name in names:
-        try:
-            summary = catalog.get("commands", name).summary
-        except PluginError as error:
-            summary = f"cannot be used: {error}"
-        lines.append(f"  {name:<{width}}  {summary}")
+    entries = {entry.name: entry for entry in catalog.choices("commands")}
+    width = max(map(len, entries))
+    lines += [f"  {name:<{width}}  {summary(entry)}".rstrip() for name, entry in entries.items()]
     return "\n".join([*lines, "", "hocket COMMAND --help says more about one."])

@@ -7,12 +7,12 @@ import json
 import os
 import subprocess
 import sys
-from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from hocket.cli.plugins import status
 from hocket.plugins import Entry, catalog, switches
+from hocket.plugins.distributions import AUTOLOAD
 
 #: Libraries that should stay out until a plug-in that needs them is named.
 HEAVY = (
@@ -21,22 +21,28 @@ HEAVY = (
 )  # fmt: skip
 TIMEOUT = 120
 
+#: Begins the line of a child's report: what is imported may print, then and at exit.
+_MARK = "hocket-doctor:"
 # torch is imported first, so that what is measured is what the plug-in adds to it.
 _CHILD = """
-import functools, importlib, json, sys, time
-if not sys.argv[2].startswith("commands"):
-    import torch
+import json, sys, time
+from hocket.plugins.catalog import Entry
+if sys.argv[2] != "commands":
+    import torch, hocket.devices, hocket.precision, hocket.strategies
 before = set(sys.modules)
 start = time.perf_counter()
 error = None
 try:
-    module, _, attribute = sys.argv[1].partition(":")
-    functools.reduce(getattr, attribute.split("."), importlib.import_module(module))
+    loaded = Entry(sys.argv[2], "x", "x", "x", sys.argv[1]).load()
+    if sys.argv[2] == "devices":
+        device = loaded()
+        device.available(), device.priority + 0
 except BaseException as raised:
+    raised = raised.__cause__ or raised
     error = f"{type(raised).__name__}: {raised}"
-loaded = {name.partition(".")[0] for name in set(sys.modules) - before}
-print("\\n" + json.dumps({"ms": round((time.perf_counter() - start) * 1e3, 1), "modules": len(set(sys.modules) - before),
-                        "loaded": sorted(loaded), "error": error}))
+ms, new = round((time.perf_counter() - start) * 1e3, 1), set(sys.modules) - before
+print("\\n" + sys.argv[3] + json.dumps({"ms": ms, "modules": len(new), "error": error,
+    "loaded": sorted({name.partition(".")[0] for name in new})}), flush=True)
 """
 
 
@@ -45,25 +51,24 @@ def run(args: argparse.Namespace) -> int:
     allowed = switches.current()
     entries = catalog.entries(args.kind)
     usable = [entry for entry in entries if status(entry, allowed) == "usable" and entry.obj is None]
-    providers = Counter((entry.kind, entry.name) for entry in usable)
     with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
         probed = dict(zip(usable, pool.map(_probe, usable), strict=True))
     report = []
     for entry in entries:
         found = probed.get(entry, {})
-        problems = []
-        if found.get("error"):
-            problems.append(f"cannot be imported: {found['error']}")
-        if providers[entry.kind, entry.name] > 1:
-            others = [e.dist for e in usable if (e.kind, e.name) == (entry.kind, entry.name) and e.dist != entry.dist]
-            problems.append(f"also provided by {', '.join(others)}: write '{entry.dist}/{entry.name}'")
-        if entry.api != catalog.API:
-            problems.append(f"speaks {entry.api}, this hocket speaks {catalog.API}")
         report.append(
             {
                 "kind": entry.kind, "name": entry.name, "distribution": entry.dist, "version": entry.version,
                 "status": status(entry, allowed), "import_ms": found.get("ms"), "modules": found.get("modules"),
-                "heavy": [name for name in found.get("loaded", ()) if name in HEAVY], "problems": problems,
+                "heavy": [name for name in found.get("loaded", ()) if name in HEAVY],
+                "problems": _problems(entry, found.get("error"), usable),
+            }
+        )  # fmt: skip
+    for dist, version, text in catalog.installed().problems:
+        report.append(
+            {
+                "kind": "distributions", "name": dist or "unknown", "distribution": dist, "version": version,
+                "status": "skipped", "import_ms": None, "modules": None, "heavy": [], "problems": [text],
             }
         )  # fmt: skip
     if args.json:
@@ -74,18 +79,37 @@ def run(args: argparse.Namespace) -> int:
     return int(any(line["problems"] for line in report))
 
 
+def _problems(entry: Entry, error: str | None, usable: list[Entry]) -> list[str]:
+    """What is wrong with an entry, and what to do."""
+    leave = f"upgrade or uninstall {entry.dist}, or set HOCKET_DISABLE_PLUGINS=dist:{entry.dist}"
+    problems = [f"cannot be used: {entry.problem}"] if entry.problem else []
+    if error:
+        problems.append(f"cannot be used: {error}. Install what it misses, {leave}")
+    others = [e.dist for e in usable if (e.kind, e.name) == (entry.kind, entry.name) and e.dist != entry.dist]
+    if entry in usable and catalog.CORE in others:
+        problems.append(f"'{entry.name}' is hocket's own: write '{entry.dist}/{entry.name}' for this one")
+    elif entry in usable and others and entry.dist != catalog.CORE:
+        problems.append(f"also provided by {', '.join(others)}: write '{entry.dist}/{entry.name}'")
+    if entry.api != catalog.API:
+        problems.append(f"speaks {entry.api}, this hocket speaks {catalog.API}")
+    return problems
+
+
 def _probe(entry: Entry) -> dict[str, Any]:
-    command = [sys.executable, "-c", _CHILD, entry.target, entry.kind]
+    command = [sys.executable, "-c", _CHILD, entry.target, entry.kind, _MARK]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, check=False)
+        done = subprocess.run(
+            command, capture_output=True, stdin=subprocess.DEVNULL, encoding="utf-8", errors="replace", timeout=TIMEOUT,
+            check=False, env=os.environ | {AUTOLOAD: "0"},
+        )  # fmt: skip
     except subprocess.TimeoutExpired:
         return {"error": f"took more than {TIMEOUT} s"}
-    try:
-        answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    except (IndexError, ValueError):
-        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        return {"error": f"the process ended with exit code {done.returncode}: {last}"}
-    return answer
+    for line in done.stdout.splitlines():
+        if line.startswith(_MARK):
+            answer: dict[str, Any] = json.loads(line.removeprefix(_MARK))
+            return answer
+    last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+    return {"error": f"the process ended with exit code {done.returncode}: {last}"}
 
 
 def _print(line: dict[str, Any]) -> None:

@@ -78,6 +78,8 @@ def status(entry: Entry, allowed: switches.Switches) -> str:
     """``usable``, or why not."""
     if entry.api != catalog.API:
         return f"speaks {entry.api}"
+    if entry.problem:
+        return f"cannot be used: {entry.problem}"
     return "usable" if allowed.permit(entry) else "switched off"
 
 

@@ -11,27 +11,35 @@ from hocket.plugins import Entry
 
 
 def summary(entry: Entry) -> str:
-    """The first line of the docstring, or empty where the source does not show it."""
-    if entry.obj is not None:
-        return (entry.obj.__doc__ or "").strip().partition("\n")[0]
-    module, _, attribute = entry.target.partition(":")
+    """The first line of the docstring, or what an instance was given first; empty where the source does not show it."""
+    try:
+        text = (entry.obj.__doc__ or "") if entry.obj is not None else _documented(*entry.target.split(":"))
+        return text.strip().partition("\n")[0]
+    except Exception:  # source that cannot be found, read or parsed says nothing
+        return ""
+
+
+def _documented(module: str, attribute: str) -> str:
     file = _find(module)
     if file is None:
         return ""
-    try:
-        text = file.read_text(encoding="utf-8")
-        start = next((text.index(key) for key in (f"\nclass {attribute}", f"\ndef {attribute}(") if key in text), None)
-        if start is None:
-            return ""
-        # One definition is parsed and not the file: there may be many plug-ins.
-        definition = text[start + 1 :].splitlines(keepends=True)
-        end = next((i for i, line in enumerate(definition[1:], 1) if line.strip() and line[0] not in " \t)#"), None)
-        node = ast.parse("".join(definition[:end])).body[0]
-    except (OSError, SyntaxError, UnicodeDecodeError, ValueError):
+    text = file.read_text(encoding="utf-8")
+    keys = (f"\nclass {attribute}", f"\ndef {attribute}(", f"\n{attribute} = ")
+    start = next((text.index(key) for key in keys if key in text), None)
+    if start is None:
         return ""
-    if not isinstance(node, ast.ClassDef | ast.FunctionDef):
-        return ""
-    return (ast.get_docstring(node) or "").partition("\n")[0]
+    # One definition is parsed and not the file: there may be many plug-ins.
+    definition = text[start + 1 :].splitlines(keepends=True)
+    end = next((i for i, line in enumerate(definition[1:], 1) if line.strip() and line[0] not in " \t)#"), None)
+    node = ast.parse("".join(definition[:end])).body[0]
+    if isinstance(node, ast.ClassDef | ast.FunctionDef):
+        return ast.get_docstring(node) or ""
+    if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):  # such as Command("what it does", …)
+        given = [*node.value.args[:1], *(each.value for each in node.value.keywords if each.arg == "summary")]
+        return next(
+            (each.value for each in given if isinstance(each, ast.Constant) and isinstance(each.value, str)), ""
+        )
+    return ""
 
 
 def _find(module: str) -> Path | None:

@@ -4,7 +4,7 @@
 everything with its distribution, ``refresh()`` looks at the installed distributions again.
 """
 
-from hocket.plugins.catalog import KINDS, Entry, entries, get, names, refresh, register, unregister
+from hocket.plugins.catalog import Entry, entries, get, names, refresh, register, unregister
 from hocket.plugins.errors import (
     AmbiguousPluginError,
     BrokenPluginError,
@@ -16,6 +16,7 @@ from hocket.plugins.errors import (
     PluginError,
     UnknownPluginError,
 )
+from hocket.plugins.kinds import KINDS
 
 __all__ = [
     "KINDS",

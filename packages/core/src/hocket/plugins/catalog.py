@@ -5,32 +5,23 @@ from __future__ import annotations
 import difflib
 import functools
 import importlib
+import re
 import sys
 import tomllib
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import importlib_metadata
 
-from hocket.plugins import switches
-from hocket.plugins.errors import AmbiguousPluginError, BrokenPluginError, PluginError, UnknownPluginError
+from hocket.plugins import distributions, switches
+from hocket.plugins.distributions import Problem, normal
+from hocket.plugins.errors import AmbiguousPluginError, BrokenPluginError, PluginError, UnknownPluginError, said
+from hocket.plugins.kinds import KINDS, misfit
+from hocket.plugins.kinds import singular as singular
 
-#: What plug-ins can be. The entry-point group of a kind is ``hocket.v1.<kind>``.
-KINDS = (
-    "actions",
-    "algorithms",
-    "callbacks",
-    "commands",
-    "datasets",
-    "devices",
-    "loggers",
-    "optimizers",
-    "precisions",
-    "schedules",
-    "strategies",
-)
 #: The version of the contract that this core speaks.
 API = "v1"
 #: The distribution of core, whose plug-ins are there whatever is switched off by number.
@@ -51,60 +42,99 @@ class Entry:
     api: str = API
     #: The class, for one that was registered in this process.
     obj: Any = field(default=None, compare=False, repr=False)
+    #: Why it cannot be used and what to do about that, or empty.
+    problem: str = ""
 
     def load(self) -> Any:
-        """Import it. Raises BrokenPluginError if that fails, with the original error as the cause."""
+        """Import it. Raises BrokenPluginError if that fails, with the original error as the cause, or leads to no plug-in."""
         if self.obj is not None:
             return self.obj
         module, _, attribute = self.target.partition(":")
+        what = f"{singular(self.kind)} '{self.name}' of {self.dist} {self.version}"
         try:
-            return functools.reduce(getattr, attribute.split("."), importlib.import_module(module))
-        except Exception as error:
+            obj = functools.reduce(getattr, attribute.split("."), importlib.import_module(module))
+        except KeyboardInterrupt:
+            raise  # the user's
+        except BaseException as error:  # a module that exits when it is imported does not end this process
             raise BrokenPluginError(
-                f"{singular(self.kind)} '{self.name}' of {self.dist} {self.version} cannot be imported from {self.target}: "
-                f"{type(error).__name__}: {error}. Install what it misses, upgrade {self.dist}, or leave '{self.name}' out."
+                f"{what} cannot be imported from {self.target}: {said(error)}. Install what it misses, upgrade {self.dist}, "
+                f"or leave '{self.name}' out."
             ) from error
-
-
-def singular(kind: str) -> str:
-    """``algorithm`` for ``algorithms``."""
-    return {"strategies": "strategy", "actions": "actions"}.get(kind, kind.removesuffix("s"))
+        if wrong := misfit(self.kind, obj):
+            raise BrokenPluginError(
+                f"{what} cannot be used: its entry point leads to {self.target}, but {wrong}. Upgrade {self.dist}, or leave "
+                f"'{self.name}' out; its author has to name a class of that kind."
+            )
+        return obj
 
 
 _registered: dict[tuple[str, str], Entry] = {}
 
 
+class Catalog(NamedTuple):
+    """What one look at the distributions has found."""
+
+    entries: tuple[Entry, ...]
+    #: Of distributions, not of one entry.
+    problems: tuple[Problem, ...]
+
+
 @functools.cache
-def _installed() -> tuple[Entry, ...]:
+def installed() -> Catalog:
     """Every entry point of a ``hocket.*`` group, whatever version it speaks; one look at the distributions."""
-    found = []
-    # A distribution parses its metadata whenever it is asked for its name or version.
-    known: dict[int, tuple[str, str]] = {id(None): ("unknown", "0")}
-    for point in importlib_metadata.entry_points():
-        if not point.group.startswith("hocket."):
+    declared, problems = distributions.scan()
+    found = [entry for each in declared for entry in _entries_of(each)]
+    return Catalog(tuple(sorted(found)), tuple(problems))
+
+
+def _entries_of(declared: distributions.Declared) -> Iterator[Entry]:
+    core = normal(declared.dist) == CORE
+    dist = CORE if core else declared.dist
+    points = dict.fromkeys(declared.points)
+    several = Counter((point.group, point.name) for point in points)
+    for point in points:
+        group = re.fullmatch(r"hocket\.(v[0-9]+)\.(\w+)", point.group)
+        if group is None:
             continue
-        _, api, *kind = point.group.split(".")
-        if api.startswith("v") and api[1:].isdigit() and len(kind) == 1:
-            if point.dist is not None and id(point.dist) not in known:
-                known[id(point.dist)] = point.dist.name, point.dist.version
-            found.append(Entry(kind[0], point.name, *known[id(point.dist)], point.value, api))
-    return tuple(sorted(found))
+        api, kind = group.groups()
+        target, problem = _target(point.value)
+        if several[point.group, point.name] > 1:
+            problem = f"its entry_points.txt declares '{point.name}' more than once; keep one"
+        elif api == API and kind not in KINDS:
+            problem = f"'{kind}' is not a kind of plug-in; the kinds are {', '.join(KINDS)}"
+        elif not re.fullmatch(r"\w[\w.-]*", point.name):
+            problem = (
+                f"{point.name!r} is not a name that can be typed; its author has to use letters, digits and hyphens"
+            )
+        elif declared.damage and not core:
+            problem = declared.damage
+        yield Entry(kind, point.name, dist, declared.version, target, api, problem=problem)
+
+
+def _target(value: str) -> tuple[str, str]:
+    """``module:attribute`` without spaces and extras, and what is wrong with that."""
+    match = importlib_metadata.EntryPoint.pattern.match(value)
+    if match is None or not match["attr"]:
+        return value, f"its entry point is {value!r}; its author has to write module:Class"
+    return f"{match['module']}:{match['attr']}", ""
 
 
 def refresh() -> None:
     """Forget what was seen; the next question looks at the installed distributions again."""
-    _installed.cache_clear()
+    installed.cache_clear()
 
 
 def entries(kind: str | None = None) -> list[Entry]:
     """Everything that is installed or registered, sorted; those that speak another version or are switched off, too."""
-    return sorted(entry for entry in (*_installed(), *_registered.values()) if kind is None or entry.kind == kind)
+    return sorted(
+        entry for entry in (*installed().entries, *_registered.values()) if kind is None or entry.kind == kind
+    )
 
 
 def names(kind: str) -> list[str]:
     """Short names of the plug-ins of a kind that can be used, sorted."""
     _check_kind(kind)
-    return sorted({entry.name for entry in _usable(kind)})
+    return sorted({entry.name for entry in _usable(entries(kind))})
 
 
 def get(kind: str, name: str) -> Any:
@@ -119,10 +149,22 @@ def find(kind: str, name: str) -> Entry:
     """The entry that goes by a name, or by ``distribution/name``; what was registered in this process counts first."""
     _check_kind(kind)
     dist, _, short = name.rpartition("/")
-    usable = [entry for entry in _usable(kind) if entry.name == short and (not dist or _same(entry.dist, dist))]
+    named = [
+        entry
+        for entry in entries(kind)
+        if (entry.name == short and (not dist or normal(entry.dist) == normal(dist)))
+        or (entry.problem and entry.name == name)
+    ]
+    usable = _usable(named)
     registered = [entry for entry in usable if entry.obj is not None]
+    if not dist and any(entry.dist == CORE for entry in named):  # core's names lead to core's, whoever else takes them
+        usable = [entry for entry in usable if entry.dist == CORE]
     candidates = registered or usable
     if not candidates:
+        if broken := next((entry for entry in named if entry.problem), None):
+            raise BrokenPluginError(
+                f"{singular(kind)} '{broken.name}' of {broken.dist} {broken.version} cannot be used: {broken.problem}."
+            )
         raise UnknownPluginError(_unknown(kind, name, short))
     if len(candidates) > 1:
         choices = " or ".join(f"'{entry.dist}/{entry.name}'" for entry in candidates)
@@ -133,13 +175,25 @@ def find(kind: str, name: str) -> Entry:
 
 
 def entry_of(kind: str, cls: type) -> Entry | None:
-    """The entry that declares a class, if there is one; under the module that defines it, or one that re-exports it."""
+    """The entry that declares a class, if there is one; under the module that defines it, or one that re-exports it.
+
+    Of several, that of the package that defines the class: others may declare it again.
+    """
 
     def declares(entry: Entry) -> bool:
+        if entry.obj is not None:
+            return entry.obj is cls
         module, _, attribute = entry.target.partition(":")
-        return entry.obj is cls or getattr(sys.modules.get(module), attribute, None) is cls
+        try:
+            return getattr(sys.modules.get(module), attribute, None) is cls
+        except Exception:  # of a module with a __getattr__ of its own
+            return False
 
-    return next((entry for entry in entries(kind) if entry.api == API and declares(entry)), None)
+    own = cls.__module__.partition(".")[0].replace("_", "-")
+    found = [entry for entry in entries(kind) if entry.api == API and not entry.problem and declares(entry)]
+    return min(
+        found, key=lambda entry: (entry.obj is None, normal(entry.dist) != own, entry.dist != CORE, entry), default=None
+    )
 
 
 def register(kind: str, name: str, cls: Any) -> None:
@@ -160,23 +214,22 @@ def unregister(kind: str, name: str) -> None:
         raise UnknownPluginError(f"No {singular(kind)} '{name}' was registered in this process.")
 
 
-def _usable(kind: str) -> list[Entry]:
+def choices(kind: str) -> list[Entry]:
+    """What could be chosen for a user who names none: all that can be used, but for those that take a name of core's."""
+    usable = _usable(entries(kind))
+    own = {entry.name for entry in usable if entry.dist == CORE}
+    return [entry for entry in usable if entry.dist == CORE or entry.name not in own]
+
+
+def _usable(among: Iterable[Entry]) -> list[Entry]:
     allowed = switches.current()
     allowed.warn_about_unmatched(entries())
-    return [entry for entry in entries(kind) if entry.api == API and allowed.permit(entry)]
+    return [entry for entry in among if entry.api == API and not entry.problem and allowed.permit(entry)]
 
 
 def _check_kind(kind: str) -> None:
     if kind not in KINDS:
         raise PluginError(f"'{kind}' is not a kind of plug-in; the kinds are {', '.join(KINDS)}.")
-
-
-def _same(a: str, b: str) -> bool:
-    return _normal(a) == _normal(b)
-
-
-def _normal(dist: str) -> str:
-    return dist.lower().replace("_", "-").replace(".", "-")
 
 
 def _unknown(kind: str, name: str, short: str) -> str:

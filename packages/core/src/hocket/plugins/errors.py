@@ -37,3 +37,12 @@ class OrderError(PluginError):
 
 class PlanError(PluginError):
     """The parts of a run do not fit together."""
+
+
+def said(error: BaseException) -> str:
+    """Return the class and the first line of the message of an error, whose own ``__str__`` may fail."""
+    try:
+        first = str(error).strip().partition("\n")[0]
+    except Exception:
+        first = ""
+    return f"{type(error).__name__}: {first[:300]}".rstrip(": ")

@@ -46,7 +46,7 @@ def build(kind: str, spec: Any, *arguments: Any) -> Voice:
         UnknownPluginError, AmbiguousPluginError, BrokenPluginError: there is no such plug-in, or it does not work.
     """
     if isinstance(spec, str):
-        name, config = parse_spec(spec)
+        name, config = _from_text(kind, spec)
     elif isinstance(spec, Mapping):
         name, config = _from_mapping(kind, spec)
     elif isinstance(spec, type):
@@ -59,6 +59,15 @@ def build(kind: str, spec: Any, *arguments: Any) -> Voice:
     entry = catalog.find(kind, name)
     made = _make(kind, entry.name, entry.load(), arguments, config)
     return Voice(kind, entry.name, made, entry.dist, entry.version, config)
+
+
+def _from_text(kind: str, text: str) -> tuple[str, dict[str, Any]]:
+    try:
+        return parse_spec(text)
+    except PluginConfigError:
+        if any(entry.name == text.strip() for entry in catalog.entries(kind)):
+            catalog.find(kind, text.strip())  # raises, and says why a name like this cannot be used
+        raise
 
 
 def parse_spec(text: str) -> tuple[str, dict[str, Any]]:

@@ -17,6 +17,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from hocket.plugins.distributions import normal
+
 if TYPE_CHECKING:
     from hocket.plugins.catalog import Entry
 
@@ -38,7 +40,7 @@ class Switches:
         """Whether an entry may be used."""
         if entry.obj is not None:
             return True
-        if entry.name in self.disabled or entry.dist in self.disabled_dists:
+        if entry.name in self.disabled or normal(entry.dist) in self.disabled_dists:
             return False
         return self.only is None or entry.dist == _CORE or entry.name in self.only
 
@@ -48,7 +50,7 @@ class Switches:
             return
         _warned.add(self)
         entries = list(entries)
-        names, dists = {entry.name for entry in entries}, {entry.dist for entry in entries}
+        names, dists = {entry.name for entry in entries}, {normal(entry.dist) for entry in entries}
         for name in sorted((self.only or frozenset()) | self.disabled):
             if name not in names:
                 warnings.warn(f"{self.source} names '{name}', but no plug-in is called that.", stacklevel=4)
@@ -83,7 +85,7 @@ def current() -> Switches:
     return Switches(
         only,
         frozenset(item for item in disable if not item.startswith("dist:")),
-        frozenset(item.removeprefix("dist:") for item in disable if item.startswith("dist:")),
+        frozenset(normal(item.removeprefix("dist:")) for item in disable if item.startswith("dist:")),
         " and ".join(sources),
     )
 
