@@ -73,6 +73,7 @@ class Runtime:
             launching.start(devices)
         #: Where this rank computes.
         self.device: torch.device = bus.setup_environment(parts.device)
+        bus.on_rank(self.strategy.rank)
         setup.compare_over_ranks(bus, parts.voices)
         self._gradients = _Gradients()
         weakref.finalize(self, parts.strategy.shutdown)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import enum
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -258,6 +259,20 @@ class State:
         raise LookupError(f"{type(plugin).__name__} is not attached to this Trainer.")
 
     # --- writing down
+
+    def snapshot(self, bus: Callable[[Bus], Any]) -> State:
+        """A copy to be read later, in another thread: as it is now, without the current batch and what came of it.
+
+        Args:
+            bus: makes the copy's bus from this one's.
+        """
+        taken = copy.copy(self)
+        taken.timestamp, taken.previous = self.timestamp.copy(), self.previous.copy()
+        taken.progress, taken.metrics = copy.copy(self.progress), dict(self.metrics)
+        taken.batch = taken.outputs = taken.loss = taken.gradient_norm = None
+        taken.loss_parts, taken.logged = {}, {}
+        taken.bus = bus(self.bus)
+        return taken
 
     def log(self, values: Mapping[str, float | Tensor]) -> None:
         """Values for the loggers, by name. Scalar tensors stay on their device until the logging interval ends; of several

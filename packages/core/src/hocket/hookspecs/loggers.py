@@ -1,7 +1,8 @@
 """Where it is written down. Every attached logger is told. Subclass :class:`hocket.Logger`.
 
 Values arrive as plain numbers: what was logged as a tensor stays on its device until a logging interval ends and then
-comes over in one packed transfer. Only rank 0 is told, unless the logger sets ``all_ranks = True``.
+comes over in one packed transfer. Only rank 0 is told, unless the logger sets ``all_ranks = True``; a logger that raises or is
+slow disturbs nobody (`hocket.plugins.delivery`).
 """
 
 from __future__ import annotations

@@ -18,6 +18,8 @@ class ConsoleLogger(Logger):
         file: where to; None for what ``sys.stderr`` is at the time.
     """
 
+    synchronous = True  # in the order of what else is printed
+
     def __init__(self, file: IO[str] | None = None) -> None:
         self._file = file
         self._labels: set[str] = set()

@@ -25,6 +25,8 @@ class JSONLinesLogger(Logger):
         filename: the name of the file within the run's folder.
     """
 
+    synchronous = True  # what a checkpoint counts is in the file
+
     def __init__(self, filename: str = "metrics.jsonl") -> None:
         self.filename = filename
         self._file: IO[str] | None = None

@@ -18,6 +18,8 @@ class MemoryLogger(Logger):
         hyperparameters, images, tables, artifacts: what was logged of each, the latter by name.
     """
 
+    synchronous = True  # readable at once
+
     def __init__(self) -> None:
         self.metrics: dict[str, list[tuple[int, float]]] = {}
         self.hyperparameters: dict[str, Any] = {}

@@ -18,6 +18,7 @@ import pluggy
 
 from hocket.algorithm import Algorithm
 from hocket.hookspecs import SPECS, Actions, Event
+from hocket.plugins.delivery import Delivery
 from hocket.plugins.errors import HookError
 from hocket.plugins.order import KINDS_IN_ORDER, check_combination, order
 from hocket.plugins.spec import Voice
@@ -27,6 +28,8 @@ _EVENTS = {event.value: event for event in Event}
 _ACTIONS = {name for name in vars(Actions) if not name.startswith("_")}
 #: Listeners of these all run, whatever the others raise.
 _ALWAYS = {Event.EXCEPTION.value, Event.CLOSE.value}
+#: Events at whose end loggers should have written everything.
+_FINISHING = {"flush", Event.CLOSE.value}
 #: Kinds whose errors are the user's own, not a plug-in's: the default actions call the user's model and loss.
 _TRANSPARENT = {"actions", "strategies", "precisions"}
 
@@ -66,6 +69,8 @@ class Bus:
             self._pluggy.add_hookspecs(spec)
         self._profile = profile
         self._voices: dict[str, Voice] = {}
+        self._deliveries: dict[str, Delivery] = {}
+        self._rank = 0
         #: (plug-in, hook) -> [calls, seconds], filled when ``profile`` is on.
         self.account: dict[tuple[str, str], list[float]] = {}
         self.attach(*voices)
@@ -81,12 +86,15 @@ class Bus:
             key = f"{voice.kind}/{voice.name}"
             if key in self._voices:
                 raise HookError(f"{voice.kind} '{voice.name}' is attached already. Give the second one another name.")
+            implemented = _implementations(voice)
             try:
-                self._pluggy.register(SimpleNamespace(**_implementations(voice)), name=key)
+                self._pluggy.register(SimpleNamespace(**implemented), name=key)
             except pluggy.PluginValidationError as error:
                 self._pluggy.unregister(name=key)
                 raise HookError(self._explain(voice, error)) from None
             self._voices[key] = voice
+            if voice.kind == "loggers":
+                self._deliveries[key] = Delivery(voice, implemented)
         self._compile()
 
     def detach(self, voice: Voice) -> None:
@@ -94,7 +102,17 @@ class Bus:
         key = f"{voice.kind}/{voice.name}"
         self._pluggy.unregister(name=key)
         del self._voices[key]
+        self._deliveries.pop(key, None)
         self._compile()
+
+    def on_rank(self, rank: int) -> None:
+        """Which rank this is. On others than 0, only loggers with ``all_ranks`` are called from here on."""
+        self._rank = rank
+        self._compile()
+
+    def _writes(self, key: str) -> bool:
+        voice = self._voices[key]
+        return voice.kind != "loggers" or not self._rank or getattr(voice.obj, "all_ranks", False)
 
     def listeners(self, hook: str) -> list[Voice]:
         """Who acts on a hook, in order."""
@@ -106,7 +124,8 @@ class Bus:
         return caller is not None and any(impl.plugin_name == key for impl in caller.get_hookimpls())
 
     def _ordered(self, hook: str) -> list[pluggy.HookImpl]:
-        impls = {impl.plugin_name: impl for impl in getattr(self._pluggy.hook, hook).get_hookimpls()}
+        found = getattr(self._pluggy.hook, hook).get_hookimpls()
+        impls = {impl.plugin_name: impl for impl in found if self._writes(impl.plugin_name)}
         if len(impls) < 2:
             return list(impls.values())
         return [
@@ -131,6 +150,8 @@ class Bus:
         plain = [impl for impl in ordered if not impl.wrapper]
         plain.sort(key=lambda impl: (impl.trylast, not impl.tryfirst))  # stable
         calls = [self._call(hook, impl, argnames) for impl in plain]
+        if hook in _FINISHING:
+            calls += [(_finish(each, hook), "") for key, each in self._deliveries.items() if self._writes(key)]
         if hook in _ALWAYS:
             folded = _all_whatever_happens([_noted(*call) for call in calls])
         elif first:
@@ -145,6 +166,8 @@ class Bus:
         """One implementation, called with positional arguments, and whose its errors are; "" where they are the user's."""
         voice = self._voices[impl.plugin_name]
         function = _positional(impl.function, impl.argnames, argnames)
+        if voice.kind == "loggers" and not getattr(self._pluggy.hook, hook).spec.opts.get("firstresult"):
+            function = self._deliveries[impl.plugin_name].of(hook, function)
         if self._profile and voice.kind not in _TRANSPARENT:
             function = self._timed(hook, voice, function)
         return function, "" if voice.kind in _TRANSPARENT else _whose(voice, hook)
@@ -292,6 +315,10 @@ def _positional(function: Callable[..., Any], wanted: tuple[str, ...], given: tu
         (only,) = positions
         return lambda *args: function(args[only])
     return lambda *args: function(*(args[i] for i in positions))
+
+
+def _finish(delivery: Delivery, hook: str) -> Callable[[Any], None]:
+    return lambda state: delivery.finish(closing=hook == Event.CLOSE.value)
 
 
 def _silent(*args: Any) -> None:

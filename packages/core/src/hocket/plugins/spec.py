@@ -143,6 +143,8 @@ def _check_instance(kind: str, obj: Any) -> None:
             f"{type(obj).__name__} is not an algorithm: it has no `events` and apply(event, state). Subclass hocket.Algorithm, "
             "or pass it in callbacks=[…]."
         )
+    if kind == "callbacks" and hasattr(obj, "all_ranks"):
+        raise PluginConfigError(f"{type(obj).__name__} is a logger; pass it in loggers=[…], where one rank writes.")
     if kind in ("callbacks", "loggers") and hasattr(obj, "apply") and hasattr(obj, "events") and hasattr(obj, "phase"):
         raise PluginConfigError(f"{type(obj).__name__} is an algorithm; pass it in algorithms=[…].")
 

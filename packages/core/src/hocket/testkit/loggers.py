@@ -25,6 +25,8 @@ class LoggerConformance(CallbackConformance):
     """What a logger has to pass. Define ``make``, and ``written`` to read back what it wrote."""
 
     kind = "loggers"
+    #: What a logger raises ends no run, but a test.
+    pytestmark = pytest.mark.filterwarnings("error::hocket.plugins.delivery.LoggerWarning")
 
     def make(self) -> hocket.Logger:
         """A new logger that writes into the run's folder, or nowhere but into itself."""
@@ -159,6 +161,17 @@ class LoggerConformance(CallbackConformance):
         trainer.fit()
         trainer.close()
         self._check_folder(trainer)
+
+    def test_writes_on_rank_0_only(self) -> None:
+        """Other ranks write nothing, unless the logger has ``all_ranks``."""
+        logger = self.make()
+        if logger.all_ranks:
+            return
+        trainer = self.trainer(logger)
+        trainer.state.bus.on_rank(1)
+        trainer.fit()
+        trainer.close()
+        assert not self._files(), f"There is {self._files()}, written by rank 1."
 
     def _check_folder(self, trainer: hocket.Trainer) -> None:
         outside = [path for path in self._files() if _folder(trainer) not in path.parents]
