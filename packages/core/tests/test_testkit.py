@@ -22,8 +22,8 @@ from torch import nn
 import hocket
 from hocket import Event, hookimpl, plugins
 from hocket.plugins import HookError
-from hocket.precision.fp32 import FP32
 from hocket.plugins.delivery import LoggerWarning
+from hocket.precision.fp32 import FP32
 from hocket.testkit import (
     AlgorithmConformance,
     CallbackConformance,
@@ -561,7 +561,14 @@ def test_bad_loggers(tmp_path, make, test):
 
 def test_loggers_that_raise(tmp_path):
     fails(LoggerConformance, FileForEachName, "test_unusual_names", tmp_path, "x" * 300, error=LoggerWarning)
-    fails(LoggerConformance, Mixes, "test_two_runs_do_not_mix", tmp_path, written=read, error=(AssertionError, LoggerWarning))
+    fails(
+        LoggerConformance,
+        Mixes,
+        "test_two_runs_do_not_mix",
+        tmp_path,
+        written=read,
+        error=(AssertionError, LoggerWarning),
+    )
     fails(LoggerConformance, Lines, "test_writes_down_what_is_logged", tmp_path, error=NotImplementedError)
 
 
