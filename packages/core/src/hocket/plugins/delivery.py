@@ -201,7 +201,7 @@ class _Reading:
     def __getattr__(self, name: str) -> Any:
         if name in _COLLECTIVES:
             raise RuntimeError(
-                f"{name} is called by all ranks at once, and a logger is called on rank 0, in a thread. Set all_ranks = True in "
+                f"{name} is called by all ranks at once, and a logger on rank 0, in a thread. Set all_ranks = True in "
                 "the logger's class: it is then called in place, on every rank."
             )
         return getattr(self._bus, name)
