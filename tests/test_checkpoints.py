@@ -106,7 +106,7 @@ def test_the_end_is_written_with_what_was_evaluated_then() -> None:
 
 def test_one_trainer_after_the_other() -> None:
     """The end of each is written; a Trainer cannot go on with what was given to another since."""
-    checkpoints = hocket.Checkpoints("checkpoints", every=None)
+    checkpoints = hocket.Checkpoints("checkpoints", every=None, overwrite=True)
     for seed in (1, 2):
         trainer = make(checkpoints=checkpoints, eval_data=None, duration="3ba", seed=seed)
         trainer.fit()
@@ -249,7 +249,7 @@ def test_nothing_to_resume_is_a_fresh_start(uninterrupted: dict[str, Tensor]) ->
 def test_from_any_of_them(uninterrupted: dict[str, Tensor]) -> None:
     make(policy={"every": "4ba", "keep": None}).fit()
     for name in hocket.Checkpoints("checkpoints").store.names():
-        trainer = make("other", resume=f"checkpoints/{name}", policy={"every": None})
+        trainer = make(f"from-{name}", resume=f"checkpoints/{name}", policy={"every": None})
         if "ba18" not in name:
             trainer.fit()
         assert same(trained(trainer), uninterrupted), name

@@ -97,9 +97,15 @@ def test_files_too_many_are_not_read(run: Path) -> None:
     assert [problem.partition(":")[0] for problem in formats.verify(newest)] == ["folder", "model.pt", "notes.txt"]
 
 
-def test_no_valid_checkpoint_is_a_fresh_start_that_says_so(run: Path) -> None:
+def test_no_valid_checkpoint_is_no_fresh_start(run: Path) -> None:
+    """A new run in their place would replace what can perhaps be mended; elsewhere, or if asked to, it begins."""
     for name in ("ep1-ba5", "ep2-ba10"):
         next((run / name).glob("tensors*")).unlink()
-    with pytest.warns(DamagedCheckpointWarning) as told:
-        assert make(run).state.timestamp.batch == 0
+    with (
+        pytest.warns(DamagedCheckpointWarning) as told,
+        pytest.raises(CheckpointError, match="ep1-ba5, ep2-ba10, and none"),
+    ):
+        make(run)
+    with pytest.warns(DamagedCheckpointWarning):
+        assert make(run, policy={"overwrite": True}).state.timestamp.batch == 0
     assert len([each for each in told if "is missing" in str(each.message)]) == 2

@@ -94,7 +94,7 @@ def make(folder: Path | str, *more: hocket.Callback, **changes: Any) -> hocket.T
 
 
 def outcome(folder: Path | str) -> dict[str, Any]:
-    """Everything in the newest checkpoint by path: weights, averages, optimizers, random numbers, … but for clocks."""
+    """Everything in the newest checkpoint by path: weights, averages, optimizers, …, without clocks and identity."""
     store = hocket.Checkpoints(folder).store
     name = store.latest()
     assert name is not None and formats.verify(Path(folder) / name) == []
@@ -104,7 +104,7 @@ def outcome(folder: Path | str) -> dict[str, Any]:
         if isinstance(node, dict | list | tuple):
             for key, child in node.items() if isinstance(node, dict) else enumerate(node):
                 walk(child, f"{path}/{key}")
-        elif not path.endswith(("seconds", "/sec")):
+        elif not path.endswith(("seconds", "/sec", "/run_id")):
             found[path] = node
 
     walk(store.read(name), "")

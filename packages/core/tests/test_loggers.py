@@ -134,7 +134,7 @@ def _endless(ready: Any) -> None:
 
 
 def test_a_killed_run_loses_the_line_under_way_at_most() -> None:
-    """SIGKILL in the middle of training: whole lines but for the last, and the next run goes on after them."""
+    """SIGKILL in the middle of training: whole lines but for the last. A new run of that name is refused."""
     context = multiprocessing.get_context("fork")
     ready = context.Value("l", 0)
     process = context.Process(target=_endless, args=(ready,))
@@ -148,14 +148,24 @@ def test_a_killed_run_loses_the_line_under_way_at_most() -> None:
     process.join()
     assert process.exitcode == -signal.SIGKILL
     file = Path("runs/run/metrics.jsonl")
-    *whole, last = file.read_text().split("\n")
+    *whole, _ = file.read_text().split("\n")
     batches = [json.loads(line)["batch"] for line in whole if '"batch"' in line]
     assert batches == list(range(1, len(batches) + 1)) and len(batches) >= done - 1
-    with file.open("a") as torn:
-        torn.write('{"epoch": 7, "ba' if not last else "")
-    make(loggers=["jsonl"], duration="2ba").fit()
-    batches = [line["batch"] for line in lines() if "batch" in line]
-    assert batches[-2:] == [1, 2] and len(batches) >= done + 1
+    written = file.read_bytes()
+    with pytest.raises(ValueError, match="has the files of another run"):
+        make(loggers=["jsonl"], duration="2ba")
+    assert file.read_bytes() == written
+
+
+def test_a_line_that_was_torn_is_removed() -> None:
+    """Where the run that tore it goes on."""
+    trainer = make(loggers=["jsonl"])
+    trainer.fit("1ba")
+    trainer.close()
+    with Path("runs/run/metrics.jsonl").open("a") as torn:
+        torn.write('{"epoch": 7, "ba')
+    trainer.fit("2ba")
+    assert [line["batch"] for line in lines() if "batch" in line] == [1, 2, 3]
 
 
 # --- lines for people

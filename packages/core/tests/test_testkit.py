@@ -565,11 +565,11 @@ def test_loggers_that_raise(tmp_path):
         LoggerConformance,
         Mixes,
         "test_two_runs_do_not_mix",
-        tmp_path,
+        tmp_path / "mixed",
         written=read,
         error=(AssertionError, LoggerWarning),
     )
-    fails(LoggerConformance, Lines, "test_writes_down_what_is_logged", tmp_path, error=NotImplementedError)
+    fails(LoggerConformance, Lines, "test_writes_down_what_is_logged", tmp_path / "written", error=NotImplementedError)
 
 
 @pytest.mark.parametrize(

@@ -22,3 +22,6 @@ class Logger(Callback):
     synchronous: bool | None = None
     #: Seconds that the end of a fit, and of the run, wait for rows that the thread has not written yet.
     deadline: float = 10.0
+    #: Whether it only shows values on a screen: such loggers are attached in ``fast_dev_run`` and ``overfit``, which leave
+    #: nothing, too.
+    shows_only: bool = False

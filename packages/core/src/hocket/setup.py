@@ -6,7 +6,7 @@ import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -78,6 +78,12 @@ def resolve(
     for kind, given in several.items():
         voices += _distinct([build(kind, item) for item in given])
     return Parts(voices, one["strategies"].obj, one["precisions"].obj, one["devices"].obj, reasons)
+
+
+def that_leave_nothing(parts: Parts) -> Parts:
+    """The same without the loggers that write something down: for tests of a run."""
+    shown = [v for v in parts.voices if v.kind != "loggers" or getattr(v.obj, "shows_only", False)]
+    return replace(parts, voices=shown)
 
 
 def _distinct(voices: list[Voice]) -> list[Voice]:

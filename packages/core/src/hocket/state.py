@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from hocket.plugins.bus import Bus
     from hocket.plugins.spec import Voice
     from hocket.precision import Precision
+    from hocket.run_folder import Run, RunFolder
     from hocket.strategies import Strategy
     from hocket.surgery import Replacement
     from hocket.task import Task
@@ -67,8 +68,8 @@ class State:
         precision: Precision,
         device: torch.device,
         device_kind: Device,
-        run_name: str,
-        folder: Path,
+        run: Run,
+        folder: RunFolder,
         seed: int | None = None,
         microbatch: int | None = None,
     ) -> None:
@@ -82,7 +83,8 @@ class State:
         #: The device this rank computes on, and its kind.
         self.device = device
         self.device_kind = device_kind
-        self.run_name = run_name
+        #: Which run this is; a resumed one is the run that it continues.
+        self.run = run
         self.seed = seed
         #: Samples per microbatch of this rank, or None for the whole batch.
         self.microbatch = microbatch
@@ -141,7 +143,8 @@ class State:
         #: What was requested and not yet acted upon.
         self.requested = Decision.NOTHING
 
-        self._folder = folder / run_name
+        #: The folder of this run, which is made when `run_folder` is first asked for.
+        self.folder = folder
         self._reasons: list[str] = []
         self._generators: dict[str, torch.Generator] = {}
 
@@ -280,7 +283,11 @@ class State:
         self.logged.update(values)
 
     @property
+    def run_name(self) -> str:
+        """The run's name, which is that of its folder."""
+        return self.run.name
+
+    @property
     def run_folder(self) -> Path:
-        """The folder of this run; made when it is first asked for."""
-        self._folder.mkdir(parents=True, exist_ok=True)
-        return self._folder
+        """The folder of this run and of no other; made when it is first asked for. Raises RunFolderError if it is another's."""
+        return self.folder.claim()

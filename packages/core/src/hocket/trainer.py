@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import secrets
-import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -33,6 +31,7 @@ from hocket.plugins.bus import Bus
 from hocket.plugins.errors import PluginError
 from hocket.plugins.plan import Plan, make_plan
 from hocket.result import Cost, Result
+from hocket.run_folder import Run, RunFolder, TemporaryFolder, check_name
 from hocket.runtime import Runtime
 from hocket.state import State
 from hocket.task import SupervisedTask, Task
@@ -81,12 +80,14 @@ class Trainer:
         compile: ``True`` or the keyword arguments of `torch.compile`.
         checkpoints: what is written when, so that a run that was stopped can go on; see `hocket.Checkpoints`.
         resume: the folder of a checkpoint to go on from, or ``"auto"`` for the newest valid one of ``checkpoints``, if any.
-        run_name: the name of this run; None makes one up. ``folder`` is where runs are kept.
+        run_name: the name of this run, and of its folder in ``folder``; None makes one up. The files there are this run's
+            alone: a new run of the same name is refused, a resumed one continues them.
         plugins: restricts which installed plug-ins may be used: False for core's own, or a list of names.
         profile_plugins: measure what each plug-in takes on each hook.
         limit_train, limit_eval, limit_predict: at most so many batches of an epoch or set.
-        fast_dev_run: run so many batches of training and of each evaluation set, and stop: a test of everything.
-        overfit: train on the first so many batches only, the same in every epoch.
+        fast_dev_run: run so many batches of training and of each evaluation set, and stop: a test of everything, which
+            begins anew and leaves nothing: no checkpoint, no file, no row of a logger.
+        overfit: train on the first so many batches only, the same in every epoch: a test that leaves nothing either.
         detect_anomaly: torch's anomaly detection: the forward operation behind a NaN gradient, slowly.
         sanity_eval: try so many batches of every evaluation set before training, and forget the results.
 
@@ -142,9 +143,17 @@ class Trainer:
         self._arguments = {
             name: value for name, value in locals().items() if name not in ("self", "model", "__class__")
         }
-        if fast_dev_run:
+        run_name = check_name(run_name)
+        self._run_name = run_name
+        self._fast = fast_dev_run is not None
+        if self._fast:
             limit_train = limit_eval = limit_predict = fast_dev_run
+            if duration is not None:
+                until.duration(duration)  # a test of the arguments, too
             duration = "1ep"
+        lasting = fast_dev_run is None and overfit is None
+        if not lasting:
+            checkpoints = resume = None
         self._asked: str | None = None  # the duration that the latest fit was given
         self._position: list[Any] | None = None
         self._duration = None if duration is None else until.duration(duration)
@@ -171,6 +180,7 @@ class Trainer:
                 actions=actions,
                 devices=devices,
             )
+        parts = parts if lasting else setup.that_leave_nothing(parts)
         setup.check_model(model, device, parts.strategy.materializes)
         bus = Bus(parts.voices, profile=profile_plugins)
         task = model if isinstance(model, Task) else SupervisedTask(model, loss)
@@ -185,6 +195,7 @@ class Trainer:
 
         self._runtime = Runtime.of(parts, bus, devices)
         self._randomness = seeding.RandomStream(seed, parts.strategy.data_rank)
+        run = bus.broadcast_object(Run.new(run_name))
         self.state = state = State(
             task=task,
             bus=bus,
@@ -192,31 +203,32 @@ class Trainer:
             precision=parts.precision,
             device=self._runtime.device,
             device_kind=parts.device,
-            run_name=run_name or bus.broadcast_object(f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"),
-            folder=Path(folder),
+            run=run,
+            folder=RunFolder(Path(folder), run) if lasting else TemporaryFolder(Path(folder), run),
             seed=seed,
             microbatch=setup.check_microbatch(microbatch, parts.strategy),
         )
         state.clipping = setup.check_clipping(clip_gradients)
-        self._run_folder = Path(folder) / state.run_name
         guard, auto = (
             NonFiniteGuard(nonfinite, parts.device.asynchronous),
-            AutoMicrobatch(Path(folder) / "microbatch.json"),
+            AutoMicrobatch(Path(folder) / "microbatch.json" if lasting else None),
         )
         compute = auto.compute_gradients if microbatch == "auto" else compute_gradients
         self._loop = FitLoop(state, guard, Interval(log_every), compute)
         with self._running(), switches.use(plugins):
+            if checkpoints is not None:
+                checkpoints.attach(self, fresh=resume is None)
             self._assemble(optimizer, schedule, schedule_every, compile)
             self._loop.metrics = MetricSet("train", train_metrics, state)
             if train_data is not None:
                 self._set_train_data(train_data)
             self._set_eval_data(eval_data)
             bus.before_load(state)
-            if checkpoints is not None:
-                checkpoints.attach(self)
             if resume is not None:
                 policy.resume(self, resume, checkpoints)
             bus.after_load(state)
+            if any(voice.kind == "loggers" and not getattr(voice.obj, "shows_only", False) for voice in bus.voices):
+                policy.ranks_of(state).agree(state.folder.check)
         weakref.finalize(self, _close, state)  # before the runtime leaves the other processes
 
     def _assemble(
@@ -255,6 +267,8 @@ class Trainer:
             FloatingPointError: the loss is not finite, and ``nonfinite="raise"``.
         """
         state = self.state
+        if self._fast:
+            duration = "1ep"  # always so many batches
         if train_data is not None:
             self._set_train_data(train_data)
         if eval_data is not None:
@@ -262,6 +276,8 @@ class Trainer:
         if not self._set_time(duration):
             return self._result()
         with self._running():
+            if self._checkpoints is not None:
+                self._checkpoints.begin(state)
             if not state.progress.ready:
                 state.bus.log_hyperparameters(state, setup.hyperparameters(self._arguments, state.bus.voices))
                 sanity_check(state, state.eval_sets, self._sanity_batches)
@@ -371,7 +387,7 @@ class Trainer:
         state = self.state
         costs = {key: Cost(int(calls), seconds) for key, (calls, seconds) in state.bus.account.items()}
         names = () if self._checkpoints is None else self._checkpoints.store.names()
-        return Result(dict(state.metrics), state.timestamp.copy(), self._run_folder, state.stop_reason, costs, names)
+        return Result(dict(state.metrics), state.timestamp.copy(), state.folder.path, state.stop_reason, costs, names)
 
     def _set_train_data(self, data: Iterable[Any]) -> None:
         state = self.state
@@ -389,7 +405,11 @@ class Trainer:
         named = data if isinstance(data, Mapping) else {"eval": data}
         sets = {label: given if isinstance(given, EvalSet) else EvalSet(given) for label, given in named.items()}
         every, limit = self._eval_every, self._limits[2]
-        return {label: PreparedSet(each, label, self.state, metrics, every, limit) for label, each in sets.items()}
+        prepared = {label: PreparedSet(each, label, self.state, metrics, every, limit) for label, each in sets.items()}
+        if self._fast:
+            for each in prepared.values():
+                each.every = Interval("1ep")  # those that are evaluated only when asked are tried, too
+        return prepared
 
     def _set_time(self, duration: str | Time | None) -> bool:
         """Work out when this fit ends; False if that is already past."""

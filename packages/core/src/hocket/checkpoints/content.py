@@ -71,6 +71,7 @@ def state_dict(trainer: Trainer, gather: bool = True) -> dict[str, Any]:
     }
     return {
         "version": VERSION,
+        "run_id": state.run.id,
         "run_name": state.run_name,
         "world_size": state.strategy.world_size,
         "attached": described(bus.voices),

@@ -25,6 +25,10 @@ FILES = re.compile(r"(tree-[0-9a-f]{16}\.json|tensors-\d{5,}-[0-9a-f]{16}\.safet
 LIMIT = 1 << 28
 
 
+class Unfinished(str):
+    """Says that a folder has files of a checkpoint and no manifest: its writing did not end, or its removal did."""
+
+
 @dataclass(frozen=True, slots=True)
 class File:
     """Size in bytes and SHA-256."""

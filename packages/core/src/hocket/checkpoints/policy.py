@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import re
 import signal
 import threading
 import time
@@ -19,9 +18,11 @@ from hocket import seeding
 from hocket.callback import Callback
 from hocket.checkpoints import content
 from hocket.checkpoints.errors import CheckpointError
+from hocket.checkpoints.ownership import Ownership
 from hocket.checkpoints.ranks import Ranks, of_a_thread
 from hocket.checkpoints.snapshot import Snapshot, Staging
 from hocket.checkpoints.store import Store
+from hocket.run_folder import Run, RunFolder, check_name
 from hocket.state import Decision, State
 from hocket.time import Interval, Unit
 
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 
 #: The exit code of a run that was told to end and has saved before: EX_TEMPFAIL of sysexits.h, "try again later".
 EXIT_CODE = 75
-_NAME = re.compile(r"ep\d+-ba\d+")
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 #: Seconds in which signals are one: a cluster signals all processes, and a launcher among them passes that on to its ranks.
 _ONE = 1.0
@@ -62,6 +62,9 @@ class Checkpoints(Callback):
             the last write if that takes longer than the interval.
         weights_only: model weights and what was attached; to publish, not to resume.
         on_error: what a write that failed does to the run: ``"stop"`` it, or ``"warn"`` and go on.
+        overwrite: replace the checkpoints of an older run that a new one finds there, or later ones of the same run that is
+            resumed from an older one. One line says which; they are removed once there is a new one. Without it, such a run
+            is refused.
 
     Raises:
         ValueError: an argument is out of its range, or at the first evaluation: there is no such metric.
@@ -76,6 +79,7 @@ class Checkpoints(Callback):
         asynchronous: bool = False,
         weights_only: bool = False,
         on_error: Literal["stop", "warn"] = "stop",
+        overwrite: bool = False,
     ) -> None:
         if keep is not None and keep < 1:
             raise ValueError(f"keep={keep} keeps nothing to resume from; give 1 or more, or None for all.")
@@ -84,6 +88,7 @@ class Checkpoints(Callback):
         if on_error not in ("stop", "warn"):
             raise ValueError(f"on_error={on_error!r} is neither 'stop' nor 'warn'.")
         self.store = Store(folder)
+        self._owned = Ownership(self.store, overwrite)
         self._every, self._keep, self._best = Interval(every), keep, best
         self._asynchronous, self._weights_only, self._on_error = asynchronous, weights_only, on_error
         self._trainer: Callable[[], Trainer | None] = lambda: None
@@ -100,11 +105,27 @@ class Checkpoints(Callback):
         self._signalled: float | None = None
         self._handlers: dict[int, Any] = {}
 
-    def attach(self, trainer: Trainer) -> None:
-        """For the Trainer: whose state is written from here on. What was of another one is forgotten."""
+    def attach(self, trainer: Trainer, fresh: bool, readable: bool = True) -> None:
+        """For the Trainer: whose state is written from here on. What was of another one is forgotten.
+
+        Raises CheckpointError, on all ranks, if it is of a fresh run and there are checkpoints of others.
+        """
+        state = trainer.state
+        if fresh:
+            with seeding.preserved(devices=False):
+                ranks_of(state).first(lambda: self._owned.begin(state.run, readable))
         self._trainer = weakref.ref(trainer)
         self._saved, self._evaluated, self._share = None, {}, 0.0
         self._failure = self._threads = None
+
+    def resumed(self, state: State, name: str, newest: bool) -> None:
+        """For `resume`: the run goes on from this checkpoint of the store; see `Ownership.resume`."""
+        ranks_of(state).first(lambda: self._owned.resume(state.run, name, newest))
+
+    def begin(self, state: State) -> None:
+        """For the Trainer, before a fit: raise CheckpointError, on all ranks, if another run writes here or has written."""
+        with seeding.preserved(devices=False):
+            ranks_of(state).first(self._owned.check)
 
     # --- when
 
@@ -166,6 +187,7 @@ class Checkpoints(Callback):
             self._save(state)
         self._wait(state)
         self._stop_listening()
+        self._release(state)
         if self._told_to_end(state):
             self._end(state)
 
@@ -174,6 +196,13 @@ class Checkpoints(Callback):
         self._stop_listening()
         if self._writing is not None:
             self._writing.join()
+        self._release(state)
+
+    def _release(self, state: State) -> None:
+        """From here to the next fit others may write."""
+        if state.strategy.rank == 0:
+            with seeding.preserved(devices=False):
+                self._owned.note()
 
     def _told_to_end(self, state: State) -> bool:
         """Whether any rank was: every rank has to ask."""
@@ -233,7 +262,7 @@ class Checkpoints(Callback):
             return False
         try:
             with seeding.preserved(devices=False):
-                kept = self._best_names(self._own())
+                kept = self._best_names(self._owned.own())
         except (CheckpointError, OSError) as error:
             self._failure = error
             return False
@@ -277,7 +306,7 @@ class Checkpoints(Callback):
                 "metrics": dict(state.metrics), "evaluated": [each for each in state.metrics if self._is_new(state, each)],
                 "timestamp": {"epoch": now.epoch, "batch": now.batch, "sample": now.sample},
                 "plugins": [f"{v.kind}/{v.name} {v.dist} {v.version}".strip() for v in state.bus.voices],
-                "weights_only": self._weights_only,
+                "weights_only": self._weights_only, "run": self._owned.about(),
             }  # fmt: skip
             arguments = (f"ep{now.epoch}-ba{now.batch}", snapshot, about, ranks)
             if self._asynchronous:
@@ -310,8 +339,9 @@ class Checkpoints(Callback):
 
     def _write(self, name: str, snapshot: Snapshot, about: dict[str, Any], ranks: Ranks) -> None:
         try:
-            self.store.save(name, snapshot, about, ranks)
+            self.store.save(name, snapshot, about, ranks, self._owned.may_replace)
             if ranks.rank == 0:
+                self._owned.written(name)
                 self._remove_old()
         except Exception as error:
             self._failure = error
@@ -319,15 +349,11 @@ class Checkpoints(Callback):
     def _remove_old(self) -> None:
         if self._keep is None:
             return
-        abouts = self._own()
+        abouts = self._owned.own()
         spared = {*list(abouts)[-self._keep :], *(name for _, name in self._best_names(abouts))}
         for old in abouts:
             if old not in spared:
                 self.store.remove(old)
-
-    def _own(self) -> dict[str, dict[str, Any]]:
-        """What is said about each checkpoint, oldest first; none of those that others have put there."""
-        return {name: about for name, about in self.store.abouts().items() if _NAME.fullmatch(name)}
 
     def _wait(self, state: State) -> None:
         """Until what is being written is written, on all ranks."""
@@ -360,34 +386,50 @@ def resume(trainer: Trainer, where: str | Path, checkpoints: Checkpoints | None)
         ValueError: ``"auto"`` without checkpoints, or a checkpoint of weights only.
         CheckpointError: there is no such checkpoint, or it is damaged.
     """
-    strategy = trainer.state.strategy
-    ranks = Ranks(strategy.rank, strategy.world_size, trainer.state.bus.all_gather_object)
+    state, ranks = trainer.state, ranks_of(trainer.state)
+    own = None if checkpoints is None else checkpoints.store
     if where == "auto":
-        if checkpoints is None:
+        if checkpoints is None or own is None:
             raise ValueError(
                 "resume='auto' looks where checkpoints are written; pass checkpoints=hocket.Checkpoints('runs/a') as well, or "
                 "the folder of a checkpoint as resume=."
             )
-        store = checkpoints.store
+        store = own
         with seeding.preserved(devices=False):
             found = store.read_latest(content.shards(trainer), ranks)
         if found is None:
+            checkpoints.attach(trainer, fresh=True, readable=False)
             return
         name, tree = found
     else:
         path = str(where) if "://" in str(where) else os.path.realpath(where)
         folder, _, name = path.rstrip("/").rpartition("/")
         store = Store(folder or "/")
+        store = own if own is not None and store.where == own.where else store
         tree = ranks.agree(lambda: store.read(name, like=content.shards(trainer)))
     if "version" not in tree:
         raise ValueError(
             f"'{name}' in {store} holds weights only, which is not enough to resume from. Leave out resume=, and give the "
             f"Trainer the weights to begin with: trainer.load_weights('{store.folder}/{name}')."
         )
+    with seeding.preserved(devices=False):
+        if checkpoints is not None and store is own:
+            # Without an identity: of a version before there were any. From here on it has one.
+            name_of_run = trainer._run_name or check_name(tree["run_name"]) or state.run.name
+            state.run = Run(str(tree.get("run_id", state.run.id)), name_of_run)
+            state.folder = RunFolder(state.folder.path.parent, state.run, continues=True)
+            checkpoints.resumed(state, name, newest=where == "auto")
+        elif checkpoints is not None:  # a branch: a run of its own
+            checkpoints.attach(trainer, fresh=True)
     try:
         content.load_state_dict(trainer, tree, strict=True, copy=False)
     except Exception as error:
         error.add_note(f"While going on from '{name}' in {store}.")
         raise
-    if checkpoints is not None and store is checkpoints.store:
-        checkpoints.note_saved(trainer.state)
+    if checkpoints is not None and store is own:
+        checkpoints.note_saved(state)
+
+
+def ranks_of(state: State) -> Ranks:
+    """All of them, who have to call the same."""
+    return Ranks(state.strategy.rank, state.strategy.world_size, state.bus.all_gather_object)

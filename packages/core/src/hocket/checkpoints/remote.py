@@ -67,7 +67,9 @@ class Remote:
                 raw = self._try(f"read {path}", self._fs.cat_file, path)
             except FileNotFoundError:
                 if any(manifests.FILES.fullmatch(file) for file in self._files(name)):
-                    found[name] = f"{self._url}/{name} has no {manifests.NAME}: its upload did not end."
+                    found[name] = manifests.Unfinished(
+                        f"{self._url}/{name} has no {manifests.NAME}: its upload did not end."
+                    )
                 continue
             try:
                 found[name] = manifests.parse(raw, f"{self._url}/{name}/{manifests.NAME}")

@@ -9,7 +9,7 @@ import shutil
 import threading
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -18,7 +18,7 @@ from hocket.checkpoints import format as formats
 from hocket.checkpoints import leftovers
 from hocket.checkpoints import manifest as manifests
 from hocket.checkpoints.errors import CheckpointError, DamagedCheckpointWarning
-from hocket.checkpoints.manifest import Manifest
+from hocket.checkpoints.manifest import Manifest, Unfinished
 from hocket.checkpoints.ranks import ALONE, Ranks
 
 if TYPE_CHECKING:
@@ -83,14 +83,29 @@ class Store:
         self.folder = folder
         self._lock = threading.Lock()
 
+    @property
+    def where(self) -> str:
+        """The same for all spellings of one place."""
+        return (
+            os.path.realpath(self._place.folder)
+            if isinstance(self._place, Local)
+            else os.fspath(self.folder).rstrip("/")
+        )
+
     def __repr__(self) -> str:
         return f"Store({os.fspath(self.folder)!r})"
 
     def save(
-        self, name: str, tree: Mapping[str, Any] | Snapshot, about: Mapping[str, Any], ranks: Ranks = ALONE
+        self,
+        name: str,
+        tree: Mapping[str, Any] | Snapshot,
+        about: Mapping[str, Any],
+        ranks: Ranks = ALONE,
+        may_replace: Callable[[str, Mapping[str, Any] | None], bool] = lambda name, about: True,
     ) -> None:
         """Write a checkpoint (see `format.write`) and, once it is whole where it belongs, let ``latest`` name it.
 
+        ``may_replace`` is asked, with what the writer said about it, if there is a checkpoint of that name.
         Raises CheckpointError if that fails; the checkpoints before it are then as they were.
         """
         from hocket.checkpoints.snapshot import Snapshot
@@ -100,8 +115,11 @@ class Store:
 
         def begin() -> float:
             self._place.clean()
+            there = self._place.manifests()
+            if name in there and not may_replace(name, _about(there[name])):
+                raise CheckpointError(f"'{name}' is of another run, and is not replaced. Give another folder.")
             # Order must not depend on clocks, which differ between the hosts that a run moves over.
-            last = max((m.written for m in self._place.manifests().values() if isinstance(m, Manifest)), default=0.0)
+            last = max((each.written for each in there.values() if isinstance(each, Manifest)), default=0.0)
             return max(time.time(), last + 1e-3)
 
         with self._lock:
@@ -117,9 +135,14 @@ class Store:
         """What the writers said about these, in the same order, all of one moment."""
         return {name: formats.decode_about(each) for name, each in self._valid().items()}
 
+    def existing(self) -> dict[str, dict[str, Any] | None]:
+        """The same about all whose writing ended; first those whose manifest is damaged, with None."""
+        found = self._place.manifests()
+        damaged = [name for name, each in found.items() if isinstance(each, str) and not isinstance(each, Unfinished)]
+        return {**dict.fromkeys(sorted(damaged)), **{name: _about(each) for name, each in _in_order(found).items()}}
+
     def _valid(self) -> dict[str, Manifest]:
-        found = [(name, each) for name, each in self._place.manifests().items() if isinstance(each, Manifest)]
-        return dict(sorted(found, key=lambda item: (item[1].written, item[0])))
+        return _in_order(self._place.manifests())
 
     def about(self, name: str) -> dict[str, Any]:
         """What the writer said about a checkpoint."""
@@ -202,6 +225,18 @@ class Store:
         return f"{self} has no checkpoint '{name}'. It has: {', '.join(self.names()) or 'none'}."
 
 
+def _in_order(found: Mapping[str, Manifest | str]) -> dict[str, Manifest]:
+    valid = [(name, each) for name, each in found.items() if isinstance(each, Manifest)]
+    return dict(sorted(valid, key=lambda item: (item[1].written, item[0])))
+
+
+def _about(found: Manifest | str) -> dict[str, Any] | None:
+    try:
+        return None if isinstance(found, str) else {**formats.decode_about(found), "written": found.written}
+    except CheckpointError:
+        return None
+
+
 def _check_name(name: str) -> None:
     if not _NAME.fullmatch(name) or name == LATEST:
         raise ValueError(
@@ -213,11 +248,11 @@ class Local:
     """A `Place` on this machine's disks."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self.folder = folder
 
     def manifests(self) -> dict[str, Manifest | str]:
         found: dict[str, Manifest | str] = {}
-        for entry in self._folder.iterdir() if self._folder.is_dir() else ():
+        for entry in self.folder.iterdir() if self.folder.is_dir() else ():
             if not _NAME.fullmatch(entry.name) or entry.is_symlink() or not entry.is_dir():
                 continue
             try:
@@ -228,42 +263,42 @@ class Local:
                 try:
                     found[entry.name] = manifests.load(entry)
                 except (CheckpointError, OSError) as error:
-                    found[entry.name] = str(error)
+                    found[entry.name] = str(error) if manifests.NAME in names else Unfinished(error)
         return found
 
     def clean(self) -> None:
-        leftovers.clean(self._folder)
-        for file in self._folder.glob(f".{LATEST}.*"):
+        leftovers.clean(self.folder)
+        for file in self.folder.glob(f".{LATEST}.*"):
             file.unlink(missing_ok=True)
 
     def write(self, name: str, snapshot: Snapshot, about: Mapping[str, Any], ranks: Ranks) -> None:
-        formats.write(self._folder / name, snapshot, about, ranks)
+        formats.write(self.folder / name, snapshot, about, ranks)
 
     def damage(self, name: str) -> list[str]:
-        return formats.damage(self._folder / name)
+        return formats.damage(self.folder / name)
 
     def fetch(self, name: str, only: Sequence[str] | None, like: Like | None) -> Path:
-        return self._folder / name
+        return self.folder / name
 
     def remove(self, name: str) -> None:
         try:
-            shutil.rmtree(leftovers.aside(self._folder / name))
+            shutil.rmtree(leftovers.aside(self.folder / name))
         except OSError as error:
-            raise CheckpointError(f"{self._folder / name} was not removed: {error}.") from error
+            raise CheckpointError(f"{self.folder / name} was not removed: {error}.") from error
 
     def latest(self) -> str | None:
         try:
-            return (self._folder / LATEST).read_text().strip()
+            return (self.folder / LATEST).read_text().strip()
         except FileNotFoundError:
             return None
 
     def point(self, name: str | None) -> None:
-        file = self._folder / LATEST
+        file = self.folder / LATEST
         try:
             if name is None:
                 file.unlink(missing_ok=True)
                 return
-            temporary = self._folder / f".{LATEST}.{secrets.token_hex(8)}"
+            temporary = self.folder / f".{LATEST}.{secrets.token_hex(8)}"
             with temporary.open("x") as opened:
                 opened.write(f"{name}\n")
                 opened.flush()

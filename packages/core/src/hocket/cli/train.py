@@ -16,15 +16,18 @@ def run(args: argparse.Namespace) -> int:
 
     with trainer_from(args) as trainer:
         print(trainer.plan(), flush=True)
+        folder = trainer.state.folder
+        folder.check()  # before training: the weights go there
         result = trainer.fit()
         weights = trainer.model_state_dict(evaluated=True)
         if trainer.state.strategy.rank == 0:
-            # Copies, because weights that are tied share memory, which the format does not have.
-            file = trainer.state.run_folder / "weights.safetensors"
-            save_file({name: tensor.detach().clone().contiguous() for name, tensor in weights.items()}, file)
             for name, value in result.metrics.items():
                 print(f"{name} {value:.6g}")
-            print(f"weights in {file}")
+            if folder.lasting:
+                # Copies, because weights that are tied share memory, which the format does not have.
+                file = folder.claim() / "weights.safetensors"
+                save_file({name: tensor.detach().clone().contiguous() for name, tensor in weights.items()}, file)
+                print(f"weights in {file}")
     return 0
 
 

@@ -19,6 +19,7 @@ class ConsoleLogger(Logger):
     """
 
     synchronous = True  # in the order of what else is printed
+    shows_only = True
 
     def __init__(self, file: IO[str] | None = None) -> None:
         self._file = file

@@ -31,6 +31,8 @@ class ProgressLogger(Logger):
         seconds: time between plain lines about training.
     """
 
+    shows_only = True
+
     def __init__(self, file: IO[str] | None = None, seconds: float = 10.0) -> None:
         self._file = file
         self._seconds = seconds

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import secrets
 import warnings
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ class AutoMicrobatch:
         cache: see :func:`largest_microbatch`.
     """
 
-    def __init__(self, cache: Path) -> None:
+    def __init__(self, cache: Path | None) -> None:
         self._cache = cache
 
     def compute_gradients(self, state: State, mine: int, everyone: int, metrics: MetricSet | None) -> None:
@@ -54,7 +55,7 @@ class AutoMicrobatch:
                 warnings.warn(f"Out of memory with {size} samples at once; going on with {size // 2}.", stacklevel=2)
 
 
-def largest_microbatch(state: State, mine: int, cache: Path) -> int:
+def largest_microbatch(state: State, mine: int, cache: Path | None) -> int:
     """A size with which the batch under way is cut into as few microbatches as fit, on every rank, and as even ones.
 
     It is found by bisection, with forward and backward.
@@ -65,14 +66,15 @@ def largest_microbatch(state: State, mine: int, cache: Path) -> int:
 
     Args:
         mine: samples of this rank's batch; 0 for one without a share.
-        cache: a JSON file; one that cannot be read counts as empty.
+        cache: a JSON file, or None to keep nothing. One that cannot be read counts as empty; if it cannot be written, there is
+            a warning.
 
     Raises:
         torch.OutOfMemoryError: not even one sample fits, on some rank.
     """
     bus, batch = state.bus, state.batch
     key = _key(state, batch)
-    known = bus.broadcast_object(_read(cache).get(key) if state.strategy.rank == 0 else None)
+    known = bus.broadcast_object(None if cache is None or state.strategy.rank else _read(cache).get(key))
     if isinstance(known, int) and known > 0:
         return known
     fits = _bisect(state, batch, mine) if mine else 2**62
@@ -82,9 +84,15 @@ def largest_microbatch(state: State, mine: int, cache: Path) -> int:
             f"Not even one sample fits on {state.device} together with the model's gradients and the optimizer's state. Use a "
             "smaller model or samples, a precision of 16 bits, or a strategy that shards parameters."
         )
-    if state.strategy.rank == 0:
-        cache.parent.mkdir(parents=True, exist_ok=True)
-        cache.write_text(json.dumps({**_read(cache), key: agreed}, indent=1) + "\n")
+    if cache is not None and state.strategy.rank == 0:
+        try:
+            _write(cache, {**_read(cache), key: agreed})
+        except OSError as error:
+            warnings.warn(
+                f"microbatch='auto' found {agreed}, and cannot keep that in {cache} for later runs: {error.strerror or error}. "
+                "Training goes on; the next run looks again.",
+                stacklevel=2,
+            )
     return agreed
 
 
@@ -148,6 +156,16 @@ def _key(state: State, batch: Any) -> str:
         )
     about = (parameters, shapes, kind, type(state.precision).__qualname__, state.strategy.world_size)
     return f"{type(state.model).__name__}-{hashlib.sha256(repr(about).encode()).hexdigest()[:16]}"
+
+
+def _write(cache: Path, content: dict[str, Any]) -> None:
+    cache.parent.mkdir(parents=True, exist_ok=True)
+    temporary = cache.with_name(f".{cache.name}.{secrets.token_hex(8)}")
+    try:
+        temporary.write_text(json.dumps(content, indent=1) + "\n")
+        temporary.replace(cache)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def _read(cache: Path) -> dict[str, Any]:

@@ -185,5 +185,4 @@ class LoggerConformance(CallbackConformance):
 
 
 def _folder(trainer: hocket.Trainer) -> Path:
-    # Not state.run_folder, which would make it.
-    return Path(trainer._run_folder)
+    return Path(trainer.state.folder.path)  # state.run_folder would make it
