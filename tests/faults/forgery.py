@@ -56,6 +56,19 @@ def raw_shard(head, data=b""):
     return len(text).to_bytes(8, "little") + text + data
 
 
+def _spiral(count):
+    """Boxes of which a cut can take off only one at a time."""
+    (top, left), end, found = (0, 0), (202, 202), []
+    for index in range(count):
+        if index % 2:
+            found.append(([top, left], [1, end[1] - left]))
+            top += 1
+        else:
+            found.append(([top, left], [end[0] - top, 1]))
+            left += 1
+    return [*found, ([top, left], [end[0] - top, end[1] - left])]
+
+
 DEEP = b"[" * 100_000 + b"]" * 100_000
 MALICIOUS = {
     "a pickled tree": (pickle.dumps(Executes()), {}, "a pickle, which is never loaded"),
@@ -93,6 +106,14 @@ MALICIOUS = {
         {SHARD: raw_shard({"w": {"dtype": "F32", "shape": [6], "data_offsets": [-24, 0]}}, bytes(24))},
         "no number",
     ),
+    "a shape whose size takes hours to multiply": (
+        reference(),
+        {SHARD: raw_shard({"w": {"dtype": "F32", "shape": [2**62] * 500_000, "data_offsets": [0, 24]}}, bytes(24))},
+        "more elements than any tensor",
+    ),
+    "such a shape in the tree": (reference(shape=[2**62] * 500_000), {SHARD: ONE}, "more elements than any tensor"),
+    "a name of many characters": (reference(name="v" * 10**6), {SHARD: ONE}, "v … v"),
+    "a name that changes the terminal": (reference(name="\x1b[2J"), {SHARD: ONE}, r"no tensor '\\x1b\[2J'"),
     "an absent tensor": (reference(name="v"), {SHARD: ONE}, "no tensor 'v'"),
     "another shape": (reference(shape=[2**40]), {SHARD: ONE}, "is not what"),
     "another dtype": (reference(dtype="int32"), {SHARD: ONE}, "is not what"),
@@ -104,6 +125,11 @@ MALICIOUS = {
     "too few strides": (reference(stride=[1]), {SHARD: ONE}, "does not fit"),
     "pieces with a gap": (pieces(([0, 0], [1, 3])), {SHARD: ONE}, "leave gaps or overlap"),
     "pieces that overlap": (pieces(([0, 0], [2, 3]), ([0, 0], [1, 3])), {SHARD: ONE}, "leave gaps or overlap"),
+    "pieces that take as many cuts as there are": (
+        pieces(*_spiral(400), shape=(202, 202)),
+        {SHARD: ONE},
+        "leave gaps or overlap",
+    ),
     "a piece past the end": (pieces(([1, 0], [2, 3])), {SHARD: ONE}, "leave gaps or overlap"),
     "a piece of another shape": (pieces(([0, 0], [1, 3]), ([1, 0], [1, 3])), {SHARD: ONE}, "is not what"),
     "a piece that is no box": (pieces(("00", [2, 3])), {SHARD: ONE}, "no list of numbers"),

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
 import os
 import random
 import re
+import zipfile
 
 import pytest
 import safetensors.torch
@@ -16,6 +18,7 @@ from torch import nn
 from hocket.checkpoints import CheckpointError
 from hocket.checkpoints import format as formats
 from hocket.checkpoints.foreign import export, load_weights, read_weights
+from hocket.checkpoints.store import Store
 from hocket.cli import main
 
 
@@ -173,6 +176,107 @@ def test_pickles_that_execute_are_refused(tmp_path, monkeypatch, new):
     assert not (tmp_path / "executed").exists()
 
 
+def laughs(make, leaf, levels=40):
+    for _ in range(levels):
+        leaf = make(leaf)
+    return leaf
+
+
+def cyclic(container):
+    container["w"], container["again"] = torch.ones(1), [container]
+    return container
+
+
+UNBOUNDED = {
+    "shared dicts": (lambda: laughs(lambda d: {"a": d, "b": d}, {"w": torch.ones(1)}), "unfold into more than"),
+    "shared lists": (lambda: {"w": torch.ones(1), "x": laughs(lambda e: [e, e], 1)}, "unfold into more than"),
+    "a key that takes for ever to hash": (
+        lambda: {"w": torch.ones(1), "x": [laughs(lambda e: (e, e), 1)]},
+        "unfold into more than",
+    ),
+    "a dict that contains itself": (lambda: cyclic({}), "contain themselves"),
+    "deep lists": (lambda: {"w": torch.ones(1), "x": laughs(lambda e: [e], 1, 300)}, "more than 200 levels"),
+    "deep dicts": (lambda: laughs(lambda e: {"a": e}, {"w": torch.ones(1)}, 300), "more than 200 levels"),
+    "a view of a number as 4 TB": (lambda: {"w": torch.ones(1).expand(10**12)}, "4,000,000,000,000 bytes of 4"),
+    "a sparse tensor": (lambda: {"w": torch.eye(2).to_sparse()}, "'w' is a sparse"),
+    "a tensor without memory": (lambda: {"w": torch.empty(2, device="meta")}, "'w' is a sparse, quantized or meta"),
+}
+
+
+@pytest.mark.parametrize("new", [True, False])
+@pytest.mark.parametrize("name", UNBOUNDED)
+@pytest.mark.filterwarnings("ignore:Validating sparse")
+def test_small_files_that_ask_for_endless_work_are_refused(tmp_path, name, new):
+    make, message = UNBOUNDED[name]
+    torch.save(make(), tmp_path / "x.pt", _use_new_zipfile_serialization=new)
+    assert (tmp_path / "x.pt").stat().st_size < 10_000
+    with pytest.raises(CheckpointError, match=f"x.pt.*{message}"):
+        read_weights(tmp_path / "x.pt")
+
+
+def archive(path, parts, compression=zipfile.ZIP_STORED):
+    with zipfile.ZipFile(path, "w", compression) as made:
+        for name, content in parts.items():
+            made.writestr(f"x/{name}", content)
+
+
+def test_archives_that_claim_more_than_they_have(tmp_path):
+    torch.save({"w": torch.arange(5.0)}, tmp_path / "good.pt")
+    with zipfile.ZipFile(tmp_path / "good.pt") as good:
+        parts = {each.filename.partition("/")[2]: good.read(each) for each in good.infolist()}
+    archive(tmp_path / "x.pt", parts)
+    assert torch.equal(read_weights(tmp_path / "x.pt")["w"], torch.arange(5.0))
+    archive(tmp_path / "x.pt", {**parts, "data/1": bytes(10**7)}, zipfile.ZIP_DEFLATED)
+    with pytest.raises(CheckpointError, match="more bytes than the file"):
+        read_weights(tmp_path / "x.pt")
+    archive(tmp_path / "x.pt", {**parts, "DATA.PKL": parts["data.pkl"]})
+    with pytest.raises(CheckpointError, match="two parts of one name"):
+        read_weights(tmp_path / "x.pt")
+    claims = parts["data.pkl"].replace(b"K\x05tq", b"J\x00\x00\x00\x40tq")
+    assert claims != parts["data.pkl"]
+    archive(tmp_path / "x.pt", {**parts, "data.pkl": claims})
+    with pytest.raises(CheckpointError, match="said to have 1073741824 elements of 'torch FloatStorage'"):
+        read_weights(tmp_path / "x.pt")
+    buffer = b"\x80\x02cbuiltins\nbytearray\nq\x00\x8a\x06\x00\x00\x00\x00\x00\x01\x85R."
+    archive(tmp_path / "x.pt", {**parts, "data.pkl": buffer})
+    with pytest.raises(CheckpointError, match="a buffer by its size alone"):
+        read_weights(tmp_path / "x.pt")
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_damaged_pickles_are_refused_by_name(tmp_path, seed):
+    """Whatever torch's unpickler raises for them."""
+    torch.save(net().state_dict(), tmp_path / "x.pt", _use_new_zipfile_serialization=False)
+    raw, drawn = (tmp_path / "x.pt").read_bytes(), random.Random(seed)
+    for _ in range(100):
+        damaged = bytearray(raw)
+        for _ in range(3):
+            damaged[drawn.randrange(400)] = drawn.randrange(256)
+        (tmp_path / "x.pt").write_bytes(damaged)
+        with contextlib.suppress(CheckpointError):
+            read_weights(tmp_path / "x.pt")
+
+
+def test_what_is_no_regular_file_is_never_opened(tmp_path):
+    """Reading a pipe would wait for ever, and a device would never end."""
+    listed = {"weight_map": {"w": "pipe.safetensors"}}
+    (tmp_path / "hf").mkdir()
+    (tmp_path / "hf" / "model.safetensors.index.json").write_text(json.dumps(listed))
+    paths = [tmp_path / "pipe.pt", tmp_path / "pipe.safetensors", tmp_path / "pipe", "/dev/zero", tmp_path / "hf"]
+    for path in (*paths[:3], tmp_path / "hf" / "pipe.safetensors"):
+        os.mkfifo(path)
+    for path in paths:
+        with pytest.raises(CheckpointError, match="no regular file"):
+            read_weights(path)
+    with pytest.raises(CheckpointError, match="is not replaced"):
+        export(write("safetensors", tmp_path, net().state_dict()), paths[0])
+    for name in ("x" * 300, "x\0", "hf/" * 3000):
+        with pytest.raises(CheckpointError, match="cannot be read"):
+            read_weights(tmp_path / name)
+        with pytest.raises(CheckpointError, match="cannot be read"):
+            formats.read(tmp_path / name)
+
+
 @pytest.mark.parametrize("file", ["../x.safetensors", "/etc/passwd", "..", "a/b.bin"])
 def test_an_index_that_leaves_its_folder(tmp_path, file):
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"w": file}}))
@@ -321,10 +425,42 @@ def test_diff(tmp_path, capsys):
     assert main(["checkpoint", "diff", a, b, "--only", "lr.0"]) == 0
 
 
+def test_what_cannot_be_compared_is_no_difference(tmp_path, capsys):
+    """1 is the exit code for a difference; and no command is recommended that refuses the same file."""
+    path, store = make(tmp_path / "c"), Store(tmp_path / "run")
+    store.save("ba1", {"model": {"w": torch.ones(3)}}, {})
+    latest = str(tmp_path / "run" / "latest")
+    assert main(["checkpoint", "inspect", latest]) == 2
+    told = capsys.readouterr().err
+    assert f"It names the newest one, so give: {tmp_path / 'run' / 'ba1'}" in told and "diff" not in told
+    (tmp_path / "notes.txt").write_text("x")
+    assert main(["checkpoint", "inspect", str(tmp_path / "notes.txt")]) == 2
+    assert "diff" not in capsys.readouterr().err
+    (tmp_path / "damaged.pt").write_bytes(b"0.")
+    os.mkfifo(tmp_path / "pipe")
+    for other in (
+        latest,
+        *map(str, (tmp_path / "notes.txt", tmp_path / "damaged.pt", tmp_path / "pipe", tmp_path / "absent")),
+    ):
+        assert main(["checkpoint", "diff", path, other]) == 2
+        assert other in capsys.readouterr().err
+    torch.save({"w": torch.ones(2, 3), "nan": torch.tensor([float("nan")])}, tmp_path / "w.pt")
+    assert main(["checkpoint", "inspect", str(tmp_path / "w.pt")]) == 2
+    assert "compared by: hocket checkpoint diff" in capsys.readouterr().err
+    assert main(["checkpoint", "diff", str(tmp_path / "w.pt"), str(tmp_path / "w.pt")]) == 0
+
+
+def test_names_in_files_cannot_write_to_the_terminal(tmp_path, capsys):
+    path = make(tmp_path / "c", **{"\x1b[2J": 1, "x" * 1000: 2, "int": 16**20_000})
+    assert main(["checkpoint", "inspect", path]) == 0
+    out = capsys.readouterr().out
+    assert "\x1b" not in out and r"\x1b[2J" in out and re.search(r"\nint +0x10000", out)
+    assert main(["checkpoint", "diff", path, make(tmp_path / "d")]) == 1
+    assert "\x1b" not in capsys.readouterr().out
+
+
 def test_urls(tmp_path, capsys):
     fsspec = pytest.importorskip("fsspec")
-    from hocket.checkpoints.store import Store
-
     url = f"memory://{tmp_path.name}/run"
     Store(url).save("ba1", {"model": {"w": torch.ones(3)}}, {})
     assert main(["checkpoint", "verify", f"{url}/ba1"]) == 0

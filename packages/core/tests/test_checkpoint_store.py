@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
+import json
 import os
 
 import pytest
@@ -110,6 +113,59 @@ def test_damaged_ones_are_passed_over_by_name(tmp_path, damage):
     ]  # fmt: skip
     store.save("ba2", tree(7), {})
     assert store.latest() == "ba2" and value_of(store, "ba2") == 7
+
+
+FORGED = {
+    "a year of 400 digits": {"written": 10**400},
+    "an endless year": {"written": 1e300},
+    "a time that is text": {"written": "1"},
+    "a time that is no number": {"written": True},
+    "about a list": {"about": [1]},
+    "about in many levels": {"about": {"a": functools.reduce(lambda inner, _: [inner], range(300), 1)}},
+    "about a name that is none": {"about": {"$class": "os.system"}},
+    "no files": {"files": {}},
+    "files that are a list": {"files": []},
+}
+
+
+@pytest.mark.parametrize("forged", FORGED)
+def test_one_forged_manifest_is_named_and_the_others_are_used(tmp_path, forged):
+    """Its checksum fits, which proves nothing."""
+    store = Store(tmp_path)
+    store.save("good", tree(1), {})
+    store.save("bad", tree(2), {})
+    content = json.loads((tmp_path / "bad" / "manifest.json").read_text()) | FORGED[forged]
+    del content["sha256"]
+    content["sha256"] = hashlib.sha256(json.dumps(content).encode()).hexdigest()
+    (tmp_path / "bad" / "manifest.json").write_text(json.dumps(content))
+    with pytest.warns(DamagedCheckpointWarning, match="passes over 'bad'"):
+        name, _ = store.read_latest()
+    assert name == "good" and list(store.abouts()) == ["good"]
+    with pytest.raises(CheckpointError, match=r"bad/manifest\.json"):
+        store.about("bad")
+    store.save("next", tree(3), {})
+    assert store.names() == ["good", "next"]
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no such files here")
+def test_files_of_other_kinds_are_named_and_never_opened(tmp_path):
+    """Reading a pipe would wait for ever."""
+    store = Store(tmp_path)
+    for name in ("good", "tree", "manifest"):
+        store.save(name, tree(1), {})
+    (tmp_path / "latest").unlink()
+    os.mkfifo(tmp_path / "latest")
+    for name in ("tree", "manifest"):
+        file = next((tmp_path / name).glob(f"{name}*"))
+        file.unlink()
+        os.mkfifo(file)
+    (tmp_path / ".latest.0").mkdir()
+    with pytest.warns(DamagedCheckpointWarning, match="no regular file") as warned:
+        assert store.read_latest()[0] == "good"
+    assert len(warned) == 2
+    store.remove("manifest")
+    store.save("next", tree(2), {})
+    assert (tmp_path / "latest").read_text() == "next\n"
 
 
 def test_foreign_files_are_no_damage(tmp_path):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-import pickle
 import secrets
+import stat
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 
 from hocket.checkpoints import format as formats
 from hocket.checkpoints import manifest as manifests
-from hocket.checkpoints import shards
+from hocket.checkpoints import pickles, shards
 from hocket.checkpoints.errors import CheckpointError
 from hocket.checkpoints.places import local_folder
 
@@ -45,6 +46,12 @@ _NOT_WEIGHTS = (
     "numpy.core.multiarray._reconstruct",
     "numpy._core.multiarray._reconstruct",
 )
+
+
+#: Characters that the names in a file may have together.
+_NAMES = 1 << 26
+#: Bytes that weights may have beyond what is stored of them, some times over: a number may be expanded to any shape.
+_EXPANDED = 1 << 30
 
 
 class _LeftOut:
@@ -84,13 +91,17 @@ def read_weights(path: Path | str) -> dict[str, Tensor]:
 
 
 def _read(path: Path) -> dict[str, Tensor]:
-    if not path.exists():
-        raise CheckpointError(f"There is no {path}.")
-    if not path.is_dir():
+    try:
+        kind = path.stat().st_mode
+    except FileNotFoundError:
+        raise CheckpointError(f"There is no {path}.") from None
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path}: it cannot be read: {getattr(error, 'strerror', None) or error}.") from None
+    if not stat.S_ISDIR(kind):
         return _strip(*_read_file(path))
     if (path / manifests.NAME).exists():
         tree = formats.read(path, only=_OF_OURS)
-        prefix = tree.get("model_prefix", "")
+        prefix = str(tree.get("model_prefix", ""))
         named = _flat(tree.get("model"), str(path))
         return {name.removeprefix(prefix): tensor for name, tensor in named.items() if name.startswith(prefix)}
     name = next((name for name in _HUGGING_FACE if (path / name).exists()), None)
@@ -104,6 +115,7 @@ def _read(path: Path) -> dict[str, Tensor]:
 
 
 def _read_index(folder: Path, name: str) -> dict[str, Tensor]:
+    _check_kind(folder / name)
     if (size := (folder / name).stat().st_size) > manifests.LIMIT:
         raise CheckpointError(f"{name}: it has {size} bytes; at most {manifests.LIMIT} are read.")
     index = manifests.parse_json((folder / name).read_bytes(), name)
@@ -114,7 +126,7 @@ def _read_index(folder: Path, name: str) -> dict[str, Tensor]:
     for file in dict.fromkeys(places.values()):
         if file != Path(file).name or "\\" in file or file in ("", ".", ".."):
             raise CheckpointError(f"{name}: it lists '{file}', which is no file of its own folder.")
-        if not (folder / file).is_file():
+        if not os.path.exists(folder / file):  # Path.exists raises for names that are too long
             raise CheckpointError(f"{file}: it is missing, though {name} lists it.")
         weights |= _read_file(folder / file)[0]
     if missing := sorted(set(places) - set(weights)):
@@ -124,12 +136,20 @@ def _read_index(folder: Path, name: str) -> dict[str, Tensor]:
 
 def _read_file(path: Path) -> tuple[dict[str, Tensor], Sequence[str]]:
     """The weights, and what may be removed from their names."""
-    if path.suffix == ".safetensors":
-        return shards.load(path), ()
+    _check_kind(path)
+    if path.name == manifests.LATEST and (name := manifests.pointed(path)):
+        raise CheckpointError(f"{path} holds no weights: it names the newest checkpoint, so give: {path.parent / name}")
     try:
+        if path.suffix == ".safetensors":
+            return shards.load(path), ()
+        pickles.check(path)
         with torch.serialization.safe_globals([(_LeftOut, name) for name in _NOT_WEIGHTS]):
             content = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, EOFError, RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except OSError as error:
+        raise CheckpointError(f"{path}: it cannot be read: {error.strerror or error}.") from None
+    except CheckpointError as error:
+        raise CheckpointError(f"{path}: {error}") from None
+    except Exception as error:  # damage raises anything in unpicklers and archives
         raise CheckpointError(
             f"{path}: it was not read: it is no file of torch.save, is damaged, or holds objects besides tensors, which "
             f"hocket never makes from a file. If you trust it, save its state_dict alone. ({_first_line(error)})"
@@ -147,6 +167,14 @@ def _read_file(path: Path) -> tuple[dict[str, Tensor], Sequence[str]]:
     return _flat(content, str(path)), wrappers
 
 
+def _check_kind(path: Path) -> None:
+    """Links are followed: other tools' caches are made of them."""
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise CheckpointError(
+            f"{path}: it is no regular file (a pipe, a device, a socket or a folder), and is not read."
+        )
+
+
 def _first_line(error: BaseException) -> str:
     return (str(error) or type(error).__name__).strip().partition("\n")[0]
 
@@ -154,9 +182,17 @@ def _first_line(error: BaseException) -> str:
 def _flat(content: Any, where: str) -> dict[str, Tensor]:
     """Names and tensors, of dicts inside dicts too. Raises CheckpointError where there are no tensors at all."""
     found: dict[str, Tensor] = {}
+    length = 0
 
     def walk(node: Any, path: str) -> None:
+        nonlocal length
+        if (length := length + len(path)) > _NAMES:
+            raise CheckpointError(f"{where}: the names in it take more than {_NAMES:,} characters.")
         if isinstance(node, Tensor):
+            if node.layout is not torch.strided or node.is_meta or node.is_quantized:
+                raise CheckpointError(
+                    f"{where}: '{path}' is a sparse, quantized or meta tensor and no weight. Save it dense."
+                )
             found[path] = node
         elif isinstance(node, Mapping) and not _is_extra(path):
             for key, child in node.items():
@@ -165,6 +201,11 @@ def _flat(content: Any, where: str) -> dict[str, Tensor]:
     walk(content, "")
     if not found:
         raise CheckpointError(f"{where}: it has no tensors where weights are expected.")
+    stored = {each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in found.values()}
+    if (size := sum(each.nbytes for each in found.values())) > _EXPANDED + 16 * sum(stored.values()):
+        raise CheckpointError(
+            f"{where}: its tensors are views that repeat what is stored: {size:,} bytes of {sum(stored.values()):,}."
+        )
     return found
 
 
@@ -191,8 +232,10 @@ def export(source: Path | str, target: Path | str) -> int:
     target = Path(target)
     weights = read_weights(source)
     temporary = target.parent / f".{target.name}.{secrets.token_hex(8)}"
-    copies = {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in weights.items()}
+    if target.exists() and not target.is_file():
+        raise CheckpointError(f"{target} is no regular file, and is not replaced. Give another name.")
     try:
+        copies = {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in weights.items()}
         target.parent.mkdir(parents=True, exist_ok=True)
         save_file(copies, temporary, metadata={"format": "pt"})
         with temporary.open("rb+") as file:
@@ -203,7 +246,8 @@ def export(source: Path | str, target: Path | str) -> int:
     except Exception as error:  # the library has an exception of its own for a full disk
         raise CheckpointError(f"{target} was not written: {error}.") from error
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):
+            temporary.unlink()
     return len(copies)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
@@ -48,6 +48,18 @@ class Entry:
     @property
     def nbytes(self) -> int:
         return self.end - self.start
+
+
+def numel(shape: Sequence[int]) -> int:
+    """How many elements a shape has. Raises ValueError where no tensor has as many; however long the shape is, it is quick."""
+    if 0 in shape:
+        return 0
+    product = 1
+    for n in shape:
+        product *= n
+        if product >= 2**63:
+            raise ValueError("a shape has more elements than any tensor")
+    return product
 
 
 def lay_out(tensors: Iterable[tuple[str, str, tuple[int, ...]]]) -> tuple[bytes, list[Entry]]:
@@ -101,7 +113,7 @@ def _entry(name: str, about: dict[str, Any]) -> Entry:
         raise ValueError(f"'{name}' has the unknown dtype {dtype!r}")
     if not isinstance(shape, list) or any(type(n) is not int or not 0 <= n < 2**63 for n in (*shape, start, end)):
         raise ValueError(f"'{name}' has a shape or a position that is no number")
-    if end - start != DTYPES[dtype][1] * math.prod(shape):
+    if end - start != DTYPES[dtype][1] * numel(shape):
         raise ValueError(f"'{name}' has {end - start} bytes, which is not what its dtype and shape need")
     return Entry(name, dtype, tuple(shape), start, end)
 

@@ -11,10 +11,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hocket.checkpoints import tree as trees
 from hocket.checkpoints.errors import CheckpointError
 from hocket.checkpoints.header import pickled
 
 NAME = "manifest.json"
+#: The file of a store that holds the name of the checkpoint that was written last, for people and scripts.
+LATEST = "latest"
+#: What the names of other tools' files of weights end with.
+WEIGHTS = (".safetensors", ".pt", ".pth", ".ckpt", ".bin")
 FORMAT = "hocket-checkpoint"
 VERSION = 2
 #: Version -> what makes the tree's JSON of that version into the next one's. A version without an entry cannot be read.
@@ -23,6 +28,8 @@ UPGRADES: dict[int, Callable[[Any], Any]] = {1: lambda node: node}  # 2 added te
 FILES = re.compile(r"(tree-[0-9a-f]{16}\.json|tensors-\d{5,}-[0-9a-f]{16}\.safetensors)")
 #: Bytes that a JSON file may have.
 LIMIT = 1 << 28
+#: The year 10,000 in seconds since 1970: what is said to be written later would stay the newest for ever.
+_LATEST_TIME = 253_402_300_800
 
 
 class Unfinished(str):
@@ -80,10 +87,30 @@ def load(folder: Path) -> Manifest:
         raise CheckpointError(f"{folder} is no checkpoint: {kind}.") from None
     except NotADirectoryError:
         raise CheckpointError(
-            f"{folder} is no checkpoint: it is a file, and a checkpoint is a folder with manifest.json. Weights in it can be "
-            f"taken by trainer.load_weights('{folder}'), and compared by: hocket checkpoint diff."
+            f"{folder} is no checkpoint: it is a file, and a checkpoint is a folder with manifest.json.{_advice(folder)}"
         ) from None
+    except (OSError, ValueError) as error:  # no permission, too long a name, a null byte in it
+        raise CheckpointError(f"{folder} cannot be read: {getattr(error, 'strerror', None) or error}.") from None
     return parse(raw, f"{folder}/{NAME}")
+
+
+def _advice(file: Path) -> str:
+    """What may be done with a file that was taken for a checkpoint."""
+    if file.name == LATEST and (name := pointed(file)):
+        return f" It names the newest one, so give: {file.parent / name}"
+    if file.suffix in WEIGHTS:
+        return (
+            f" Weights in it can be taken by trainer.load_weights('{file}'), and compared by: hocket checkpoint diff."
+        )
+    return ""
+
+
+def pointed(file: Path) -> str | None:
+    """The name in a store's file `LATEST`; None if there is none."""
+    try:
+        return regular(file.parent, file.name, 1 << 12).read_text().strip() or None
+    except (OSError, CheckpointError, UnicodeDecodeError):
+        return None
 
 
 def parse(raw: bytes, where: str) -> Manifest:
@@ -105,8 +132,14 @@ def parse(raw: bytes, where: str) -> Manifest:
         files = {name: _file(name, about) for name, about in content["files"].items()}
         if sum(name.startswith("tree-") for name in files) != 1:
             raise ValueError("it does not list one tree-….json")
-        return Manifest(files, content["about"], version, float(content["written"]), stated)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        if type(written := content["written"]) not in (int, float) or not 0 <= written < _LATEST_TIME:
+            raise ValueError("when it was written is no time in seconds since 1970")
+        if not isinstance(trees.decode(content["about"], lambda reference: None), dict):
+            raise ValueError("what it says about the checkpoint is no JSON object")
+        return Manifest(files, content["about"], version, float(written), stated)
+    except KeyError as error:
+        raise CheckpointError(f"{where}: it has no {error}.") from None
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{where}: {error}.") from None
 
 
@@ -157,8 +190,11 @@ def check_file(folder: Path, name: str, file: File) -> Path:
     """The path of a listed file that is there and has its size. Raises CheckpointError."""
     try:
         path = regular(folder, name)
+        size = path.stat().st_size
     except FileNotFoundError:
         raise CheckpointError(f"{name}: it is missing.") from None
-    if (size := path.stat().st_size) != file.size:
+    except OSError as error:
+        raise CheckpointError(f"{name}: it cannot be read: {error.strerror}.") from None
+    if size != file.size:
         raise CheckpointError(f"{name}: it has {size} bytes and not the {file.size} that were written.")
     return path

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
@@ -30,7 +29,7 @@ def references(node: Any, where: str) -> Iterator[tuple[str, dict[str, Any]]]:
         for path, leaf in tree.leaves(node):
             if tree.special(leaf) == "$tensor":
                 yield path, _checked(path, leaf["$tensor"])
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, RecursionError) as error:
         raise CheckpointError(f"{where}: {error}.") from None
 
 
@@ -52,6 +51,8 @@ def _checked(path: str, reference: Any) -> dict[str, Any]:
         raise ValueError(f"the tensor at '{path}' has a shape, stride or offset that is no list of numbers")
     if len(numbers[0]) != len(numbers[1]) or ("offset" in reference and "stride" not in reference):
         raise ValueError(f"the tensor at '{path}' has a stride that does not fit its shape")
+    for each in [reference, *reference.get("pieces", ())]:
+        header.numel(each["shape"])
     if keys == _SHARDED and not whole(reference):
         raise ValueError(f"the pieces of the tensor at '{path}' leave gaps or overlap")
     return reference
@@ -78,13 +79,18 @@ def whole(reference: Mapping[str, Any]) -> bool:
     if not all(len(each["begin"]) == len(each["shape"]) == len(shape) for each in reference["pieces"]):
         return False
     boxes = [list(zip(each["begin"], each["shape"], strict=True)) for each in reference["pieces"]]
-    return _fill(boxes, [(0, n) for n in shape]) if math.prod(shape) else not boxes
+    return _fill(boxes, [(0, n) for n in shape]) if header.numel(shape) else not boxes
 
 
-def _fill(boxes: list[list[tuple[int, int]]], box: list[tuple[int, int]]) -> bool:
-    """Cuts a box along its dimensions where no piece crosses the cut, until there is one piece in each part."""
+def _fill(boxes: list[list[tuple[int, int]]], box: list[tuple[int, int]], cuts_left: int = 32) -> bool:
+    """Cuts a box along its dimensions where no piece crosses the cut, until there is one piece in each part.
+
+    Shards on meshes of few dimensions need few cuts. The limit bounds the work for other pieces.
+    """
     if len(boxes) == 1:
         return boxes[0] == box
+    if not cuts_left:
+        return False
     for dim, (start, size) in enumerate(box):
         slabs: list[list[list[tuple[int, int]]]] = []
         cuts = [start]
@@ -97,7 +103,7 @@ def _fill(boxes: list[list[tuple[int, int]]], box: list[tuple[int, int]]) -> boo
             cuts[-1] = max(cuts[-1], begin + n)
         if len(slabs) > 1 and cuts[-1] == start + size:
             parts = zip(slabs, pairwise(cuts), strict=True)
-            return all(_fill(slab, [*box[:dim], (a, b - a), *box[dim + 1 :]]) for slab, (a, b) in parts)
+            return all(_fill(slab, [*box[:dim], (a, b - a), *box[dim + 1 :]], cuts_left - 1) for slab, (a, b) in parts)
     return False
 
 
@@ -112,7 +118,7 @@ def check(path: str, reference: Mapping[str, Any], entries: Mapping[str, Mapping
     entry = entries.get(file, {}).get(name)
     if entry is None:
         raise CheckpointError(f"{file}: it has no tensor '{name}', which is wanted at '{path}'.")
-    size, stride, numel = SIZES[dtype], reference.get("stride"), math.prod(shape)
+    size, stride, numel = SIZES[dtype], reference.get("stride"), header.numel(shape)
     stored = header.DTYPES[entry.dtype][0]
     if "offset" in reference:
         last = reference["offset"] + sum((n - 1) * step for n, step in zip(shape, stride or (), strict=True))

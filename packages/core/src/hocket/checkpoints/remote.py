@@ -17,7 +17,7 @@ from hocket.checkpoints import disk
 from hocket.checkpoints import format as formats
 from hocket.checkpoints import manifest as manifests
 from hocket.checkpoints.errors import CheckpointError
-from hocket.checkpoints.manifest import File, Manifest
+from hocket.checkpoints.manifest import LATEST, File, Manifest
 
 if TYPE_CHECKING:
     from hocket.checkpoints.format import Like
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 #: Not the global random numbers, which are the run's.
 _waits = random.Random()
-_LATEST = "latest"
 #: Bytes of a part in s3fs's uploads of large files, which S3's checksum of them depends on.
 _PART = 50 << 20
 #: Errors that no second attempt mends.
@@ -129,12 +128,12 @@ class Remote:
 
     def latest(self) -> str | None:
         try:
-            return str(self._try("read latest", self._fs.cat_file, f"{self._root}/{_LATEST}").decode().strip())
+            return str(self._try("read latest", self._fs.cat_file, f"{self._root}/{LATEST}").decode().strip())
         except FileNotFoundError:
             return None
 
     def point(self, name: str | None) -> None:
-        path = f"{self._root}/{_LATEST}"
+        path = f"{self._root}/{LATEST}"
         if name is None:
             self._try(f"remove {path}", self._fs.rm_file, path)
         else:

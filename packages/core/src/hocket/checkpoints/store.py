@@ -10,6 +10,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -18,7 +19,7 @@ from hocket.checkpoints import format as formats
 from hocket.checkpoints import leftovers
 from hocket.checkpoints import manifest as manifests
 from hocket.checkpoints.errors import CheckpointError, DamagedCheckpointWarning
-from hocket.checkpoints.manifest import Manifest, Unfinished
+from hocket.checkpoints.manifest import LATEST, Manifest, Unfinished
 from hocket.checkpoints.ranks import ALONE, Ranks
 
 if TYPE_CHECKING:
@@ -27,8 +28,6 @@ if TYPE_CHECKING:
     from hocket.checkpoints.format import Like
     from hocket.checkpoints.snapshot import Snapshot
 
-#: The file that holds the name of the checkpoint that was written last, for people and scripts.
-LATEST = "latest"
 _NAME = re.compile(r"[A-Za-z0-9_][\w.=+-]*", re.ASCII)
 
 
@@ -259,17 +258,21 @@ class Local:
                 names = [file.name for file in entry.iterdir()]
             except FileNotFoundError:  # removed meanwhile
                 continue
+            except OSError as error:
+                found[entry.name] = f"{entry} cannot be read: {error.strerror}."
+                continue
             if manifests.NAME in names or any(manifests.FILES.fullmatch(name) for name in names):
                 try:
                     found[entry.name] = manifests.load(entry)
-                except (CheckpointError, OSError) as error:
+                except CheckpointError as error:
                     found[entry.name] = str(error) if manifests.NAME in names else Unfinished(error)
         return found
 
     def clean(self) -> None:
         leftovers.clean(self.folder)
         for file in self.folder.glob(f".{LATEST}.*"):
-            file.unlink(missing_ok=True)
+            with suppress(OSError):
+                file.unlink()
 
     def write(self, name: str, snapshot: Snapshot, about: Mapping[str, Any], ranks: Ranks) -> None:
         formats.write(self.folder / name, snapshot, about, ranks)
@@ -287,10 +290,7 @@ class Local:
             raise CheckpointError(f"{self.folder / name} was not removed: {error}.") from error
 
     def latest(self) -> str | None:
-        try:
-            return (self.folder / LATEST).read_text().strip()
-        except FileNotFoundError:
-            return None
+        return manifests.pointed(self.folder / LATEST)
 
     def point(self, name: str | None) -> None:
         file = self.folder / LATEST

@@ -37,19 +37,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Do what was asked; a checkpoint that cannot be read is one paragraph on stderr and exit code 2."""
-    from hocket.checkpoints.errors import CheckpointError
+    """Do what was asked. A checkpoint that cannot be read is one paragraph on stderr and exit code 2."""
+    from hocket.checkpoints.errors import CheckpointError, printable
 
     try:
         return {"inspect": _inspect, "verify": _verify, "export": _export, "diff": _diff}[args.action](args)
-    except (CheckpointError, ImportError, ValueError) as error:
-        print(f"hocket checkpoint: {error}", file=sys.stderr)
+    except (CheckpointError, ImportError, ValueError, OSError, MemoryError, RecursionError) as error:
+        print(f"hocket checkpoint: {printable(str(error) or type(error).__name__)}", file=sys.stderr)
         return 2
 
 
 def _inspect(args: argparse.Namespace) -> int:
     from hocket.checkpoints import format as formats
     from hocket.checkpoints import references, tree
+    from hocket.checkpoints.errors import printable
     from hocket.checkpoints.places import local_folder
 
     with local_folder(args.path, args.only) as path:
@@ -67,14 +68,14 @@ def _inspect(args: argparse.Namespace) -> int:
         print(json.dumps({"about": tree.encode(about, lambda place, value: None), "tree": rows}, indent=1))
         return 0
     for key, value in about.items():
-        print(f"{key}: {value}")
+        print(printable(f"{key}: {value if isinstance(value, str) else _text(value)}"))
     print()
-    width = max((len(row["path"]) for row in rows), default=0)
+    width = min(max((len(row["path"]) for row in rows), default=0), 100)
     for row in rows:
         shown = (
             f"{row['dtype']} {row['shape']}" if "dtype" in row else _short(tree.decode(row["value"], lambda _: None))
         )
-        print(f"{row['path']:<{width}}  {shown}")
+        print(printable(f"{row['path']:<{width}}  {shown}"))
     tensors = [row for row in rows if "dtype" in row]
     print(
         f"\n{len(tensors)} tensors, {sum(row['bytes'] for row in tensors):,} bytes, {len(rows) - len(tensors)} other values"
@@ -83,8 +84,15 @@ def _inspect(args: argparse.Namespace) -> int:
 
 
 def _short(value: Any) -> str:
-    text = repr(value)
+    text = _text(value)
     return text if len(text) <= 80 else f"{text[:77]}…"
+
+
+def _text(value: Any) -> str:
+    try:
+        return repr(value)
+    except ValueError:  # an integer of thousands of digits, whose decimal digits take for ever
+        return hex(value) if isinstance(value, int) else f"a {type(value).__name__} of very large numbers"
 
 
 def _verify(args: argparse.Namespace) -> int:
@@ -111,13 +119,15 @@ def _export(args: argparse.Namespace) -> int:
 
 
 def _diff(args: argparse.Namespace) -> int:
+    from hocket.checkpoints.errors import printable
+
     a, b = (_everything(path, args.only) for path in (args.a, args.b))
     lines = [f"- {path}: only in {args.a}" for path in a if path not in b]
     lines += [f"+ {path}: only in {args.b}" for path in b if path not in a]
     for path in a:
         if path in b and (difference := _difference(a[path], b[path])):
             lines.append(f"! {path}: {difference}")
-    print("\n".join(lines) if lines else f"They hold the same {len(a)} values, bit by bit.")
+    print("\n".join(map(printable, lines)) if lines else f"They hold the same {len(a)} values, bit by bit.")
     return int(bool(lines))
 
 
@@ -146,7 +156,7 @@ def _difference(a: Any, b: Any) -> str:
     import torch
 
     if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
-        same = type(a) is type(b) and repr(a) == repr(b)
+        same = type(a) is type(b) and _text(a) == _text(b)
         return "" if same else f"{_short(a)} / {_short(b)}"
     kinds = [f"{str(each.dtype).removeprefix('torch.')} {list(each.shape)}" for each in (a, b)]
     if kinds[0] != kinds[1]:
