@@ -22,6 +22,7 @@ from hocket.loops import until
 from hocket.loops.evaluate import EvalSet, PreparedSet, evaluate, sanity_check
 from hocket.loops.fit import FitLoop
 from hocket.loops.gradients import compute_gradients
+from hocket.loops.interruption import deferred
 from hocket.loops.metrics import MetricSet
 from hocket.loops.microbatch import AutoMicrobatch
 from hocket.loops.predict import predict
@@ -215,6 +216,7 @@ class Trainer:
         )
         compute = auto.compute_gradients if microbatch == "auto" else compute_gradients
         self._loop = FitLoop(state, guard, Interval(log_every), compute)
+        self._closing = weakref.finalize(self, _close, state)  # before the runtime leaves the other processes
         with self._running(), switches.use(plugins):
             if checkpoints is not None:
                 checkpoints.attach(self, fresh=resume is None)
@@ -229,7 +231,6 @@ class Trainer:
             bus.after_load(state)
             if any(voice.kind == "loggers" and not getattr(voice.obj, "shows_only", False) for voice in bus.voices):
                 policy.ranks_of(state).agree(state.folder.check)
-        weakref.finalize(self, _close, state)  # before the runtime leaves the other processes
 
     def _assemble(
         self, optimizer: Any, schedule: Any, schedule_every: str | Time, compile: bool | Mapping[str, Any]
@@ -260,11 +261,13 @@ class Trainer:
     ) -> Result:
         """Train until the Trainer's duration is reached, or for ``duration`` more.
 
-        A fit continues where the last one ended, in the middle of an epoch too, unless there is new ``train_data``.
+        A fit continues where the last one ended, in the middle of an epoch too, unless there is new ``train_data``. Control-C
+        completes the batch in progress first, and the next fit continues after it; pressed again, it interrupts at once.
 
         Raises:
             ValueError: something to train with is missing, or the training data yields nothing.
             FloatingPointError: the loss is not finite, and ``nonfinite="raise"``.
+            RuntimeError: an exception left the last fit while the optimizer stepped.
         """
         state = self.state
         if self._fast:
@@ -273,15 +276,16 @@ class Trainer:
             self._set_train_data(train_data)
         if eval_data is not None:
             self._set_eval_data(eval_data)
+        self._loop.check()
         if not self._set_time(duration):
             return self._result()
-        with self._running():
+        with deferred(state.strategy.world_size == 1) as interruption, self._running():
             if self._checkpoints is not None:
                 self._checkpoints.begin(state)
             if not state.progress.ready:
                 state.bus.log_hyperparameters(state, setup.hyperparameters(self._arguments, state.bus.voices))
                 sanity_check(state, state.eval_sets, self._sanity_batches)
-            self._loop.run()
+            self._loop.run(interruption)
             if self._checkpoints is not None:
                 self._checkpoints.finish(state)
             state.bus.flush(state)
@@ -369,11 +373,14 @@ class Trainer:
         content.load_state_dict(self, tree, strict, ignore)
 
     def close(self) -> None:
-        """Let plug-ins release what they hold. Happens by itself after an exception and at the end of the process."""
+        """Let plug-ins release what they hold. Happens by itself after an exception and at the end of the process.
+
+        A closed Trainer can be used again: a fit continues where the last one ended, and plug-ins are closed again afterwards.
+        """
         self._loop.close()
         for evaluated in self.state.eval_sets.values():
             end_workers(evaluated.batches)
-        self.state.bus.close(self.state)
+        self._closing()  # once
 
     def __enter__(self) -> Trainer:
         return self
@@ -434,6 +441,8 @@ class Trainer:
     def _running(self) -> Iterator[None]:
         """The Trainer's own random numbers and kernels; after an exception, nothing left running."""
         state = self.state
+        if not self._closing.alive:  # it was closed before
+            self._closing = weakref.finalize(self, _close, state)
         with ExitStack() as stack:
             stack.enter_context(self._randomness)
             if self._deterministic:

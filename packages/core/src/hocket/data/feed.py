@@ -59,6 +59,12 @@ class Feed:
         self._source = getattr(data, "loader", data)  # a strategy's share of the user's
         self._once = isinstance(self._source, Iterator)
         self._read = 0  # batches of earlier passes
+        #: A batch that was handed out and not trained on.
+        self._back: tuple[Any, bool] | None = None
+        #: Whether the data raised an exception, which its iterator may not survive.
+        self._failed = False
+        #: Why the epoch in progress cannot be continued, if so.
+        self._lost = ""
         #: The place that a checkpoint says, until it is gone to.
         self._place: Mapping[str, Any] | None = None
         #: Batches in a pass, or None while that is not known; learned from the first pass that ends.
@@ -67,7 +73,8 @@ class Feed:
     @property
     def under_way(self) -> bool:
         """Whether a pass has begun and not ended."""
-        return self._batches is not None or (self._place is not None and self._place["under_way"])
+        in_place = self._place is not None and self._place["under_way"]
+        return self._batches is not None or in_place or bool(self._lost)
 
     @property
     def endless(self) -> bool:
@@ -85,6 +92,8 @@ class Feed:
 
         Raises DataError where the data is not what it was.
         """
+        if self._lost:
+            raise DataError(self._lost)
         place, self._place = self._place, None
         if place is None:
             return
@@ -107,10 +116,17 @@ class Feed:
     def next(self) -> tuple[Any, bool] | None:
         """The next batch, and whether it counts (see `Padding`); None at the end of the pass."""
         assert self._batches is not None, "start comes first"
+        if self._back is not None:
+            again, self._back = self._back, None
+            return again
         if self._handed_out != self._limit:
-            for batch in self._batches:
-                self._handed_out += 1
-                return unpadded(batch) if type(batch) is Padding else (batch, True)
+            try:
+                for batch in self._batches:
+                    self._handed_out += 1
+                    return unpadded(batch) if type(batch) is Padding else (batch, True)
+            except BaseException:
+                self._failed = True
+                raise
         if not self._handed_out:
             self.close()
             raise DataError(self._nothing())
@@ -120,9 +136,38 @@ class Feed:
         self._batches = None
         return None
 
+    def put_back(self, handed_out: tuple[Any, bool]) -> None:
+        """Return the batch that :meth:`next` returned last once more."""
+        self._back = handed_out
+
+    def leave(self) -> None:
+        """End worker processes, and an iterator that has raised; :meth:`go_on` continues the epoch as in another process."""
+        failed, self._failed, back = self._failed, False, self._back
+        workers: Any = getattr(self._source, "num_workers", 0)
+        if self._lost or not (failed or workers):
+            return
+        kind = type(self._source).__name__
+        if self._once:
+            why = f"The training data ({kind}) is an iterator, which cannot be asked again for the batch after which it raised."
+            place = None
+        else:
+            try:
+                place = self.state_dict()
+            except Exception as error:
+                place = None
+                why = f"The training data ({kind}) does not say where it is after an exception: {error}."
+        self.close()
+        if place is None:
+            self._lost = (
+                f"{why} Pass data that starts anew: fit(train_data=…), or resume from a checkpoint in a new Trainer."
+            )
+        else:
+            self.load_state_dict(place)
+            self._back = back
+
     def close(self) -> None:
         """Forget the pass under way and end the worker processes of a DataLoader that iterates."""
-        batches, self._batches, self._place = self._batches, None, None
+        batches, self._batches, self._place, self._back, self._lost = self._batches, None, None, None, ""
         end_workers(self._data, batches)
         self._passes.workers_ended()
 

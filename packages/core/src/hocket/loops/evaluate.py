@@ -53,8 +53,12 @@ class PreparedSet:
         self.limit = limit
 
 
-def evaluate(state: State, sets: Mapping[str, PreparedSet]) -> dict[str, float]:
+def evaluate(
+    state: State, sets: Mapping[str, PreparedSet], between: Callable[[], None] | None = None
+) -> dict[str, float]:
     """Values of all sets as ``label/name``, the loss as ``label/loss``; also put into ``state.metrics`` and logged.
+
+    ``between`` is called between batches, and may raise.
 
     Submodules are in eval mode and get back the mode that each of them had; what ``state`` held of a training batch and the
     global random numbers are as before, whatever happens.
@@ -66,7 +70,7 @@ def evaluate(state: State, sets: Mapping[str, PreparedSet]) -> dict[str, float]:
         for label, evaluated in sets.items():
             state.eval_label = label
             bus.eval_start(state)
-            values.update(new := _evaluate_set(state, label, evaluated))
+            values.update(new := _evaluate_set(state, label, evaluated, between))
             state.metrics.update(new)
             bus.eval_end(state)
         bus.eval_after_all(state)
@@ -75,7 +79,9 @@ def evaluate(state: State, sets: Mapping[str, PreparedSet]) -> dict[str, float]:
     return values
 
 
-def _evaluate_set(state: State, label: str, evaluated: PreparedSet) -> dict[str, float]:
+def _evaluate_set(
+    state: State, label: str, evaluated: PreparedSet, between: Callable[[], None] | None = None
+) -> dict[str, float]:
     bus, metrics = state.bus, evaluated.metrics
     metrics.reset()
     # The exact mean over samples or tokens, however they are divided into batches: sums in double precision where it exists.
@@ -86,6 +92,8 @@ def _evaluate_set(state: State, label: str, evaluated: PreparedSet) -> dict[str,
         for number, batch in enumerate(batches):
             if number == evaluated.limit:
                 break
+            if between is not None:
+                between()
             state.batch, counts = unpadded(batch)
             seen += counts
             bus.eval_batch_start(state)

@@ -7,6 +7,7 @@ from. Every ``bus.…(state)`` is an event that plug-ins hear or an action that 
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -20,9 +21,24 @@ from hocket.guard import NonFiniteGuard
 from hocket.loops import agreement
 from hocket.loops.evaluate import PreparedSet, evaluate
 from hocket.loops.gradients import compute_gradients, count
+from hocket.loops.interruption import Interruption
 from hocket.loops.metrics import MetricSet
 from hocket.state import Decision, State
 from hocket.time import Interval, Unit
+
+#: Where in a fit an exception can be raised, in order; a fit continues in each but ``"step"``. ``"batch"``, ``"epoch"`` and
+#: ``"over"`` are those in which checkpoints are taken.
+STAGES = ("start", "epoch_start", "data", "gradients", "step", "batch_end", "after_batch", "batch", "epoch_end",
+          "after_epoch", "epoch", "end", "over")  # fmt: skip
+_INCOMPLETE = ("gradients", "step")
+#: What is not exact where a fit continues after an exception.
+_SAID = {
+    "gradients": "in batch {}, before the optimizer stepped. Training continues with that batch, from the weights before it, "
+    "but random numbers, batch statistics and metrics may have advanced. Resume from a checkpoint for a bitwise identical run.",
+    "epoch_start": "in epoch_start after batch {}, which plug-ins now hear again.",
+    "batch_end": "in batch_end after batch {}. Training continues after it; plug-ins that had not heard it do not.",
+    "epoch_end": "in epoch_end after batch {}. Training continues after it; plug-ins that had not heard it do not.",
+}
 
 
 class FitLoop:
@@ -57,11 +73,18 @@ class FitLoop:
         #: The shares of the duration before and after the latest batch, kept up to date where an interval is in shares.
         self._shares = (0.0, 0.0)
         self._in_shares = False
-        #: Where in a fit this is: ``"batch"`` or ``"epoch"`` while checkpoints are taken, ``"over"`` at its end, ``"fit"``
-        #: elsewhere; "" outside.
+        #: Where in a fit this is, "" outside; see `STAGES`.
         self.stage = ""
-        #: The place that a checkpoint was taken at, until the fit that it was taken in goes on.
+        #: The place at which a checkpoint was taken or an exception left the fit, until a fit continues there.
         self.left: Mapping[str, Any] | None = None
+        #: What the exception was.
+        self._raised = ""
+        #: Control-C during this fit.
+        self._interruption = Interruption()
+        #: The evaluation sets that are due after the batch or epoch in progress, until all of them were evaluated.
+        self._due: list[str] | None = None
+        #: The batch in progress, as the feed returned it.
+        self._handed_out: tuple[Any, bool] = (None, False)
 
     @property
     def has_data(self) -> bool:
@@ -70,17 +93,52 @@ class FitLoop:
 
     # --- a fit
 
-    def run(self) -> None:
-        """Everything from fit_start to fit_end."""
-        self.stage = "fit"
+    def run(self, interruption: Interruption | None = None) -> None:
+        """Everything from fit_start to fit_end. After an exception the next call continues in :attr:`left`."""
+        self._interruption = interruption or Interruption()
+        self.stage = "start"
         try:
             self._run()
+        except BaseException as error:
+            self._leave(error)
+            raise
         finally:
             self.stage = ""
 
+    def _leave(self, error: BaseException) -> None:
+        if self.stage == "start":
+            return  # to be continued where it was before
+        if self.stage == "gradients":
+            self.feed.put_back(self._handed_out)
+        self.left, self._raised = self._place(self.stage), f"{type(error).__name__}: {error}".rstrip(": ")
+        for schedule in self.state.schedules:
+            schedule.load_state_dict(schedule.state_dict())  # the next fit leaves learning rates as they are
+
+    def check(self) -> None:
+        """Before a fit: raise RuntimeError where an exception left no place to continue from; warn of what is not exact."""
+        stage = "" if self.left is None else self.left["stage"]
+        batch = self.state.timestamp.batch
+        if self.state.strategy.world_size > 1:
+            places = self.state.bus.all_gather_object((stage, batch))
+            if len(set(places)) > 1:
+                raise RuntimeError(
+                    "An exception left the ranks at different places: "
+                    + ", ".join(f"rank {rank} after batch {batch}" for rank, (_, batch) in enumerate(places))
+                    + ". Start the run again, with resume='auto' to continue from its latest checkpoint."
+                )
+        if stage == "step":
+            raise RuntimeError(
+                f"The last fit raised {self._raised} while weights or learning rates were updated, in batch {batch}, so that "
+                "some may be new and others not, and training cannot be continued from there. Make a new Trainer: with "
+                "resume='auto' it continues from the latest checkpoint, with model=trainer.state.model it begins a run from "
+                "these weights."
+            )
+        if self._raised and stage in _SAID:
+            warnings.warn(f"The last fit raised {self._raised} {_SAID[stage].format(batch)}", stacklevel=3)
+
     def _run(self) -> None:
         state, bus = self.state, self.state.bus
-        left, self.left = self.left, None
+        left = self.left
         if left is None:
             state.take(Decision.STOP)
         state.parameters = list(state.task.parameters())
@@ -92,10 +150,12 @@ class FitLoop:
             schedule.start(state)
         bus.fit_start(state)
         agreement.decide(state)
+        self.left, self._raised = None, ""
         if left is not None:
             self._finish(left["stage"])
         while not self._over():
             self._epoch()
+        self.stage = "end"
         at, now = self._evaluated_at, state.timestamp.batch
         self._evaluate({label: s for label, s in state.eval_sets.items() if s.every and at.get(label) != now})
         self._train_metrics()
@@ -104,13 +164,20 @@ class FitLoop:
         self._write_down()
 
     def _finish(self, stage: str) -> None:
-        """What came after the checkpoint in the batch or epoch that it was taken at the end of."""
-        if stage == "batch":
+        """Complete the batch or epoch in which a checkpoint was taken, or an exception raised."""
+        progress = self.state.progress
+        if stage in ("batch_end", "after_batch"):
+            self._after_batch()
+        elif stage == "batch":
             self._batch_completed()
-            if self._over() and self._at_epoch_end():
-                self._epoch()
-        else:
+        elif stage in ("epoch_end", "after_epoch"):
+            self._after_epoch()
+        elif stage == "epoch":
             self._write_down()
+        elif stage == "gradients":
+            progress.ready = progress.started = progress.processed
+        if self._over() and self.feed.under_way and self._at_epoch_end():
+            self._epoch()
 
     def _over(self) -> bool:
         state = self.state
@@ -126,9 +193,9 @@ class FitLoop:
         return timestamp.count(until.unit) >= until.value
 
     def close(self) -> None:
-        """Forget the pass under way and end its worker processes."""
+        """End the worker processes of the training data; the next fit continues the epoch all the same."""
         if self.has_data:
-            self.feed.close()
+            self.feed.leave()
 
     # --- a pass over the data, or what this fit has of it
 
@@ -136,18 +203,22 @@ class FitLoop:
         state, bus, feed = self.state, self.state.bus, self.feed
         self._clock = time.perf_counter()
         if not feed.under_way:
+            self.stage = "epoch_start"
             state.timestamp.begin_epoch()
             self.metrics.reset()
             bus.epoch_start(state)
             feed.start(state.timestamp.epoch)
+        self.stage = "data"
         feed.go_on(state.timestamp.epoch)
         # A fit that stops after the last batch of an epoch ends that epoch too.
         while not self._over() or self._at_epoch_end():
+            self._interruption.check()
             bus.before_dataloader(state)
             handed_out = feed.next()
             if handed_out is None:
                 self._epoch_end()
                 return
+            self._handed_out = handed_out
             state.progress.ready += 1
             self._batch(*handed_out)
 
@@ -156,22 +227,29 @@ class FitLoop:
 
     def _epoch_end(self) -> None:
         state, bus = self.state, self.state.bus
+        self.stage = "step"
         state.epoch_length = self.feed.length
         state.previous.become(state.timestamp)
         state.timestamp.next_epoch()
         for schedule in state.schedules:
             schedule.epoch_end(state)
+        self.stage = "epoch_end"
         self._train_metrics()
         bus.epoch_end(state)
-        agreement.decide(state)
+        self._after_epoch()
+
+    def _after_epoch(self) -> None:
+        self.stage = "after_epoch"
+        agreement.decide(self.state)
         self._evaluate_what_is_due()
-        self._checkpoint("epoch", bus.epoch_checkpoint)
+        self._checkpoint("epoch", self.state.bus.epoch_checkpoint)
         self._write_down()
 
     # --- a batch
 
     def _batch(self, batch: Any, counts: bool) -> None:
         state, bus = self.state, self.state.bus
+        self.stage = "gradients"
         state.batch = batch
         handed_out = count(state, batch) if counts else Counts(0)
         bus.after_dataloader(state)
@@ -195,8 +273,10 @@ class FitLoop:
 
             self._compute(state, mine, trained_on, self._shown)
             if self._guard.allows(state):
+                self.stage = "step"
                 stepped = bus.optimizer_step(state, closure)
 
+        self.stage = "step"
         state.previous.become(state.timestamp)
         now = time.perf_counter()
         state.timestamp.next_batch(total.samples, total.tokens, now - self._clock)
@@ -204,13 +284,19 @@ class FitLoop:
         if stepped:
             bus.schedule_step(state)
         state.progress.processed += 1
+        self.stage = "batch_end"
         bus.batch_end(state)
         state.device_kind.batch_end()
-        if several:
+        self._after_batch()
+
+    def _after_batch(self) -> None:
+        state = self.state
+        self.stage = "after_batch"
+        if state.strategy.world_size > 1:
             agreement.decide(state)
         if self._in_shares or state.eval_sets:
             self._evaluate_what_is_due()
-        self._checkpoint("batch", bus.batch_checkpoint)
+        self._checkpoint("batch", state.bus.batch_checkpoint)
         self._batch_completed()
 
     def _batch_completed(self) -> None:
@@ -224,7 +310,7 @@ class FitLoop:
     def _checkpoint(self, stage: str, event: Callable[[State], None]) -> None:
         self.stage = stage
         event(self.state)
-        self.stage = "fit"
+        self.stage = "end" if stage == "over" else "data"
 
     def may_checkpoint(self) -> bool:
         """Whether the guard lets a checkpoint be written; see :meth:`NonFiniteGuard.before_checkpoint`."""
@@ -232,18 +318,22 @@ class FitLoop:
 
     def state_dict(self) -> dict[str, Any]:
         """Where in a fit this is, as a tree. Raises RuntimeError in the middle of a batch."""
-        if self.left is not None:
-            return dict(self.left)
-        if self.stage == "fit" or self.state.eval_label is not None:
+        left = self.left if not self.stage else None
+        complete = self.stage in ("", "batch", "epoch", "over") if left is None else left["stage"] not in _INCOMPLETE
+        if not complete or self.state.eval_label is not None:
             raise RuntimeError(
                 "The state is not complete in the middle of a batch or an evaluation. Take it in a callback's "
                 "batch_checkpoint(state), epoch_checkpoint(state) or fit_end(state), or between fits."
             )
+        return self._place("" if self.stage == "over" else self.stage) if left is None else dict(left)
+
+    def _place(self, stage: str) -> dict[str, Any]:
         return {
-            "stage": "" if self.stage == "over" else self.stage,
+            "stage": stage,
             "shares": list(self._shares),
             "evaluated_at": dict(self._evaluated_at),
             "written_at": self._written_at,
+            "due": self._due,
         }
 
     def load_state_dict(self, tree: Mapping[str, Any]) -> None:
@@ -251,26 +341,28 @@ class FitLoop:
         at, self._written_at = tree["evaluated_at"], tree["written_at"]
         # Older checkpoints hold one number for all sets.
         self._evaluated_at = dict.fromkeys(self.state.eval_sets, at) if isinstance(at, int) else dict(at)
-        self.left = tree if tree["stage"] else None
+        self.left, self._raised = tree if tree["stage"] else None, ""
+        self._due = tree.get("due")
 
     def _evaluate_what_is_due(self) -> None:
         state = self.state
-        if self._in_shares:
-            self._shares = (self._shares[1], state.elapsed())
-        if not state.eval_sets:
-            return
-        wanted = state.take(Decision.EVALUATE)
-        self._evaluate(
-            {
-                label: evaluated
-                for label, evaluated in state.eval_sets.items()
-                if wanted or evaluated.every.due(state.previous, state.timestamp, *self._shares)
-            }
-        )
+        if self._due is None:
+            if self._in_shares:
+                self._shares = (self._shares[1], state.elapsed())
+            if not state.eval_sets:
+                return
+            wanted = state.take(Decision.EVALUATE)
+            self._due = [
+                label
+                for label, each in state.eval_sets.items()
+                if wanted or each.every.due(state.previous, state.timestamp, *self._shares)
+            ]
+        self._evaluate({label: each for label, each in state.eval_sets.items() if label in self._due})
+        self._due = None
 
     def _evaluate(self, sets: dict[str, PreparedSet]) -> None:
         if sets:
-            evaluate(self.state, sets)
+            evaluate(self.state, sets, self._interruption.check)
             self._evaluated_at.update(dict.fromkeys(sets, self.state.timestamp.batch))
             self._clock = time.perf_counter()  # evaluation is not training time
 

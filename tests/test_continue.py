@@ -1,0 +1,351 @@
+"""After an exception the same Trainer continues exactly, says what is not exact, or refuses."""
+
+from __future__ import annotations
+
+import copy
+import os
+import signal
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, Dataset
+
+import hocket
+
+
+class Planned(Exception):
+    """Raised by these tests."""
+
+
+class Samples(Dataset[Any]):
+    """24 samples; raises when asked for one the first time, in this process or in a worker."""
+
+    def __init__(self, bad: int = -1) -> None:
+        generator = torch.Generator().manual_seed(1)
+        self.inputs, self.targets = torch.randn(24, 4, generator=generator), torch.arange(24) % 3
+        self.bad = torch.tensor([bad]).share_memory_()
+
+    def __len__(self) -> int:
+        return 24
+
+    def __getitem__(self, index: int) -> Any:
+        if index == self.bad.item():
+            self.bad.fill_(-1)
+            raise Planned(f"sample {index}")
+        return self.inputs[index], self.targets[index]
+
+
+class Network(nn.Module):
+    """Raises once, in the forward pass of a batch that is trained on."""
+
+    def __init__(self, dropout: float) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.Sequential(nn.Linear(4, 8), nn.Dropout(dropout), nn.Linear(8, 3))
+        self.fails_at = -1
+        self.seen = 0
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        self.seen += self.training
+        if self.seen == self.fails_at:
+            self.fails_at = -1
+            raise KeyboardInterrupt
+        return self.layers(inputs)
+
+
+class Mean:
+    """A metric by hand."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        self.total, self.seen = 0.0, 0
+
+    def update(self, outputs: Any, targets: Any) -> None:
+        self.total, self.seen = self.total + float(outputs.double().sum()), self.seen + len(targets)
+
+    def compute(self) -> float:
+        return self.total / self.seen
+
+
+class Once(hocket.Callback):
+    """Does something on an event after so many batches, once."""
+
+    def __init__(self, event: str, batch: int, act: Any) -> None:
+        def listener(state: hocket.State) -> None:
+            if state.timestamp.batch >= batch and act:
+                act.pop()()
+
+        act = [act]
+        setattr(self, event, listener)
+
+
+def planned() -> None:
+    raise Planned("by a plug-in")
+
+
+def control_c() -> None:
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+@pytest.fixture(autouse=True)
+def _pythons_own_handler() -> Iterator[None]:
+    """A process in the background begins without it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    assert signal.signal(signal.SIGINT, before) is signal.default_int_handler, "as it was"
+
+
+def make(data: Any = None, dropout: float = 0.2, **changes: Any) -> hocket.Trainer:
+    eval_data = {"a": DataLoader(Samples(), 8), "b": hocket.EvalSet(DataLoader(Samples(), 12), every="4ba")}
+    arguments = {
+        "model": Network(dropout), "loss": F.cross_entropy, "train_data": data or DataLoader(Samples(), 4, shuffle=True),
+        "eval_data": eval_data, "train_metrics": {"mean": Mean()}, "metrics": {"mean": Mean()}, "duration": "2ep", "seed": 3,
+        "optimizer": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9), "eval_every": "3ba",
+        "schedule": "cosine(warmup=0.2dur)", "algorithms": ["ema", "label-smoothing"], "log_every": "2ba",
+    }  # fmt: skip
+    return hocket.Trainer(**{**arguments, **changes})
+
+
+def outcome(trainer: hocket.Trainer) -> dict[str, Any]:
+    """All that a fit changes, but for seconds."""
+    tree = trainer.state_dict()
+    for time in (tree["timestamp"], tree["previous"]):
+        for name in [name for name in time if name.endswith("seconds")]:
+            del time[name]
+    return {name: tree[name] for name in tree if name not in ("run_name", "run_id", "attached")}
+
+
+def same(one: Any, other: Any) -> bool:
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, list):
+        return len(one) == len(other) and all(map(same, one, other))
+    return torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other
+
+
+@pytest.fixture(scope="module")
+def expected() -> dict[str, Any]:
+    trainer = make(callbacks=[Once("before_dataloader", 99, planned)])
+    trainer.fit()
+    return outcome(trainer)
+
+
+EXACT = ["fit_start", "before_dataloader", "eval_after_forward", "batch_checkpoint", "epoch_checkpoint", "fit_end"]
+
+
+@pytest.mark.parametrize("event", EXACT)
+def test_between_batches_a_fit_continues_exactly(event: str, expected: Any) -> None:
+    trainer = make(callbacks=[Once(event, 0 if event == "fit_start" else 5, planned)])
+    with pytest.raises(Planned):
+        trainer.fit()
+    done = trainer.state.timestamp.batch
+    trainer.evaluate()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        trainer.fit()
+    assert done == {"fit_start": 0, "epoch_checkpoint": 6, "fit_end": 12, "eval_after_forward": 6}.get(event, 5)
+    assert same(outcome(trainer), expected)
+
+
+@pytest.mark.parametrize("event", ["after_forward", "batch_end", "eval_after_forward", "before_dataloader"])
+def test_control_c_waits_for_the_end_of_the_batch(event: str, expected: Any) -> None:
+    trainer = make(callbacks=[Once(event, 4, control_c)])
+    with pytest.raises(KeyboardInterrupt, match="continues after it"):
+        trainer.fit()
+    assert trainer.state.progress.ready == trainer.state.progress.processed < 12
+    tree = copy.deepcopy(trainer.state_dict())  # training changes its tensors
+    trainer.fit()
+    assert same(outcome(trainer), expected)
+    other = make(callbacks=[Once("before_dataloader", 99, planned)])
+    other.load_state_dict(tree)
+    other.fit()
+    assert same(outcome(other), expected), "in another process too"
+
+
+def test_control_c_in_the_last_batch_interrupts_after_the_fit(expected: Any) -> None:
+    trainer = make(callbacks=[Once("fit_end", 12, control_c)])
+    with pytest.raises(KeyboardInterrupt):
+        trainer.fit()
+    assert same(outcome(trainer), expected)
+    with pytest.warns(UserWarning, match="Training is over"):
+        trainer.fit()
+
+
+def test_control_c_again_interrupts_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([0.0, 0.5, 2.0])
+    monkeypatch.setattr("hocket.loops.interruption.time.monotonic", lambda: next(clock))
+    trainer = make(callbacks=[Once("after_forward", 4, lambda: [control_c() for _ in range(3)])])
+    with pytest.raises(KeyboardInterrupt):
+        trainer.fit()
+    assert trainer.state.progress.started == 5 and trainer.state.progress.processed == 4
+
+
+def test_a_signal_handler_of_the_program_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: list[int] = []
+    signal.signal(signal.SIGINT, lambda number, frame: heard.append(number))
+    make(callbacks=[Once("after_forward", 4, control_c)]).fit("6ba")
+    assert heard == [signal.SIGINT]
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+class Stream:
+    """Batches that can be iterated anew and do not say where they are; raises once."""
+
+    def __init__(self, bad: int = -1) -> None:
+        self._bad, self._samples = bad, Samples()
+
+    def __len__(self) -> int:
+        return 6
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in range(6):
+            if batch == self._bad:
+                self._bad = -1
+                raise Planned("the stream")
+            yield self._samples[slice(4 * batch, 4 * batch + 4)]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_data_that_raises_is_asked_again(workers: int) -> None:
+    def run(bad: int) -> Any:
+        trainer = make(DataLoader(Samples(bad), 4, shuffle=True, num_workers=workers))
+        if bad >= 0:
+            with pytest.raises(Planned):
+                trainer.fit()
+            assert trainer.state.timestamp.batch_in_epoch > 0
+        trainer.fit()
+        return trainer.state.model.layers.state_dict(), trainer.state.progress
+
+    (weights, progress), (again, after) = run(-1), run(9)
+    assert same(dict(weights), dict(again)) and progress == after
+
+
+def test_a_stream_that_raises_is_read_again() -> None:
+    def run(bad: int) -> Any:
+        trainer = make(Stream(bad))
+        if bad >= 0:
+            with pytest.raises(Planned), pytest.warns(UserWarning, match="reads the batches of the epoch"):
+                trainer.fit()
+        trainer.fit()
+        return dict(trainer.state.model.layers.state_dict())
+
+    assert same(run(-1), run(4))
+
+
+def test_an_iterator_that_raises_is_lost_and_other_data_is_not() -> None:
+    trainer = make(iter(Stream(4)), duration="8ba")
+    with pytest.raises(Planned):
+        trainer.fit()
+    with pytest.raises(hocket.data.errors.DataError, match=r"iterator, which cannot be asked again.*train_data="):
+        trainer.fit()
+    assert trainer.fit(train_data=Stream()).timestamp.batch == 8
+
+
+@pytest.mark.parametrize("microbatch", [None, 2])
+def test_before_the_optimizer_stepped_the_batch_is_repeated_and_that_is_said(microbatch: int | None) -> None:
+    def run(fails_at: int) -> Any:
+        trainer = make(dropout=0.0, train_metrics=None, algorithms=["ema"], microbatch=microbatch)
+        trainer.state.model.fails_at = fails_at
+        if fails_at >= 0:
+            with pytest.raises(KeyboardInterrupt):
+                trainer.fit()
+            assert trainer.state.timestamp.batch == (fails_at - 1) * (microbatch or 4) // 4
+            with pytest.raises(RuntimeError, match="not complete"):
+                trainer.state_dict()
+            with pytest.warns(UserWarning, match=r"KeyboardInterrupt in batch \d.*continues with that batch"):
+                trainer.fit()
+        trainer.fit("1ba")
+        return {name: value for name, value in outcome(trainer).items() if name not in ("fit", "max_duration")}
+
+    def whole() -> Any:
+        trainer = make(dropout=0.0, train_metrics=None, algorithms=["ema"], microbatch=microbatch)
+        trainer.fit()
+        trainer.fit("1ba")
+        return {name: value for name, value in outcome(trainer).items() if name not in ("fit", "max_duration")}
+
+    assert same(run(6), whole())
+
+
+@pytest.mark.parametrize("event", ["batch_end", "epoch_end", "epoch_start"])
+def test_an_event_that_not_all_have_heard_is_said(event: str, expected: Any) -> None:
+    trainer = make(callbacks=[Once(event, 5, planned)])
+    with pytest.raises(Planned):
+        trainer.fit()
+    with pytest.warns(UserWarning, match=f"Planned: by a plug-in in {event} after batch"):
+        trainer.fit()
+    assert same(outcome(trainer), expected), "algorithms come first"
+
+
+@pytest.mark.parametrize("where", ["optimizer", "schedule"])
+def test_where_weights_may_be_half_updated_a_fit_is_refused(where: str) -> None:
+    class Half(torch.optim.SGD):
+        fails = where == "optimizer"
+
+        def step(self, closure: Any = None) -> Any:
+            if self.fails and self.state:
+                raise Planned("out of memory")
+            return super().step(closure)
+
+    def schedule(clock: Any) -> float:
+        if where == "schedule" and clock.timestamp.batch == 2:
+            raise Planned("no such point")
+        return 1.0
+
+    trainer = make(optimizer=lambda parameters: Half(parameters, lr=0.1, momentum=0.9), schedule=schedule)
+    good = trainer.state_dict()
+    with pytest.raises(Planned):
+        trainer.fit()
+    for _ in range(2):
+        with pytest.raises(
+            RuntimeError, match=r"raised Planned.*while weights or learning rates were updated.*resume='auto'"
+        ):
+            trainer.fit()
+    assert trainer.evaluate(), "the weights can be looked at"
+    Half.fails = False
+    trainer.load_state_dict(good)
+    assert trainer.fit("1ba").timestamp.batch == 1
+
+
+def test_a_fit_of_its_own_duration_is_finished_by_the_same_call() -> None:
+    trainer = make(callbacks=[Once("batch_checkpoint", 2, planned)], duration=None)
+    with pytest.raises(Planned):
+        trainer.fit("4ba")
+    assert trainer.fit("4ba").timestamp.batch == 4
+    assert trainer.fit("4ba").timestamp.batch == 8
+
+
+def test_after_an_exception_in_between_the_epoch_continues() -> None:
+    def run(fail: bool) -> Any:
+        trainer = make(DataLoader(Samples(), 4, shuffle=True, num_workers=1))
+        trainer.fit("3ba")
+        if fail:
+            with pytest.raises(Planned):
+                trainer.evaluate(DataLoader(Samples(0), 8))
+            trainer.close()
+        trainer.fit("5ba")
+        return dict(trainer.state.model.layers.state_dict())
+
+    assert same(run(False), run(True))
+
+
+def test_close_is_heard_once_and_again_after_the_next_use() -> None:
+    heard: list[str] = []
+
+    class Watch(hocket.Callback):
+        def close(self, state: hocket.State) -> None:
+            heard.append("close")
+
+    with make(callbacks=[Watch()]) as trainer:
+        trainer.fit("1ba")
+    trainer.close()
+    assert heard == ["close"]
+    assert trainer.fit("1ba").timestamp.batch == 2 and trainer.predict([torch.zeros(2, 4)]) and heard == ["close"]
+    del trainer
+    assert heard == ["close", "close"]
