@@ -497,6 +497,32 @@ def test_a_callback_wraps_an_action(make) -> None:
     assert trainer.plan().actions == {"loss": ("twice",)}
 
 
+def test_the_plan_names_what_a_strategy_wraps(make) -> None:
+    """In the order in which they are seen to act, the outermost first."""
+    acted = []
+
+    class Counting(hocket.Strategy):
+        """Counts optimizer steps."""
+
+        @hocket.hookimpl(wrapper=True)
+        def optimizer_step(self, state: hocket.State, closure: Any) -> Any:
+            acted.append("counting")
+            return (yield)
+
+        def batch_end(self, state: hocket.State) -> None: ...
+
+    class Around(hocket.Callback):
+        @hocket.hookimpl(wrapper=True)
+        def optimizer_step(self, state: hocket.State, closure: Any) -> Any:
+            acted.append("around")
+            return (yield)
+
+    trainer = make(strategy=Counting(), callbacks=[Around()])
+    trainer.fit("1ba")
+    assert trainer.plan().actions == {"optimizer_step": tuple(acted)} == {"optimizer_step": ("around", "counting")}
+    assert trainer.plan().events["batch_end"] == ("counting",)
+
+
 def test_a_device_is_a_plug_in(make) -> None:
     class Mine(hocket.Device):
         def available(self) -> bool:

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import copy
+import gc
+import pickle
+import weakref
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 import hocket
+from hocket import plugins
+from hocket.loggers.memory import MemoryLogger
+from hocket.precision.bf16 import BF16
 from hocket.seeding import RandomStream
+from hocket.strategies.single import SingleDevice
 
 
 def make(data: Any, model: Any, seed: int) -> hocket.Trainer:
@@ -68,3 +77,80 @@ def test_every_seed_works(data, model) -> None:
 def test_trainers_share_no_plugins(data, model) -> None:
     first, second = make(data, model, 1), make(data, model, 2)
     assert not {voice.obj for voice in first.state.bus.voices} & {voice.obj for voice in second.state.bus.voices}
+
+
+# --- one instance
+
+
+class Counts(hocket.Callback):
+    """Counts batches."""
+
+    batches = 0
+
+    def batch_end(self, state: hocket.State) -> None:
+        self.batches += 1
+
+
+def quick(data: Any, model: Any, **arguments: Any) -> hocket.Trainer:
+    return hocket.Trainer(
+        model=model(), loss=F.cross_entropy, train_data=data(), optimizer="sgd(lr=0.1)", duration="1ba", **arguments
+    )
+
+
+@pytest.mark.parametrize(
+    ("argument", "make"),
+    [
+        ("callbacks", Counts),
+        ("loggers", MemoryLogger),
+        ("algorithms", lambda: plugins.get("algorithms", "ema")(smoothing=0.9)),
+        ("strategy", SingleDevice),
+        ("precision", BF16),
+    ],
+)
+@pytest.mark.parametrize("before", ["new", "fitted", "closed", "collected"])
+def test_an_instance_belongs_to_one_trainer(data, model, argument: str, make: Any, before: str) -> None:
+    plugin = make()
+    given = [plugin] if argument.endswith("s") else plugin
+    first: hocket.Trainer | None = quick(data, model, run_name="fold-1", **{argument: given})
+    if before == "fitted":
+        first.fit()
+    elif before == "closed":
+        first.close()
+    elif before == "collected":
+        first = None
+    one = rf"{argument}=\[?{type(plugin).__name__}\(…\)"
+    with pytest.raises(
+        plugins.PluginError, match=rf"another Trainer was made with \(run 'fold-1'\).*{one}.*or give its name"
+    ):
+        quick(data, model, **{argument: given})
+
+
+def test_an_instance_may_be_tried_again_and_copied(data, model) -> None:
+    """A constructor that raised leaves nothing behind; copies, classes, names and configurations are new each time."""
+    plugin = Counts()
+    with pytest.raises(ValueError, match="clip_gradients"):
+        quick(data, model, callbacks=[plugin], clip_gradients=-1.0)
+    trainer = quick(data, model, callbacks=[plugin, Counts, "lr-monitor", {"speed-monitor": {"every": "1ba"}}])
+    trainer.fit()
+    trainer.fit("1ba")
+    assert plugin.batches == 2
+    quick(data, model, callbacks=[copy.deepcopy(plugin), pickle.loads(pickle.dumps(plugin)), Counts]).fit()
+    assert plugin.batches == 2
+
+
+def test_an_instance_is_given_once(data, model) -> None:
+    plugin = Counts()
+    with pytest.raises(plugins.PluginError, match="is one Counts that is given twice"):
+        quick(data, model, callbacks=[plugin, plugin])
+
+
+def test_the_memory_of_an_instance_is_not_kept(data, model) -> None:
+    """Nor does a new object in its place count as the old one."""
+    plugin = Counts()
+    quick(data, model, callbacks=[plugin])
+    gone = weakref.ref(plugin)
+    del plugin
+    gc.collect()
+    assert gone() is None
+    for _ in range(20):
+        quick(data, model, callbacks=[Counts()])

@@ -229,6 +229,50 @@ def test_costs_are_counted() -> None:
     assert bus.account["p0", "batch_end"][1] > 0
 
 
+def test_time_counts_where_it_is_spent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock that the plug-ins set forward themselves, own time and time inside add up to all there is."""
+    now = [0.0]
+    monkeypatch.setattr("time.perf_counter", lambda: now[0])
+
+    def work(seconds: float) -> None:
+        now[0] += seconds
+
+    class Outer(Callback):
+        @hookimpl(wrapper=True)
+        def optimizer_step(self, state: Any, closure: Any) -> Any:
+            work(1)
+            result = yield
+            work(2)
+            closure()
+            bus.batch_end(state)
+            return result
+
+    class Inner(Callback):
+        def optimizer_step(self, state: Any, closure: Any) -> Any:
+            work(4)
+            return True
+
+        def batch_end(self, state: Any) -> None:
+            work(8)
+
+        def before_forward(self, state: Any) -> None:
+            work(16)
+
+    def closure() -> None:
+        work(32)  # the user's model
+        bus.before_forward(None)
+
+    bus = bus_of(Outer(), Inner(), profile=True)
+    bus.optimizer_step(None, closure)
+    assert bus.account == {
+        ("p0", "optimizer_step"): [1, 3.0, 4.0 + 8 + 16 + 32],
+        ("p1", "optimizer_step"): [1, 4.0, 0.0],
+        ("p1", "batch_end"): [1, 8.0, 0.0],
+        ("p1", "before_forward"): [1, 16.0, 0.0],
+    }
+    assert sum(own for _, own, _ in bus.account.values()) == now[0] - 32
+
+
 # --- order
 
 

@@ -102,6 +102,23 @@ def test_tokens_and_operations_of_each_batch(monkeypatch: pytest.MonkeyPatch) ->
     assert values["speed/mfu"] == pytest.approx([(160 + 160 + 40) / 1.5 / 1e3] * 2)
 
 
+def test_operations_are_those_of_the_batch_as_the_loader_made_it() -> None:
+    """An algorithm that makes batches smaller on the same event does not change what they would have needed."""
+
+    class Half(hocket.Algorithm):
+        events, phase = {hocket.Event.AFTER_DATALOADER}, hocket.Phase.DATA
+
+        def apply(self, event: hocket.Event, state: hocket.State) -> None:
+            state.batch = tuple(tensor[:2] for tensor in state.batch)
+
+    seen = []
+    monitor = {
+        "speed-monitor": {"flops_per_sample": lambda batch: seen.append(len(batch[0])) or 1.0, "peak_flops": 1.0}
+    }
+    make(callbacks=[monitor], algorithms=[Half()], duration="1ep").fit()
+    assert seen == [len(batch[0]) for batch in batches()]
+
+
 def test_an_unknown_peak_is_said_once() -> None:
     with pytest.warns(UserWarning, match="peak_flops=") as warned:
         make(callbacks=[{"speed-monitor": {"flops_per_sample": 1e6}}]).fit()

@@ -18,7 +18,7 @@ class Result:
         timestamp: how much of training is completed.
         run_folder: where loggers wrote; exists if one did.
         stop_reason: why a plug-in asked to stop, or empty.
-        costs: calls and seconds by (plug-in, hook); filled with ``profile_plugins=True``.
+        costs: calls, own seconds and seconds inside by (plug-in, hook); filled with ``profile_plugins=True``.
         checkpoints: the names of those there are, newest last.
     """
 
@@ -32,7 +32,14 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What a plug-in took on one hook."""
+    """What a plug-in took on one hook.
+
+    Args:
+        calls: how often it was called.
+        seconds: in its own code. The sum over all plug-ins is what they cost together.
+        inside: in what it called or wrapped: the loop's closure, the wrapped action, other plug-ins.
+    """
 
     calls: int
     seconds: float
+    inside: float = 0.0

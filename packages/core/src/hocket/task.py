@@ -112,6 +112,20 @@ class Task(nn.Module):
         """An optimizer or a sequence of them, for a Trainer that was given none."""
         return None
 
+    def extra_state(self) -> Any:
+        """What a resumed run needs besides parameters and buffers, such as a hidden state carried from batch to batch.
+
+        Tensors, numbers, strings, None, and lists and dicts of them; saved for each rank.
+        """
+        return None
+
+    def load_extra_state(self, state: Any) -> None:
+        """Undo :meth:`extra_state`. Tensors arrive on the CPU; ranks that were not there before get what rank 0 saved.
+
+        Not called for checkpoints without any.
+        """
+        raise NotImplementedError(f"{type(self).__name__} needs a load_extra_state(state)")
+
     @property
     def model(self) -> nn.Module:
         """What algorithms operate on and what checkpoints hold."""

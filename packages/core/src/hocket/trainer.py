@@ -27,7 +27,7 @@ from hocket.loops.metrics import MetricSet
 from hocket.loops.microbatch import AutoMicrobatch
 from hocket.loops.predict import predict
 from hocket.optimizers import make_optimizers
-from hocket.plugins import switches
+from hocket.plugins import claims, switches
 from hocket.plugins.bus import Bus
 from hocket.plugins.errors import PluginError
 from hocket.plugins.plan import Plan, make_plan
@@ -182,6 +182,8 @@ class Trainer:
                 devices=devices,
             )
         parts = parts if lasting else setup.that_leave_nothing(parts)
+        attached = [voice for voice in parts.voices if voice.obj is not checkpoints]  # those begin anew by themselves
+        claims.check(attached)
         setup.check_model(model, device, parts.strategy.materializes)
         bus = Bus(parts.voices, profile=profile_plugins)
         task = model if isinstance(model, Task) else SupervisedTask(model, loss)
@@ -231,6 +233,7 @@ class Trainer:
             bus.after_load(state)
             if any(voice.kind == "loggers" and not getattr(voice.obj, "shows_only", False) for voice in bus.voices):
                 policy.ranks_of(state).agree(state.folder.check)
+        claims.claim(attached, state.run_name)
 
     def _assemble(
         self, optimizer: Any, schedule: Any, schedule_every: str | Time, compile: bool | Mapping[str, Any]
@@ -392,7 +395,7 @@ class Trainer:
 
     def _result(self) -> Result:
         state = self.state
-        costs = {key: Cost(int(calls), seconds) for key, (calls, seconds) in state.bus.account.items()}
+        costs = {key: Cost(int(calls), *seconds) for key, (calls, *seconds) in state.bus.account.items()}
         names = () if self._checkpoints is None else self._checkpoints.store.names()
         return Result(dict(state.metrics), state.timestamp.copy(), state.folder.path, state.stop_reason, costs, names)
 

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+from hocket import hookimpl
 from hocket.callbacks.periodic import Periodic
 from hocket.state import State
 from hocket.time import Timestamp
@@ -47,14 +48,14 @@ class SpeedMonitor(Periodic):
         self._flops_per_sample = flops_per_sample
         self._peak_flops = peak_flops
         self._since = Timestamp()
-        self._flops = 0.0
+        self._flops = self._each = 0.0
         #: What one device can do at best, if MFU is wanted and that is known.
         self._peak: float | None = None
 
     def fit_start(self, state: State) -> None:
         """Figures begin anew."""
         super().fit_start(state)
-        self._since, self._flops, self._peak = state.timestamp.copy(), 0.0, None
+        self._since, self._flops, self._each, self._peak = state.timestamp.copy(), 0.0, 0.0, None
         if self._flops_per_sample is not None:
             dtype = state.precision.compute_dtype
             self._peak = self._peak_flops or state.device_kind.peak_flops(dtype)
@@ -65,11 +66,16 @@ class SpeedMonitor(Periodic):
                     stacklevel=2,
                 )
 
+    @hookimpl(tryfirst=True)
+    def after_dataloader(self, state: State) -> None:
+        """Looks at the batch as the loader made it, before algorithms change it."""
+        if self._peak is not None and self._flops_per_sample is not None:
+            given = self._flops_per_sample
+            self._each = given(state.batch) if callable(given) else given
+
     def batch_end(self, state: State) -> None:
         """Counts, and logs when it is due."""
-        if self._peak is not None and self._flops_per_sample is not None:
-            each = self._flops_per_sample
-            self._flops += (each(state.batch) if callable(each) else each) * state.batch_samples
+        self._flops += self._each * state.batch_samples
         super().batch_end(state)
 
     def _report(self, state: State) -> None:

@@ -30,6 +30,7 @@ from hocket.plugins import catalog
 from hocket.plugins.bus import Bus
 from hocket.plugins.spec import Voice
 from hocket.state import State
+from hocket.task import Task
 from hocket.time import Time, Unit
 
 if TYPE_CHECKING:
@@ -68,6 +69,7 @@ def state_dict(trainer: Trainer, gather: bool = True) -> dict[str, Any]:
         "eval_data": {label: each.passes.state_dict(0, False) for label, each in state.eval_sets.items()},
         "loss": encode([state.loss, dict(state.loss_parts)]),
         "rank_samples": state.rank_samples,
+        "task": encode(state.task.extra_state(), f"extra_state() of {type(state.task).__name__}"),
     }
     return {
         "version": VERSION,
@@ -229,6 +231,11 @@ def load_state_dict(
     problems = compare(state, tree, weights)
     if strict and (misfit := misfit_of_model(state, model)):
         problems.insert(0, misfit)
+    if _forgets_extra_state(state, tree):
+        problems.append(
+            f"The checkpoint has an extra state of its task, but {type(state.task).__name__} does not define "
+            "load_extra_state(state)."
+        )
     if problems:
         if strict:
             raise ContentError(" ".join(problems) + " To leave parts out, pass ignore=['…'] or strict=False.")
@@ -271,6 +278,11 @@ def load_state_dict(
     state.epoch_length = tree["epoch_length"] if state.epoch_length is None else state.epoch_length
 
 
+def _forgets_extra_state(state: State, tree: Mapping[str, Any]) -> bool:
+    saved = any(each.get("task") is not None for each in tree["ranks"])  # older checkpoints have none
+    return saved and type(state.task).load_extra_state is Task.load_extra_state
+
+
 def _load_ranks(trainer: Trainer, ranks: list[Mapping[str, Any]], copied: Callable[[Any], Any], strict: bool) -> None:
     state, loop = trainer.state, trainer._loop
     rank, world = state.strategy.rank, state.strategy.world_size
@@ -284,6 +296,8 @@ def _load_ranks(trainer: Trainer, ranks: list[Mapping[str, Any]], copied: Callab
     loss, parts = copied(own["loss"])
     state.loss, state.loss_parts = (None if loss is None else loss.to(state.device)), parts
     state.rank_samples = own["rank_samples"]
+    if own.get("task") is not None and type(state.task).load_extra_state is not Task.load_extra_state:
+        state.task.load_extra_state(copied(own["task"]))
     for label, each in state.eval_sets.items():
         if label in own["eval_data"]:
             each.passes.restore(own["eval_data"][label])

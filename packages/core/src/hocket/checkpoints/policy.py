@@ -18,6 +18,7 @@ from hocket import seeding
 from hocket.callback import Callback
 from hocket.checkpoints import content
 from hocket.checkpoints.errors import CheckpointError
+from hocket.checkpoints.hidden import HiddenTensors
 from hocket.checkpoints.ownership import Ownership
 from hocket.checkpoints.ranks import Ranks, of_a_thread
 from hocket.checkpoints.snapshot import Snapshot, Staging
@@ -98,7 +99,7 @@ class Checkpoints(Callback):
         self._evaluated: dict[str, tuple[int, int]] = {}
         #: The batch of what was saved last, and the evaluations before it.
         self._saved: tuple[int, dict[str, tuple[int, int]]] | None = None
-        self._staging = Staging()
+        self._staging, self._hidden = Staging(), HiddenTensors()
         self._threads: Ranks | None = None
         self._writing: threading.Thread | None = None
         self._failure: BaseException | None = None
@@ -117,6 +118,7 @@ class Checkpoints(Callback):
         self._trainer = weakref.ref(trainer)
         self._saved, self._evaluated, self._share = None, {}, 0.0
         self._failure = self._threads = None
+        self._hidden = HiddenTensors()
 
     def resumed(self, state: State, name: str, newest: bool) -> None:
         """For `resume`: the run goes on from this checkpoint of the store; see `Ownership.resume`."""
@@ -162,6 +164,7 @@ class Checkpoints(Callback):
 
     def batch_checkpoint(self, state: State) -> None:
         """Writes if it is due, asked for, or the best so far."""
+        self._hidden.observe(state)
         asked, due, best = state.take(Decision.CHECKPOINT), self._due(state), self._is_among_the_best(state)
         if asked or due or best:
             self._save(state)
@@ -298,6 +301,7 @@ class Checkpoints(Callback):
             tree: Any = {"model": model, "attached": content.described(state.bus.voices)}
         else:
             tree = content.state_dict(trainer, gather=False)
+            self._hidden.warn(state)
         self.note_saved(state)
         snapshot = Snapshot(tree, state.strategy.rank)
         ranks = self._writers(state, snapshot)

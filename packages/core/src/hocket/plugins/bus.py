@@ -71,8 +71,10 @@ class Bus:
         self._voices: dict[str, Voice] = {}
         self._deliveries: dict[str, Delivery] = {}
         self._rank = 0
-        #: (plug-in, hook) -> [calls, seconds], filled when ``profile`` is on.
+        #: (plug-in, hook) -> [calls, seconds of its own, seconds of what ran inside it], filled when ``profile`` is on.
         self.account: dict[tuple[str, str], list[float]] = {}
+        #: Of everything that is being timed, outermost first: seconds of what has run inside it so far.
+        self._inside: list[float] = []
         self.attach(*voices)
 
     @property
@@ -115,8 +117,11 @@ class Bus:
         return voice.kind != "loggers" or not self._rank or getattr(voice.obj, "all_ranks", False)
 
     def listeners(self, hook: str) -> list[Voice]:
-        """Who acts on a hook, in order."""
-        return [self._voices[impl.plugin_name] for impl in self._ordered(hook)]
+        """Who acts on a hook, in order; on an action, wrappers first."""
+        ordered = self._ordered(hook)
+        if hook in _ACTIONS:
+            ordered.sort(key=lambda impl: not impl.wrapper)
+        return [self._voices[impl.plugin_name] for impl in ordered]
 
     def _listens(self, voice: Voice, hook: str) -> bool:
         caller = getattr(self._pluggy.hook, hook, None)
@@ -128,11 +133,15 @@ class Bus:
         impls = {impl.plugin_name: impl for impl in found if self._writes(impl.plugin_name)}
         if len(impls) < 2:
             return list(impls.values())
-        return [
+        ordered = [
             impls[key]
             for key in (f"{v.kind}/{v.name}" for v in order(hook, self._voices.values(), self._listens))
             if key in impls
         ]
+        if getattr(self._pluggy.hook, hook).spec.opts.get("firstresult"):
+            # Outermost first: loggers, callbacks, algorithms … the default actions last.
+            ordered.sort(key=lambda impl: -KINDS_IN_ORDER.index(self._voices[impl.plugin_name].kind))
+        return ordered
 
     def _compile(self) -> None:
         check_combination([voice for voice in self._voices.values() if voice.kind == "algorithms"])
@@ -145,8 +154,6 @@ class Bus:
         argnames = caller.spec.argnames
         first = caller.spec.opts.get("firstresult")
         ordered = self._ordered(hook)
-        if first:  # outermost first: loggers, callbacks, algorithms … the default actions last
-            ordered.sort(key=lambda impl: -KINDS_IN_ORDER.index(self._voices[impl.plugin_name].kind))
         plain = [impl for impl in ordered if not impl.wrapper]
         plain.sort(key=lambda impl: (impl.trylast, not impl.tryfirst))  # stable
         calls = [self._call(hook, impl, argnames) for impl in plain]
@@ -160,6 +167,8 @@ class Bus:
             folded = _all(calls)
         for impl in reversed([impl for impl in ordered if impl.wrapper]):
             folded = self._wrap(hook, impl, argnames, folded)
+        if self._profile and "closure" in argnames:
+            return self._with_timed_closure(folded, argnames.index("closure"))
         return folded
 
     def _call(self, hook: str, impl: pluggy.HookImpl, argnames: tuple[str, ...]) -> tuple[Callable[..., Any], str]:
@@ -168,8 +177,8 @@ class Bus:
         function = _positional(impl.function, impl.argnames, argnames)
         if voice.kind == "loggers" and not getattr(self._pluggy.hook, hook).spec.opts.get("firstresult"):
             function = self._deliveries[impl.plugin_name].of(hook, function)
-        if self._profile and voice.kind not in _TRANSPARENT:
-            function = self._timed(hook, voice, function)
+        if self._profile:
+            function = self._timed(function, None if voice.kind in _TRANSPARENT else self._entry(hook, voice))
         return function, "" if voice.kind in _TRANSPARENT else _whose(voice, hook)
 
     def _wrap(
@@ -179,11 +188,8 @@ class Bus:
         voice = self._voices[impl.plugin_name]
         start = _positional(impl.function, impl.argnames, argnames)
         whose = _whose(voice, hook)
-        entry = self.account.setdefault((voice.name, hook), [0, 0.0]) if self._profile else None
-        clock = time.perf_counter
 
         def wrapped(*args: Any) -> Any:
-            begin = clock() if entry else 0.0
             generator = start(*args)
             try:
                 next(generator)
@@ -192,9 +198,6 @@ class Bus:
             except BaseException as error:
                 _note(error, whose)
                 raise
-            if entry:
-                entry[0] += 1
-                entry[1] += clock() - begin
             try:
                 result = inner(*args)
             except BaseException as error:
@@ -204,7 +207,6 @@ class Bus:
                     return stop.value
                 generator.close()
                 raise HookError(f"The wrapper of {whose} yielded twice.") from error
-            begin = clock() if entry else 0.0
             try:
                 generator.send(result)
             except StopIteration as stop:
@@ -212,27 +214,41 @@ class Bus:
             except BaseException as error:
                 _note(error, whose)
                 raise
-            finally:
-                if entry:
-                    entry[1] += clock() - begin
             generator.close()
             raise HookError(f"The wrapper of {whose} yielded twice.")
 
-        return wrapped
+        return self._timed(wrapped, self._entry(hook, voice)) if self._profile else wrapped
 
-    def _timed(self, hook: str, voice: Voice, function: Callable[..., Any]) -> Callable[..., Any]:
-        entry = self.account.setdefault((voice.name, hook), [0, 0.0])
-        clock = time.perf_counter
+    def _entry(self, hook: str, voice: Voice) -> list[float]:
+        return self.account.setdefault((voice.name, hook), [0, 0.0, 0.0])
+
+    def _timed(self, function: Callable[..., Any], entry: list[float] | None) -> Callable[..., Any]:
+        """Add what the function takes to ``entry``: its own time, and that of what it calls and is timed, too."""
+        clock, inside = time.perf_counter, self._inside
 
         def timed(*args: Any) -> Any:
             begin = clock()
+            inside.append(0.0)
             try:
                 return function(*args)
             finally:
-                entry[0] += 1
-                entry[1] += clock() - begin
+                took, others = clock() - begin, inside.pop()
+                if entry is not None:
+                    entry[0] += 1
+                    entry[1] += took - others
+                    entry[2] += others
+                if inside:
+                    inside[-1] += took
 
         return timed
+
+    def _with_timed_closure(self, function: Callable[..., Any], index: int) -> Callable[..., Any]:
+        """The loop's closure is not the time of the plug-in that calls it."""
+
+        def call(*args: Any) -> Any:
+            return function(*args[:index], self._timed(args[index], None), *args[index + 1 :])
+
+        return call
 
     def _explain(self, voice: Voice, error: pluggy.PluginValidationError) -> str:
         for hook, function in _implementations(voice).items():

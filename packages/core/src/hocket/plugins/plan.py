@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from hocket.strategies import Strategy
 
 _ACTIONS = [name for name in vars(Actions) if not name.startswith("_")]
-_PARTS = ("strategies", "precisions", "actions")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +81,7 @@ def make_plan(bus: Bus, model: Any, strategy: Strategy, run: Mapping[str, str]) 
 
 
 def _heard(bus: Bus, hooks: list[str]) -> dict[str, tuple[str, ...]]:
-    who = {hook: tuple(voice.name for voice in bus.listeners(hook) if voice.kind not in _PARTS) for hook in hooks}
+    who = {hook: tuple(voice.name for voice in bus.listeners(hook) if voice.kind != "actions") for hook in hooks}
     return {hook: names for hook, names in who.items() if names}
 
 

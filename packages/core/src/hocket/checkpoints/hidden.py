@@ -1,0 +1,79 @@
+"""Tensors that a model carries from batch to batch where no checkpoint finds them: in attributes of its modules."""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from hocket.state import State
+from hocket.task import Task
+
+#: Of a list or dict so many items are looked at.
+_ITEMS = 100
+
+
+class HiddenTensors:
+    """Warns at a save, once, about tensors in attributes that have changed since the first batch.
+
+    Constants and caches, such as those of rotary embeddings, are filled by then and stay as they are. Tensors with a
+    graph belong to the current batch. Only references are kept: no tensor lives longer for being looked at.
+    """
+
+    def __init__(self) -> None:
+        self._seen: dict[str, tuple[weakref.ref[Tensor], int]] | None = None
+        self._done = False
+
+    def observe(self, state: State) -> None:
+        """Look at the model after the first batch; later calls do nothing."""
+        if self._seen is None:
+            self._seen = {name: (weakref.ref(tensor), tensor._version) for name, tensor in _hidden(state.task)}
+
+    def warn(self, state: State) -> None:
+        """Name what is not the same as then."""
+        if self._done or self._seen is None or state.strategy.rank:
+            return
+        changed = []
+        for name, tensor in _hidden(state.task):
+            reference, version = self._seen.get(name, (None, 0))
+            if reference is None or reference() is not tensor or tensor._version != version:
+                changed.append(f"{type(state.model).__name__}.{name.removeprefix(state.model_prefix)}")
+        if changed:
+            self._done = True
+            more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
+            warnings.warn(
+                f"{', '.join(changed[:3])}{more} changed in training, but tensors in attributes are in no checkpoint: a "
+                "resumed run starts without them. If the next batch needs them, return them from Task.extra_state() and take "
+                "them back in load_extra_state(state), or use register_buffer(). If not, set them to None after the batch.",
+                stacklevel=2,
+            )
+
+
+def _hidden(task: Task) -> Iterator[tuple[str, Tensor]]:
+    """Tensors in attributes of modules, by name; none of a task or module that says itself what else is saved."""
+    if type(task).extra_state is not Task.extra_state:
+        return
+    known = {id(tensor) for tensor in [*task.parameters(), *task.buffers()]}
+    for path, module in task.named_modules():
+        if type(module).get_extra_state is not nn.Module.get_extra_state:
+            continue
+        for attribute, value in vars(module).items():
+            if attribute in ("_parameters", "_buffers", "_modules"):
+                continue
+            for place, tensor in _tensors(value):
+                if id(tensor) not in known and not isinstance(tensor, nn.Parameter) and tensor.grad_fn is None:
+                    yield f"{path}.{attribute}{place}".removeprefix("."), tensor
+
+
+def _tensors(value: Any) -> Iterator[tuple[str, Tensor]]:
+    if isinstance(value, Tensor):
+        yield "", value
+    elif isinstance(value, list | tuple):
+        yield from ((f"[{i}]", each) for i, each in enumerate(value[:_ITEMS]) if isinstance(each, Tensor))
+    elif isinstance(value, Mapping):
+        for key in list(value)[:_ITEMS]:
+            if isinstance(each := value[key], Tensor):
+                yield f"[{key!r}]", each
