@@ -21,6 +21,7 @@ import hocket
 from hocket.checkpoints import CheckpointError
 from hocket.checkpoints import format as formats
 from hocket.checkpoints.policy import Interrupted
+from hocket.checkpoints.store import Store
 
 #: A disk: where it is, and how to take it all and give it back.
 Disk = tuple[Path, Callable[[], Any], Callable[[], Any]]
@@ -89,9 +90,12 @@ def test_a_checkpoint_on_a_full_disk(disk: Any) -> None:
     folder, fill, free, message = disk
     formats.write(folder / "c", tree(1.0), {})
     fill()
-    for name in ("c", "d"):
-        with pytest.raises(CheckpointError, match=rf"was not written: {message}.*What was there before is as it was"):
-            formats.write(folder / name, tree(2.0), {})
+    with pytest.raises(CheckpointError, match=rf"was not written: {message}"):
+        formats.write(folder / "c", tree(2.0), {})
+    with pytest.raises(
+        CheckpointError, match=rf"was not written: {message}.*The checkpoints before it are as they were"
+    ):
+        Store(folder).save("d", tree(2.0), {})
     free()
     assert formats.verify(folder / "c") == [] and (formats.read(folder / "c")["model"]["w"] == 1.0).all()
     assert os.listdir(folder) == ["c"]

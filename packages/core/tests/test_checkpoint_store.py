@@ -6,11 +6,16 @@ import functools
 import hashlib
 import json
 import os
+import shutil
+import tempfile
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 
-from hocket.checkpoints import CheckpointError, DamagedCheckpointWarning
+from hocket.checkpoints import CheckpointError, DamagedCheckpointWarning, scratch
+from hocket.checkpoints.ranks import Ranks
 from hocket.checkpoints.store import Store
 
 
@@ -191,6 +196,126 @@ def test_leftovers_go_with_the_next_save(tmp_path):
     assert store.latest() == "ba1"
     store.save("ba3", tree(3), {})
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["ba1", "ba3", "latest"]
+
+
+@pytest.fixture
+def temporary(tmp_path, monkeypatch):
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    return tmp_path / "tmp"
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no forks here")
+def test_temporary_copies_of_the_dead_go_and_those_of_the_living_stay(tmp_path, temporary):
+    pytest.importorskip("fsspec")
+    made, release = os.pipe(), os.pipe()
+    children = []
+    for end in ("lives", "dies"):
+        if not (child := os.fork()):
+            (scratch.begin() / end).touch()
+            os.write(made[1], b"x")
+            if end == "lives":
+                os.read(release[0], 1)
+            os.kill(os.getpid(), 9)
+        children.append(child)
+        os.read(made[0], 1)
+    os.waitpid(children[1], 0)
+    own = scratch.begin()
+    there = {file.name for folder in temporary.iterdir() for file in folder.iterdir()}
+    assert there == {"lives"} and own.is_dir()
+    os.write(release[1], b"x")
+    os.waitpid(children[0], 0)
+    Store(f"file://{tmp_path}/run").save("ba1", tree(1), {})
+    assert list(temporary.iterdir()) == [own]
+    scratch.end(own)
+    assert list(temporary.iterdir()) == []
+
+
+def test_a_download_goes_when_it_is_read(tmp_path, temporary):
+    pytest.importorskip("fsspec")
+    store = Store(f"file://{tmp_path}/run")
+    store.save("ba1", tree(1), {})
+    store.save("ba2", tree(2), {})
+    assert value_of(store, "ba1") == 1 and list(temporary.iterdir()) == []
+    assert store.latest() == "ba2" and len(list(temporary.iterdir())) == 1
+    assert value_of(store, "ba2") == 2 and list(temporary.iterdir()) == []
+    spoil(tmp_path / "run" / "ba2", "truncated")
+    with pytest.warns(DamagedCheckpointWarning, match="it has 1000 bytes and not the"):
+        assert store.read_latest()[0] == "ba1"
+    with pytest.warns(DamagedCheckpointWarning, match="it has 1000 bytes and not the"):
+        assert store.latest() == "ba1"
+    assert value_of(store, "ba1") == 1 and list(temporary.iterdir()) == []
+
+
+def test_ranks_of_one_host_download_once(tmp_path, temporary):
+    pytest.importorskip("fsspec")
+    url, size = f"file://{tmp_path}/run", 3
+    Store(url).save(
+        "ba1", {"model": {"a": torch.ones(400_000)}, "b": torch.ones(400_000), "c": torch.ones(400_000)}, {}
+    )
+    gathered, barrier, fetched = [None] * size, threading.Barrier(size), []
+
+    def rank(index):
+        def gather(item):
+            gathered[index] = item
+            barrier.wait(60)
+            items = list(gathered)
+            barrier.wait(60)
+            return items
+
+        store = Store(url)
+        get = store._place._fs.get_file
+        store._place._fs.get_file = lambda path, to: (fetched.append(path.rpartition("/")[2]), get(path, to))
+        found = store.read_latest(ranks=Ranks(index, size, gather))
+        barrier.wait(60)
+        return found
+
+    with ThreadPoolExecutor(size) as pool:
+        found = list(pool.map(rank, range(size)))
+    assert all(name == "ba1" and (read["c"] == 1).all() for name, read in found)
+    assert len([name for name in fetched if name.startswith("tensors-")]) == 3
+    assert list(temporary.iterdir()) == []
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no such files here")
+def test_pipes_and_other_sizes_are_not_downloaded(tmp_path, temporary):
+    """Neither ends: a pipe, and a file of other than the size in the manifest."""
+    pytest.importorskip("fsspec")
+    store = Store(f"file://{tmp_path}/run")
+    for name in ("good", "shard", "size", "manifest"):
+        store.save(name, tree(1), {})
+    for name, file in (("shard", "tensors*"), ("manifest", "manifest*")):
+        path = next((tmp_path / "run" / name).glob(file))
+        path.unlink()
+        os.mkfifo(path)
+    with next((tmp_path / "run" / "size").glob("tensors*")).open("r+b") as opened:
+        opened.truncate(10 * 2**40)  # a hole: takes no room
+    with pytest.warns(DamagedCheckpointWarning) as warned:
+        assert store.read_latest()[0] == "good"
+    assert {name for name in ("shard", "size", "manifest") if any(f"'{name}'" in str(w.message) for w in warned)} == {
+        "shard", "size", "manifest",
+    }  # fmt: skip
+
+
+def test_what_is_said_of_the_checkpoints_before_is_true(tmp_path):
+    store = Store(tmp_path / "run")
+    store.save("ba1", tree(1), {})
+    place = store._place.write
+    for lost in (False, True):
+
+        def write(*arguments, lost=lost):
+            if lost:
+                shutil.rmtree(tmp_path / "run" / "ba1")
+            (tmp_path / "run" / "ba2").write_text("")
+            place(*arguments)
+
+        store._place.write = write
+        with pytest.raises(
+            CheckpointError, match="these are not found as they were: ba1" if lost else "as they were"
+        ) as told:
+            store.save("ba2", tree(2), {})
+        assert ("not found" in str(told.value)) is lost
+        (tmp_path / "run" / "ba2").unlink()
 
 
 def test_a_relative_folder_is_where_it_was(tmp_path, monkeypatch):

@@ -72,6 +72,4 @@ def errors(path: Path) -> Iterator[None]:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             there = next((folder for folder in path.absolute().parents if folder.exists()), Path())
             reason = f"the disk is full ({shutil.disk_usage(there).free / 1e6:.1f} MB are free at {there})"
-        raise CheckpointError(
-            f"The checkpoint {path} was not written: {reason}. What was there before is as it was."
-        ) from error
+        raise CheckpointError(f"The checkpoint {path} was not written: {reason}.") from error

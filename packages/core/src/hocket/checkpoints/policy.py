@@ -410,7 +410,7 @@ def resume(trainer: Trainer, where: str | Path, checkpoints: Checkpoints | None)
         folder, _, name = path.rstrip("/").rpartition("/")
         store = Store(folder or "/")
         store = own if own is not None and store.where == own.where else store
-        tree = ranks.agree(lambda: store.read(name, like=content.shards(trainer)))
+        tree = store.read(name, like=content.shards(trainer), ranks=ranks)
     if "version" not in tree:
         raise ValueError(
             f"'{name}' in {store} holds weights only, which is not enough to resume from. Leave out resume=, and give the "

@@ -5,23 +5,22 @@ from __future__ import annotations
 import base64
 import hashlib
 import random
-import shutil
-import tempfile
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from hocket.checkpoints import disk
+from hocket.checkpoints import disk, scratch
 from hocket.checkpoints import format as formats
 from hocket.checkpoints import manifest as manifests
 from hocket.checkpoints.errors import CheckpointError
 from hocket.checkpoints.manifest import LATEST, File, Manifest
+from hocket.checkpoints.ranks import ALONE, Ranks
 
 if TYPE_CHECKING:
     from hocket.checkpoints.format import Like
-    from hocket.checkpoints.ranks import Ranks
     from hocket.checkpoints.snapshot import Snapshot
 
 _T = TypeVar("_T")
@@ -31,6 +30,10 @@ _waits = random.Random()
 _PART = 50 << 20
 #: Errors that no second attempt mends.
 _FINAL = (FileNotFoundError, PermissionError, NotADirectoryError, CheckpointError, TypeError, NotImplementedError)
+
+
+class _DamagedError(CheckpointError):
+    """What is there is not what was written; no failure of the store."""
 
 
 class Remote:
@@ -54,8 +57,8 @@ class Remote:
         self._root = root.rstrip("/")
         self._url = url.rstrip("/")
         self._attempts, self._wait = attempts, wait
-        self._downloads: dict[str, Path] = {}
-        """By SHA-256 of the manifest: checkpoints that `damage` fetched whole."""
+        #: By SHA-256 of the manifest: the checkpoint that `damage` has fetched whole.
+        self._whole: dict[str, Path] = {}
 
     def manifests(self) -> dict[str, Manifest | str]:
         folders = self._folders()
@@ -63,12 +66,15 @@ class Remote:
         found: dict[str, Manifest | str] = {}
         for name, path in paths.items():
             try:
-                raw = self._try(f"read {path}", self._fs.cat_file, path)
+                raw = self._cat(path)
             except FileNotFoundError:
                 if any(manifests.FILES.fullmatch(file) for file in self._files(name)):
                     found[name] = manifests.Unfinished(
                         f"{self._url}/{name} has no {manifests.NAME}: its upload did not end."
                     )
+                continue
+            except _DamagedError as error:
+                found[name] = str(error)
                 continue
             try:
                 found[name] = manifests.parse(raw, f"{self._url}/{name}/{manifests.NAME}")
@@ -83,8 +89,8 @@ class Remote:
                 self._delete(name, files)
 
     def write(self, name: str, snapshot: Snapshot, about: Mapping[str, Any], ranks: Ranks) -> None:
-        with tempfile.TemporaryDirectory(prefix="hocket-checkpoint-", ignore_cleanup_errors=True) as temporary:
-            folder = Path(temporary)
+        folder = ranks.agree(_scratch)
+        try:
 
             def part() -> formats.Part:
                 with disk.errors(folder):
@@ -107,6 +113,8 @@ class Remote:
 
             parts = ranks.gather(ranks.agree(part))
             ranks.first(end)
+        finally:
+            scratch.end(folder)
 
     def _put(self, name: str, folder: Path, files: Mapping[str, File]) -> None:
         for file, stated in files.items():
@@ -117,10 +125,42 @@ class Remote:
                 raise self._error(f"upload {path}", error) from error
 
     def damage(self, name: str) -> list[str]:
-        return formats.damage(self._download(name, None, None))
+        try:
+            folder = self.fetch(name, None, None)
+        except _DamagedError as error:
+            return [str(error)]
+        for other in {*self._whole.values()} - {folder}:
+            self.discard(other)
+        if problems := formats.damage(folder):
+            self.discard(folder)
+        else:
+            self._whole[manifests.load(folder).sha256] = folder
+        return problems
 
-    def fetch(self, name: str, only: Sequence[str] | None, like: Like | None) -> Path:
-        return self._download(name, only, like)
+    def fetch(self, name: str, only: Sequence[str] | None, like: Like | None, ranks: Ranks = ALONE) -> Path:
+        folder, manifest, files = ranks.agree(partial(self._begin, name, only, like))
+        try:
+            return self._share(folder, name, manifest, files, ranks)
+        except CheckpointError:
+            self.discard(folder)
+            raise
+
+    def _share(self, folder: Path, name: str, manifest: Manifest, files: Sequence[str], ranks: Ranks) -> Path:
+        # Ranks that see the folder of one before them share it: each of them downloads some of what they all need.
+        folders = ranks.gather(folder)
+        leader = next(rank for rank, each in enumerate(folders) if each.is_dir())
+        told = ranks.gather((leader, files))
+        group = [rank for rank, (its, _) in enumerate(told) if its == leader]
+        wanted = sorted({file for rank in group for file in told[rank][1]})
+        mine = wanted[group.index(ranks.rank) :: len(group)]
+        ranks.agree(partial(self._get, name, manifest, mine, folders[leader]))
+        if all(its != ranks.rank for its, _ in told):
+            self.discard(folder)
+        return folders[leader]
+
+    def discard(self, folder: Path) -> None:
+        self._whole = {sha256: each for sha256, each in self._whole.items() if each != folder}
+        scratch.end(folder.parent)
 
     def remove(self, name: str) -> None:
         files = self._files(name)
@@ -128,8 +168,8 @@ class Remote:
 
     def latest(self) -> str | None:
         try:
-            return str(self._try("read latest", self._fs.cat_file, f"{self._root}/{LATEST}").decode().strip())
-        except FileNotFoundError:
+            return self._cat(f"{self._root}/{LATEST}").decode().strip()
+        except (FileNotFoundError, UnicodeDecodeError, _DamagedError):
             return None
 
     def point(self, name: str | None) -> None:
@@ -190,32 +230,49 @@ class Remote:
         if digest.hexdigest() != stated.sha256:
             raise OSError(f"{path} has another content there than here")
 
-    def _download(self, name: str, only: Sequence[str] | None, like: Like | None) -> Path:
-        """A folder with the files of a checkpoint that are there."""
-        raw = self._try("read the manifest", self._fs.cat_file, f"{self._root}/{name}/{manifests.NAME}")
+    def _begin(self, name: str, only: Sequence[str] | None, like: Like | None) -> tuple[Path, Manifest, list[str]]:
+        """A folder with the manifest and the tree, or one that has all; and the files that it still lacks."""
+        raw = self._cat(f"{self._root}/{name}/{manifests.NAME}")
         manifest = manifests.parse(raw, f"{self._url}/{name}/{manifests.NAME}")
-        if manifest.sha256 in self._downloads:
-            return self._downloads[manifest.sha256]
-        self._downloads.clear()
-        parent = Path(tempfile.mkdtemp(prefix="hocket-checkpoint-"))
-        weakref.finalize(self, shutil.rmtree, parent, True)
+        if manifest.sha256 in self._whole:
+            return self._whole[manifest.sha256], manifest, []
+        parent = _scratch()
+        weakref.finalize(self, scratch.end, parent)
         folder = parent / name
-        folder.mkdir()
-        (folder / manifests.NAME).write_bytes(raw)
-        self._get(name, [manifest.tree], folder)
-        part = bool(only or like)
-        self._get(name, formats.needed(folder, only, like) if part else manifest.files, folder)
-        if not part:
-            self._downloads[manifest.sha256] = folder
-        return folder
+        try:
+            folder.mkdir()
+            (folder / manifests.NAME).write_bytes(raw)
+            self._get(name, manifest, [manifest.tree], folder)
+            part = bool(only or like)
+            shards = [file for file in manifest.files if file != manifest.tree]
+            return folder, manifest, formats.needed(folder, only, like) if part else shards
+        except CheckpointError:
+            scratch.end(parent)
+            raise
 
-    def _get(self, name: str, files: Sequence[str] | Mapping[str, File], folder: Path) -> None:
+    def _get(self, name: str, manifest: Manifest, files: Sequence[str], folder: Path) -> None:
         for file in files:
             path = f"{self._root}/{name}/{file}"
             try:
+                self._check_size(path, manifest.files[file])
                 self._try(f"download {path}", self._fs.get_file, path, str(folder / file))
             except FileNotFoundError:
                 (folder / file).unlink(missing_ok=True)  # what is missing is told by name when it is read
+
+    def _check_size(self, path: str, stated: File) -> None:
+        """Before it is downloaded, and for what would never end."""
+        info = self._try(f"look at {path}", self._fs.info, path)
+        if info["type"] != "file":
+            raise _DamagedError(f"{path}: it is no regular file, and such are not read.")
+        if info["size"] not in (None, stated.size):
+            raise _DamagedError(f"{path}: it has {info['size']} bytes and not the {stated.size} that were written.")
+
+    def _cat(self, path: str) -> bytes:
+        """A small file's content."""
+        info = self._try(f"read {path}", self._fs.info, path)
+        if info["type"] != "file" or (info["size"] or 0) > manifests.LIMIT:
+            raise _DamagedError(f"{path}: it is no regular file, or has more than {manifests.LIMIT} bytes.")
+        return bytes(self._try(f"read {path}", self._fs.cat_file, path))
 
     def _try(self, what: str, function: Callable[..., _T], *arguments: Any, **keywords: Any) -> _T:
         for attempt in range(self._attempts):
@@ -231,10 +288,16 @@ class Remote:
 
     def _error(self, what: str, error: Exception) -> CheckpointError:
         times = f" in {self._attempts} attempts" if not isinstance(error, _FINAL) else ""
-        return CheckpointError(
-            f"Could not {what} ({self._url}){times}: {type(error).__name__}: {error}. "
-            "The checkpoints that were there before are as they were."
-        )
+        return CheckpointError(f"Could not {what} ({self._url}){times}: {type(error).__name__}: {error}. ")
+
+
+def _scratch() -> Path:
+    try:
+        return scratch.begin()
+    except OSError as error:
+        raise CheckpointError(
+            f"There is no room for temporary files (set TMPDIR to another folder): {error}."
+        ) from error
 
 
 def _etags(local: Path) -> set[str]:

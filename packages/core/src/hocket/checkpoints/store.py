@@ -46,8 +46,11 @@ class Place(Protocol):
     def damage(self, name: str) -> list[str]:
         """As `format.damage`."""
 
-    def fetch(self, name: str, only: Sequence[str] | None, like: Like | None) -> Path:
-        """A local folder with at least the files that `format.read` reads."""
+    def fetch(self, name: str, only: Sequence[str] | None, like: Like | None, ranks: Ranks = ALONE) -> Path:
+        """A local folder with at least the files that `format.read` reads, on every rank; those of one host may share it."""
+
+    def discard(self, folder: Path) -> None:
+        """Remove a folder that was fetched, once all ranks have read it."""
 
     def remove(self, name: str) -> None:
         """Remove a checkpoint, its manifest first."""
@@ -105,16 +108,18 @@ class Store:
         """Write a checkpoint (see `format.write`) and, once it is whole where it belongs, let ``latest`` name it.
 
         ``may_replace`` is asked, with what the writer said about it, if there is a checkpoint of that name.
-        Raises CheckpointError if that fails; the checkpoints before it are then as they were.
+        Raises CheckpointError if that fails, and says what has become of the checkpoints before it.
         """
         from hocket.checkpoints.snapshot import Snapshot
 
         _check_name(name)
         snapshot = tree if isinstance(tree, Snapshot) else ranks.agree(lambda: Snapshot(tree, ranks.rank))
 
+        there: dict[str, Manifest | str] = {}
+
         def begin() -> float:
             self._place.clean()
-            there = self._place.manifests()
+            there.update(self._place.manifests())
             if name in there and not may_replace(name, _about(there[name])):
                 raise CheckpointError(f"'{name}' is of another run, and is not replaced. Give another folder.")
             # Order must not depend on clocks, which differ between the hosts that a run moves over.
@@ -123,8 +128,24 @@ class Store:
 
         with self._lock:
             written = ranks.first(begin)
-            self._place.write(name, snapshot, {**about, "written": written}, ranks)
-            ranks.first(lambda: self._place.point(name))
+            try:
+                self._place.write(name, snapshot, {**about, "written": written}, ranks)
+                ranks.first(lambda: self._place.point(name))
+            except CheckpointError as error:
+                if ranks.rank:
+                    raise
+                raise CheckpointError(f"{error}{self._others(name, there)}") from error
+
+    def _others(self, name: str, before: Mapping[str, Manifest | str]) -> str:
+        """What has become of the other checkpoints since."""
+        try:
+            now = self._place.manifests()
+        except (CheckpointError, OSError):
+            return " What has become of the checkpoints before it is not known: the store cannot be read either."
+        others = {each: found for each, found in before.items() if each != name and isinstance(found, Manifest)}
+        if lost := [each for each, found in others.items() if now.get(each) != found]:
+            return f" Of the checkpoints before it these are not found as they were: {', '.join(lost)}."
+        return " The checkpoints before it are as they were." if others else ""
 
     def names(self) -> list[str]:
         """The checkpoints that have a valid manifest, in the order in which they were written, newest last."""
@@ -167,9 +188,18 @@ class Store:
         device: torch.device | str = "cpu",
         only: Sequence[str] | None = None,
         like: Like | None = None,
+        ranks: Ranks = ALONE,
     ) -> dict[str, Any]:
-        """The tree of a checkpoint; see `format.read`."""
-        return formats.read(self.fetch(name, only, like), device=device, only=only, like=like)
+        """The tree of a checkpoint; see `format.read`. All ``ranks`` call this together.
+
+        From a URL it is downloaded once per host, and the download removed.
+        """
+        ranks.agree(partial(self._manifest, name))
+        folder = self._place.fetch(name, only, like, ranks)
+        try:
+            return ranks.agree(partial(formats.read, folder, device=device, only=only, like=like))
+        finally:
+            self._place.discard(folder)
 
     def read_latest(self, like: Like | None = None, ranks: Ranks = ALONE) -> tuple[str, dict[str, Any]] | None:
         """Name and tree of the newest checkpoint of which every rank can read what it needs; None if there is none.
@@ -180,13 +210,16 @@ class Store:
         for name in ranks.first(self._newest_first):
             ranks.agree(partial(self._manifest, name))
             try:
-                return name, ranks.agree(partial(self.read, name, like=like))
+                return name, self.read(name, like=like, ranks=ranks)
             except CheckpointError as error:
                 self._pass_over(name, str(error))
         return None
 
     def fetch(self, name: str, only: Sequence[str] | None = None, like: Like | None = None) -> Path:
-        """A local folder with the checkpoint, or with those files of it that `read` reads. It may go with this Store."""
+        """A local folder with the checkpoint, or with those files of it that `read` reads.
+
+        From a URL it goes with this Store, or when the checkpoint is read.
+        """
         self._manifest(name)
         return self._place.fetch(name, only, like)
 
@@ -280,8 +313,11 @@ class Local:
     def damage(self, name: str) -> list[str]:
         return formats.damage(self.folder / name)
 
-    def fetch(self, name: str, only: Sequence[str] | None, like: Like | None) -> Path:
+    def fetch(self, name: str, only: Sequence[str] | None, like: Like | None, ranks: Ranks = ALONE) -> Path:
         return self.folder / name
+
+    def discard(self, folder: Path) -> None:
+        """It is the checkpoint itself, and stays."""
 
     def remove(self, name: str) -> None:
         try:
