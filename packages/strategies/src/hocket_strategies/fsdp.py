@@ -19,11 +19,12 @@ from torch.distributed.fsdp import (
 )
 from torch.utils.checkpoint import checkpoint
 
-from hocket import Device, Need, Task
+from hocket import Device, Need, Task, hookimpl
 from hocket.contexts import NOTHING
 from hocket.data.batches import map_tensors
 from hocket.dtensors import local, shard_like, whole
 from hocket_strategies.group import OfModels, RankStrategy
+from hocket_strategies.in_step import InStep, not_on_shards
 from hocket_strategies.mesh import data_mesh, degrees, make_mesh
 from hocket_strategies.wrapping import Wrap, units, units_of_one_dtype
 
@@ -94,11 +95,13 @@ class FSDP(RankStrategy):
         self._moved: dict[int, nn.Parameter] = {}
         #: Whether backward passes of a model reduce gradients at the moment; at first they do.
         self._reducing: OfModels[bool] = OfModels()
+        self._in_step: InStep | None = None
 
     def setup_environment(self, device: Device) -> torch.device:
         """Join the ranks, then lay them out as a mesh."""
         self._device = super().setup_environment(device)
         self._mesh = make_mesh(self._device.type, degrees(self.world_size, self._given, self._name))
+        self._keep_group()
         return self._device
 
     def _backend(self, on: torch.device) -> str:
@@ -143,9 +146,12 @@ class FSDP(RankStrategy):
             if self._cpu_offload
             else OffloadPolicy(),
         }
-        for unit in units_of_one_dtype(module, units(module, self._wrap)):
+        chosen = units_of_one_dtype(module, units(module, self._wrap))
+        for unit in chosen:
             fully_shard(unit, reshard_after_forward=self._reshard_after_forward, **options)
         fully_shard(module, **options)
+        if self.world_size > 1:
+            self._in_step = InStep(self._name, self.rank, module, chosen, self.all_gather_object)
         # What is outside of units stays gathered after forward, because backward comes next. Where it does not, weights that
         # algorithms put in for an evaluation would be trained with.
         module.register_forward_hook(_reshard)
@@ -208,6 +214,25 @@ class FSDP(RankStrategy):
                 )
             optimizer.state[new] = {key: _like(value, new) for key, value in values.items()}
         return optimizer
+
+    @hookimpl(wrapper=True)
+    def step_optimizer(self, optimizer: torch.optim.Optimizer):  # type: ignore[no-untyped-def]  # a generator of one value
+        """Says what to do where an optimizer cannot step on shards."""
+        try:
+            return (yield)
+        except Exception as error:
+            if refusal := not_on_shards(error, self._name, optimizer):
+                raise refusal from error
+            raise
+
+    def fingerprint(self) -> int:
+        """Of the units that have run, in order, and of the parameters that have a gradient."""
+        return 0 if self._in_step is None else self._in_step.fingerprint()
+
+    def diverged(self) -> None:
+        """Raises SymmetryError."""
+        assert self._in_step is not None
+        self._in_step.diverged()
 
     def accumulate(self, module: nn.Module, last: bool) -> AbstractContextManager[Any]:
         """Reduces gradients, and hands out rank 0's buffers, only when ``last``."""

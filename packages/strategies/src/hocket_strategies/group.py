@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import itertools
 import os
 import socket
@@ -62,6 +63,8 @@ class RankStrategy(Strategy):
 
     #: Who uses the process group that one of them initialised; the last one to leave destroys it.
     _users: ClassVar[list[RankStrategy]] = []
+    #: Whether that group stays until the process ends.
+    _kept: ClassVar[bool] = False
 
     def __init__(self, *, split_data: bool = True, uneven: str = "pad", timeout: float = 1800.0) -> None:
         if not timeout > 0:
@@ -121,9 +124,10 @@ class RankStrategy(Strategy):
             torch.cuda.set_device(on)  # nccl uses the current one
         if not joined:
             RankStrategy._users.clear()
+            RankStrategy._kept = False
             assert found is not None
             _initialise(self._name, self._backend(on), found, on, self._timeout)
-        if not joined or RankStrategy._users:
+        if not joined or RankStrategy._users or RankStrategy._kept:
             RankStrategy._users.append(self)
         # Agreeing on a few numbers must not make anyone wait for a GPU, so they never go there.
         self._host = None if dist.get_backend() == "gloo" else _group_of_all_on_cpu(self._timeout)
@@ -145,8 +149,15 @@ class RankStrategy(Strategy):
         """Leave the process group, and destroy it if a strategy initialised it and no other uses it. May be called twice."""
         if self in RankStrategy._users:
             RankStrategy._users.remove(self)
-            if not RankStrategy._users and dist.is_initialized():
+            if not RankStrategy._users and not RankStrategy._kept and dist.is_initialized():
                 dist.destroy_process_group()
+
+    def _keep_group(self) -> None:
+        """Keep the process group until the process ends: torch caches how DTensors travel by the layout of their mesh, with the
+        names of its groups, and a later mesh of this layout would look for groups that are gone."""
+        if self in RankStrategy._users and not RankStrategy._kept:
+            RankStrategy._kept = True
+            atexit.register(_leave)
 
     # --- the data
 
@@ -267,6 +278,11 @@ class RankStrategy(Strategy):
 
     def _group(self, tensor: Tensor) -> dist.ProcessGroup | None:
         return self._host if tensor.device.type == "cpu" else None
+
+
+def _leave() -> None:
+    if RankStrategy._kept and dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def _group_of_all_on_cpu(seconds: float) -> dist.ProcessGroup:

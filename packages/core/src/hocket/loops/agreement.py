@@ -27,10 +27,13 @@ def decide(state: State) -> None:
     if world == 1:
         return
     now = state.timestamp
+    fingerprint = state.strategy.fingerprint()
     mine = torch.tensor(
-        [float(bool(state.requested & d)) for d in _DECISIONS] + [now.batch_seconds], dtype=torch.float64
+        [*(float(bool(state.requested & d)) for d in _DECISIONS), now.batch_seconds, fingerprint], dtype=torch.float64
     )
-    *requested, seconds = state.bus.all_reduce(mine, "sum").tolist()
+    *requested, seconds, fingerprints = state.bus.all_reduce(mine, "sum").tolist()
+    if fingerprints != fingerprint * world:
+        state.strategy.diverged()
     for decision, asked in zip(_DECISIONS, requested, strict=True):
         if asked:
             state.request(decision)

@@ -83,6 +83,13 @@ class Strategy:
         """See :meth:`hocket.hookspecs.StrategyHooks.barrier`."""
         return True
 
+    def fingerprint(self) -> int:
+        """What this rank has done since the last call, below 2**32; after each batch it has to be the same on all ranks."""
+        return 0
+
+    def diverged(self) -> None:
+        """Raise an error that says how ranks differ. Called on every rank after their fingerprints did."""
+
     def model_state(self, module: nn.Module) -> dict[str, Any]:
         """See :meth:`hocket.hookspecs.StrategyHooks.model_state`."""
         return dict(module.state_dict())
