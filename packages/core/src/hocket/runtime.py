@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from hocket import launching, seeding, setup
+from hocket import comparison, launching, seeding, setup
 from hocket.checkpoints import CheckpointError, format
 from hocket.checkpoints.plain import decode, encode
 from hocket.checkpoints.ranks import Ranks
@@ -55,18 +55,18 @@ class Runtime:
         with switches.use(plugins):
             parts = setup.resolve(strategy=strategy, precision=precision, device=device, devices=devices)
         _check_own_loop(parts)
-        self._join(parts, Bus(parts.voices), devices)
+        self._join(parts, Bus(parts.voices), devices, {})
         if seed is not None:
             seeding.seed_everything(seed + self.strategy.data_rank)
 
     @classmethod
-    def of(cls, parts: setup.Parts, bus: Bus, devices: int | None) -> Runtime:
-        """Of parts that were resolved already, as the Trainer's; seeds nothing."""
+    def of(cls, parts: setup.Parts, bus: Bus, devices: int | None, given: comparison.Given) -> Runtime:
+        """Of parts that were resolved already, as the Trainer's; seeds nothing. ``given`` has to be the same on all ranks."""
         runtime = cls.__new__(cls)
-        runtime._join(parts, bus, devices)
+        runtime._join(parts, bus, devices, given)
         return runtime
 
-    def _join(self, parts: setup.Parts, bus: Bus, devices: int | None) -> None:
+    def _join(self, parts: setup.Parts, bus: Bus, devices: int | None, given: comparison.Given) -> None:
         self.bus = bus
         self.strategy, self.precision, self.device_kind = parts.strategy, parts.precision, parts.device
         if devices is not None and devices > 1:
@@ -74,7 +74,7 @@ class Runtime:
         #: Where this rank computes.
         self.device: torch.device = bus.setup_environment(parts.device)
         bus.on_rank(self.strategy.rank)
-        setup.compare_over_ranks(bus, parts.voices)
+        comparison.over_ranks(bus, self.world_size, {**comparison.of_plugins(parts.voices), **given})
         self._gradients = _Gradients()
         weakref.finalize(self, parts.strategy.shutdown)
 

@@ -16,7 +16,6 @@ from hocket import launching
 from hocket.algorithm import Need
 from hocket.devices import Device
 from hocket.plugins import catalog
-from hocket.plugins.bus import Bus
 from hocket.plugins.errors import PluginError, said
 from hocket.plugins.spec import Voice, build
 from hocket.precision import Precision
@@ -213,19 +212,6 @@ def check_clipping(given: Any) -> tuple[Any, float] | None:
             "('value', 0.5) or ('adaptive', 0.01)."
         )
     return kind, float(threshold)
-
-
-def compare_over_ranks(bus: Bus, voices: Sequence[Voice]) -> None:
-    """Refuse ranks that attached different plug-ins: they would wait for each other for ever. Raises PluginError."""
-    mine = [f"{v.kind} {v.name} ({v.dist} {v.version}) {dict(v.config)!r}" for v in voices]
-    first, *others = bus.all_gather_object(mine)
-    for rank, theirs in enumerate(others, 1):
-        if theirs != first:
-            different = sorted(set(first) ^ set(theirs)) or ["the order"]
-            raise PluginError(
-                f"Rank {rank} attached other plug-ins than rank 0: {'; '.join(different)}. Start every process with the same "
-                "arguments and the same installed packages."
-            )
 
 
 def hyperparameters(arguments: Mapping[str, Any], voices: Sequence[Voice]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import nn
 
-from hocket import launching, seeding, setup
+from hocket import comparison, launching, seeding, setup
 from hocket.checkpoints import content, policy
 from hocket.checkpoints.policy import Checkpoints
 from hocket.data.feed import Feed, end_workers
@@ -196,7 +196,7 @@ class Trainer:
             {"model": setup.describe(task.model), "duration": str(self._duration or "given to fit"), **parts.reasons},
         )
 
-        self._runtime = Runtime.of(parts, bus, devices)
+        self._runtime = Runtime.of(parts, bus, devices, comparison.of_arguments(self._arguments, task))
         self._randomness = seeding.RandomStream(seed, parts.strategy.data_rank)
         run = bus.broadcast_object(Run.new(run_name))
         self.state = state = State(
@@ -227,6 +227,7 @@ class Trainer:
             if train_data is not None:
                 self._set_train_data(train_data)
             self._set_eval_data(eval_data)
+            comparison.over_ranks(bus, self._runtime.world_size, comparison.of_assembled(state))
             bus.before_load(state)
             if resume is not None:
                 policy.resume(self, resume, checkpoints)
@@ -273,6 +274,12 @@ class Trainer:
             RuntimeError: an exception left the last fit while the optimizer stepped.
         """
         state = self.state
+        asked = {
+            "fit(duration)": duration,
+            "fit(train_data)": train_data is not None,
+            "fit(eval_data)": eval_data is not None,
+        }
+        comparison.over_ranks(state.bus, state.strategy.world_size, comparison.of_values(asked))
         if self._fast:
             duration = "1ep"  # always so many batches
         if train_data is not None:
@@ -305,6 +312,7 @@ class Trainer:
         sets = state.eval_sets if data is None else self._eval_sets(data, metrics or self._metrics)
         if not sets:
             raise ValueError("There is nothing to evaluate on. Pass data to evaluate(), or eval_data= to the Trainer.")
+        comparison.over_ranks(state.bus, state.strategy.world_size, {"evaluate(data)": comparison.of_sets(sets)})
         with self._running():
             state.bus.eval_standalone_start(state)
             values = evaluate(state, sets)

@@ -94,6 +94,6 @@ def not_on_shards(error: Exception, name: str, optimizer: optim.Optimizer) -> Ty
         return None
     return TypeError(
         f"strategy='{name}': {type(optimizer).__name__} cannot step on sharded parameters (DTensors). Use an optimizer that "
-        "works element by element, such as optimizer='adamw(lr=1e-3)', or strategy='ddp', where parameters are whole. torch says: "
-        f"{text.splitlines()[0][:150]}"
+        "works element by element, such as optimizer='adamw(lr=1e-3)', or strategy='ddp', where parameters are whole. "
+        f"From torch: {text.splitlines()[0][:150]}"
     )

@@ -1,0 +1,131 @@
+"""Ranks compare what they were given before they act on it: else they train different models, or wait for each other."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from hocket.plugins.errors import PluginError
+
+if TYPE_CHECKING:
+    from hocket.plugins.bus import Bus
+    from hocket.plugins.spec import Voice
+    from hocket.state import State
+
+#: Arguments of the Trainer that may differ from rank to rank, or are compared as plug-ins, as data or after construction.
+_OWN = {
+    "train_data", "eval_data", "algorithms", "callbacks", "loggers", "strategy", "precision", "actions", "device", "devices",
+    "optimizer", "microbatch", "folder", "plugins", "profile_plugins", "detect_anomaly", "resume", "checkpoints", "metrics",
+    "train_metrics", "loss",
+}  # fmt: skip
+#: Of these only whether they were given.
+_PRESENCE = ("train_data", "eval_data", "resume", "checkpoints", "loss", "metrics", "train_metrics", "optimizer")
+
+#: What was given, by name: one line or several that can be compared one by one.
+Given = Mapping[str, Sequence[str]]
+
+
+def over_ranks(bus: Bus, world_size: int, given: Given) -> None:
+    """Refuse ranks that were given different things, by name. Every rank has to call it; costs one collective.
+
+    Raises:
+        PluginError: ranks attached different plug-ins. ValueError: anything else differs.
+    """
+    if world_size == 1:
+        return
+    digests = {name: hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16] for name, lines in given.items()}
+    everyone = bus.all_gather_object(digests)
+    differing = [name for name in digests if any(each.get(name) != digests[name] for each in everyone)]
+    if not any(each != everyone[0] for each in everyone):
+        return
+    first, *others = bus.all_gather_object({name: list(given[name]) for name in differing})
+    for rank, theirs in enumerate(others, 1):
+        found = [
+            _difference(name, lines, theirs.get(name, [])) for name, lines in first.items() if lines != theirs.get(name)
+        ]
+        if "plug-ins" in first and first["plug-ins"] != theirs.get("plug-ins"):
+            raise PluginError(
+                f"Rank {rank} attached other plug-ins than rank 0: {'; '.join(found)}. Start every process with the same "
+                "arguments and the same installed packages."
+            )
+        if found:
+            raise ValueError(
+                f"Rank {rank} was given something else than rank 0: {'; '.join(found)}. Give every rank the same; what may differ "
+                "is in docs/strategies.md."
+            )
+    raise ValueError("Ranks call different methods of the Trainer. Every rank has to call the same, in the same order.")
+
+
+def _difference(name: str, first: Sequence[str], theirs: Sequence[str]) -> str:
+    missing = [line for line in first if line not in theirs]
+    extra = [line for line in theirs if line not in first]
+    if not missing and not extra:
+        return f"{name}: another order"
+    shown = [
+        ", ".join(lines[:3]) + (f" and {len(lines) - 3} more" if len(lines) > 3 else "") for lines in (extra, missing)
+    ]
+    return f"{name}: {shown[0] or 'nothing'} instead of {shown[1] or 'nothing'}"
+
+
+def of_plugins(voices: Sequence[Voice]) -> Given:
+    """Names, versions and configurations."""
+    return {"plug-ins": [f"{v.kind} {v.name} ({v.dist} {v.version}) {text(dict(v.config))}" for v in voices]}
+
+
+def of_values(given: Mapping[str, Any]) -> Given:
+    """Values by name."""
+    return {name: [text(value)] for name, value in given.items()}
+
+
+def of_arguments(arguments: Mapping[str, Any], model: nn.Module) -> Given:
+    """Those of a Trainer that all ranks must be given alike, and the shapes of the model."""
+    presence = {name: [] if arguments[name] is None else ["given"] for name in _PRESENCE}
+    equal = {name: value for name, value in arguments.items() if name not in _OWN}
+    return {**of_values(equal), **presence, "model": _shapes(model)}
+
+
+def _shapes(model: nn.Module) -> list[str]:
+    parameters = [
+        f"{name} {tuple(each.shape)} {each.dtype}{'' if each.requires_grad else ' frozen'}"
+        for name, each in model.named_parameters()
+    ]
+    return parameters + [f"{name} {tuple(each.shape)} {each.dtype}" for name, each in model.named_buffers()]
+
+
+def of_assembled(state: State) -> Given:
+    """What was made of the arguments: optimizers with their settings, and evaluation sets."""
+    optimizers = [
+        f"{type(optimizer).__name__} of {len(group['params'])} parameters, "
+        + text({key: value for key, value in group.items() if key != "params"})
+        for optimizer in state.optimizers
+        for group in optimizer.param_groups
+    ]
+    return {"optimizer": optimizers, "eval_data": of_sets(state.eval_sets)}
+
+
+def of_sets(sets: Mapping[str, Any]) -> list[str]:
+    """Evaluation sets: labels, intervals, limits and the names of metrics."""
+    return [
+        f"'{label}' every {each.every!r}, {each.limit} batches, {sorted(each.metrics.names)}"
+        for label, each in sets.items()
+    ]
+
+
+def text(value: Any) -> str:
+    """A description that is the same in every process: functions and objects without a repr of their own by their names."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key}: {text(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(text(item) for item in value) + "]"
+    if isinstance(value, functools.partial):
+        return f"{text(value.func)}({text(value.args)}, {text(value.keywords)})"
+    if name := getattr(value, "__qualname__", None):
+        return str(name)
+    if isinstance(value, nn.Module) or type(value).__repr__ is object.__repr__:
+        return type(value).__qualname__
+    return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))
