@@ -25,6 +25,7 @@ from hocket import scalars
 from hocket.loggers.console import ConsoleLogger
 from hocket.loggers.memory import MemoryLogger
 from hocket.loggers.progress import ProgressLogger
+from hocket.plugins.delivery import LoggerWarning
 
 
 def make(**changes: Any) -> hocket.Trainer:
@@ -166,6 +167,88 @@ def test_a_line_that_was_torn_is_removed() -> None:
         torn.write('{"epoch": 7, "ba')
     trainer.fit("2ba")
     assert [line["batch"] for line in lines() if "batch" in line] == [1, 2, 3]
+
+
+class Killed(hocket.Callback):
+    """Kills its process in a hook of a batch, perhaps after half a line."""
+
+    def __init__(self, hook: str, batch: int, torn: bool = False) -> None:
+        def kill(state: hocket.State) -> None:
+            if state.timestamp.batch == batch:
+                if torn:
+                    with Path("runs/run/metrics.jsonl").open("a") as file:
+                        file.write('{"epoch": 1, "ba')
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        setattr(self, hook, kill)
+
+
+def test_every_row_is_there_once_after_kills_and_resumes() -> None:
+    """Before, at and long after a checkpoint, in a line, between the checkpoint of an epoch and its row, and at the end."""
+    data = [(torch.ones(2, 3), torch.zeros(2, 1))]
+
+    def run(name: str, *callbacks: hocket.Callback, duration: str = "2ep") -> None:
+        torch.manual_seed(0)
+        saved = hocket.Checkpoints(f"saved-{name}", every="2ba", keep=None)
+        make(
+            loggers=["jsonl"], run_name=name, checkpoints=saved, resume="auto", eval_data=data, log_every="2ba",
+            callbacks=list(callbacks), duration=duration,
+        ).fit()  # fmt: skip
+
+    for moment in [
+        ("batch_end", 3), ("batch_end", 6, True), ("eval_end", 5), ("epoch_checkpoint", 5), ("batch_checkpoint", 9),
+        ("fit_end", 10),
+    ]:  # fmt: skip
+        process = multiprocessing.get_context("fork").Process(target=run, args=("run", Killed(*moment)))
+        process.start()
+        process.join(60)
+        assert process.exitcode == -signal.SIGKILL, moment
+    run("run")
+    run("run", duration="3ep")
+    run("whole")
+    run("whole", duration="3ep")
+
+    def rows(name: str) -> list[dict[str, Any]]:
+        return [
+            {k: v for k, v in row.items() if k not in ("seconds", "run")} for row in lines(f"runs/{name}/metrics.jsonl")
+        ]
+
+    got, expected = rows("run"), rows("whole")
+    for row in (got[0], expected[0]):
+        assert row.pop("hyperparameters")
+    assert got == expected
+    assert [row["batch"] for row in got[1:] if "train/loss" in row] == [2, 4, 5, 6, 8, 10, 12, 14, 15]
+
+
+def test_another_file_is_not_shortened() -> None:
+    """Where the file is not as the checkpoint knows it, the run that resumes appends."""
+    first = make(loggers=["jsonl"], duration="4ba")
+    first.fit("2ba")
+    tree = first.state_dict()
+    first.fit("2ba")
+    first.close()
+    file = Path("runs/run/metrics.jsonl")
+    file.write_text(file.read_text().replace('"batch": 1', '"batch": 0'))
+    first.load_state_dict(tree)
+    first.fit("1ba")
+    assert [row["batch"] for row in lines()[1:]] == [0, 2, 3, 4, 3]
+
+
+def test_a_checkpoint_with_lines_resumes_without_the_logger_and_the_other_way_round() -> None:
+    with_it, without = make(loggers=["jsonl"]), make()
+    for trainer in (with_it, without):
+        trainer.fit("1ba")
+    with_it.load_state_dict(without.state_dict())
+    without.load_state_dict(with_it.state_dict())
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the device that is always full is Linux's")
+def test_a_full_disk_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hocket.loggers.jsonl.JSONLinesLogger._path", lambda self, state: Path("/dev/full"))
+    monkeypatch.setattr("hocket.loggers.jsonl._mend", lambda path: (0, 0))
+    with pytest.warns(LoggerWarning, match="No space left on device|rows dropped"):
+        result = make(loggers=["jsonl"]).fit()
+    assert result.timestamp.batch == 10
 
 
 # --- lines for people

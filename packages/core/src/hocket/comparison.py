@@ -55,8 +55,8 @@ def over_ranks(bus: Bus, world_size: int, given: Given) -> None:
             )
         if found:
             raise ValueError(
-                f"Rank {rank} was given something else than rank 0: {'; '.join(found)}. Give every rank the same; what may differ "
-                "is in docs/strategies.md."
+                f"Rank {rank} was given something else than rank 0: {'; '.join(found)}. Give all ranks the same; "
+                "docs/strategies.md says what may differ."
             )
     raise ValueError("Ranks call different methods of the Trainer. Every rank has to call the same, in the same order.")
 

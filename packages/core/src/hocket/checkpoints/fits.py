@@ -80,8 +80,9 @@ def compare(state: State, tree: Mapping[str, Any], weights: Mapping[str, Shape])
     return problems
 
 
-#: Kinds of which there can be any number; of the others there is always one, which may be another than before.
-_SEVERAL = ("algorithms", "callbacks", "loggers")
+#: Kinds of which there can be any number; of the others there is always one, which may be another than before. Loggers may be
+#: others, too: training does not depend on them.
+_SEVERAL = ("algorithms", "callbacks")
 
 
 def _how_to_get(kind: str, each: Mapping[str, Any]) -> str:

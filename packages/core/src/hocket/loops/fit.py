@@ -160,6 +160,7 @@ class FitLoop:
         self._evaluate({label: s for label, s in state.eval_sets.items() if s.every and at.get(label) != now})
         self._train_metrics()
         self._guard.fit_end(state)
+        self._write_down()  # a run that resumes from the end has it
         self._checkpoint("over", bus.fit_end)
         self._write_down()
 
