@@ -237,7 +237,8 @@ def test_what_waits_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     logger = Stuck()
     with pytest.warns(LoggerWarning) as told:
         make(tmp_path, logger, callbacks=[Release()]).fit()
-    assert 4 <= len(logger.rows) <= 6 and [batch for batch, _ in logger.rows] == list(range(1, len(logger.rows) + 1))
+    batches = [batch for batch, _ in logger.rows]
+    assert 4 <= len(batches) < 10 and batches[:4] == [1, 2, 3, 4] and batches == sorted(batches)
     assert "is slower than training: 4 calls wait for it" in str(told[0].message)
     assert f"{10 - len(logger.rows)} rows dropped" in str(told[-1].message)
 
