@@ -64,7 +64,10 @@ class NonFiniteGuard:
             finite = _gradients_finite(state)
         if finite:
             return may_step
-        self._speak(state, f"batch {state.timestamp.batch}")
+        where = f"batch {state.timestamp.batch}"
+        if state.timestamp.batch and not _weights_finite(state):
+            where = f"the weights before {where}, which were stepped with non-finite gradients of an earlier batch,"
+        self._speak(state, where)
         return may_step and self._policy != "skip"
 
     def interval_end(self, state: State) -> None:

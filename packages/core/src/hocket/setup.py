@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -212,6 +212,13 @@ def check_clipping(given: Any) -> tuple[Any, float] | None:
             "('value', 0.5) or ('adaptive', 0.01)."
         )
     return kind, float(threshold)
+
+
+def check_reduction(given: Any) -> Literal["mean", "sum"] | None:
+    """What losses are."""
+    if given not in (None, "mean", "sum"):
+        raise ValueError(f"loss_reduction={given!r} is neither 'mean' nor 'sum'; None for what the loss function says.")
+    return given  # type: ignore[no-any-return]  # just checked
 
 
 def hyperparameters(arguments: Mapping[str, Any], voices: Sequence[Voice]) -> dict[str, Any]:

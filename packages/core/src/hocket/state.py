@@ -123,6 +123,10 @@ class State:
         self.loss_parts: Mapping[str, Tensor] = {}
         #: The names in it that ranks have agreed on; None before the first batch, and where there is one rank.
         self.loss_names: Sequence[str] | None = None
+        #: Whether losses are means or sums, where they do not say; None for means, which is checked.
+        self.loss_reduction: Literal["mean", "sum"] | None = None
+        #: How losses without a weight are weighted, as a function of the batch; None until that matters.
+        self.loss_weight: Callable[[Any], Tensor | None] | None = None
         #: Samples and tokens of the batch under way, over all ranks.
         self.batch_samples = 0
         self.batch_tokens = 0

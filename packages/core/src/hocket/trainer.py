@@ -35,7 +35,7 @@ from hocket.result import Cost, Result
 from hocket.run_folder import Run, RunFolder, TemporaryFolder, check_name
 from hocket.runtime import Runtime
 from hocket.state import State
-from hocket.task import SupervisedTask, Task
+from hocket.task import SupervisedTask, Task, reduction_of
 from hocket.time import Interval, Time, batches
 
 if TYPE_CHECKING:
@@ -51,6 +51,8 @@ class Trainer:
     Args:
         model: an `nn.Module` together with ``loss``, or a `hocket.Task`.
         loss: ``(outputs, targets)`` to a scalar tensor, a dict of named ones, or ``(mean, weight)``; see `hocket.Loss`.
+        loss_reduction: ``"sum"`` for a loss that is a sum over the batch. None for what the loss function says, as
+            ``torch.nn.MSELoss(reduction="sum")`` does, else a mean, which is checked where it matters unless given.
         train_data: any iterable of batches that can be iterated every epoch. Its batches are each rank's own, as in PyTorch:
             four ranks train on four of them at once.
         global_batch: how many samples all ranks train on together in one step; then a DataLoader's ``batch_size`` does not
@@ -102,6 +104,7 @@ class Trainer:
         *,
         model: nn.Module,
         loss: Callable[[Any, Any], Any] | None = None,
+        loss_reduction: Literal["mean", "sum"] | None = None,
         train_data: Iterable[Any] | None = None,
         global_batch: int | None = None,
         eval_data: Iterable[Any] | EvalSet | Mapping[str, Iterable[Any] | EvalSet] | None = None,
@@ -212,6 +215,7 @@ class Trainer:
             microbatch=setup.check_microbatch(microbatch, parts.strategy),
         )
         state.clipping = setup.check_clipping(clip_gradients)
+        state.loss_reduction = setup.check_reduction(loss_reduction) or reduction_of(loss)
         guard, auto = (
             NonFiniteGuard(nonfinite, parts.device.asynchronous),
             AutoMicrobatch(Path(folder) / "microbatch.json" if lasting else None),

@@ -116,12 +116,17 @@ def split(batch: Any, size: int, samples: int | None = None) -> list[Any]:
     ):
         return [type(batch)(piece) for piece in zip(*(item.split(size) for item in batch), strict=True)]
     cut = _Cut(batch, samples, counted)
-    return [cut(start, min(start + size, samples)) for start in range(0, samples, size)]
+    return [cut(slice(start, start + size)) for start in range(0, samples, size)]
 
 
 def slice_samples(batch: Any, start: int, stop: int, samples: int | None = None) -> Any:
     """Samples ``start`` to ``stop`` of a batch of ``samples``; see :func:`split`."""
-    return _Cut(batch, count(batch).samples if samples is None else samples, samples is None)(start, stop)
+    return _Cut(batch, count(batch).samples if samples is None else samples, samples is None)(slice(start, stop))
+
+
+def take_samples(batch: Any, indices: list[int], samples: int) -> Any:
+    """The samples with these indices of a batch of ``samples``, as copies."""
+    return _Cut(batch, samples, False)(indices)
 
 
 class _Cut:
@@ -142,8 +147,8 @@ class _Cut:
             raise ValueError(_UNSPLITTABLE.format(f"a batch of {type(batch).__name__}, which counts {samples} samples"))
         self._sliced = {id(item) for item in self._found}
 
-    def __call__(self, start: int, stop: int) -> Any:
-        return self._slice(self._batch, start, stop)
+    def __call__(self, index: slice | list[int]) -> Any:
+        return self._take(self._batch, index)
 
     def _look(self, item: Any, where: str, top: bool = False) -> list[Any]:
         """The tensors and sequences in ``item`` that have one entry for each sample.
@@ -199,16 +204,18 @@ class _Cut:
             _UNSPLITTABLE.format(f"{where}, a {found}, in a batch that counts {self._samples} samples")
         )
 
-    def _slice(self, item: Any, start: int, stop: int) -> Any:
+    def _take(self, item: Any, index: slice | list[int]) -> Any:
         if id(item) in self._sliced:
-            return item[start:stop]
+            if isinstance(index, list) and isinstance(item, list | tuple):
+                return type(item)(item[each] for each in index)
+            return item[index]
         if isinstance(item, Mapping):
-            return _like_mapping(item, {key: self._slice(value, start, stop) for key, value in item.items()})
+            return _like_mapping(item, {key: self._take(value, index) for key, value in item.items()})
         if (names := _field_names(item)) is not None:
-            parts = {name: self._slice(getattr(item, name), start, stop) for name in names}
+            parts = {name: self._take(getattr(item, name), index) for name in names}
             return type(item)(**parts) if isinstance(item, tuple) else dataclasses.replace(item, **parts)
         if isinstance(item, list | tuple):
-            return type(item)(self._slice(part, start, stop) for part in item)
+            return type(item)(self._take(part, index) for part in item)
         return item
 
 

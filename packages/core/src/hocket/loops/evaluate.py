@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -13,10 +14,11 @@ from hocket import scalars, seeding
 from hocket.data.batches import unpadded
 from hocket.data.feed import one_pass
 from hocket.data.passes import Passes
+from hocket.loops import weights
 from hocket.loops.gradients import count
 from hocket.loops.metrics import MetricSet
 from hocket.state import State
-from hocket.task import Task
+from hocket.task import Loss, Task
 from hocket.time import Interval
 
 
@@ -51,6 +53,40 @@ class PreparedSet:
         self.metrics = MetricSet(label, metrics if given.metrics is None else given.metrics, state)
         self.every = every if given.every is None else given.every
         self.limit = limit
+        self._weight: weights.Weight | None = None
+        #: Samples of the first batch, until one of another size was seen and the loss was checked.
+        self._samples: int | None = 0
+
+    def weighted(self, state: State, label: str, loss: Loss, precise: torch.dtype) -> torch.Tensor:
+        """A sum over the batch and what it is over, as a vector of two numbers."""
+        summed = (loss.reduction or state.loss_reduction) == "sum"
+        weight: Any = loss.weight
+        if weight is None and not summed:
+            if self._weight is None:
+                self._weight = weights.in_evaluation(state, loss, label)
+            weight = self._weight(state.batch)
+        if weight is None:
+            weight = samples = count(state, state.batch).samples
+            if not summed:
+                self._check(state, label, samples)
+        weight = torch.as_tensor(weight, device=state.device).to(precise)
+        value = torch.where(weight != 0, loss.value.to(precise), 0.0)  # the mean over nothing is not a number
+        return torch.stack([value if summed else value * weight, weight])
+
+    def _check(self, state: State, label: str, samples: int) -> None:
+        """Warn of a loss that is a sum, once there are batches of different sizes."""
+        if self._samples is None or not samples or state.loss_reduction is not None:
+            return
+        if self._samples in (0, samples):
+            self._samples = samples
+            return
+        self._samples = None
+        if weights.grows(state, samples):
+            warnings.warn(
+                f"The loss of a sample given twice is twice its loss, so this is a sum over samples, and {label}/loss is "
+                "neither their sum nor their mean. Pass loss_reduction='sum' to the Trainer, or take the mean.",
+                stacklevel=2,
+            )
 
 
 def evaluate(
@@ -102,11 +138,7 @@ def _evaluate_set(
             state.outputs = bus.eval_forward(state, state.batch)
             bus.eval_after_forward(state)
             if counts and state.task.has_eval_loss(state.outputs):
-                loss = bus.loss(state, state.outputs, state.batch)
-                weight = count(state, state.batch).samples if loss.weight is None else loss.weight
-                weight = torch.as_tensor(weight, device=state.device).to(precise)
-                value = torch.where(weight != 0, loss.value.to(precise), 0.0)  # the mean over nothing is not a number
-                sums += torch.stack([value * weight, weight])
+                sums += evaluated.weighted(state, label, bus.loss(state, state.outputs, state.batch), precise)
             if counts:
                 metrics.update(state.outputs, state.batch)
             bus.eval_batch_end(state)
@@ -115,8 +147,8 @@ def _evaluate_set(
         raise ValueError(
             f"The evaluation set '{label}' yielded no batch. If it is an iterator, pass something that starts anew."
         )
-    total, weights = bus.all_reduce(sums, "sum").tolist()
-    return {**({f"{label}/loss": total / weights} if weights else {}), **metrics.compute()}
+    total, over = bus.all_reduce(sums, "sum").tolist()
+    return {**({f"{label}/loss": total / over} if over else {}), **metrics.compute()}
 
 
 def sanity_check(state: State, sets: Mapping[str, PreparedSet], batches: int) -> None:

@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from hocket.data.batches import Counts, unpadded
+from hocket.data.batches import Counts, map_tensors, unpadded
+from hocket.loops import weights
 from hocket.loops.metrics import MetricSet
 from hocket.state import State
 
@@ -46,7 +47,7 @@ def compute_gradients(state: State, mine: int, everyone: int, metrics: MetricSet
     rescale = None
     if len(pieces) == 1 and world == 1:
         with bus.accumulate(state.prepared, True):
-            state.loss_parts = _microbatch(state, whole, mine, None, metrics)[-1]
+            state.loss_parts = _microbatch(state, whole, mine, None, metrics)[3]
     else:
         parts = []
         left = mine
@@ -82,12 +83,14 @@ def _lost(state: State, samples: int, left: int) -> str:
 
 
 class _Part(NamedTuple):
-    """What is left of a microbatch: its mean loss, the weight of that, whether the loss itself gave it, named losses."""
+    """What is left of a microbatch: its mean loss, the weight of that, whether the loss itself gave it, named losses; or a
+    sum, and 1 or 0."""
 
     value: torch.Tensor
     weight: float | torch.Tensor
     own: bool
     parts: Mapping[str, torch.Tensor]
+    summed: bool
 
 
 def _microbatch(
@@ -100,18 +103,47 @@ def _microbatch(
     state.outputs = bus.forward(state, state.batch)
     bus.after_forward(state)
     bus.before_loss(state)
-    state.loss, own, parts = bus.loss(state, state.outputs, state.batch)
+    loss = bus.loss(state, state.outputs, state.batch)
+    state.loss, own, parts, reduction = loss
+    summed = False
+    if per_sample is not None:  # else nothing is weighted
+        summed = (reduction or state.loss_reduction) == "sum"
+        if own is None and not summed:
+            if state.loss_weight is None:
+                state.loss_weight = weights.in_training(state, loss, samples or count(state, state.batch).samples)
+            own = state.loss_weight(state.batch)
     bus.after_loss(state)
     if metrics is not None and samples:
         metrics.update(state.outputs, state.batch)
     bus.before_backward(state)
-    weight = samples if own is None or not samples else own
-    if per_sample is not None and isinstance(weight, torch.Tensor):
-        weight = weight.to(state.loss)  # a count times a number would be float32
-    bus.backward(state, state.loss if per_sample is None else state.loss * (weight * per_sample))
+    if per_sample is None:
+        bus.backward(state, state.loss)
+        weight: float | torch.Tensor = samples
+    elif summed:
+        weight = 1 if samples else 0
+        strategy = state.strategy
+        _gate(state.outputs, weight)
+        bus.backward(state, state.loss * (weight * (strategy.data_ranks if strategy.averages_gradients else 1)))
+    else:
+        weight = samples if own is None or not samples else own
+        if isinstance(weight, torch.Tensor):
+            weight = weight.to(state.loss)  # a count times a number would be float32
+        _gate(state.outputs, weight)
+        bus.backward(state, state.loss * (weight * per_sample))
     bus.after_backward(state)
     state.loss = state.loss.detach()
-    return state.loss, weight, own is not None, parts
+    return state.loss, weight, own is not None and not summed, parts, summed
+
+
+def _gate(outputs: Any, weight: float | torch.Tensor) -> None:
+    """Let no gradient through to the outputs where the weight is 0.
+
+    A mean over nothing is 0 / 0: multiplied by 0, its gradient is still not a number.
+    """
+    if isinstance(weight, torch.Tensor) and weight.device.type != "cpu":  # the host does not wait for it
+        map_tensors(lambda t: t.requires_grad and t.register_hook(lambda g: torch.where(weight != 0, g, 0.0)), outputs)
+    elif not weight:
+        map_tensors(lambda t: t.requires_grad and t.register_hook(torch.zeros_like), outputs)
 
 
 def _names(state: State, parts: Sequence[_Part]) -> Sequence[str]:
@@ -145,18 +177,27 @@ def _mean(state: State, parts: Sequence[_Part], mine: int, everyone: int) -> tor
     here: Any  # what the losses of this rank are means over
     if own:
         stacked = torch.stack(values).view(len(parts), -1)
-        weights = torch.stack([torch.as_tensor(part.weight).to(stacked.device, stacked.dtype) for part in parts])
+        each_weight = torch.stack([torch.as_tensor(part.weight).to(stacked.device, stacked.dtype) for part in parts])
         # The mean over nothing, as of a piece of which all tokens are ignored, is not a number and counts nothing.
-        here, sums = weights.sum(), weights @ torch.where(weights[:, None] != 0, stacked, 0.0)
+        here, sums = each_weight.sum(), each_weight @ torch.where(each_weight[:, None] != 0, stacked, 0.0)
     else:  # numbers, which need not go to the device
         each: list[Any] = [part.weight for part in parts for _ in range(1 + len(names))]
+        values = [value if weight else torch.zeros_like(value) for value, weight in zip(values, each, strict=True)]
         here = sum(part.weight for part in parts)
         sums = torch.stack(torch._foreach_mul(values, each)).view(len(parts), -1).sum(0)
+    if summed := parts[0].summed:
+        if not all(part.summed for part in parts):
+            raise ValueError(
+                "The loss is a sum for some microbatches of a batch and a mean for others. Return one of them."
+            )
+        here = 1  # the sum is not divided
     total = here
     if state.strategy.world_size > 1:
         packed = torch.cat([torch.as_tensor(here).to(sums.device, sums.dtype).view(1), sums])
         reduced = state.bus.all_reduce(packed, "sum")
-        total, sums = reduced[0], reduced[1:]
+        # Ranks that compute on the same data have all added it.
+        total = state.strategy.world_size // state.strategy.data_ranks if summed else reduced[0]
+        sums = reduced[1:]
     state.loss, *means = (sums / total).unbind()
     state.loss_parts = dict(zip(names, means, strict=True))
     if not own:

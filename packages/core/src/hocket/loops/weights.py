@@ -1,0 +1,165 @@
+"""What a loss without a weight is a mean over: found out once, where it matters.
+
+One batch in one piece on one rank needs no weights. Several microbatches or ranks do, and so does an evaluation.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from hocket import seeding
+from hocket.data import batches
+from hocket.state import State
+from hocket.task import Loss, as_loss, own_loss
+
+#: The weight of the loss of a batch; None for its samples.
+Weight = Callable[[Any], Tensor | None]
+
+
+def by_samples(batch: Any) -> None:
+    """The loss is a mean over samples."""
+    return None
+
+
+def in_training(state: State, loss: Loss, samples: int) -> Weight:
+    """How to weight the losses of microbatches and ranks, found out with the first one.
+
+    Args:
+        samples: samples in ``state.batch``.
+
+    Raises:
+        ValueError: the loss is a sum over samples, or the model's own, and what that is a mean over is not certain.
+    """
+    if own_loss(state.outputs) is loss.value:
+        weight = of_own_loss(state)
+        if weight is None:
+            raise ValueError(
+                f"{type(state.model).__name__} computes its loss itself, and what that is a mean over is not certain, so "
+                "microbatches and ranks cannot be given weights. Return it with its weight, for instance "
+                "loss=lambda outputs, batch: (outputs.loss, (batch['labels'] != -100).sum()), or the number of samples if that "
+                "is what the mean is over; or train on one rank without microbatch=."
+            )
+        return weight
+    if state.loss_reduction is None and grows(state, samples):
+        raise ValueError(
+            "The loss of a sample given twice is twice its loss, so this is a sum over samples and not a mean: where a batch "
+            "is split into microbatches or divided over ranks the two differ. If you mean the sum, pass "
+            "loss_reduction='sum' to the Trainer, or return hocket.Loss(value, reduction='sum'). Else take the mean, "
+            "for instance with reduction='mean'; loss_reduction='mean' leaves the loss as it is."
+        )
+    return by_samples
+
+
+def in_evaluation(state: State, loss: Loss, label: str) -> Weight:
+    """As `in_training`, but what is not certain is weighted by samples, with a warning."""
+    if own_loss(state.outputs) is not loss.value:
+        return by_samples
+    weight = of_own_loss(state)
+    if weight is None:
+        warnings.warn(
+            f"{type(state.model).__name__} computes its loss itself, and what that is a mean over is not certain: "
+            f"{label}/loss is the mean over batches, weighted by their samples. Pass loss= a function that returns "
+            "(mean, weight) for another one.",
+            stacklevel=2,
+        )
+    return by_samples if weight is None else weight
+
+
+def grows(state: State, samples: int) -> bool:
+    """Whether the loss of a sample that is there twice is twice as large: a sum. No mean does that.
+
+    Only losses are computed, without gradients: nothing else notices.
+    """
+    task = state.task
+    buffers = [(buffer, buffer.clone(), buffer._version) for buffer in task.buffers()]
+    try:
+        with torch.no_grad(), seeding.preserved(), state.bus.forward_context():
+            losses = []
+            for indices in ([0], [0, 0]):
+                outputs = batches.take_samples(state.outputs, indices, samples)
+                loss = as_loss(task.loss(outputs, batches.take_samples(state.batch, indices, samples)))
+                losses.append(loss.value.item())
+    except Exception:  # outputs or losses that are not made of samples cannot be tried
+        return False
+    finally:
+        with torch.no_grad():
+            for buffer, value, version in buffers:
+                if buffer._version != version:
+                    buffer.copy_(value)
+    once, twice = losses
+    return math.isfinite(once) and abs(once) > 1e-6 and math.isclose(twice, 2 * once, rel_tol=1e-3)
+
+
+def of_own_loss(state: State) -> Weight | None:
+    """How to weight the model's own loss: by the labels that count, if its value is their mean; None if it is not.
+
+    That is the case for the models of transformers: cross-entropy over the labels that are not -100, shifted by one for causal
+    language models. Instead of knowing their classes this computes the loss once more.
+    """
+    value = own_loss(state.outputs)
+    tolerance = max(1e-5, 2 * torch.finfo(value.dtype).eps)
+    found: dict[Any, list[tuple[str, Weight]]] = {}
+    with torch.no_grad(), torch.autocast(value.device.type, enabled=False):
+        for key, labels in _labels(state.batch):
+            for name, weight, expected in _readings(key, labels, state.outputs):
+                if torch.isclose(expected.double(), value.detach().double(), rtol=tolerance, atol=0.0):
+                    found.setdefault(key, []).append((name, weight))
+    if not found:
+        return None
+    # Labels that are the inputs, as in language models without padding.
+    readings = dict(found[next((key for key in _LABELS if key in found), next(iter(found)))])
+    if len(readings) == 1:
+        return next(iter(readings.values()))
+    # A model that has learnt nothing yet may give all tokens the same probability, which fits both.
+    kind = str(getattr(state.model, "loss_type", None) or type(state.model).__name__)
+    if "CausalLM" in kind or "LMHead" in kind:
+        return readings.get("shifted")
+    return readings.get("plain") if "For" in kind else None
+
+
+_LABELS = ("labels", "label", "targets", "target")
+
+
+def _labels(batch: Any) -> Iterator[tuple[Any, Tensor]]:
+    items = batch.items() if isinstance(batch, Mapping) else enumerate(batch) if isinstance(batch, list | tuple) else ()
+    for key, value in items:
+        if isinstance(value, Tensor) and value.dim():
+            yield key, value
+
+
+def _readings(key: Any, labels: Tensor, outputs: Any) -> Iterator[tuple[str, Weight, Tensor]]:
+    """Names, weights and values of what the loss may be: a mean over labels or samples."""
+    floating: list[Tensor] = []
+    batches.map_tensors(lambda tensor: floating.append(tensor) if tensor.is_floating_point() else None, outputs)
+    for logits in floating:
+        logits = logits.detach().float()
+        if labels.is_floating_point():
+            if logits.numel() == labels.numel():
+                for distance in (F.mse_loss, F.l1_loss, F.binary_cross_entropy_with_logits):
+                    yield "samples", by_samples, distance(logits.view_as(labels), labels.float())
+        elif logits.shape[:-1] == labels.shape:
+            yield "plain", lambda batch: _counted(batch[key]), _cross_entropy(logits, labels)
+            if labels.dim() > 1:
+                shifted = _cross_entropy(logits[:, :-1], labels[:, 1:])
+                yield "shifted", lambda batch: _counted(batch[key][:, 1:]), shifted
+        elif logits.dim() > 2 and (logits.shape[0], *logits.shape[2:]) == tuple(labels.shape):
+            yield "plain", lambda batch: _counted(batch[key]), _cross_entropy(logits.movedim(1, -1), labels)
+
+
+def _counted(labels: Tensor) -> Tensor:
+    return (labels != -100).sum()
+
+
+def _cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    labels = labels.long()
+    outside = ((labels < 0) & (labels != -100)) | (labels >= logits.size(-1))
+    if outside.any():  # other whole numbers, not labels
+        return torch.tensor(math.nan)
+    return F.cross_entropy(logits.flatten(0, -2), labels.flatten(), ignore_index=-100).cpu()
