@@ -349,3 +349,21 @@ def test_close_is_heard_once_and_again_after_the_next_use() -> None:
     assert trainer.fit("1ba").timestamp.batch == 2 and trainer.predict([torch.zeros(2, 4)]) and heard == ["close"]
     del trainer
     assert heard == ["close", "close"]
+
+
+@pytest.mark.parametrize(
+    ("data", "duration"),
+    [
+        (lambda batches: iter(batches), "2ep"),
+        (lambda batches: (batch for batch in batches), "2ep"),
+        (lambda batches: iter(DataLoader(Samples(), 4)), "2ep"),
+        (lambda batches: iter(batches), "7ba"),
+    ],
+)
+def test_an_iterator_is_refused_before_training_where_it_does_not_last(data: Any, duration: str) -> None:
+    batches = list(DataLoader(Samples(), 4))
+    trainer = make(data(batches), duration=duration)
+    with pytest.raises(hocket.data.errors.DataError, match=r"is an iterator.*once.*the list or the DataLoader itself"):
+        trainer.fit()
+    assert trainer.state.timestamp.batch == 0
+    assert make(data(batches), duration="6ba", schedule=None).fit().timestamp.batch == 6

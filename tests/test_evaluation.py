@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics import MetricCollection
 from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
 
@@ -255,3 +257,160 @@ def test_predict(data, model) -> None:
     net.eval()
     torch.testing.assert_close(outputs, net(loader.dataset.tensors[0]).detach())
     assert len(hocket.Trainer(model=net, limit_predict=2).predict(loader)) == 2
+
+
+class EvaluationMetadata(hocket.Algorithm):
+    """Draws, logs and asks for things on evaluation events; writes down what it hears."""
+
+    events = {hocket.Event.EVAL_BEFORE_ALL, hocket.Event.EVAL_START, hocket.Event.EVAL_END, hocket.Event.EVAL_AFTER_ALL}
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[str, str | None]] = []
+
+    def apply(self, event: hocket.Event, state: hocket.State) -> None:
+        self.heard.append((event.value, state.eval_label))
+        torch.rand(1, generator=state.generator(self))
+        state.log({"draws": 1.0})
+        state.request(hocket.Decision.EVALUATE)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_sanity_evaluation_is_heard_by_algorithms_and_leaves_no_trace(model, tmp_path, workers) -> None:
+    def run(batches: int) -> tuple[Any, ...]:
+        order = torch.Generator().manual_seed(5)
+        samples = TensorDataset(torch.randn(40, 8, generator=torch.Generator().manual_seed(1)), torch.arange(40) % 3)
+        loader = DataLoader(
+            samples, 8, shuffle=True, generator=order, num_workers=workers, persistent_workers=workers > 0
+        )
+        shown: list[Any] = []
+        heard: list[str] = []
+
+        class Watch(hocket.Callback):
+            def eval_start(self, state: hocket.State) -> None:
+                heard.append("eval_start")
+
+            def eval_batch_end(self, state: hocket.State) -> None:
+                shown.append(state.batch[1].tolist())
+
+        drawing, logger = EvaluationMetadata(), hocket.plugins.get("loggers", "memory")()
+        trainer = hocket.Trainer(
+            model=model(dropout=0.3), loss=F.cross_entropy, train_data=[samples[:8]], eval_data=loader, duration="2ba",
+            metrics={"accuracy": Accuracy()}, optimizer=sgd, sanity_eval=batches, seed=4, loggers=[logger],
+            algorithms=[drawing, "ema"], limit_eval=3, log_every="1ba",
+            callbacks=[{"early-stopping": {"monitor": "eval/accuracy", "patience": 9}}, Watch()],
+            checkpoints=hocket.Checkpoints(tmp_path / str(batches), best=("eval/loss", "min", 1)),
+        )  # fmt: skip
+        metrics = dict(trainer.fit().metrics)
+        state = trainer.state
+        draws = torch.rand(1, generator=state.generator(drawing)).item()
+        names = trainer._checkpoints.store.names()
+        trainer.close()
+        weights = [parameter.tolist() for parameter in state.model.parameters()]
+        logged = sorted((name, values) for name, values in logger.metrics.items())
+        return drawing.heard, weights, metrics, draws, shown, heard, logged, names, order.get_state().tolist()
+
+    (without, *rest), (with_it, *others) = run(0), run(2)
+    block = [("eval_before_all", None), ("eval_start", "eval"), ("eval_end", "eval"), ("eval_after_all", "eval")]
+    assert with_it == block + without
+    assert rest == others
+
+
+def test_the_sanity_evaluation_refuses_what_it_would_use_up(data, model) -> None:
+    trainer = hocket.Trainer(
+        model=model(), loss=F.cross_entropy, train_data=data(), eval_data={"once": iter(list(data()))}, optimizer=sgd,
+        duration="1ep", sanity_eval=1,
+    )  # fmt: skip
+    with pytest.raises(
+        ValueError, match=r"use up the first batches of the evaluation set 'once'.*leave out sanity_eval"
+    ):
+        trainer.fit()
+
+
+def test_evaluation_leaves_the_global_random_numbers_alone(model) -> None:
+    """Also those of models, data and metrics that draw in evaluation."""
+
+    class Drawing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = model()
+
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            return self.layer(inputs) + torch.rand(1) + random.random()
+
+    batch = (torch.zeros(4, 8), torch.zeros(4, dtype=torch.long))
+    trainer = hocket.Trainer(model=Drawing(), loss=F.cross_entropy, eval_data=[batch])
+    torch.manual_seed(3)
+    random.seed(3)
+    expected = torch.rand(1).item(), random.random()
+    torch.manual_seed(3)
+    random.seed(3)
+    trainer.evaluate()
+    trainer.predict([batch])
+    assert (torch.rand(1).item(), random.random()) == expected
+
+
+# --- modes
+
+
+def modes_in_training(net: nn.Module, **changes: Any) -> list[bool]:
+    """Which modules of a model were in train mode in the forward pass of a batch."""
+    seen: list[bool] = []
+
+    class Watch(hocket.Callback):
+        def before_forward(self, state: hocket.State) -> None:
+            seen[:] = [module.training for module in net.modules()]
+
+    batch = (torch.randn(4, 8), torch.arange(4) % 3)
+    hocket.Trainer(
+        model=net, loss=F.cross_entropy, train_data=[batch], eval_data=[batch], optimizer=sgd, callbacks=[Watch()],
+        **changes,
+    ).fit("1ba")  # fmt: skip
+    return seen
+
+
+def norm_net() -> nn.Sequential:
+    return nn.Sequential(
+        nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5)), nn.BatchNorm1d(8), nn.Linear(8, 3)
+    )  # fmt: skip
+
+
+def test_a_model_in_eval_mode_is_trained_in_train_mode_and_that_is_said() -> None:
+    net = norm_net().eval()
+    before = net[1].running_mean.clone()
+    with pytest.warns(UserWarning, match=r"Sequential was in eval mode.*put into train mode"):
+        assert all(modes_in_training(net))
+    assert not torch.equal(before, net[1].running_mean)
+
+
+def test_a_part_in_eval_mode_stays_and_a_block_that_is_trained_is_named() -> None:
+    net = norm_net()
+    net[1].eval()
+    assert modes_in_training(net) == [True, True, True, True, False, True]
+    net[0].eval()
+    with pytest.warns(UserWarning, match=r"parameters to train are in eval mode.*stay so: 0\. Type model\.train\(\)"):
+        assert modes_in_training(net) == [True, False, False, False, False, True]
+    net[0].requires_grad_(False)
+    assert modes_in_training(net) == [True, False, False, False, False, True], "frozen on purpose"
+    net.eval()
+    net[2].train()
+    with pytest.warns(UserWarning, match=r"in eval mode and parts of it in train mode \(2\), and stays so"):
+        assert modes_in_training(net) == [False] * 5 + [True]
+
+
+def test_evaluation_calls_a_models_own_train_on_the_way_back() -> None:
+    """LoRA's layers merge weights in eval mode and take them apart in train mode."""
+
+    class Merging(nn.Linear):
+        merged = False
+
+        def train(self, mode: bool = True) -> Any:
+            if mode is self.merged:
+                self.merged = not mode
+                self.weight.data += 1.0 if self.merged else -1.0
+            return super().train(mode)
+
+    net = nn.Sequential(Merging(8, 3), Merging(3, 3))
+    net[1].eval()
+    trainer = hocket.Trainer(model=net, loss=F.cross_entropy)
+    trainer.evaluate([(torch.zeros(4, 8), torch.zeros(4, dtype=torch.long))])
+    assert [net[0].merged, net[1].merged] == [False, True] == [not net[0].training, not net[1].training]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import enum
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -257,6 +258,19 @@ class State:
         """Undo :meth:`generator_states`; who holds a generator already finds it changed."""
         for key, state in states.items():
             self._generators.setdefault(key, torch.Generator()).set_state(state)
+
+    @contextmanager
+    def generators_preserved(self) -> Iterator[None]:
+        """Whatever plug-ins draw inside, their random numbers are afterwards as before."""
+        states = self.generator_states()
+        try:
+            yield
+        finally:
+            for key, generator in self._generators.items():
+                if key in states:
+                    generator.set_state(states[key])
+                else:  # made inside
+                    generator.manual_seed(generator.initial_seed())
 
     def voice_of(self, plugin: Any) -> Voice:
         """The name, distribution and configuration under which an attached plug-in goes."""

@@ -92,7 +92,8 @@ class Trainer:
             begins anew and leaves nothing: no checkpoint, no file, no row of a logger.
         overfit: train on the first so many batches only, the same in every epoch: a test that leaves nothing either.
         detect_anomaly: torch's anomaly detection: the forward operation behind a NaN gradient, slowly.
-        sanity_eval: try so many batches of every evaluation set before training, and forget the results.
+        sanity_eval: try so many batches of every evaluation set before training, and forget the results; callbacks and
+            loggers hear nothing of it.
 
     Raises:
         hocket.plugins.PluginError: a plug-in is not there, is broken, or cannot be combined with another.
@@ -298,7 +299,7 @@ class Trainer:
                 self._checkpoints.begin(state)
             if not state.progress.ready:
                 state.bus.log_hyperparameters(state, setup.hyperparameters(self._arguments, state.bus.voices))
-                sanity_check(state, state.eval_sets, self._sanity_batches)
+                sanity_check(state, state.eval_sets, self._sanity_batches, interruption.check)
             self._loop.run(interruption)
             if self._checkpoints is not None:
                 self._checkpoints.finish(state)

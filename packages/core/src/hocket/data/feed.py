@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+import sys
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from operator import length_hint
 from typing import Any
+
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from hocket.data.batches import Padding, unpadded
 from hocket.data.errors import DataError
@@ -13,6 +17,13 @@ from hocket.data.passes import Passes, length
 from hocket.data.prepared import skipped
 
 _ENDLESS = (itertools.cycle, itertools.repeat, itertools.count)
+
+
+def iterates_once(data: Any) -> bool:
+    """Whether data certainly cannot be iterated anew: a generator, or an iterator of Python itself or of a DataLoader."""
+    if not isinstance(data, Iterator):
+        return False
+    return isinstance(data, Generator | _BaseDataLoaderIter) or type(data).__module__ in ("builtins", "itertools")
 
 
 @contextmanager
@@ -80,6 +91,15 @@ class Feed:
     def endless(self) -> bool:
         """Whether the data certainly never ends; not every endless iterable can be told."""
         return isinstance(self._source, _ENDLESS) and self._limit is None and not self._overfit
+
+    def check(self, epochs: float, batches: float) -> None:
+        """Raise DataError for so many more epochs, or batches, of data that can be iterated once and has fewer."""
+        once = iterates_once(self._source) and not self.endless and self._limit is None and not self._overfit
+        if once and (epochs > 1 or batches > length_hint(self._source, sys.maxsize)):
+            raise DataError(
+                f"The training data ({type(self._source).__name__}) is an iterator, which can be iterated once, and the fit "
+                "would need it for longer. Pass what it iterates over, such as the list or the DataLoader itself."
+            )
 
     def start(self, epoch: int) -> None:
         """Begin a pass; samplers and data sets that want to know the epoch are told (``set_epoch``)."""

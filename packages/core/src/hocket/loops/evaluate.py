@@ -8,17 +8,17 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import nn
 
 from hocket import scalars, seeding
 from hocket.data.batches import unpadded
-from hocket.data.feed import one_pass
+from hocket.data.feed import end_workers, iterates_once, one_pass
 from hocket.data.passes import Passes
 from hocket.loops import weights
 from hocket.loops.gradients import count
 from hocket.loops.metrics import MetricSet
+from hocket.loops.modes import eval_mode
 from hocket.state import State
-from hocket.task import Loss, Task
+from hocket.task import Loss
 from hocket.time import Interval
 
 
@@ -116,9 +116,14 @@ def evaluate(
 
 
 def _evaluate_set(
-    state: State, label: str, evaluated: PreparedSet, between: Callable[[], None] | None = None
+    state: State,
+    label: str,
+    evaluated: PreparedSet,
+    between: Callable[[], None] | None = None,
+    limit: int | None = None,
 ) -> dict[str, float]:
     bus, metrics = state.bus, evaluated.metrics
+    limits = [each for each in (limit, evaluated.limit) if each is not None]
     metrics.reset()
     # The exact mean over samples or tokens, however they are divided into batches: sums in double precision where it exists.
     precise = torch.float32 if state.device.type == "mps" else torch.float64
@@ -126,7 +131,7 @@ def _evaluate_set(
     seen = 0
     with one_pass(evaluated.batches, evaluated.passes) as batches:
         for number, batch in enumerate(batches):
-            if number == evaluated.limit:
+            if number in limits:
                 break
             if between is not None:
                 between()
@@ -151,19 +156,46 @@ def _evaluate_set(
     return {**({f"{label}/loss": total / over} if over else {}), **metrics.compute()}
 
 
-def sanity_check(state: State, sets: Mapping[str, PreparedSet], batches: int) -> None:
-    """Try so many batches of every set, and forget the results: metrics, random numbers and loggers do not notice."""
+def sanity_check(
+    state: State, sets: Mapping[str, PreparedSet], batches: int, between: Callable[[], None] | None = None
+) -> None:
+    """Try so many batches of every set, and forget the results.
+
+    Algorithms hear the whole sequence of events, which the model may depend on; callbacks and loggers hear nothing. Data,
+    metrics and random numbers are afterwards as before.
+
+    Raises ValueError for an iterator, whose batches would be used up.
+    """
     if not batches:
         return
-    with _undisturbed(state):
-        for label, evaluated in sets.items():
-            limit = evaluated.limit
-            evaluated.limit = batches if limit is None else min(batches, limit)
-            try:
-                _evaluate_set(state, label, evaluated)
-            finally:
-                evaluated.limit = limit
-                evaluated.metrics.reset()
+    for label, each in sets.items():
+        if iterates_once(data := getattr(each.batches, "loader", each.batches)):
+            raise ValueError(
+                f"sanity_eval={batches} would use up the first batches of the evaluation set '{label}', an iterator "
+                f"({type(data).__name__}) that can be iterated once. Pass what it iterates over, such as the list or the "
+                "DataLoader itself, or leave out sanity_eval."
+            )
+    requests, logged, positions = state.requests(), dict(state.logged), {}
+    for label, each in sets.items():
+        positions[label] = each.passes.state_dict(0, False)
+    bus = state.bus
+    try:
+        with bus.without("callbacks", "loggers"), state.generators_preserved(), _undisturbed(state):
+            bus.eval_before_all(state)
+            for label, each in sets.items():
+                state.eval_label = label
+                bus.eval_start(state)
+                _evaluate_set(state, label, each, between, batches)
+                bus.eval_end(state)
+            bus.eval_after_all(state)
+    finally:
+        for label, each in sets.items():
+            end_workers(each.batches)
+            each.passes.workers_ended()
+            each.passes.restore(positions[label])
+            each.metrics.reset()
+        state.load_requests(requests)
+        state.logged = logged
 
 
 @contextmanager
@@ -175,15 +207,3 @@ def _undisturbed(state: State) -> Iterator[None]:
     finally:
         for name, value in kept.items():
             setattr(state, name, value)
-
-
-@contextmanager
-def eval_mode(task: Task) -> Iterator[None]:
-    """``task.eval()`` inside; afterwards every submodule has the mode back that it had, frozen ones included."""
-    modes: list[tuple[nn.Module, bool]] = [(module, module.training) for module in task.modules()]
-    task.eval()
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training

@@ -23,6 +23,7 @@ from hocket.loops.evaluate import PreparedSet, evaluate
 from hocket.loops.gradients import compute_gradients, count
 from hocket.loops.interruption import Interruption
 from hocket.loops.metrics import MetricSet
+from hocket.loops.modes import train_mode
 from hocket.state import Decision, State
 from hocket.time import Interval, Unit
 
@@ -141,6 +142,7 @@ class FitLoop:
         left = self.left
         if left is None:
             state.take(Decision.STOP)
+        train_mode(state.task)
         state.parameters = list(state.task.parameters())
         intervals = [self._log_every, *(each.every for each in state.eval_sets.values())]
         self._shown = self.metrics if self.metrics else None

@@ -11,7 +11,7 @@ import torch
 from hocket import seeding
 from hocket.data.batches import map_tensors, unpadded
 from hocket.data.feed import one_pass
-from hocket.loops.evaluate import eval_mode
+from hocket.loops.modes import eval_mode
 from hocket.state import State
 
 

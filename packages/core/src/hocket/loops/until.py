@@ -41,6 +41,8 @@ def fit_until(
             f"The training data never ends, so a duration of {until.value} epochs does not either. Give the duration in "
             "batches ('1000ba') or limit an epoch with limit_train=1000."
         )
+    left = until.value - state.timestamp.count(until.unit)
+    loop.feed.check(left if until.unit is Unit.EPOCH else 0, left if until.unit is Unit.BATCH else 0)
     return until
 
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 import difflib
 import inspect
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -69,6 +70,8 @@ class Bus:
             self._pluggy.add_hookspecs(spec)
         self._profile = profile
         self._voices: dict[str, Voice] = {}
+        #: Kinds of plug-ins that hear no events now.
+        self._muted: tuple[str, ...] = ()
         self._deliveries: dict[str, Delivery] = {}
         self._rank = 0
         #: (plug-in, hook) -> [calls, seconds of its own, seconds of what ran inside it], filled when ``profile`` is on.
@@ -116,6 +119,17 @@ class Bus:
         voice = self._voices[key]
         return voice.kind != "loggers" or not self._rank or getattr(voice.obj, "all_ranks", False)
 
+    @contextmanager
+    def without(self, *kinds: str) -> Iterator[None]:
+        """Inside, plug-ins of these kinds hear no events; actions that they implement stay."""
+        self._muted = kinds
+        self._compile()
+        try:
+            yield
+        finally:
+            self._muted = ()
+            self._compile()
+
     def listeners(self, hook: str) -> list[Voice]:
         """Who acts on a hook, in order; on an action, wrappers first."""
         ordered = self._ordered(hook)
@@ -154,6 +168,8 @@ class Bus:
         argnames = caller.spec.argnames
         first = caller.spec.opts.get("firstresult")
         ordered = self._ordered(hook)
+        if hook in _EVENTS:
+            ordered = [impl for impl in ordered if self._voices[impl.plugin_name].kind not in self._muted]
         plain = [impl for impl in ordered if not impl.wrapper]
         plain.sort(key=lambda impl: (impl.trylast, not impl.tryfirst))  # stable
         calls = [self._call(hook, impl, argnames) for impl in plain]
