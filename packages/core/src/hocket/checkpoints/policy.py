@@ -90,6 +90,8 @@ class Checkpoints(Callback):
             raise ValueError(f"on_error={on_error!r} is neither 'stop' nor 'warn'.")
         self.store = Store(folder)
         self._owned = Ownership(self.store, overwrite)
+        #: On rank 0, during a fit.
+        self._writes_alone = False
         self._every, self._keep, self._best = Interval(every), keep, best
         self._asynchronous, self._weights_only, self._on_error = asynchronous, weights_only, on_error
         self._trainer: Callable[[], Trainer | None] = lambda: None
@@ -127,7 +129,16 @@ class Checkpoints(Callback):
     def begin(self, state: State) -> None:
         """For the Trainer, before a fit: raise CheckpointError, on all ranks, if another run writes here or has written."""
         with seeding.preserved(devices=False):
-            ranks_of(state).first(self._owned.check)
+            ranks_of(state).first(lambda: self._take(state))
+
+    def _take(self, state: State) -> None:
+        self.store.acquire(state.run.name)
+        try:
+            self._owned.check()
+        except BaseException:
+            self.store.release()
+            raise
+        self._writes_alone = True
 
     # --- when
 
@@ -190,7 +201,7 @@ class Checkpoints(Callback):
             self._save(state)
         self._wait(state)
         self._stop_listening()
-        self._release(state)
+        self._release()
         if self._told_to_end(state):
             self._end(state)
 
@@ -199,13 +210,15 @@ class Checkpoints(Callback):
         self._stop_listening()
         if self._writing is not None:
             self._writing.join()
-        self._release(state)
+        self._release()
 
-    def _release(self, state: State) -> None:
+    def _release(self) -> None:
         """From here to the next fit others may write."""
-        if state.strategy.rank == 0:
+        if self._writes_alone:
+            self._writes_alone = False
             with seeding.preserved(devices=False):
                 self._owned.note()
+                self.store.release()
 
     def _told_to_end(self, state: State) -> bool:
         """Whether any rank was: every rank has to ask."""

@@ -16,6 +16,7 @@ from hocket.checkpoints import disk, scratch
 from hocket.checkpoints import format as formats
 from hocket.checkpoints import manifest as manifests
 from hocket.checkpoints.errors import CheckpointError
+from hocket.checkpoints.locks import LEASE, Lease, Lock
 from hocket.checkpoints.manifest import LATEST, File, Manifest
 from hocket.checkpoints.ranks import ALONE, Ranks
 
@@ -40,12 +41,17 @@ class Remote:
     """A `hocket.checkpoints.store.Place` on any file system of fsspec.
 
     Attempts that fail are repeated ``attempts`` times in all, after ``wait``, 2 × ``wait``, 4 × ``wait`` … seconds.
+    The lock of a run that was killed on another machine holds for ``lease`` seconds.
     """
 
-    def __init__(self, url: str, *, attempts: int = 5, wait: float = 0.5, **options: Any) -> None:
+    def __init__(self, url: str, *, attempts: int = 5, wait: float = 0.5, lease: float = LEASE, **options: Any) -> None:
         try:
             from fsspec.core import url_to_fs
 
+            if url.startswith(
+                "s3://"
+            ):  # attempts are counted here; and botocore's waits draw from the run's random numbers
+                options.setdefault("config_kwargs", {}).setdefault("retries", {"max_attempts": 0})
             # Listings change under a cache: other processes write, and objects may be lost.
             self._fs, root = url_to_fs(url, **{"use_listings_cache": False, "skip_instance_cache": True, **options})
         except ImportError as error:
@@ -56,7 +62,7 @@ class Remote:
             raise ImportError(f"{url} cannot be reached: {error}. Run: {advice}") from error
         self._root = root.rstrip("/")
         self._url = url.rstrip("/")
-        self._attempts, self._wait = attempts, wait
+        self._attempts, self._wait, self._lease = attempts, wait, lease
         #: By SHA-256 of the manifest: the checkpoint that `damage` has fetched whole.
         self._whole: dict[str, Path] = {}
 
@@ -81,6 +87,9 @@ class Remote:
             except CheckpointError as error:
                 found[name] = str(error)
         return found
+
+    def lock(self, run: str) -> Lock:
+        return self._try("lock", Lease, self._fs, self._root, self._url, run, self._lease, self._try)
 
     def clean(self) -> None:
         for name in self._folders():

@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from hocket.checkpoints import format as formats
-from hocket.checkpoints import leftovers
+from hocket.checkpoints import leftovers, locks
 from hocket.checkpoints import manifest as manifests
 from hocket.checkpoints.errors import CheckpointError, DamagedCheckpointWarning
+from hocket.checkpoints.locks import InUse, Lock
 from hocket.checkpoints.manifest import LATEST, Manifest, Unfinished
 from hocket.checkpoints.ranks import ALONE, Ranks
 
@@ -36,6 +37,9 @@ class Place(Protocol):
 
     def manifests(self) -> dict[str, Manifest | str]:
         """By checkpoint: its manifest, or what is wrong with that."""
+
+    def lock(self, run: str) -> Lock:
+        """Keep other runs from writing. Raises InUse if one does."""
 
     def clean(self) -> None:
         """Remove what interrupted writers left."""
@@ -84,6 +88,9 @@ class Store:
             self._place = Local(Path(folder).absolute())  # processes change their working directory
         self.folder = folder
         self._lock = threading.Lock()
+        #: The run that may write alone, and its lock, if it could be had.
+        self._run: str | None = None
+        self._held: Lock | None = None
 
     @property
     def where(self) -> str:
@@ -118,6 +125,8 @@ class Store:
         there: dict[str, Manifest | str] = {}
 
         def begin() -> float:
+            if self._run is not None:
+                self.acquire(self._run)
             self._place.clean()
             there.update(self._place.manifests())
             if name in there and not may_replace(name, _about(there[name])):
@@ -146,6 +155,28 @@ class Store:
         if lost := [each for each, found in others.items() if now.get(each) != found]:
             return f" Of the checkpoints before it these are not found as they were: {', '.join(lost)}."
         return " The checkpoints before it are as they were." if others else ""
+
+    def acquire(self, run: str) -> None:
+        """Keep other runs from writing until `release`; ``run`` is what they are told. Raises InUse if another one writes.
+
+        Where the place cannot be written to now, writing says so, and tries to lock it before.
+        """
+        self._run = run
+        try:
+            if self._held is None:
+                self._held = self._place.lock(run)
+            else:
+                self._held.check()
+        except InUse:
+            raise
+        except (OSError, CheckpointError):
+            return
+
+    def release(self) -> None:
+        """Let other runs write."""
+        held, self._held, self._run = self._held, None, None
+        if held is not None:
+            held.release()
 
     def names(self) -> list[str]:
         """The checkpoints that have a valid manifest, in the order in which they were written, newest last."""
@@ -300,6 +331,9 @@ class Local:
                 except CheckpointError as error:
                     found[entry.name] = str(error) if manifests.NAME in names else Unfinished(error)
         return found
+
+    def lock(self, run: str) -> Lock:
+        return locks.FileLock(self.folder, run)
 
     def clean(self) -> None:
         leftovers.clean(self.folder)
