@@ -102,10 +102,10 @@ def build(session: nox.Session, packages: tuple[Package, ...], folder: Path) -> 
 
 
 def install_wheels(session: nox.Session, wheels: dict[Package, Path], *others: str) -> None:
-    """Install the wheels with the extras that their tests need, and `others`."""
+    """Install the wheels with the extras that their tests need, and `others`, without compiling what may not be used."""
     elsewhere = {package: wheels.get(package, package.wheel(NOWHERE)) for package in PACKAGES}
     ours = [f"{package.distribution}{package.extra} @ {wheel.as_uri()}" for package, wheel in wheels.items()]
-    install(session, *ours, *others, siblings=located(elsewhere))
+    install(session, *ours, *others, siblings=located(elsewhere), compile_bytecode=False)
     check_origin(session, tuple(wheels), next(iter(wheels.values())).parent)
 
 
@@ -139,6 +139,30 @@ def tests(session: nox.Session) -> None:
     session.run("pytest", *(session.posargs or beside_each_other()))
 
 
+#: What torch, oneDNN and MKL use of the processor: AVX2 and no more, or nothing beyond SSE 4.
+INSTRUCTION_SETS = {
+    "avx2": {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"},
+    "plain": {"ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "SSE41", "MKL_ENABLE_INSTRUCTIONS": "SSE4_2"},
+}
+PRECISIONS = ("FP16", "FP16WithOverflows", "FP16True", "BF16True", "FP8", "INT8", "TF32", "FP64")
+NUMERICAL = (
+    *(f"packages/algorithms-{name}/tests" for name in ("general", "vision", "nlp")),
+    *(f"packages/core/tests/test_{name}.py" for name in ("clipping", "conformance")),
+    *(f"packages/strategies/tests/test_{name}.py" for name in ("fp16", "fp64", "fp8", "int8", "tf32", "true_half")),
+    *(f"packages/strategies/tests/test_conformance.py::Test{name}" for name in PRECISIONS),
+    *(f"tests/test_{name}.py" for name in ("evaluation", "exactness", "training")),
+)
+
+
+@nox.session(name="instruction-sets", default=False)
+def instruction_sets(session: nox.Session) -> None:
+    """Run the numerical tests as on older processors, whose rounding differs (about three minutes)."""
+    settle(session)
+    install_editable(session, PACKAGES, *TESTS, "pytest-xdist", "torchmetrics", compile_bytecode=False)
+    for limits in INSTRUCTION_SETS.values():
+        session.run("pytest", *beside_each_other(), *(session.posargs or NUMERICAL), env=limits)
+
+
 def beside_each_other() -> tuple[str, ...]:
     """Options that run tests in several processes; each test has one thread, and many wait for processes of their own."""
     return "-n", str(min(os.cpu_count() or 1, 8)), "--dist", "worksteal"
@@ -162,8 +186,8 @@ def isolation(session: nox.Session, package: Package) -> None:
     """Run one package's tests with nothing of ours installed but its wheel and core's."""
     settle(session)
     packages = tuple(dict.fromkeys((CORE, package)))
-    install_wheels(session, build(session, packages, scratch(session) / "dist"), *TESTS)
-    session.run("pytest", str(package.path / "tests"), *session.posargs)
+    install_wheels(session, build(session, packages, scratch(session) / "dist"), *TESTS, "pytest-xdist")
+    session.run("pytest", str(package.path / "tests"), *(session.posargs or beside_each_other()))
 
 
 @nox.session(default=False)
@@ -215,7 +239,7 @@ def distributions(session: nox.Session) -> None:
     wheels = build(session, PACKAGES, ROOT / "dist")
     session.run("python", "-I", str(ROOT / ".ci/check_wheels.py"), str(ROOT), *map(str, wheels.values()))
     everything = f"hocket[general,vision,nlp,strategies,loggers,tensorboard] @ {wheels[CORE].as_uri()}"
-    install(session, everything, siblings=located(wheels))
+    install(session, everything, siblings=located(wheels), compile_bytecode=False)
     check_origin(session, PACKAGES, ROOT / "dist")
     with session.chdir(scratch(session)):
         session.run("hocket", "plugins", "list", "--json")
