@@ -227,15 +227,16 @@ def test_workers_end_with_the_main_process(script, tmp_path, number):
 def test_a_worker_that_fails_before_its_trainer(tmp_path):
     """Rank 0 would wait for it until the timeout; and what the main process cannot raise, because it sleeps, ends it too."""
     code = (
-        "import os, time, torch, hocket\n"
+        "import os\n"
         "if 'RANK' in os.environ: raise LookupError('too early')\n"
+        "import torch, hocket\n"
         "hocket.Trainer(model=torch.nn.Linear(1, 1), strategy='ddp', device='cpu', devices=2)"
     )
     done = run(sys.executable, written(tmp_path, code))
     assert done.returncode == 1 and "LookupError: too early" in done.stderr.rpartition("WorkerError: Rank 1 raised")[2]
 
     asleep = (
-        "import os, time, sys, torch\nfrom hocket.launching import processes\n"
+        "import os, time, sys\nfrom hocket.launching import processes\n"
         "if 'RANK' in os.environ: sys.exit(9)\n"
         "processes.GRACE = 2.0; processes.start(2); time.sleep(600)"
     )
@@ -246,7 +247,7 @@ def test_a_worker_that_fails_before_its_trainer(tmp_path):
 
 def test_a_worker_that_fails_at_the_end_is_not_overlooked(tmp_path):
     code = (
-        "import os, time, sys, torch\nfrom hocket.launching import start\nstart(2)\n"
+        "import os, time, sys\nfrom hocket.launching import start\nstart(2)\n"
         "if 'RANK' in os.environ: time.sleep(1); raise LookupError('at last')"
     )
     done = run(sys.executable, written(tmp_path, code))

@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 from moments import Moment, Watch
-from training_script import BATCHES, differences, make, outcome
+from training_script import differences, make, outcome
 
 from hocket.testkit import RankError, run_ranks
+
+BATCHES = 40  # more than are trained in all the runs that are killed
 
 
 def train(folder: Path, ranks: int, moment: Moment | None = None, **policy: Any) -> list[Watch]:
@@ -20,7 +22,7 @@ def train(folder: Path, ranks: int, moment: Moment | None = None, **policy: Any)
 
     def rank_main(rank: int) -> None:
         watches[rank].start(moment if moment is not None and moment.rank == rank else None)
-        trainer = make(folder, policy=policy)
+        trainer = make(folder, duration=f"{BATCHES}ba", policy=policy)
         watches[rank].set_up.value = watches[rank].calls[False].value
         trainer.fit()
         assert trainer.state.timestamp.batch == BATCHES

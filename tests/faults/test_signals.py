@@ -30,15 +30,14 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], d
     def of(ranks: int) -> dict[str, Any]:
         if ranks not in known:
             folder = tmp_path_factory.mktemp("whole")
-            run_ranks(lambda rank: make(folder).fit() and None, ranks)
-            known[ranks] = outcome(folder)
+            known[ranks] = finish(folder, ranks)
         return known[ranks]
 
     return of
 
 
 def finish(folder: Path, ranks: int) -> dict[str, Any]:
-    run_ranks(lambda rank: make(folder).fit() and None, ranks)
+    run_ranks(lambda rank: make(folder, policy={"every": None}).fit() and None, ranks)
     return outcome(folder)
 
 

@@ -19,8 +19,7 @@ from hocket.callbacks.early_stopping import EarlyStopping
 from hocket.checkpoints import format as formats
 from hocket.data import seeded
 
-SAMPLES, BATCH, EPOCHS = 38, 8, 8  # five batches an epoch, the last one of six
-BATCHES = EPOCHS * 5
+SAMPLES, BATCH, EPOCHS = 38, 8, 3  # five batches an epoch, the last one of six
 
 
 class Images(Dataset[Any]):
