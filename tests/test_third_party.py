@@ -31,7 +31,7 @@ def uv(*arguments: str | Path) -> None:
     command = [sys.executable, "-m", "uv"] if importlib.util.find_spec("uv") else [shutil.which("uv") or "uv"]
     # Nothing is looked up anywhere: our names may belong to others there.
     done = subprocess.run(
-        [*command, *map(str, arguments), "--quiet", "--offline", "--no-config"],
+        [*command, *map(str, arguments), "--quiet", "--offline", "--no-config", "--no-cache"],
         capture_output=True,
         text=True,
         timeout=120,

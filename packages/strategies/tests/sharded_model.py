@@ -50,8 +50,8 @@ def network(seed: int = 1, **options) -> Network:
 
 
 def data() -> DataLoader:
-    """64 sequences of 6 words in batches of 8; the next word is to be predicted."""
-    words = torch.randint(WORDS, (64, 6), generator=torch.Generator().manual_seed(0))
+    """24 sequences of 6 words in batches of 8; the next word is to be predicted."""
+    words = torch.randint(WORDS, (24, 6), generator=torch.Generator().manual_seed(0))
     return DataLoader(TensorDataset(words, words.roll(1, 1)), 8)
 
 
@@ -74,7 +74,7 @@ def trainer(model, strategy, folder, **options) -> hocket.Trainer:
             "strategy": strategy,
             "precision": "fp64",
             "device": "cpu",
-            "duration": "16ba",
+            "duration": "2ep",
             "folder": folder,
             **options,
         }

@@ -73,10 +73,11 @@ class Drawing(Sampler[int]):
 
 
 class Watch(Callback):
-    """The samples of every batch, those of one rank after those of another, its loss, and the Trainer's state after one."""
+    """The samples of every batch, those of one rank after those of another, its loss, and the Trainer's state after some."""
 
-    def __init__(self, at: int | None = None) -> None:
-        self.at, self.trainer, self.tree, self.over = at, None, None, None
+    def __init__(self, *at: int) -> None:
+        self.at, self.trainer, self.over = at, None, None
+        self.trees: dict[int, Any] = {}
         self.seen: list[list[int]] = []
         self.losses: list[float] = []
 
@@ -89,10 +90,16 @@ class Watch(Callback):
         self.over = copy.deepcopy(self.trainer.state_dict())
 
     def batch_checkpoint(self, state: State) -> None:
-        if state.timestamp.batch == self.at:
-            self.tree = copy.deepcopy(self.trainer.state_dict())
+        if state.timestamp.batch in self.at:
+            self.trees[state.timestamp.batch] = tree = copy.deepcopy(self.trainer.state_dict())
             if state.strategy.world_size > 1:  # of what ranks do not gather, they have the same
-                assert len(self.tree["ranks"]) == state.strategy.world_size
+                assert len(tree["ranks"]) == state.strategy.world_size
+
+    @property
+    def tree(self) -> Any:
+        """The only state that was taken."""
+        (tree,) = self.trees.values()
+        return tree
 
 
 #: Batches of one's own, of which the ranks have one each; the last rank goes without in the end.
@@ -116,7 +123,7 @@ class Net(nn.Module):
 
 def train(
     tree: Any,
-    at: int | None,
+    at: int | tuple[int, ...] | None,
     *,
     seed: int,
     dropout: float = 0.0,
@@ -125,7 +132,7 @@ def train(
     global_batch: int | None = BATCH,
     **loader: Any,
 ) -> tuple[Watch, dict[str, Any], dict[str, float]]:
-    watch = Watch(at)
+    watch = Watch(*(at if isinstance(at, tuple) else () if at is None else (at,)))
     options: dict[str, Any] = {"shuffle": True, **loader}
     if options.keys() & {"sampler", "batch_sampler"}:
         options.pop("shuffle")
@@ -154,6 +161,7 @@ def train(
             # To the last bit, however many ranks have shards of it.
             assert (found := difference(again[what], tree[what], at=what)) is None, found
     metrics = dict(trainer.fit().metrics)
+    assert tuple(watch.trees) == watch.at
     weights = {name: value.clone() for name, value in trainer.model_state_dict().items()}
     trainer.close()
     watch.trainer = None
@@ -176,9 +184,9 @@ def train(
 def test_two_ranks_go_on_to_the_last_bit(options: dict[str, Any]) -> None:
     def ranks(rank: int) -> None:
         whole, expected, metrics = train(None, None, seed=0, **options)
-        for at in (1, 4, 7, 9):
-            first, *_ = train(None, at, seed=0, **options)
-            second, weights, again = train(first.tree, None, seed=9, **options)
+        first, *_ = train(None, (1, 4, 7, 9), seed=0, **options)
+        for at, tree in first.trees.items():
+            second, weights, again = train(tree, None, seed=9, **options)
             assert whole.seen == first.seen[:at] + second.seen
             assert whole.losses == first.losses[:at] + second.losses, at
             assert all(torch.equal(weights[name], expected[name]) for name in expected), at
@@ -193,9 +201,9 @@ def test_streams_that_begin_anew_when_they_end_do_so_once(global_batch: int | No
     def ranks(rank: int) -> None:
         options = {"shuffle": None, "batch_size": BATCH, "global_batch": global_batch, "dropout": 0.3}
         whole, expected, _ = train(None, None, seed=0, dataset=Stream(), **options)
-        for at in (2, last):
-            first, *_ = train(None, at, seed=0, dataset=Stream(), **options)
-            second, weights, _ = train(first.tree, None, seed=9, dataset=Stream(), **options)
+        first, *_ = train(None, (2, last), seed=0, dataset=Stream(), **options)
+        for at, tree in first.trees.items():
+            second, weights, _ = train(tree, None, seed=9, dataset=Stream(), **options)
             assert whole.losses == first.losses[:at] + second.losses, at
             assert all(torch.equal(weights[name], expected[name]) for name in expected), at
 
@@ -333,9 +341,9 @@ def test_ranks_that_have_no_batches_left(uneven: bool) -> None:
             "global_batch": None,
         }  # fmt: skip
         whole, expected, _ = train(None, None, seed=0, **options)
-        for at in (2, 3, 5, 8):
-            first, *_ = train(None, at, seed=0, **options)
-            second, weights, _ = train(first.tree, None, seed=5, **options)
+        first, *_ = train(None, (2, 3, 5, 8), seed=0, **options)
+        for at, tree in first.trees.items():
+            second, weights, _ = train(tree, None, seed=5, **options)
             assert whole.losses == first.losses[:at] + second.losses, at
             assert all(torch.equal(weights[name], expected[name]) for name in expected), at
 

@@ -7,6 +7,7 @@ import functools
 import importlib
 import multiprocessing
 import sys
+import tempfile
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -28,10 +29,11 @@ def import_in_fresh_process(module: str, first: tuple[str, ...] = (), timeout: f
 
     The process sees this one's ``sys.path``. Raises RuntimeError if it dies or does not end in time (seconds).
     """
-    methods = multiprocessing.get_all_start_methods()
-    # A server that has imported torch once, and is forked for each module; elsewhere each process imports it anew.
-    context: Any = multiprocessing.get_context("forkserver" if "forkserver" in methods else "spawn")
-    if "forkserver" in methods:
+    # A server that has imported torch once, and is forked for each module; elsewhere each process imports it anew. The
+    # server's socket is a file among the temporary ones, and the system limits its path to about a hundred bytes.
+    served = "forkserver" in multiprocessing.get_all_start_methods() and len(tempfile.gettempdir()) < 64
+    context: Any = multiprocessing.get_context("forkserver" if served else "spawn")
+    if served:
         context.set_forkserver_preload(["torch", "hocket.testkit.footprint"])
     receiving, sending = context.Pipe(duplex=False)
     process = context.Process(target=_child, args=(sending, module, first))
