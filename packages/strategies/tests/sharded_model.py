@@ -50,8 +50,8 @@ def network(seed: int = 1, **options) -> Network:
 
 
 def data() -> DataLoader:
-    """24 sequences of 6 words in batches of 8; the next word is to be predicted."""
-    words = torch.randint(WORDS, (24, 6), generator=torch.Generator().manual_seed(0))
+    """32 sequences of 6 words in batches of 8; the next word is to be predicted."""
+    words = torch.randint(WORDS, (32, 6), generator=torch.Generator().manual_seed(0))
     return DataLoader(TensorDataset(words, words.roll(1, 1)), 8)
 
 

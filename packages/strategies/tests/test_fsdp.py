@@ -354,7 +354,7 @@ def test_averages_of_shards_and_of_buffers(tmp_path):
     one = trainer(counting(), "single", tmp_path, algorithms=algorithms())
     one.fit()
     for _, averages in ranks(2, lambda: FSDP(), tmp_path, averaged, make=counting, algorithms=algorithms):
-        assert 1 < averages["batches"].min() < 6
+        assert 1 < averages["batches"].min() < 8
         torch.testing.assert_close(averages, averaged(one), rtol=1e-9, atol=1e-9)
 
 

@@ -141,7 +141,7 @@ def test_they_see_the_same_data_and_random_numbers(tmp_path, seed):
 
     by_rank = run_ranks(rank_main, 4)
     assert [data_rank for _, data_rank, _ in by_rank] == [(0, 2), (0, 2), (1, 2), (1, 2)]
-    assert [samples for *_, samples in by_rank] == [48] * 4
+    assert [samples for *_, samples in by_rank] == [64] * 4
     for first, second in (by_rank[:2], by_rank[2:]):
         assert first[0] == second[0]
     if seed is not None:  # otherwise random numbers of ranks are what the process made them
