@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 
 import hocket
+from hocket.schedules import Constant
 
 
 class Planned(Exception):
@@ -367,3 +368,59 @@ def test_an_iterator_is_refused_before_training_where_it_does_not_last(data: Any
         trainer.fit()
     assert trainer.state.timestamp.batch == 0
     assert make(data(batches), duration="6ba", schedule=None).fit().timestamp.batch == 6
+
+
+# --- resuming with another configuration
+
+
+def resumed(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """What is said when a run continues with other arguments."""
+    usual: dict[str, Any] = {"algorithms": [], "schedule": None}
+    one = make(**{**usual, **before})
+    one.fit("1ba")
+    other = make(**{**usual, **now})
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        other.load_state_dict(one.state_dict())
+    return [str(each.message) for each in said]
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "words"),
+    [
+        (
+            {"algorithms": [{"ema": {"smoothing": 0.5}}]},
+            {"algorithms": [{"ema": {"smoothing": 0.9}}]},
+            "smoothing of the algorithm 'ema' was 0.5, is 0.9",
+        ),
+        (
+            {"algorithms": ["label-smoothing"]},
+            {"algorithms": [{"label-smoothing": {"smoothing": 0.2}}]},
+            "'label-smoothing' was 0.1, is 0.2",
+        ),
+        (
+            {"algorithms": ["ema", "label-smoothing"]},
+            {"algorithms": ["label-smoothing", "ema"]},
+            "order of algorithms was ema, label-smoothing, is label-smoothing, ema",
+        ),
+        ({}, {"precision": "bf16"}, "precision was fp32, is bf16"),
+        ({}, {"clip_gradients": 1.0}, "clip_gradients was None, is 1.0"),
+        ({"schedule": Constant(0.5)}, {"schedule": Constant(0.7)}, "schedule was Constant(warmup='0ba', alpha=0.5)"),
+        ({}, {"optimizer": "sgd(lr=0.3, momentum=0.9)"}, "optimizers.0.lr was and stays 0.1, not 0.3"),
+    ],
+)
+def test_another_configuration_is_said_in_one_line(before: Any, now: Any, words: str) -> None:
+    (said,) = resumed(before, now)
+    assert "configured otherwise than that of the checkpoint" in said and words in said
+
+
+@pytest.mark.parametrize(
+    ("before", "now"),
+    [
+        ({}, {"duration": "9ep", "log_every": "1ba", "microbatch": 2, "eval_every": None}),
+        ({"algorithms": ["label-smoothing"]}, {"algorithms": [{"label-smoothing": {"smoothing": 0.1}}]}),
+        ({"schedule": "linear"}, {"schedule": "linear"}),
+    ],
+)
+def test_the_same_configuration_is_not_talked_about(before: Any, now: Any) -> None:
+    assert resumed(before, now) == []

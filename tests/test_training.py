@@ -548,3 +548,43 @@ def test_costs_are_accounted_for(make) -> None:
     assert result.costs["lr-monitor", "after_train_batch"].calls == 12, "SAM computes gradients twice"
     assert result.costs["sam", "optimizer_step"].calls == 6
     assert all(cost.seconds > 0 for cost in result.costs.values())
+
+
+def test_the_length_of_an_epoch_is_learned_from_the_first(data, model) -> None:
+    """Data without a length: from then on epochs advance by batch, and the last batch of a fit ends its epoch."""
+    elapsed: list[float] = []
+
+    class Watch(hocket.Callback):
+        def batch_start(self, state: hocket.State) -> None:
+            elapsed.append(state.elapsed())
+
+    class Stream:
+        def __iter__(self) -> Any:
+            yield from data(96)
+
+    trainer = hocket.Trainer(
+        model=model(), loss=F.cross_entropy, train_data=Stream(), optimizer=sgd, duration="2ep", callbacks=[Watch()]
+    )
+    trainer.fit()
+    assert trainer.state.epoch_length == 3
+    assert elapsed == pytest.approx([0.0, 0.0, 0.0, 3 / 6, 4 / 6, 5 / 6])
+    assert trainer.fit("3ba").timestamp.epoch == 3
+
+
+def test_outputs_are_let_go_after_the_batch(data, model) -> None:
+    outputs: list[Any] = []
+
+    class Watch(hocket.Callback):
+        def batch_end(self, state: hocket.State) -> None:
+            outputs.append(state.outputs)
+
+    for microbatch in (None, 16):
+        hocket.Trainer(
+            model=model(),
+            loss=F.cross_entropy,
+            train_data=data(),
+            optimizer=sgd,
+            callbacks=[Watch()],
+            microbatch=microbatch,
+        ).fit("2ba")
+    assert outputs == [None] * 4

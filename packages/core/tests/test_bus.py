@@ -354,3 +354,31 @@ def test_match_guards_apply() -> None:
     bus.batch_end(False)
     bus.batch_end(True)
     assert ran == ["a"]
+
+
+def test_tryfirst_and_trylast() -> None:
+    heard: list[str] = []
+
+    def listener(name: str, **options: bool) -> Voice:
+        class Listens(Callback):
+            @hookimpl(**options)
+            def batch_end(self, state: Any) -> None:
+                heard.append(name)
+
+        return Voice("callbacks", name, Listens())
+
+    Bus([listener("last", trylast=True), listener("a"), listener("b"), listener("first", tryfirst=True)]).batch_end(
+        None
+    )
+    assert heard == ["first", "a", "b", "last"]
+
+
+def test_after_an_event_the_users_order_is_reversed() -> None:
+    class Listens(Algorithm):
+        events = {Event.AFTER_LOSS, Event.BATCH_END}
+
+        def apply(self, event: Event, state: Any) -> None: ...
+
+    bus = Bus([Voice("algorithms", name, Listens()) for name in "abc"])
+    assert [voice.name for voice in bus.listeners("after_loss")] == ["c", "b", "a"]
+    assert [voice.name for voice in bus.listeners("batch_end")] == ["a", "b", "c"]

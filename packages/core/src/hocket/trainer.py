@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from hocket import comparison, launching, seeding, setup
-from hocket.checkpoints import content, policy
+from hocket.checkpoints import content, differences, policy
 from hocket.checkpoints.policy import Checkpoints
 from hocket.data.feed import Feed, end_workers
 from hocket.guard import NonFiniteGuard, Policy
@@ -250,6 +250,7 @@ class Trainer:
         bus.init(state)
         setup.move(state.task, state.device)
         optimizers = make_optimizers(optimizer, state.task, state.replacements)
+        self._hyperparameters = differences.hyperparameters(optimizers)
         if compile:
             state.task.compile(**({} if compile is True else compile))
         state.prepared, state.optimizers = self._runtime.prepare(state.task, optimizers)

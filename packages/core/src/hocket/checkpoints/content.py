@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from hocket.checkpoints import differences
 from hocket.checkpoints.fits import ContentError, class_of, compare, in_order
 from hocket.checkpoints.ignoring import ignoring
 from hocket.checkpoints.plain import decode, encode
@@ -77,6 +78,7 @@ def state_dict(trainer: Trainer, gather: bool = True) -> dict[str, Any]:
         "run_name": state.run_name,
         "world_size": state.strategy.world_size,
         "attached": described(bus.voices),
+        "configuration": differences.configuration(trainer),
         "model_prefix": state.model_prefix,
         "model": encode(dict(model), "the model", gather),
         "modes": _modes(state),
@@ -240,6 +242,13 @@ def load_state_dict(
         if strict:
             raise ContentError(" ".join(problems) + " To leave parts out, pass ignore=['…'] or strict=False.")
         warnings.warn("Loaded with strict=False. " + " ".join(problems), stacklevel=3)
+
+    if changes := differences.changed(trainer, tree):
+        warnings.warn(
+            f"This run is configured otherwise than that of the checkpoint: {'; '.join(changes)}. To continue as it was, give "
+            "the Trainer what it was given then.",
+            stacklevel=3,
+        )
 
     own = partial(decode, copy=copy)
     # In the order in which they were made: sharded optimizers look at the parameters.
