@@ -119,7 +119,7 @@ def _owner(folder: Path) -> str | None:
     """The identity that the mark has; None if there is no mark, "" if it cannot be read."""
     try:
         return str(json.loads((folder / RECORD).read_text(encoding="utf-8"))["run"])
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError, KeyError, TypeError):
         return ""
