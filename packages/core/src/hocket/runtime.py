@@ -18,6 +18,7 @@ from hocket.checkpoints.plain import decode, encode
 from hocket.checkpoints.ranks import Ranks
 from hocket.clipping import clip_gradients
 from hocket.data import batches
+from hocket.data.checks import check_batches
 from hocket.hookspecs import Event
 from hocket.hookspecs.actions import Actions
 from hocket.plugins import switches
@@ -123,6 +124,7 @@ class Runtime:
         """
         if global_batch is not None and not train:
             raise ValueError(f"global_batch={global_batch} is for training data. Leave it out, or train=False.")
+        check_batches(loader, "loader")
         return PreparedData(self, self.bus.prepare_data(loader, train, global_batch), train)
 
     # --- a step

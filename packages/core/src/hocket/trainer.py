@@ -15,6 +15,7 @@ from torch import nn
 from hocket import comparison, launching, seeding, setup
 from hocket.checkpoints import content, differences, policy
 from hocket.checkpoints.policy import Checkpoints
+from hocket.data.checks import check_batches, check_sets
 from hocket.data.feed import Feed, end_workers
 from hocket.guard import NonFiniteGuard, Policy
 from hocket.learning_rate import make_schedules
@@ -329,6 +330,7 @@ class Trainer:
     def predict(self, data: Iterable[Any]) -> list[Any]:
         """The model's outputs for every batch of ``data``, on the CPU; of n ranks each has every n-th batch."""
         with self._running():
+            check_batches(data, "predict(data)")
             return predict(self.state, data, self._limits[3])
 
     def model_state_dict(self, *, evaluated: bool = False) -> dict[str, Any]:
@@ -415,6 +417,7 @@ class Trainer:
 
     def _set_train_data(self, data: Iterable[Any]) -> None:
         state = self.state
+        check_batches(data, "train_data")
         limit, overfit, *_ = self._limits
         state.train_data, state.train_loader = data, state.bus.prepare_data(data, True, self._global_batch)
         self._loop.feed = Feed(state.train_loader, limit, overfit, data)
@@ -426,6 +429,7 @@ class Trainer:
         self.state.eval_sets = {} if data is None else self._eval_sets(data, self._metrics)
 
     def _eval_sets(self, data: Any, metrics: Any) -> dict[str, PreparedSet]:
+        check_sets(data, "eval_data")
         named = data if isinstance(data, Mapping) else {"eval": data}
         sets = {label: given if isinstance(given, EvalSet) else EvalSet(given) for label, given in named.items()}
         every, limit = self._eval_every, self._limits[2]

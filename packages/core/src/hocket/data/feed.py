@@ -147,6 +147,7 @@ class Feed:
             except BaseException:
                 self._failed = True
                 raise
+            self._passes.check_end(self._handed_out)
         if not self._handed_out:
             self.close()
             raise DataError(self._nothing())

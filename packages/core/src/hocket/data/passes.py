@@ -140,7 +140,8 @@ class Passes:
             _put(tree["start"], self._sources)
         self._over = tree.get("over", False)
         owner = self._lasting if self._over else self._stateful
-        if owner is not None and "own" in tree:
+        read_again = owner is not None and "own" in tree and not self._over and _partly_ended(decode(tree["own"]))
+        if owner is not None and "own" in tree and not read_again:
             owner.load_state_dict(decode(tree["own"]))
         if self.of_rank and self.kind != "state":
             # A rank whose data has ended repeats its last batch, which is read again in case.
@@ -150,7 +151,7 @@ class Passes:
         if self._over:  # no worker is started for it
             self._start, batches = tree["start"], self._after(0)
         else:
-            batches = self._iterate(tree, skip)
+            batches = self._iterate(tree, skip, read_again)
         if self.of_rank:
             self._data.read = tree["read"]  # type: ignore[attr-defined]
         if self._indices is not None:
@@ -167,7 +168,7 @@ class Passes:
             self._sources.restore_data_set(tree["sources"])
         return batches
 
-    def _iterate(self, resumed: Mapping[str, Any] | None, skip: int) -> Iterator[Any]:
+    def _iterate(self, resumed: Mapping[str, Any] | None, skip: int, read_again: bool = False) -> Iterator[Any]:
         self._start = _get(self._sources)
         alive = _persistent(self._source)
         like, self._start_workers_like = None if alive else self._start_workers_like, None
@@ -179,7 +180,7 @@ class Passes:
             batches = self._of_indices(first if resumed is None else resumed["first"], skip)
         else:
             self._indices = None
-            batches = self._after(skip if self._stateful is None else 0)
+            batches = self._after(skip if self._stateful is None or read_again else 0)
             if like is not None:
                 _put(self._start, self._sources)
         if not _persistent(self._source):
@@ -194,6 +195,17 @@ class Passes:
         self._indices = Indices(getattr(loader, name), self._sources, first, skip)
         with _standing_in(loader, name, self._indices), sheltered(loader):
             return iter(self._data)
+
+    def check_end(self, handed_out: int) -> None:
+        """Raise DataError if the loader ended its pass before its sampler did: the data set raised StopIteration."""
+        indices = self._indices
+        if self.kind != "indices" or indices is None or indices.asked == handed_out:
+            return
+        raise DataError(
+            f"The data ended after {handed_out} batches, though its sampler has more: {length(self._data) or 'more'} in all. "
+            f"{type(self._source.dataset).__name__} raised StopIteration while it loaded a sample of the next one, as next() "
+            "does for an exhausted iterator, and the DataLoader took that for the end. Catch it in __getitem__."
+        )
 
     def workers_ended(self) -> None:
         """Persistent workers are gone."""
@@ -298,6 +310,17 @@ def _lasting(source: Any, stateful: Any) -> Any:
     if not _torchdatas(source) or stateful is not source:
         return stateful
     return source.dataset if not source.num_workers and has_state(source.dataset) else None
+
+
+def _partly_ended(own: Any) -> bool:
+    """Whether this is the state of a StatefulDataLoader of which some workers have ended and others not.
+
+    Loaded, it would have those that ended yield their samples again (seen with torchdata 0.11).
+    """
+    snapshot = own.get("_snapshot") if isinstance(own, dict) else None
+    workers = snapshot.get("_worker_snapshots") if isinstance(snapshot, dict) else None
+    ended = {bool((each.get("fetcher_state") or {}).get("fetcher_ended")) for each in (workers or {}).values()}
+    return len(ended) == 2
 
 
 def _ended(source: Any, fetcher: ReferenceType[Any] | None) -> bool:

@@ -130,6 +130,7 @@ def _evaluate_set(
     sums = torch.zeros(2, dtype=precise, device=state.device)
     seen = 0
     with one_pass(evaluated.batches, evaluated.passes) as batches:
+        number = -1
         for number, batch in enumerate(batches):
             if number in limits:
                 break
@@ -148,6 +149,8 @@ def _evaluate_set(
                 metrics.update(state.outputs, state.batch)
             bus.eval_batch_end(state)
             state.device_kind.batch_end()
+        else:
+            evaluated.passes.check_end(number + 1)
     if not any(bus.all_gather_object(seen)):
         raise ValueError(
             f"The evaluation set '{label}' yielded no batch. If it is an iterator, pass something that starts anew."

@@ -1,0 +1,84 @@
+"""Refuses what is not batches, before a sample is taken for one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+
+def check_batches(data: Any, argument: str) -> None:
+    """Raise TypeError unless ``data`` may be an iterable of batches; nothing is read from it.
+
+    Data sets, tensors, arrays and tables are samples, which a DataLoader makes batches of.
+    """
+    if isinstance(data, DataLoader):
+        return
+    kind = type(data).__name__
+    wrap = f"Wrap it in a loader: {argument}=torch.utils.data.DataLoader"
+    libraries = {base.__module__.partition(".")[0] for base in type(data).__mro__}
+    if isinstance(data, Dataset) and not isinstance(data, IterableDataset):
+        what = f"a data set ({kind}), which has samples and not batches"
+    elif "datasets" in libraries:
+        what = f"a data set ({kind} of Hugging Face), which has samples and not batches"
+    elif isinstance(data, torch.Tensor) or "numpy" in libraries:
+        raise TypeError(
+            f"{argument} is one {kind}, and not batches. Give a loader: {argument}=torch.utils.data.DataLoader("
+            "TensorDataset(inputs, targets), batch_size=32), or [(inputs, targets)] for one batch."
+        )
+    elif libraries & {"pandas", "polars", "pyarrow"}:
+        raise TypeError(
+            f"{argument} is a table ({kind}), and not batches. Make tensors of its columns, and a loader: "
+            f"{argument}=torch.utils.data.DataLoader(TensorDataset(inputs, targets), batch_size=32)."
+        )
+    elif isinstance(data, Mapping | str | bytes):
+        raise TypeError(
+            f"{argument} is a {kind}, whose items are not batches. Give an iterable of batches, such as a DataLoader or a list "
+            "of batches."
+        )
+    elif isinstance(data, list | tuple):
+        _check_list(data, argument)
+        return
+    elif not hasattr(type(data), "__iter__"):
+        if not hasattr(type(data), "__getitem__"):
+            raise TypeError(
+                f"{argument} is {kind}, which cannot be iterated. Give an iterable of batches, such as a DataLoader."
+            )
+        what = f"a data set ({kind}), which has samples and not batches"
+    else:
+        return
+    raise TypeError(f"{argument} is {what}. {wrap}(data, batch_size=32), or batch_size=None if its items are batches.")
+
+
+def _check_list(data: Any, argument: str) -> None:
+    """A list of batches is fine; tensors that belong together, and samples, are not."""
+    arrays = [item for item in data if isinstance(item, torch.Tensor) or type(item).__module__ == "numpy"]
+    if arrays and len(arrays) == len(data):
+        kinds = {(str(item.dtype), tuple(item.shape[1:]), len(item.shape)) for item in arrays}
+        columns = len(arrays) == 2 and arrays[0].shape[:1] == arrays[1].shape[:1] and not argument.startswith("predict")
+        scalars = not all(item.shape for item in arrays)
+        if isinstance(data, tuple) or len(kinds) > 1 or columns or scalars or not isinstance(arrays[0], torch.Tensor):
+            raise TypeError(
+                f"{argument} is a {type(data).__name__} of {len(data)} tensors or arrays, which is not a list of batches. If "
+                f"they are inputs and targets, write {argument}=DataLoader(TensorDataset(inputs, targets), batch_size=32) with "
+                "torch.utils.data; if each is a batch, [(batch,), ...]."
+            )
+        return
+    first = data[0] if data else None
+    if type(first) in (tuple, list) and len(first) == 2 and isinstance(first[0], torch.Tensor) and first[0].dim():
+        label = first[1]
+        if isinstance(label, int | float) or (isinstance(label, torch.Tensor) and not label.dim()):
+            raise TypeError(
+                f"{argument} is a list of samples: the target of the first is one number. Wrap it in a loader: "
+                f"{argument}=torch.utils.data.DataLoader(data, batch_size=32)."
+            )
+
+
+def check_sets(data: Iterable[Any] | Mapping[str, Any] | None, argument: str) -> None:
+    """`check_batches` for evaluation data: one, or several by label."""
+    for label, each in data.items() if isinstance(data, Mapping) else [("", data)]:
+        given = getattr(each, "data", None) if type(each).__name__ == "EvalSet" else each
+        if given is not None:
+            check_batches(given, f"{argument}[{label!r}]" if label else argument)
