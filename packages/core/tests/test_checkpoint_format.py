@@ -24,7 +24,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hocket.checkpoints import CheckpointError, header, leftovers, references, shards
+from hocket.checkpoints import CheckpointError, header, leftovers, pages, references, shards
 from hocket.checkpoints import format as formats
 from hocket.checkpoints import manifest as manifests
 from hocket.checkpoints.snapshot import Snapshot, Staging
@@ -320,6 +320,16 @@ def test_what_is_no_checkpoint(tmp_path, problem):
 
 
 # --- copies
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (1 << 20,), (1 << 20) + 1, (3, (1 << 20) + 7)])
+def test_memory_in_huge_pages_is_like_any_other(shape):
+    """What lies before and behind it stays as it is."""
+    around = [torch.full((1000,), 7.0) for _ in range(50)]
+    shape = shape if isinstance(shape, tuple) else (shape,)
+    tensor = pages.empty(shape, torch.float32)
+    assert tensor.shape == shape and tensor.is_contiguous() and tensor.storage_offset() == 0
+    assert (tensor.fill_(3.0) == 3.0).all() and all((each == 7.0).all() for each in around)
 
 
 def test_a_copy_is_of_one_moment_and_its_memory_is_kept(tmp_path):

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hocket.checkpoints import pages
 from hocket.checkpoints import tree as trees
 from hocket.checkpoints.tensors import Collector
 
@@ -45,6 +46,7 @@ class Staging:
             source, kept = each.tensor, before.pop(each.name, None)
             if kept is None or (kept.shape, kept.dtype) != (source.shape, source.dtype):
                 kept = torch.empty_like(source, device="cpu", pin_memory=source.is_cuda)
+                kept = kept if source.is_cuda else pages.advise(kept)
             self._kept[each.name] = each.tensor = kept
             if source.is_cpu and source.is_contiguous() and kept.is_contiguous():
                 to, of, size = kept.data_ptr(), source.data_ptr(), source.nbytes
@@ -60,5 +62,5 @@ class Staging:
 
 
 #: Bytes that a thread copies at a time.
-_CHUNK = 1 << 23
+_CHUNK = 1 << 25
 _THREADS = 4
