@@ -50,6 +50,10 @@ class TestOptimizerMonitor(CallbackConformance):
 
 
 class TestRuntimeEstimator(CallbackConformance):
+    exempt = {
+        "test_resumes_in_the_middle": "a resumed run estimates from its own batches, so its first estimate comes later"
+    }
+
     def make(self):
         return RuntimeEstimator(every="1ba")
 

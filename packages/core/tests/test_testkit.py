@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import textwrap
+import time
 from typing import Any, ClassVar
 
 import pytest
@@ -360,6 +361,82 @@ def test_bad_algorithms(tmp_path, make, test, message):
 )
 def test_bad_algorithms_that_raise(tmp_path, make, test, error):
     fails(AlgorithmConformance, make, test, tmp_path, error=error)
+
+
+class HidesItsState(hocket.Algorithm):
+    """Scales gradients by a number that it counts itself."""
+
+    events, phase = {Event.AFTER_TRAIN_BATCH}, hocket.Phase.GRADIENT
+
+    def __init__(self):
+        self.count = 0
+
+    def apply(self, event, state):
+        self.count += 1
+        for parameter in state.trained_parameters():
+            parameter.grad.mul_(1 + 0.05 * (self.count % 5))
+
+
+class SavesItsState(HidesItsState):
+    def state_dict(self):
+        return {"count": self.count}
+
+    def load_state_dict(self, state_dict):
+        self.count = state_dict.pop("count")
+        super().load_state_dict(state_dict)
+
+
+class HidesWhatItLogs(hocket.Callback):
+    """Logs how many batches it has seen, and what time it is."""
+
+    count = 0
+
+    def batch_end(self, state):
+        self.count += 1
+        state.log({"seen": self.count, "clock": time.perf_counter()})
+
+
+class LogsLater(HidesWhatItLogs):
+    """Logs from its fourth batch on."""
+
+    def batch_end(self, state):
+        self.count += 1
+        if self.count > 3:
+            state.log({"clock": time.perf_counter()})
+
+
+class LogsTheTime(hocket.Callback):
+    """Logs values that never repeat."""
+
+    def batch_end(self, state):
+        state.log({"clock": time.perf_counter()})
+
+
+def test_hidden_state_is_found_by_resuming(tmp_path):
+    test = "test_resumes_in_the_middle"
+    fails(
+        AlgorithmConformance,
+        HidesItsState,
+        test,
+        tmp_path / "a",
+        match=r"after batch 6 differs .*weights.*state_dict\(\)",
+    )
+    fails(CallbackConformance, HidesWhatItLogs, test, tmp_path / "b", match=r"logged after it\['seen'\]")
+    fails(CallbackConformance, LogsLater, test, tmp_path / "c", match=r"the batches at which values were logged")
+    getattr(suite_of(AlgorithmConformance, SavesItsState, tmp_path / "d"), test)()
+    getattr(suite_of(CallbackConformance, LogsTheTime, tmp_path / "e"), test)()
+
+
+def test_a_change_of_the_process_that_stays_is_found_by_the_test_that_makes_it(author, monkeypatch):
+    """Later tests would see it before and after."""
+    monkeypatch.setenv("DECAY", "off")
+    line = "        self.steps += 1\n"
+    changing = GOOD.replace(line, line + "        os.environ['DECAY'] = 'on'\n")
+    assert changing != GOOD
+    (author.path / "decay.py").write_text("import os\n" + changing)
+    result = author.runpytest_inprocess("-q", "-p", "no:cacheprovider", "-k", "test_trains or test_keeps_its_state")
+    result.stdout.fnmatch_lines(["*test_trains leaves os.environ changed in the process*"])
+    assert result.parseoutcomes()["errors"] == 1
 
 
 def test_exceptions_that_leave_something_behind(tmp_path):

@@ -17,7 +17,7 @@ import pickle
 import random
 import re
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -87,11 +87,18 @@ class Conformance:
     # --- for suites
 
     @pytest.fixture(autouse=True)
-    def _begin(self, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    def _begin(self, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[None]:
         test = request.function.__name__
         if test in self.exempt and request.function.__module__.startswith(_PACKAGE):
             pytest.skip(self.exempt[test])
         self.folder = tmp_path
+        before = footprint()
+        yield
+        # What stays after the first test that caused it would be there before and after every later one.
+        different = [name for name in changed(before, footprint()) if name not in _OF_TESTS]
+        assert not different, (
+            f"{test} leaves {', '.join(different)} changed in the process. Undo that when the run is closed, or in the test."
+        )
 
     def trainer(self, plugin: Any = None, **changes: Any) -> hocket.Trainer:
         """A Trainer of the reference run with ``plugin`` attached, or none of this kind; ``changes`` are its arguments."""
@@ -242,6 +249,8 @@ class Conformance:
         _check_exemptions(cls)
 
 
+#: What tests change themselves, and do not wait for.
+_OF_TESTS = ("the global random numbers", "running threads")
 #: Kinds of which a Trainer takes exactly one, by the argument.
 _SINGLE = {"strategies": "strategy", "precisions": "precision"}
 

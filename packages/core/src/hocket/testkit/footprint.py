@@ -26,7 +26,7 @@ def footprint() -> dict[str, Any]:
     modules = torch.nn.modules.module
     root = logging.getLogger()
     return {
-        "os.environ": dict(os.environ),
+        "os.environ": {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"},
         "the working directory": os.getcwd(),
         "the handlers of signals": {int(s): repr(signal.getsignal(s)) for s in signal.valid_signals()},
         "the root logger": (root.level, [repr(handler) for handler in root.handlers]),

@@ -7,6 +7,7 @@ import functools
 import io
 import pickle
 import threading
+import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any, ClassVar
@@ -16,6 +17,7 @@ import torch
 
 import hocket
 from hocket.hookspecs import Event
+from hocket.loggers.memory import MemoryLogger
 from hocket.testkit.compare import difference
 from hocket.testkit.conformance import Conformance, Planned, contents, raiser, weights
 from hocket.testkit.footprint import changed, footprint
@@ -133,6 +135,49 @@ class RunConformance(Conformance):
         found = difference(fresh.state_dict(), state, at="state_dict()")
         assert found is None, f"A fresh plug-in that loaded a state holds another: {found}."
 
+    def test_resumes_in_the_middle(self) -> None:
+        """A run that continues from a state taken within an epoch ends bitwise as the run that the state was taken of."""
+        whole, log, taken = self._whole_run("whole", take=True)
+        assert taken, "The run ended before its second epoch. Give data() and make() that let it train two."
+        for middle, state in taken.items():
+            again = MemoryLogger()
+            resumed = self._logged(f"after-{middle}", again)
+            resumed.load_state_dict(torch.load(io.BytesIO(state), weights_only=True))
+            resumed.fit()
+            found = (
+                difference(weights(resumed), weights(whole), at="weights")
+                or difference(resumed.state.timestamp.batch, whole.state.timestamp.batch, at="the number of batches")
+                or self._difference_of_logs(_after(middle, again), _after(middle, log), middle)
+            )
+            assert found is None, (
+                f"A run that was resumed after batch {middle} differs from the same run without interruption: {found}. Return "
+                "everything that later batches depend on from state_dict()."
+            )
+
+    def _whole_run(self, name: str, take: bool) -> tuple[hocket.Trainer, MemoryLogger, dict[int, bytes]]:
+        log, taken = MemoryLogger(), _Takes()
+        trainer = self._logged(name, log, [*self.arguments().get("callbacks", ()), taken] if take else None)
+        taken.trainer = trainer
+        trainer.fit()
+        return trainer, log, taken.states
+
+    def _logged(self, name: str, log: MemoryLogger, callbacks: list[Any] | None = None) -> hocket.Trainer:
+        changes: dict[str, Any] = {} if callbacks is None else {"callbacks": callbacks}
+        loggers = [*self.arguments().get("loggers", ()), log]
+        return self.trainer(self.make(), loggers=loggers, log_every="1ba", run_name=name, **changes)
+
+    def _difference_of_logs(self, got: _Logged, expected: _Logged, middle: int) -> str | None:
+        """Values count where they repeat at all, which those of clocks do not."""
+        found = difference(got, expected, at="what was logged after it")
+        at, wanted = ({name: [batch for batch, _ in rows] for name, rows in log.items()} for log in (got, expected))
+        if found is None or (wrong := difference(at, wanted, at="the batches at which values were logged")):
+            return found and wrong
+        repeated = _after(middle, self._whole_run("once-more", take=False)[1])
+        same = [name for name, rows in expected.items() if difference(repeated.get(name), rows) is None]
+        return difference(
+            {name: got[name] for name in same}, {name: expected[name] for name in same}, at="what was logged after it"
+        )
+
     def test_refuses_a_state_that_is_not_its_own(self) -> None:
         """An unknown key is an error that names it, and not dropped."""
         plugin = self.make()
@@ -178,8 +223,37 @@ class RunConformance(Conformance):
         assert found is None, f"After an exception in {hook} the user's data is not what it was: {found}."
         trainer.close()
         trainer.close()
-        trainer.fit("1ba")
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "The last fit raised")
+            trainer.fit("1ba")
         trainer.close()
+
+
+#: Batches and values by name.
+_Logged = dict[str, list[tuple[int, float]]]
+
+
+class _Takes(hocket.Callback):
+    """Keeps the Trainer's state after the first two batches of the second epoch, as a file would.
+
+    Two, because what repeats every five batches would be the same again after the fifth.
+    """
+
+    trainer: hocket.Trainer
+
+    def __init__(self) -> None:
+        self.states: dict[int, bytes] = {}
+
+    def batch_checkpoint(self, state: hocket.State) -> None:
+        if state.timestamp.epoch == 1 and len(self.states) < 2:
+            file = io.BytesIO()
+            torch.save(self.trainer.state_dict(), file)
+            self.states[state.timestamp.batch] = file.getvalue()
+
+
+def _after(batch: int, log: MemoryLogger) -> _Logged:
+    rows = {name: [(at, value) for at, value in rows if at > batch] for name, rows in log.metrics.items()}
+    return {name: rows[name] for name in sorted(rows) if rows[name]}
 
 
 #: Events of every step on which what the state holds is on the device.
