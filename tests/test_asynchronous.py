@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.torch_version import TorchVersion
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import hocket
+from hocket.checkpoints.snapshot import Snapshot, Staging
+from hocket.data.batches import move
+from hocket.devices.cuda import CUDA
+from hocket.loops import agreement
+from hocket.setup import prepare_deterministic
+from hocket.testkit import no_sync
 
 
 class Ahead(hocket.Device):
@@ -69,3 +81,182 @@ def test_weights_that_are_not_finite_are_never_checkpointed(
     names = sorted(path.name for path in (tmp_path / "kept").glob("ep*"))
     assert names == ["ep0-ba4"]
     assert _finite(tmp_path / "kept" / "ep0-ba4")
+
+
+# --- tensors that say they are on a device, without values
+
+
+@contextmanager
+def fake_tensors() -> Iterator[None]:
+    """Tensors of any device, without values."""
+    # Autograd counts devices at its first backward. With FakeTensorMode there is one, for a thread that no fork survives.
+    torch.ones(1, requires_grad=True).sum().backward()
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        yield
+
+
+class Copies(TorchDispatchMode):
+    """Notes copies between kinds of devices: from, to, and whether they are non-blocking."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[tuple[str, str, bool]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        name, ahead = func._schema.name, bool(kwargs.get("non_blocking"))
+        if name == "aten::_to_copy" and result.device.type != args[0].device.type:
+            self.seen.append((args[0].device.type, result.device.type, ahead))
+        if name == "aten::copy_" and args[0].device.type != args[1].device.type:
+            self.seen.append((args[1].device.type, args[0].device.type, ahead or args[2:] == (True,)))
+        return result
+
+
+@pytest.mark.parametrize("kind, ahead", [("cuda", True), ("mps", False), ("xpu", False)])
+def test_copies_are_non_blocking_only_where_torch_waits_for_them(
+    monkeypatch: pytest.MonkeyPatch, kind: str, ahead: bool
+) -> None:
+    """From pageable memory `.to("mps", non_blocking=True)` gives wrong values: pytorch#139550."""
+
+    class Stream:
+        def synchronize(self) -> None:
+            waited.append(True)
+
+    waited: list[bool] = []
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Stream())
+    with fake_tensors(), Copies() as copies:
+        batch = move([torch.empty(3), {"x": torch.empty(2)}], torch.device(kind, 0))
+        assert batch[0].device.type == kind
+        snapshot = Snapshot({"a": 1})
+        snapshot.stored = [_Stored("a", batch[0])]  # type: ignore[list-item]  # of a tensor without an address
+        Staging().copy(snapshot)
+    assert copies.seen == [("cpu", kind, ahead), ("cpu", kind, ahead), (kind, "cpu", ahead)]
+    assert waited == [True] * ahead
+
+
+class _Stored:
+    def __init__(self, name: str, tensor: Tensor) -> None:
+        self.name, self.tensor = name, tensor
+
+
+class GPU(hocket.Device):
+    """`cuda:0`, which is not there."""
+
+    def available(self) -> bool:
+        return True
+
+    def torch_device(self, local_rank: int) -> torch.device:
+        return torch.device("cuda", 0)
+
+
+class Two(hocket.Strategy):
+    """Two ranks with equal data, whose other one is not there."""
+
+    world_size = 2
+
+    def prepare_data(self, loader: Any, train: bool, global_batch: int | None = None) -> Any:
+        return loader
+
+    def all_gather_object(self, item: Any) -> list[Any]:
+        return [item, item]
+
+
+class Guarded(hocket.Callback):
+    """Nothing of a batch may wait."""
+
+    def __init__(self) -> None:
+        self.batches = 0
+        self.inside = False
+        self._guard = ExitStack()
+
+    def _enter(self, state: hocket.State) -> None:
+        self.batches += 1
+        self.inside = True
+        self._guard.enter_context(no_sync(simulate=False))
+
+    def _leave(self, state: hocket.State) -> None:
+        self.inside = False
+        self._guard.close()
+
+    batch_start = eval_batch_start = _enter
+    batch_end = eval_batch_end = exception = _leave
+
+
+def _mean_over_seven(outputs: Tensor, targets: Tensor) -> tuple[Tensor, int]:
+    return nn.functional.mse_loss(outputs, targets), 7
+
+
+@pytest.mark.parametrize(
+    "strategy, options",
+    [
+        (None, {}),
+        (None, {"microbatch": 4, "loss": _mean_over_seven}),
+        (Two, {}),
+        (Two, {"microbatch": 4, "loss": _mean_over_seven}),
+    ],
+    ids=["one", "weighted", "two ranks", "two ranks, weighted"],
+)
+def test_no_batch_waits_for_a_gpu(monkeypatch: pytest.MonkeyPatch, strategy: Any, options: dict[str, Any]) -> None:
+    """Neither in training nor in evaluation, for copies to the device either: a loop on tensors without values."""
+    monkeypatch.setattr("hocket.setup.move", lambda task, device: task)
+    monkeypatch.setattr(agreement, "total", lambda state, handed_out, mine, skip: (handed_out, mine, skip))
+    monkeypatch.setattr(agreement, "decide", lambda state: None)
+    guarded = Guarded()
+
+    def read(self: Tensor) -> float:
+        assert not (self.is_cuda and guarded.inside), "a value is looked at in a batch"
+        return float(self.dtype is not torch.bool)
+
+    monkeypatch.setattr(Tensor, "item", read)
+    monkeypatch.setattr(Tensor, "tolist", lambda self: [read(self)] * self.numel())
+    monkeypatch.setattr("hocket.guard._gradients_finite", lambda state: True)
+    with fake_tensors():
+        data = [(torch.randn(8, 3), torch.randn(8, 1)) for _ in range(3)]
+        with torch.device("cuda"):
+            model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+
+        def backward(self: Tensor, *arguments: Any, **more: Any) -> None:  # autograd would use streams of the driver
+            for parameter in model.parameters():
+                parameter.grad = torch.empty_like(parameter)
+
+        monkeypatch.setattr(Tensor, "backward", backward)
+        arguments = {
+            "model": model, "loss": nn.functional.mse_loss, "train_data": data, "duration": "3ba", "log_every": "100ba",
+            "optimizer": lambda parameters: torch.optim.AdamW(parameters, 1e-3, foreach=True), "clip_gradients": 1.0,
+            "device": GPU(), "strategy": strategy() if strategy else "single", "callbacks": [guarded], "eval_data": data,
+        }  # fmt: skip
+        hocket.Trainer(**{**arguments, **options}).fit()
+    assert guarded.batches == 6
+
+
+# --- deterministic cuBLAS
+
+
+@pytest.mark.parametrize(
+    "version, started, given, becomes",
+    [
+        ("2.9.0", False, None, ":4096:8"),
+        ("2.9.1", True, None, RuntimeError),
+        ("2.9.1", True, ":16:8", ":16:8"),
+        ("2.9.0", False, ":0:0", RuntimeError),
+        ("2.10.0", True, None, None),
+    ],
+)
+def test_deterministic_on_a_gpu_of_torch_2_9(
+    monkeypatch: pytest.MonkeyPatch, version: str, started: bool, given: str | None, becomes: Any
+) -> None:
+    """cuBLAS reads a variable when it starts; torch 2.9 refuses to run deterministically without."""
+    name = "CUBLAS_WORKSPACE_CONFIG"
+    monkeypatch.setenv(name, given or "")  # so that it is put back
+    if given is None:
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(torch, "__version__", TorchVersion(version))
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: started)
+    if becomes is RuntimeError:
+        with pytest.raises(RuntimeError, match="CUBLAS_WORKSPACE_CONFIG=:4096:8 python"):
+            prepare_deterministic(CUDA())
+    else:
+        prepare_deterministic(CUDA())
+        assert os.environ.get(name) == becomes
+        prepare_deterministic(Ahead())

@@ -103,6 +103,156 @@ def test_memory_that_runs_out_later_halves_it(make) -> None:
     _close(trainer.model_state_dict(), told.model_state_dict())
 
 
+class Counting:
+    """A metric that counts samples."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        self.samples = 0
+
+    def update(self, outputs: Tensor, targets: Tensor) -> None:
+        self.samples += len(targets)
+
+    def compute(self) -> float:
+        return float(self.samples)
+
+
+@pytest.mark.parametrize("where", ["forward", "backward"])
+@pytest.mark.parametrize("passed", [0, 1, 2])
+def test_metrics_see_each_sample_once_though_a_batch_is_begun_again(make, where: str, passed: int) -> None:
+    """After so many microbatches of 11 that fitted; 5 does not divide 11."""
+
+    class Late(Limited):
+        left = 1000
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            outputs = super().forward(inputs)
+            self.left -= 1
+            if self.left == -1:
+                if where == "forward":
+                    raise torch.OutOfMemoryError("now")
+                outputs.register_hook(_fail)
+            return outputs
+
+    trainer, told = make(Late(13), train_metrics={"n": Counting()}), make(Late(100), microbatch=None)
+    trainer.fit("1ba")
+    assert trainer.state.microbatch == 11
+    trainer.state.model.left = passed
+    with pytest.warns(UserWarning, match="with 11 samples at once; going on with 5"):
+        trainer.fit()
+    told.fit("1ba")
+    told.fit()
+    assert trainer.state.metrics["train/n"] == 84
+    _close(trainer.model_state_dict(), told.model_state_dict())
+
+
+def _fail(gradient: Tensor) -> None:
+    raise torch.OutOfMemoryError("now")
+
+
+@pytest.mark.parametrize(
+    "message, memory",
+    [
+        ("MPS backend out of memory (MPS allocated: 1 GB)", True),
+        ("CUDA error: out of memory", True),
+        ("cuDNN error: CUDNN_STATUS_ALLOC_FAILED", True),
+        ("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", True),
+        ("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory", True),
+        ("mat1 and mat2 shapes cannot be multiplied", False),
+    ],
+)
+def test_memory_runs_out_below_torch_too(make, message: str, memory: bool) -> None:
+    class Below(Limited):
+        def forward(self, inputs: Tensor) -> Tensor:
+            if len(inputs) > self.limit:
+                raise RuntimeError(message)
+            return self.head(inputs)
+
+    trainer = make(Below(13))
+    if not memory:
+        with pytest.raises(RuntimeError, match="cannot be multiplied"):
+            trainer.fit("1ba")
+        return
+    trainer.fit("1ba")
+    assert trainer.state.microbatch == 11
+
+
+def test_the_trial_is_a_step_as_in_training_and_leaves_plug_ins_alone(make) -> None:
+    """Plug-ins change what the loss sees, and so how much memory it takes; one that counts must not notice."""
+    seen: set[tuple[torch.dtype, int]] = set()
+
+    class Counts(hocket.Algorithm):
+        events = {hocket.Event.BEFORE_LOSS: "counts"}
+        calls = 0
+
+        def apply(self, event: hocket.Event, state: hocket.State) -> None:
+            self.calls += 1
+            torch.rand(3, generator=state.generator(self))
+            state.log({"calls": self.calls})
+
+        def state_dict(self) -> dict[str, Any]:
+            return {"calls": self.calls}
+
+        def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+            self.calls = state_dict["calls"]
+
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        seen.add((outputs.dtype, len(outputs)))
+        return F.cross_entropy(outputs, targets)
+
+    found, told = Counts(), Counts()
+    made = make(Limited(13), loss=loss, precision="bf16-true", algorithms=[found])
+    other = make(Limited(13), loss=loss, precision="bf16-true", algorithms=[told], microbatch=11)
+    made.fit("1ba")
+    assert {dtype for dtype, _ in seen} == {torch.float32} and {8, 11, 13} & {size for _, size in seen}
+    other.fit("1ba")
+    assert found.calls == told.calls == 3
+    for name, value in made.state.generator_states().items():
+        assert torch.equal(value, other.state.generator_states()[name])
+
+
+def test_nothing_of_a_failed_try_is_kept_while_the_cache_is_emptied(make, monkeypatch) -> None:
+    import gc
+    import weakref
+
+    kept: list[weakref.ref[Any]] = []
+    alive: list[int] = []
+
+    class Activation:
+        """What backward needs of a forward pass."""
+
+    class Big(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, inputs: Tensor) -> Tensor:
+            ctx.kept = Activation()
+            kept.append(weakref.ref(ctx.kept))
+            return inputs * 1
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Tensor) -> Tensor:
+            if len(gradient) > 13:
+                raise torch.OutOfMemoryError("now")
+            return gradient
+
+    class Model(Limited):
+        def forward(self, inputs: Tensor) -> Tensor:
+            return Big.apply(super().forward(inputs))
+
+    def empty() -> bool:  # asked before the cache is emptied
+        alive.append(sum(each() is not None for each in kept))
+        return False
+
+    monkeypatch.setattr(torch.accelerator, "is_available", empty)
+    gc.disable()
+    try:
+        make(Model(100)).fit("1ba")
+    finally:
+        gc.enable()
+    assert len(alive) > 2 and not any(alive)
+
+
 def test_ranks_agree_on_the_smallest(make) -> None:
     """Each has another limit, and none waits for the other. Of its 16 samples four times five fit, so four times four do."""
 

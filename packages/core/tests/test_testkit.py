@@ -19,6 +19,7 @@ import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import hocket
 from hocket import Event, hookimpl, plugins
@@ -845,6 +846,13 @@ MASK = X > 1
         lambda: torch.zeros(4).add_(X).sum().item(),
         lambda: torch.zeros(4).copy_(X)[0].item(),
         lambda: torch.rand(4).to(torch.device("cpu")).sum().item(),  # put there by whoever meant state.device
+        lambda: torch.rand(4).to(X.device),
+        lambda: torch.rand(4).to(X),
+        lambda: torch.tensor([1.0], device=X.device),
+        lambda: torch.as_tensor(3, device=X.device),
+        lambda: X.clone().copy_(torch.rand(4)),
+        lambda: X[torch.randperm(4)],
+        lambda: X.clone().index_put_((torch.randperm(4),), X),
     ],
 )
 def test_what_waits_for_the_device_is_refused(wait):
@@ -872,6 +880,11 @@ def training_step():
         lambda: X.shape[0] + len(X) + X.numel(),
         lambda: torch.rand(3, generator=torch.Generator()).tolist(),  # random numbers of the host
         lambda: torch.tensor([1.0, 2.0]).sum().item(),
+        lambda: torch.rand(4).to(X.device, non_blocking=True),
+        lambda: torch.as_tensor(X, device=X.device),
+        lambda: X.new_full((), 3.0) + torch.full((), 3.0, device=X.device),
+        lambda: X[torch.arange(3, -1, -1, device=X.device)],
+        lambda: X.clone().copy_(torch.zeros(4, device=X.device)),
         lambda: (lambda ratio: (X.clone().mul_(ratio), ratio.item()))(torch.rand(())),
         training_step,
     ],
@@ -879,6 +892,33 @@ def training_step():
 def test_what_does_not_wait_is_let(run):
     with no_sync(simulate=True):
         run()
+
+
+@pytest.mark.parametrize(
+    "wait",
+    [
+        lambda x, host: host.to("cuda"),
+        lambda x, host: x.new_empty(4).copy_(host),
+        lambda x, host: torch.tensor([1.0], device="cuda"),
+        lambda x, host: x.cpu(),
+        lambda x, host: x[host.long()],
+        lambda x, host: x[x > 0],
+        lambda x, host: x[0].item(),
+        lambda x, host: bool(x[0]),
+        lambda x, host: x.nonzero(),
+    ],
+)
+def test_what_waits_for_a_gpu_is_refused(wait):
+    """On tensors that say they are on a GPU, without values."""
+    # Autograd counts devices at its first backward. With FakeTensorMode there is one, for a thread that no fork survives.
+    torch.ones(1, requires_grad=True).sum().backward()
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        x, host = torch.empty(4, device="cuda"), torch.empty(4)
+        with no_sync(simulate=False):
+            host.to("cuda", non_blocking=True)
+            x.new_full((), 3.0)
+            with pytest.raises(SynchronisationError, match=r"guard\.allow"):
+                wait(x, host)
 
 
 def test_allowed_and_outside():

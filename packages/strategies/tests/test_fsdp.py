@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from sharded_model import Block, Network, adamw, alone, data, held, loss, network, ranks, same, trainer
-from torch import nn
+from torch import Tensor, nn
 
 import hocket
 from hocket import Need
@@ -202,6 +202,55 @@ def test_a_model_that_only_rank_0_holds(tmp_path):
     by_rank = ranks(2, lambda: FSDP(), tmp_path, lambda one: one.state.model.scale.item(), make=make)
     same(by_rank, alone(tmp_path, make=lambda: network(tied=False)), 1e-9)
     assert len({scale for _, scale in by_rank}) == 1  # no state dict has it
+
+
+def test_ranks_on_the_meta_device_compute_in_half_precision(tmp_path):
+    """Autocast is for where the run computes, not for where the model came from."""
+
+    def make(seed):
+        with torch.device("meta" if seed > 1 else "cpu"):
+            return network(seed, tied=False)
+
+    by_rank = ranks(2, lambda: FSDP(), tmp_path, make=make, precision="bf16")
+    same(by_rank, alone(tmp_path, make=lambda: network(tied=False), precision="bf16"), 0.05)
+
+
+def test_setting_up_holds_one_unit_at_a_time(tmp_path, monkeypatch):
+    """The device's memory is emulated: what is moved there is copied, and what is alive of the copies is counted."""
+    from torch.distributed.fsdp._fully_shard import _fsdp_init
+    from torch.multiprocessing.reductions import StorageWeakRef
+
+    on_device, peak = [], [0]
+
+    def move(tensors):
+        for tensor in tensors:
+            if not isinstance(tensor.data, Tensor) or mesh_of(tensor) is not None:
+                continue
+            here = StorageWeakRef(tensor.untyped_storage())
+            if any(here == each for each, _ in on_device):
+                continue
+            tensor.data = tensor.detach().clone()
+            on_device.append((StorageWeakRef(tensor.untyped_storage()), tensor.nbytes))
+        peak[0] = max(peak[0], sum(size for each, size in on_device if not each.expired()))
+
+    def move_all(task, device):
+        move(task.parameters())
+        return task
+
+    monkeypatch.setattr("hocket.setup.move", move_all)
+    monkeypatch.setattr(_fsdp_init, "_move_states_to_device", lambda parameters, *others: move(parameters))
+
+    def rank_main(rank):
+        model = nn.Sequential(*[nn.Linear(64, 64, bias=False) for _ in range(6)])
+        given = {name: value.clone() for name, value in model.state_dict().items()}
+        made = hocket.Trainer(
+            model=model, loss=nn.functional.mse_loss, strategy=FSDP(wrap=["Linear"]), device="cpu",
+            optimizer=lambda parameters: torch.optim.AdamW(parameters), folder=tmp_path,
+        )  # fmt: skip
+        after = made.model_state_dict()
+        return peak[0], all(torch.equal(after[name], value) for name, value in given.items())
+
+    assert run_ranks(rank_main, 1) == [(64 * 64 * 4, True)]
 
 
 def test_meta_models_that_cannot_be():

@@ -75,6 +75,7 @@ class Runtime:
         #: Where this rank computes.
         self.device: torch.device = bus.setup_environment(parts.device)
         bus.on_rank(self.strategy.rank)
+        self.precision.device = self.device
         comparison.over_ranks(bus, self.world_size, {**comparison.of_plugins(parts.voices), **given})
         self._gradients = _Gradients()
         weakref.finalize(self, parts.strategy.shutdown)
@@ -106,7 +107,11 @@ class Runtime:
 
     def convert(self, module: Any) -> Any:
         """The module on the device, in the dtypes that the precision stores it in."""
-        return self.bus.convert_module(setup.move(module, self.device))
+        return self.bus.convert_module(self.place(module))
+
+    def place(self, module: Any) -> Any:
+        """The module on the device, unless the strategy moves it part by part."""
+        return module if self.strategy.places else setup.move(module, self.device)
 
     def prepare(
         self, module: nn.Module, optimizers: Sequence[torch.optim.Optimizer]

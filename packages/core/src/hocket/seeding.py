@@ -18,8 +18,9 @@ def capture(*, devices: bool = True) -> dict[str, Any]:
         state["numpy"] = numpy.random.get_state()
     if not devices:
         return state
-    if torch.cuda.is_initialized():
-        state["cuda"] = torch.cuda.get_rng_state_all()
+    started = torch.cuda.is_initialized()
+    state["cuda"] = torch.cuda.get_rng_state_all() if started else []
+    state["cuda_device"] = torch.cuda.current_device() if started else 0
     if torch.backends.mps.is_available():
         state["mps"] = torch.mps.get_rng_state()
     if xla := _xla():
@@ -34,12 +35,24 @@ def restore(state: dict[str, Any]) -> None:
     if "numpy" in state and (numpy := sys.modules.get("numpy")):
         numpy.random.set_state(state["numpy"])
     if "cuda" in state:
-        for device, each in enumerate(state["cuda"][: torch.cuda.device_count()]):
-            torch.cuda.set_rng_state(each, device)
+        _restore_cuda(state["cuda"], state.get("cuda_device"))
     if "mps" in state and torch.backends.mps.is_available():
         torch.mps.set_rng_state(state["mps"])
     if "xla" in state and (xla := _xla()):
         xla.set_rng_state(state["xla"])
+
+
+def _restore_cuda(states: list[torch.Tensor], computed_on: int | None) -> None:
+    """``computed_on`` is the GPU that the saving process computed on; None in checkpoints that do not know it."""
+    started = torch.cuda.is_initialized()
+    if not states and started:
+        torch.cuda.manual_seed_all(torch.initial_seed())  # as they began
+        return
+    if computed_on is not None and started and (here := torch.cuda.current_device()) != computed_on:
+        torch.cuda.set_rng_state(states[computed_on], here)  # the rank's numbers follow it to another GPU
+        return
+    for device, each in enumerate(states[: torch.cuda.device_count()]):
+        torch.cuda.set_rng_state(each, device)
 
 
 def to_tree(state: dict[str, Any]) -> dict[str, Any]:

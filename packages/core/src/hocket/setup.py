@@ -11,10 +11,12 @@ from typing import Any, Literal
 
 import torch
 from torch import nn
+from torch.torch_version import TorchVersion
 
 from hocket import launching
 from hocket.algorithm import Need
 from hocket.devices import Device
+from hocket.devices.cuda import CUDA
 from hocket.plugins import catalog
 from hocket.plugins.errors import PluginError, said
 from hocket.plugins.spec import Voice, build
@@ -242,6 +244,27 @@ def plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
     return getattr(value, "__qualname__", None) or type(value).__qualname__
+
+
+def prepare_deterministic(device: Device) -> None:
+    """Before a GPU is used: torch 2.9 runs cuBLAS deterministically only under an environment variable, which this sets.
+
+    Raises RuntimeError where it is too late for that.
+    """
+    known, name = (":4096:8", ":16:8"), "CUBLAS_WORKSPACE_CONFIG"
+    if (
+        not isinstance(device, CUDA)
+        or torch.version.hip
+        or TorchVersion(torch.__version__) >= "2.10"
+        or os.environ.get(name) in known
+    ):
+        return
+    if name in os.environ or torch.cuda.is_initialized():
+        raise RuntimeError(
+            f"deterministic=True on a GPU needs {name}={known[0]} with torch {torch.__version__} when the process starts, "
+            f"and it is {os.environ.get(name, 'not set')}. Type: {name}={known[0]} python …, or upgrade torch to 2.10."
+        )
+    os.environ[name] = known[0]
 
 
 @contextmanager

@@ -189,6 +189,8 @@ class Trainer:
         parts = parts if lasting else setup.that_leave_nothing(parts)
         attached = [voice for voice in parts.voices if voice.obj is not checkpoints]  # those begin anew by themselves
         claims.check(attached)
+        if deterministic:
+            setup.prepare_deterministic(parts.device)
         setup.check_model(model, device, parts.strategy.materializes)
         bus = Bus(parts.voices, profile=profile_plugins)
         task = model if isinstance(model, Task) else SupervisedTask(model, loss)
@@ -249,7 +251,7 @@ class Trainer:
         state, bus = self.state, self.state.bus
         state.task = self._runtime.convert(state.task)
         bus.init(state)
-        setup.move(state.task, state.device)
+        self._runtime.place(state.task)
         optimizers = make_optimizers(optimizer, state.task, state.replacements)
         self._hyperparameters = differences.hyperparameters(optimizers)
         if compile:

@@ -63,6 +63,7 @@ class FSDP(RankStrategy):
 
     offers = Need.SECOND_GRADIENT
     materializes = True
+    places = True
     together = True
 
     def __init__(
@@ -116,8 +117,9 @@ class FSDP(RankStrategy):
         Raises:
             ValueError: a parameter of rank 0 is on the meta device, or parameters on the meta device are tied.
         """
-        before = _tensors(module)
+        before = {name: tensor.detach() for name, tensor in _tensors(module).items()}
         by_name = dict(module.named_parameters(remove_duplicate=False))
+        given = [(parameter, parameter.detach()) for parameter in by_name.values()]
         on_meta = any(tensor.is_meta for tensor in before.values())
         if on_meta:
             self._check_meta(before, by_name)
@@ -125,7 +127,9 @@ class FSDP(RankStrategy):
         self._parallelize(module)
         self._recompute(module)
         if before.keys() - dict(module.named_buffers()).keys():
-            self._shard(module, precision)
+            self._shard(module, precision, given)
+        else:
+            module.to(self._device)
         if on_meta:
             module.to_empty(device="cpu" if self._cpu_offload else self._device)
             for owner, name in self._buffers[module]:
@@ -138,7 +142,11 @@ class FSDP(RankStrategy):
     def _parallelize(self, module: nn.Module) -> None:
         """Divide single modules over ranks before the whole is sharded; nothing here."""
 
-    def _shard(self, module: nn.Module, precision: Any) -> None:
+    def _shard(self, module: nn.Module, precision: Any, given: list[tuple[nn.Parameter, Tensor]]) -> None:
+        """Shard unit by unit. ``fully_shard`` moves a unit to the device as a whole; afterwards only its shard stays there.
+
+        The old parameters, which optimizers hold until `prepare_optimizer`, get back what they were ``given``.
+        """
         options: dict[str, Any] = {
             "mesh": data_mesh(self._mesh),
             "mp_policy": self._policy(module, precision),
@@ -149,7 +157,9 @@ class FSDP(RankStrategy):
         chosen = units_of_one_dtype(module, units(module, self._wrap))
         for unit in chosen:
             fully_shard(unit, reshard_after_forward=self._reshard_after_forward, **options)
+            _give_back(given)
         fully_shard(module, **options)
+        _give_back(given)
         if self.world_size > 1:
             self._in_step = InStep(self._name, self.rank, module, chosen, self.all_gather_object)
         # What is outside of units stays gathered after forward, because backward comes next. Where it does not, weights that
@@ -282,6 +292,12 @@ class FSDP(RankStrategy):
         }
         optimizer.load_state_dict({**state_dict, "state": state})
         return True
+
+
+def _give_back(given: list[tuple[nn.Parameter, Tensor]]) -> None:
+    for parameter, values in given:
+        if type(values) is Tensor:
+            parameter.data = values
 
 
 def _dtype(argument: str, given: str | None) -> torch.dtype | None:

@@ -52,7 +52,7 @@ class Staging:
                 to, of, size = kept.data_ptr(), source.data_ptr(), source.nbytes
                 jobs += [(to + at, of + at, min(_CHUNK, size - at)) for at in range(0, size, _CHUNK)]
             else:
-                kept.copy_(source, non_blocking=True)
+                kept.copy_(source, non_blocking=source.is_cuda)  # of which only CUDA can be waited for
                 devices |= {source.device} if source.is_cuda else set()
         # Not torch's threads, of which launchers leave one, and which wait for each other at every tensor.
         with ThreadPoolExecutor(_THREADS) as pool:

@@ -52,14 +52,18 @@ def map_tensors(function: Callable[[torch.Tensor], Any], batch: Any) -> Any:
 
 
 def move(batch: Any, device: torch.device) -> Any:
-    """The batch on ``device``; tensors that are there already stay the same. Copies from pinned memory are asynchronous."""
+    """The batch on ``device``; tensors that are there already stay the same. Copies from pinned memory to CUDA are not
+    waited for.
+
+    On other devices nobody waits for a ``non_blocking`` copy, or keeps its source alive (pytorch#139550): they are blocking.
+    """
     if type(batch) is tuple or type(batch) is list:  # the usual shape, for every batch
         for item in batch:
             if type(item) is not torch.Tensor or item.device != device:
                 break
         else:
             return batch
-    return map_tensors(lambda tensor: tensor.to(device, non_blocking=True), batch)
+    return map_tensors(lambda tensor: tensor.to(device, non_blocking=device.type == "cuda"), batch)
 
 
 def count(batch: Any) -> Counts:

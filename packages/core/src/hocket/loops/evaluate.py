@@ -14,7 +14,7 @@ from hocket.data.batches import unpadded
 from hocket.data.feed import end_workers, iterates_once, one_pass
 from hocket.data.passes import Passes
 from hocket.loops import weights
-from hocket.loops.gradients import count
+from hocket.loops.gradients import count, on_device
 from hocket.loops.metrics import MetricSet
 from hocket.loops.modes import eval_mode
 from hocket.state import State
@@ -69,8 +69,9 @@ class PreparedSet:
             weight = samples = count(state, state.batch).samples
             if not summed:
                 self._check(state, label, samples)
-        weight = torch.as_tensor(weight, device=state.device).to(precise)
-        value = torch.where(weight != 0, loss.value.to(precise), 0.0)  # the mean over nothing is not a number
+        value = loss.value.to(precise)
+        weight = on_device(weight, value)
+        value = torch.where(weight != 0, value, 0.0)  # the mean over nothing is not a number
         return torch.stack([value if summed else value * weight, weight])
 
     def _check(self, state: State, label: str, samples: int) -> None:

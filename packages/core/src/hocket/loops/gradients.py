@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -21,7 +21,20 @@ def count(state: State, batch: Any) -> Counts:
     return Counts(*counted) if isinstance(counted, tuple) else Counts(counted)
 
 
-def compute_gradients(state: State, mine: int, everyone: int, metrics: MetricSet | None = None) -> None:
+def on_device(number: float | torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """A scalar with the device and dtype of ``like``; a Python number gets there without a copy, for which the host waits."""
+    if isinstance(number, torch.Tensor):
+        return number.to(like.device, like.dtype, non_blocking=like.is_cuda)
+    return like.new_full((), number)
+
+
+def compute_gradients(
+    state: State,
+    mine: int,
+    everyone: int,
+    metrics: MetricSet | None = None,
+    split: Callable[[Any], Sequence[Any]] | None = None,
+) -> None:
     """Leave in ``.grad`` the gradients of the mean loss of the global batch, and that loss in ``state.loss``.
 
     Each microbatch's loss is multiplied by its share of the samples. Where the loss says that it is a mean over something
@@ -35,6 +48,7 @@ def compute_gradients(state: State, mine: int, everyone: int, metrics: MetricSet
         mine: samples of this rank; 0 for one that only keeps the others company.
         everyone: samples of all ranks together.
         metrics: shown the outputs.
+        split: the batch to its microbatches; None to split it as ``state.microbatch`` says.
     """
     bus = state.bus
     bus.before_train_batch(state)
@@ -43,11 +57,14 @@ def compute_gradients(state: State, mine: int, everyone: int, metrics: MetricSet
     world = 1 if world == 1 else state.strategy.data_ranks
     # Strategies take the mean of gradients over ranks with data of their own, hence the number of those.
     per_sample = world / everyone if state.strategy.averages_gradients else 1 / max(mine, 1)
-    pieces = [whole] if state.microbatch is None else bus.split_batch(state, whole, state.microbatch)
+    if split is not None:
+        pieces = split(whole)
+    else:
+        pieces = [whole] if state.microbatch is None else bus.split_batch(state, whole, state.microbatch)
     rescale = None
     if len(pieces) == 1 and world == 1:
         with bus.accumulate(state.prepared, True):
-            state.loss_parts = _microbatch(state, whole, mine, None, metrics)[3]
+            state.loss_parts = compute_microbatch(state, whole, mine, None, metrics)[3]
     else:
         parts = []
         left = mine
@@ -56,7 +73,7 @@ def compute_gradients(state: State, mine: int, everyone: int, metrics: MetricSet
             samples = 0 if not counts else mine if piece is whole else min(mine, count(state, piece).samples)
             left -= samples
             with bus.accumulate(state.prepared, number == len(pieces)):
-                parts.append(_Part(*_microbatch(state, piece, samples, per_sample, metrics)))
+                parts.append(_Part(*compute_microbatch(state, piece, samples, per_sample, metrics)))
         if left:
             raise ValueError(_lost(state, mine, left))
         rescale = _mean(state, parts, mine, everyone)
@@ -93,7 +110,7 @@ class _Part(NamedTuple):
     summed: bool
 
 
-def _microbatch(
+def compute_microbatch(
     state: State, batch: Any, samples: int, per_sample: float | None, metrics: MetricSet | None
 ) -> tuple[Any, ...]:
     """Forward, loss and backward: what makes a `_Part`. ``per_sample`` multiplies a sample's loss, None for nothing."""
@@ -127,7 +144,7 @@ def _microbatch(
     else:
         weight = samples if own is None or not samples else own
         if isinstance(weight, torch.Tensor):
-            weight = weight.to(state.loss)  # a count times a number would be float32
+            weight = on_device(weight, state.loss)  # a count times a number would be float32
         _gate(state.outputs, weight)
         bus.backward(state, state.loss * (weight * per_sample))
     bus.after_backward(state)
@@ -177,7 +194,7 @@ def _mean(state: State, parts: Sequence[_Part], mine: int, everyone: int) -> tor
     here: Any  # what the losses of this rank are means over
     if own:
         stacked = torch.stack(values).view(len(parts), -1)
-        each_weight = torch.stack([torch.as_tensor(part.weight).to(stacked.device, stacked.dtype) for part in parts])
+        each_weight = torch.stack([on_device(part.weight, stacked) for part in parts])
         # The mean over nothing, as of a piece of which all tokens are ignored, is not a number and counts nothing.
         here, sums = each_weight.sum(), each_weight @ torch.where(each_weight[:, None] != 0, stacked, 0.0)
     else:  # numbers, which need not go to the device
@@ -193,7 +210,7 @@ def _mean(state: State, parts: Sequence[_Part], mine: int, everyone: int) -> tor
         here = 1  # the sum is not divided
     total = here
     if state.strategy.world_size > 1:
-        packed = torch.cat([torch.as_tensor(here).to(sums.device, sums.dtype).view(1), sums])
+        packed = torch.cat([on_device(here, sums).view(1), sums])
         reduced = state.bus.all_reduce(packed, "sum")
         # Ranks that compute on the same data have all added it.
         total = state.strategy.world_size // state.strategy.data_ranks if summed else reduced[0]

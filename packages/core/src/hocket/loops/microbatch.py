@@ -7,6 +7,8 @@ import json
 import math
 import secrets
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +16,10 @@ import torch
 
 from hocket import seeding
 from hocket.data.batches import map_tensors
-from hocket.loops.gradients import compute_gradients
+from hocket.data.sources import has_state
+from hocket.loops.gradients import compute_gradients, compute_microbatch, count
 from hocket.loops.metrics import MetricSet
 from hocket.state import State
-from hocket.task import as_loss
 
 
 class AutoMicrobatch:
@@ -37,12 +39,23 @@ class AutoMicrobatch:
         """
         if state.microbatch is None:
             state.request_microbatch(largest_microbatch(state, mine, self._cache))
-        whole = state.batch
+        whole, tried = state.batch, [state.microbatch or mine]
+        once = None if metrics is None else _Once(state, metrics)
+
+        def split(batch: Any) -> list[Any]:
+            """Microbatches of the last size tried, within those of the sizes before, which metrics may have seen."""
+            pieces = [batch]
+            for size in tried:
+                pieces = [part for piece in pieces for part in state.bus.split_batch(state, piece, size)]
+            return pieces
+
         while True:
             try:
-                return compute_gradients(state, mine, everyone, metrics)
-            except torch.OutOfMemoryError as error:
-                size = state.microbatch or mine
+                return compute_gradients(state, mine, everyone, once, split)  # type: ignore[arg-type]  # it has update
+            except RuntimeError as error:
+                if not is_out_of_memory(error):
+                    raise
+                size = tried[-1]
                 if state.strategy.world_size > 1:
                     error.add_note(
                         f"Microbatches of {size} samples fitted at first, but not in batch {state.timestamp.batch} on rank "
@@ -50,9 +63,41 @@ class AutoMicrobatch:
                     )
                 if size == 1 or state.strategy.world_size > 1:
                     raise
-                state.batch, state.outputs, state.loss = whole, None, None
-                state.request_microbatch(size // 2)
-                warnings.warn(f"Out of memory with {size} samples at once; going on with {size // 2}.", stacklevel=2)
+            # The error has gone, and with it the graph of the failed try.
+            state.batch, state.outputs, state.loss = whole, None, None
+            tried.append(size // 2)
+            state.request_microbatch(size // 2)
+            if once is not None:
+                once.begin_again()
+            warnings.warn(f"Out of memory with {size} samples at once; going on with {size // 2}.", stacklevel=2)
+
+
+class _Once:
+    """Shows metrics each sample of a batch once, although the batch is begun again."""
+
+    def __init__(self, state: State, metrics: MetricSet) -> None:
+        self._state, self._metrics = state, metrics
+        self._shown = self._passed = 0
+
+    def begin_again(self) -> None:
+        self._passed = 0
+
+    def update(self, outputs: Any, batch: Any) -> None:
+        self._passed += count(self._state, batch).samples
+        if self._passed > self._shown:
+            self._metrics.update(outputs, batch)
+            self._shown = self._passed
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory of a device, or of the host, ran out. Libraries below torch, and mps, raise a plain RuntimeError."""
+    return isinstance(error, torch.OutOfMemoryError) or (
+        isinstance(error, RuntimeError) and any(text in str(error) for text in _OUT_OF_MEMORY)
+    )
+
+
+#: Of mps, xpu and the CUDA runtime; of cuDNN, cuBLAS and cuSPARSE (``CUBLAS_STATUS_ALLOC_FAILED``); of torch's CPU allocator.
+_OUT_OF_MEMORY = ("out of memory", "_STATUS_ALLOC_FAILED", "can't allocate memory")
 
 
 def largest_microbatch(state: State, mine: int, cache: Path | None) -> int:
@@ -112,8 +157,7 @@ def _bisect(state: State, batch: Any, samples: int) -> int:
 
 
 def _fits(state: State, batch: Any, size: int) -> bool:
-    bus, task = state.bus, state.task
-    buffers = [(buffer, buffer.clone()) for buffer in task.buffers()]
+    buffers = [(buffer, buffer.clone()) for buffer in state.task.buffers()]
     # Most optimizers keep two more values for each parameter, from their first step on.
     reserved = [
         torch.empty_like(parameter)
@@ -123,25 +167,68 @@ def _fits(state: State, batch: Any, size: int) -> bool:
         for parameter in group["params"] * 2
     ]
     try:
-        with seeding.preserved():
-            for _ in range(2):  # gradients of the first are there during the second
-                with bus.accumulate(state.prepared, False):
-                    piece = bus.move_batch(state, bus.split_batch(state, batch, size)[0])
-                    with bus.forward_context():
-                        # The task itself: what the strategy made of it may wait for other ranks.
-                        loss = as_loss(task.loss(task(piece), piece)).value
-                    loss.backward()
-        return True
-    except torch.OutOfMemoryError:
-        return False
+        with _unnoticed(state):
+            return _try(state, batch, size)
     finally:
         del reserved
-        bus.zero_grad(state)
+        state.bus.zero_grad(state)
         with torch.no_grad():
             for buffer, value in buffers:
                 buffer.copy_(value)
         if torch.accelerator.is_available():
             torch.accelerator.memory.empty_cache()
+
+
+def _try(state: State, batch: Any, size: int) -> bool:
+    """Whether forward, loss and backward of a microbatch fit, as in training, plug-ins included.
+
+    A function of its own: an error that it catches holds the graph until it returns.
+    """
+    bus, prepared = state.bus, state.prepared
+    # The task itself: what the strategy made of it may wait for other ranks.
+    state.prepared = state.task
+    try:
+        for _ in range(2):  # gradients of the first are there during the second
+            with bus.accumulate(prepared, False):
+                compute_microbatch(state, bus.split_batch(state, batch, size)[0], size, 1.0, None)
+        return True
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        return False
+    finally:
+        state.prepared, state.batch, state.outputs, state.loss = prepared, batch, None, None
+
+
+@contextmanager
+def _unnoticed(state: State) -> Iterator[None]:
+    """Random numbers, what was logged, and the state of plug-ins that act on microbatches, are afterwards as before."""
+    acting = [
+        voice.obj for voice in state.bus.voices
+        if has_state(voice.obj)
+        and _OF_MICROBATCHES & {*dir(type(voice.obj)), *(event.value for event in getattr(voice.obj, "events", ()))}
+    ]  # fmt: skip
+    kept = [(plugin, map_tensors(lambda tensor: tensor.to("cpu", copy=True), plugin.state_dict())) for plugin in acting]
+    generators, logged = state.generator_states(), dict(state.logged)
+    try:
+        with seeding.preserved():
+            yield
+    finally:
+        for plugin, own in kept:
+            plugin.load_state_dict(own)
+        for key, now in state.generator_states().items():
+            if key not in generators:  # first drawn from inside
+                generator = torch.Generator().set_state(now)
+                generators[key] = generator.manual_seed(generator.initial_seed()).get_state()
+        state.load_generator_states(generators)
+        state.logged = logged
+
+
+#: The hooks that are called for each microbatch, in which a plug-in might remember something.
+_OF_MICROBATCHES = {
+    "convert_batch", "move_batch", "before_forward", "forward", "after_forward", "before_loss", "loss", "after_loss",
+    "before_backward", "scale_loss", "backward", "after_backward",
+}  # fmt: skip
 
 
 def _key(state: State, batch: Any) -> str:

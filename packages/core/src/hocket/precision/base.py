@@ -17,6 +17,8 @@ from hocket.data.batches import map_tensors
 class Precision:
     """Full precision as the model came; subclasses override what differs. The hooks: :mod:`hocket.hookspecs.precision`."""
 
+    #: Where this rank computes, whatever device the model comes on; the Trainer and Runtime set it before anything else.
+    device: torch.device = torch.device("cpu")
     #: The dtype that floating-point inputs are converted to; None leaves them as the loader made them.
     input_dtype: torch.dtype | None = None
     #: The dtype that matrix products are computed in, for figures such as MFU.

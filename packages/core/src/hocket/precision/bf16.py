@@ -6,7 +6,6 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
-from torch import nn
 
 from hocket.precision.base import Precision
 
@@ -19,16 +18,6 @@ class BF16(Precision):
 
     compute_dtype = torch.bfloat16
 
-    def __init__(self) -> None:
-        self._device_type = "cpu"
-
-    def convert_module(self, module: nn.Module) -> nn.Module:
-        """Remembers the device that autocast is for; the weights stay as they are."""
-        parameter = next(module.parameters(), None)
-        if parameter is not None:
-            self._device_type = parameter.device.type
-        return module
-
     def forward_context(self) -> AbstractContextManager[Any]:
         """Autocast to bfloat16."""
-        return torch.autocast(self._device_type, dtype=torch.bfloat16)
+        return torch.autocast(self.device.type, dtype=torch.bfloat16)

@@ -34,6 +34,8 @@ class Strategy:
     world_size: int = 1
     #: Whether :meth:`prepare_model` gives values to parameters and buffers that are on the meta device.
     materializes: ClassVar[bool] = False
+    #: Whether :meth:`prepare_model` moves the model to the device, one part after the other; it need not fit there as a whole.
+    places: ClassVar[bool] = False
     #: The process group of this rank and those that hold the same part of the model for other data; None for all ranks.
     data_group: Any = None
 

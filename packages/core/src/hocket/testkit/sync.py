@@ -28,6 +28,7 @@ _WAITING = {
 #: Methods that read on the host without an operation that a dispatcher would see, where the tensor is there already.
 _READING = {Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.cpu, Tensor.__repr__}
 _MOVING = {Tensor.to, Tensor.cuda}
+_MAKING = {torch.tensor, torch.as_tensor, torch.asarray}
 #: Set on tensors that were made inside a guard from nothing but host memory.
 _MARK = "_hocket_on_host"
 
@@ -57,6 +58,10 @@ class _Guard:
             return True
         return self._simulate and tensor.device.type == "cpu" and not getattr(tensor, _MARK, False)
 
+    def stands(self, device: Any) -> bool:
+        """Whether tensors that are copied to ``device`` are on the device then."""
+        return torch.device(device).type != "cpu" or self._simulate
+
     def refuse(self, what: str) -> None:
         if not self._allowed:
             raise SynchronisationError(
@@ -77,7 +82,8 @@ def no_sync(simulate: bool | None = None) -> Iterator[_Guard]:
 
     Seen are: ``item()``, ``tolist()``, ``numpy()``, ``cpu()``, ``float()``, ``int()``, ``bool()`` and `if` of a tensor,
     printing one, ``torch.equal``, ``torch.allclose``, ``nonzero``, ``unique``, ``masked_select``, ``bincount``, indexing with
-    a mask, and copies to the CPU that are not ``non_blocking``. Of the calling thread only, and not inside compiled code.
+    a mask or with indices on the CPU, ``torch.tensor(…, device=…)`` of what is not on the device, and copies from or to the CPU
+    that are not ``non_blocking``. Of the calling thread only, and not inside compiled code.
     """
     guard = _Guard(not torch.accelerator.is_available() if simulate is None else simulate)
     with ExitStack() as stack:
@@ -97,16 +103,33 @@ class _Methods(TorchFunctionMode):
         kwargs = kwargs or {}
         if func in _READING and self._guard.on_device(args[0]):
             self._guard.refuse(f"Tensor.{func.__name__}()")
+        if func in _MAKING and kwargs.get("device") not in (None, "cpu"):
+            data = args[0] if args else kwargs.get("data", kwargs.get("obj"))
+            if not (isinstance(data, Tensor) and self._guard.on_device(data)) and self._guard.stands(kwargs["device"]):
+                self._guard.refuse(f"torch.{func.__name__}(…, device={str(kwargs['device'])!r}), a copy from the CPU,")
         if func in _MOVING:
             where = kwargs.get("device", args[1] if len(args) > 1 else None)
+            where = "cuda" if func is Tensor.cuda and where is None else where
             # A string was written down by someone who meant the host; `state.device` may happen to be the CPU.
             if where == "cpu" and isinstance(where, str) and self._guard.on_device(args[0]):
                 self._guard.refuse("Tensor.to('cpu')")
+            if isinstance(where, Tensor) and self._guard.on_device(where):
+                where = where.device
+            if where is None or isinstance(where, torch.dtype | Tensor) or where == "cpu":
+                return func(*args, **kwargs)
+            non_blocking = kwargs.get("non_blocking", any(each is True for each in args[2:]))
+            if not non_blocking and self._guard.stands(where) and not self._guard.on_device(args[0]):
+                self._guard.refuse(
+                    f"Tensor.{func.__name__}({str(where)!r}) of a tensor on the CPU without non_blocking=True"
+                )
             moved = func(*args, **kwargs)
-            if where is not None and not isinstance(where, torch.dtype | Tensor) and where != "cpu":
-                setattr(moved, _MARK, False)
+            setattr(moved, _MARK, False)
             return moved
-        return func(*args, **kwargs)
+        result = func(*args, **kwargs)
+        if kwargs.get("device") not in (None, "cpu"):  # made where it is needed
+            for tensor in _tensors(result):
+                setattr(tensor, _MARK, False)
+        return result
 
 
 class _Operations(TorchDispatchMode):
@@ -121,7 +144,7 @@ class _Operations(TorchDispatchMode):
         given = _tensors((args, kwargs))
         # What torch.tensor() made of Python numbers was not there before, whatever it looks like.
         device = func._schema.name != "aten::lift_fresh" and any(map(self._guard.on_device, given))
-        if device:
+        if device or func._schema.name == "aten::_to_copy":
             self._check(func._schema.name, args, kwargs)
         result = func(*args, **kwargs)
         written = [
@@ -144,14 +167,22 @@ class _Operations(TorchDispatchMode):
             single = name != "aten::index" and args[2].numel() == 1
             if not single and any(index.dtype in (torch.bool, torch.uint8) for index in _tensors(args[1])):
                 self._guard.refuse(f"Indexing with a mask ({name})")
+            if self._guard.on_device(args[0]) and not all(map(self._guard.on_device, _tensors(args[1]))):
+                self._guard.refuse(f"Indexing with indices on the CPU ({name}), which are copied to the device,")
         elif name == "aten::_to_copy":
             self._check_copy(args[0], kwargs.get("device"), kwargs.get("non_blocking"))
         elif name == "aten::copy_":
-            self._check_copy(args[1], args[0].device, kwargs.get("non_blocking", args[2] if len(args) > 2 else False))
+            non_blocking = kwargs.get("non_blocking", args[2] if len(args) > 2 else False)
+            self._check_copy(args[1], args[0].device, non_blocking)
+            if self._guard.on_device(args[0]) and not self._guard.on_device(args[1]) and not non_blocking:
+                self._guard.refuse("copy_() of a tensor on the CPU that is not non_blocking")
 
     def _check_copy(self, source: Tensor, to: Any, non_blocking: bool | None) -> None:
-        if to is not None and torch.device(to).type == "cpu" != source.device.type and not non_blocking:
-            self._guard.refuse(f"A copy from {source.device} to the CPU that is not non_blocking")
+        if to is None or non_blocking:
+            return
+        kind = torch.device(to).type
+        if kind != source.device.type and "cpu" in (kind, source.device.type):
+            self._guard.refuse(f"A copy from {source.device} to {to} that is not non_blocking")
 
 
 def _tensors(nested: Any) -> Iterable[Tensor]:

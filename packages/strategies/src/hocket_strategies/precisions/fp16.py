@@ -73,7 +73,6 @@ class FP16(Precision):
         self.min_scale = min_scale
         #: Batches that were not trained on because their gradients overflowed.
         self.skipped_steps = 0
-        self._device_type = "cpu"
         self._scaler = LossScaler("cpu", **self._options)
         self._skip = False
         #: Whether a step was taken, or left out, that the scale does not know of yet.
@@ -82,16 +81,13 @@ class FP16(Precision):
     # --- before training
 
     def convert_module(self, module: nn.Module) -> nn.Module:
-        """Begins anew on the module's device; the weights stay as they are."""
-        parameter = next(module.parameters(), None)
-        if parameter is not None:
-            self._device_type = parameter.device.type
-        if self._device_type not in _DEVICES:
+        """Begins anew on the run's device; the weights stay as they are."""
+        if self.device.type not in _DEVICES:
             raise ValueError(
-                f"precision='fp16' runs on {' and '.join(_DEVICES)}, not on {self._device_type}. Pass device='cpu' or "
+                f"precision='fp16' runs on {' and '.join(_DEVICES)}, not on {self.device.type}. Pass device='cpu' or "
                 "precision='fp32'."
             )
-        self._scaler = LossScaler(self._device_type, **self._options)
+        self._scaler = LossScaler(self.device.type, **self._options)
         self.skipped_steps = 0
         return module
 
@@ -112,7 +108,7 @@ class FP16(Precision):
 
     def forward_context(self) -> AbstractContextManager[Any]:
         """Autocast to float16."""
-        return torch.autocast(self._device_type, dtype=torch.float16)
+        return torch.autocast(self.device.type, dtype=torch.float16)
 
     def scale_loss(self, loss: torch.Tensor) -> torch.Tensor:
         """The loss times the scale, in float32."""

@@ -44,19 +44,15 @@ class FP8(Precision):
         if isinstance(keep, str):
             raise TypeError(f"FP8 was given keep={keep!r}; give a list of parts of names: [{keep!r}].")
         self._recipe, self._emulate, self._keep = recipe, emulate, tuple(keep)
-        self._device_type = "cpu"
 
     def convert_module(self, module: nn.Module) -> nn.Module:
         """Linear layers that multiply in float8, in their places."""
         float8 = torchao("float8")
-        parameter = next(module.parameters(), None)
-        if parameter is not None:
-            self._device_type = parameter.device.type
-            if not self._emulate:
-                _check(parameter.device)
+        if not self._emulate:
+            _check(self.device)
         config = float8.Float8LinearConfig.from_recipe_name(self._recipe)
         on_cpu = (
-            self._device_type == "cpu" and self._recipe != "tensorwise"
+            self.device.type == "cpu" and self._recipe != "tensorwise"
         )  # older releases of torch have no kernel there
         config = dataclasses.replace(config, emulate=self._emulate or on_cpu, pad_inner_dim=True)
         kept = {part for name, part in module.named_modules() if any(text in name for text in self._keep)}
@@ -78,7 +74,7 @@ class FP8(Precision):
 
     def forward_context(self) -> AbstractContextManager[Any]:
         """Autocast to bfloat16, for everything but the converted layers."""
-        return torch.autocast(self._device_type, dtype=torch.bfloat16)
+        return torch.autocast(self.device.type, dtype=torch.bfloat16)
 
 
 def _check(device: torch.device) -> None:
