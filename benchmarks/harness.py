@@ -43,7 +43,10 @@ class Worker:
     """A contender in a process of its own (see worker.py)."""
 
     def __init__(self, python: str, name: str, threads: int) -> None:
-        environment = os.environ | {"OMP_NUM_THREADS": str(threads), "PYTHONPATH": str(HERE)}
+        environment = os.environ | {
+            "OMP_NUM_THREADS": str(threads),
+            "PYTHONPATH": os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])]),
+        }
         self.name = name
         self._process = subprocess.Popen(
             [python, str(HERE / "worker.py"), name],

@@ -2,6 +2,7 @@
 
 ``{"workload": "mlp", "case": "bare"}`` is answered with seconds per step of the hand-written loop and of the contender,
 measured one right after the other. ``{}`` is answered with the cases there are and the versions.
+``"device"`` and ``"precision"`` replace those of the workload.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import json
 import os
 import sys
 import warnings
+from dataclasses import replace
 
 import torch
 from workload import WORKLOADS, Stopwatch, raw_loop
@@ -30,7 +32,8 @@ def main() -> None:
             versions = {name: importlib.metadata.version(name) for name in ("torch", *contender.DISTRIBUTIONS)}
             answer = {"cases": list(contender.CASES), "versions": versions}
         else:
-            workload = WORKLOADS[question["workload"]]
+            where = {name: question[name] for name in ("device", "precision") if name in question}
+            workload = replace(WORKLOADS[question["workload"]], **where)
             run, microbatches = contender.CASES[question["case"]]
             raw, own = Stopwatch(workload), Stopwatch(workload)
             raw_loop(workload, raw, microbatches)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
@@ -31,6 +32,8 @@ class Workload:
     block: int
     loss: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy
     learning_rate: float = 0.01
+    device: str = "cpu"
+    precision: str = "fp32"  # or "bf16": autocast
 
     def optimizer(self, parameters: Any) -> torch.optim.Optimizer:
         """Plain SGD."""
@@ -47,6 +50,39 @@ def resnet18() -> nn.Module:
     from torchvision.models import resnet18
 
     return resnet18()
+
+
+class Bottleneck(nn.Module):
+    """The block of ResNet-50: 1 × 1, 3 × 3, 1 × 1, around which a shortcut goes."""
+
+    def __init__(self, inputs: int, width: int, stride: int) -> None:
+        super().__init__()
+        sizes = [(inputs, width, 1, 1), (width, width, 3, stride), (width, 4 * width, 1, 1)]
+        layers: list[nn.Module] = []
+        for a, b, kernel, step in sizes:
+            layers += [nn.Conv2d(a, b, kernel, step, kernel // 2, bias=False), nn.BatchNorm2d(b), nn.ReLU()]
+        self.path = nn.Sequential(*layers[:-1])
+        self.shortcut: nn.Module = nn.Identity()
+        if stride > 1 or inputs != 4 * width:
+            self.shortcut = nn.Sequential(
+                nn.Conv2d(inputs, 4 * width, 1, stride, bias=False), nn.BatchNorm2d(4 * width)
+            )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Four times the width."""
+        return F.relu(self.path(x) + self.shortcut(x))
+
+
+def resnet50(blocks: tuple[int, ...] = (3, 4, 6, 3), width: int = 64) -> nn.Module:
+    """He et al. 2015, with the stride in the 3 × 3 convolution as torchvision has it; 25.6 million parameters."""
+    layers: list[nn.Module] = [nn.Conv2d(3, width, 7, 2, 3, bias=False), nn.BatchNorm2d(width), nn.ReLU()]
+    layers.append(nn.MaxPool2d(3, 2, 1))
+    channels = width
+    for stage, count in enumerate(blocks):
+        for index in range(count):
+            layers.append(Bottleneck(channels, width * 2**stage, 2 if stage and not index else 1))
+            channels = 4 * width * 2**stage
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, 1000))
 
 
 class GPT(nn.Module):
@@ -67,6 +103,14 @@ class GPT(nn.Module):
         """Next-token logits."""
         hidden = self.layers(self.tokens(tokens) + self.positions, mask=self.mask, is_causal=True)
         return self.head(hidden)
+
+
+def gpt2(layers: int = 12, width: int = 768, heads: int = 12, vocabulary: int = 50257, length: int = 1024) -> nn.Module:
+    """A GPT of GPT-2's size: 124 million parameters, embeddings and head tied."""
+    model = GPT(layers, width, heads, vocabulary, length)
+    model.head = nn.Linear(width, vocabulary, bias=False)
+    model.head.weight = model.tokens.weight
+    return model
 
 
 def next_token_loss(logits: Tensor, targets: Tensor) -> Tensor:
@@ -95,6 +139,33 @@ WORKLOADS = {
         block=50,
     ),
     "resnet18": Workload(resnet18, images, steps=7, warmup=1, block=1),
+    # For benchmarks/gpu.py, and small versions of both to try it with.
+    "resnet50": Workload(
+        resnet50, lambda: (torch.randn(64, 3, 224, 224), torch.randint(1000, (64,))), steps=40, warmup=10, block=10
+    ),
+    "gpt2": Workload(
+        gpt2,
+        lambda: (torch.randint(50257, (8, 1024)), torch.randint(50257, (8, 1024))),
+        steps=40,
+        warmup=10,
+        block=10,
+        loss=next_token_loss,
+    ),
+    "resnet50, toy": Workload(
+        lambda: resnet50((1, 1, 1, 1), 4),
+        lambda: (torch.randn(4, 3, 32, 32), torch.randint(1000, (4,))),
+        steps=4,
+        warmup=1,
+        block=1,
+    ),
+    "gpt2, toy": Workload(
+        lambda: gpt2(1, 16, 2, 64, 8),
+        lambda: (torch.randint(64, (2, 8)), torch.randint(64, (2, 8))),
+        steps=4,
+        warmup=1,
+        block=1,
+        loss=next_token_loss,
+    ),
     "gpt": Workload(GPT, texts, steps=9, warmup=1, block=1, loss=next_token_loss),
 }
 
@@ -104,7 +175,10 @@ class Stopwatch:
 
     def __init__(self, workload: Workload) -> None:
         torch.manual_seed(0)
-        kept = [workload.batch() for _ in range(min(workload.steps, 50))]
+        self._on_gpu = workload.device == "cuda"
+        kept = [workload.batch() for _ in range(min(workload.steps, 5 if self._on_gpu else 50))]
+        if self._on_gpu:
+            kept = [(inputs.pin_memory(), targets.pin_memory()) for inputs, targets in kept]
         self.batches = [kept[i % len(kept)] for i in range(workload.steps)]
         self.batch_size = len(kept[0][0])  # Composer asks
         self.warmup, self.block = workload.warmup, workload.block
@@ -121,6 +195,8 @@ class Stopwatch:
     def __iter__(self) -> Iterator[Batch]:
         for index, batch in enumerate(self.batches):
             if index >= self.warmup and (index - self.warmup) % self.block == 0:
+                if self._on_gpu:
+                    torch.cuda.synchronize()
                 self._times.append(time.perf_counter())
             yield batch
 
@@ -128,13 +204,18 @@ class Stopwatch:
 def raw_loop(workload: Workload, batches: Any, microbatches: int = 1) -> None:
     """The loop that anyone would write."""
     torch.manual_seed(0)
-    model = workload.model()
+    model, device = workload.model().to(workload.device), torch.device(workload.device)
     model.train()
+    autocast = torch.autocast(device.type, torch.bfloat16) if workload.precision == "bf16" else nullcontext()
     optimizer = workload.optimizer(model.parameters())
     for inputs, targets in batches:
         optimizer.zero_grad()
+        if workload.device != "cpu":
+            inputs, targets = inputs.to(device, non_blocking=True), targets.to(device, non_blocking=True)
         if microbatches == 1:
-            workload.loss(model(inputs), targets).backward()
+            with autocast:
+                loss = workload.loss(model(inputs), targets)
+            loss.backward()
         else:
             size = len(inputs) // microbatches
             for x, y in zip(inputs.split(size), targets.split(size), strict=True):

@@ -12,13 +12,18 @@ DISTRIBUTIONS = ("accelerate",)
 def fit(workload: Workload, data: Stopwatch) -> None:
     """One epoch, data left alone."""
     torch.manual_seed(0)
-    accelerator = accelerate.Accelerator(cpu=True)
+    on_cpu = workload.device == "cpu"
+    accelerator = accelerate.Accelerator(cpu=on_cpu, mixed_precision="bf16" if workload.precision == "bf16" else "no")
     model = workload.model()
     model, optimizer = accelerator.prepare(model, workload.optimizer(model.parameters()))
     for inputs, targets in data:
+        if not on_cpu:
+            inputs, targets = (each.to(accelerator.device, non_blocking=True) for each in (inputs, targets))
         with accelerator.accumulate(model):
             optimizer.zero_grad()
-            accelerator.backward(workload.loss(model(inputs), targets))
+            with accelerator.autocast():
+                loss = workload.loss(model(inputs), targets)
+            accelerator.backward(loss)
             optimizer.step()
 
 

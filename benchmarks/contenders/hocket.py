@@ -32,7 +32,8 @@ def fit(workload: Workload, data: Stopwatch, **arguments: Any) -> None:
             optimizer=workload.optimizer,
             duration="1ep",
             folder=folder,
-            device="cpu",
+            device=workload.device,
+            precision=workload.precision,
             **arguments,
         )
         with trainer:

@@ -36,23 +36,32 @@ class Module(lightning.LightningModule):
         return self.workload.optimizer(self.model.parameters())
 
 
+def _where(workload: Workload) -> dict[str, Any]:
+    precision = "bf16-mixed" if workload.precision == "bf16" else "32-true"
+    return {"accelerator": {"cuda": "gpu"}.get(workload.device, workload.device), "precision": precision}
+
+
 def fit(workload: Workload, data: Stopwatch, logs: bool = False, **arguments: Any) -> None:
     """One epoch with the Trainer."""
     torch.manual_seed(0)
     with tempfile.TemporaryDirectory() as folder:
-        trainer = lightning.Trainer(max_epochs=1, accelerator="cpu", devices=1, default_root_dir=folder, **arguments)
+        trainer = lightning.Trainer(max_epochs=1, devices=1, default_root_dir=folder, **_where(workload), **arguments)
         trainer.fit(Module(workload, logs), data)
 
 
 def fabric(workload: Workload, data: Stopwatch) -> None:
     """One epoch with Fabric."""
     torch.manual_seed(0)
-    runtime = lightning.Fabric(accelerator="cpu", devices=1)
+    runtime = lightning.Fabric(devices=1, **_where(workload))
     model = workload.model()
     model, optimizer = runtime.setup(model, workload.optimizer(model.parameters()))
     for inputs, targets in data:
+        if workload.device != "cpu":
+            inputs, targets = (each.to(runtime.device, non_blocking=True) for each in (inputs, targets))
         optimizer.zero_grad()
-        runtime.backward(workload.loss(model(inputs), targets))
+        with runtime.autocast():
+            loss = workload.loss(model(inputs), targets)
+        runtime.backward(loss)
         optimizer.step()
 
 

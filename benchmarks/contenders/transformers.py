@@ -60,7 +60,8 @@ def fit(workload: Workload, data: Stopwatch, **arguments: Any) -> None:
         settings = transformers.TrainingArguments(
             output_dir=folder,
             num_train_epochs=1,
-            use_cpu=True,
+            use_cpu=workload.device == "cpu",
+            bf16=workload.precision == "bf16",
             report_to=[],
             save_strategy="no",
             per_device_train_batch_size=1,

@@ -160,7 +160,10 @@ def test_compiled_steps_are_those_of_eager_ones(cuda: torch.device, mode: str, o
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"fused": True}, {"foreach": True}, {"capturable": True}, {"lr": 1e-3, "capturable": True}, {"lr": 1e-3, "fused": True}],
+    [
+        {}, {"fused": True}, {"foreach": True}, {"capturable": True}, {"lr": 1e-3, "capturable": True},
+        {"lr": 1e-3, "fused": True},
+    ],
     ids=str,
 )  # fmt: skip
 def test_steps_are_those_of_the_optimizer(cuda: torch.device, options: dict[str, Any]) -> None:

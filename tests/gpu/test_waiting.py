@@ -131,10 +131,10 @@ def test_pinned_batches_arrive_as_they_were(device: str) -> None:
     class Own(hocket.Task):
         def __init__(self) -> None:
             super().__init__()
-            self.model = Model(4096, 1)
+            self.network = Model(4096, 1)
 
         def forward(self, batch: Any) -> torch.Tensor:
-            return self.model(batch)
+            return self.network(batch)
 
         def loss(self, outputs: torch.Tensor, batch: Any) -> torch.Tensor:
             return outputs.square().mean()
