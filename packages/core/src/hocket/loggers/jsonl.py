@@ -44,6 +44,8 @@ class JSONLinesLogger(Logger):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """The next fit continues the file there."""
+        if unknown := sorted(state_dict.keys() - {"size", "sum"}):
+            raise ValueError(f"JSONLinesLogger keeps size and sum of its file, but was given {unknown}.")
         self._close()
         self._size, self._sum, self._resumed = state_dict["size"], state_dict["sum"], True
 

@@ -60,6 +60,8 @@ class Conformance:
 
     # --- for authors
 
+    _runs = 0
+
     def make(self) -> Any:
         """A new plug-in, as small as it can be while doing what it is for."""
         raise NotImplementedError(f"{type(self).__name__} needs a make(self) that returns a new plug-in to test.")
@@ -102,6 +104,7 @@ class Conformance:
 
     def trainer(self, plugin: Any = None, **changes: Any) -> hocket.Trainer:
         """A Trainer of the reference run with ``plugin`` attached, or none of this kind; ``changes`` are its arguments."""
+        self._runs += 1  # each has a folder of its own
         arguments = {
             "model": self.seeded(self.model),
             "loss": self.loss(),
@@ -113,7 +116,7 @@ class Conformance:
             "device": self.device,
             "strategy": "single",
             "folder": self.folder,
-            "run_name": "run",
+            "run_name": "run" if self._runs == 1 else f"run-{self._runs}",
             **self.arguments(),
             **changes,
         }
