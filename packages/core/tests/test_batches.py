@@ -275,3 +275,42 @@ def test_lists_of_views_are_split_along_samples() -> None:
     pieces = batches.split(batch, 2)
     assert [piece[1].tolist() for piece in pieces] == [[0, 1], [2, 3], [4]]
     assert [view[:, 0].tolist() for view in pieces[1][0]] == [[2, 3], [2, 3]]
+
+
+class Share:
+    """The share of outputs whose largest is at the target."""
+
+    def reset(self) -> None:
+        self.right = self.all = 0
+
+    def update(self, outputs: Any, targets: Any) -> None:
+        self.right += int((outputs.argmax(1) == targets).sum())
+        self.all += len(targets)
+
+    def compute(self) -> float:
+        return self.right / self.all
+
+
+@pytest.mark.parametrize(
+    ("inputs", "targets"),
+    [("x", "y"), (lambda batch: batch["x"], lambda batch: batch["y"])],
+    ids=["names", "functions"],
+)
+def test_where_inputs_and_targets_are_is_said_once(inputs, targets) -> None:
+    torch.manual_seed(0)
+    net, batch = nn.Linear(3, 4), {"x": torch.rand(6, 3), "y": torch.arange(6) % 4, "name": ["a"] * 6}
+    with torch.no_grad():
+        outputs = net(batch["x"])
+    expected = {
+        "eval/loss": nn.functional.cross_entropy(outputs, batch["y"]).item(),
+        "eval/right": (outputs.argmax(1) == batch["y"]).double().mean().item(),
+    }
+    settings = {"model": net, "loss": nn.functional.cross_entropy, "metrics": {"right": Share()}, "device": "cpu"}
+    trainer = hocket.Trainer(**settings, inputs=inputs, targets=targets, eval_data=[batch])
+    assert trainer.evaluate() == pytest.approx(expected)
+    with pytest.raises(ValueError, match="targets= to the Trainer"):
+        hocket.Trainer(
+            **{**settings, "loss": lambda o, b: nn.functional.cross_entropy(o, b["y"])}, inputs="x", eval_data=[batch]
+        ).evaluate()
+    with pytest.raises(KeyError, match=r"nothing at 'label'.*'name'"):
+        hocket.Trainer(**settings, inputs="x", targets="label", eval_data=[batch]).evaluate()

@@ -194,8 +194,11 @@ class Task(nn.Module):
 class SupervisedTask(Task):
     """An ordinary module and a loss function. Batches are ``(inputs, targets)``, or mappings of keyword arguments."""
 
-    def __init__(self, network: nn.Module, loss: Callable[[Any, Any], Any] | None) -> None:
+    def __init__(
+        self, network: nn.Module, loss: Callable[[Any, Any], Any] | None, inputs: Any = None, targets: Any = None
+    ) -> None:
         super().__init__()
+        self.inputs, self.targets = inputs, targets
         self.network = network
         self.loss_function = loss
 
@@ -203,6 +206,8 @@ class SupervisedTask(Task):
         """``network(inputs)``, or ``network(**batch)`` for a mapping."""
         network = self._modules["network"]  # self.network would go through __getattr__, in every batch
         assert network is not None
+        if self.inputs is not None:
+            return network(batches.part(batch, self.inputs))
         if isinstance(batch, _SEQUENCE):
             return network(batch[0])
         return network(**batch) if isinstance(batch, Mapping) else network(batch)
@@ -210,6 +215,8 @@ class SupervisedTask(Task):
     def loss(self, outputs: Any, batch: Any) -> Any:
         """``loss(outputs, targets)``; for a mapping ``loss(outputs, batch)``; without a function, the model's own loss."""
         if self.loss_function is not None:
+            if self.targets is not None:
+                return self.loss_function(outputs, batches.part(batch, self.targets))
             return self.loss_function(outputs, batch[1] if isinstance(batch, _SEQUENCE) else batch)
         own = own_loss(outputs)
         if own is None:
@@ -218,6 +225,19 @@ class SupervisedTask(Task):
                 "none. Pass loss=, for instance loss=torch.nn.functional.cross_entropy, or a hocket.Task as the model."
             )
         return own
+
+    def update_metric(self, metric: Any, outputs: Any, batch: Any) -> None:
+        """``metric.update(outputs, targets)``; of outputs that have logits, as those of transformers, these."""
+        where = self.targets
+        if where is None and isinstance(batch, Mapping):
+            if "labels" not in batch or own_loss(outputs) is None:
+                raise ValueError(
+                    f"Which part of a batch metrics compare with is not known: it is a {type(batch).__name__} with "
+                    f"{', '.join(map(repr, batch))}. Pass targets= to the Trainer, such as targets='label'."
+                )
+            where = "labels"
+        found = outputs.get("logits") if isinstance(outputs, Mapping) else getattr(outputs, "logits", None)
+        metric.update(outputs if found is None else found, batches.part(batch, 1 if where is None else where))
 
     def has_eval_loss(self, outputs: Any) -> bool:
         """Whether there is a loss function, or the model's outputs hold a loss."""

@@ -54,6 +54,8 @@ class Trainer:
         loss: ``(outputs, targets)`` to a scalar tensor, a dict of named ones, or ``(mean, weight)``; see `hocket.Loss`.
         loss_reduction: ``"sum"`` for a loss that is a sum over the batch. None for what the loss function says, as
             ``torch.nn.MSELoss(reduction="sum")`` does, else a mean, which is checked where it matters unless given.
+        inputs, targets: where they are in a batch: a name, an index or a function of it. None for ``(inputs, targets)``;
+            of a mapping the model is given everything by name, and the loss the mapping itself.
         train_data: any iterable of batches that can be iterated every epoch. Its batches are each rank's own, as in PyTorch:
             four ranks train on four of them at once.
         global_batch: how many samples all ranks train on together in one step; then a DataLoader's ``batch_size`` does not
@@ -107,6 +109,8 @@ class Trainer:
         model: nn.Module,
         loss: Callable[[Any, Any], Any] | None = None,
         loss_reduction: Literal["mean", "sum"] | None = None,
+        inputs: Any = None,
+        targets: Any = None,
         train_data: Iterable[Any] | None = None,
         global_batch: int | None = None,
         eval_data: Iterable[Any] | EvalSet | Mapping[str, Iterable[Any] | EvalSet] | None = None,
@@ -193,7 +197,12 @@ class Trainer:
             setup.prepare_deterministic(parts.device)
         setup.check_model(model, device, parts.strategy.materializes)
         bus = Bus(parts.voices, profile=profile_plugins)
-        task = model if isinstance(model, Task) else SupervisedTask(model, loss)
+        task = model if isinstance(model, Task) else SupervisedTask(model, loss, inputs, targets)
+        if task is model and (inputs is not None or targets is not None):
+            raise TypeError(
+                f"{type(model).__name__} is a Task: its forward, loss and update_metric take what they need from a "
+                "batch. Leave out inputs= and targets=."
+            )
         if task is model and loss is not None:
             raise TypeError(f"{type(model).__name__} is a Task and has a loss of its own; leave out loss=.")
         self._plan = make_plan(

@@ -265,6 +265,23 @@ def get_item(batch: Any, key: Any) -> Any:
     return getattr(batch, key)
 
 
+def part(batch: Any, where: Any) -> Any:
+    """What a batch has at a name or index, or what a function takes from it. Raises KeyError that says what there is."""
+    if callable(where):
+        return where(batch)
+    try:
+        return get_item(batch, where)
+    except (KeyError, IndexError, AttributeError, TypeError):
+        there = (
+            list(batch)
+            if isinstance(batch, Mapping)
+            else f"{len(batch)} items"
+            if isinstance(batch, list | tuple)
+            else ""
+        )
+        raise KeyError(f"The batch, a {type(batch).__name__}, has nothing at {where!r}; it has {there}.") from None
+
+
 def set_item(batch: Any, key: Any, value: Any) -> Any:
     """A batch like ``batch`` with ``value`` at ``key``; the batch given is not changed.
 
