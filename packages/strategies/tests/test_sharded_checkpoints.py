@@ -296,12 +296,14 @@ def test_a_checkpoint_of_another_head_is_refused_before_anything_is_loaded(tmp_p
     def made(rank, words):
         model = network(rank, tied=False)
         model.head = torch.nn.Linear(WIDTH, words, bias=False)
-        return trainer(model, strategy, str(tmp_path), duration="2ba", checkpoints=hocket.Checkpoints(tmp_path / "run"))
+        return trainer(
+            model, strategy, str(tmp_path), duration="2ba", checkpoints=hocket.Checkpoints(tmp_path / f"run{rank}")
+        )
 
     def rank_main(rank):
         made(1, WORDS).fit("1ba")
         other = made(2, WORDS + 5)
-        tree = Store(tmp_path / "run").read("ep0-ba1", like=content.shards(other))
+        tree = Store(tmp_path / "run1").read("ep0-ba1", like=content.shards(other))
         before = {name: value.clone() for name, value in other.model_state_dict().items()}
         head = len(list(other.state.model.parameters())) - 1
         with pytest.raises(
