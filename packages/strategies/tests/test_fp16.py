@@ -391,8 +391,10 @@ def test_optimizers_that_compute_gradients_themselves(tmp_path):
 
 
 def test_other_devices():
-    with pytest.raises(ValueError, match=r"cpu and cuda, not on meta.*device='cpu'"):
-        FP16().convert_module(nn.Linear(2, 2, device="meta"))
+    precision = FP16()
+    precision.device = torch.device("mps")
+    with pytest.raises(ValueError, match=r"cpu and cuda, not on mps.*device='cpu'"):
+        precision.convert_module(nn.Linear(2, 2))
 
 
 def test_a_foreign_state():
