@@ -58,7 +58,7 @@ def _weighted(outputs: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tenso
         {}, {"microbatch": 16}, {"clip_gradients": 1.0}, {"precision": "bf16"}, {"algorithms": ["ema"]},
         {"algorithms": ["sam"]}, {"strategy": Two}, {"loss": _weighted, "microbatch": 16},
     ],
-    ids=str,
+    ids=["bare", "microbatches", "clipping", "bf16", "ema", "sam", "two ranks", "weighted loss"],
 )  # fmt: skip
 def test_no_batch_waits(cuda: torch.device, options: dict[str, Any]) -> None:
     model = nn.Sequential(nn.Linear(64, 64), nn.BatchNorm1d(64), nn.Dropout(0.1), nn.Linear(64, 1))
