@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -87,6 +89,182 @@ def test_ranks_are_one_process_on_the_whole(ranks: int, pieces: int, norm: float
     """Shares of 3, 3 and 2 samples of a batch of 8; of the last batch of 4, shares of 2, 1 and 1."""
     for weights in run_ranks(lambda rank: own(pieces, norm, strategy="ddp", device="cpu"), ranks):
         _close(weights, plain(pieces, norm))
+
+
+def two_losses(model: nn.Module, inputs: Tensor, targets: Tensor) -> Iterator[Tensor]:
+    """Each of a forward pass of its own, after backward of the one before: ddp wants as many as there are backwards."""
+    yield F.cross_entropy(model(inputs), targets)
+    yield model(inputs).square().mean()
+
+
+@pytest.mark.parametrize("ranks, precision", [(1, "fp32"), (2, "fp32"), (2, {"fp16": {"init_scale": 16.0}})])
+@pytest.mark.parametrize("pieces", [None, 3])
+def test_losses_of_one_batch_add_up(ranks: int, precision: Any, pieces: int | None) -> None:
+    """As gradients in PyTorch do, within a microbatch too; only microbatches, of 8, 8 and 4 samples, are averaged."""
+    batches = list(loader(20))
+    inputs, targets = (torch.cat(part) for part in zip(*batches, strict=True))
+    reference = network()
+    for loss in two_losses(reference, inputs, targets):
+        loss.backward()
+    torch.optim.SGD(reference.parameters(), lr=1.0).step()
+
+    def rank_main(rank: int) -> Any:
+        runtime = hocket.Runtime(strategy="ddp" if ranks > 1 else "single", device="cpu", precision=precision)
+        model, optimizer = runtime.setup(model := network(), torch.optim.SGD(model.parameters(), lr=1.0))
+        for number, (x, y) in enumerate(batches if pieces else [(inputs, targets)]):
+            own = slice(0, len(x) // 4) if ranks > 1 and rank == 0 else slice(len(x) // 4 * (ranks > 1), None)
+            block = runtime.accumulate(model, last=number == 2) if pieces else contextlib.nullcontext()
+            with block:
+                for loss in two_losses(model, x[own], y[own]):
+                    runtime.backward(loss, weight=len(y[own]))
+        runtime.clip_gradients(model, optimizer, norm=1e6)
+        assert runtime.step(optimizer)
+        return runtime.model_state(model)
+
+    for weights in run_ranks(rank_main, ranks):
+        for name, value in reference.state_dict().items():
+            torch.testing.assert_close(weights[name], value, rtol=0, atol=2e-5 if precision == "fp32" else 3e-3)
+
+
+def test_two_plain_backwards_are_those_of_pytorch_to_the_bit() -> None:
+    """With batches of `setup_data` of different sizes, too."""
+    ours, theirs = network(), network()
+    runtime = hocket.Runtime(device="cpu")
+    model, optimizer = runtime.setup(ours, adam(ours))
+    expected = adam(theirs)
+    for number, (inputs, targets) in enumerate(runtime.setup_data(loader(28)), 1):
+        for loss in two_losses(model, inputs, targets):
+            runtime.backward(loss, **{"weight": 5} if number == 3 else {})
+        for loss in two_losses(theirs, inputs, targets):
+            loss.backward()
+        if number % 2 == 0:
+            runtime.step(optimizer)
+            expected.step()
+            expected.zero_grad()
+    assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), theirs.parameters(), strict=True))
+
+
+def test_each_model_is_averaged_over_its_own_blocks() -> None:
+    """A critic's three blocks of two losses, and an actor's one loss that reaches the critic, before the steps or between them;
+    an encoder and a decoder with blocks around both."""
+    inputs, _ = (torch.cat(part) for part in zip(*loader(24), strict=True))
+
+    def train(nested: bool, blocks: Any, backward: Any, step: Any, actor: nn.Module, critic: nn.Module) -> list[Tensor]:
+        real = torch.ones(8, 8)
+        for _ in range(2):
+            if nested:
+                for x in inputs.split(8) if blocks else [inputs]:
+                    with blocks(actor, critic) if blocks else contextlib.nullcontext():
+                        backward(critic(actor(x)).square().mean())
+                step(0)
+            else:
+                for x in inputs.split(8) if blocks else [inputs]:
+                    with blocks(critic) if blocks else contextlib.nullcontext():
+                        backward(critic(actor(x).detach()).square().mean())
+                        backward(-critic(real).mean())
+                step(1)
+                critic.zero_grad()
+                backward(critic(actor(inputs)).mean())
+                step(0)
+                critic.zero_grad()
+                continue
+            step(1)
+        return [p.detach().clone() for each in (actor, critic) for p in each.parameters()]
+
+    def models() -> tuple[nn.Module, nn.Module]:
+        return nn.Sequential(network(), nn.Linear(3, 8)).apply(_constant), network()
+
+    for nested in (False, True):
+        plain = models()
+        optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in plain]
+
+        def plain_step(number: int, optimizers: Any = optimizers) -> None:
+            optimizers[number].step()
+            optimizers[number].zero_grad()
+
+        expected = train(nested, None, lambda loss: loss.backward(), plain_step, *plain)
+        runtime = hocket.Runtime(device="cpu")
+        pairs = [runtime.setup(model, torch.optim.SGD(model.parameters(), lr=0.1)) for model in models()]
+
+        @contextlib.contextmanager
+        def blocks(*models: nn.Module, runtime: Any = runtime) -> Any:
+            with contextlib.ExitStack() as stack:
+                for model in models:
+                    stack.enter_context(runtime.accumulate(model))
+                yield
+
+        ours = train(
+            nested, blocks, runtime.backward, lambda n, p=pairs, r=runtime: r.step(p[n][1]), pairs[0][0], pairs[1][0]
+        )
+        for one, other in zip(ours, expected, strict=True):
+            torch.testing.assert_close(one, other, rtol=0, atol=1e-6)
+
+
+def _constant(module: nn.Module) -> None:
+    if isinstance(module, nn.Linear) and module.in_features == 3:
+        nn.init.constant_(module.weight, 0.2)
+        nn.init.zeros_(module.bias)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_mean_over_nothing_counts_nothing(ranks: int) -> None:
+    """First on all ranks, then on one only; the mean is 0 / 0."""
+    masks = torch.tensor([[0.0] * 4, [1.0, 0.0, 1.0, 1.0], [0.0] * 4] + [[0.0, 1.0, 0.0, 0.0]] * (ranks - 1))
+
+    def masked_mean(outputs: Tensor, mask: Tensor) -> Tensor:
+        return (outputs.square().sum(1) * mask).sum() / mask.sum()
+
+    inputs = torch.linspace(-1, 1, masks.numel() * 8).view(*masks.shape, 8)
+    reference = network()
+    masked_mean(reference(inputs.flatten(0, 1)), masks.flatten()).backward()
+    expected = [p - p.grad for p in reference.parameters()]
+
+    def rank_main(rank: int) -> Any:
+        runtime = hocket.Runtime(strategy="ddp" if ranks > 1 else "single", device="cpu")
+        model, optimizer = runtime.setup(model := network(), torch.optim.SGD(model.parameters(), lr=1.0))
+        mine = range(rank, len(masks), ranks)
+        for number in mine:
+            with runtime.accumulate(model, last=number == mine[-1]):
+                runtime.backward(masked_mean(model(inputs[number]), masks[number]), weight=masks[number].sum().item())
+        runtime.step(optimizer)
+        return list(runtime.model_state(model).values())
+
+    for weights in run_ranks(rank_main, ranks):
+        for one, other in zip(weights, expected, strict=True):
+            torch.testing.assert_close(one, other.detach(), rtol=0, atol=1e-5)
+
+
+def test_losses_without_one_mean_are_refused() -> None:
+    def start() -> tuple[Any, Any, Any]:
+        runtime = hocket.Runtime(device="cpu")
+        return runtime, *runtime.setup(model := network(), adam(model))
+
+    runtime, model, optimizer = start()
+    loss = lambda: model(torch.ones(2, 8)).square().mean()  # noqa: E731
+    with runtime.accumulate(model):
+        runtime.backward(loss(), weight=3)
+        runtime.backward(loss(), weight=2)
+    with runtime.accumulate(model):
+        runtime.backward(loss(), weight=6)
+        runtime.backward(loss(), weight=4)
+    with runtime.accumulate(model):
+        runtime.backward(loss(), weight=6)
+        with pytest.raises(RuntimeError, match=r"Loss 2 .* mean over 3 and the first one over 6.*backward\(a \+ b\)"):
+            runtime.backward(loss(), weight=3)
+
+    runtime, model, optimizer = start()
+    with runtime.accumulate(model, last=False):
+        outside = loss()
+    with pytest.raises(RuntimeError, match="Call it within the block"):
+        runtime.backward(outside)
+
+    runtime, model, optimizer = start()
+    for _ in range(2):
+        with runtime.accumulate(model):
+            runtime.backward(loss())
+    runtime.backward(loss())
+    with pytest.raises(RuntimeError, match=r"The gradients of AdamW .* put every backward in a block"):
+        runtime.step(optimizer)
 
 
 def test_weights_of_ones_own() -> None:

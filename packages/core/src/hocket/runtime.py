@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +29,9 @@ from hocket.plugins.bus import Bus
 class Runtime:
     """Joins the other processes and prepares models, optimizers and data for them; the loop is yours.
 
-    ``backward`` weights each loss by what its batch counts for, and gradients are those of the mean over everything since the
-    last step, on all ranks: however many microbatches there were and however unevenly they were shared out. One process
-    with one batch a step gives the very bits of a plain loop.
+    Gradients add up between steps, as in PyTorch. ``backward`` takes the mean of each loss over ranks, weighted by the samples
+    of their batches, and `accumulate` makes the mean over microbatches, however unevenly they are shared out. One process
+    without microbatches is bitwise identical to a plain loop.
 
     Args:
         strategy, precision, device, devices: as in `hocket.Trainer`.
@@ -134,23 +135,41 @@ class Runtime:
 
     # --- a step
 
-    def accumulate(self, model: nn.Module, last: bool = True) -> AbstractContextManager[Any]:
+    @contextmanager
+    def accumulate(self, model: nn.Module, last: bool = True) -> Iterator[None]:
         """Around forward and backward of a microbatch; ranks exchange gradients only in the ``last`` one before a step.
+
+        A step is taken with the weighted mean over these blocks since the model's previous step. Losses within one block add
+        up. Nest the blocks of models that share a loss.
 
         After the last one rank 0's buffers, as the running statistics of batch norm, become those of all ranks. A loop that
         does without this context exchanges gradients in every backward, and each rank's buffers stay its own.
+
+        Example:
+            >>> import hocket, torch
+            >>> runtime = hocket.Runtime(device="cpu")
+            >>> model, optimizer = runtime.setup(net := torch.nn.Linear(1, 1), torch.optim.SGD(net.parameters(), lr=0.1))
+            >>> for number, inputs in enumerate(torch.ones(4, 8, 1)):
+            ...     with runtime.accumulate(model, last=number == 3):
+            ...         runtime.backward(model(inputs).square().mean())
+            >>> runtime.step(optimizer)
+            True
         """
-        context: AbstractContextManager[Any] = self.bus.accumulate(_inner(model), last)
-        return context
+        inner = _inner(model)
+        with self._gradients.block(inner), self.bus.accumulate(inner, last):
+            yield
 
     def backward(self, loss: torch.Tensor, weight: float | None = None) -> None:
-        """Gradients of a mean loss, which go into the mean over all losses since the last step, of whatever model.
-
-        Losses that are to be added up instead, as those of an actor and a critic, are added before: ``backward(a + b)``.
+        """Add the gradients of a mean loss to those since the last step; see `accumulate` for the mean over microbatches.
 
         Args:
             loss: a scalar, the mean over the batch.
-            weight: what that mean is over; None for the samples of this rank's latest batch from `setup_data`, or 1.
+            weight: what that mean is over; None for the samples of this rank's latest batch from `setup_data`, or 1. A loss
+                of weight 0 counts nothing, even if it is NaN.
+
+        Raises:
+            RuntimeError: weights within an `accumulate` block relate otherwise than in the blocks before, or this is called
+                after the block instead of within it.
         """
         ranks = self.strategy.data_ranks
         if weight is not None:
@@ -290,14 +309,21 @@ class PreparedModel(nn.Module):
     def __init__(self, runtime: Runtime, given: nn.Module, prepared: nn.Module) -> None:
         super().__init__()
         self.module = given
-        self._bus = runtime.bus
+        self._bus, self._gradients = runtime.bus, runtime._gradients
         vars(self)["_prepared"] = prepared  # not a submodule: its parameters would be there twice
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The prepared model's, under the precision's context; 16-bit results as float32."""
         with self._bus.forward_context():
             outputs = vars(self)["_prepared"](*args, **kwargs)
-        return batches.map_tensors(lambda tensor: tensor.float() if tensor.dtype in _HALF else tensor, outputs)
+        return batches.map_tensors(self._handed_out, outputs)
+
+    def _handed_out(self, tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.dtype in _HALF:
+            tensor = tensor.float()
+        if tensor.grad_fn is not None:  # else it may be a parameter, which would collect hooks
+            tensor.register_hook(self._gradients.gate)
+        return tensor
 
 
 _HALF = (torch.float16, torch.bfloat16)
@@ -349,37 +375,135 @@ _REPEATED = (
 )
 
 
+class _Blocks:
+    """The losses of one model's `Runtime.accumulate` blocks, which become their weighted mean; or those of nested models."""
+
+    def __init__(self, models: Sequence[nn.Module]) -> None:
+        self.models = models
+        #: Weight of the blocks so far. A block weighs what its first loss does.
+        self.total = 0.0
+        #: What losses were divided by, by their place in a block: their weights in the first block that has any.
+        self.units: list[float] = []
+        self.block, self.place = 0.0, 0
+        self.stepped = False
+
+    def divisor(self, everyone: float) -> float:
+        """What to divide a loss by, which is a mean over ``everyone``. Raises RuntimeError if it is not in proportion."""
+        place, self.place = self.place, self.place + 1
+        if place == 0:
+            self.block = everyone
+            self.total += everyone
+        if self.block and place >= len(self.units):
+            self.units.append(everyone * self.units[0] / self.block if place else everyone)
+        unit, first = (self.units[place], self.units[0]) if self.block else (0.0, 1.0)
+        if not math.isclose(everyone * first, self.block * unit, rel_tol=1e-9):
+            raise RuntimeError(_PROPORTIONS.format(place + 1, everyone, self.block))
+        return unit
+
+    @property
+    def factor(self) -> float:
+        """What makes the mean of the gradients."""
+        return self.units[0] / self.total if self.units else 1.0
+
+    def reach(self, parameters: set[int]) -> bool:
+        """Whether one of the models has one of these parameters, by id."""
+        return any(id(parameter) in parameters for model in self.models for parameter in model.parameters())
+
+
 class _Gradients:
-    """What has been added up since the last step, so that it becomes a mean."""
+    """What has been added up since the last step, and how it becomes a mean over microbatches."""
 
     def __init__(self) -> None:
         #: What the latest batch of `Runtime.setup_data` counts for: here, and on all ranks.
         self.batch: tuple[float, float] | None = None
-        self._unit = 0.0
-        self._total = 0.0
+        self._open: list[nn.Module] = []
+        self._blocks: dict[tuple[int, ...], _Blocks] = {}
+        #: Whether there are losses outside of blocks.
+        self._plain = False
+        #: Whether the latest block ended without a loss.
+        self._without = False
         self._finished: set[int] = set()
+        self._shut = False
+
+    @contextmanager
+    def block(self, model: nn.Module) -> Iterator[None]:
+        """Around the losses of a microbatch."""
+        if not self._open:
+            self._without = True
+            for blocks in self._blocks.values():
+                blocks.place = 0
+        self._open.append(model)
+        try:
+            yield
+        except BaseException:
+            self._without = False
+            raise
+        finally:
+            self._open.pop()
 
     def share(self, mine: float, everyone: float, ranks: int) -> float:
-        """What to multiply a loss by. Gradients are averaged over ranks; the first batch on all ranks is the unit."""
-        if self._finished or not self._total:
-            self._unit, self._total = everyone, 0.0
+        """What to multiply a loss by. Gradients are averaged over ranks."""
+        if self._finished:
             self._finished.clear()
-        self._total += everyone
-        return mine * ranks / self._unit
+            self._plain = False
+            self._blocks = {key: blocks for key, blocks in self._blocks.items() if not blocks.stepped}
+        divisor = everyone
+        if self._open:
+            self._without = False
+            key = tuple(map(id, self._open))
+            if key not in self._blocks:
+                self._blocks[key] = _Blocks(tuple(self._open))
+            divisor = self._blocks[key].divisor(everyone)
+        elif self._without:
+            raise RuntimeError(_OUTSIDE)
+        else:
+            self._plain = True
+        share = mine * ranks / divisor if mine else 0.0
+        self._shut = not share
+        return share
+
+    def gate(self, gradient: torch.Tensor) -> torch.Tensor | None:
+        """Hook of the model's outputs: the gradient of a mean over nothing, 0 / 0, times 0 is still not a number."""
+        return torch.zeros_like(gradient) if self._shut else None
 
     def finish(self, bus: Bus, optimizer: torch.optim.Optimizer) -> None:
-        """Make the gradients of ``optimizer`` unscaled means, once. Raises RuntimeError if there are none."""
-        if not self._total:
+        """Make the gradients of ``optimizer`` unscaled means, once. Raises RuntimeError if there are none, or no one mean."""
+        if not self._blocks and not self._plain:
             raise RuntimeError("There are no gradients: call backward(loss) before clip_gradients and step.")
         if id(optimizer) in self._finished:
             return
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        all_blocks = list(self._blocks.values())
+        mine = all_blocks
+        if len(all_blocks) > 1:
+            ids = set(map(id, parameters))
+            mine = [blocks for blocks in all_blocks if blocks.reach(ids)] or all_blocks
+        factors = {blocks.factor for blocks in mine} | ({1.0} if self._plain else set())
+        if len(factors) > 1:
+            raise RuntimeError(_FACTORS.format(type(optimizer).__name__))
         self._finished.add(id(optimizer))
+        for blocks in mine:
+            blocks.stepped = True
         bus.unscale_gradients(optimizer)
-        if self._unit != self._total:
-            for group in optimizer.param_groups:
-                for parameter in group["params"]:
-                    if parameter.grad is not None:
-                        parameter.grad.mul_(self._unit / self._total)
+        if (factor := factors.pop()) != 1:
+            for parameter in parameters:
+                if parameter.grad is not None:
+                    parameter.grad.mul_(factor)
+
+
+_PROPORTIONS = (
+    "Loss {} of an accumulate block is a mean over {:g} and the first one over {:g}, a ratio that differs from the blocks "
+    "before, so no one factor makes means of both. Give the losses of a block the same weight, or add them: backward(a + b)."
+)
+_OUTSIDE = (
+    "backward was called after an accumulate block in which there was none. Call it within the block: "
+    "with runtime.accumulate(model, last=…): runtime.backward(loss_function(model(inputs)))."
+)
+_FACTORS = (
+    "The gradients of {} hold losses of accumulate blocks, to be averaged, and others with another number of blocks or none at "
+    "all. Step before other losses of the same parameters, or put every backward in a block: "
+    "with runtime.accumulate(model): runtime.backward(loss)."
+)
 
 
 def _inner(model: nn.Module) -> nn.Module:
