@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +81,20 @@ def test_weights_that_are_not_finite_are_never_checkpointed(
     names = sorted(path.name for path in (tmp_path / "kept").glob("ep*"))
     assert names == ["ep0-ba4"]
     assert _finite(tmp_path / "kept" / "ep0-ba4")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
+def test_one_element_of_the_weights_decides(dtype: torch.dtype) -> None:
+    """Finite weights may be so large that their sum is not."""
+    model = nn.Linear(3, 333, dtype=dtype)
+    trainer = hocket.Trainer(model=model, loss=nn.functional.mse_loss, device="cpu", nonfinite="warn")
+    largest = torch.finfo(dtype).max
+    for value in (largest, -largest, float("nan"), float("inf"), -float("inf")):
+        nn.init.constant_(model.weight, largest)
+        with torch.no_grad():
+            model.weight[331, 1] = value
+        with nullcontext() if model.weight.isfinite().all() else pytest.warns(RuntimeWarning, match="are not finite"):
+            assert trainer._loop.may_checkpoint() is bool(model.weight.isfinite().all())
 
 
 # --- tensors that say they are on a device, without values

@@ -61,13 +61,13 @@ def join(path: str, key: Any) -> str:
             f"{path or 'the tree'}: the key {key!r} is of type {type(key).__name__}; a checkpoint's dicts have str keys. "
             "Write str(key), and convert it back after reading."
         )
-    if any("\ud800" <= character <= "\udfff" for character in key):
+    if not key.isascii() and any("\ud800" <= character <= "\udfff" for character in key):
         raise TypeError(f"{path or 'the tree'}: the key {key!r} has surrogates, which is no text.")
     return f"{path}.{key}" if path else key
 
 
 def _text(text: str) -> Any:
-    if any("\ud800" <= character <= "\udfff" for character in text):
+    if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
         return {"$text": base64.b64encode(text.encode("utf-8", "surrogatepass")).decode()}
     return text
 
