@@ -322,6 +322,13 @@ def test_what_is_opened_last_is_closed_first() -> None:
     assert names(bus, "after_loss") == ["only-after", "late", "b", "a"]
 
 
+def test_what_a_constraint_opens_last_is_closed_first() -> None:
+    pair = (Event.BEFORE_LOSS, Event.AFTER_LOSS)
+    bus = Bus([algorithm("a", pair), algorithm("b", pair, before=("a",)), algorithm("c", pair)])
+    assert names(bus, "before_loss") == ["b", "a", "c"]
+    assert names(bus, "after_loss") == ["c", "a", "b"]
+
+
 @given(st.permutations(range(5)), st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), max_size=6))
 def test_constraints_hold_or_are_refused(order: list[int], pairs: list[tuple[int, int]]) -> None:
     """Whatever the user's order: every ``before`` is kept, or there is a cycle that is named."""

@@ -27,6 +27,7 @@ from hypothesis import strategies as st
 from hocket.checkpoints import CheckpointError, header, leftovers, pages, references, shards
 from hocket.checkpoints import format as formats
 from hocket.checkpoints import manifest as manifests
+from hocket.checkpoints.ranks import Ranks
 from hocket.checkpoints.snapshot import Snapshot, Staging
 
 pytest.importorskip("numpy")  # the safetensors library, which files are compared with, needs it
@@ -402,6 +403,19 @@ def test_a_checkpoint_is_replaced_and_what_is_none_is_not(tmp_path):
     with pytest.raises(CheckpointError, match=r"is no checkpoint \(it has thesis\.tex\)"):
         make(tmp_path / "data")
     assert files_of(tmp_path) == ["c", "data"] and files_of(tmp_path / "data") == ["thesis.tex"]
+
+
+def test_shards_are_bounded_and_numbered_by_rank(tmp_path, monkeypatch):
+    """Of five tensors of 40 bytes two are in a file of at most 100; ranks that write into one folder share no number."""
+    monkeypatch.setattr(formats, "SHARD", 100)
+    tree = {"model": {str(number): torch.full((10,), float(number)) for number in range(5)}}
+    numbers = []
+    for rank in range(2):
+        files = formats.write_part(tmp_path, Snapshot(tree), Ranks(rank, 2)).files
+        sizes = [sum(each.nbytes for each in safetensors.torch.load_file(tmp_path / name).values()) for name in files]
+        assert sorted(sizes) == [40, 80, 80]
+        numbers += [int(name.split("-")[1]) for name in files]
+    assert sorted(numbers) == [1, 2, 3, 4, 5, 6]
 
 
 def fork(function):

@@ -243,6 +243,27 @@ def test_what_waits_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert f"{10 - len(logger.rows)} rows dropped" in str(told[-1].message)
 
 
+def test_what_was_dropped_when_it_was_closed_is_not_written_later(tmp_path: Path) -> None:
+    go = threading.Event()
+
+    class Stuck(Keep):
+        deadline = 0.05
+
+        def log_metrics(self, state: Any, metrics: Any) -> None:
+            go.wait()
+            super().log_metrics(state, metrics)
+
+    logger = Stuck()
+    trainer = make(tmp_path, logger)
+    with pytest.warns(LoggerWarning) as told:
+        trainer.fit()
+        trainer.close()
+    (thread,) = [each for each in threading.enumerate() if "'Stuck'" in each.name or "'stuck'" in each.name]
+    go.set()
+    thread.join(60)
+    assert [batch for batch, _ in logger.rows] == [1] and "9 rows dropped" in str(told[-1].message)
+
+
 @pytest.mark.parametrize("placed", [True, False])
 @pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()], ids=["exit", "Ctrl-C"])
 def test_who_wants_to_end_the_run_does(tmp_path: Path, placed: bool, error: BaseException) -> None:

@@ -68,6 +68,7 @@ def test_a_killed_process_holds_no_folder_though_its_forks_live(tmp_path: Path) 
         store.acquire("killed")
         ended = fork(store.release)
         ended.join()
+        assert ended.exitcode == 0
         fork(over.wait)
         ready.set()
         signal.pause()
@@ -82,6 +83,23 @@ def test_a_killed_process_holds_no_folder_though_its_forks_live(tmp_path: Path) 
     store.acquire("next")
     store.release()
     over.set()
+
+
+@pytest.mark.skipif(locks.fcntl is None, reason="folders are not locked here")
+def test_a_lock_that_was_released_while_the_next_one_opened_its_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, flock = locks.FileLock(tmp_path, "first"), locks.fcntl.flock
+
+    def later(file: Any, operation: int) -> None:
+        first.release()  # the first time only
+        flock(file, operation)
+
+    monkeypatch.setattr(locks.fcntl, "flock", later)
+    second = locks.FileLock(tmp_path, "second")
+    with pytest.raises(InUse, match="run 'second'"):
+        locks.FileLock(tmp_path, "third")
+    second.release()
 
 
 def test_a_lock_whose_file_somebody_removed_is_made_again(place: str) -> None:
