@@ -87,7 +87,9 @@ def test_weights_that_are_not_finite_are_never_checkpointed(
 def test_one_element_of_the_weights_decides(dtype: torch.dtype) -> None:
     """Finite weights may be so large that their sum is not."""
     model = nn.Linear(3, 333, dtype=dtype)
-    trainer = hocket.Trainer(model=model, loss=nn.functional.mse_loss, device="cpu", nonfinite="warn")
+    trainer = hocket.Trainer(
+        model=model, loss=nn.functional.mse_loss, device="cpu", optimizer=torch.optim.AdamW, nonfinite="warn"
+    )
     largest = torch.finfo(dtype).max
     for value in (largest, -largest, float("nan"), float("inf"), -float("inf")):
         nn.init.constant_(model.weight, largest)
