@@ -221,12 +221,23 @@ def test_a_metric_that_is_not_there_is_an_error(duration: str) -> None:
 # --- disks that fail
 
 
+class Breaks(hocket.Callback):
+    def batch_start(self, state: hocket.State) -> None:
+        if Path("breaks").is_dir():
+            shutil.rmtree("breaks")
+            Path("breaks").write_text("")
+
+
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_a_checkpoint_that_cannot_be_written(asynchronous: bool, uninterrupted: dict[str, Tensor]) -> None:
     """Training stops, or goes on and says so, as asked."""
+    with pytest.raises(CheckpointError, match=r"could not be written to Store\('breaks'\)"):
+        make("breaks", policy={"asynchronous": asynchronous}, callbacks=[Breaks()]).fit()
     Path("file").write_text("")
-    with pytest.raises(CheckpointError, match=r"could not be written to Store\('file/checkpoints'\)"):
-        make("file/checkpoints", policy={"asynchronous": asynchronous}).fit()
+    trainer = make("file/checkpoints", policy={"asynchronous": asynchronous})
+    with pytest.raises(CheckpointError, match=r"No checkpoint can be written to .*: Not a directory\. .*give another"):
+        trainer.fit()
+    assert trainer.state.timestamp.batch == 0
     trainer = make("file/checkpoints", policy={"asynchronous": asynchronous, "every": "1ep", "on_error": "warn"})
     with pytest.warns(RuntimeWarning, match="Training goes on without it"):
         trainer.fit()

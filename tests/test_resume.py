@@ -589,7 +589,14 @@ def test_other_data_than_before_is_an_error() -> None:
     first = maker(LOADERS["shuffle"])(net(0), [at])
     at.trainer = first
     first.fit()
-    others = {"had 5 batches": lambda: DataLoader(tensors(30), BATCH), "kind 'indices'": LOADERS["list of batches"]}
+    others = {
+        "had 5 batches": lambda: DataLoader(tensors(30), BATCH),
+        "kind 'indices'": LOADERS["list of batches"],
+        "sampler .* was BatchSampler of RandomSampler .* is BatchSampler of SequentialSampler": LOADERS["in order"],
+        f"length .* was {SAMPLES} .* is {SAMPLES - 1} now": lambda: DataLoader(
+            tensors(SAMPLES - 1), BATCH, shuffle=True
+        ),
+    }
     for message, data in others.items():
         second = maker(data)(net(0), [])
         second.load_state_dict(at.tree)

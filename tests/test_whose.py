@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import warnings
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ import hocket
 from hocket.checkpoints import CheckpointError
 from hocket.checkpoints import format as formats
 from hocket.checkpoints.store import Store
+from hocket.run_folder import RunFolderError
 from hocket.testkit import run_ranks
 
 BATCHES = [(torch.full((2, 3), float(number)), torch.zeros(2, 1)) for number in range(3)]
@@ -175,3 +178,69 @@ def test_a_cache_that_cannot_be_written_ends_no_run() -> None:
         warnings.simplefilter("error")
         make(None, microbatch="auto", loggers=[], folder="elsewhere").fit()
     assert Path("elsewhere/microbatch.json").exists()
+
+
+class Stops(hocket.Callback):
+    def __init__(self, batch: int) -> None:
+        self._batch = batch
+
+    def batch_start(self, state: hocket.State) -> None:
+        if state.timestamp.batch == self._batch:
+            raise OSError("the machine is gone")
+
+
+def rows(file: Path) -> list[int]:
+    return [row["batch"] for row in map(json.loads, file.read_text().splitlines()) if "batch" in row]
+
+
+def test_a_run_that_ended_before_its_first_checkpoint_begins_again(capsys: Any) -> None:
+    """By the same line, with its name; what it logged before is kept."""
+    for _ in range(2):
+        with pytest.raises(OSError, match="gone"):
+            make(run_name="a", resume="auto", callbacks=[Stops(2)]).fit()
+    run = Path("runs/a")
+    assert make(run_name="a", resume="auto", duration="2ep").fit().run_folder == run
+    assert [rows(run / f"metrics{which}.jsonl") for which in (".earlier-1", ".earlier-2", "")] == [
+        [1, 2], [1, 2], [1, 2, 3, 4, 5, 6],
+    ]  # fmt: skip
+    assert "its lines are kept in metrics.earlier-2.jsonl" in capsys.readouterr().err
+    make(run_name="a", resume="auto", duration="3ep").fit()
+    assert rows(run / "metrics.jsonl") == list(range(1, 10))
+    with pytest.raises(RunFolderError, match="another run"):
+        make("other", run_name="a", resume="auto")
+    make(run_name="a", policy={"overwrite": True}, duration="1ep").fit()
+    assert rows(run / "metrics.earlier-3.jsonl") == list(range(1, 10)) and rows(run / "metrics.jsonl") == [1, 2, 3]
+
+
+def test_a_run_goes_on_in_one_of_two_copies(capsys: Any) -> None:
+    """Else they would remove each other's rows; a moved folder and a backup that is put back are no second one."""
+    make(duration="1ep").fit()
+    file = next(Path("runs").glob("*/metrics.jsonl"))
+    shutil.copytree("ck", "copy")
+
+    class Second(hocket.Callback):
+        def batch_start(self, state: hocket.State) -> None:
+            if state.timestamp.batch == 4:
+                with pytest.raises(CheckpointError, match=r"a copy of .*ck, which the run is writing to now"):
+                    make("copy", resume="auto")
+
+    make(resume="auto", duration="2ep", callbacks=[Second()]).fit()
+    with pytest.raises(CheckpointError, match=r"went on to ep2-ba6.*resume='copy/ep1-ba3'"):
+        make("copy", resume="auto")
+    assert rows(file) == [1, 2, 3, 4, 5, 6]
+    make("branch", resume="copy/ep1-ba3", duration="2ep").fit()
+    shutil.move("ck", "moved")
+    make("moved", resume="auto", duration="3ep").fit()
+    assert rows(file) == list(range(1, 10))
+    shutil.move("copy", "ck")
+    shutil.rmtree("moved")
+    make(resume="auto", duration="2ep").fit()
+    assert rows(file) == [1, 2, 3, 4, 5, 6]
+
+
+def test_the_newest_by_its_file_and_a_folder_of_several() -> None:
+    make(duration="2ep").fit()
+    assert make("a", resume="ck/latest").fit().timestamp.batch == 9 and names("a") == ["ep3-ba9"]
+    assert make(resume="ck/latest").fit().timestamp.batch == 9 and names() == ["ep1-ba3", "ep2-ba6", "ep3-ba9"]
+    with pytest.raises(CheckpointError, match=r"several checkpoints: ep1-ba3.*ck/ep3-ba9'.*resume='auto'"):
+        make("b", resume="ck")

@@ -70,18 +70,51 @@ class RunFolder:
 
     def __init__(self, parent: Path, run: Run, continues: bool = False) -> None:
         self.path = parent / run.name
-        self._run, self._claimed = run, False
+        self._run, self._continues, self._claimed = run, continues, False
+        #: Where the run writes checkpoints, and the earlier run whose folder this was.
+        self._checkpoints: str | None = None
+        self._earlier: str | None = None
         # As it is now: later there may be checkpoints of this run in it.
         self._unmarked = not continues and _has_files(self.path)
 
+    def take_over(self, checkpoints: str) -> None:
+        """For a new run that may write its checkpoints there: the folder may be that of an earlier run that did, too.
+
+        That one is over, and never wrote a checkpoint or is replaced. What it logged stays.
+        """
+        self._checkpoints = checkpoints
+        mark = _read_mark(self.path)
+        if mark and mark.get("checkpoints") == self._relative(checkpoints):
+            self._earlier = mark["run"]
+
+    def moved_from(self, checkpoints: str) -> str | None:
+        """For a run that goes on from its checkpoints there: where they were written when it was here last, if elsewhere."""
+        self._checkpoints = checkpoints
+        mark = _read_mark(self.path)
+        before = mark.get("checkpoints") if mark and mark["run"] == self._run.id else None
+        if not isinstance(before, str) or before == self._relative(checkpoints):
+            return None
+        return before if "://" in before else os.path.normpath(os.path.join(os.path.realpath(self.path), before))
+
+    def _relative(self, checkpoints: str) -> str:
+        """As the mark has it: both may be moved together."""
+        if "://" in checkpoints:
+            return checkpoints
+        try:
+            return Path(os.path.relpath(checkpoints, os.path.realpath(self.path))).as_posix()
+        except ValueError:  # another drive
+            return checkpoints
+
     def check(self) -> None:
         """Raise RunFolderError if another run has written into the folder."""
-        owner = _owner(self.path)
-        if owner == self._run.id or (owner is None and not self._unmarked):
+        mark = _read_mark(self.path)
+        owner = None if mark is None else mark.get("run")
+        if owner == self._run.id or (mark is None and not self._unmarked) or (owner and owner == self._earlier):
             return
         raise RunFolderError(
             f"{self.path} has the files of another run, which stay as they are. To continue that run, pass resume='auto' and "
-            f"its checkpoints=; for a new one, another run_name than {self._run.name!r}, or run_name=None, which makes one up."
+            f"its checkpoints=; for a new one, another run_name than {self._run.name!r}, or run_name=None, which makes one "
+            "up; or remove the folder, if nobody needs it."
         )
 
     def claim(self) -> Path:
@@ -89,7 +122,10 @@ class RunFolder:
         if not self._claimed:
             self.check()
             self.path.mkdir(parents=True, exist_ok=True)
-            _mark(self.path, self._run)
+            replace = self._continues or (self._earlier is not None)
+            checkpoints = None if self._checkpoints is None else self._relative(self._checkpoints)
+            _write_mark(self.path, self._run, checkpoints, replace)
+            self._earlier = None
             self.check()  # somebody else may have been first
             self._claimed = True
         return self.path
@@ -104,6 +140,9 @@ class TemporaryFolder(RunFolder):
         self.path = parent / run.name
         self._made: Path | None = None
 
+    def take_over(self, checkpoints: str) -> None:
+        """It is new."""
+
     def check(self) -> None:
         """Nobody else writes there."""
 
@@ -115,26 +154,34 @@ class TemporaryFolder(RunFolder):
         return self._made
 
 
-def _owner(folder: Path) -> str | None:
-    """The identity that the mark has; None if there is no mark, "" if it cannot be read."""
+def _read_mark(folder: Path) -> dict[str, Any] | None:
+    """What the mark says; None if there is no mark, nothing if it cannot be read."""
     try:
-        return str(json.loads((folder / RECORD).read_text(encoding="utf-8"))["run"])
+        mark = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+        return {**mark, "run": str(mark["run"])}
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError, KeyError, TypeError):
-        return ""
+        return {}
 
 
-def _mark(folder: Path, run: Run) -> None:
-    """Write the mark in one step, unless there is one."""
+def _write_mark(folder: Path, run: Run, checkpoints: str | None, replace: bool) -> None:
+    """Write the mark in one step; unless there is one, if it is not to be replaced."""
     record = folder / RECORD
-    if record.exists():
+    before = _read_mark(folder)
+    if before is not None and (not replace or (before.get("run"), before.get("checkpoints")) == (run.id, checkpoints)):
         return
+    began = time.strftime("%Y-%m-%dT%H:%M:%S%z")
+    if before and before["run"] == run.id:
+        began = before.get("began", began)
+    mark = {"run": run.id, "name": run.name, "began": began, "checkpoints": checkpoints}
     temporary = folder / f".{RECORD}.{secrets.token_hex(8)}"
-    text = json.dumps({"run": run.id, "name": run.name, "began": time.strftime("%Y-%m-%dT%H:%M:%S%z")})
-    temporary.write_text(text + "\n", encoding="utf-8")
+    temporary.write_text(json.dumps(mark) + "\n", encoding="utf-8")
     try:
-        os.link(temporary, record)  # a rename would replace one that was written meanwhile
+        if before is not None:
+            temporary.replace(record)
+        else:
+            os.link(temporary, record)  # a rename would replace one that was written meanwhile
     except FileExistsError:
         pass
     except OSError:  # file systems without hard links

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from hocket.checkpoints.errors import CheckpointError
+from hocket.checkpoints.locks import InUse
 from hocket.checkpoints.store import Store
 from hocket.run_folder import Run
 
@@ -45,18 +46,41 @@ class Ownership:
         self._replaced = self._displace(there, problem, readable)
         self._run, self._resumed, self._newest = run, False, 0.0
 
-    def resume(self, run: Run, name: str, newest: bool) -> None:
+    def resume(self, run: Run, name: str, newest: bool, elsewhere: str | None = None) -> None:
         """Continue a run from its checkpoint ``name`` in this store.
 
-        Raises CheckpointError if others of this run were written after it, unless ``newest``: then they are damaged.
+        Raises CheckpointError if others of this run were written after it, unless ``newest``: then they are damaged. And if
+        the run went on ``elsewhere``, where it wrote before, or is about to.
         """
         self._run, self._resumed, self._replaced = run, True, set()
+        taken = self._store.about(name)["written"]
+        if elsewhere is not None and (why := self._went_on(elsewhere, taken)):
+            raise CheckpointError(
+                f"{self._store} is a copy of {elsewhere}, {why}. A run goes on in one of them, and logs to one folder. For a "
+                f"second run that begins here, pass resume='{self._store.folder}/{name}' and another folder as checkpoints=; "
+                f"if the other is not needed, remove it."
+            )
         if not newest:
-            taken = self._store.about(name)["written"]
             later = [each for each, about in self.own().items() if about["written"] > taken]
             problem = f"{self._store} has checkpoints of this run that were written after '{name}': {_list(later)}."
             self._replaced = self._displace(later, problem)
         self.note()
+
+    def _went_on(self, elsewhere: str, taken: float) -> str:
+        """How the run went on elsewhere since then, or empty if it did not."""
+        try:
+            there = Store(elsewhere)
+            its = {name: about for name, about in there.abouts().items() if self._has(about)}
+            if later := [name for name, about in its.items() if about["written"] > taken]:
+                return f"from which the run went on to {_list(later)}"
+            if its:
+                there.acquire(self._run.name)
+                there.release()
+        except InUse:
+            return "which the run is writing to now"
+        except (CheckpointError, OSError, ImportError, ValueError):  # it is not there any more, or out of reach
+            pass
+        return ""
 
     def _displace(self, names: Iterable[str], problem: str, readable: bool = True) -> set[str]:
         names = list(names)

@@ -19,6 +19,7 @@ from hocket.callback import Callback
 from hocket.checkpoints import content
 from hocket.checkpoints.errors import CheckpointError
 from hocket.checkpoints.hidden import HiddenTensors
+from hocket.checkpoints.manifest import LATEST
 from hocket.checkpoints.ownership import Ownership
 from hocket.checkpoints.ranks import Ranks, of_a_thread
 from hocket.checkpoints.snapshot import Snapshot, Staging
@@ -117,14 +118,19 @@ class Checkpoints(Callback):
         if fresh:
             with seeding.preserved(devices=False):
                 ranks_of(state).first(lambda: self._owned.begin(state.run, readable))
+            state.folder.take_over(self.store.where)
         self._trainer = weakref.ref(trainer)
         self._saved, self._evaluated, self._share = None, {}, 0.0
         self._failure = self._threads = None
         self._hidden = HiddenTensors()
 
     def resumed(self, state: State, name: str, newest: bool) -> None:
-        """For `resume`: the run goes on from this checkpoint of the store; see `Ownership.resume`."""
-        ranks_of(state).first(lambda: self._owned.resume(state.run, name, newest))
+        """For `resume`: the run goes on from this checkpoint of the store; see `Ownership.resume`.
+
+        Raises CheckpointError if the store is a copy, and the run went on from the other: its folder can follow only one.
+        """
+        elsewhere = state.folder.moved_from(self.store.where)
+        ranks_of(state).first(lambda: self._owned.resume(state.run, name, newest, elsewhere))
 
     def begin(self, state: State) -> None:
         """For the Trainer, before a fit: raise CheckpointError, on all ranks, if another run writes here or has written."""
@@ -132,8 +138,13 @@ class Checkpoints(Callback):
             ranks_of(state).first(lambda: self._take(state))
 
     def _take(self, state: State) -> None:
-        self.store.acquire(state.run.name)
+        problem = self.store.acquire(state.run.name)
         try:
+            if problem is not None and self._on_error == "stop":
+                raise CheckpointError(
+                    f"No checkpoint can be written to {self.store.where}: {problem}. Make it a folder that this user may write "
+                    "to, or give another: checkpoints=hocket.Checkpoints('…')."
+                )
             self._owned.check()
         except BaseException:
             self.store.release()
@@ -423,7 +434,13 @@ def resume(trainer: Trainer, where: str | Path, checkpoints: Checkpoints | None)
         folder, _, name = path.rstrip("/").rpartition("/")
         store = Store(folder or "/")
         store = own if own is not None and store.where == own.where else store
-        tree = store.read(name, like=content.shards(trainer), ranks=ranks)
+        with seeding.preserved(devices=False):
+            name = ranks.first(lambda: _named(store, name, path))
+        try:
+            tree = store.read(name, like=content.shards(trainer), ranks=ranks)
+        except CheckpointError as error:
+            error.add_note(f"While going on from '{name}' in {store}.")
+            raise
     if "version" not in tree:
         raise ValueError(
             f"'{name}' in {store} holds weights only, which is not enough to resume from. Leave out resume=, and give the "
@@ -445,6 +462,19 @@ def resume(trainer: Trainer, where: str | Path, checkpoints: Checkpoints | None)
         raise
     if checkpoints is not None and store is own:
         checkpoints.note_saved(state)
+
+
+def _named(store: Store, name: str, path: str) -> str:
+    """The checkpoint that was meant: the file ``latest`` is the newest. Raises CheckpointError for a folder of several."""
+    there = store.names()
+    if name == LATEST and there:
+        return there[-1]
+    if name not in there and (several := Store(path).names()):
+        raise CheckpointError(
+            f"{path} has several checkpoints: {', '.join(several)}. Pass one of them, such as resume='{path}/{several[-1]}'; "
+            f"or to go on in that folder from its newest, checkpoints=hocket.Checkpoints('{path}'), resume='auto'."
+        )
+    return name
 
 
 def ranks_of(state: State) -> Ranks:

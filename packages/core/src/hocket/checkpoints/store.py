@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import secrets
@@ -156,10 +157,11 @@ class Store:
             return f" Of the checkpoints before it these are not found as they were: {', '.join(lost)}."
         return " The checkpoints before it are as they were." if others else ""
 
-    def acquire(self, run: str) -> None:
+    def acquire(self, run: str) -> str | None:
         """Keep other runs from writing until `release`; ``run`` is what they are told. Raises InUse if another one writes.
 
-        Where the place cannot be written to now, writing says so, and tries to lock it before.
+        Returns why the folder can never be written to as it is. Where it only fails now, writing says so, and tries to lock it
+        before.
         """
         self._run = run
         try:
@@ -169,8 +171,13 @@ class Store:
                 self._held.check()
         except InUse:
             raise
-        except (OSError, CheckpointError):
-            return
+        except (PermissionError, FileExistsError, NotADirectoryError) as error:
+            return error.strerror
+        except OSError as error:
+            return error.strerror if error.errno == errno.EROFS else None
+        except CheckpointError:
+            pass
+        return None
 
     def release(self) -> None:
         """Let other runs write."""

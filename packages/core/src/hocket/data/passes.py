@@ -54,6 +54,8 @@ class Passes:
         self._source: Any = getattr(data, "loader", data)
         self._sources = Sources(given)
         self.kind, self._stateful = _kind(self._source, given)
+        #: What the indices of a pass are drawn from, besides random numbers.
+        self._drawn = _drawn(given) if self.kind == "indices" else {}
         self._lasting = _lasting(self._source, self._stateful)
         #: Whether other ranks have other data, not other shares of the same.
         self.of_rank: bool = getattr(data, "of_rank", False)
@@ -78,6 +80,7 @@ class Passes:
             "kind": self.kind,
             "of_rank": self.of_rank,
             "batches": length(self._source),
+            "drawn": self._drawn,
             "global_batch": list(makeup(self._data)),
             "sources": self._sources.capture(),
             "workers": self._start_workers_like or self._workers,
@@ -134,6 +137,13 @@ class Passes:
                 f"The training data had {tree['batches']} batches when the checkpoint was taken, in the middle of a pass, and "
                 f"has {now} now. Resume with the same data set and batch size."
             )
+        for what, then in tree.get("drawn", {}).items():
+            if then != (given := self._drawn.get(what, then)) and None not in (then, given):
+                raise DataError(
+                    f"The {what} of the training data was {then} when the checkpoint was taken, in the middle of a pass, and "
+                    f"is {given} now, so the samples that are left are not known. Resume with what the run began with, or "
+                    "from the end of an epoch."
+                )
         self._start_workers_like = tree["workers"]
         outside = seeding.capture()
         if tree["start"] is not None:
@@ -279,6 +289,13 @@ def _get(sources: Sources) -> dict[str, Any]:
 def _put(start: Mapping[str, Any], sources: Sources) -> None:
     seeding.restore(seeding.from_tree(start["global"]))
     sources.restore(start["sources"])
+
+
+def _drawn(given: Any) -> dict[str, int | str | None]:
+    """What has to be the same for the indices of a pass to be drawn again, as far as the user's loader says."""
+    samplers = [getattr(given, name, None) for name in ("batch_sampler", "sampler")]
+    names = [type(sampler).__qualname__ for sampler in samplers if sampler is not None]
+    return {"length": length(getattr(given, "dataset", ())) or None, "sampler": " of ".join(names) or None}
 
 
 def _kind(source: Any, given: Any) -> tuple[str, Any]:

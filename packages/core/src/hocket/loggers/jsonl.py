@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import math
+import sys
 import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,8 +22,9 @@ class JSONLinesLogger(Logger):
     that would be ``epoch``); the first line of a run has its ``hyperparameters`` and the ``run``'s identity. Lines are written
     through at once, so a killed run loses at most the current line, whose rest is removed. A fit that resumes from a
     checkpoint continues the file where it was then, so that every line is there once; if it is another file, or was changed
-    since, nothing is removed. With ``all_ranks``, ranks other than 0 write ``metrics.rank1.jsonl`` and so on. JSON knows no
-    numbers that are not finite: these are the strings ``"NaN"``, ``"Infinity"``, ``"-Infinity"``, which Python's and
+    since, nothing is removed. A file of an earlier run is kept as ``metrics.earlier-1.jsonl``. With ``all_ranks``, ranks
+    other than 0 write ``metrics.rank1.jsonl`` and so on. JSON knows no numbers that are not finite: these are the strings
+    ``"NaN"``, ``"Infinity"``, ``"-Infinity"``, which Python's and
     JavaScript's conversions to numbers read.
 
     Args:
@@ -91,6 +93,7 @@ class JSONLinesLogger(Logger):
         data = text.encode() + b"\n"
         if self._file is None:
             path = self._path(state)
+            _keep(path, state.run.id)
             self._size, self._sum = _mend(path)
             self._file = path.open("ab", buffering=0)
         written = self._file.write(data)
@@ -113,6 +116,22 @@ def _strict(value: Any) -> Any:
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):
         return [_strict(item) for item in value]
     return value
+
+
+def _keep(path: Path, run: str) -> None:
+    """Give a file that another run began, in a folder that is this one's now, another name."""
+    try:
+        with path.open("rb") as file:
+            whose = json.loads(file.readline())["run"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return
+    if whose == run:
+        return
+    number = 1
+    while (kept := path.with_name(f"{path.stem}.earlier-{number}{path.suffix}")).exists():
+        number += 1
+    path.rename(kept)
+    print(f"hocket: {path} was of an earlier run; its lines are kept in {kept.name}.", file=sys.stderr, flush=True)
 
 
 def _mend(path: Path) -> tuple[int, int]:
