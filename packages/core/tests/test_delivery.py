@@ -238,23 +238,29 @@ def test_what_waits_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     with pytest.warns(LoggerWarning) as told:
         make(tmp_path, logger, callbacks=[Release()]).fit()
     batches = [batch for batch, _ in logger.rows]
-    assert 4 <= len(batches) < 10 and batches[:4] == [1, 2, 3, 4] and batches == sorted(batches)
+    assert len(batches) in (4, 5), "four wait, and one may be under way"
+    assert batches[:4] == [1, 2, 3, 4] and batches == sorted(batches)
     assert "is slower than training: 4 calls wait for it" in str(told[0].message)
     assert f"{10 - len(logger.rows)} rows dropped" in str(told[-1].message)
 
 
 def test_what_was_dropped_when_it_was_closed_is_not_written_later(tmp_path: Path) -> None:
-    go = threading.Event()
+    go, entered = threading.Event(), threading.Event()
 
     class Stuck(Keep):
         deadline = 0.05
 
         def log_metrics(self, state: Any, metrics: Any) -> None:
+            entered.set()
             go.wait()
             super().log_metrics(state, metrics)
 
+    class UnderWay(hocket.Callback):
+        def fit_end(self, state: Any) -> None:
+            assert entered.wait(60)
+
     logger = Stuck()
-    trainer = make(tmp_path, logger)
+    trainer = make(tmp_path, logger, callbacks=[UnderWay()])
     with pytest.warns(LoggerWarning) as told:
         trainer.fit()
         trainer.close()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import multiprocessing
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -83,6 +85,20 @@ def test_a_killed_process_holds_no_folder_though_its_forks_live(tmp_path: Path) 
     store.acquire("next")
     store.release()
     over.set()
+
+
+@pytest.mark.skipif(locks.fcntl is None, reason="folders are not locked here")
+def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def flock(file: Any, operation: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(locks.fcntl, "flock", flock)
+    with pytest.raises(OSError, match="No locks"):
+        locks.FileLock(tmp_path, "run")
+    store = Store(tmp_path)
+    store.acquire("run")
+    store.save("ba1", {"a": 1}, {})  # without one
+    assert store.read("ba1") == {"a": 1}
 
 
 @pytest.mark.skipif(locks.fcntl is None, reason="folders are not locked here")
@@ -166,6 +182,71 @@ def test_what_runs_elsewhere_is_seen_to_renew_it(memory: Any) -> None:
         with pytest.raises(InUse, match="run 'elsewhere'"):
             Store(f"memory:/{memory[1]}", lease=60).acquire("next")
     store.release()
+
+
+def test_a_renewal_under_way_does_not_bring_a_released_lock_back(memory: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    fs, root = memory
+    original, entered, released = type(fs).pipe_file, threading.Event(), threading.Event()
+
+    def pipe_file(self: Any, path: str, value: bytes, **options: Any) -> None:
+        if not options:  # a renewal, by a slow server
+            entered.set()
+            released.wait(0.2)
+        original(self, path, value, **options)
+
+    monkeypatch.setattr(type(fs), "pipe_file", pipe_file)
+    store = Store(f"memory:/{root}", lease=0.06)
+    store.acquire("run")
+    assert entered.wait(60)
+    (renewing,) = [each for each in threading.enumerate() if each.name == "hocket-lock"]
+    store.release()
+    released.set()
+    renewing.join(60)
+    assert not fs.exists(f"{root}/.lock")
+
+
+def test_a_lock_that_was_lost_is_not_renewed(memory: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    fs, root = memory
+    original, waited = threading.Event.wait, threading.Semaphore(0)
+
+    def wait(self: Any, timeout: float | None = None) -> bool:
+        if timeout == 0.01:
+            waited.release()
+        return original(self, timeout)
+
+    store = Store(f"memory:/{root}", lease=0.06)
+    store.acquire("run")
+    left_behind(memory, run="other")
+    taken = fs.cat_file(f"{root}/.lock")
+    monkeypatch.setattr(threading.Event, "wait", wait)
+    assert all(waited.acquire(timeout=60) for _ in range(2)), "the thread has looked in between"
+    assert fs.cat_file(f"{root}/.lock") == taken
+    with pytest.raises(InUse, match="run 'other'"):
+        store.acquire("run")
+    store.release()
+    assert fs.cat_file(f"{root}/.lock") == taken
+
+
+def test_of_two_that_find_a_lock_of_the_past_one_gets_it(memory: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, root = memory
+    left_behind(memory)
+    alive = iter([False, True])
+
+    def is_alive(holder: Any) -> bool:
+        left_behind(memory, run="first")  # it was as fast
+        return next(alive)
+
+    monkeypatch.setattr(locks, "_is_alive", is_alive)
+    with pytest.raises(InUse, match="run 'first'"):
+        Store(f"memory:/{root}").acquire("second")
+
+
+@pytest.mark.skipif(not locks._machine(), reason="without /proc a process is known by its lease only")
+def test_a_process_that_ended_is_gone_before_its_parent_looks() -> None:
+    process = fork(lambda: None)
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    assert locks._began(process.pid) == "" and locks._began(os.getpid())
+    process.join()
 
 
 @pytest.mark.skipif(not locks._machine(), reason="without /proc a process is known by its lease only")

@@ -318,6 +318,12 @@ def test_counted_intervals_match_the_multiples_crossed(every, sizes):
         assert interval.due(previous, now) == crossed
 
 
+def test_interval_in_epochs_is_due_only_right_after_one():
+    before = Timestamp(batch=4, batch_in_epoch=4)
+    assert Interval("1ep").due(before, Timestamp(epoch=1, batch=4))
+    assert not Interval("1ep").due(before, Timestamp(epoch=1, batch=5, batch_in_epoch=1))
+
+
 def test_interval_in_dur_needs_the_shares():
     with pytest.raises(TimeError, match="elapsed_before"):
         Interval("0.1dur").due(Timestamp(), Timestamp())
