@@ -66,7 +66,7 @@ def _check_list(data: Any, argument: str) -> None:
                 "torch.utils.data; if each is a batch, [(batch,), ...]."
             )
         return
-    first = data[0] if data else None
+    first: Any = data[0] if data else None
     if type(first) in (tuple, list) and len(first) == 2 and isinstance(first[0], torch.Tensor) and first[0].dim():
         label = first[1]
         if isinstance(label, int | float) or (isinstance(label, torch.Tensor) and not label.dim()):
