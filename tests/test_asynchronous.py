@@ -16,6 +16,7 @@ from torch.torch_version import TorchVersion
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import hocket
+from hocket import guard, setup
 from hocket.checkpoints.snapshot import Snapshot, Staging
 from hocket.data.batches import move
 from hocket.devices.cuda import CUDA
@@ -215,7 +216,7 @@ def _mean_over_seven(outputs: Tensor, targets: Tensor) -> tuple[Tensor, int]:
 )
 def test_no_batch_waits_for_a_gpu(monkeypatch: pytest.MonkeyPatch, strategy: Any, options: dict[str, Any]) -> None:
     """Neither in training nor in evaluation, for copies to the device either: a loop on tensors without values."""
-    monkeypatch.setattr("hocket.setup.move", lambda task, device: task)
+    monkeypatch.setattr(setup, "move", lambda task, device: task)
     monkeypatch.setattr(agreement, "total", lambda state, handed_out, mine, skip: (handed_out, mine, skip))
     monkeypatch.setattr(agreement, "decide", lambda state: None)
     guarded = Guarded()
@@ -226,7 +227,7 @@ def test_no_batch_waits_for_a_gpu(monkeypatch: pytest.MonkeyPatch, strategy: Any
 
     monkeypatch.setattr(Tensor, "item", read)
     monkeypatch.setattr(Tensor, "tolist", lambda self: [read(self)] * self.numel())
-    monkeypatch.setattr("hocket.guard._gradients_finite", lambda state: True)
+    monkeypatch.setattr(guard, "_gradients_finite", lambda state: True)
     with fake_tensors():
         data = [(torch.randn(8, 3), torch.randn(8, 1)) for _ in range(3)]
         with torch.device("cuda"):

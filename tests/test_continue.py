@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import signal
+import time
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -117,9 +118,9 @@ def make(data: Any = None, dropout: float = 0.2, **changes: Any) -> hocket.Train
 def outcome(trainer: hocket.Trainer) -> dict[str, Any]:
     """All that a fit changes, but for seconds."""
     tree = trainer.state_dict()
-    for time in (tree["timestamp"], tree["previous"]):
-        for name in [name for name in time if name.endswith("seconds")]:
-            del time[name]
+    for stamp in (tree["timestamp"], tree["previous"]):
+        for name in [name for name in stamp if name.endswith("seconds")]:
+            del stamp[name]
     return {name: tree[name] for name in tree if name not in ("run_name", "run_id", "attached")}
 
 
@@ -181,7 +182,7 @@ def test_control_c_in_the_last_batch_interrupts_after_the_fit(expected: Any) -> 
 
 def test_control_c_again_interrupts_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([0.0, 0.5, 2.0])
-    monkeypatch.setattr("hocket.loops.interruption.time.monotonic", lambda: next(clock))
+    monkeypatch.setattr(time, "monotonic", lambda: next(clock))
     trainer = make(callbacks=[Once("after_forward", 4, lambda: [control_c() for _ in range(3)])])
     with pytest.raises(KeyboardInterrupt):
         trainer.fit()

@@ -193,11 +193,13 @@ def test_a_broken_plug_in_harms_nobody(data, model, tmp_path, monkeypatch, made)
 class Failing(Dataset[Any]):
     """Fails at one sample."""
 
+    bad: int | None = 20
+
     def __len__(self) -> int:
         return 32
 
     def __getitem__(self, index: int) -> Any:
-        if index == 20:
+        if index == self.bad:
             raise OSError("unreadable sample")
         return torch.zeros(8), 1
 
@@ -205,7 +207,8 @@ class Failing(Dataset[Any]):
 @pytest.mark.parametrize("persistent", [False, True])
 def test_an_exception_leaves_the_process_clean(model, persistent) -> None:
     """Workers end, threads too; the caller's random numbers are as they were, and a later fit may follow."""
-    loader = DataLoader(Failing(), 4, num_workers=2, persistent_workers=persistent)
+    data = Failing()
+    loader = DataLoader(data, 4, num_workers=2, persistent_workers=persistent)
     trainer = hocket.Trainer(
         model=model(dropout=0.5), loss=F.cross_entropy, train_data=loader, optimizer=sgd, duration="1ep", seed=1,
         loggers=["jsonl"],
@@ -223,6 +226,7 @@ def test_an_exception_leaves_the_process_clean(model, persistent) -> None:
     for thread in started:  # queues that are closed end their feeders without waiting for them
         thread.join(10)
     assert not [thread.name for thread in started if thread.is_alive()]
+    data.bad = None  # a fit continues with the batch that could not be read
     assert trainer.fit("3ba").timestamp.batch == 8, "five before the bad sample, three more"
     trainer.close()
     assert not torch.multiprocessing.active_children()

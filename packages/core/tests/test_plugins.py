@@ -24,7 +24,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delenv("HOCKET_PLUGINS", raising=False)
     monkeypatch.delenv("HOCKET_DISABLE_PLUGINS", raising=False)
-    modules = set(sys.modules)
+    installed = []
 
     def add(dist: str, entries: dict[str, str], source: str = "", version: str = "1.0", api: str = "v1") -> None:
         info = tmp_path / f"{dist.replace('-', '_')}-{version}.dist-info"
@@ -35,12 +35,13 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
             for key, value in entries.items()
         ]
         (info / "entry_points.txt").write_text("".join(lines))
-        (tmp_path / f"{dist.replace('-', '_')}.py").write_text(source)
+        installed.append(dist.replace("-", "_"))
+        (tmp_path / f"{installed[-1]}.py").write_text(source)
         plugins.refresh()
 
     yield add
-    for name in set(sys.modules) - modules:
-        del sys.modules[name]
+    for name in installed:  # and nothing else that was imported meanwhile, which others may hold
+        sys.modules.pop(name, None)
     plugins.refresh()
 
 

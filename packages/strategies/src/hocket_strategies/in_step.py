@@ -10,6 +10,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import nn, optim
 
 from hocket_strategies.symmetry_guard import SymmetryError
@@ -36,10 +37,12 @@ class InStep:
         self._model = model
         self._parameters: dict[str, nn.Parameter] = {}
         names = {module: path for path, module in model.named_modules()}
+        # Hooks are not compiled: collectives of objects cannot be traced.
         for index, unit in enumerate(chosen, 1):
             # Before fully_shard's own hook, which gathers.
-            unit.register_forward_pre_hook(self._hook(index, names[unit]), prepend=True)
-        model.register_forward_hook(self._end)
+            runs = torch.compiler.disable(self._hook(index, names[unit]))
+            unit.register_forward_pre_hook(runs, prepend=True)
+        model.register_forward_hook(torch.compiler.disable(self._end))
 
     def _hook(self, index: int, path: str) -> Callable[..., None]:
         def runs(module: nn.Module, inputs: Any) -> None:

@@ -209,7 +209,9 @@ class Passes:
     def check_end(self, handed_out: int) -> None:
         """Raise DataError if the loader ended its pass before its sampler did: the data set raised StopIteration."""
         indices = self._indices
-        if self.kind != "indices" or indices is None or indices.asked == handed_out:
+        if (
+            self.kind != "indices" or indices is None or indices.asked <= handed_out
+        ):  # padding batches were handed out too
             return
         raise DataError(
             f"The data ended after {handed_out} batches, though its sampler has more: {length(self._data) or 'more'} in all. "

@@ -219,7 +219,9 @@ def _mean(state: State, parts: Sequence[_Part], mine: int, everyone: int) -> tor
     state.loss_parts = dict(zip(names, means, strict=True))
     if not own:
         return None
+    # Losses of transformers are float32, whatever the model is.
+    dtype = torch.promote_types(sums.dtype, state.trained_parameters()[0].dtype)
     if state.strategy.averages_gradients:
         alike = state.strategy.world_size // state.strategy.data_ranks  # have all added the same weight
-        return everyone * alike / total
-    return torch.where(here > 0, mine / here, 0.0)  # nothing on this rank may count
+        return everyone * alike / total.to(dtype)
+    return torch.where(here > 0, mine / here.to(dtype), 0.0)  # nothing on this rank may count

@@ -139,11 +139,12 @@ def _readings(key: Any, labels: Tensor, outputs: Any) -> Iterator[tuple[str, Wei
     floating: list[Tensor] = []
     batches.map_tensors(lambda tensor: floating.append(tensor) if tensor.is_floating_point() else None, outputs)
     for logits in floating:
-        logits = logits.detach().float()
+        logits = logits.detach()
+        logits = logits if logits.dtype is torch.float64 else logits.float()
         if labels.is_floating_point():
             if logits.numel() == labels.numel():
                 for distance in (F.mse_loss, F.l1_loss, F.binary_cross_entropy_with_logits):
-                    yield "samples", by_samples, distance(logits.view_as(labels), labels.float())
+                    yield "samples", by_samples, distance(logits.view_as(labels), labels.to(logits))
         elif logits.shape[:-1] == labels.shape:
             yield "plain", lambda batch: _counted(batch[key]), _cross_entropy(logits, labels)
             if labels.dim() > 1:
