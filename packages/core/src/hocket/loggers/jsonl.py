@@ -122,7 +122,7 @@ def _keep(path: Path, run: str) -> None:
     """Give a file that another run began, in a folder that is this one's now, another name."""
     try:
         with path.open("rb") as file:
-            whose = json.loads(file.readline())["run"]
+            whose = json.loads(file.readline(1 << 20))["run"]
     except (OSError, ValueError, KeyError, TypeError):
         return
     if whose == run:
