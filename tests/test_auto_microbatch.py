@@ -86,6 +86,32 @@ def test_what_was_found_is_kept_for_the_next_run(make) -> None:
     assert third.state.microbatch == 11 and max(third.state.model.sizes) == 32
 
 
+def test_batches_of_another_size_are_looked_at_anew(make) -> None:
+    for global_batch, expected in ((32, 11), (20, 10), (32, 11)):  # in 3, 2 and 3 microbatches
+        trainer = make(Limited(13), global_batch=global_batch)
+        trainer.fit("1ba")
+        assert trainer.state.microbatch == expected
+
+
+def test_what_is_logged_meanwhile_is_forgotten(make) -> None:
+    class Sizes(hocket.Callback):
+        def after_loss(self, state: hocket.State) -> None:
+            state.log({f"of {len(state.batch[0])}": 1.0})
+
+    class Names(hocket.Logger):
+        synchronous = True
+
+        def __init__(self) -> None:
+            self.names: set[str] = set()
+
+        def log_metrics(self, state: hocket.State, metrics: dict[str, float]) -> None:
+            self.names |= {name for name in metrics if name.startswith("of")}
+
+    names = Names()
+    make(Limited(13), callbacks=[Sizes()], loggers=[names]).fit()
+    assert names.names == {"of 11", "of 10", "of 9"}, "32 and 20 samples; 8, 12 and 13 were tried"
+
+
 def test_not_even_one_sample(make) -> None:
     with pytest.raises(torch.OutOfMemoryError, match="Not even one sample fits on cpu"):
         make(Limited(0)).fit()
@@ -136,7 +162,8 @@ def test_metrics_see_each_sample_once_though_a_batch_is_begun_again(make, where:
                 outputs.register_hook(_fail)
             return outputs
 
-    trainer, told = make(Late(13), train_metrics={"n": Counting()}), make(Late(100), microbatch=None)
+    trainer = make(Late(13), train_metrics={"n": Counting()}, duration="1ep")
+    told = make(Late(100), microbatch=None, duration="1ep")
     trainer.fit("1ba")
     assert trainer.state.microbatch == 11
     trainer.state.model.left = passed

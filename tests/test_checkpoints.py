@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import hocket
 from hocket.checkpoints import CheckpointError, manifest
 from hocket.checkpoints.fits import recorded_algorithms
 from hocket.checkpoints.foreign import read_weights
+from hocket.checkpoints.store import Store
 from hocket.testkit import run_ranks
 
 EPOCHS, BATCHES = 3, 6
@@ -264,6 +266,26 @@ def test_from_any_of_them(uninterrupted: dict[str, Tensor]) -> None:
         if "ba18" not in name:
             trainer.fit()
         assert same(trained(trainer), uninterrupted), name
+
+
+def test_an_asynchronous_write_is_of_when_it_was_due(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though it begins when training has gone on."""
+    later, save = threading.Event(), Store.save
+
+    def late(*arguments: Any) -> None:
+        assert later.wait(60)
+        save(*arguments)
+
+    class GoesOn(hocket.Callback):
+        def batch_end(self, state: hocket.State) -> None:
+            if state.timestamp.batch == 3:
+                later.set()
+
+    make("now", policy={"every": "2ba"}, duration="3ba").fit()
+    monkeypatch.setattr(Store, "save", late)
+    make("later", policy={"every": "2ba", "asynchronous": True}, duration="3ba", callbacks=[GoesOn()]).fit()
+    expected, found = (Store(folder).read("ep0-ba2", only=["model"])["model"] for folder in ("now", "later"))
+    assert all(torch.equal(value, found[name]) for name, value in expected.items()) and len(expected) == len(found)
 
 
 def test_weights_only() -> None:

@@ -46,6 +46,22 @@ def whole(model: nn.Module, loader: Any) -> tuple[float, float]:
     return F.cross_entropy(outputs.double(), targets).item(), (outputs.argmax(1) == targets).double().mean().item()
 
 
+def test_a_mean_over_nothing_counts_nothing(model) -> None:
+    """Of the batches of two samples each, all targets of the second are ignored: its loss is 0 / 0."""
+    inputs, targets = torch.randn(6, 8, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 1, -1, -1, 2, -1])
+
+    def loss(outputs: Any, targets: Any) -> Any:
+        return F.cross_entropy(outputs, targets, ignore_index=-1), (targets != -1).sum()
+
+    net = model()
+    trainer = hocket.Trainer(
+        model=net, loss=loss, eval_data=DataLoader(TensorDataset(inputs, targets), 2), device="cpu"
+    )
+    values = trainer.evaluate()
+    expected = F.cross_entropy(net.eval()(inputs[[0, 1, 4]]).double(), targets[[0, 1, 4]])
+    assert list(values.values()) == [pytest.approx(expected.item(), rel=1e-6)]
+
+
 def test_sets_are_exact_and_do_not_mix(data, model) -> None:
     """S10: of two sets with one metric, the last won. S25: a short last batch counted as much as the others."""
     net = model()

@@ -48,6 +48,25 @@ def test_overwrite_replaces_what_it_announces_once_there_is_something_else(capsy
     assert names() == ["kept", "ep1-ba3"]
 
 
+def test_copies_from_another_run_are_not_counted_among_its_own() -> None:
+    make("other", duration="1ep").fit()
+    make(duration="2ep").fit()
+    shutil.copytree("other/ep1-ba3", "ck/ep0-ba1")
+    make(resume="auto", policy={"keep": 1}).fit()
+    assert names() == ["ep0-ba1", "ep3-ba9"]
+
+
+def test_what_an_older_version_wrote_is_not_of_a_run_that_began_here() -> None:
+    trainer = make(policy={"keep": 1})
+    trainer.fit("1ep")
+    about = formats.about("ck/ep1-ba3")
+    del about["run"]
+    formats.write("ck/ep0-ba1", formats.read("ck/ep1-ba3"), about)
+    with pytest.raises(CheckpointError, match="by another: ep0-ba1"):
+        trainer.fit("1ep")
+    assert names() == ["ep0-ba1", "ep1-ba3"]
+
+
 def test_a_resumed_run_is_the_same_run_without_its_name() -> None:
     first = make(duration="1ep").fit()
     second = make(duration="2ep", resume="auto").fit()
@@ -100,6 +119,7 @@ def test_the_same_trainer_goes_on_in_its_folder_and_notices_others() -> None:
     with pytest.raises(CheckpointError, match="written after this Trainer was made, by another: ep1-ba3, ep2-ba6"):
         late.fit()
     assert names() == ["ep1-ba3", "ep2-ba6"]
+    trainer.fit("1ep")  # what was refused holds no lock
 
 
 def test_all_ranks_refuse_together(tmp_path: Path) -> None:

@@ -89,6 +89,11 @@ def test_every_kind_of_mapping_is_moved_counted_split_and_trained_on(make) -> No
     assert trainer.fit().timestamp.sample == 4
 
 
+def test_tokens_are_the_elements_of_input_ids() -> None:
+    assert batches.count({"input_ids": torch.zeros(2, 3), "labels": torch.zeros(2)}) == (2, 6)
+    assert batches.count({"labels": torch.zeros(2, 3)}) == (2, 0)
+
+
 def test_a_mapping_keeps_its_kind_and_what_else_it_has() -> None:
     moved = batches.map_tensors(lambda tensor: tensor + 1, defaultdict(list, x=torch.zeros(2)))
     assert type(moved) is defaultdict and moved["missing"] == []

@@ -181,6 +181,28 @@ def test_two_buses_share_nothing_and_recompile() -> None:
     with pytest.raises(HookError, match="attached already"):
         first.attach(Voice("callbacks", "p0", Listen("c")))
 
+    class Wrong(Callback):
+        def batch_end(self, stat: Any) -> None: ...
+
+    with pytest.raises(HookError, match="Did you mean 'state'"):
+        first.attach(Voice("callbacks", "late", Wrong()))
+    first.attach(voice)  # the name is free
+
+
+def test_a_logger_can_be_detached() -> None:
+    class Counts(Callback):
+        flushed = 0
+
+        def flush(self, state: Any) -> None:
+            self.flushed += 1
+
+    voice, other = Voice("loggers", "one", Counts()), Voice("loggers", "other", Counts())
+    bus = Bus([voice, other])
+    bus.detach(voice)
+    bus.flush(None)
+    bus.close(None)
+    assert (voice.obj.flushed, other.obj.flushed) == (0, 1)
+
 
 def test_an_exception_says_whose_it_is() -> None:
     class Fails(Callback):

@@ -15,7 +15,8 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from hocket.data.indices import after, draws_once, pass_over
+from hocket.data.indices import Indices, after, draws_once, pass_over
+from hocket.data.sources import Sources
 
 SAMPLERS = {
     "in order": lambda n: SequentialSampler(range(n)),
@@ -69,3 +70,25 @@ def test_a_shuffled_epoch_is_not_walked() -> None:
         sys.setprofile(None)
     assert done == 9_000 and len([*items]) == 1_000
     assert sum(frame.f_code.co_name == "__iter__" for frame in calls) < 10
+
+
+def test_a_sampler_that_goes_on_drawing_has_a_stream_of_its_own() -> None:
+    """What it yields does not depend on what a model draws, nor what a model draws on it."""
+
+    class Draws:
+        def __iter__(self):
+            for _ in range(4):
+                yield torch.rand(()).item()
+
+    torch.manual_seed(3)
+    expected = list(Draws())
+    torch.manual_seed(3)
+    indices, seen = Indices(Draws(), Sources(None)), []
+    seen.append(next(indices))  # a draw like any other
+    model = torch.get_rng_state()
+    for _ in range(3):
+        seen.append(next(indices))
+        assert torch.equal(torch.get_rng_state(), model)
+        torch.rand(5)
+        model = torch.get_rng_state()
+    assert seen == expected

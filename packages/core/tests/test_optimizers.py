@@ -13,6 +13,8 @@ from torch.optim import SGD, AdamW, lr_scheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from hocket import optimizers
+from hocket.surgery import Replacement
+from hocket.task import SupervisedTask
 
 
 class Own(SGD):
@@ -146,3 +148,14 @@ def test_a_closure_goes_to_those_that_need_it(model) -> None:
 
     optimizers.step(torch.optim.LBFGS(model.parameters()), closure)
     assert called
+
+
+def test_an_instance_follows_the_surgery_that_was_done_before() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 2))
+    optimizer, old = SGD(model.parameters(), lr=0.1), model[2]
+    model[2] = nn.Linear(3, 2)
+    (made,) = optimizers.make_optimizers(
+        optimizer, SupervisedTask(model, None), [Replacement("2", old, model[2], model)]
+    )
+    assert made is optimizer
+    assert set(made.param_groups[0]["params"]) == set(model.parameters())

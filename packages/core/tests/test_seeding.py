@@ -82,3 +82,17 @@ def test_a_gpu_that_was_first_used_inside_gives_the_caller_its_numbers_back(monk
     with stream:
         assert gpus.states == [57]
     assert gpus.states == [123]
+
+
+def test_a_stream_goes_on_elsewhere_from_where_it_was_left() -> None:
+    """Whatever is drawn outside between the two."""
+    torch.manual_seed(5)
+    expected = torch.rand(4).tolist()
+    stream, other = seeding.RandomStream(5), seeding.RandomStream(6)
+    with stream:
+        first = torch.rand(1).tolist()
+    torch.rand(7)
+    other.load_state_dict(stream.state_dict())
+    with other:
+        rest = torch.rand(3).tolist()
+    assert first + rest == expected
