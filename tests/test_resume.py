@@ -12,7 +12,16 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, RandomSampler, Sampler, TensorDataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    TensorDataset,
+    get_worker_info,
+)
 from torchmetrics.classification import MulticlassAccuracy
 
 from hocket import Callback, EvalSet, State, Trainer
@@ -362,6 +371,16 @@ class StatefulStream(Stream):
         self.place = state_dict["place"]
 
 
+class Divided(StatefulStream):
+    """Each of two workers has samples of its own: the first two batches of 4 and 2, the second three of 4."""
+
+    def __iter__(self) -> Iterator[Any]:
+        info = get_worker_info()
+        for sample in super().__iter__():
+            if info is None or ((self.place - 1) % 3 == 0) == (info.id == 0):
+                yield sample
+
+
 class Endless(IterableDataset[Any]):
     """A pass goes on where the last one ended."""
 
@@ -512,6 +531,12 @@ def test_torchdatas_loader_over_streams_that_begin_anew(workers: int) -> None:
     stateful = pytest.importorskip("torchdata.stateful_dataloader").StatefulDataLoader
     length = 5 * max(workers, 1)  # each worker has the whole stream
     check(maker(lambda: stateful(StatefulStream(), BATCH, num_workers=workers)), [2, length, At(epoch=1), length + 1])
+
+
+def test_torchdatas_loader_of_which_a_worker_has_ended() -> None:
+    """What torchdata restores would have it yield its samples again."""
+    stateful = pytest.importorskip("torchdata.stateful_dataloader").StatefulDataLoader
+    check(maker(lambda: stateful(Divided(), BATCH, num_workers=2)), [3, 4])
 
 
 @pytest.mark.filterwarnings("ignore:.*under way again:UserWarning")
