@@ -93,6 +93,65 @@ def test_a_microbatch_whose_loss_is_a_mean_over_nothing(tmp_path, strategy, worl
     assert metrics["eval/loss"] == pytest.approx(mean.item(), abs=1e-12)
 
 
+class Own(nn.Module):
+    """Computes its loss itself, as models of transformers do."""
+
+    def __init__(self):
+        super().__init__()
+        self.network = network()
+
+    def forward(self, inputs, labels):
+        logits = self.network(inputs)
+        return {"loss": F.cross_entropy(logits, labels), "logits": logits}
+
+
+def masked_mean(outputs, labels):
+    mask = labels != -100
+    return (F.cross_entropy(outputs, labels, reduction="none") * mask).sum() / mask.sum(), mask.sum()
+
+
+def test_ranks_with_unequally_many_labels(tmp_path):
+    """Rank 0's first share has none: its mean is 0 / 0, and says nothing of what a model's own loss is a mean over."""
+    inputs, labels = samples(13).tensors
+    labels[:3] = -100
+    pairs = TensorDataset(inputs, labels)
+    named = [{"inputs": each, "labels": label} for each, label in pairs]
+    total = nn.CrossEntropyLoss(reduction="sum")
+    cases = {
+        "own": {"model": Own, "loss": None, "data": named},
+        "weighted": {"model": network, "loss": masked_mean, "data": pairs},
+        "summed": {"model": network, "loss": total, "loss_reduction": "sum", "data": pairs},
+    }
+
+    def rank_main(rank):
+        found = {}
+        for name, case in cases.items():
+            data = case["data"]
+            options = {key: value for key, value in case.items() if key not in ("model", "data")}
+            for microbatch in (None, 1):
+                made = trainer(
+                    tmp_path / f"{name}{microbatch}", "ddp", model=case["model"](), train_data=DataLoader(data, 5),
+                    eval_data=DataLoader(data, 6), microbatch=microbatch, **options,
+                )  # fmt: skip
+                metrics = made.fit().metrics
+                found[name, microbatch] = list(made.model_state_dict().values()), metrics["eval/loss"]
+        return found
+
+    by_rank = run_ranks(rank_main, 2)
+    for (name, microbatch), (parameters, evaluated) in by_rank[0].items():
+        torch.testing.assert_close(by_rank[1][name, microbatch][0], parameters, rtol=0, atol=0)
+        model = network().double()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
+        for x, y in [*DataLoader(pairs, 5)] * 2:
+            loss = F.cross_entropy(model(x.double()), y, reduction="sum" if name == "summed" else "mean")
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        torch.testing.assert_close(parameters, list(model.state_dict().values()), rtol=0, atol=1e-12)
+        mean = total(model(inputs.double()), labels) / (13 if name == "summed" else 10)
+        assert evaluated == pytest.approx(mean.item(), abs=1e-12), (name, microbatch)
+
+
 class Parts(hocket.Callback):
     def __init__(self):
         self.seen = []

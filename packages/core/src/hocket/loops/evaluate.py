@@ -62,9 +62,11 @@ class PreparedSet:
         summed = (loss.reduction or state.loss_reduction) == "sum"
         weight: Any = loss.weight
         if weight is None and not summed:
-            if self._weight is None:
-                self._weight = weights.in_evaluation(state, loss, label)
-            weight = self._weight(state.batch)
+            weight_of = self._weight
+            if weight_of is None:
+                weight_of = weights.in_evaluation(state, loss, label)
+                self._weight = None if weight_of is weights.nothing else weight_of
+            weight = weight_of(state.batch)
         if weight is None:
             weight = samples = count(state, state.batch).samples
             if not summed:

@@ -126,9 +126,11 @@ def compute_microbatch(
     if per_sample is not None:  # else nothing is weighted
         summed = (reduction or state.loss_reduction) == "sum"
         if own is None and not summed:
-            if state.loss_weight is None:
-                state.loss_weight = weights.in_training(state, loss, samples or count(state, state.batch).samples)
-            own = state.loss_weight(state.batch)
+            weight_of = state.loss_weight
+            if weight_of is None:
+                weight_of = weights.in_training(state, loss, samples or count(state, state.batch).samples)
+                state.loss_weight = None if weight_of is weights.nothing else weight_of
+            own = weight_of(state.batch)
     bus.after_loss(state)
     if metrics is not None and samples:
         metrics.update(state.outputs, state.batch)

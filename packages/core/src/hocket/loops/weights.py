@@ -28,8 +28,13 @@ def by_samples(batch: Any) -> None:
     return None
 
 
+def nothing(batch: Any) -> Tensor:
+    """The loss is a mean over no label at all, and what such means are over shows in a later batch only."""
+    return torch.zeros((), dtype=torch.int64)
+
+
 def in_training(state: State, loss: Loss, samples: int) -> Weight:
-    """How to weight the losses of microbatches and ranks, found out with the first one.
+    """How to weight the losses of microbatches and ranks, found out with the first one that is not `nothing`.
 
     Args:
         samples: samples in ``state.batch``.
@@ -101,7 +106,7 @@ def of_own_loss(state: State) -> Weight | None:
     """How to weight the model's own loss: by the labels that count, if its value is their mean; None if it is not.
 
     That is the case for the models of transformers: cross-entropy over the labels that are not -100, shifted by one for causal
-    language models. Instead of knowing their classes this computes the loss once more.
+    language models. Instead of knowing their classes this computes the loss once more. `nothing` if there are none.
     """
     value = own_loss(state.outputs)
     tolerance = max(1e-5, 2 * torch.finfo(value.dtype).eps)
@@ -109,6 +114,8 @@ def of_own_loss(state: State) -> Weight | None:
     with torch.no_grad(), torch.autocast(value.device.type, enabled=False):
         for key, labels in _labels(state.batch):
             for name, weight, expected in _readings(key, labels, state.outputs):
+                if value.isnan() and (counted := weight(state.batch)) is not None and not counted:
+                    return nothing
                 if torch.isclose(expected.double(), value.detach().double(), rtol=tolerance, atol=0.0):
                     found.setdefault(key, []).append((name, weight))
     if not found:
