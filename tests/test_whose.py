@@ -264,3 +264,6 @@ def test_the_newest_by_its_file_and_a_folder_of_several() -> None:
     assert make(resume="ck/latest").fit().timestamp.batch == 9 and names() == ["ep1-ba3", "ep2-ba6", "ep3-ba9"]
     with pytest.raises(CheckpointError, match=r"several checkpoints: ep1-ba3.*ck/ep3-ba9'.*resume='auto'"):
         make("b", resume="ck")
+    for what in (True, False, 3, ""):
+        with pytest.raises(TypeError, match=f"resume={what!r} is no checkpoint\\. Give 'auto'"):
+            make("b", resume=what)

@@ -411,9 +411,15 @@ def resume(trainer: Trainer, where: str | Path, checkpoints: Checkpoints | None)
     """Make a new Trainer go on from a checkpoint: ``"auto"`` for the newest valid one of ``checkpoints``, if there is one.
 
     Raises:
+        TypeError: neither text nor a path.
         ValueError: ``"auto"`` without checkpoints, or a checkpoint of weights only.
         CheckpointError: there is no such checkpoint, or it is damaged.
     """
+    if not isinstance(where, str | os.PathLike) or not os.fspath(where):
+        raise TypeError(
+            f"resume={where!r} is no checkpoint. Give 'auto' for the newest where checkpoints= writes, a checkpoint such as "
+            "'runs/a/ep3-ba18', or None for a new run."
+        )
     state, ranks = trainer.state, ranks_of(trainer.state)
     own = None if checkpoints is None else checkpoints.store
     if where == "auto":
