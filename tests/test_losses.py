@@ -119,10 +119,78 @@ def test_a_loss_that_grows_with_the_batch_is_noticed() -> None:
         "mean": functools.partial(squares, reduction="mean"),
         "with a penalty": lambda outputs, targets: squares(outputs, targets, "mean") + 3.0,
         "nothing": lambda outputs, targets: outputs.sum() * 0.0,
-        "among the batch": lambda outputs, targets: F.cross_entropy(outputs @ outputs.T, torch.arange(len(outputs))),
     }
     for loss in means.values():
         train(network(), loss, batches, microbatch=4)
+
+
+LABELS = torch.tensor([0, 1, -100, 2, 2, 1, -100, -100, -100, 0])
+CLASS_WEIGHTS = torch.tensor([1.0, 2.0, 5.0])
+
+
+def classes() -> nn.Module:
+    torch.manual_seed(2)
+    return nn.Linear(3, 3)
+
+
+@pytest.mark.parametrize("microbatch", [1, 2, 4])
+@pytest.mark.parametrize(
+    "loss",
+    [
+        F.cross_entropy,
+        nn.CrossEntropyLoss(ignore_index=-100),
+        nn.CrossEntropyLoss(CLASS_WEIGHTS),
+        functools.partial(F.cross_entropy, ignore_index=1, weight=CLASS_WEIGHTS),
+        lambda outputs, targets: (F.cross_entropy(outputs, targets), (targets != -100).sum()),
+    ],
+    ids=["function", "module", "class weights", "partial", "own weight"],
+)
+def test_torchs_means_over_labels_are_over_those_that_count(loss, microbatch) -> None:
+    """Microbatches of which all labels are ignored among them; also as an image's pixels, and in evaluation."""
+    labels = LABELS.clamp(min=0) if isinstance(loss, functools.partial) else LABELS
+    for inputs, targets, shape in (
+        (INPUTS, labels, nn.Identity()),
+        (INPUTS, labels.view(5, 2), nn.Unflatten(0, (5, 2))),
+    ):
+        pixels = nn.Identity() if targets.dim() == 1 else Last()
+        model = nn.Sequential(classes(), pixels)
+        batch = (shape(inputs), targets)
+        value = loss(model(batch[0]), targets)
+        whole = value[0] if isinstance(value, tuple) else value
+        noted = train(nn.Sequential(classes(), pixels), loss, [batch], microbatch=microbatch)
+        torch.testing.assert_close(noted.gradients[0], gradient(whole, model))
+        assert noted.losses[0] == pytest.approx(whole.item())
+        halves = [tuple(part[some] for part in batch) for some in (slice(0, 2), slice(2, 10))]
+        evaluated = hocket.Trainer(model=model, loss=loss, eval_data=halves, device="cpu").evaluate()
+        assert evaluated["eval/loss"] == pytest.approx(whole.item())
+
+
+class Last(nn.Module):
+    """Moves classes to where cross-entropy wants them."""
+
+    def forward(self, outputs: Tensor) -> Tensor:
+        return outputs.movedim(-1, 1)
+
+
+@pytest.mark.parametrize("microbatch", [1, 4])
+def test_a_loss_that_compares_samples_is_noticed(microbatch) -> None:
+    """As are means over something else that no weight says, where a microbatch holds several samples."""
+
+    def contrast(outputs: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(outputs @ outputs.T, torch.arange(len(outputs)))
+
+    def weighted(outputs: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(outputs, targets, weight=CLASS_WEIGHTS)
+
+    for loss in (contrast, weighted)[:microbatch]:
+        batch = (INPUTS, LABELS.clamp(min=0))
+        with pytest.warns(
+            UserWarning, match=r"not the mean of their losses.*\(mean, weight\).*loss_reduction='mean'"
+        ) as said:
+            train(classes(), loss, [batch] * 2, microbatch=microbatch)
+        assert len(said) == 1
+        train(classes(), loss, [batch], microbatch=microbatch, loss_reduction="mean")
+        train(classes(), loss, [batch])  # one piece on one rank
 
 
 def test_the_check_leaves_no_trace() -> None:
@@ -132,17 +200,22 @@ def test_the_check_leaves_no_trace() -> None:
         def __init__(self) -> None:
             super().__init__()
             self.register_buffer("calls", torch.zeros(()))
+            self.register_buffer("replaced", torch.zeros(()))
+            self.counted = 0
             self.seen: list[int] = []
 
         def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
             self.calls += 1
+            self.replaced = self.replaced + 1
+            self.counted += 1
             self.seen.append(len(targets))
             return F.dropout(squares(outputs, targets, "mean"), 0.5) + torch.rand(())
 
     loss, unchecked = Centred(), Centred()
     batches = [(INPUTS, TARGETS)] * 3
     noted = train(network(), loss, batches, microbatch=5, seed=3)
-    assert loss.calls == 6 and loss.seen == [5, 1, 2, 5, 5, 5, 5, 5]
+    assert loss.calls == loss.replaced == loss.counted == 6
+    assert loss.seen == [5, 5, *[1] * 5, 5, 5, 5, 5, 5, 5]
     # What is said is not checked: the same without.
     expected = train(network(), unchecked, batches, microbatch=5, seed=3, loss_reduction="mean")
     assert unchecked.seen == [5] * 6
@@ -209,6 +282,29 @@ def test_named_losses_are_scalar_tensors() -> None:
                 None,
                 [(INPUTS, TARGETS)],
             )
+
+
+def test_a_dict_with_loss_among_others_is_refused() -> None:
+    """As other frameworks return it: the one to train on, and what it is made of."""
+    with pytest.raises(ValueError, match="'loss', 'near', which would be added up.*call it 'total'"):
+        train(Squares(lambda value, n: {"loss": value, "near": value / 2}), None, [(INPUTS, TARGETS)])
+    train(Squares(lambda value, n: {"loss": value}), None, [(INPUTS, TARGETS)])
+
+
+def test_one_element_is_a_scalar() -> None:
+    model = network()
+    for shape in ((1,), (1, 1)):
+        noted = train(Squares(lambda value, n, shape=shape: (value / n).view(shape)), None, [(INPUTS, TARGETS)])
+        torch.testing.assert_close(noted.gradients[0], gradient(squares(model(INPUTS), TARGETS, "mean"), model))
+
+
+@pytest.mark.parametrize("microbatch", [None, 4])
+def test_a_loss_without_a_gradient_says_so(microbatch) -> None:
+    cut = {"tensor": Tensor.detach, "float": Tensor.item, "numpy": lambda value: value.detach().numpy()}
+    for name, function in cut.items():
+        said = "The loss has no gradient" if name == "tensor" else r"A number has no gradient.*without \.item\(\)"
+        with pytest.raises((TypeError, ValueError), match=said):
+            train(Squares(lambda value, n, f=function: f(value / n)), None, [(INPUTS, TARGETS)], microbatch=microbatch)
 
 
 # --- means over nothing

@@ -177,6 +177,9 @@ def test_the_examples_of_the_guide(tmp_path):
         def make(self):
             return found["BFloat16Weights"]()
 
+    noise = found["TestGradientNoise"]()
+    noise.folder = tmp_path
+    noise.test_does_not_wait_for_the_device()
     suite = Suite()
     suite.folder = tmp_path
     with pytest.raises(AssertionError, match=r"BatchNorm2d\.weight is torch\.bfloat16"):

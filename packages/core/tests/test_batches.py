@@ -157,6 +157,7 @@ REFUSED: dict[str, tuple[Any, int, str]] = {
     "names of classes": ({"x": torch.zeros(4), "classes": ["cat", "dog"]}, 4, r"batch\['classes'\], a list of 2 items"),
     "nothing in it": ({"temperature": 0.5}, 4, "a batch of dict, which counts 4"),
     "sparse": ([torch.zeros(4, 4).to_sparse()], 4, "not dense"),
+    "nested": ([torch.nested.nested_tensor([torch.zeros(2), torch.zeros(1)]), torch.zeros(2)], 2, "not dense"),
     "images or views": (([IMAGE, IMAGE, IMAGE], [boxes(3)] * 3), 3, "3 items that have 3 each"),
     "channels or images": ([IMAGE, IMAGE, IMAGE], 3, "3 items that have 3 each"),
 }
@@ -250,6 +251,50 @@ def test_a_task_splits_its_batches_itself() -> None:
             model=task, train_data=[graphs([2, 3, 1])], optimizer="sgd(lr=1.0)", duration="1ba", microbatch=microbatch
         ).fit()
         assert task.weight.item() == pytest.approx(1 - (0 + 1 + 2 + 3 + 4 + 5) / 3)
+
+
+@pytest.mark.parametrize("of", [iter, tuple, lambda pieces: (piece for piece in pieces)])
+def test_any_iterable_of_batches_is_a_split(of: Any) -> None:
+    task = type("Lazy", (Graphs,), {"split": lambda self, batch, size: of(Graphs.split(self, batch, size))})()
+    hocket.Trainer(
+        model=task, train_data=[graphs([2, 3, 1])], optimizer="sgd(lr=1.0)", duration="1ba", microbatch=2
+    ).fit()
+    assert task.weight.item() == pytest.approx(1 - (0 + 1 + 2 + 3 + 4 + 5) / 3)
+
+
+@pytest.mark.parametrize("returned", [None, 3, {}, torch.zeros(3)])
+def test_what_is_no_list_of_batches_is_refused(returned: Any) -> None:
+    task = type("Wrong", (Graphs,), {"split": lambda self, batch, size: returned})()
+    with pytest.raises(TypeError, match=r"split\(batch, size\) of Wrong returned .*a list of batches"):
+        hocket.Trainer(
+            model=task, train_data=[graphs([1, 1])], optimizer="sgd(lr=1.0)", duration="1ba", microbatch=1
+        ).fit()
+
+
+@pytest.mark.parametrize("counted", ["3", None, 3.0, -3, (3, -1), (1, 2, 3), [3, 3], ()])
+def test_counts_are_integers(counted: Any) -> None:
+    """A negative number of samples trained on, and a duration in samples that never ended, without a word."""
+    task = type("Wrong", (Detect,), {"count": lambda self, batch: counted})()
+    batch = ([torch.rand(3, 8, 8)], [boxes(1)])
+    with pytest.raises(ValueError, match=r"count\(batch\) of Wrong returned .* integers, 0 or more"):
+        hocket.Trainer(model=task, train_data=[batch], optimizer="sgd(lr=1.0)", duration="1sp").fit()
+
+
+@pytest.mark.parametrize("counted", [2, torch.tensor(2), (2, torch.tensor(5))])
+def test_counts_may_be_any_integers(counted: Any) -> None:
+    task = type("Right", (Detect,), {"count": lambda self, batch: counted if len(batch[0]) == 2 else len(batch[0])})()
+    batch = ([torch.rand(3, 8, 8)] * 2, [boxes(1)] * 2)
+    trainer = hocket.Trainer(model=task, train_data=[batch], optimizer="sgd(lr=1.0)", duration="2sp", microbatch=1)
+    assert type(trainer.fit().timestamp.sample) is int and trainer.state.timestamp.sample == 2
+
+
+@pytest.mark.parametrize("duration", ["1ep", "1sp"])
+def test_an_epoch_without_samples_trains_nothing_and_says_so(duration: str) -> None:
+    with pytest.raises(ValueError, match="1 batches of epoch 0 count 0 samples"):
+        hocket.Trainer(
+            model=nn.Linear(3, 2), loss=nn.functional.cross_entropy, optimizer="sgd(lr=1.0)", duration=duration,
+            train_data=[(torch.zeros(0, 3), torch.zeros(0, dtype=torch.long))],
+        ).fit()  # fmt: skip
 
 
 @pytest.mark.parametrize("says", ["lost", "twice"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,7 +18,15 @@ class DefaultActions:
 
     def split_batch(self, state: State, batch: Any, size: int) -> Sequence[Any]:
         """Split by the task; views along dimension 0 unless it says otherwise."""
-        return state.task.split(batch, size)
+        pieces = state.task.split(batch, size)
+        if type(pieces) is list:
+            return pieces
+        if isinstance(pieces, torch.Tensor | Mapping | str) or not isinstance(pieces, Iterable):
+            raise TypeError(
+                f"split(batch, size) of {type(state.task).__name__} returned {type(pieces).__name__}. It returns a list of batches "
+                "of at most size samples each."
+            )
+        return list(pieces)
 
     def move_batch(self, state: State, batch: Any) -> Any:
         """To the device, then as the precision wants it."""
@@ -36,7 +44,16 @@ class DefaultActions:
 
     def backward(self, state: State, loss: torch.Tensor) -> bool:
         """Scaled as the precision wants it."""
-        state.bus.scale_loss(loss).backward()
+        try:
+            state.bus.scale_loss(loss).backward()
+        except RuntimeError:
+            if loss.requires_grad:
+                raise
+            raise ValueError(
+                "The loss has no gradient. Return the tensor that was computed from the model's outputs, without .detach(), "
+                ".item(), torch.no_grad() or argmax on the way, and check that the model has parameters to train "
+                "(requires_grad)."
+            ) from None
         return True
 
     def clip_gradients(self, state: State) -> torch.Tensor | bool:

@@ -44,7 +44,8 @@ class Loss(NamedTuple):
 def as_loss(returned: Any) -> Loss:
     """Understand what a loss function may return: a scalar Tensor, ``(value, weight)``, a dict of named losses, a Loss.
 
-    A dict is summed, unless it has a ``"total"``: that is the loss then, and the others are logged.
+    A dict is summed, unless it has a ``"total"``: that is the loss then, and the others are logged. A tensor of one element is
+    a scalar.
     """
     if type(returned) is Tensor or isinstance(returned, Tensor):
         loss = tuple.__new__(Loss, (returned, None, _NO_PARTS, None))  # Loss(returned) without a call in every batch
@@ -59,11 +60,19 @@ def as_loss(returned: Any) -> Loss:
         _check_weight(returned[1])
         loss = as_loss(returned[0])._replace(weight=returned[1])
     else:
+        number = isinstance(returned, int | float) or hasattr(returned, "__array__")
         raise TypeError(
             f"The loss function returned {type(returned).__name__}. It may return a scalar tensor (the mean over the "
             "samples), (mean, weight) where weight says what the mean is over, or a dict of named scalar tensors, which are "
-            "added up. Add several losses up, or name them: {'a': a, 'b': b}."
+            "added up. "
+            + (
+                "A number has no gradient: return the tensor, without .item() or .numpy()."
+                if number
+                else "Add several losses up, or name them: {'a': a, 'b': b}."
+            )
         )
+    if loss.value.dim() and loss.value.numel() == 1:
+        return loss._replace(value=loss.value.squeeze())
     if loss.value.dim():
         raise ValueError(
             f"The loss has shape {tuple(loss.value.shape)} but must be a scalar. Take the mean, for instance with "
@@ -80,6 +89,11 @@ def _named(losses: Mapping[str, Any]) -> Loss:
                 f"The loss named {name!r} is {found}. Named losses are scalar tensors; leave out anything else."
             )
     if "total" not in losses:
+        if "loss" in losses and len(losses) > 1:
+            raise ValueError(
+                f"The loss function returned a dict of {', '.join(map(repr, losses))}, which would be added up. If 'loss' is what "
+                "to train on, call it 'total'; the others are then logged. If it is one of several, give it another name."
+            )
         return Loss(torch.stack(list(losses.values())).sum(), None, {k: v.detach() for k, v in losses.items()})
     return Loss(losses["total"], None, {k: v.detach() for k, v in losses.items() if k != "total"})
 
@@ -161,7 +175,7 @@ class Task(nn.Module):
         if type(self).count is Task.count:
             return batches.split(batch, size)
         counted = self.count(batch)
-        return batches.split(batch, size, counted if isinstance(counted, int) else counted[0])
+        return batches.split(batch, size, int(counted[0] if isinstance(counted, tuple) else counted))
 
     def configure_optimizers(self) -> Any:
         """An optimizer or a sequence of them, for a Trainer that was given none."""
@@ -215,9 +229,7 @@ class SupervisedTask(Task):
     def loss(self, outputs: Any, batch: Any) -> Any:
         """``loss(outputs, targets)``; for a mapping ``loss(outputs, batch)``; without a function, the model's own loss."""
         if self.loss_function is not None:
-            if self.targets is not None:
-                return self.loss_function(outputs, batches.part(batch, self.targets))
-            return self.loss_function(outputs, batch[1] if isinstance(batch, _SEQUENCE) else batch)
+            return self.loss_function(outputs, self.targets_of(batch))
         own = own_loss(outputs)
         if own is None:
             raise TypeError(
@@ -225,6 +237,12 @@ class SupervisedTask(Task):
                 "none. Pass loss=, for instance loss=torch.nn.functional.cross_entropy, or a hocket.Task as the model."
             )
         return own
+
+    def targets_of(self, batch: Any) -> Any:
+        """What the loss function compares outputs with."""
+        if self.targets is not None:
+            return batches.part(batch, self.targets)
+        return batch[1] if isinstance(batch, _SEQUENCE) else batch
 
     def update_metric(self, metric: Any, outputs: Any, batch: Any) -> None:
         """``metric.update(outputs, targets)``; of outputs that have logits, as those of transformers, these."""

@@ -114,7 +114,11 @@ def split(batch: Any, size: int, samples: int | None = None) -> list[Any]:
         (type(batch) is tuple or type(batch) is list)
         and (counted or len(batch) == 2 or len(batch) != samples)
         and all(
-            type(item) is torch.Tensor and item.dim() and item.size(0) == samples and item.layout is torch.strided
+            type(item) is torch.Tensor
+            and item.dim()
+            and item.size(0) == samples
+            and item.layout is torch.strided
+            and not item.is_nested
             for item in batch
         )
     ):

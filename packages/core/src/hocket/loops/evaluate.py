@@ -84,7 +84,7 @@ class PreparedSet:
             self._samples = samples
             return
         self._samples = None
-        if weights.grows(state, samples):
+        if weights.tried(state, samples) == "sum":
             warnings.warn(
                 f"The loss of a sample given twice is twice its loss, so this is a sum over samples, and {label}/loss is "
                 "neither their sum nor their mean. Pass loss_reduction='sum' to the Trainer, or take the mean.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -18,7 +19,16 @@ def count(state: State, batch: Any) -> Counts:
     counted = state.task.count(batch)
     if isinstance(counted, Counts):
         return counted
-    return Counts(*counted) if isinstance(counted, tuple) else Counts(counted)
+    try:
+        counts = Counts(*map(operator.index, counted if isinstance(counted, tuple) else (counted,)))
+    except TypeError:
+        counts = Counts(-1)
+    if min(counts) < 0:
+        raise ValueError(
+            f"count(batch) of {type(state.task).__name__} returned {counted!r}. It returns the number of samples, or (samples, "
+            "tokens): integers, 0 or more, such as len(batch[0])."
+        )
+    return counts
 
 
 def on_device(number: float | torch.Tensor, like: torch.Tensor) -> torch.Tensor:

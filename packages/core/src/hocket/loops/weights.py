@@ -5,19 +5,21 @@ One batch in one piece on one rank needs no weights. Several microbatches or ran
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hocket import seeding
 from hocket.data import batches
 from hocket.state import State
-from hocket.task import Loss, as_loss, own_loss
+from hocket.task import Loss, SupervisedTask, as_loss, own_loss
 
 #: The weight of the loss of a batch; None for its samples.
 Weight = Callable[[Any], Tensor | None]
@@ -52,12 +54,25 @@ def in_training(state: State, loss: Loss, samples: int) -> Weight:
                 "is what the mean is over; or train on one rank without microbatch=."
             )
         return weight
-    if state.loss_reduction is None and grows(state, samples):
+    if (weight := of_labels(state)) is not None:
+        return weight
+    if state.loss_reduction is not None:
+        return by_samples
+    found = tried(state, samples)
+    if found == "sum":
         raise ValueError(
             "The loss of a sample given twice is twice its loss, so this is a sum over samples and not a mean: where a batch "
             "is split into microbatches or divided over ranks the two differ. If you mean the sum, pass "
             "loss_reduction='sum' to the Trainer, or return hocket.Loss(value, reduction='sum'). Else take the mean, "
             "for instance with reduction='mean'; loss_reduction='mean' leaves the loss as it is."
+        )
+    if found == "neither":
+        warnings.warn(
+            "The loss of several samples is not the mean of their losses, so a batch that is split into microbatches or "
+            "divided over ranks has another loss than a batch in one piece: the mean of theirs, weighted by samples. If the "
+            "loss is a mean over something else, such as labels that count, return (mean, weight); if this is meant, pass "
+            "loss_reduction='mean' to the Trainer.",
+            stacklevel=2,
         )
     return by_samples
 
@@ -65,7 +80,7 @@ def in_training(state: State, loss: Loss, samples: int) -> Weight:
 def in_evaluation(state: State, loss: Loss, label: str) -> Weight:
     """As `in_training`, but what is not certain is weighted by samples, with a warning."""
     if own_loss(state.outputs) is not loss.value:
-        return by_samples
+        return of_labels(state) or by_samples
     weight = of_own_loss(state)
     if weight is None:
         warnings.warn(
@@ -77,29 +92,98 @@ def in_evaluation(state: State, loss: Loss, label: str) -> Weight:
     return by_samples if weight is None else weight
 
 
-def grows(state: State, samples: int) -> bool:
-    """Whether the loss of a sample that is there twice is twice as large: a sum. No mean does that.
+def of_labels(state: State) -> Weight | None:
+    """The weights of torch's losses over classes: what their mean divides by. None for other losses.
 
-    Only losses are computed, without gradients: nothing else notices.
+    Labels that are ignored and class weights make that something else than samples. On several ranks one label for each
+    sample, of one weight, is taken for plain classification, so that no step has to rescale its gradients; `tried` notices
+    ignored ones in the first batch.
     """
     task = state.task
-    buffers = [(buffer, buffer.clone(), buffer._version) for buffer in task.buffers()]
+    said = _classes(task.loss_function) if isinstance(task, SupervisedTask) else None
+    if said is None:
+        return None
+    weights, ignored = said
+    targets = task.targets_of(state.batch)
+    if not isinstance(targets, Tensor) or targets.is_floating_point():
+        return None
+    if state.strategy.world_size > 1 and targets.dim() < 2 and weights is None and ignored == -100:
+        return None
+
+    def counted(batch: Any) -> Tensor:
+        labels = task.targets_of(batch)
+        if labels.is_floating_point():  # classes that were mixed: a mean over all of them
+            return labels.new_full((), labels.numel() // labels.size(1))
+        counts = labels != ignored
+        return (
+            counts.sum()
+            if weights is None
+            else weights.to(labels.device)[labels.where(counts, 0)].where(counts, 0).sum()
+        )
+
+    return counted
+
+
+def _classes(loss: Any) -> tuple[Tensor | None, int] | None:
+    """Class weights and the label to ignore of one of torch's losses over classes; None for other losses."""
+    keywords: Mapping[str, Any] = {}
+    if isinstance(loss, functools.partial) and not loss.args:
+        loss, keywords = loss.func, loss.keywords
+    if type(loss) in (nn.CrossEntropyLoss, nn.NLLLoss):
+        return loss.weight, loss.ignore_index
+    if loss in (F.cross_entropy, F.nll_loss):
+        return keywords.get("weight"), keywords.get("ignore_index", -100)
+    return None
+
+
+def tried(state: State, samples: int) -> Literal["mean", "sum", "neither"] | None:
+    """What the loss of several samples is of their losses; of one sample, of that given twice. None if it cannot be tried.
+
+    Only losses are computed, without gradients, and what the task keeps in buffers and attributes is put back.
+    """
+    several = list(range(min(samples, 8))) if samples > 1 else [0, 0]
     try:
-        with torch.no_grad(), seeding.preserved(), state.bus.forward_context():
-            losses = []
-            for indices in ([0], [0, 0]):
+        with torch.no_grad(), seeding.preserved(), _put_back(state.task), state.bus.forward_context():
+
+            def loss_of(indices: list[int]) -> Tensor:
                 outputs = batches.take_samples(state.outputs, indices, samples)
-                loss = as_loss(task.loss(outputs, batches.take_samples(state.batch, indices, samples)))
-                losses.append(loss.value.item())
-    except Exception:  # outputs or losses that are not made of samples cannot be tried
-        return False
+                return as_loss(state.task.loss(outputs, batches.take_samples(state.batch, indices, samples))).value
+
+            value = loss_of(several)
+            together = float(value)
+            each = {index: float(loss_of([index])) for index in dict.fromkeys(several)}
+            losses = [each[index] for index in several]
+            size = max(map(abs, (together, *losses)))
+            allowed = max(1e-4, 4 * torch.finfo(value.dtype).eps) * size
+            if not math.isfinite(together):
+                return None
+            if size < 1e-6 or abs(together - sum(losses) / len(losses)) <= allowed:
+                return "mean"
+            if abs(together - sum(losses)) <= allowed * len(losses):
+                return "sum"
+            # A loss that is not the same again draws random numbers.
+            return "neither" if float(loss_of(several)) == together else None
+    except Exception:  # outputs or losses that are not made of samples
+        return None
+
+
+@contextlib.contextmanager
+def _put_back(task: nn.Module) -> Iterator[None]:
+    """Give all modules the attributes and buffers that they had, and buffers their values."""
+    kept = [(module, dict(vars(module)), dict(module._buffers)) for module in task.modules()]
+    values = [(buffer, buffer.clone(), buffer._version) for buffer in task.buffers()]
+    try:
+        yield
     finally:
+        for module, attributes, buffers in kept:
+            for name in vars(module).keys() - attributes.keys():
+                del vars(module)[name]
+            vars(module).update(attributes)
+            module._buffers.update(buffers)
         with torch.no_grad():
-            for buffer, value, version in buffers:
+            for buffer, value, version in values:
                 if buffer._version != version:
                     buffer.copy_(value)
-    once, twice = losses
-    return math.isfinite(once) and abs(once) > 1e-6 and math.isclose(twice, 2 * once, rel_tol=1e-3)
 
 
 def of_own_loss(state: State) -> Weight | None:
