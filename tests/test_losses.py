@@ -124,7 +124,7 @@ def test_a_loss_that_grows_with_the_batch_is_noticed() -> None:
         train(network(), loss, batches, microbatch=4)
 
 
-LABELS = torch.tensor([0, 1, -100, 2, 2, 1, -100, -100, -100, 0])
+LABELS = torch.tensor([-100, 1, 0, 2, 2, 1, -100, -100, -100, 0])
 CLASS_WEIGHTS = torch.tensor([1.0, 2.0, 5.0])
 
 
@@ -286,7 +286,7 @@ def test_named_losses_are_scalar_tensors() -> None:
 
 def test_a_dict_with_loss_among_others_is_refused() -> None:
     """As other frameworks return it: the one to train on, and what it is made of."""
-    with pytest.raises(ValueError, match="'loss', 'near', which would be added up.*call it 'total'"):
+    with pytest.raises(ValueError, match=r"'loss', 'near', which would be added up.*call it 'total'"):
         train(Squares(lambda value, n: {"loss": value, "near": value / 2}), None, [(INPUTS, TARGETS)])
     train(Squares(lambda value, n: {"loss": value}), None, [(INPUTS, TARGETS)])
 

@@ -23,8 +23,8 @@ class DefaultActions:
             return pieces
         if isinstance(pieces, torch.Tensor | Mapping | str) or not isinstance(pieces, Iterable):
             raise TypeError(
-                f"split(batch, size) of {type(state.task).__name__} returned {type(pieces).__name__}. It returns a list of batches "
-                "of at most size samples each."
+                f"split(batch, size) of {type(state.task).__name__} returned {type(pieces).__name__}. It returns a list of "
+                "batches of at most size samples each."
             )
         return list(pieces)
 

@@ -91,8 +91,8 @@ def _named(losses: Mapping[str, Any]) -> Loss:
     if "total" not in losses:
         if "loss" in losses and len(losses) > 1:
             raise ValueError(
-                f"The loss function returned a dict of {', '.join(map(repr, losses))}, which would be added up. If 'loss' is what "
-                "to train on, call it 'total'; the others are then logged. If it is one of several, give it another name."
+                f"The loss function returned a dict of {', '.join(map(repr, losses))}, which would be added up. If 'loss' is "
+                "what to train on, call it 'total'; the others are then logged. If it is one of several, rename it."
             )
         return Loss(torch.stack(list(losses.values())).sum(), None, {k: v.detach() for k, v in losses.items()})
     return Loss(losses["total"], None, {k: v.detach() for k, v in losses.items() if k != "total"})

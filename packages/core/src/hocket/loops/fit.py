@@ -232,8 +232,8 @@ class FitLoop:
         state, bus = self.state, self.state.bus
         if state.timestamp.batch_in_epoch and not state.timestamp.sample_in_epoch:
             raise DataError(
-                f"The {state.timestamp.batch_in_epoch} batches of epoch {state.timestamp.epoch} count 0 samples, so nothing was "
-                f"trained on. Check the data, and count(batch) of {type(state.task).__name__} if it defines it."
+                f"The {state.timestamp.batch_in_epoch} batches of epoch {state.timestamp.epoch} count 0 samples, so nothing "
+                f"was trained. Check the data, and count(batch) of {type(state.task).__name__} if it defines it."
             )
         self.stage = "step"
         state.epoch_length = self.feed.length

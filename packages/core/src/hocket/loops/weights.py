@@ -95,9 +95,9 @@ def in_evaluation(state: State, loss: Loss, label: str) -> Weight:
 def of_labels(state: State) -> Weight | None:
     """The weights of torch's losses over classes: what their mean divides by. None for other losses.
 
-    Labels that are ignored and class weights make that something else than samples. On several ranks one label for each
-    sample, of one weight, is taken for plain classification, so that no step has to rescale its gradients; `tried` notices
-    ignored ones in the first batch.
+    Labels that are ignored and class weights make that something else than samples. One label for each sample, of one weight
+    and none of them ignored in the first batch, is plain classification, whose gradients no step has to rescale; ranks, which
+    have to decide alike, do not look.
     """
     task = state.task
     said = _classes(task.loss_function) if isinstance(task, SupervisedTask) else None
@@ -107,7 +107,8 @@ def of_labels(state: State) -> Weight | None:
     targets = task.targets_of(state.batch)
     if not isinstance(targets, Tensor) or targets.is_floating_point():
         return None
-    if state.strategy.world_size > 1 and targets.dim() < 2 and weights is None and ignored == -100:
+    plain = targets.dim() < 2 and weights is None and ignored == -100
+    if plain and (state.strategy.world_size > 1 or not (targets == ignored).any()):
         return None
 
     def counted(batch: Any) -> Tensor:
