@@ -267,3 +267,13 @@ def test_the_newest_by_its_file_and_a_folder_of_several() -> None:
     for what in (True, False, 3, ""):
         with pytest.raises(TypeError, match=f"resume={what!r} is no checkpoint\\. Give 'auto'"):
             make("b", resume=what)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"run": ""}'])
+def test_a_mark_that_cannot_be_read(text: str) -> None:
+    mark = make(duration="1ep").fit().run_folder / "run.json"
+    mark.write_text(text)
+    with pytest.raises(RunFolderError, match=r"run\.json cannot be read.*remove this one file"):
+        make(resume="auto")
+    mark.unlink()
+    assert rows(make(resume="auto", duration="2ep").fit().run_folder / "metrics.jsonl") == [1, 2, 3, 4, 5, 6]

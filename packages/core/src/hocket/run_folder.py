@@ -111,6 +111,11 @@ class RunFolder:
         owner = None if mark is None else mark.get("run")
         if owner == self._run.id or (mark is None and not self._unmarked) or (owner and owner == self._earlier):
             return
+        if mark is not None and not owner:
+            raise RunFolderError(
+                f"{self.path / RECORD} cannot be read, so nobody knows whose files are there. If they are of the run that is "
+                "resumed, remove this one file; else give another run_name."
+            )
         raise RunFolderError(
             f"{self.path} has the files of another run, which stay as they are. To continue that run, pass resume='auto' and "
             f"its checkpoints=; for a new one, another run_name than {self._run.name!r}, or run_name=None, which makes one "
