@@ -56,6 +56,18 @@ def test_copies_from_another_run_are_not_counted_among_its_own() -> None:
     assert names() == ["ep0-ba1", "ep3-ba9"]
 
 
+def test_what_another_run_puts_there_meanwhile_is_not_replaced() -> None:
+    class Copies(hocket.Callback):
+        def batch_start(self, state: hocket.State) -> None:
+            shutil.copytree("other/ep1-ba3", "ck/ep1-ba3", dirs_exist_ok=True)
+
+    make("other", duration="1ep").fit()
+    trainer = make(duration="1ep", callbacks=[Copies()])
+    with pytest.raises(CheckpointError, match="'ep1-ba3' is of another run, and is not replaced"):
+        trainer.fit()
+    assert formats.about("ck/ep1-ba3") == formats.about("other/ep1-ba3")
+
+
 def test_what_an_older_version_wrote_is_not_of_a_run_that_began_here() -> None:
     trainer = make(policy={"keep": 1})
     trainer.fit("1ep")
