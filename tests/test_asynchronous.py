@@ -84,6 +84,39 @@ def test_weights_that_are_not_finite_are_never_checkpointed(
     assert _finite(tmp_path / "kept" / "ep0-ba4")
 
 
+@pytest.mark.filterwarnings("ignore:Not finite in")
+@pytest.mark.parametrize("asynchronous", [True, False])
+def test_a_skipped_batch_is_as_if_it_had_not_been_there(asynchronous: bool) -> None:
+    data = [(torch.randn(4, 3), torch.randn(4, 1)) for _ in range(5)]
+    spoilt = (torch.full((4, 3), 8.0), torch.zeros(4, 1))
+    weights = []
+    for batches in (data, [*data[:2], spoilt, *data[2:]]):
+        torch.manual_seed(0)
+        trainer = hocket.Trainer(
+            model=Spoilt(), loss=nn.functional.mse_loss, train_data=batches, duration="1ep", nonfinite="skip",
+            optimizer=lambda parameters: torch.optim.SGD(parameters, 1e-2, momentum=0.9), device=Ahead(asynchronous),
+        )  # fmt: skip
+        trainer.fit()
+        weights.append([value.tolist() for value in trainer.model_state_dict().values()])
+    assert weights[0] == weights[1]
+
+
+@pytest.mark.parametrize("number", [1, 3])
+def test_one_batch_of_a_logging_interval_is_enough(number: int) -> None:
+    """Of four; gradients and weights are finite all the while."""
+    data = [(torch.randn(4, 3), torch.full((4, 1), float(each))) for each in range(4)]
+
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        return nn.functional.mse_loss(outputs, targets) + (float("nan") if targets[0, 0] == number else 0.0)
+
+    trainer = hocket.Trainer(
+        model=nn.Linear(3, 1), loss=loss, train_data=data, duration="1ep", nonfinite="warn", log_every="4ba",
+        optimizer=lambda parameters: torch.optim.SGD(parameters, 1e-2), device=Ahead(),
+    )  # fmt: skip
+    with pytest.warns(RuntimeWarning, match="Not finite in a batch before 4, within the last logging interval"):
+        trainer.fit()
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
 def test_one_element_of_the_weights_decides(dtype: torch.dtype) -> None:
     """Finite weights may be so large that their sum is not."""
