@@ -418,6 +418,13 @@ def test_shards_are_bounded_and_numbered_by_rank(tmp_path, monkeypatch):
     assert sorted(numbers) == [1, 2, 3, 4, 5, 6]
 
 
+def test_small_checkpoints_have_work_for_several_threads(tmp_path):
+    tree = {"model": {str(number): torch.full((1 << 18,), float(number)) for number in range(24)}}
+    formats.write(tmp_path / "c", tree, {})
+    sizes = sorted(file.stat().st_size >> 20 for file in (tmp_path / "c").glob("tensors-*"))
+    assert sizes == [8, 8, 8] and same(formats.read(tmp_path / "c"), tree)
+
+
 def fork(function):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # this process has threads

@@ -9,7 +9,7 @@ import hashlib
 import json
 import socket
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,8 +32,9 @@ if TYPE_CHECKING:
 
     Like = Callable[[str, dict[str, Any]], torch.Tensor | None]
 
-#: Bytes after which a shard is full.
+#: Bytes after which a shard is full. Small checkpoints are of several too, so that all threads have something to read.
 SHARD = 1 << 27
+SHARDS, LEAST = 16, 1 << 23
 #: How many are written and read at a time, one per thread: while one waits for the disk, others are hashed.
 THREADS = 4
 #: Bytes up to which a shard also takes the next top-level entry of the tree.
@@ -155,13 +156,14 @@ def _about(about: Mapping[str, Any]) -> dict[str, Any]:
     return {"format": manifests.VERSION, "hocket": hocket.__version__, "written": time.time(), **about}
 
 
-def _parts(stored: Iterable[Stored]) -> list[list[Stored]]:
+def _parts(stored: Sequence[Stored]) -> list[list[Stored]]:
     """Shards: large ones are of one top-level entry of the tree, so that parts of a checkpoint can be read alone."""
     parts: list[list[Stored]] = []
     size, top = 0, None
+    full = min(SHARD, max(LEAST, sum(each.tensor.nbytes for each in stored) // SHARDS))
     for each in stored:
-        key, nbytes = each.name.partition(".")[0], each.tensor.numel() * each.tensor.element_size()
-        if not parts or size + nbytes > (SHARD if key == top else SMALL):
+        key, nbytes = each.name.partition(".")[0], each.tensor.nbytes
+        if not parts or size + nbytes > (full if key == top else SMALL):
             parts.append([])
             size = 0
         top = key
@@ -208,7 +210,8 @@ def read(
                 file.sha256,
             )
 
-        _parallel(load, sorted({file for each in wanted for file in each.files}))
+        files = {file for each in wanted for file in each.files}
+        _parallel(load, sorted(files, key=lambda name: (-manifest.files[name].size, name)))  # so that threads end together
         tree: dict[str, Any] = trees.decode(node, made)
     except (ValueError, KeyError, TypeError, RuntimeError, OSError) as error:
         if isinstance(error, CheckpointError):
