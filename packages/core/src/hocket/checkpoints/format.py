@@ -211,7 +211,8 @@ def read(
             )
 
         files = {file for each in wanted for file in each.files}
-        _parallel(load, sorted(files, key=lambda name: (-manifest.files[name].size, name)))  # so that threads end together
+        # The largest first, so that threads end together.
+        _parallel(load, sorted(files, key=lambda name: (-manifest.files[name].size, name)))
         tree: dict[str, Any] = trees.decode(node, made)
     except (ValueError, KeyError, TypeError, RuntimeError, OSError) as error:
         if isinstance(error, CheckpointError):
