@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 import shutil
 import warnings
 from pathlib import Path
@@ -16,7 +17,7 @@ import hocket
 from hocket.checkpoints import CheckpointError
 from hocket.checkpoints import format as formats
 from hocket.checkpoints.store import Store
-from hocket.run_folder import RunFolderError
+from hocket.run_folder import Run, RunFolder, RunFolderError
 from hocket.testkit import run_ranks
 
 BATCHES = [(torch.full((2, 3), float(number)), torch.zeros(2, 1)) for number in range(3)]
@@ -54,6 +55,24 @@ def test_copies_from_another_run_are_not_counted_among_its_own() -> None:
     shutil.copytree("other/ep1-ba3", "ck/ep0-ba1")
     make(resume="auto", policy={"keep": 1}).fit()
     assert names() == ["ep0-ba1", "ep3-ba9"]
+
+
+def test_of_two_runs_of_one_name_one_gets_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = (RunFolder(tmp_path, Run(number, "a")) for number in "12")
+    draw, claimed = secrets.token_hex, []
+
+    def meanwhile(size: int) -> str:
+        """What comes between the look for a mark and the mark."""
+        if not claimed:
+            claimed.append("soon")
+            claimed[0] = str(second.claim())
+        return draw(size)
+
+    monkeypatch.setattr(secrets, "token_hex", meanwhile)
+    with pytest.raises(RunFolderError, match="files of another run"):
+        first.claim()
+    second.check()
+    assert claimed == [str(tmp_path / "a")]
 
 
 def test_what_another_run_puts_there_meanwhile_is_not_replaced() -> None:

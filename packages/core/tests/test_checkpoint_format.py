@@ -405,6 +405,15 @@ def test_a_checkpoint_is_replaced_and_what_is_none_is_not(tmp_path):
     assert files_of(tmp_path) == ["c", "data"] and files_of(tmp_path / "data") == ["thesis.tex"]
 
 
+def test_staging_memory_is_of_the_dtype():
+    staging = Staging()
+    for dtype in (torch.float32, torch.float64, torch.int32):
+        snapshot = Snapshot({"a": torch.arange(5, dtype=dtype)})
+        staging.copy(snapshot)
+        (stored,) = snapshot.stored
+        assert stored.tensor.dtype is dtype and stored.tensor.tolist() == [0, 1, 2, 3, 4]
+
+
 def test_shards_are_bounded_and_numbered_by_rank(tmp_path, monkeypatch):
     """Of five tensors of 40 bytes two are in a file of at most 100; ranks that write into one folder share no number."""
     monkeypatch.setattr(formats, "SHARD", 100)
