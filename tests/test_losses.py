@@ -310,6 +310,23 @@ def test_a_loss_without_a_gradient_says_so(microbatch) -> None:
 # --- means over nothing
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_weights_of_losses_of_16_bits_are_counted_in_float32(dtype) -> None:
+    """float16 ends at 65,504, and bfloat16 takes 257 for 256: here 40,000 + 40,257 tokens."""
+    model = network()
+    inputs, targets = torch.randn(4, 3, generator=torch.Generator().manual_seed(3)), torch.zeros(4, 1)
+    weights = iter([40_000, 40_257])
+
+    def loss(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        return F.mse_loss(outputs, targets).to(dtype), torch.tensor(next(weights))
+
+    halves = [F.mse_loss(model(inputs[part]), targets[part]) for part in (slice(0, 2), slice(2, 4))]
+    mean = (40_000 * halves[0] + 40_257 * halves[1]) / 80_257
+    expected = gradient(mean, model)
+    [found] = train(model, loss, [(inputs, targets)], microbatch=2).gradients
+    torch.testing.assert_close(found, expected, rtol=1e-2, atol=1e-4)
+
+
 def masked(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     mask = (targets >= 0).float()
     return ((outputs.squeeze(1) - targets) ** 2 * mask).sum() / mask.sum(), mask.sum()

@@ -32,10 +32,14 @@ def count(state: State, batch: Any) -> Counts:
 
 
 def on_device(number: float | torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """A scalar with the device and dtype of ``like``; a Python number gets there without a copy, for which the host waits."""
+    """A scalar with the device and dtype of ``like``; a Python number gets there without a copy, for which the host waits.
+
+    Of 16 bits it is float32: bfloat16 cannot count to 257, and float16 not beyond 65,504.
+    """
+    dtype = torch.float32 if like.dtype in (torch.bfloat16, torch.float16) else like.dtype
     if isinstance(number, torch.Tensor):
-        return number.to(like.device, like.dtype, non_blocking=like.is_cuda)
-    return like.new_full((), number)
+        return number.to(like.device, dtype, non_blocking=like.is_cuda)
+    return like.new_full((), number, dtype=dtype)
 
 
 def compute_gradients(
@@ -207,6 +211,7 @@ def _mean(state: State, parts: Sequence[_Part], mine: int, everyone: int) -> tor
     if own:
         stacked = torch.stack(values).view(len(parts), -1)
         each_weight = torch.stack([on_device(part.weight, stacked) for part in parts])
+        stacked = stacked.to(each_weight)
         # The mean over nothing, as of a piece of which all tokens are ignored, is not a number and counts nothing.
         here, sums = each_weight.sum(), each_weight @ torch.where(each_weight[:, None] != 0, stacked, 0.0)
     else:  # numbers, which need not go to the device
@@ -222,7 +227,7 @@ def _mean(state: State, parts: Sequence[_Part], mine: int, everyone: int) -> tor
         here = 1  # the sum is not divided
     total = here
     if state.strategy.world_size > 1:
-        packed = torch.cat([on_device(here, sums).view(1), sums])
+        packed = torch.cat([on_device(here, sums).view(1), sums])  # float32 where sums are of 16 bits
         reduced = state.bus.all_reduce(packed, "sum")
         # Ranks that compute on the same data have all added it.
         total = state.strategy.world_size // state.strategy.data_ranks if summed else reduced[0]
