@@ -425,3 +425,29 @@ def test_another_configuration_is_said_in_one_line(before: Any, now: Any, words:
 )
 def test_the_same_configuration_is_not_talked_about(before: Any, now: Any) -> None:
     assert resumed(before, now) == []
+
+
+@pytest.mark.filterwarnings("ignore:Not finite in", "ignore:The last fit raised")
+def test_learning_rates_stay_as_the_exception_left_them() -> None:
+    """A batch that was skipped has left them a step behind the schedule."""
+
+    class Raises(hocket.Callback):
+        def batch_end(self, state: Any) -> None:
+            if state.timestamp.batch == 3:
+                raise RuntimeError("once")
+
+    data = [(torch.randn(4, 3), torch.randn(4, 1)) for _ in range(6)]
+    data[2][0].fill_(float("nan"))
+    weights = []
+    for callbacks in ([], [Raises()]):
+        torch.manual_seed(0)
+        trainer = hocket.Trainer(
+            model=nn.Linear(3, 1), loss=F.mse_loss, train_data=data, duration="1ep", nonfinite="skip", schedule="linear",
+            optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1), device="cpu", callbacks=callbacks,
+        )  # fmt: skip
+        if callbacks:
+            with pytest.raises(RuntimeError, match="once"):
+                trainer.fit()
+        trainer.fit()
+        weights.append([value.tolist() for value in trainer.model_state_dict().values()])
+    assert weights[0] == weights[1]

@@ -17,7 +17,7 @@ import hocket
 from hocket.checkpoints import CheckpointError
 from hocket.checkpoints import format as formats
 from hocket.checkpoints.store import Store
-from hocket.run_folder import Run, RunFolder, RunFolderError
+from hocket.run_folder import Run, RunFolder, RunFolderError, TemporaryFolder
 from hocket.testkit import run_ranks
 
 BATCHES = [(torch.full((2, 3), float(number)), torch.zeros(2, 1)) for number in range(3)]
@@ -55,6 +55,14 @@ def test_copies_from_another_run_are_not_counted_among_its_own() -> None:
     shutil.copytree("other/ep1-ba3", "ck/ep0-ba1")
     make(resume="auto", policy={"keep": 1}).fit()
     assert names() == ["ep0-ba1", "ep3-ba9"]
+
+
+def test_a_temporary_folder_goes_with_its_run(tmp_path: Path) -> None:
+    folder = TemporaryFolder(tmp_path, Run("1", "a"))
+    path = folder.claim()
+    assert path.is_dir() and path == folder.claim()
+    del folder
+    assert not path.exists()
 
 
 def test_of_two_runs_of_one_name_one_gets_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
