@@ -53,7 +53,7 @@ CASES = {
     "bare": (fit, 1),
     "progress + jsonl": (partial(fit, loggers=["progress", "jsonl"]), 1),
     "lr-monitor + speed-monitor + EMA + clipping": (partial(fit, **MONITORS), 1),
-    "10 no-op callbacks": (partial(fit, callbacks=[Noop() for _ in range(10)]), 1),
+    "10 no-op callbacks": (partial(fit, callbacks=[Noop] * 10), 1),
     "4 microbatches": (partial(fit, microbatch=4), 4),
     "every built-in callback, progress + jsonl": (partial(fit, callbacks=EVERYTHING, loggers=["progress", "jsonl"]), 1),
 }
