@@ -101,7 +101,9 @@ def non_finite(tensors: Sequence[Tensor]) -> Tensor:
             return found
         except RuntimeError:  # sparse, complex or expanded ones, or several devices
             pass
-    return ~torch.isfinite(total_norm(tensors, float("inf")))
+    # torch 2.9 has no norm of sparse tensors.
+    values = [tensor.coalesce().values() if tensor.layout is torch.sparse_coo else tensor for tensor in tensors]
+    return ~torch.isfinite(total_norm(values, float("inf")))
 
 
 @cache

@@ -10,7 +10,7 @@ import functools
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -104,7 +104,8 @@ def of_labels(state: State) -> Weight | None:
     if said is None:
         return None
     weights, ignored = said
-    targets = task.targets_of(state.batch)
+    targets_of = cast("Callable[[Any], Any]", task.targets_of)  # mypy: an attribute of a module may be a tensor
+    targets = targets_of(state.batch)
     if not isinstance(targets, Tensor) or targets.is_floating_point():
         return None
     plain = targets.dim() < 2 and weights is None and ignored == -100
@@ -112,7 +113,7 @@ def of_labels(state: State) -> Weight | None:
         return None
 
     def counted(batch: Any) -> Tensor:
-        labels = task.targets_of(batch)
+        labels = targets_of(batch)
         if labels.is_floating_point():  # classes that were mixed: a mean over all of them
             return labels.new_full((), labels.numel() // labels.size(1))
         counts = labels != ignored
