@@ -167,6 +167,7 @@ def test_the_exit_code_is_that_of_the_first_and_signals_end_all(tmp_path):
     code = written(
         tmp_path,
         "import os, sys, time\nopen(os.environ['OUT'] + os.environ['RANK'], 'w').write(str(os.getpid()))\n"
+        "while not os.path.exists(os.environ['OUT'] + '0') or not os.path.getsize(os.environ['OUT'] + '0'): time.sleep(0.05)\n"
         "if len(sys.argv) == 1 and os.environ['RANK'] == '1': sys.exit(7)\ntime.sleep(600)",
     )
     assert run(*HOCKET, code, OUT=f"{tmp_path}/").returncode == 7
@@ -177,7 +178,7 @@ def test_the_exit_code_is_that_of_the_first_and_signals_end_all(tmp_path):
     launched = subprocess.Popen(
         [*HOCKET, str(code), "stay"], env=environment(OUT=f"{tmp_path}/"), stderr=subprocess.PIPE
     )
-    until = time.monotonic() + 60
+    until = time.monotonic() + 200
     while not all((tmp_path / str(rank)).exists() for rank in range(2)) and time.monotonic() < until:
         time.sleep(0.1)
     time.sleep(0.2)
@@ -213,7 +214,7 @@ def test_workers_end_with_the_main_process(script, tmp_path, number):
     main = subprocess.Popen(
         [sys.executable, str(script), str(tmp_path), "wait", "2"], env=environment(), stderr=subprocess.DEVNULL
     )
-    until = time.monotonic() + 60
+    until = time.monotonic() + 200
     files = [tmp_path / f"pid{rank}" for rank in range(2)]
     while not all(file.exists() and file.read_text() for file in files) and time.monotonic() < until:
         time.sleep(0.1)

@@ -74,7 +74,7 @@ def test_two_ranks_of_a_job_that_is_told_to_end(
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as started:
         file = tmp_path / "batch"
-        until = time.monotonic() + 60
+        until = time.monotonic() + 200
         while (not file.exists() or int(file.read_text() or 0) < 3) and time.monotonic() < until:
             time.sleep(0.02)
         for pid in processes_of(started.pid):
