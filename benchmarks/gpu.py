@@ -253,7 +253,7 @@ def copies(device: str, toy: bool) -> Rows:
 
 
 def _against(workload: str, device: str, toy: bool) -> Rows:
-    """A workload in bf16 as a multiple of the hand-written loop, by contender; what is not installed says so."""
+    """A workload in bf16 as a multiple of the hand-written loop, by contender; missing libraries are listed as skipped."""
     rows = [[f"{workload}, bf16", "÷ hand-written", "hand-written step, ms"]]
     only = ("bare", "progress + jsonl", "Lightning, barebones", "Fabric", "Accelerate", "transformers Trainer, barest")
     for name in ("hocket", "lightning", "accelerate", "transformers"):

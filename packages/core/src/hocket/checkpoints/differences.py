@@ -14,7 +14,7 @@ from hocket.setup import plain
 if TYPE_CHECKING:
     from hocket.trainer import Trainer
 
-#: The Trainer's arguments on which the weights depend, but for those that checkpoints know better.
+#: Trainer arguments that affect the weights and are not compared elsewhere when a checkpoint is loaded.
 _ARGUMENTS = ("loss", "global_batch", "schedule", "schedule_every", "clip_gradients", "nonfinite", "seed", "overfit")
 _ATTACHED = ("algorithms", "callbacks", "precisions", "actions")
 

@@ -33,7 +33,7 @@ class HiddenTensors:
             self._seen = {name: (weakref.ref(tensor), tensor._version) for name, tensor in _hidden(state.task)}
 
     def warn(self, state: State) -> None:
-        """Name what is not the same as then."""
+        """Warn once about tensors in attributes that have changed since the first batch."""
         if self._done or self._seen is None or state.strategy.rank:
             return
         changed = []

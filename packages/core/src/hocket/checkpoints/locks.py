@@ -255,7 +255,7 @@ def _machine() -> str:
 
 
 def _began(pid: int) -> str:
-    """When a process began, in the kernel's ticks, or empty if there is none. Ids are used again, with another time."""
+    """Return when the process started, in kernel ticks, or "" if it is gone. A reused process id has another start time."""
     try:
         # The command's name comes second, in parentheses, and may have any characters.
         fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()

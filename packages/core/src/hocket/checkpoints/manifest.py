@@ -106,7 +106,7 @@ def _advice(file: Path) -> str:
 
 
 def pointed(file: Path) -> str | None:
-    """The name in a store's file `LATEST`; None if there is none."""
+    """Return the checkpoint name in a store's file `LATEST`, or None if it has none or cannot be read."""
     try:
         return regular(file.parent, file.name, 1 << 12).read_text().strip() or None
     except (OSError, CheckpointError, UnicodeDecodeError):

@@ -125,7 +125,7 @@ class Ownership:
         return {"id": self._run.id, "name": self._run.name}
 
     def own(self) -> dict[str, dict[str, Any]]:
-        """What is said about each checkpoint of this run, oldest first; without those that it replaces."""
+        """Return the description of each checkpoint of this run, oldest first, without the ones to be replaced."""
         there = self._there()
         return {
             name: about for name, about in there.items() if about and self._has(about) and name not in self._replaced
@@ -136,7 +136,7 @@ class Ownership:
         return name in self._replaced or self._has(about)
 
     def written(self, name: str) -> None:
-        """This run has written a checkpoint: remove those that it replaces."""
+        """Remove the checkpoints that this run replaces, now that it has written one."""
         while self._replaced:
             if (other := self._replaced.pop()) != name:
                 self._store.remove(other)
