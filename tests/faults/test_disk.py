@@ -21,7 +21,7 @@ import hocket
 from hocket.checkpoints import CheckpointError
 from hocket.checkpoints import format as formats
 from hocket.checkpoints.policy import Interrupted
-from hocket.checkpoints.store import Store
+from hocket.checkpoints.store import Local, Store
 
 #: A disk: where it is, and how to take it all and give it back.
 Disk = tuple[Path, Callable[[], Any], Callable[[], Any]]
@@ -99,6 +99,18 @@ def test_a_checkpoint_on_a_full_disk(disk: Any) -> None:
     free()
     assert formats.verify(folder / "c") == [] and (formats.read(folder / "c")["model"]["w"] == 1.0).all()
     assert os.listdir(folder) == ["c"]
+
+
+@pytest.mark.parametrize("disk", ["mounted", "failing"], indirect=True)
+def test_the_pointer_on_a_full_disk(disk: Any) -> None:
+    """It is smaller than any limit of a file's size."""
+    folder, fill, _free, message = disk
+    formats.write(folder / "c", tree(1.0), {})
+    fill()
+    with pytest.raises(
+        CheckpointError, match=f"could not be replaced: {message}.*The checkpoints themselves are whole"
+    ):
+        Local(folder).point("c")
 
 
 @pytest.fixture(scope="module")

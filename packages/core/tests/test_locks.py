@@ -88,6 +88,26 @@ def test_a_killed_process_holds_no_folder_though_its_forks_live(tmp_path: Path) 
 
 
 @pytest.mark.skipif(locks.fcntl is None, reason="folders are not locked here")
+def test_a_killed_process_whose_fork_has_not_begun(tmp_path: Path) -> None:
+    """Between a fork and its first line it holds what its parent held, here for a second by a copy of the descriptor."""
+    ready = multiprocessing.get_context("fork").Event()
+
+    def holding() -> None:
+        lock = locks.FileLock(tmp_path, "killed")
+        assert lock._file is not None
+        os.dup(lock._file.fileno())
+        fork(lambda: time.sleep(1))
+        ready.set()
+        signal.pause()
+
+    process = fork(holding)
+    assert ready.wait(60)
+    process.kill()
+    process.join()
+    locks.FileLock(tmp_path, "next").release()
+
+
+@pytest.mark.skipif(locks.fcntl is None, reason="folders are not locked here")
 def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def flock(file: Any, operation: int) -> None:
         raise OSError(errno.ENOLCK, "No locks available")

@@ -68,8 +68,12 @@ def errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        reason = str(error.strerror or error)
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            there = next((folder for folder in path.absolute().parents if folder.exists()), Path())
-            reason = f"the disk is full ({shutil.disk_usage(there).free / 1e6:.1f} MB are free at {there})"
-        raise CheckpointError(f"The checkpoint {path} was not written: {reason}.") from error
+        raise CheckpointError(f"The checkpoint {path} was not written: {reason(error, path)}.") from error
+
+
+def reason(error: OSError, path: Path) -> str:
+    """Why something could not be written at ``path``, without its full stop."""
+    if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        return str(error.strerror or error)
+    there = next((folder for folder in path.absolute().parents if folder.exists()), Path())
+    return f"the disk is full ({shutil.disk_usage(there).free / 1e6:.1f} MB are free at {there})"

@@ -26,6 +26,8 @@ except ImportError:  # Windows, where folders are not locked
 NAME = ".lock"
 #: Seconds that a lock of a store behind a URL outlives a process that was killed on another machine.
 LEASE = 60.0
+#: Seconds within which a fork, such as a data worker, lets go of the lock that its parent held.
+FORK = 10.0
 
 
 class InUse(CheckpointError):
@@ -73,6 +75,7 @@ class FileLock:
     def _acquire(self) -> None:
         self._made = not self._path.parent.is_dir()
         self._path.parent.mkdir(parents=True, exist_ok=True)
+        began = time.monotonic()
         while self._file is None:
             file = self._path.open("a+b")
             try:
@@ -82,6 +85,9 @@ class FileLock:
                 file.seek(0)
                 holder = _parse(file.read())
                 file.close()
+                if _is_alive(holder) is False and time.monotonic() - began < FORK:
+                    time.sleep(0.05)  # it was killed, and what it had just forked is still beginning
+                    continue
                 raise _in_use(str(self._path.parent), holder) from None
             except OSError:
                 file.close()

@@ -16,8 +16,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from hocket.checkpoints import disk, leftovers, locks
 from hocket.checkpoints import format as formats
-from hocket.checkpoints import leftovers, locks
 from hocket.checkpoints import manifest as manifests
 from hocket.checkpoints.errors import CheckpointError, DamagedCheckpointWarning
 from hocket.checkpoints.locks import InUse, Lock
@@ -383,5 +383,5 @@ class Local:
             temporary.replace(file)
         except OSError as error:
             raise CheckpointError(
-                f"{file} could not be replaced: {error}. The checkpoints themselves are whole."
+                f"{file} could not be replaced: {disk.reason(error, file)}. The checkpoints themselves are whole."
             ) from error
