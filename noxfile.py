@@ -132,11 +132,21 @@ def demo(session: nox.Session) -> None:
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """Run every test, or those named after `--`, against an editable install of all packages."""
+    """Run every test but the long ones, or those named after `--`, against an editable install of all packages."""
+    run_tests(session, "not long")
+
+
+@nox.session(default=False)
+def long(session: nox.Session) -> None:
+    """Run the tests that `tests` skips: more ranks, more kills, two hosts (about four minutes)."""
+    run_tests(session, "long")
+
+
+def run_tests(session: nox.Session, marks: str) -> None:
     settle(session)
     others = ("pytest-xdist", "torchdata", "torchmetrics", "scikit-learn", "hatchling", "uv")
     install_editable(session, PACKAGES, *TESTS, *S3, *others)
-    session.run("pytest", *(session.posargs or beside_each_other()))
+    session.run("pytest", *(session.posargs or (*beside_each_other(), "-m", marks)))
 
 
 #: What torch, oneDNN and MKL use of the processor: AVX2 and no more, or nothing beyond SSE 4.
@@ -183,11 +193,11 @@ def lint(session: nox.Session) -> None:
 @nox.session(default=False)
 @nox.parametrize("package", PACKAGES, ids=[package.folder for package in PACKAGES])
 def isolation(session: nox.Session, package: Package) -> None:
-    """Run one package's tests with nothing of ours installed but its wheel and core's."""
+    """Run one package's tests, but for the long ones, with nothing of ours installed but its wheel and core's."""
     settle(session)
     packages = tuple(dict.fromkeys((CORE, package)))
     install_wheels(session, build(session, packages, scratch(session) / "dist"), *TESTS, "pytest-xdist")
-    session.run("pytest", str(package.path / "tests"), *(session.posargs or beside_each_other()))
+    session.run("pytest", str(package.path / "tests"), *(session.posargs or (*beside_each_other(), "-m", "not long")))
 
 
 @nox.session(default=False)

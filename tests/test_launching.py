@@ -151,6 +151,7 @@ def test_a_killed_worker_and_a_restart(script, tmp_path):
     assert kept == {"0": ["rank 0 is done with 3"], "1": ["rank 1 is done with 3"]}
 
 
+@pytest.mark.long
 def test_one_that_raises_ends_all(script, tmp_path):
     done = run(*HOCKET, "-m", "script", tmp_path, "raise", 0, PYTHONPATH=str(tmp_path))
     assert time.time() - float((tmp_path / "raised").read_text()) < 20

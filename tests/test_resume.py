@@ -249,8 +249,14 @@ def test_every_step_of_every_kind_of_data(name: str) -> None:
     check(maker(LOADERS[name]), [*range(1, 9), At(epoch=1)])
 
 
-@pytest.mark.parametrize("generator", [False, True])
-@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize(
+    ("generator", "persistent"),
+    [
+        (False, False),
+        (True, True),
+        *(pytest.param(*each, marks=pytest.mark.long) for each in ((False, True), (True, False))),
+    ],
+)
 def test_worker_processes(generator: bool, persistent: bool) -> None:
     options = {"num_workers": 2, "persistent_workers": persistent}
 

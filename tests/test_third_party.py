@@ -141,6 +141,7 @@ def test_it_is_planned_and_trained_with(stranger):
     assert Path(out.splitlines()[-1]).is_relative_to(stranger.site)  # the wheel, and not the sources
 
 
+@pytest.mark.long
 def test_it_passes_its_own_tests(stranger):
     """The conformance suite among them, as its author would run it."""
     out = stranger.run("python", "-m", "pytest", "-q", "-p", "no:cacheprovider", EXAMPLE)
@@ -264,6 +265,7 @@ def test_others_train_and_they_are_errors_only_where_they_are_named(crowd):
     assert future.startswith("UnknownPluginError") and "acme-future 1.0 speaks v2" in future
 
 
+@pytest.mark.long
 def test_the_doctor_names_them_and_nobody_else(crowd):
     report = json.loads(crowd.run("hocket", "plugins", "doctor", "--kind", "algorithms", "--json", expected=1))
     problems = {(line["distribution"], line["name"]): " ".join(line["problems"]) for line in report if line["problems"]}

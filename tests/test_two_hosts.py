@@ -89,6 +89,7 @@ hocket.Trainer(
 """  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.timeout(400)
 def test_a_host_is_lost_and_comes_back(hosts, tmp_path):
     (tmp_path / "script.py").write_text(SCRIPT)

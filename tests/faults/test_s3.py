@@ -140,7 +140,13 @@ def test_s3_failures_that_pass(bucket, fault):
 
 @pytest.mark.parametrize(
     ("fault", "at"),
-    [*itertools.product([500, "drop"], ["tree", "tensors", "manifest"]), (403, "tensors"), (404, "manifest")],
+    [
+        *itertools.product([500], ["tree", "tensors", "manifest"]),
+        *(pytest.param("drop", at, marks=pytest.mark.long) for at in ("tree", "manifest")),
+        ("drop", "tensors"),
+        (403, "tensors"),
+        (404, "manifest"),
+    ],
 )
 def test_s3_lost_in_the_middle_of_a_save(bucket, at, fault):
     """From the upload of one file on, nothing arrives any more."""
@@ -236,6 +242,7 @@ def test_large_files_are_confirmed_by_their_parts(bucket, tmp_path):
     assert formats.verify(tmp_path / "copy") == []
 
 
+@pytest.mark.long
 def test_a_run_on_s3_that_loses_its_server(bucket, tmp_path):
     """Single errors and dropped connections are not noticed; a server that is gone ends the run, which goes on from there."""
     more = {"duration": "2ep", "policy": {"every": "3ba"}}

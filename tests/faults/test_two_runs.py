@@ -142,5 +142,6 @@ def bucket() -> Iterator[str]:
     server.stop()
 
 
+@pytest.mark.long
 def test_nothing_of_the_first_is_lost_on_s3(bucket: str) -> None:
     check_order(bucket, [killed, fresh, resume, two_at_once, fast_dev_run], batches=2)

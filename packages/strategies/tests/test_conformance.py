@@ -17,10 +17,12 @@ class TestFSDP(StrategyConformance):
         return FSDP(wrap=["Linear"])
 
 
+@pytest.mark.long
 class TestFSDPOn4(TestFSDP):
     world_size = 4
 
 
+@pytest.mark.long
 class TestHybridSharding(StrategyConformance):
     world_size = 4
 
@@ -33,10 +35,12 @@ class TestTensorParallel(StrategyConformance):
         return TensorParallel(plan={"0": "colwise", "2": "rowwise"})
 
 
+@pytest.mark.long
 class TestTensorParallelOn4(TestTensorParallel):
     world_size = 4
 
 
+@pytest.mark.long
 class TestShardedTensorParallel(StrategyConformance):
     world_size = 4
 

@@ -342,6 +342,7 @@ SCRIPT = """
 """
 
 
+@pytest.mark.long
 def test_torchrun_and_a_restart(tmp_path):
     """The way in which users start it, once: everything else here joins ranks that were forked.
 

@@ -54,7 +54,7 @@ def test_single_precision_and_memory(tmp_path, world_size, share):
 
 
 @pytest.mark.parametrize("kind, threshold", [("norm", 0.1), ("value", 0.001), ("adaptive", 0.01)])
-@pytest.mark.parametrize("world_size", [2, 4])
+@pytest.mark.parametrize("world_size", [2, pytest.param(4, marks=pytest.mark.long)])
 def test_clipping(tmp_path, kind, threshold, world_size):
     by_rank = ranks(world_size, lambda: FSDP(), tmp_path, clip_gradients=(kind, threshold))
     expected = alone(tmp_path, clip_gradients=(kind, threshold))

@@ -91,6 +91,7 @@ class TestLocalSGD(StrategyConformance):
         )  # fmt: skip
 
 
+@pytest.mark.long
 class TestLocalSGDOnFourRanks(TestLocalSGD):
     world_size = 4
 

@@ -237,7 +237,7 @@ WORKER = {"own_generator": True, "num_workers": 1}
     [
         (("ddp", "ddp", "ddp"), {}),
         (("fsdp", "fsdp", "fsdp"), {}),
-        (("ddp", "fsdp", "ddp"), WORKER),
+        pytest.param(("ddp", "fsdp", "ddp"), WORKER, marks=pytest.mark.long),
         (("fsdp", "ddp", "fsdp"), {}),
     ],
     ids=["ddp", "fsdp", "ddp, fsdp, ddp, with a generator and a worker", "fsdp, ddp, fsdp"],

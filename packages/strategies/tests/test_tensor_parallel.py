@@ -22,7 +22,7 @@ _ALL = PLAN | {"embed": "rowwise", "head": "colwise_gather_output"}
     "world_size, options",
     [
         (2, {"plan": PLAN}),
-        (4, {"plan": PLAN}),
+        pytest.param(4, {"plan": PLAN}, marks=pytest.mark.long),
         (2, {"plan": _ALL}),
         (2, {"plan": {"*.up": ColwiseParallel(), "*.down": RowwiseParallel()}}),
         (2, {"plan": {"*.up": "colwise_gather_output", "*.down": "rowwise_split_input"}}),
@@ -30,8 +30,8 @@ _ALL = PLAN | {"embed": "rowwise", "head": "colwise_gather_output"}
         (2, {"tensor": 1, "shard": 2}),  # an axis of one needs no plan
         (4, {"tensor": 2, "shard": 2, "plan": PLAN}),
         (4, {"tensor": 2, "shard": None, "plan": _ALL}),
-        (4, {"tensor": 2, "replicate": 2, "plan": PLAN}),
-        (8, {"tensor": 2, "shard": 2, "replicate": 2, "plan": _ALL}),
+        pytest.param(4, {"tensor": 2, "replicate": 2, "plan": PLAN}, marks=pytest.mark.long),
+        pytest.param(8, {"tensor": 2, "shard": 2, "replicate": 2, "plan": _ALL}, marks=pytest.mark.long),
     ],
     ids=lambda value: (
         str(value) if isinstance(value, int) else " ".join(f"{k}={v}" for k, v in value.items() if k != "plan")
@@ -43,7 +43,10 @@ def test_trains_as_one_process_does(tmp_path, world_size, options):
     same(by_rank, alone(tmp_path, **common), 1e-9)
 
 
-@pytest.mark.parametrize("world_size, options, share", [(2, {}, 0.55), (4, {}, 0.3), (4, {"shard": 2}, 0.3)])
+@pytest.mark.parametrize(
+    "world_size, options, share",
+    [(2, {}, 0.55), pytest.param(4, {}, 0.3, marks=pytest.mark.long), (4, {"shard": 2}, 0.3)],
+)
 def test_single_precision_and_memory(tmp_path, world_size, options, share):
     common = {"precision": "fp32", "clip_gradients": 0.1}
     one = trainer(network(), "single", tmp_path, **common)
@@ -77,7 +80,9 @@ def test_parameters_lie_on_two_meshes_and_the_norm_is_over_both(tmp_path):
         assert norms == pytest.approx(expected, rel=1e-9)
 
 
-@pytest.mark.parametrize("name", ["EMA", "SAM", "norm", "value", "adaptive"])
+@pytest.mark.parametrize(
+    "name", ["SAM", "adaptive", *(pytest.param(name, marks=pytest.mark.long) for name in ("EMA", "norm", "value"))]
+)
 def test_algorithms(tmp_path, name):
     hocket_general = pytest.importorskip("hocket_general")
 
@@ -258,7 +263,9 @@ def _llama(transformers, **changes):
 
 
 @pytest.mark.parametrize("build", [_gpt2, _llama])
-@pytest.mark.parametrize("world_size, options", [(2, {}), (4, {"shard": 2})], ids=["tensor", "both"])
+@pytest.mark.parametrize(
+    "world_size, options", [(2, {}), pytest.param(4, {"shard": 2}, marks=pytest.mark.long)], ids=["tensor", "both"]
+)
 def test_models_of_transformers_need_no_plan(tmp_path, build, world_size, options):
     transformers = pytest.importorskip("transformers")
     # Eight labels a row after the shift: the losses are float32, and weights that are powers of two add no rounding.
