@@ -250,10 +250,14 @@ def test_an_iterator_that_raises_is_lost_and_other_data_is_not() -> None:
     assert trainer.fit(train_data=Stream()).timestamp.batch == 8
 
 
-@pytest.mark.parametrize("microbatch", [None, 2])
-def test_before_the_optimizer_stepped_the_batch_is_repeated_and_that_is_said(microbatch: int | None) -> None:
+@pytest.mark.parametrize(("microbatch", "workers"), [(None, 0), (2, 0), (None, 1)])
+def test_before_the_optimizer_stepped_the_batch_is_repeated_and_that_is_said(
+    microbatch: int | None, workers: int
+) -> None:
+    options = {"dropout": 0.0, "train_metrics": None, "algorithms": ["ema"], "microbatch": microbatch}
+
     def run(fails_at: int) -> Any:
-        trainer = make(dropout=0.0, train_metrics=None, algorithms=["ema"], microbatch=microbatch)
+        trainer = make(DataLoader(Samples(), 4, shuffle=True, num_workers=workers), **options)
         trainer.state.model.fails_at = fails_at
         if fails_at >= 0:
             with pytest.raises(KeyboardInterrupt):
@@ -267,7 +271,7 @@ def test_before_the_optimizer_stepped_the_batch_is_repeated_and_that_is_said(mic
         return {name: value for name, value in outcome(trainer).items() if name not in ("fit", "max_duration")}
 
     def whole() -> Any:
-        trainer = make(dropout=0.0, train_metrics=None, algorithms=["ema"], microbatch=microbatch)
+        trainer = make(DataLoader(Samples(), 4, shuffle=True, num_workers=workers), **options)
         trainer.fit()
         trainer.fit("1ba")
         return {name: value for name, value in outcome(trainer).items() if name not in ("fit", "max_duration")}

@@ -201,7 +201,8 @@ def test_a_plain_script_starts_its_own_ranks(script, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("act", "told"), [("raise", "LookupError: not here"), ("kill", "Rank 1 was killed by SIGKILL")]
+    ("act", "told"),
+    [pytest.param("raise", "LookupError: not here", marks=pytest.mark.long), ("kill", "Rank 1 was killed by SIGKILL")],
 )
 def test_the_end_of_a_worker_is_the_end_of_all(script, tmp_path, act, told):
     done = run(sys.executable, script, tmp_path, act, 2)

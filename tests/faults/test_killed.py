@@ -60,9 +60,9 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Any:
 @pytest.mark.parametrize(
     ("ranks", "asynchronous", "kills"),
     [
-        (1, False, 20),
+        (1, False, 10),
         (2, True, 4),
-        *(pytest.param(*each, marks=pytest.mark.long) for each in ((2, False, 20), (1, True, 6))),
+        *(pytest.param(*each, marks=pytest.mark.long) for each in ((1, False, 20), (2, False, 20), (1, True, 6))),
     ],
 )
 def test_killed_at_random_moments(

@@ -164,11 +164,11 @@ def test_resident_memory_is_what_the_system_says() -> None:
 
 
 def test_every_group_of_every_optimizer() -> None:
-    """As the step used it; a rate that is a tensor is not the one that a schedule writes into later."""
-    model, logger = network(), MemoryLogger()
+    """As the step used it; a schedule writes into a rate that is a tensor, which compiled steps have captured."""
+    model, logger, rate = network(), MemoryLogger(), torch.tensor(0.125)
     first, second, *others = model.parameters()
     groups = [{"params": [first], "lr": 0.5}, {"params": [second], "lr": 0.25}]
-    optimizers = [torch.optim.SGD(groups), torch.optim.Adam(others, lr=torch.tensor(0.125))]
+    optimizers = [torch.optim.SGD(groups), torch.optim.Adam(others, lr=rate)]
     trainer = make(
         model=model,
         optimizer=optimizers,
@@ -181,6 +181,7 @@ def test_every_group_of_every_optimizer() -> None:
     assert values["lr/optimizer0/group0"] == [0.5, 0.5 * 3 / 4, 0.5 / 2, 0.5 / 4]
     assert values["lr/optimizer0/group1"] == [0.25, 0.25 * 3 / 4, 0.25 / 2, 0.25 / 4]
     assert values["lr/optimizer1/group0"] == [0.125, 0.125 * 3 / 4, 0.125 / 2, 0.125 / 4]
+    assert optimizers[1].param_groups[0]["lr"] is rate
 
 
 # --- norms

@@ -172,7 +172,7 @@ def train(
     "options",
     [
         {"dropout": 0.3},
-        {"dropout": 0.3, "own_generator": True, "num_workers": 2},
+        pytest.param({"dropout": 0.3, "own_generator": True, "num_workers": 2}, marks=pytest.mark.long),
         {"dropout": 0.3, "num_workers": 2, "persistent_workers": True},
         {"dropout": 0.3, "dataset": Noted()},
         {"dropout": 0.3, "sampler": Drawing()},
@@ -238,7 +238,7 @@ WORKER = {"own_generator": True, "num_workers": 1}
         (("ddp", "ddp", "ddp"), {}),
         (("fsdp", "fsdp", "fsdp"), {}),
         pytest.param(("ddp", "fsdp", "ddp"), WORKER, marks=pytest.mark.long),
-        (("fsdp", "ddp", "fsdp"), {}),
+        pytest.param(("fsdp", "ddp", "fsdp"), {}, marks=pytest.mark.long),
     ],
     ids=["ddp", "fsdp", "ddp, fsdp, ddp, with a generator and a worker", "fsdp, ddp, fsdp"],
 )

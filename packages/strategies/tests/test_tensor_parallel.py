@@ -117,7 +117,7 @@ class Dropping(nn.Module):
         return self.drop(self.net(x))
 
 
-@pytest.mark.parametrize("seed", [None, 3])
+@pytest.mark.parametrize("seed", [None, pytest.param(3, marks=pytest.mark.long)])
 def test_they_see_the_same_data_and_random_numbers(tmp_path, seed):
     """A shuffling loader, dropout, and an algorithm's own random numbers, with ranks that were seeded differently."""
     seen = []

@@ -76,7 +76,7 @@ def partly_ignored(outputs, targets):
     return F.cross_entropy(outputs, targets), (targets >= 0).sum()
 
 
-@pytest.mark.parametrize(("strategy", "world_size"), [("single", 1), ("ddp", 2)])
+@pytest.mark.parametrize(("strategy", "world_size"), [("single", 1), ("ddp", 2), ("fsdp", 2)])
 def test_a_microbatch_whose_loss_is_a_mean_over_nothing(tmp_path, strategy, world_size):
     def rank_main(rank=0):
         made = trainer(tmp_path, strategy, microbatch=1, loss=partly_ignored, eval_data=DataLoader(samples(13), 1))
