@@ -1,8 +1,9 @@
 """Checkpoints of a model and its AdamW state against torch.save and plain torch.distributed.checkpoint; resuming late (8).
 
 Everything is written to one disk, and flushed to it before a save counts as done, except where a row says otherwise. What was
-there before is removed between the measurements. Files are read from the system's cache. hocket checks the SHA-256 of what it
-reads, which the others do not have.
+there before is removed between the measurements. Each load is in a new process (a fork), into a new model and optimizer, as
+after a restart; DCP and torch.save load in the way that torch documents. Files are read from the system's cache. hocket checks
+the SHA-256 of what it reads, which the others do not have.
 """
 
 from __future__ import annotations
@@ -24,10 +25,11 @@ from harness import Series, table
 from torch import nn
 from torch.distributed.checkpoint import FileSystemWriter
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 from torch.utils.data import DataLoader, TensorDataset
 
 import hocket
-from hocket.checkpoints import policy
+from hocket.launching import forks
 
 WIDTH, WORDS = 768, 32768
 
@@ -104,15 +106,13 @@ def _ratio(one: Series, other: Series) -> Series:
 
 def _files(folder: Path, repeats: int, layers: int) -> tuple[int, dict[tuple[str, str], Series]]:
     """Bytes of a checkpoint; seconds by contender and what it did. The first round, in which all is cold, is left out."""
-    trainers = {asynchronous: _trainer(folder, layers, asynchronous) for asynchronous in (False, True)}
-    resumed = _trainer(folder, layers, False)
+    trainers = {asynchronous: _trainer(folder, Weights(layers), asynchronous) for asynchronous in (False, True)}
     model = Weights(layers)
     optimizer = torch.optim.AdamW(model.parameters())
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)
     optimizer.step()
     optimizer.zero_grad()
-    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
     stager = DefaultStager(StagingOptions(False, False, False, False))
     values: dict[tuple[str, str], Series] = {}
 
@@ -123,10 +123,29 @@ def _files(folder: Path, repeats: int, layers: int) -> tuple[int, dict[tuple[str
         values.setdefault((name, what), Series()).values.append(time.perf_counter() - begin)
         return result
 
-    def restore() -> None:
-        loaded = torch.load(folder / "torch.pt", weights_only=True)
-        model.load_state_dict(loaded["model"])
-        optimizer.load_state_dict(loaded["optimizer"])
+    def load(name: str, prepare: Callable[[], Callable[[], Any]]) -> None:
+        def child(rank: int) -> float:
+            function = prepare()
+            begin = time.perf_counter()
+            function()
+            return time.perf_counter() - begin
+
+        values.setdefault((name, "load"), Series()).values += forks.fork(child, 1, variables={}, timeout=300)
+
+    def ours() -> Callable[[], Any]:
+        model = Weights(layers)
+        return lambda: _trainer(folder, model, False, resume="auto")
+
+    def torchs() -> Callable[[], Any]:
+        model = Weights(layers)
+        return lambda: _torch_load(model, folder / "torch.pt")
+
+    def dcps() -> Callable[[], Any]:
+        model = Weights(layers)
+        return lambda: _dcp_load(model, folder / "dcp")
+
+    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+    named = {"model": model.state_dict(), "optimizer": get_optimizer_state_dict(model, optimizer)}
 
     def writer(flush: bool = True) -> FileSystemWriter:
         shutil.rmtree(folder / "dcp", ignore_errors=True)
@@ -140,14 +159,14 @@ def _files(folder: Path, repeats: int, layers: int) -> tuple[int, dict[tuple[str
             name, what = ("hocket, asynchronous", "block") if asynchronous else ("hocket", "save")
             values.setdefault((name, what), Series()).values.append(trainer._checkpoints.seconds)
             trainer._checkpoints.seconds = math.nan
-        timed("hocket", "load", lambda: policy.resume(resumed, "auto", resumed._checkpoints))
+        load("hocket", ours)
         (folder / "torch.pt").unlink(missing_ok=True)
         timed("torch.save", "save", lambda: _torch_save(state, folder / "torch.pt"))
-        timed("torch.save", "load", restore)
+        load("torch.save", torchs)
         for flush, name in ((True, "DCP"), (False, "DCP, not flushed")):
             to = writer(flush)
-            timed(name, "save", lambda to=to: dcp.save(state, storage_writer=to, no_dist=True))
-        timed("DCP", "load", lambda: dcp.load(state, checkpoint_id=folder / "dcp", no_dist=True))
+            timed(name, "save", lambda to=to: dcp.save(named, storage_writer=to, no_dist=True))
+        load("DCP", dcps)
         to = writer()
         started = timed("DCP, asynchronous", "block", lambda to=to: _dcp_async(state, to, stager))
         started.result()
@@ -156,12 +175,25 @@ def _files(folder: Path, repeats: int, layers: int) -> tuple[int, dict[tuple[str
     return sum(file.stat().st_size for file in (folder / "dcp").iterdir()), values
 
 
-def _trainer(folder: Path, layers: int, asynchronous: bool) -> Any:
+def _trainer(folder: Path, model: Weights, asynchronous: bool, **options: Any) -> Any:
     checkpoints = Timed(folder / str(asynchronous), every="1ba", keep=None, asynchronous=asynchronous)
     return hocket.Trainer(
-        model=Weights(layers), train_data=[torch.zeros(1)], duration="1000ba", device="cpu", checkpoints=checkpoints,
-        optimizer=torch.optim.AdamW, folder=folder, run_name=f"checkpoints-{asynchronous}",
+        model=model, train_data=[torch.zeros(1)], duration="1000ba", device="cpu", checkpoints=checkpoints,
+        optimizer=torch.optim.AdamW, folder=folder, run_name=f"checkpoints-{asynchronous}", **options,
     )  # fmt: skip
+
+
+def _torch_load(model: nn.Module, path: Path) -> None:
+    loaded = torch.load(path, weights_only=True)
+    model.load_state_dict(loaded["model"])
+    torch.optim.AdamW(model.parameters()).load_state_dict(loaded["optimizer"])
+
+
+def _dcp_load(model: nn.Module, path: Path) -> None:
+    optimizer = torch.optim.AdamW(model.parameters())
+    state = {"model": model.state_dict(), "optimizer": get_optimizer_state_dict(model, optimizer)}
+    dcp.load(state, checkpoint_id=path, no_dist=True)
+    set_optimizer_state_dict(model, optimizer, state["optimizer"])
 
 
 def _torch_save(state: Any, path: Path) -> None:

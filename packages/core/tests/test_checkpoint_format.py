@@ -328,7 +328,7 @@ def test_memory_in_huge_pages_is_like_any_other(shape):
     """What lies before and behind it stays as it is."""
     around = [torch.full((1000,), 7.0) for _ in range(50)]
     shape = shape if isinstance(shape, tuple) else (shape,)
-    tensor = pages.empty(shape, torch.float32)
+    tensor = pages.advise(torch.empty(shape))
     assert tensor.shape == shape and tensor.is_contiguous() and tensor.storage_offset() == 0
     assert (tensor.fill_(3.0) == 3.0).all() and all((each == 7.0).all() for each in around)
 

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hocket.checkpoints import pages, shards
 from hocket.checkpoints import references as refs
+from hocket.checkpoints import shards
 from hocket.checkpoints.header import Entry
 from hocket.checkpoints.shards import DTYPES
 from hocket.dtensors import from_shard, local, place
@@ -61,7 +61,7 @@ class Assembly:
 
     def _begin(self, reference: dict[str, Any], like: Tensor | None) -> Tensor:
         begin, shape = box(reference, like)
-        tensor = pages.empty(tuple(shape), DTYPES[reference["dtype"]])
+        tensor = torch.empty(tuple(shape), dtype=DTYPES[reference["dtype"]])
         for piece in refs.pieces(reference):
             if (met := refs.overlap(piece, begin, shape)) is not None:
                 there, inside = (

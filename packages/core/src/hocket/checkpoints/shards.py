@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from hocket.checkpoints import header, pages
+from hocket.checkpoints import header
 from hocket.checkpoints.errors import CheckpointError
 from hocket.checkpoints.header import Entry
 
@@ -60,7 +60,7 @@ def load(path: Path) -> dict[str, Tensor]:
 
 def new(entry: Entry) -> Tensor:
     """Memory for an entry."""
-    return pages.empty(entry.shape, DTYPES[header.DTYPES[entry.dtype][0]])
+    return torch.empty(entry.shape, dtype=DTYPES[header.DTYPES[entry.dtype][0]])
 
 
 def read(
