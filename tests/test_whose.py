@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import secrets
+import os
 import shutil
 import warnings
 from pathlib import Path
@@ -67,16 +67,16 @@ def test_a_temporary_folder_goes_with_its_run(tmp_path: Path) -> None:
 
 def test_of_two_runs_of_one_name_one_gets_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = (RunFolder(tmp_path, Run(number, "a")) for number in "12")
-    draw, claimed = secrets.token_hex, []
+    draw, claimed = os.urandom, []
 
-    def meanwhile(size: int) -> str:
+    def meanwhile(size: int) -> bytes:
         """What comes between the look for a mark and the mark."""
         if not claimed:
             claimed.append("soon")
             claimed[0] = str(second.claim())
         return draw(size)
 
-    monkeypatch.setattr(secrets, "token_hex", meanwhile)
+    monkeypatch.setattr(os, "urandom", meanwhile)
     with pytest.raises(RunFolderError, match="files of another run"):
         first.claim()
     second.check()

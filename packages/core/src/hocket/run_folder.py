@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import shutil
 import tempfile
 import time
@@ -29,7 +28,7 @@ class Run:
     @classmethod
     def new(cls, name: str | None) -> Run:
         """A run that begins now, named by date and time if not otherwise. Its identity is not drawn from training's numbers."""
-        number = secrets.token_hex(16)
+        number = os.urandom(16).hex()
         return cls(number, name or f"{time.strftime('%Y%m%d-%H%M%S')}-{number[:4]}")
 
 
@@ -180,7 +179,7 @@ def _write_mark(folder: Path, run: Run, checkpoints: str | None, replace: bool) 
     if before and before["run"] == run.id:
         began = before.get("began", began)
     mark = {"run": run.id, "name": run.name, "began": began, "checkpoints": checkpoints}
-    temporary = folder / f".{RECORD}.{secrets.token_hex(8)}"
+    temporary = folder / f".{RECORD}.{os.urandom(8).hex()}"
     temporary.write_text(json.dumps(mark) + "\n", encoding="utf-8")
     try:
         if before is not None:

@@ -26,7 +26,6 @@ from hocket.loops.gradients import compute_gradients
 from hocket.loops.interruption import deferred
 from hocket.loops.metrics import MetricSet
 from hocket.loops.microbatch import AutoMicrobatch
-from hocket.loops.predict import predict
 from hocket.optimizers import make_optimizers
 from hocket.plugins import claims, switches
 from hocket.plugins.bus import Bus
@@ -40,7 +39,7 @@ from hocket.task import SupervisedTask, Task, reduction_of
 from hocket.time import Interval, Time, batches
 
 if TYPE_CHECKING:
-    from hocket.checkpoints.foreign import Report
+    from hocket.checkpoints.shapes import Report
 
 
 class Trainer:
@@ -342,6 +341,8 @@ class Trainer:
         """The model's outputs for every batch of ``data``, on the CPU; of n ranks each has every n-th batch."""
         with self._running():
             check_batches(data, "predict(data)")
+            from hocket.loops.predict import predict
+
             return predict(self.state, data, self._limits[3])
 
     def model_state_dict(self, *, evaluated: bool = False) -> dict[str, Any]:

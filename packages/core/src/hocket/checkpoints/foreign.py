@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-import secrets
 import stat
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +19,7 @@ from hocket.checkpoints import manifest as manifests
 from hocket.checkpoints import pickles, shards
 from hocket.checkpoints.errors import CheckpointError
 from hocket.checkpoints.places import local_folder
+from hocket.checkpoints.shapes import Report, some
 
 if TYPE_CHECKING:
     from hocket.trainer import Trainer
@@ -130,7 +129,7 @@ def _read_index(folder: Path, name: str) -> dict[str, Tensor]:
             raise CheckpointError(f"{file}: it is missing, though {name} lists it.")
         weights |= _read_file(folder / file)[0]
     if missing := sorted(set(places) - set(weights)):
-        raise CheckpointError(f"{folder}: its files lack {_some(missing)}, though {name} lists them.")
+        raise CheckpointError(f"{folder}: its files lack {some(missing)}, though {name} lists them.")
     return {key: weights[key] for key in places}
 
 
@@ -231,7 +230,7 @@ def export(source: Path | str, target: Path | str) -> int:
     """
     target = Path(target)
     weights = read_weights(source)
-    temporary = target.parent / f".{target.name}.{secrets.token_hex(8)}"
+    temporary = target.parent / f".{target.name}.{os.urandom(8).hex()}"
     if target.exists() and not target.is_file():
         raise CheckpointError(f"{target} is no regular file, and is not replaced. Give another name.")
     try:
@@ -249,35 +248,6 @@ def export(source: Path | str, target: Path | str) -> int:
         with suppress(OSError):
             temporary.unlink()
     return len(copies)
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """What did not fit: names that the module has and the weights have not, the reverse, and names with two shapes."""
-
-    missing: tuple[str, ...] = ()
-    unexpected: tuple[str, ...] = ()
-    mismatched: tuple[tuple[str, tuple[int, ...], tuple[int, ...]], ...] = ()
-    """Name, shape in the weights, shape in the module."""
-
-    def __bool__(self) -> bool:
-        return bool(self.missing or self.unexpected or self.mismatched)
-
-    def __str__(self) -> str:
-        lines = []
-        if self.missing:
-            lines.append(f"missing from the weights: {_some(self.missing)}")
-        if self.unexpected:
-            lines.append(f"not in the module: {_some(self.unexpected)}")
-        if self.mismatched:
-            shapes = [f"{name} ({list(given)}, the module has {list(own)})" for name, given, own in self.mismatched]
-            lines.append(f"of another shape: {_some(shapes)}")
-        return "\n".join(lines) or "everything fits"
-
-
-def _some(names: Sequence[str], most: int = 20) -> str:
-    rest = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + rest
 
 
 def load_weights(
@@ -379,7 +349,7 @@ def _renamed(state: Mapping[str, Any], remap: Mapping[str, str]) -> dict[str, An
             raise ValueError(f"remap gives '{new}' to two weights, one of them '{name}'.")
         made[new] = value
     if unused := sorted(set(remap) - used):
-        raise ValueError(f"remap has {_some(unused)}, which no name is or begins with; beginnings end with a dot.")
+        raise ValueError(f"remap has {some(unused)}, which no name is or begins with; beginnings end with a dot.")
     return made
 
 

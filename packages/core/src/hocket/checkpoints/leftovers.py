@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import secrets
 import shutil
 import socket
 import time
@@ -33,7 +32,7 @@ def aside(path: Path) -> Path:
 
 
 def _beside(path: Path) -> Path:
-    return path.parent / f".{path.name}.{_host()}-{os.getpid()}-{secrets.token_hex(8)}.partial"
+    return path.parent / f".{path.name}.{_host()}-{os.getpid()}-{os.urandom(8).hex()}.partial"
 
 
 def end(folder: Path) -> None:

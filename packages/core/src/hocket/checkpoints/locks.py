@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import socket
 import sys
 import threading
@@ -156,7 +155,7 @@ class Lease:
     def __init__(self, fs: Any, root: str, where: str, run: str, seconds: float, retry: Callable[..., Any]) -> None:
         self._retry, self._fs, self._path, self._where, self._seconds = retry, fs, f"{root}/{NAME}", where, seconds
         self._process = os.getpid()
-        self._content = {**_holder(run), "token": secrets.token_hex(16), "renewed": 0}
+        self._content = {**_holder(run), "token": os.urandom(16).hex(), "renewed": 0}
         if root.startswith("/"):  # not a bucket
             fs.makedirs(root, exist_ok=True)
         self._acquire()

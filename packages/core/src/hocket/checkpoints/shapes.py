@@ -2,16 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
 from torch import Tensor, nn
 
-from hocket.checkpoints.foreign import Report
 from hocket.state import State
 
 Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What did not fit: names that the module has and the weights have not, the reverse, and names with two shapes."""
+
+    missing: tuple[str, ...] = ()
+    unexpected: tuple[str, ...] = ()
+    mismatched: tuple[tuple[str, tuple[int, ...], tuple[int, ...]], ...] = ()
+    """Name, shape in the weights, shape in the module."""
+
+    def __bool__(self) -> bool:
+        return bool(self.missing or self.unexpected or self.mismatched)
+
+    def __str__(self) -> str:
+        lines = []
+        if self.missing:
+            lines.append(f"missing from the weights: {some(self.missing)}")
+        if self.unexpected:
+            lines.append(f"not in the module: {some(self.unexpected)}")
+        if self.mismatched:
+            shapes = [f"{name} ({list(given)}, the module has {list(own)})" for name, given, own in self.mismatched]
+            lines.append(f"of another shape: {some(shapes)}")
+        return "\n".join(lines) or "everything fits"
+
+
+def some(names: Sequence[str], most: int = 20) -> str:
+    """List the first names, and say how many more there are."""
+    rest = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + rest
 
 
 def shapes_of(weights: Mapping[str, Any]) -> dict[str, Shape]:

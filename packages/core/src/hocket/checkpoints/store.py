@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import re
-import secrets
 import shutil
 import threading
 import time
@@ -375,7 +374,7 @@ class Local:
             if name is None:
                 file.unlink(missing_ok=True)
                 return
-            temporary = self.folder / f".{LATEST}.{secrets.token_hex(8)}"
+            temporary = self.folder / f".{LATEST}.{os.urandom(8).hex()}"
             with temporary.open("x") as opened:
                 opened.write(f"{name}\n")
                 opened.flush()

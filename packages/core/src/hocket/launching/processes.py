@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 
 from hocket.launching.environment import Environment, environment
 from hocket.launching.errors import ERROR_FILE, PIPE, Failure, WorkerError, first, read_failure
-from hocket.launching.script import command_again
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -54,6 +53,8 @@ def start(devices: int) -> None:
     import torch.distributed
 
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        from hocket.launching.script import command_again
+
         _workers = Workers(command_again(devices), devices)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import secrets
+import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -247,7 +247,7 @@ def _key(state: State, batch: Any) -> str:
 
 def _write(cache: Path, content: dict[str, Any]) -> None:
     cache.parent.mkdir(parents=True, exist_ok=True)
-    temporary = cache.with_name(f".{cache.name}.{secrets.token_hex(8)}")
+    temporary = cache.with_name(f".{cache.name}.{os.urandom(8).hex()}")
     try:
         temporary.write_text(json.dumps(content, indent=1) + "\n")
         temporary.replace(cache)

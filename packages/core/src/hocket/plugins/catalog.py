@@ -7,7 +7,6 @@ import functools
 import importlib
 import re
 import sys
-import tomllib
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -241,6 +240,8 @@ def _unknown(kind: str, name: str, short: str) -> str:
             return (
                 f"{what}: {entry.dist} {entry.version} has it, but it is switched off by {switches.current().source}."
             )
+    import tomllib  # only now that there is something to explain
+
     known = tomllib.loads((Path(__file__).parent / "known.toml").read_text()).get(kind, {})
     if short in known:
         return f"{what} installed. It comes with an extra; type: pip install 'hocket[{known[short]}]'."
