@@ -28,7 +28,13 @@ from hocket.testkit.ranks import run_ranks
 def network() -> nn.Module:
     torch.manual_seed(1)
     return nn.Sequential(
-        nn.Conv2d(1, 16, 3, 2, 1), nn.BatchNorm2d(16), nn.ReLU(), nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Dropout(0.2), nn.Linear(256, 3)
+        nn.Conv2d(1, 16, 3, 2, 1),
+        nn.BatchNorm2d(16),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(4),
+        nn.Flatten(),
+        nn.Dropout(0.2),
+        nn.Linear(256, 3),
     )
 
 
