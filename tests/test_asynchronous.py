@@ -16,13 +16,14 @@ from torch.torch_version import TorchVersion
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import hocket
-from hocket import guard, setup
+from hocket import settings
 from hocket.checkpoints.snapshot import Snapshot, Staging
 from hocket.data.batches import move
 from hocket.devices.cuda import CUDA
-from hocket.loops import agreement
-from hocket.setup import prepare_deterministic
+from hocket.distributed import agreement
+from hocket.settings import prepare_deterministic
 from hocket.testkit import no_sync
+from hocket.training import guard
 
 
 class Ahead(hocket.Device):
@@ -250,7 +251,7 @@ def _mean_over_seven(outputs: Tensor, targets: Tensor) -> tuple[Tensor, int]:
 @pytest.mark.skipif(torch.__version__ < (2, 10), reason="FakeTensors of cuda ask the driver")
 def test_no_batch_waits_for_a_gpu(monkeypatch: pytest.MonkeyPatch, strategy: Any, options: dict[str, Any]) -> None:
     """Neither in training nor in evaluation, for copies to the device either: a loop on tensors without values."""
-    monkeypatch.setattr(setup, "move", lambda task, device: task)
+    monkeypatch.setattr(settings, "move", lambda task, device: task)
     monkeypatch.setattr(agreement, "total", lambda state, handed_out, mine, skip: (handed_out, mine, skip))
     monkeypatch.setattr(agreement, "decide", lambda state: None)
     guarded = Guarded()

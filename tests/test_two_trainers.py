@@ -17,8 +17,8 @@ import hocket
 from hocket import plugins
 from hocket.loggers.memory import MemoryLogger
 from hocket.precision.bf16 import BF16
-from hocket.seeding import RandomStream
 from hocket.strategies.single import SingleDevice
+from hocket.training.seeding import RandomStream
 
 
 def make(data: Any, model: Any, seed: int) -> hocket.Trainer:

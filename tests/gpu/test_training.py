@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import hocket
-from hocket import optimizers
-from hocket.dtensors import non_finite
+from hocket.distributed.dtensors import non_finite
+from hocket.optim import optimizers
 
 
 def learnable(samples: int = 512, width: int = 64, outputs: int = 1) -> list[tuple[Tensor, Tensor]]:

@@ -57,7 +57,7 @@ class Clock(hocket.Callback):
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 100.0
         clock = SimpleNamespace(perf_counter=lambda: self.now)
-        monkeypatch.setattr("hocket.loops.fit.time", clock)
+        monkeypatch.setattr("hocket.training.fit.time", clock)
         monkeypatch.setattr("hocket.callbacks.runtime_estimator.time", clock)
 
     def before_forward(self, state: hocket.State) -> None:

@@ -18,12 +18,13 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler, TensorDataset
 
-from hocket import Algorithm, Callback, Event, State, Trainer, plugins, seeding
+from hocket import Algorithm, Callback, Event, State, Trainer, plugins
 from hocket.checkpoints.content import ContentError
 from hocket.checkpoints.plain import decode, encode
 from hocket.data import seeded
 from hocket.data.indices import Indices
 from hocket.data.sources import Sources
+from hocket.training import seeding
 
 np = pytest.importorskip("numpy")
 pytest.importorskip("torchmetrics")

@@ -21,11 +21,11 @@ from torch import nn
 from torch.nn import functional as F
 
 import hocket
-from hocket import scalars
 from hocket.loggers.console import ConsoleLogger
 from hocket.loggers.memory import MemoryLogger
 from hocket.loggers.progress import ProgressLogger
 from hocket.plugins.delivery import LoggerWarning
+from hocket.training import scalars
 
 
 def make(**changes: Any) -> hocket.Trainer:

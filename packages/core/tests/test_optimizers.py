@@ -12,7 +12,7 @@ from torch import nn
 from torch.optim import SGD, AdamW, lr_scheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from hocket import optimizers
+from hocket.optim import optimizers
 from hocket.surgery import Replacement
 from hocket.task import SupervisedTask
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hocket import seeding
+from hocket.training import seeding
 
 
 class GPUs:

@@ -13,10 +13,10 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from hocket import Need
-from hocket.contexts import NOTHING
 from hocket.devices.cpu import CPU
 from hocket.devices.mps import MPS
 from hocket.testkit.ranks import RankError, run_ranks
+from hocket.training.contexts import NOTHING
 from hocket_strategies import DDP
 from hocket_strategies.explained import CollectiveError, Explained
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import hocket
 from hocket import Need
-from hocket.dtensors import mesh_of, total_norm, whole
+from hocket.distributed.dtensors import mesh_of, total_norm, whole
 from hocket.plugins.errors import PluginError
 from hocket.testkit.ranks import RankError, run_ranks
 from hocket_strategies import FSDP
@@ -238,7 +238,7 @@ def test_setting_up_holds_one_unit_at_a_time(tmp_path, monkeypatch):
         move(task.parameters())
         return task
 
-    monkeypatch.setattr("hocket.setup.move", move_all)
+    monkeypatch.setattr("hocket.settings.move", move_all)
     monkeypatch.setattr(_fsdp_init, "_move_states_to_device", lambda parameters, *others: move(parameters))
 
     def rank_main(rank):

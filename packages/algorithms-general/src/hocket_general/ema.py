@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from hocket.algorithm import Algorithm, Phase
-from hocket.dtensors import shard_like
+from hocket.distributed.dtensors import shard_like
 from hocket.hookspecs import Event
 from hocket.time import Interval, Time, Unit
 from hocket_general.functional import ema_smoothing, ema_update

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
-from hocket.clipping import clip_gradients
-from hocket.dtensors import local, mesh_of, total_norm
+from hocket.distributed.dtensors import local, mesh_of, total_norm
+from hocket.optim.clipping import clip_gradients
 
 __all__ = [
     "clip_gradients",

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hocket.algorithm import Algorithm, Need, Phase
 from hocket.hookspecs import Event, hookimpl
-from hocket.optimizers import needs_closure
+from hocket.optim.optimizers import needs_closure
 from hocket_general.functional import sam_perturbation
 
 if TYPE_CHECKING:

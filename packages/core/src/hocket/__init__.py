@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from hocket.hookspecs import Event, hookimpl
     from hocket.launching.forks import launch
     from hocket.logger import Logger
-    from hocket.loops.evaluate import EvalSet
     from hocket.precision import Precision
     from hocket.result import Result
     from hocket.runtime import Runtime
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
     from hocket.task import Loss, Task
     from hocket.time import Interval, Time, Timestamp, Unit
     from hocket.trainer import Trainer
+    from hocket.training.evaluate import EvalSet
 
 #: Public name -> the module that defines it; a module stands for itself.
 _PUBLIC = {
@@ -35,7 +35,7 @@ _PUBLIC = {
     "Checkpoints": "hocket.checkpoints.policy",
     "Decision": "hocket.state",
     "Device": "hocket.devices",
-    "EvalSet": "hocket.loops.evaluate",
+    "EvalSet": "hocket.training.evaluate",
     "Event": "hocket.hookspecs",
     "Interval": "hocket.time",
     "Logger": "hocket.logger",

@@ -18,8 +18,7 @@ from hocket.time import Time, Timestamp, Unit
 
 if TYPE_CHECKING:
     from hocket.devices import Device
-    from hocket.learning_rate import LearningRate
-    from hocket.loops.evaluate import PreparedSet
+    from hocket.optim.learning_rate import LearningRate
     from hocket.plugins.bus import Bus
     from hocket.plugins.spec import Voice
     from hocket.precision import Precision
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
     from hocket.strategies import Strategy
     from hocket.surgery import Replacement
     from hocket.task import Task
+    from hocket.training.evaluate import PreparedSet
 
 
 class Decision(enum.Flag):

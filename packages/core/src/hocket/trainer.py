@@ -12,21 +12,14 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import nn
 
-from hocket import comparison, launching, seeding, setup
+from hocket import launching, settings
 from hocket.checkpoints import content, differences, policy
 from hocket.checkpoints.policy import Checkpoints
 from hocket.data.checks import check_batches, check_sets
 from hocket.data.feed import Feed, end_workers
-from hocket.guard import NonFiniteGuard, Policy
-from hocket.learning_rate import make_schedules
-from hocket.loops import until
-from hocket.loops.evaluate import EvalSet, PreparedSet, evaluate, sanity_check
-from hocket.loops.fit import FitLoop
-from hocket.loops.gradients import compute_gradients
-from hocket.loops.interruption import deferred
-from hocket.loops.metrics import MetricSet
-from hocket.loops.microbatch import AutoMicrobatch
-from hocket.optimizers import make_optimizers
+from hocket.distributed import comparison
+from hocket.optim.learning_rate import make_schedules
+from hocket.optim.optimizers import make_optimizers
 from hocket.plugins import claims, switches
 from hocket.plugins.bus import Bus
 from hocket.plugins.errors import PluginError
@@ -37,6 +30,14 @@ from hocket.runtime import Runtime
 from hocket.state import State
 from hocket.task import SupervisedTask, Task, reduction_of
 from hocket.time import Interval, Time, batches
+from hocket.training import seeding, until
+from hocket.training.evaluate import EvalSet, PreparedSet, evaluate, sanity_check
+from hocket.training.fit import FitLoop
+from hocket.training.gradients import compute_gradients
+from hocket.training.guard import NonFiniteGuard, Policy
+from hocket.training.interruption import deferred
+from hocket.training.metrics import MetricSet
+from hocket.training.microbatch import AutoMicrobatch
 
 if TYPE_CHECKING:
     from hocket.checkpoints.shapes import Report
@@ -179,7 +180,7 @@ class Trainer:
                 batches(number, argument)
 
         with switches.use(plugins):
-            parts = setup.resolve(
+            parts = settings.resolve(
                 algorithms=algorithms,
                 callbacks=callbacks if checkpoints is None else [*callbacks, checkpoints],
                 loggers=loggers,
@@ -189,12 +190,12 @@ class Trainer:
                 actions=actions,
                 devices=devices,
             )
-        parts = parts if lasting else setup.that_leave_nothing(parts)
+        parts = parts if lasting else settings.that_leave_nothing(parts)
         attached = [voice for voice in parts.voices if voice.obj is not checkpoints]  # those begin anew by themselves
         claims.check(attached)
         if deterministic:
-            setup.prepare_deterministic(parts.device)
-        setup.check_model(model, device, parts.strategy.materializes)
+            settings.prepare_deterministic(parts.device)
+        settings.check_model(model, device, parts.strategy.materializes)
         bus = Bus(parts.voices, profile=profile_plugins)
         task = model if isinstance(model, Task) else SupervisedTask(model, loss, inputs, targets)
         if task is model and (inputs is not None or targets is not None):
@@ -208,7 +209,11 @@ class Trainer:
             bus,
             task.model,
             parts.strategy,
-            {"model": setup.describe(task.model), "duration": str(self._duration or "given to fit"), **parts.reasons},
+            {
+                "model": settings.describe(task.model),
+                "duration": str(self._duration or "given to fit"),
+                **parts.reasons,
+            },
         )
 
         self._runtime = Runtime.of(parts, bus, devices, comparison.of_arguments(self._arguments, task))
@@ -224,10 +229,10 @@ class Trainer:
             run=run,
             folder=RunFolder(Path(folder), run) if lasting else TemporaryFolder(Path(folder), run),
             seed=seed,
-            microbatch=setup.check_microbatch(microbatch, parts.strategy),
+            microbatch=settings.check_microbatch(microbatch, parts.strategy),
         )
-        state.clipping = setup.check_clipping(clip_gradients)
-        state.loss_reduction = setup.check_reduction(loss_reduction) or reduction_of(loss)
+        state.clipping = settings.check_clipping(clip_gradients)
+        state.loss_reduction = settings.check_reduction(loss_reduction) or reduction_of(loss)
         guard, auto = (
             NonFiniteGuard(nonfinite, parts.device.asynchronous),
             AutoMicrobatch(Path(folder) / "microbatch.json" if lasting else None),
@@ -310,7 +315,7 @@ class Trainer:
             if self._checkpoints is not None:
                 self._checkpoints.begin(state)
             if not state.progress.ready:
-                state.bus.log_hyperparameters(state, setup.hyperparameters(self._arguments, state.bus.voices))
+                state.bus.log_hyperparameters(state, settings.hyperparameters(self._arguments, state.bus.voices))
                 sanity_check(state, state.eval_sets, self._sanity_batches, interruption.check)
             self._loop.run(interruption)
             if self._checkpoints is not None:
@@ -341,7 +346,7 @@ class Trainer:
         """The model's outputs for every batch of ``data``, on the CPU; of n ranks each has every n-th batch."""
         with self._running():
             check_batches(data, "predict(data)")
-            from hocket.loops.predict import predict
+            from hocket.training.predict import predict
 
             return predict(self.state, data, self._limits[3])
 
@@ -479,7 +484,7 @@ class Trainer:
         with ExitStack() as stack:
             stack.enter_context(self._randomness)
             if self._deterministic:
-                stack.enter_context(setup.deterministic_kernels())
+                stack.enter_context(settings.deterministic_kernels())
             if self._detect_anomaly:
                 stack.enter_context(torch.autograd.set_detect_anomaly(True))
             try:

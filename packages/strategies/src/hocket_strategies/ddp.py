@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from hocket.contexts import NOTHING
+from hocket.training.contexts import NOTHING
 from hocket_strategies.group import OfModels, RankStrategy
 
 _COMPRESSIONS = ("bf16", "fp16", "powersgd")

@@ -20,9 +20,9 @@ from torch.distributed.fsdp import (
 from torch.utils.checkpoint import checkpoint
 
 from hocket import Device, Need, Task, hookimpl
-from hocket.contexts import NOTHING
 from hocket.data.batches import map_tensors
-from hocket.dtensors import local, shard_like, whole
+from hocket.distributed.dtensors import local, shard_like, whole
+from hocket.training.contexts import NOTHING
 from hocket_strategies.group import OfModels, RankStrategy
 from hocket_strategies.in_step import InStep, not_on_shards
 from hocket_strategies.mesh import data_mesh, degrees, make_mesh

@@ -12,12 +12,13 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils.data import BatchSampler, DataLoader
 
-from hocket import Strategy, seeding
+from hocket import Strategy
 from hocket.data.batches import Padding, count, slice_samples, unpadded
 from hocket.data.global_batches import batch_size, by_index, makeup, sized, with_sampler
 from hocket.data.indices import after, draws_once, pass_over
 from hocket.data.passes import length
 from hocket.data.prepared import Prepared
+from hocket.training import seeding
 
 
 def share(samples: int, rank: int, world_size: int) -> tuple[int, int]:

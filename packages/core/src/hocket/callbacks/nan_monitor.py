@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from torch import Tensor, nn
 
 from hocket.callback import Callback
-from hocket.dtensors import non_finite
+from hocket.distributed.dtensors import non_finite
 from hocket.state import State
 from hocket.time import batches
 

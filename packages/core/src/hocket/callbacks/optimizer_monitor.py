@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from hocket.callback import Callback
-from hocket.dtensors import total_norm
+from hocket.distributed.dtensors import total_norm
 from hocket.state import State
 from hocket.time import batches
 

@@ -14,7 +14,7 @@ from hocket.checkpoints import references as refs
 from hocket.checkpoints import shards
 from hocket.checkpoints.header import Entry
 from hocket.checkpoints.shards import DTYPES
-from hocket.dtensors import from_shard, local, place
+from hocket.distributed.dtensors import from_shard, local, place
 
 _Slices = tuple[slice, ...]
 

@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from hocket.checkpoints import differences
-from hocket.checkpoints.fits import ContentError, class_of, compare, in_order
+from hocket.checkpoints.fits import ContentError, class_named, class_of, compare, in_order
 from hocket.checkpoints.ignoring import ignoring
 from hocket.checkpoints.plain import decode, encode
 from hocket.checkpoints.shapes import fitting_optimizer_state, misfit_of_model, shapes_of
 from hocket.data.batches import map_tensors
 from hocket.data.feed import DataError
 from hocket.data.sources import has_state
-from hocket.dtensors import mesh_of
+from hocket.distributed.dtensors import mesh_of
 from hocket.plugins import catalog
 from hocket.plugins.bus import Bus
 from hocket.plugins.spec import Voice
@@ -255,14 +255,14 @@ def load_state_dict(
     bus.load_model_state(state.prepared, _model(state, model, strict))
     _load_modes(state, tree["modes"])
     for index, (optimizer, saved) in enumerate(zip(state.optimizers, in_order(tree["optimizers"]), strict=False)):
-        if saved["class"] == class_of(optimizer):
+        if class_named(saved["class"]) == class_of(optimizer):
             fitting = own(saved["state"])
             if not strict:
                 fitting, _ = fitting_optimizer_state(state, index, fitting, weights)
             if fitting is not None:
                 bus.load_optimizer_state(state.prepared, optimizer, fitting)
     for schedule, saved in zip(state.schedules, in_order(tree["schedules"]), strict=False):
-        if saved["class"] == class_of(schedule):
+        if class_named(saved["class"]) == class_of(schedule):
             schedule.load_state_dict(own(saved["state"]))
     for voice in bus.voices:
         saved_state = tree["plugins"].get(voice.kind, {}).get(voice.name)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from hocket.checkpoints.plain import decode
 from hocket.plugins import catalog
 from hocket.schedules import Schedule
-from hocket.setup import plain
+from hocket.settings import plain
 
 if TYPE_CHECKING:
     from hocket.trainer import Trainer

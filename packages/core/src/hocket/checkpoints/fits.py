@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,8 +25,13 @@ class ContentError(PluginError, ValueError):
 
 
 def class_of(thing: Any) -> str:
-    """Module and name of its class."""
-    return f"{type(thing).__module__}.{type(thing).__qualname__}"
+    """Return module and name of its class; see `class_named`."""
+    return class_named(f"{type(thing).__module__}.{type(thing).__qualname__}")
+
+
+def class_named(saved: str) -> str:
+    """Return the name that checkpoints compare: without the module for core's own classes, which may move between modules."""
+    return re.sub(r"^hocket\.([a-z_]+\.)+", "hocket.", saved)
 
 
 def in_order(numbered: Mapping[str, Any]) -> list[Any]:
@@ -41,17 +47,18 @@ def compare(state: State, tree: Mapping[str, Any], weights: Mapping[str, Shape])
     """
     problems = []
     saved, here = tree["optimizers"], [class_of(optimizer) for optimizer in state.optimizers]
-    before = [each["class"] for each in in_order(saved)]
+    before = [class_named(each["class"]) for each in in_order(saved)]
     if before != here:
         problems.append(
             f"The checkpoint has the state of {', '.join(before) or 'no optimizer'}, but the Trainer has "
             f"{', '.join(here) or 'none'}. Give the Trainer the same optimizer=."
         )
     for index, each in enumerate(in_order(saved)):
-        if index < len(here) and each["class"] == here[index]:
+        if index < len(here) and before[index] == here[index]:
             _, problem = fitting_optimizer_state(state, index, decode(each["state"], copy=False), weights)
             problems += [problem] if problem else []
-    before, here = [each["class"] for each in in_order(tree["schedules"])], [class_of(each) for each in state.schedules]
+    before = [class_named(each["class"]) for each in in_order(tree["schedules"])]
+    here = [class_of(each) for each in state.schedules]
     if before != here:
         problems.append(
             f"The checkpoint has {len(before)} schedules ({', '.join(before)}), the Trainer {len(here)} "
@@ -66,7 +73,11 @@ def compare(state: State, tree: Mapping[str, Any], weights: Mapping[str, Shape])
                 f"The checkpoint was taken with the {catalog.singular(kind)} '{name}' ({each['class']}), which is not "
                 f"attached. {_how_to_get(kind, each)}"
             )
-        elif name in states and (kind, name) in attached and class_of(attached[kind, name].obj) != each["class"]:
+        elif (
+            name in states
+            and (kind, name) in attached
+            and class_of(attached[kind, name].obj) != class_named(each["class"])
+        ):
             problems.append(
                 f"'{name}' is a {each['class']} in the checkpoint and a {class_of(attached[kind, name].obj)} here. Attach the "
                 f"same {kind}, in the same order."
@@ -121,7 +132,7 @@ def recorded_algorithms(path: Path | str, every: bool = False) -> list[dict[str,
         if short not in catalog.names("algorithms"):
             raise ContentError(f"{path} was taken with the algorithm '{short}'. {_how_to_get('algorithms', each)}")
         found = catalog.find("algorithms", name).load()
-        if f"{found.__module__}.{found.__qualname__}" != each["class"]:
+        if class_named(f"{found.__module__}.{found.__qualname__}") != class_named(each["class"]):
             raise ContentError(
                 f"'{short}' was a {each['class']} when {path} was taken, and is a {found.__module__}.{found.__qualname__} "
                 f"now. Pass an instance of the right one: algorithms=[{each['class'].rpartition('.')[2]}(…)]."

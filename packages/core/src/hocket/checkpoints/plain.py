@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from hocket.data.batches import map_tensors
-from hocket.dtensors import whole
+from hocket.distributed.dtensors import whole
 
 
 def encode(value: Any, where: str = "the state", gather: bool = True) -> Any:

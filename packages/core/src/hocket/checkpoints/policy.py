@@ -14,7 +14,6 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
-from hocket import seeding
 from hocket.callback import Callback
 from hocket.checkpoints import content
 from hocket.checkpoints.errors import CheckpointError
@@ -27,6 +26,7 @@ from hocket.checkpoints.store import Store
 from hocket.run_folder import Run, RunFolder, check_name
 from hocket.state import Decision, State
 from hocket.time import Interval, Unit
+from hocket.training import seeding
 
 if TYPE_CHECKING:
     from hocket.trainer import Trainer

@@ -12,7 +12,7 @@ from torch import Tensor
 from hocket.checkpoints import header
 from hocket.checkpoints.references import SIZES, is_dense
 from hocket.checkpoints.shards import dtype_name
-from hocket.dtensors import leads, local, mesh_of, place
+from hocket.distributed.dtensors import leads, local, mesh_of, place
 
 
 @dataclass(slots=True)

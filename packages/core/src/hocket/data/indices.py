@@ -15,8 +15,8 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from hocket import seeding
 from hocket.data.sources import Sources
+from hocket.training import seeding
 
 #: Samplers that draw from the global random numbers at most once a pass, when they are asked for the first index.
 DRAW_ONCE = (SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler, list, tuple, range)

@@ -11,7 +11,6 @@ from weakref import ReferenceType
 
 from torch.utils.data import DataLoader
 
-from hocket import seeding
 from hocket.checkpoints.plain import decode, encode
 from hocket.data.errors import DataError
 from hocket.data.global_batches import by_index, makeup
@@ -19,6 +18,7 @@ from hocket.data.indices import Indices
 from hocket.data.prepared import Prepared, fetcher_of, skipped
 from hocket.data.sources import Sources, has_state
 from hocket.data.workers import sheltered
+from hocket.training import seeding
 
 
 def length(data: Iterable[Any], limit: int | None = None) -> int | None:

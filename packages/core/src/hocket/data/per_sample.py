@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset, IterableDataset
 
-from hocket import seeding
+from hocket.training import seeding
 
 
 def seeded(dataset: Any, seed: int = 0) -> SeededDataset:

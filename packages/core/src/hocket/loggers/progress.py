@@ -9,10 +9,10 @@ import time
 from collections.abc import Mapping, Sized
 from typing import IO
 
-from hocket import seeding
 from hocket.logger import Logger
 from hocket.loggers.console import by_set, line
 from hocket.state import State
+from hocket.training import seeding
 
 with seeding.preserved():  # rich draws one of Python's random numbers while it is imported
     from rich.console import Console

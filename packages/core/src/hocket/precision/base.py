@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from hocket import optimizers
-from hocket.contexts import NOTHING
 from hocket.data.batches import map_tensors
+from hocket.optim import optimizers
+from hocket.training.contexts import NOTHING
 
 
 class Precision:

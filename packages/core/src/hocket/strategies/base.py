@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from hocket.algorithm import Need
-from hocket.contexts import NOTHING
 from hocket.data.global_batches import sized
 from hocket.devices import Device
+from hocket.training.contexts import NOTHING
 
 
 class Strategy:

@@ -26,7 +26,7 @@ import torch
 from torch import nn
 
 import hocket
-from hocket import plugins, seeding
+from hocket import plugins
 from hocket.cli.doctor import HEAVY
 from hocket.hookspecs import Event
 from hocket.plugins import catalog
@@ -36,6 +36,7 @@ from hocket.testkit.compare import difference
 from hocket.testkit.footprint import changed, footprint
 from hocket.testkit.imports import Imported, import_in_fresh_process
 from hocket.testkit.reference import convolutional_network, labelled_images
+from hocket.training import seeding
 
 _PACKAGE = __name__.rpartition(".")[0]
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from hocket.clipping import clip_gradients
 from hocket.data import batches
+from hocket.optim.clipping import clip_gradients
 from hocket.state import State
 from hocket.task import Loss, as_loss
 

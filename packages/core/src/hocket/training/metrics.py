@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
-from hocket import scalars
 from hocket.checkpoints.plain import decode, encode
 from hocket.data.batches import move
 from hocket.data.sources import has_state
 from hocket.state import State
+from hocket.training import scalars
 
 
 class MetricSet:

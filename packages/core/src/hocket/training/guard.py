@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import torch
 
-from hocket.dtensors import local, non_finite, total_norm
+from hocket.distributed.dtensors import local, non_finite, total_norm
 from hocket.state import State
 
 Policy = Literal["raise", "skip", "warn"]

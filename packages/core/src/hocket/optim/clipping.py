@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils import clip_grad_value_, clip_grads_with_norm_
 
-from hocket.dtensors import alike, by_mesh, total_norm
+from hocket.distributed.dtensors import alike, by_mesh, total_norm
 
 
 @torch.no_grad()

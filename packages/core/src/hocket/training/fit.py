@@ -1,6 +1,6 @@
 """The melody: one fit, read from top to bottom.
 
-`run` is a fit, `_epoch` one pass over the data, `_batch` one optimizer step; `hocket.loops.gradients` is what that step is made
+`run` is a fit, `_epoch` one pass over the data, `_batch` one optimizer step; `hocket.training.gradients` is what it is made
 from. Every ``bus.…(state)`` is an event that plug-ins hear or an action that they may replace.
 """
 
@@ -13,19 +13,19 @@ from typing import Any
 
 import torch
 
-from hocket import scalars
 from hocket.data.batches import Counts
 from hocket.data.errors import DataError
 from hocket.data.feed import Feed
-from hocket.guard import NonFiniteGuard
-from hocket.loops import agreement
-from hocket.loops.evaluate import PreparedSet, evaluate
-from hocket.loops.gradients import compute_gradients, count
-from hocket.loops.interruption import Interruption
-from hocket.loops.metrics import MetricSet
-from hocket.loops.modes import train_mode
+from hocket.distributed import agreement
 from hocket.state import Decision, State
 from hocket.time import Interval, Unit
+from hocket.training import scalars
+from hocket.training.evaluate import PreparedSet, evaluate
+from hocket.training.gradients import compute_gradients, count
+from hocket.training.guard import NonFiniteGuard
+from hocket.training.interruption import Interruption
+from hocket.training.metrics import MetricSet
+from hocket.training.modes import train_mode
 
 #: Where in a fit an exception can be raised, in order; a fit continues in each but ``"step"``. ``"batch"``, ``"epoch"`` and
 #: ``"over"`` are those in which checkpoints are taken.

@@ -14,12 +14,12 @@ from typing import Any
 
 import torch
 
-from hocket import seeding
 from hocket.data.batches import map_tensors
 from hocket.data.sources import has_state
-from hocket.loops.gradients import compute_gradients, compute_microbatch, count
-from hocket.loops.metrics import MetricSet
 from hocket.state import State
+from hocket.training import seeding
+from hocket.training.gradients import compute_gradients, compute_microbatch, count
+from hocket.training.metrics import MetricSet
 
 
 class AutoMicrobatch:
@@ -33,7 +33,7 @@ class AutoMicrobatch:
         self._cache = cache
 
     def compute_gradients(self, state: State, mine: int, everyone: int, metrics: MetricSet | None) -> None:
-        """See :func:`hocket.loops.gradients.compute_gradients`. Where memory runs out, with half the microbatch from now on.
+        """See :func:`hocket.training.gradients.compute_gradients`. Where memory runs out, with half the microbatch from now on.
 
         With several ranks it raises torch.OutOfMemoryError instead: the others may be in the middle of a collective.
         """

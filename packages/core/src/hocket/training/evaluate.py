@@ -9,17 +9,16 @@ from typing import Any
 
 import torch
 
-from hocket import scalars, seeding
 from hocket.data.batches import unpadded
 from hocket.data.feed import end_workers, iterates_once, one_pass
 from hocket.data.passes import Passes
-from hocket.loops import weights
-from hocket.loops.gradients import count, on_device
-from hocket.loops.metrics import MetricSet
-from hocket.loops.modes import eval_mode
 from hocket.state import State
 from hocket.task import Loss
 from hocket.time import Interval
+from hocket.training import scalars, seeding, weights
+from hocket.training.gradients import count, on_device
+from hocket.training.metrics import MetricSet
+from hocket.training.modes import eval_mode
 
 
 class EvalSet:

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import torch
 
 from hocket.data.batches import Counts, map_tensors, unpadded
-from hocket.loops import weights
-from hocket.loops.metrics import MetricSet
 from hocket.state import State
+from hocket.training import weights
+from hocket.training.metrics import MetricSet
 
 
 def count(state: State, batch: Any) -> Counts:

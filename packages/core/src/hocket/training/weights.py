@@ -16,10 +16,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hocket import seeding
 from hocket.data import batches
 from hocket.state import State
 from hocket.task import Loss, SupervisedTask, as_loss, own_loss
+from hocket.training import seeding
 
 #: The weight of the loss of a batch; None for its samples.
 Weight = Callable[[Any], Tensor | None]

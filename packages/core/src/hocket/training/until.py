@@ -5,9 +5,9 @@ from __future__ import annotations
 import warnings
 
 from hocket.data.feed import DataError
-from hocket.loops.fit import FitLoop
 from hocket.state import State
 from hocket.time import Time, TimeError, Unit
+from hocket.training.fit import FitLoop
 
 
 def fit_until(

@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
-from hocket import seeding
 from hocket.data.batches import map_tensors, unpadded
 from hocket.data.feed import one_pass
-from hocket.loops.modes import eval_mode
 from hocket.state import State
+from hocket.training import seeding
+from hocket.training.modes import eval_mode
 
 
 def predict(state: State, data: Iterable[Any], limit: int | None = None) -> list[Any]:

@@ -1,0 +1,1 @@
+"""What ranks do together: sharded tensors, and comparing and combining what each of them has."""

@@ -1,0 +1,1 @@
+"""Optimizers, their learning rates and schedules, and the clipping of gradients."""
