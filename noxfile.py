@@ -188,6 +188,7 @@ def lint(session: nox.Session) -> None:
     session.run("ruff", "format", "--check", ".")
     session.run("lint-imports", "--no-logo")
     session.run("mypy")
+    session.run("mypy", "tests/typing/calls.py")
 
 
 @nox.session(default=False)

@@ -30,7 +30,7 @@ class Actions:
     """The actions of a step in the order in which they happen, then those of evaluation and prediction."""
 
     @hookspec(firstresult=True)
-    def split_batch(self, state: State, batch: Any, size: int) -> Sequence[Any]:
+    def split_batch(self, state: State, batch: Any, size: int, /) -> Sequence[Any]:
         """Cut a batch into microbatches of at most ``size`` samples; together they hold every sample once, in order.
 
         Strategies whose ranks compute in step may add ``hocket.data.batches.Padding`` at the end, which counts nothing.
@@ -38,32 +38,32 @@ class Actions:
         raise NotImplementedError
 
     @hookspec(firstresult=True)
-    def move_batch(self, state: State, batch: Any) -> Any:
+    def move_batch(self, state: State, batch: Any, /) -> Any:
         """The (micro)batch on ``state.device``, floating-point inputs in the dtype that the precision wants."""
         raise NotImplementedError
 
     @hookspec(firstresult=True)
-    def forward(self, state: State, batch: Any) -> Any:
+    def forward(self, state: State, batch: Any, /) -> Any:
         """Outputs of the model for one microbatch, in training mode, under the precision's context."""
         raise NotImplementedError
 
     @hookspec(firstresult=True)
-    def loss(self, state: State, outputs: Any, batch: Any) -> Loss:
+    def loss(self, state: State, outputs: Any, batch: Any, /) -> Loss:
         """The mean loss of one microbatch, the weight it counts with, and its named parts."""
         raise NotImplementedError
 
     @hookspec(firstresult=True)
-    def backward(self, state: State, loss: torch.Tensor) -> bool:
+    def backward(self, state: State, loss: torch.Tensor, /) -> bool:
         """Add the gradients of ``loss`` (a scalar, already multiplied by its share of the batch) to ``.grad``."""
         raise NotImplementedError
 
     @hookspec(firstresult=True)
-    def clip_gradients(self, state: State) -> torch.Tensor | bool:
+    def clip_gradients(self, state: State, /) -> torch.Tensor | bool:
         """Clip the gradients in place. The total norm before clipping if it is known (a scalar on the device), else True."""
         raise NotImplementedError
 
     @hookspec(firstresult=True)
-    def optimizer_step(self, state: State, closure: Callable[[], torch.Tensor]) -> bool:
+    def optimizer_step(self, state: State, closure: Callable[[], torch.Tensor], /) -> bool:
         """Step every optimizer from the gradients in ``.grad``. True if a step was taken, False if it was skipped.
 
         ``closure()`` computes the gradients of the same batch again, at the current weights: zero_grad, every
@@ -72,21 +72,21 @@ class Actions:
         raise NotImplementedError
 
     @hookspec(firstresult=True)
-    def zero_grad(self, state: State) -> bool:
+    def zero_grad(self, state: State, /) -> bool:
         """Forget all gradients."""
         raise NotImplementedError
 
     @hookspec(firstresult=True)
-    def schedule_step(self, state: State) -> bool:
+    def schedule_step(self, state: State, /) -> bool:
         """Bring the learning rates to ``state.timestamp``; called after an optimizer step that was taken."""
         raise NotImplementedError
 
     @hookspec(firstresult=True)
-    def eval_forward(self, state: State, batch: Any) -> Any:
+    def eval_forward(self, state: State, batch: Any, /) -> Any:
         """Outputs for one microbatch of an evaluation or prediction, without gradients, in eval mode."""
         raise NotImplementedError
 
     @hookspec(firstresult=True)
-    def update_metric(self, state: State, metric: Any, outputs: Any, batch: Any) -> bool:
+    def update_metric(self, state: State, metric: Any, outputs: Any, batch: Any, /) -> bool:
         """Show one microbatch to a metric (anything with ``update``, ``compute`` and ``reset``)."""
         raise NotImplementedError

@@ -16,17 +16,17 @@ class PrecisionHooks:
     """In the order of a run: convert once, then context, scale, unscale, a verdict and a step for every batch."""
 
     @hookspec(firstresult=True)
-    def convert_module(self, module: torch.nn.Module) -> torch.nn.Module:
+    def convert_module(self, module: torch.nn.Module, /) -> torch.nn.Module:
         """The module in the dtypes that it is stored in. Called once, before surgery and before optimizers exist."""
         raise NotImplementedError
 
     @hookspec(firstresult=True)
-    def check_optimizer(self, optimizer: torch.optim.Optimizer) -> bool:
+    def check_optimizer(self, optimizer: torch.optim.Optimizer, /) -> bool:
         """Raise ValueError for an optimizer that this precision cannot train with. Called once for each, before training."""
         raise NotImplementedError
 
     @hookspec(firstresult=True)
-    def convert_batch(self, batch: Any) -> Any:
+    def convert_batch(self, batch: Any, /) -> Any:
         """The batch with its floating-point tensors in the dtype that the module expects."""
         raise NotImplementedError
 
@@ -36,17 +36,17 @@ class PrecisionHooks:
         raise NotImplementedError
 
     @hookspec(firstresult=True)
-    def scale_loss(self, loss: torch.Tensor) -> torch.Tensor:
+    def scale_loss(self, loss: torch.Tensor, /) -> torch.Tensor:
         """What to call ``backward`` on."""
         raise NotImplementedError
 
     @hookspec(firstresult=True)
-    def unscale_gradients(self, optimizer: torch.optim.Optimizer) -> bool:
+    def unscale_gradients(self, optimizer: torch.optim.Optimizer, /) -> bool:
         """Undo the scaling of the loss in ``.grad``; once per computed gradient, before anyone looks at it."""
         raise NotImplementedError
 
     @hookspec(firstresult=True)
-    def overflowed(self, all_reduce: Callable[[torch.Tensor, str], torch.Tensor]) -> bool:
+    def overflowed(self, all_reduce: Callable[[torch.Tensor, str], torch.Tensor], /) -> bool:
         """Whether the gradients of all optimizers, unscaled, overflowed because the loss is scaled; alike on every rank.
 
         Asked once per computed gradient, after clipping, with the strategy's ``all_reduce``. The step is then left out, and
@@ -55,6 +55,6 @@ class PrecisionHooks:
         raise NotImplementedError
 
     @hookspec(firstresult=True)
-    def step_optimizer(self, optimizer: torch.optim.Optimizer, closure: Callable[[], torch.Tensor]) -> bool:
+    def step_optimizer(self, optimizer: torch.optim.Optimizer, closure: Callable[[], torch.Tensor], /) -> bool:
         """Step one optimizer; False if the step was skipped because the scaled gradients overflowed."""
         raise NotImplementedError

@@ -22,12 +22,12 @@ class StrategyHooks:
     """Set-up, the step, collectives and full weights."""
 
     @hookspec(firstresult=True)
-    def setup_environment(self, device: Device) -> torch.device:
+    def setup_environment(self, device: Device, /) -> torch.device:
         """Join the other processes (or none) and say on which device this one computes. Called once, first of all."""
         raise NotImplementedError
 
     @hookspec(firstresult=True)
-    def prepare_model(self, module: torch.nn.Module, precision: Precision) -> torch.nn.Module:
+    def prepare_model(self, module: torch.nn.Module, precision: Precision, /) -> torch.nn.Module:
         """The module to call in training; parameters must stay reachable under plain names by ``model_state``.
 
         ``precision`` is what the run computes in, for strategies that send weights and gradients in another dtype.
@@ -35,12 +35,12 @@ class StrategyHooks:
         raise NotImplementedError
 
     @hookspec(firstresult=True)
-    def prepare_optimizer(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    def prepare_optimizer(self, optimizer: torch.optim.Optimizer, /) -> torch.optim.Optimizer:
         """The optimizer to step. It was made before ``prepare_model``; parameters which that replaced are exchanged here."""
         raise NotImplementedError
 
     @hookspec(firstresult=True)
-    def prepare_data(self, loader: Iterable[Any], train: bool, global_batch: int | None) -> Iterable[Any]:
+    def prepare_data(self, loader: Iterable[Any], train: bool, global_batch: int | None, /) -> Iterable[Any]:
         """What this rank computes on of a loader that every rank is given; every sample on exactly one rank.
 
         The loader's batches are each rank's own: as many of them as there are ranks make a *global* batch. With
@@ -57,22 +57,22 @@ class StrategyHooks:
         raise NotImplementedError
 
     @hookspec(firstresult=True)
-    def accumulate(self, module: torch.nn.Module, last: bool) -> AbstractContextManager[Any]:
+    def accumulate(self, module: torch.nn.Module, last: bool, /) -> AbstractContextManager[Any]:
         """Around forward and backward of a microbatch; gradients need to be reduced over ranks only when ``last``."""
         raise NotImplementedError
 
     @hookspec(firstresult=True)
-    def all_reduce(self, tensor: torch.Tensor, op: str) -> torch.Tensor:
+    def all_reduce(self, tensor: torch.Tensor, op: str, /) -> torch.Tensor:
         """Sum, mean, min or max (``op``) of a tensor of one shape over ranks, as a new tensor or in place."""
         raise NotImplementedError
 
     @hookspec(firstresult=True)
-    def all_gather_object(self, item: Any) -> list[Any]:
+    def all_gather_object(self, item: Any, /) -> list[Any]:
         """One picklable object of every rank, by rank."""
         raise NotImplementedError
 
     @hookspec(firstresult=True)
-    def broadcast_object(self, item: Any) -> Any:
+    def broadcast_object(self, item: Any, /) -> Any:
         """Rank 0's object, on every rank."""
         raise NotImplementedError
 
@@ -82,33 +82,37 @@ class StrategyHooks:
         raise NotImplementedError
 
     @hookspec(firstresult=True)
-    def model_state(self, module: torch.nn.Module) -> dict[str, Any]:
+    def model_state(self, module: torch.nn.Module, /) -> dict[str, Any]:
         """The full ``state_dict`` of the module under the names of the unwrapped module, on every rank."""
         raise NotImplementedError
 
     @hookspec(firstresult=True)
-    def model_shards(self, module: torch.nn.Module) -> dict[str, Any]:
+    def model_shards(self, module: torch.nn.Module, /) -> dict[str, Any]:
         """As ``model_state``, for checkpoints: DTensors where this rank holds a shard only. Nothing is gathered or copied."""
         raise NotImplementedError
 
     @hookspec(firstresult=True)
-    def load_model_state(self, module: torch.nn.Module, state_dict: dict[str, Any]) -> bool:
+    def load_model_state(self, module: torch.nn.Module, state_dict: dict[str, Any], /) -> bool:
         """Load a full ``state_dict``, or one of ``model_shards``; every key must match (else RuntimeError)."""
         raise NotImplementedError
 
     @hookspec(firstresult=True)
-    def optimizer_state(self, module: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    def optimizer_state(self, module: torch.nn.Module, optimizer: torch.optim.Optimizer, /) -> dict[str, Any]:
         """The full state of the optimizer, on every rank."""
         raise NotImplementedError
 
     @hookspec(firstresult=True)
-    def optimizer_shards(self, module: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    def optimizer_shards(self, module: torch.nn.Module, optimizer: torch.optim.Optimizer, /) -> dict[str, Any]:
         """As ``optimizer_state``, for checkpoints: DTensors where this rank holds a shard only."""
         raise NotImplementedError
 
     @hookspec(firstresult=True)
     def load_optimizer_state(
-        self, module: torch.nn.Module, optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]
+        self,
+        module: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        state_dict: dict[str, Any],
+        /,
     ) -> bool:
         """Load the full state of the optimizer, or that of ``optimizer_shards``."""
         raise NotImplementedError

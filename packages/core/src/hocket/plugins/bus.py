@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pluggy
 
 from hocket.algorithm import Algorithm
-from hocket.hookspecs import SPECS, Actions, Event
+from hocket.hookspecs import SPECS, Actions, Event, Events, Loggers, PrecisionHooks, StrategyHooks
 from hocket.plugins.delivery import Delivery
 from hocket.plugins.errors import HookError
 from hocket.plugins.order import KINDS_IN_ORDER, check_combination, order
@@ -53,16 +53,21 @@ class _Registry(pluggy.PluginManager):
         }
 
 
-class Bus:
+if TYPE_CHECKING:
+
+    class _Hooks(Events, Actions, StrategyHooks, PrecisionHooks, Loggers):
+        """What the calls below look like to a type checker, and where an editor goes from one."""
+
+else:
+    _Hooks = object
+
+
+class Bus(_Hooks):
     """Holds voices and calls them. One per Trainer; two buses share nothing.
 
     Raises HookError for a hook that does not exist or an argument that it does not have, ConflictError and OrderError for
     algorithms that cannot run together.
     """
-
-    if TYPE_CHECKING:
-
-        def __getattr__(self, hook: str) -> Callable[..., Any]: ...
 
     def __init__(self, voices: Iterable[Voice] = (), *, profile: bool = False) -> None:
         self._pluggy = _Registry("hocket")
