@@ -211,7 +211,7 @@ def test_the_end_of_a_worker_is_the_end_of_all(script, tmp_path, act, told):
     assert told in done.stderr.rpartition("hocket.launching.errors.WorkerError: ")[2]
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.long)])
 def test_workers_end_with_the_main_process(script, tmp_path, number):
     main = subprocess.Popen(
         [sys.executable, str(script), str(tmp_path), "wait", "2"], env=environment(), stderr=subprocess.DEVNULL
@@ -281,6 +281,7 @@ def test_forks_train_as_a_script_does():
 # --- other launchers
 
 
+@pytest.mark.long
 def test_the_tasks_of_a_slurm_step(script, tmp_path):
     """With the variables that srun sets for two tasks; there is no SLURM here."""
     tasks = [

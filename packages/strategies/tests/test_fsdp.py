@@ -40,7 +40,7 @@ def test_trains_as_one_process_does(tmp_path, world_size, options):
     same(by_rank, alone(tmp_path, clip_gradients=0.1), 1e-9)
 
 
-@pytest.mark.parametrize("world_size, share", [(2, 0.55), (4, 0.3)])
+@pytest.mark.parametrize("world_size, share", [(2, 0.55), pytest.param(4, 0.3, marks=pytest.mark.long)])
 def test_single_precision_and_memory(tmp_path, world_size, share):
     options = {"precision": "fp32", "clip_gradients": 0.1}
     one = trainer(network(), "single", tmp_path, **options)
@@ -430,7 +430,9 @@ def test_averages_of_one_process_go_on_as_shards(tmp_path):
             torch.testing.assert_close(found[name], keep * value + (1 - keep) * weights[name], rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("name", ["SAM", "norm", "value", "adaptive"])
+@pytest.mark.parametrize(
+    "name", ["SAM", "adaptive", *(pytest.param(name, marks=pytest.mark.long) for name in ("norm", "value"))]
+)
 def test_algorithms(tmp_path, name):
     hocket_general = pytest.importorskip("hocket_general")
 

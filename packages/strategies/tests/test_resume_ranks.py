@@ -173,7 +173,7 @@ def train(
     [
         {"dropout": 0.3},
         pytest.param({"dropout": 0.3, "own_generator": True, "num_workers": 2}, marks=pytest.mark.long),
-        {"dropout": 0.3, "num_workers": 2, "persistent_workers": True},
+        pytest.param({"dropout": 0.3, "num_workers": 2, "persistent_workers": True}, marks=pytest.mark.long),
         {"dropout": 0.3, "dataset": Noted()},
         {"dropout": 0.3, "sampler": Drawing()},
         {"dropout": 0.3, "global_batch": None, "batch_size": 2},

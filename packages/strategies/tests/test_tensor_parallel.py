@@ -45,7 +45,11 @@ def test_trains_as_one_process_does(tmp_path, world_size, options):
 
 @pytest.mark.parametrize(
     "world_size, options, share",
-    [(2, {}, 0.55), pytest.param(4, {}, 0.3, marks=pytest.mark.long), (4, {"shard": 2}, 0.3)],
+    [
+        (2, {}, 0.55),
+        pytest.param(4, {}, 0.3, marks=pytest.mark.long),
+        pytest.param(4, {"shard": 2}, 0.3, marks=pytest.mark.long),
+    ],
 )
 def test_single_precision_and_memory(tmp_path, world_size, options, share):
     common = {"precision": "fp32", "clip_gradients": 0.1}
