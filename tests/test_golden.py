@@ -1,4 +1,4 @@
-"""Checkpoints that earlier versions wrote are resumed, and the runs come to what they came to then, to the last bit."""
+"""Resume the checkpoints that earlier versions wrote. The final results are bitwise identical to those recorded then."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import recipes
 
 
 @pytest.mark.parametrize("name", recipes.RECIPES)
-def test_it_is_resumed(name: str, tmp_path: Path) -> None:
+def test_the_result_is_the_recorded_one(name: str, tmp_path: Path) -> None:
     pytest.importorskip("torchdata" if name.startswith("torchdata") else "torch")
     stored = recipes.FOLDER / name
     shutil.copytree(stored / recipes.NAME, tmp_path / "checkpoints" / recipes.NAME)

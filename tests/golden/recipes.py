@@ -1,8 +1,8 @@
-"""Runs with exact arithmetic, whose checkpoints are kept in ``checkpoints/`` and must resume in every later version.
+"""Golden runs: exact arithmetic, and a checkpoint of each in ``checkpoints/`` that every later version must resume.
 
-Inputs and targets are small integers and weights are multiples of 1/32 that the optimizer moves by the sign of their gradients,
-so no operation rounds, and every processor gives the same numbers. ``python tests/golden/write.py`` writes the
-checkpoints of recipes that have none yet; those that are there are never written anew.
+Inputs and targets are small integers. Weights are multiples of 1/128, which the optimizer moves by the signs of their gradients.
+So no operation rounds, and every processor computes the same numbers. ``python tests/golden/write.py`` writes the missing
+checkpoints and never overwrites an existing one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Write the golden checkpoints of recipes that have none yet, and the list of public names anew."""
+"""Write the missing golden checkpoints, and update the list of public names."""
 
 import recipes
 import surface
