@@ -24,7 +24,7 @@ from torch import nn
 
 import hocket
 from hocket.checkpoints import format as formats
-from hocket.checkpoints import policy
+from hocket.checkpoints import resuming
 from hocket.checkpoints.foreign import export, read_weights
 from hocket.checkpoints.store import Store
 from hocket.cli import main
@@ -71,7 +71,7 @@ READERS: dict[str, Callable[[Path, hocket.Trainer], Any]] = {
     "latest": lambda path, _: latest(path),
     "weights": lambda path, _: read_weights(path),
     "export": lambda path, _: export(path, path.parent / "out.safetensors"),
-    "resume": lambda path, trainer: policy.resume(trainer, path, None),
+    "resume": lambda path, trainer: resuming.resume(trainer, path, None),
     "inspect command": lambda path, _: command("inspect", str(path)),
     "diff command": lambda path, _: command("diff", str(path), str(path)),
 }

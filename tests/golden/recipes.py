@@ -1,6 +1,6 @@
 """Golden runs: exact arithmetic, and a checkpoint of each in ``checkpoints/`` that every later version must resume.
 
-Inputs and targets are small integers. Weights are multiples of 1/128, which the optimizer moves by the signs of their gradients.
+Inputs and targets are small integers. Weights are multiples of 1/128; the optimizer moves them by the signs of their gradients.
 So no operation rounds, and every processor computes the same numbers. ``python tests/golden/write.py`` writes the missing
 checkpoints and never overwrites an existing one.
 """

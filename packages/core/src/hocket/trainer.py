@@ -13,8 +13,9 @@ import torch
 from torch import nn
 
 from hocket import launching, settings
-from hocket.checkpoints import content, differences, policy
+from hocket.checkpoints import content, differences
 from hocket.checkpoints.policy import Checkpoints
+from hocket.checkpoints.ranks import ranks_of
 from hocket.data.checks import check_batches, check_sets
 from hocket.data.feed import Feed, end_workers
 from hocket.distributed import comparison
@@ -251,10 +252,12 @@ class Trainer:
             comparison.over_ranks(bus, self._runtime.world_size, comparison.of_assembled(state))
             bus.before_load(state)
             if resume is not None:
-                policy.resume(self, resume, checkpoints)
+                from hocket.checkpoints import resuming
+
+                resuming.resume(self, resume, checkpoints)
             bus.after_load(state)
             if any(voice.kind == "loggers" and not getattr(voice.obj, "shows_only", False) for voice in bus.voices):
-                policy.ranks_of(state).agree(state.folder.check)
+                ranks_of(state).agree(state.folder.check)
         claims.claim(attached, state.run_name)
 
     def _assemble(

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from hocket.checkpoints.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from hocket.state import State
 
 _T = TypeVar("_T")
 
@@ -66,3 +69,8 @@ def of_a_thread(rank: int, size: int) -> Ranks:
         return items
 
     return Ranks(rank, size, gather)
+
+
+def ranks_of(state: State) -> Ranks:
+    """Return the ranks of a run, which all have to call the same."""
+    return Ranks(state.strategy.rank, state.strategy.world_size, state.bus.all_gather_object)
