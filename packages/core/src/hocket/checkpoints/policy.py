@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import signal
 import threading
@@ -15,11 +16,12 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from hocket.callback import Callback
 from hocket.checkpoints import content
+from hocket.checkpoints.background import Background
 from hocket.checkpoints.errors import CheckpointError
 from hocket.checkpoints.hidden import HiddenTensors
 from hocket.checkpoints.ownership import Ownership
 from hocket.checkpoints.ranks import Ranks, of_a_thread, ranks_of
-from hocket.checkpoints.snapshot import Snapshot, Staging
+from hocket.checkpoints.snapshot import Snapshot
 from hocket.checkpoints.store import Store
 from hocket.state import Decision, State
 from hocket.time import Interval, Unit
@@ -57,8 +59,9 @@ class Checkpoints(Callback):
         keep: how many of the latest to keep; None for all. Copies under other names, and links, stay.
         best: ``(metric, "max" | "min", how many)``: write one after an evaluation in which the metric, such as
             ``"test/accuracy"``, is among the best so many, and keep those.
-        asynchronous: write in a thread; training waits for the copy of its state, whose memory is kept for the next, and for
-            the last write if that takes longer than the interval.
+        asynchronous: write in a thread. What optimizers change is copied while the gradients of the next batch are computed,
+            the rest at once, into memory that is kept for the next; training waits for the last write if that takes longer
+            than the interval.
         weights_only: model weights and what was attached; to publish, not to resume.
         on_error: what a write that failed does to the run: ``"stop"`` it, or ``"warn"`` and go on.
         overwrite: replace the checkpoints of an older run that a new one finds there, or later ones of the same run that is
@@ -99,9 +102,8 @@ class Checkpoints(Callback):
         self._evaluated: dict[str, tuple[int, int]] = {}
         #: The batch of what was saved last, and the evaluations before it.
         self._saved: tuple[int, dict[str, tuple[int, int]]] | None = None
-        self._staging, self._hidden = Staging(), HiddenTensors()
+        self._background, self._hidden = Background(), HiddenTensors()
         self._threads: Ranks | None = None
-        self._writing: threading.Thread | None = None
         self._failure: BaseException | None = None
         self._signalled: float | None = None
         self._handlers: dict[int, Any] = {}
@@ -216,8 +218,7 @@ class Checkpoints(Callback):
     def close(self, state: State) -> None:
         """Waits for what is being written."""
         self._stop_listening()
-        if self._writing is not None:
-            self._writing.join()
+        self._background.join()
         self._release()
 
     def _release(self) -> None:
@@ -335,9 +336,8 @@ class Checkpoints(Callback):
             }  # fmt: skip
             arguments = (f"ep{now.epoch}-ba{now.batch}", snapshot, about, ranks)
             if self._asynchronous:
-                self._staging.copy(snapshot)
-                self._writing = threading.Thread(target=self._write, args=arguments, name="hocket-checkpoint")
-                self._writing.start()
+                self._background.start(state, snapshot, functools.partial(self._write, *arguments))
+                trainer._loop.settle = self._background.settle
             else:
                 with seeding.preserved(devices=False):  # remote stores draw from them when they have to try again
                     self._write(*arguments)
@@ -362,8 +362,11 @@ class Checkpoints(Callback):
             self._threads = of_a_thread(strategy.rank, strategy.world_size)
         return self._threads
 
-    def _write(self, name: str, snapshot: Snapshot, about: dict[str, Any], ranks: Ranks) -> None:
+    def _write(
+        self, name: str, snapshot: Snapshot, about: dict[str, Any], ranks: Ranks, problem: Exception | None = None
+    ) -> None:
         try:
+            ranks.agree(lambda: _raise_if(problem))
             self.store.save(name, snapshot, about, ranks, self._owned.may_replace)
             if ranks.rank == 0:
                 self._owned.written(name)
@@ -383,9 +386,7 @@ class Checkpoints(Callback):
     def _wait(self, state: State) -> None:
         """Until what is being written is written, on all ranks."""
         if self._asynchronous:
-            if self._writing is not None:
-                self._writing.join()
-                self._writing = None
+            self._background.join()
             self._speak(state)
 
     def _speak(self, state: State) -> None:
@@ -398,6 +399,11 @@ class Checkpoints(Callback):
         if self._on_error == "stop":
             raise CheckpointError(message) from failure
         warnings.warn(f"{message} Training goes on without it.", RuntimeWarning, stacklevel=2)
+
+
+def _raise_if(problem: Exception | None) -> None:
+    if problem is not None:
+        raise problem
 
 
 def _place(state: State) -> tuple[int, int]:

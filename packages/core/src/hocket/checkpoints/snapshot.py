@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -37,30 +38,55 @@ class Staging:
     def __init__(self) -> None:
         self._kept: dict[str, Tensor] = {}
 
-    def copy(self, snapshot: Snapshot) -> None:
-        """Give the snapshot's tensors memory of their own, on the CPU. What the snapshot before it had there is lost."""
+    def copy(self, snapshot: Snapshot, later: Callable[[Tensor], bool] = lambda tensor: False) -> Callable[[], None]:
+        """Give the snapshot's tensors memory of their own, on the CPU. What the snapshot before it had there is lost.
+
+        Returns what copies those for which ``later(tensor)``, which do not change until then; another thread may call it.
+        """
         before, self._kept = self._kept, {}
-        jobs: list[tuple[int, int, int]] = []
-        devices = set()
+        now: list[_Copy] = []
+        rest: list[_Copy] = []
         for each in snapshot.stored:
             source, kept = each.tensor, before.pop(each.name, None)
             if kept is None or (kept.shape, kept.dtype) != (source.shape, source.dtype):
                 kept = torch.empty_like(source, device="cpu", pin_memory=source.is_cuda)
                 kept = kept if source.is_cuda else pages.advise(kept)
             self._kept[each.name] = each.tensor = kept
-            if source.is_cpu and source.is_contiguous() and kept.is_contiguous():
-                to, of, size = kept.data_ptr(), source.data_ptr(), source.nbytes
-                jobs += [(to + at, of + at, min(_CHUNK, size - at)) for at in range(0, size, _CHUNK)]
-            else:
-                kept.copy_(source, non_blocking=source.is_cuda)  # of which only CUDA can be waited for
-                devices |= {source.device} if source.is_cuda else set()
-        # Not torch's threads, of which launchers leave one, and which wait for each other at every tensor.
-        with ThreadPoolExecutor(_THREADS) as pool:
-            list(pool.map(lambda job: ctypes.memmove(*job), jobs))
-        for device in devices:
-            torch.cuda.current_stream(device).synchronize()
+            (rest if later(source) else now).append((kept, source))
+        # What the device computes until now is computed before it is copied.
+        streams = {source.device: torch.cuda.Stream(source.device) for _, source in rest if source.is_cuda}
+        for device, stream in streams.items():
+            stream.wait_stream(torch.cuda.current_stream(device))
+        _copy(now)
+
+        def copy_rest() -> None:
+            with ExitStack() as stack:
+                for stream in streams.values():
+                    stack.enter_context(torch.cuda.stream(stream))
+                _copy(rest)
+
+        return copy_rest
 
 
+#: Where to, and what.
+_Copy = tuple[Tensor, Tensor]
 #: Bytes that a thread copies at a time.
 _CHUNK = 1 << 25
 _THREADS = 4
+
+
+def _copy(copies: Iterable[_Copy]) -> None:
+    jobs: list[tuple[int, int, int]] = []
+    devices = set()
+    for kept, source in copies:
+        if source.is_cpu and source.is_contiguous() and kept.is_contiguous():
+            to, of, size = kept.data_ptr(), source.data_ptr(), source.nbytes
+            jobs += [(to + at, of + at, min(_CHUNK, size - at)) for at in range(0, size, _CHUNK)]
+        else:
+            kept.copy_(source, non_blocking=source.is_cuda)  # of which only CUDA can be waited for
+            devices |= {source.device} if source.is_cuda else set()
+    # Not torch's threads, of which launchers leave one, and which wait for each other at every tensor.
+    with ThreadPoolExecutor(_THREADS) as pool:
+        list(pool.map(lambda job: ctypes.memmove(*job), jobs))
+    for device in devices:
+        torch.cuda.current_stream(device).synchronize()

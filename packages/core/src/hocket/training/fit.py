@@ -84,6 +84,8 @@ class FitLoop:
         self._interruption = Interruption()
         #: The evaluation sets that are due after the batch or epoch in progress, until all of them were evaluated.
         self._due: list[str] | None = None
+        #: What has to be over before weights change: the copying of a checkpoint. `Checkpoints` sets it.
+        self.settle: Callable[[], None] | None = None
         #: The batch in progress, as the feed returned it.
         self._handed_out: tuple[Any, bool] = (None, False)
 
@@ -107,6 +109,7 @@ class FitLoop:
             self.stage = ""
 
     def _leave(self, error: BaseException) -> None:
+        self._settle()
         if self.stage == "start":
             return  # to be continued where it was before
         if self.stage == "gradients":
@@ -230,6 +233,7 @@ class FitLoop:
 
     def _epoch_end(self) -> None:
         state, bus = self.state, self.state.bus
+        self._settle()
         if state.timestamp.batch_in_epoch and not state.timestamp.sample_in_epoch:
             raise DataError(
                 f"The {state.timestamp.batch_in_epoch} batches of epoch {state.timestamp.epoch} count 0 samples, so nothing "
@@ -271,7 +275,7 @@ class FitLoop:
         state.rank_samples = mine
         state.progress.started += 1
 
-        stepped = False
+        trained = stepped = False
         if not skip and trained_on:
 
             def closure() -> torch.Tensor:
@@ -280,11 +284,12 @@ class FitLoop:
                 return state.loss  # type: ignore[return-value]  # there now
 
             self._compute(state, mine, trained_on, self._shown)
-            if self._guard.allows(state):
-                self.stage = "step"
-                stepped = bus.optimizer_step(state, closure)
-
+            trained = self._guard.allows(state)
+        if self.settle is not None:
+            self._settle()
         self.stage = "step"
+        if trained:
+            stepped = bus.optimizer_step(state, closure)
         state.previous.become(state.timestamp)
         now = time.perf_counter()
         state.timestamp.next_batch(total.samples, total.tokens, now - self._clock)
@@ -319,6 +324,11 @@ class FitLoop:
         self.stage = stage
         event(self.state)
         self.stage = "end" if stage == "over" else "data"
+
+    def _settle(self) -> None:
+        if self.settle is not None:
+            self.settle()
+            self.settle = None
 
     def may_checkpoint(self) -> bool:
         """Whether the guard lets a checkpoint be written; see :meth:`NonFiniteGuard.before_checkpoint`."""
