@@ -166,7 +166,9 @@ def _files(folder: Path, repeats: int, layers: int) -> tuple[int, dict[tuple[str
             shutil.rmtree(folder / str(asynchronous), ignore_errors=True)
             os.sync()
             trainer._checkpoints.seconds = 0.0
-            trainer.fit("2ba")  # a checkpoint after the first; before the optimizer's step in the second its copy is over
+            trainer.fit(
+                "2ba"
+            )  # a checkpoint after the first; before the optimizer's step in the second its copy is over
             name, what = ("hocket, asynchronous", "block") if asynchronous else ("hocket", "save")
             values.setdefault((name, what), Series()).values.append(trainer._checkpoints.seconds)
         load("hocket", ours)

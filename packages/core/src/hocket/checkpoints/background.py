@@ -22,6 +22,7 @@ from hocket.distributed.dtensors import local
 from hocket.hookspecs import Event
 
 if TYPE_CHECKING:
+    from hocket.callback import Callback
     from hocket.plugins.spec import Voice
     from hocket.state import State
 
@@ -38,9 +39,14 @@ _NOT_WEIGHTS = (Phase.SELECT, Phase.DATA, Phase.LOSS, Phase.GRADIENT)
 
 
 class Background:
-    """One checkpoint at a time: `start` it, `settle` it before weights change, `join` it."""
+    """One checkpoint at a time: `start` it, `settle` it before weights change, `join` it.
 
-    def __init__(self) -> None:
+    Args:
+        owner: the plug-in that writes checkpoints.
+    """
+
+    def __init__(self, owner: Callback) -> None:
+        self._owner = owner
         self._staging = Staging()
         self._thread: threading.Thread | None = None
         self._copying: _Copying | None = None
@@ -50,7 +56,7 @@ class Background:
     def start(self, state: State, snapshot: Snapshot, write: Callable[[Exception | None], None]) -> None:
         """Copy the snapshot, in the thread what may wait, then call ``write`` there, with what went wrong before."""
         sources = [each.tensor for each in snapshot.stored]
-        stepped = set() if self._stay is False or _plugins_write(state) else _stepped(state)
+        stepped = set() if self._stay is False or self._plugins_write(state) else _stepped(state)
         watched = [each for each in sources if _address(each) in stepped and not each.is_inference()]
         waiting = {id(each) for each in watched} if self._stay else set()
         versions = [each._version for each in watched]
@@ -75,6 +81,12 @@ class Background:
         self._copying = copying if watched else None
         self._thread = threading.Thread(target=run, name="hocket-checkpoint")
         self._thread.start()
+
+    def _plugins_write(self, state: State) -> bool:
+        """Whether plug-ins act in between that are not known to leave weights alone."""
+        hooks = _AFTER_BATCH if state.timestamp.batch_in_epoch else _AFTER_BATCH | _AFTER_EPOCH
+        voices = [voice for hook in hooks for voice in state.bus.listeners(hook) if voice.obj is not self._owner]
+        return any(_may_write(voice) for voice in voices)
 
     def settle(self) -> None:
         """Before weights change: wait for the copy."""
@@ -110,12 +122,6 @@ class _Copying:
     copied: threading.Event = field(default_factory=threading.Event)
     settled: threading.Event = field(default_factory=threading.Event)
     problem: Exception | None = None
-
-
-def _plugins_write(state: State) -> bool:
-    """Whether plug-ins act in between that are not known to leave weights alone."""
-    hooks = _AFTER_BATCH if state.timestamp.batch_in_epoch else _AFTER_BATCH | _AFTER_EPOCH
-    return any(_may_write(voice) for hook in hooks for voice in state.bus.listeners(hook))
 
 
 def _may_write(voice: Voice) -> bool:

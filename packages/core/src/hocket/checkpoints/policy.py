@@ -102,7 +102,7 @@ class Checkpoints(Callback):
         self._evaluated: dict[str, tuple[int, int]] = {}
         #: The batch of what was saved last, and the evaluations before it.
         self._saved: tuple[int, dict[str, tuple[int, int]]] | None = None
-        self._background, self._hidden = Background(), HiddenTensors()
+        self._background, self._hidden = Background(self), HiddenTensors()
         self._threads: Ranks | None = None
         self._failure: BaseException | None = None
         self._signalled: float | None = None
