@@ -121,7 +121,8 @@ class Checkpoints(Callback):
         self._trainer = weakref.ref(trainer)
         self._saved, self._evaluated, self._share = None, {}, 0.0
         self._failure = self._threads = None
-        self._hidden = HiddenTensors()
+        self._background.join()
+        self._background, self._hidden = Background(self), HiddenTensors()
 
     def resumed(self, state: State, name: str, newest: bool) -> None:
         """For `resume`: the run goes on from this checkpoint of the store; see `Ownership.resume`.
