@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import importlib
 import subprocess
 import sys
 from pathlib import Path
@@ -142,8 +143,14 @@ def test_closing_twice_and_going_on(logger, tmp_path):
     assert scalars(events, "x") == [(1, 1.0), (2, 2.0)] and scalars(events, "y") == [(2, 5.0)]
 
 
-def test_a_resumed_run_replaces_what_it_does_again(tmp_path):
-    """Stopped after batch 6 with a checkpoint of batch 4, resumed in another process."""
+@pytest.mark.parametrize("made", [0, 9])
+def test_a_resumed_run_replaces_what_it_does_again(tmp_path, monkeypatch, made):
+    """Stopped after batch 6 with a checkpoint of batch 4, resumed within the same second.
+
+    Names of files end with how many this process has made, and 10 comes before 9 where names are sorted.
+    """
+    writers = importlib.import_module("tensorboard.summary.writer.event_file_writer")
+    monkeypatch.setattr(writers, "_global_uid", writers.AtomicCounter(made))
     stopped, resumed = TensorBoardLogger(), TensorBoardLogger()
     for batch in (2, 4, 6):
         stopped.log_metrics(state_in(tmp_path, batch), {"x": batch})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -95,10 +96,13 @@ class TensorBoardLogger(Logger):
 
             folder = state.run_folder / "tensorboard" if self._folder is None else self._folder / state.run_name
             # Of a run that stopped later than where this one begins, TensorBoard forgets what comes after.
-            resumed = any(folder.glob("*tfevents*"))
+            before = [file.name for file in folder.glob("*tfevents*")]
+            # It reads files in the order of their names, which begin with the second in which they were made.
+            if any(name.startswith(f"events.out.tfevents.{int(time.time()):010d}") for name in before):
+                time.sleep(1 - time.time() % 1)
             self._open = SummaryWriter(
                 str(folder),
-                purge_step=state.timestamp.batch + 1 if resumed else None,
+                purge_step=state.timestamp.batch + 1 if before else None,
                 flush_secs=self._flush_seconds,
             )
         return self._open
