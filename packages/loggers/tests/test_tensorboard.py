@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import math
-import importlib
 import subprocess
 import sys
 from pathlib import Path
