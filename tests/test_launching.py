@@ -139,6 +139,7 @@ def ends(pid: int, within: float) -> bool:
 # --- hocket launch
 
 
+@pytest.mark.long
 def test_a_killed_worker_and_a_restart(script, tmp_path):
     """`kill -9` of rank 1 in the third batch; the second attempt goes on from the second, and every rank's output is kept."""
     logs = tmp_path / "logs"

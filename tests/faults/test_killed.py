@@ -61,8 +61,10 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Any:
     ("ranks", "asynchronous", "kills"),
     [
         (1, False, 10),
-        (2, True, 4),
-        *(pytest.param(*each, marks=pytest.mark.long) for each in ((1, False, 20), (2, False, 20), (1, True, 6))),
+        *(
+            pytest.param(*each, marks=pytest.mark.long)
+            for each in ((1, False, 20), (2, False, 20), (1, True, 6), (2, True, 4))
+        ),
     ],
 )
 def test_killed_at_random_moments(

@@ -64,10 +64,11 @@ def processes_of(leader: int) -> list[int]:
     return [leader, *(each for child in below for each in processes_of(child))]
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs /proc to find the processes")
 @pytest.mark.parametrize(
     ("launcher", "devices"),
-    [pytest.param((), 2, id="Trainer(devices=2)", marks=pytest.mark.long), pytest.param(LAUNCH, 0, id="hocket launch")],
+    [pytest.param((), 2, id="Trainer(devices=2)"), pytest.param(LAUNCH, 0, id="hocket launch")],
 )
 def test_two_ranks_of_a_job_that_is_told_to_end(
     tmp_path: Path, uninterrupted: Any, launcher: tuple[str, ...], devices: int

@@ -22,7 +22,7 @@ from hocket_strategies import FSDP
     "world_size, options",
     [
         (2, {}),
-        (4, {}),
+        pytest.param(4, {}, marks=pytest.mark.long),
         (4, {"replicate": 2}),
         (2, {"replicate": 2}),  # an axis of one
         (2, {"wrap": None}),

@@ -236,7 +236,7 @@ WORKER = {"own_generator": True, "num_workers": 1}
     "strategies, options",
     [
         (("ddp", "ddp", "ddp"), {}),
-        (("fsdp", "fsdp", "fsdp"), {}),
+        pytest.param(("fsdp", "fsdp", "fsdp"), {}, marks=pytest.mark.long),
         pytest.param(("ddp", "fsdp", "ddp"), WORKER, marks=pytest.mark.long),
         pytest.param(("fsdp", "ddp", "fsdp"), {}, marks=pytest.mark.long),
     ],
