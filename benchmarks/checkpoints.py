@@ -189,8 +189,9 @@ def _files(folder: Path, repeats: int, layers: int) -> tuple[int, dict[tuple[str
 
 def _trainer(folder: Path, model: Weights, asynchronous: bool, **options: Any) -> Any:
     checkpoints = Timed(folder / str(asynchronous), every="2ba", keep=None, asynchronous=asynchronous)
+    data = [torch.randint(WORDS, (2, 64))] * 1000
     return hocket.Trainer(
-        model=model, train_data=[torch.randint(WORDS, (2, 64))] * 1000, duration="1000ba", device="cpu", checkpoints=checkpoints,
+        model=model, train_data=data, duration="1000ba", device="cpu", checkpoints=checkpoints,
         optimizer=torch.optim.AdamW, folder=folder, run_name=f"checkpoints-{asynchronous}", **options,
     )  # fmt: skip
 
