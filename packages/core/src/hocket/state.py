@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import enum
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from hocket.time import Time, Timestamp, Unit
+from hocket.training.step import Step
 
 if TYPE_CHECKING:
     from hocket.devices import Device
@@ -115,26 +116,10 @@ class State:
         #: Batches per epoch, once that is known.
         self.epoch_length: int | None = None
 
-        #: The batch under way (see the events for when it is whole, a microbatch, or on the device).
-        self.batch: Any = None
-        self.outputs: Any = None
-        #: The mean loss of the microbatch under way, with its graph; after_train_batch and later: of the batch, detached.
-        self.loss: Tensor | None = None
-        #: The named losses that ``loss`` is the sum of, from after_train_batch on.
-        self.loss_parts: Mapping[str, Tensor] = {}
-        #: The names in it that ranks have agreed on; None before the first batch, and where there is one rank.
-        self.loss_names: Sequence[str] | None = None
+        #: The batch under way and what came of it; its parts are there under names of their own, too: ``state.batch`` …
+        self.step = Step()
         #: Whether losses are means or sums, where they do not say; None for means, which is checked.
         self.loss_reduction: Literal["mean", "sum"] | None = None
-        #: How losses without a weight are weighted, as a function of the batch; None until that matters.
-        self.loss_weight: Callable[[Any], Tensor | None] | None = None
-        #: Samples and tokens of the batch under way, over all ranks.
-        self.batch_samples = 0
-        self.batch_tokens = 0
-        #: Samples of it that this rank trains on; 0 where it only keeps the others company.
-        self.rank_samples = 0
-        #: Norm of the gradients before clipping, where clipping by norm computed it: a scalar on the device.
-        self.gradient_norm: Tensor | None = None
 
         #: The latest value of everything that was evaluated, as ``label/name``.
         self.metrics: dict[str, float] = {}
@@ -172,6 +157,77 @@ class State:
     def trained_parameters(self) -> list[nn.Parameter]:
         """What the optimizers hold, in their order."""
         return [p for optimizer in self.optimizers for group in optimizer.param_groups for p in group["params"]]
+
+    # --- the batch under way; see `Step`
+
+    @property
+    def batch(self) -> Any:
+        """The batch: whole, a microbatch, or on the device, as the events say."""
+        return self.step.batch
+
+    @batch.setter
+    def batch(self, batch: Any) -> None:
+        self.step.batch = batch
+
+    @property
+    def outputs(self) -> Any:
+        """What the model returned for it."""
+        return self.step.outputs
+
+    @outputs.setter
+    def outputs(self, outputs: Any) -> None:
+        self.step.outputs = outputs
+
+    @property
+    def loss(self) -> Tensor | None:
+        """The mean loss of the microbatch under way, with its graph; after_train_batch and later: of the batch, detached."""
+        return self.step.loss
+
+    @loss.setter
+    def loss(self, loss: Tensor | None) -> None:
+        self.step.loss = loss
+
+    @property
+    def loss_parts(self) -> Mapping[str, Tensor]:
+        """The named losses that ``loss`` is the sum of, from after_train_batch on."""
+        return self.step.losses
+
+    @loss_parts.setter
+    def loss_parts(self, losses: Mapping[str, Tensor]) -> None:
+        self.step.losses = losses
+
+    @property
+    def gradient_norm(self) -> Tensor | None:
+        """Norm of the gradients before clipping, where it was computed: a scalar on the device."""
+        return self.step.gradient_norm
+
+    @gradient_norm.setter
+    def gradient_norm(self, norm: Tensor | None) -> None:
+        self.step.gradient_norm = norm
+
+    @property
+    def batch_samples(self) -> int:
+        """Samples of the batch under way, over all ranks."""
+        return self.step.counts.samples
+
+    @property
+    def batch_tokens(self) -> int:
+        """Tokens of the batch under way, over all ranks."""
+        return self.step.counts.tokens
+
+    @property
+    def rank_samples(self) -> int:
+        """Samples of it that this rank trains on; 0 where it only keeps the others company."""
+        return self.step.samples
+
+    @contextmanager
+    def another_step(self) -> Iterator[Step]:
+        """Inside, another batch is under way, as in an evaluation; afterwards the one before, as it was."""
+        before, self.step = self.step, Step()
+        try:
+            yield self.step
+        finally:
+            self.step = before
 
     # --- time
 
@@ -290,8 +346,7 @@ class State:
         taken = copy.copy(self)
         taken.timestamp, taken.previous = self.timestamp.copy(), self.previous.copy()
         taken.progress, taken.metrics = copy.copy(self.progress), dict(self.metrics)
-        taken.batch = taken.outputs = taken.loss = taken.gradient_norm = None
-        taken.loss_parts, taken.logged = {}, {}
+        taken.step, taken.logged = self.step.without_batch(), {}
         taken.bus = bus(self.bus)
         return taken
 

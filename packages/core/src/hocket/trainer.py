@@ -34,7 +34,6 @@ from hocket.time import Interval, Time, batches
 from hocket.training import seeding, until
 from hocket.training.evaluate import EvalSet, PreparedSet, evaluate, sanity_check
 from hocket.training.fit import FitLoop
-from hocket.training.gradients import compute_gradients
 from hocket.training.guard import NonFiniteGuard, Policy
 from hocket.training.interruption import deferred
 from hocket.training.metrics import MetricSet
@@ -197,6 +196,8 @@ class Trainer:
         if deterministic:
             settings.prepare_deterministic(parts.device)
         settings.check_model(model, device, parts.strategy.materializes)
+        if microbatch == "auto":
+            parts.voices.append(AutoMicrobatch.voice(Path(folder) / "microbatch.json" if lasting else None))
         bus = Bus(parts.voices, profile=profile_plugins)
         task = model if isinstance(model, Task) else SupervisedTask(model, loss, inputs, targets)
         if task is model and (inputs is not None or targets is not None):
@@ -234,12 +235,7 @@ class Trainer:
         )
         state.clipping = settings.check_clipping(clip_gradients)
         state.loss_reduction = settings.check_reduction(loss_reduction) or reduction_of(loss)
-        guard, auto = (
-            NonFiniteGuard(nonfinite, parts.device.asynchronous),
-            AutoMicrobatch(Path(folder) / "microbatch.json" if lasting else None),
-        )
-        compute = auto.compute_gradients if microbatch == "auto" else compute_gradients
-        self._loop = FitLoop(state, guard, Interval(log_every), compute)
+        self._loop = FitLoop(state, NonFiniteGuard(nonfinite, parts.device.asynchronous), Interval(log_every))
         self._closing = weakref.finalize(self, _close, state)  # before the runtime leaves the other processes
         with self._running(), switches.use(plugins):
             if checkpoints is not None:

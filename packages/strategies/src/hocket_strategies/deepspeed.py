@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from hocket import Device, Need, Phase, Precision, State, hookimpl
 from hocket.plugins import PluginError
 from hocket.training.contexts import NOTHING
-from hocket.training.gradients import count
+from hocket.training.step import count
 from hocket_strategies import zero_config, zero_state
 from hocket_strategies.group import RankStrategy
 

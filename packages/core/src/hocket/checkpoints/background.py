@@ -31,7 +31,7 @@ _EVENTS = list(Event)
 _AFTER_BATCH = {
     Event.BATCH_CHECKPOINT.value,
     *(e.value for e in _EVENTS[_EVENTS.index(Event.BEFORE_DATALOADER) : _EVENTS.index(Event.AFTER_TRAIN_BATCH) + 1]),
-    "split_batch", "move_batch", "forward", "loss", "backward", "clip_gradients", "zero_grad",
+    "gradients", "split_batch", "move_batch", "forward", "loss", "backward", "clip_gradients", "zero_grad",
 }  # fmt: skip
 _AFTER_EPOCH = {Event.EPOCH_CHECKPOINT.value, Event.EPOCH_START.value}
 #: Algorithms of these change samples, losses or gradients.

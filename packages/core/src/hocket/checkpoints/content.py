@@ -23,7 +23,7 @@ from hocket.checkpoints.fits import ContentError, class_named, class_of, compare
 from hocket.checkpoints.ignoring import ignoring
 from hocket.checkpoints.plain import decode, encode
 from hocket.checkpoints.shapes import fitting_optimizer_state, misfit_of_model, shapes_of
-from hocket.data.batches import map_tensors
+from hocket.data.batches import Counts, map_tensors
 from hocket.data.feed import DataError
 from hocket.data.sources import has_state
 from hocket.distributed.dtensors import mesh_of
@@ -277,8 +277,8 @@ def load_state_dict(
     state.metrics = dict(tree["metrics"])
     state.logged = own(tree["logged"])
     state.microbatch = tree["microbatch"]
-    state.batch_samples, state.batch_tokens = tree["batch"]["samples"], tree["batch"]["tokens"]
-    state.gradient_norm = own(tree["batch"]["norm"])
+    state.step.counts = Counts(tree["batch"]["samples"], tree["batch"]["tokens"])
+    state.step.gradient_norm = own(tree["batch"]["norm"])
     state.max_duration, state.fit_until = _from_time(tree["max_duration"]), _from_time(tree["fit"]["until"])
     trainer._asked = tree["fit"]["asked"]
     loop._guard.load_state_dict(own(tree["guard"]))
@@ -303,8 +303,8 @@ def _load_ranks(trainer: Trainer, ranks: list[Mapping[str, Any]], copied: Callab
     if ranks[0]["train_metrics"]["metrics"].keys() == loop.metrics.names or strict:
         loop.metrics.load_state_dicts([each["train_metrics"] for each in ranks[rank::world]])
     loss, parts = copied(own["loss"])
-    state.loss, state.loss_parts = (None if loss is None else loss.to(state.device)), parts
-    state.rank_samples = own["rank_samples"]
+    state.step.loss, state.step.losses = (None if loss is None else loss.to(state.device)), parts
+    state.step.samples = own["rank_samples"]
     if own.get("task") is not None and type(state.task).load_extra_state is not Task.load_extra_state:
         state.task.load_extra_state(copied(own["task"]))
     for label, each in state.eval_sets.items():

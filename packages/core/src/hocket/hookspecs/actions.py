@@ -30,6 +30,16 @@ class Actions:
     """The actions of a step in the order in which they happen, then those of evaluation and prediction."""
 
     @hookspec(firstresult=True)
+    def gradients(self, state: State, /) -> bool:
+        """Leave in ``.grad`` the gradients of the mean loss of the batch under way, and in ``state.loss`` that loss.
+
+        From before_train_batch to after_train_batch, everything below but the optimizer's step: in microbatches, which
+        ``state.step`` weighs, over all ranks, unscaled and clipped. Who answers this instead does the events of microbatches
+        only if it has microbatches.
+        """
+        raise NotImplementedError
+
+    @hookspec(firstresult=True)
     def split_batch(self, state: State, batch: Any, size: int, /) -> Sequence[Any]:
         """Cut a batch into microbatches of at most ``size`` samples; together they hold every sample once, in order.
 
@@ -66,8 +76,8 @@ class Actions:
     def optimizer_step(self, state: State, closure: Callable[[], torch.Tensor], /) -> bool:
         """Step every optimizer from the gradients in ``.grad``. True if a step was taken, False if it was skipped.
 
-        ``closure()`` computes the gradients of the same batch again, at the current weights: zero_grad, every
-        microbatch, clipping, and the events from before_train_batch to after_train_batch; it returns the mean loss.
+        ``closure()`` computes the gradients of the same batch again, at the current weights, with the action `gradients`; it
+        returns the mean loss.
         """
         raise NotImplementedError
 

@@ -11,10 +11,16 @@ from hocket.data import batches
 from hocket.optim.clipping import clip_gradients
 from hocket.state import State
 from hocket.task import Loss, as_loss
+from hocket.training.step import compute_gradients
 
 
 class DefaultActions:
     """Plain PyTorch, one line or two for each action. The hooks: :mod:`hocket.hookspecs.actions`."""
+
+    def gradients(self, state: State) -> bool:
+        """In microbatches, if the Trainer was given a size."""
+        compute_gradients(state)
+        return True
 
     def split_batch(self, state: State, batch: Any, size: int) -> Sequence[Any]:
         """Split by the task; views along dimension 0 unless it says otherwise."""

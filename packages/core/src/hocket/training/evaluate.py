@@ -16,9 +16,9 @@ from hocket.state import State
 from hocket.task import Loss
 from hocket.time import Interval
 from hocket.training import scalars, seeding, weights
-from hocket.training.gradients import count, on_device
 from hocket.training.metrics import MetricSet
 from hocket.training.modes import eval_mode
+from hocket.training.step import count, on_device
 
 
 class EvalSet:
@@ -124,7 +124,7 @@ def _evaluate_set(
     between: Callable[[], None] | None = None,
     limit: int | None = None,
 ) -> dict[str, float]:
-    bus, metrics = state.bus, evaluated.metrics
+    bus, step, metrics = state.bus, state.step, evaluated.metrics
     limits = [each for each in (limit, evaluated.limit) if each is not None]
     metrics.reset()
     # The exact mean over samples or tokens, however they are divided into batches: sums in double precision where it exists.
@@ -138,17 +138,17 @@ def _evaluate_set(
                 break
             if between is not None:
                 between()
-            state.batch, counts = unpadded(batch)
+            step.batch, counts = unpadded(batch)
             seen += counts
             bus.eval_batch_start(state)
-            state.batch = bus.move_batch(state, state.batch)
+            step.batch = bus.move_batch(state, step.batch)
             bus.eval_before_forward(state)
-            state.outputs = bus.eval_forward(state, state.batch)
+            step.outputs = bus.eval_forward(state, step.batch)
             bus.eval_after_forward(state)
-            if counts and state.task.has_eval_loss(state.outputs):
-                sums += evaluated.weighted(state, label, bus.loss(state, state.outputs, state.batch), precise)
+            if counts and state.task.has_eval_loss(step.outputs):
+                sums += evaluated.weighted(state, label, bus.loss(state, step.outputs, step.batch), precise)
             if counts:
-                metrics.update(state.outputs, state.batch)
+                metrics.update(step.outputs, step.batch)
             bus.eval_batch_end(state)
             state.device_kind.batch_end()
         else:
@@ -205,10 +205,9 @@ def sanity_check(
 
 @contextmanager
 def _undisturbed(state: State) -> Iterator[None]:
-    kept = {name: getattr(state, name) for name in ("batch", "outputs", "loss", "loss_parts", "eval_label")}
+    label = state.eval_label
     try:
-        with seeding.preserved(), eval_mode(state.task), torch.no_grad():
+        with state.another_step(), seeding.preserved(), eval_mode(state.task), torch.no_grad():
             yield
     finally:
-        for name, value in kept.items():
-            setattr(state, name, value)
+        state.eval_label = label

@@ -1,7 +1,7 @@
 """The melody: one fit, read from top to bottom.
 
-`run` is a fit, `_epoch` one pass over the data, `_batch` one optimizer step; `hocket.training.gradients` is what it is made
-from. Every ``bus.…(state)`` is an event that plug-ins hear or an action that they may replace.
+`run` is a fit, `_epoch` one pass over the data, `_batch` one optimizer step; `hocket.training.step` is what it is made from.
+Every ``bus.…(state)`` is an event that plug-ins hear or an action that they may replace.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from hocket.state import Decision, State
 from hocket.time import Interval, Unit
 from hocket.training import scalars
 from hocket.training.evaluate import PreparedSet, evaluate
-from hocket.training.gradients import compute_gradients, count
 from hocket.training.guard import NonFiniteGuard
 from hocket.training.interruption import Interruption
 from hocket.training.metrics import MetricSet
 from hocket.training.modes import train_mode
+from hocket.training.step import count
 
 #: Where in a fit an exception can be raised, in order; a fit continues in each but ``"step"``. ``"batch"``, ``"epoch"`` and
 #: ``"over"`` are those in which checkpoints are taken.
@@ -48,23 +48,15 @@ class FitLoop:
     Args:
         guard: what to do about losses and gradients that are not finite.
         log_every: when what was logged is handed to the loggers.
-        compute: what computes the first gradients of a batch, in place of :func:`compute_gradients`.
     """
 
-    def __init__(
-        self,
-        state: State,
-        guard: NonFiniteGuard,
-        log_every: Interval,
-        compute: Callable[[State, int, int, MetricSet | None], None] = compute_gradients,
-    ) -> None:
+    def __init__(self, state: State, guard: NonFiniteGuard, log_every: Interval) -> None:
         self.state = state
         #: Where batches come from, and metrics over those of an epoch; the Trainer sets them.
         self.feed: Feed
         self.metrics: MetricSet
         self._guard = guard
         self._log_every = log_every
-        self._compute = compute
         self._written_at = -1
         #: The batch after which each evaluation set was evaluated last, by label.
         self._evaluated_at: dict[str, int] = {}
@@ -260,30 +252,30 @@ class FitLoop:
     # --- a batch
 
     def _batch(self, batch: Any, counts: bool) -> None:
-        state, bus = self.state, self.state.bus
+        state, bus, step = self.state, self.state.bus, self.state.step
         self.stage = "gradients"
-        state.batch = batch
+        step.batch = batch
         handed_out = count(state, batch) if counts else Counts(0)
         bus.after_dataloader(state)
         bus.batch_start(state)
-        mine = handed_out.samples if state.batch is batch or not counts else count(state, state.batch).samples
+        mine = handed_out.samples if step.batch is batch or not counts else count(state, step.batch).samples
         skip = state.requested is not Decision.NOTHING and state.take(Decision.SKIP_BATCH)
         total, trained_on, several = handed_out, mine, state.strategy.world_size > 1
         if several:
             total, trained_on, skip = agreement.total(state, handed_out, mine, skip)
-        state.batch_samples, state.batch_tokens = total
-        state.rank_samples = mine
+        step.counts, step.samples, step.trained_on, step.metrics = total, mine, trained_on, self._shown
         state.progress.started += 1
 
         trained = stepped = False
         if not skip and trained_on:
 
             def closure() -> torch.Tensor:
-                self._compute(state, mine, trained_on, None)
+                step.metrics = None  # they have seen the batch
+                bus.gradients(state)
                 self._guard.allows(state)
-                return state.loss  # type: ignore[return-value]  # there now
+                return step.loss  # type: ignore[return-value]  # there now
 
-            self._compute(state, mine, trained_on, self._shown)
+            bus.gradients(state)
             trained = self._guard.allows(state)
         if self.settle is not None:
             self._settle()

@@ -14,16 +14,18 @@ from typing import Any
 
 import torch
 
+from hocket.callback import Callback
 from hocket.data.batches import map_tensors
 from hocket.data.sources import has_state
+from hocket.plugins.spec import Voice
 from hocket.state import State
 from hocket.training import seeding
-from hocket.training.gradients import compute_gradients, compute_microbatch, count
 from hocket.training.metrics import MetricSet
+from hocket.training.step import compute_gradients, compute_microbatch, count
 
 
-class AutoMicrobatch:
-    """Computes gradients in microbatches that fit.
+class AutoMicrobatch(Callback):
+    """Answers the action `gradients`: in microbatches that fit.
 
     Args:
         cache: see :func:`largest_microbatch`.
@@ -32,15 +34,21 @@ class AutoMicrobatch:
     def __init__(self, cache: Path | None) -> None:
         self._cache = cache
 
-    def compute_gradients(self, state: State, mine: int, everyone: int, metrics: MetricSet | None) -> None:
-        """See :func:`hocket.training.gradients.compute_gradients`. Where memory runs out, with half the microbatch from now on.
+    @classmethod
+    def voice(cls, cache: Path | None) -> Voice:
+        """It as a plug-in."""
+        return Voice("callbacks", "auto-microbatch", cls(cache))
+
+    def gradients(self, state: State) -> bool:
+        """See :func:`hocket.training.step.compute_gradients`. Where memory runs out, with half the microbatch from now on.
 
         With several ranks it raises torch.OutOfMemoryError instead: the others may be in the middle of a collective.
         """
+        step = state.step
         if state.microbatch is None:
-            state.request_microbatch(largest_microbatch(state, mine, self._cache))
-        whole, tried = state.batch, [state.microbatch or mine]
-        once = None if metrics is None else _Once(state, metrics)
+            state.request_microbatch(largest_microbatch(state, step.samples, self._cache))
+        whole, tried = step.batch, [state.microbatch or step.samples]
+        once = None if step.metrics is None else _Once(state, step.metrics)
 
         def split(batch: Any) -> list[Any]:
             """Microbatches of the last size tried, within those of the sizes before, which metrics may have seen."""
@@ -51,7 +59,8 @@ class AutoMicrobatch:
 
         while True:
             try:
-                return compute_gradients(state, mine, everyone, once, split)  # type: ignore[arg-type]  # it has update
+                compute_gradients(state, split, once)
+                return True
             except RuntimeError as error:
                 if not is_out_of_memory(error):
                     raise
@@ -64,7 +73,7 @@ class AutoMicrobatch:
                 if size == 1 or state.strategy.world_size > 1:
                     raise
             # The error has gone, and with it the graph of the failed try.
-            state.batch, state.outputs, state.loss = whole, None, None
+            step.batch, step.outputs, step.loss = whole, None, None
             tried.append(size // 2)
             state.request_microbatch(size // 2)
             if once is not None:

@@ -21,24 +21,25 @@ def predict(state: State, data: Iterable[Any], limit: int | None = None) -> list
     Modes of submodules, the batch under way and the global random numbers are as before, whatever happens.
     """
     bus = state.bus
-    kept = {name: getattr(state, name) for name in ("batch", "outputs")}
     outputs = []
-    try:
-        batches = bus.prepare_data(data, False, None)
-        with seeding.preserved(), eval_mode(state.task), torch.no_grad(), one_pass(batches) as iterator:
-            bus.predict_start(state)
-            for batch in islice(iterator, limit):
-                state.batch, counts = unpadded(batch)
-                bus.predict_batch_start(state)
-                state.batch = bus.move_batch(state, state.batch)
-                bus.predict_before_forward(state)
-                state.outputs = bus.eval_forward(state, state.batch)
-                bus.predict_after_forward(state)
-                if counts:
-                    outputs.append(map_tensors(lambda tensor: tensor.cpu(), state.outputs))
-                bus.predict_batch_end(state)
-            bus.predict_end(state)
-    finally:
-        for name, value in kept.items():
-            setattr(state, name, value)
+    batches = bus.prepare_data(data, False, None)
+    with (
+        state.another_step() as step,
+        seeding.preserved(),
+        eval_mode(state.task),
+        torch.no_grad(),
+        one_pass(batches) as iterator,
+    ):
+        bus.predict_start(state)
+        for batch in islice(iterator, limit):
+            step.batch, counts = unpadded(batch)
+            bus.predict_batch_start(state)
+            step.batch = bus.move_batch(state, step.batch)
+            bus.predict_before_forward(state)
+            step.outputs = bus.eval_forward(state, step.batch)
+            bus.predict_after_forward(state)
+            if counts:
+                outputs.append(map_tensors(lambda tensor: tensor.cpu(), step.outputs))
+            bus.predict_batch_end(state)
+        bus.predict_end(state)
     return outputs

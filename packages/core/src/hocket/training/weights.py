@@ -10,16 +10,18 @@ import functools
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hocket.data import batches
-from hocket.state import State
 from hocket.task import Loss, SupervisedTask, as_loss, own_loss
 from hocket.training import seeding
+
+if TYPE_CHECKING:
+    from hocket.state import State
 
 #: The weight of the loss of a batch; None for its samples.
 Weight = Callable[[Any], Tensor | None]

@@ -1,17 +1,65 @@
-"""The gradients of a batch: the same however it was cut into microbatches and shared out over ranks."""
+"""One step of the optimizers: from a batch to its gradients, the same however it is cut into microbatches and over ranks."""
 
 from __future__ import annotations
 
+import copy
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 
 from hocket.data.batches import Counts, map_tensors, unpadded
-from hocket.state import State
 from hocket.training import weights
-from hocket.training.metrics import MetricSet
+
+if TYPE_CHECKING:
+    from hocket.state import State
+    from hocket.training.metrics import MetricSet
+
+
+class Shown(Protocol):
+    """What is shown a microbatch, as metrics are."""
+
+    def update(self, outputs: Any, batch: Any) -> None:
+        """See a microbatch on its device, and the outputs for it."""
+
+
+class Step:
+    """The batch under way and what came of it. Training has one; evaluations and predictions have one each."""
+
+    __slots__ = (
+        "batch", "counts", "gradient_norm", "loss", "loss_names", "losses", "metrics", "outputs", "samples", "trained_on",
+        "weight_of",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        #: The batch (see the events for when it is whole, a microbatch, or on the device), and the model's outputs for it.
+        self.batch: Any = None
+        self.outputs: Any = None
+        #: The mean loss of the microbatch under way, with its graph; after_train_batch and later: of the batch, detached.
+        self.loss: torch.Tensor | None = None
+        #: The named losses that ``loss`` is the sum of, from after_train_batch on.
+        self.losses: Mapping[str, torch.Tensor] = {}
+        #: Norm of the gradients before clipping, where clipping by norm computed it: a scalar on the device.
+        self.gradient_norm: torch.Tensor | None = None
+        #: Samples and tokens of the batch as it was handed out, over all ranks.
+        self.counts = Counts(0)
+        #: Samples that this rank trains on, 0 where it only keeps the others company; and all ranks together.
+        self.samples = 0
+        self.trained_on = 0
+        #: Shown the outputs; None where the gradients of the batch are computed again.
+        self.metrics: MetricSet | None = None
+        #: The names in ``losses`` that ranks have agreed on; None before the first batch, and where there is one rank.
+        self.loss_names: Sequence[str] | None = None
+        #: How losses without a weight are weighted, as a function of the batch; None until that matters.
+        self.weight_of: Callable[[Any], torch.Tensor | None] | None = None
+
+    def without_batch(self) -> Step:
+        """A copy of the numbers alone."""
+        taken = copy.copy(self)
+        taken.batch = taken.outputs = taken.loss = taken.gradient_norm = None
+        taken.losses = {}
+        return taken
 
 
 def count(state: State, batch: Any) -> Counts:
@@ -43,11 +91,7 @@ def on_device(number: float | torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 
 
 def compute_gradients(
-    state: State,
-    mine: int,
-    everyone: int,
-    metrics: MetricSet | None = None,
-    split: Callable[[Any], Sequence[Any]] | None = None,
+    state: State, split: Callable[[Any], Sequence[Any]] | None = None, shown: Shown | None = None
 ) -> None:
     """Leave in ``.grad`` the gradients of the mean loss of the global batch, and that loss in ``state.loss``.
 
@@ -59,15 +103,14 @@ def compute_gradients(
     where it has none.
 
     Args:
-        mine: samples of this rank; 0 for one that only keeps the others company.
-        everyone: samples of all ranks together.
-        metrics: shown the outputs.
         split: the batch to its microbatches; None to split it as ``state.microbatch`` says.
+        shown: what sees the outputs; None for the metrics of the step.
     """
-    bus = state.bus
+    bus, step = state.bus, state.step
+    mine, everyone, metrics = step.samples, step.trained_on, shown or step.metrics
     bus.before_train_batch(state)
     bus.zero_grad(state)
-    whole, world = state.batch, state.strategy.world_size
+    whole, world = step.batch, state.strategy.world_size
     world = 1 if world == 1 else state.strategy.data_ranks
     # Strategies take the mean of gradients over ranks with data of their own, hence the number of those.
     per_sample = world / everyone if state.strategy.averages_gradients else 1 / max(mine, 1)
@@ -78,7 +121,7 @@ def compute_gradients(
     rescale = None
     if len(pieces) == 1 and world == 1:
         with bus.accumulate(state.prepared, True):
-            state.loss_parts = compute_microbatch(state, whole, mine, None, metrics)[3]
+            step.losses = compute_microbatch(state, whole, mine, None, metrics)[3]
     else:
         parts = []
         left = mine
@@ -91,7 +134,7 @@ def compute_gradients(
         if left:
             raise ValueError(_lost(state, mine, left))
         rescale = _mean(state, parts, mine, everyone)
-    state.batch, state.outputs = whole, None
+    step.batch, step.outputs = whole, None
 
     for optimizer in state.optimizers:
         bus.unscale_gradients(optimizer)
@@ -101,7 +144,7 @@ def compute_gradients(
                 parameter.grad.mul_(rescale)
     bus.after_train_batch(state)
     norm = bus.clip_gradients(state)
-    state.gradient_norm = None if type(norm) is bool else norm
+    step.gradient_norm = None if type(norm) is bool else norm
 
 
 def _lost(state: State, samples: int, left: int) -> str:
@@ -125,47 +168,47 @@ class _Part(NamedTuple):
 
 
 def compute_microbatch(
-    state: State, batch: Any, samples: int, per_sample: float | None, metrics: MetricSet | None
+    state: State, batch: Any, samples: int, per_sample: float | None, metrics: Shown | None
 ) -> tuple[Any, ...]:
     """Forward, loss and backward: what makes a `_Part`. ``per_sample`` multiplies a sample's loss, None for nothing."""
-    bus = state.bus
-    state.batch = bus.move_batch(state, batch)
+    bus, step = state.bus, state.step
+    step.batch = bus.move_batch(state, batch)
     bus.before_forward(state)
-    state.outputs = bus.forward(state, state.batch)
+    step.outputs = bus.forward(state, step.batch)
     bus.after_forward(state)
     bus.before_loss(state)
-    loss = bus.loss(state, state.outputs, state.batch)
-    state.loss, own, parts, reduction = loss
+    loss = bus.loss(state, step.outputs, step.batch)
+    step.loss, own, parts, reduction = loss
     summed = False
     if per_sample is not None:  # else nothing is weighted
         summed = (reduction or state.loss_reduction) == "sum"
         if own is None and not summed:
-            weight_of = state.loss_weight
+            weight_of = step.weight_of
             if weight_of is None:
-                weight_of = weights.in_training(state, loss, samples or count(state, state.batch).samples)
-                state.loss_weight = None if weight_of is weights.nothing else weight_of
-            own = weight_of(state.batch)
+                weight_of = weights.in_training(state, loss, samples or count(state, step.batch).samples)
+                step.weight_of = None if weight_of is weights.nothing else weight_of
+            own = weight_of(step.batch)
     bus.after_loss(state)
     if metrics is not None and samples:
-        metrics.update(state.outputs, state.batch)
+        metrics.update(step.outputs, step.batch)
     bus.before_backward(state)
     if per_sample is None:
-        bus.backward(state, state.loss)
+        bus.backward(state, step.loss)
         weight: float | torch.Tensor = samples
     elif summed:
         weight = 1 if samples else 0
         strategy = state.strategy
-        _gate(state.outputs, weight)
-        bus.backward(state, state.loss * (weight * (strategy.data_ranks if strategy.averages_gradients else 1)))
+        _gate(step.outputs, weight)
+        bus.backward(state, step.loss * (weight * (strategy.data_ranks if strategy.averages_gradients else 1)))
     else:
         weight = samples if own is None or not samples else own
         if isinstance(weight, torch.Tensor):
-            weight = on_device(weight, state.loss)  # a count times a number would be float32
-        _gate(state.outputs, weight)
-        bus.backward(state, state.loss * (weight * per_sample))
+            weight = on_device(weight, step.loss)  # a count times a number would be float32
+        _gate(step.outputs, weight)
+        bus.backward(state, step.loss * (weight * per_sample))
     bus.after_backward(state)
-    state.loss = state.loss.detach()
-    return state.loss, weight, own is not None and not summed, parts, summed
+    step.loss = step.loss.detach()
+    return step.loss, weight, own is not None and not summed, parts, summed
 
 
 def _gate(outputs: Any, weight: float | torch.Tensor) -> None:
@@ -187,15 +230,17 @@ def _names(state: State, parts: Sequence[_Part]) -> Sequence[str]:
     here = sorted({name for part in parts for name in part.parts})
     if state.strategy.world_size == 1:
         return here
-    if state.loss_names is None:
-        state.loss_names = sorted({name for names in state.bus.all_gather_object(here) for name in names})
-    if new := [name for name in here if name not in state.loss_names]:
+    agreed = state.step.loss_names
+    if agreed is None:
+        agreed = sorted({name for names in state.bus.all_gather_object(here) for name in names})
+        state.step.loss_names = agreed
+    if new := [name for name in here if name not in agreed]:
         raise ValueError(
             f"The loss named {', '.join(map(repr, new))} in batch {state.timestamp.batch} was not there in the first batch, "
-            f"with {', '.join(map(repr, state.loss_names)) or 'none'}, and ranks add up what they agreed on then. Return it "
+            f"with {', '.join(map(repr, agreed)) or 'none'}, and ranks add up what they agreed on then. Return it "
             "in every batch, as loss * 0 where there is none."
         )
-    return state.loss_names
+    return agreed
 
 
 def _mean(state: State, parts: Sequence[_Part], mine: int, everyone: int) -> torch.Tensor | None:
@@ -232,8 +277,8 @@ def _mean(state: State, parts: Sequence[_Part], mine: int, everyone: int) -> tor
         # Ranks that compute on the same data have all added it.
         total = state.strategy.world_size // state.strategy.data_ranks if summed else reduced[0]
         sums = reduced[1:]
-    state.loss, *means = (sums / total).unbind()
-    state.loss_parts = dict(zip(names, means, strict=True))
+    state.step.loss, *means = (sums / total).unbind()
+    state.step.losses = dict(zip(names, means, strict=True))
     if not own:
         return None
     # Losses of transformers are float32, whatever the model is.
