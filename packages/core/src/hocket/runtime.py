@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from hocket import launching, settings
-from hocket.checkpoints import CheckpointError, format
+from hocket.checkpoints import CheckpointError
 from hocket.checkpoints.plain import decode, encode
 from hocket.checkpoints.ranks import Ranks
 from hocket.data import batches
@@ -255,6 +255,8 @@ class Runtime:
         Raises:
             CheckpointError: it could not be written; on every rank.
         """
+        from hocket.checkpoints import format
+
         tree = {name: encode(self._state_of(thing, things), name, gather=False) for name, thing in things.items()}
         random = [encode(each) for each in self.all_gather(seeding.capture())]
         content = {"things": tree, "random": random, "precision": encode(self.precision.state_dict())}
@@ -267,6 +269,8 @@ class Runtime:
             ValueError: it was saved under another precision, with a state of its own.
             CheckpointError: there is no such checkpoint, it is damaged, or does not hold one of ``things``.
         """
+        from hocket.checkpoints import format
+
         saved = format.read(Path(path))
         kept = {name: decode(value) for name, value in saved["things"].items()}
         if missing := sorted(things.keys() - kept.keys()):

@@ -14,7 +14,6 @@ from torch import nn
 
 from hocket import launching, settings
 from hocket.checkpoints import content, differences
-from hocket.checkpoints.policy import Checkpoints
 from hocket.checkpoints.ranks import ranks_of
 from hocket.data.checks import check_batches, check_sets
 from hocket.data.feed import Feed, end_workers
@@ -37,9 +36,9 @@ from hocket.training.fit import FitLoop
 from hocket.training.guard import NonFiniteGuard, Policy
 from hocket.training.interruption import deferred
 from hocket.training.metrics import MetricSet
-from hocket.training.microbatch import AutoMicrobatch
 
 if TYPE_CHECKING:
+    from hocket.checkpoints.policy import Checkpoints
     from hocket.checkpoints.shapes import Report
 
 
@@ -197,6 +196,8 @@ class Trainer:
             settings.prepare_deterministic(parts.device)
         settings.check_model(model, device, parts.strategy.materializes)
         if microbatch == "auto":
+            from hocket.training.microbatch import AutoMicrobatch
+
             parts.voices.append(AutoMicrobatch.voice(Path(folder) / "microbatch.json" if lasting else None))
         bus = Bus(parts.voices, profile=profile_plugins)
         task = model if isinstance(model, Task) else SupervisedTask(model, loss, inputs, targets)

@@ -8,9 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hocket.checkpoints import format as formats
 from hocket.checkpoints.errors import CheckpointError
-from hocket.checkpoints.places import local_folder
 from hocket.checkpoints.plain import decode
 from hocket.checkpoints.shapes import Shape, fitting_optimizer_state
 from hocket.data.sources import has_state
@@ -26,7 +24,11 @@ class ContentError(PluginError, ValueError):
 
 def class_of(thing: Any) -> str:
     """Return module and name of its class; see `class_named`."""
-    return class_named(f"{type(thing).__module__}.{type(thing).__qualname__}")
+    return class_named(_full_name(type(thing)))
+
+
+def _full_name(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 def class_named(saved: str) -> str:
@@ -122,6 +124,9 @@ def recorded_algorithms(path: Path | str, every: bool = False) -> list[dict[str,
         CheckpointError: there is no such checkpoint, or it is damaged.
     """
     specifications: list[dict[str, dict[str, Any]]] = []
+    from hocket.checkpoints import format as formats
+    from hocket.checkpoints.places import local_folder
+
     with local_folder(path, ["attached"]) as local:
         attached = formats.read(local, only=["attached"])["attached"]
     for each in attached:
@@ -132,9 +137,9 @@ def recorded_algorithms(path: Path | str, every: bool = False) -> list[dict[str,
         if short not in catalog.names("algorithms"):
             raise ContentError(f"{path} was taken with the algorithm '{short}'. {_how_to_get('algorithms', each)}")
         found = catalog.find("algorithms", name).load()
-        if class_named(f"{found.__module__}.{found.__qualname__}") != class_named(each["class"]):
+        if class_named(_full_name(found)) != class_named(each["class"]):
             raise ContentError(
-                f"'{short}' was a {each['class']} when {path} was taken, and is a {found.__module__}.{found.__qualname__} "
+                f"'{short}' was a {each['class']} when {path} was taken, and is a {_full_name(found)} "
                 f"now. Pass an instance of the right one: algorithms=[{each['class'].rpartition('.')[2]}(…)]."
             )
         if not every and Event.INIT not in found.events:
