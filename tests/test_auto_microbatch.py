@@ -236,8 +236,8 @@ def test_the_trial_is_a_step_as_in_training_and_leaves_plug_ins_alone(make) -> N
     assert {dtype for dtype, _ in seen} == {torch.float32} and {8, 11, 13} & {size for _, size in seen}
     other.fit("1ba")
     assert found.calls == told.calls == 3
-    for name, value in made.state.generator_states().items():
-        assert torch.equal(value, other.state.generator_states()[name])
+    for name, value in made.state.generators.state_dict().items():
+        assert torch.equal(value, other.state.generators.state_dict()[name])
 
 
 def test_nothing_of_a_failed_try_is_kept_while_the_cache_is_emptied(make, monkeypatch) -> None:

@@ -20,20 +20,21 @@ if TYPE_CHECKING:
     from hocket.precision import Precision
     from hocket.result import Result
     from hocket.runtime import Runtime
-    from hocket.state import Decision, State
+    from hocket.state import State
     from hocket.strategies import Strategy
     from hocket.surgery import NoEffectWarning
     from hocket.task import Loss, Task
     from hocket.time import Interval, Time, Timestamp, Unit
     from hocket.trainer import Trainer
     from hocket.training.evaluate import EvalSet
+    from hocket.training.requests import Decision
 
 #: Public name -> the module that defines it; a module stands for itself.
 _PUBLIC = {
     "Algorithm": "hocket.algorithm",
     "Callback": "hocket.callback",
     "Checkpoints": "hocket.checkpoints.policy",
-    "Decision": "hocket.state",
+    "Decision": "hocket.training.requests",
     "Device": "hocket.devices",
     "EvalSet": "hocket.training.evaluate",
     "Event": "hocket.hookspecs",

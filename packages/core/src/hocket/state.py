@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import copy
-import enum
-import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from hocket.time import Time, Timestamp, Unit
+from hocket.time import Time, Timestamp
+from hocket.training.generators import Generators
+from hocket.training.progress import Progress
+from hocket.training.requests import Decision, Requests
 from hocket.training.step import Step
 
 if TYPE_CHECKING:
@@ -28,30 +28,6 @@ if TYPE_CHECKING:
     from hocket.surgery import Replacement
     from hocket.task import Task
     from hocket.training.evaluate import PreparedSet
-
-
-class Decision(enum.Flag):
-    """What a plug-in may ask of the loop. Requests of all plug-ins and ranks are combined: one is enough."""
-
-    NOTHING = 0
-    STOP = enum.auto()  # end this fit after the batch (or epoch) under way
-    SKIP_BATCH = enum.auto()  # do not train on this batch; heard until batch_start is over
-    EVALUATE = enum.auto()  # evaluate after this batch
-    CHECKPOINT = enum.auto()  # write a checkpoint after this batch
-
-
-@dataclass(slots=True)
-class Progress:
-    """How far the batches of the whole run have come; an exception leaves the counters where they were.
-
-    ``ready``: handed out by the loader. ``started``: batch_start is over. ``processed``: the optimizer has stepped, or the
-    batch was skipped. ``completed``: batch_checkpoint is over.
-    """
-
-    ready: int = 0
-    started: int = 0
-    processed: int = 0
-    completed: int = 0
 
 
 class State:
@@ -105,19 +81,13 @@ class State:
         #: Evaluation sets by label.
         self.eval_sets: dict[str, PreparedSet] = {}
 
-        #: Completed epochs, batches, samples, tokens and seconds; ``previous`` is one batch (or epoch) earlier.
-        self.timestamp = Timestamp()
-        self.previous = Timestamp()
+        #: How far the run is, the batch under way and what came of it, what plug-ins have asked for, their random numbers. What
+        #: plug-ins use of them has a name here, too: ``state.timestamp``, ``state.batch``, ``state.request(…)`` …
         self.progress = Progress()
-        #: The planned length of training, counted from its beginning: what schedules and :meth:`elapsed` refer to.
-        self.max_duration: Time | None = None
-        #: When the fit under way ends, counted from the beginning of training.
-        self.fit_until: Time | None = None
-        #: Batches per epoch, once that is known.
-        self.epoch_length: int | None = None
-
-        #: The batch under way and what came of it; its parts are there under names of their own, too: ``state.batch`` …
         self.step = Step()
+        self.requests = Requests()
+        self.generators = Generators(seed)
+
         #: Whether losses are means or sums, where they do not say; None for means, which is checked.
         self.loss_reduction: Literal["mean", "sum"] | None = None
 
@@ -130,13 +100,8 @@ class State:
         #: What was logged since the last logging interval ended: numbers, and scalar tensors still on their device.
         self.logged: dict[str, float | Tensor] = {}
 
-        #: What was requested and not yet acted upon.
-        self.requested = Decision.NOTHING
-
         #: The folder of this run, which is made when `run_folder` is first asked for.
         self.folder = folder
-        self._reasons: list[str] = []
-        self._generators: dict[str, torch.Generator] = {}
 
     # --- the model
 
@@ -231,32 +196,35 @@ class State:
 
     # --- time
 
-    def elapsed(self) -> float:
-        """The share of ``max_duration`` that is done, 0.0 to 1.0; advances every batch, whatever the unit.
+    @property
+    def timestamp(self) -> Timestamp:
+        """Completed epochs, batches, samples, tokens and seconds."""
+        return self.progress.timestamp
 
-        Epochs advance by batch once the length of an epoch is known: from the loader, or after the first epoch.
-        """
-        end = self.max_duration
-        if end is None:
-            raise ValueError("There is no duration outside a fit. Pass duration= to the Trainer or to fit.")
-        if not end.value:
-            return 1.0
-        now = self.timestamp
-        if end.unit is Unit.EPOCH:
-            done = float(now.epoch)
-            if self.epoch_length:
-                done += min(now.batch_in_epoch / self.epoch_length, 1.0)
-        else:
-            done = float(now.get(end.unit).value)
-        return min(done / end.value, 1.0)
+    @property
+    def previous(self) -> Timestamp:
+        """The timestamp one batch (or epoch) earlier."""
+        return self.progress.previous
+
+    @property
+    def max_duration(self) -> Time | None:
+        """The planned length of training, counted from its beginning: what schedules and :meth:`elapsed` refer to."""
+        return self.progress.max_duration
+
+    @property
+    def epoch_length(self) -> int | None:
+        """Batches per epoch, once that is known."""
+        return self.progress.epoch_length
+
+    def elapsed(self) -> float:
+        """The share of ``max_duration`` that is done, 0.0 to 1.0; see `Progress.elapsed`."""
+        return self.progress.elapsed()
 
     # --- asking the loop for something
 
     def request(self, decision: Decision, reason: str = "") -> None:
         """Ask the loop to act. Heard at the next place where it can: requests are combined, and agreed over ranks."""
-        self.requested |= decision
-        if reason:
-            self._reasons.append(reason)
+        self.requests.add(decision, reason)
 
     def request_microbatch(self, samples: int) -> None:
         """Ask for microbatches of this many samples from the next batch on. The loss and its gradient do not depend on it."""
@@ -267,27 +235,7 @@ class State:
     @property
     def stop_reason(self) -> str:
         """Why plug-ins asked to stop, or empty."""
-        return "; ".join(self._reasons)
-
-    def requests(self) -> dict[str, Any]:
-        """What was requested and not yet acted upon, and why, for :meth:`load_requests`."""
-        return {"decisions": [each.name for each in Decision if each in self.requested], "reasons": list(self._reasons)}
-
-    def load_requests(self, requests: Mapping[str, Any]) -> None:
-        """Undo :meth:`requests`."""
-        self.requested = Decision.NOTHING
-        for name in requests["decisions"]:
-            self.requested |= Decision[name]
-        self._reasons = list(requests["reasons"])
-
-    def take(self, decision: Decision) -> bool:
-        """For the loop: whether this was requested; forgets the request."""
-        if self.requested is Decision.NOTHING or not self.requested & decision:
-            return False
-        self.requested &= ~decision
-        if decision is Decision.STOP:
-            self._reasons.clear()
-        return True
+        return self.requests.reason
 
     # --- randomness
 
@@ -299,34 +247,7 @@ class State:
         """
         voice = self.voice_of(plugin)
         key = f"{voice.kind}/{voice.name}" + (f"@{self.strategy.data_rank}" if per_rank else "")
-        if key not in self._generators:
-            seed = torch.initial_seed() if self.seed is None else self.seed
-            self._generators[key] = torch.Generator().manual_seed(
-                (seed * 0x9E3779B1 + zlib.crc32(key.encode())) % 2**63
-            )
-        return self._generators[key]
-
-    def generator_states(self) -> dict[str, Tensor]:
-        """Where the random numbers of plug-ins are on this rank."""
-        return {key: generator.get_state() for key, generator in self._generators.items()}
-
-    def load_generator_states(self, states: Mapping[str, Tensor]) -> None:
-        """Undo :meth:`generator_states`; who holds a generator already finds it changed."""
-        for key, state in states.items():
-            self._generators.setdefault(key, torch.Generator()).set_state(state)
-
-    @contextmanager
-    def generators_preserved(self) -> Iterator[None]:
-        """Whatever plug-ins draw inside, their random numbers are afterwards as before."""
-        states = self.generator_states()
-        try:
-            yield
-        finally:
-            for key, generator in self._generators.items():
-                if key in states:
-                    generator.set_state(states[key])
-                else:  # made inside
-                    generator.manual_seed(generator.initial_seed())
+        return self.generators.of(key)
 
     def voice_of(self, plugin: Any) -> Voice:
         """The name, distribution and configuration under which an attached plug-in goes."""
@@ -344,8 +265,7 @@ class State:
             bus: makes the copy's bus from this one's.
         """
         taken = copy.copy(self)
-        taken.timestamp, taken.previous = self.timestamp.copy(), self.previous.copy()
-        taken.progress, taken.metrics = copy.copy(self.progress), dict(self.metrics)
+        taken.progress, taken.metrics = self.progress.copy(), dict(self.metrics)
         taken.step, taken.logged = self.step.without_batch(), {}
         taken.bus = bus(self.bus)
         return taken

@@ -438,7 +438,7 @@ class Trainer:
         limit, overfit, *_ = self._limits
         state.train_data, state.train_loader = data, state.bus.prepare_data(data, True, self._global_batch)
         self._loop.feed = Feed(state.train_loader, limit, overfit, data)
-        state.epoch_length = self._loop.feed.length
+        state.progress.epoch_length = self._loop.feed.length
         if self._position is not None:  # of a checkpoint that was loaded before there was data
             content.load_position(self, self._position)
 
@@ -472,7 +472,7 @@ class Trainer:
             return False
         planned = self._duration
         longer = planned is None or (planned.unit is end.unit and end > planned)
-        state.fit_until, state.max_duration = end, end if longer else planned
+        state.progress.fit_until, state.progress.max_duration = end, end if longer else planned
         return True
 
     @contextmanager

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from hocket.callback import Callback
 from hocket.data.batches import map_tensors
-from hocket.state import Decision, State
+from hocket.state import State
 from hocket.time import Time, Unit
+from hocket.training.requests import Decision
 
 
 class EarlyStopping(Callback):

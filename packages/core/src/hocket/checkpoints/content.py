@@ -64,7 +64,7 @@ def state_dict(trainer: Trainer, gather: bool = True) -> dict[str, Any]:
     ]
     own = {
         "random": trainer._randomness.state_dict(),
-        "generators": state.generator_states(),
+        "generators": state.generators.state_dict(),
         "train_metrics": loop.metrics.state_dict(),
         "data": loop.feed.state_dict() if loop.has_data else None,
         "eval_data": {label: each.passes.state_dict(0, False) for label, each in state.eval_sets.items()},
@@ -91,14 +91,14 @@ def state_dict(trainer: Trainer, gather: bool = True) -> dict[str, Any]:
         "timestamp": state.timestamp.state_dict(),
         "previous": state.previous.state_dict(),
         "progress": {name: getattr(state.progress, name) for name in _PROGRESS},
-        "requested": state.requests(),
+        "requested": state.requests.state_dict(),
         "metrics": dict(state.metrics),
         "logged": encode(state.logged, "what was logged"),
         "microbatch": state.microbatch,
         "batch": {"samples": state.batch_samples, "tokens": state.batch_tokens, "norm": encode(state.gradient_norm)},
         "epoch_length": state.epoch_length,
         "max_duration": _time(state.max_duration),
-        "fit": {**where, "until": _time(state.fit_until), "asked": trainer._asked},
+        "fit": {**where, "until": _time(state.progress.fit_until), "asked": trainer._asked},
         "guard": encode(loop._guard.state_dict(), "the guard"),
         "ranks": bus.all_gather_object(map_tensors(_copy, own)),
     }
@@ -273,18 +273,22 @@ def load_state_dict(
     state.previous.load_state_dict(tree["previous"])
     for name in _PROGRESS:
         setattr(state.progress, name, tree["progress"][name])
-    state.load_requests(tree["requested"])
+    state.requests.load_state_dict(tree["requested"])
     state.metrics = dict(tree["metrics"])
     state.logged = own(tree["logged"])
     state.microbatch = tree["microbatch"]
     state.step.counts = Counts(tree["batch"]["samples"], tree["batch"]["tokens"])
     state.step.gradient_norm = own(tree["batch"]["norm"])
-    state.max_duration, state.fit_until = _from_time(tree["max_duration"]), _from_time(tree["fit"]["until"])
+    state.progress.max_duration, state.progress.fit_until = (
+        _from_time(tree["max_duration"]),
+        _from_time(tree["fit"]["until"]),
+    )
     trainer._asked = tree["fit"]["asked"]
     loop._guard.load_state_dict(own(tree["guard"]))
     loop.load_state_dict({name: value for name, value in tree["fit"].items() if name not in ("until", "asked")})
     _load_ranks(trainer, tree["ranks"], own, strict)
-    state.epoch_length = tree["epoch_length"] if state.epoch_length is None else state.epoch_length
+    if state.epoch_length is None:
+        state.progress.epoch_length = tree["epoch_length"]
 
 
 def _forgets_extra_state(state: State, tree: Mapping[str, Any]) -> bool:
@@ -299,7 +303,7 @@ def _load_ranks(trainer: Trainer, ranks: list[Mapping[str, Any]], copied: Callab
     own = ranks[0] if mine is None else mine
     if mine is not None:
         trainer._randomness.load_state_dict(mine["random"])
-    state.load_generator_states(own["generators"])
+    state.generators.load_state_dict(own["generators"])
     if ranks[0]["train_metrics"]["metrics"].keys() == loop.metrics.names or strict:
         loop.metrics.load_state_dicts([each["train_metrics"] for each in ranks[rank::world]])
     loss, parts = copied(own["loss"])
@@ -331,7 +335,7 @@ def load_position(trainer: Trainer, ranks: list[Any]) -> None:
             "continue. Start as many ranks, or let the strategy divide the data: leave out DistributedSampler and split_data."
         )
     trainer._loop.feed.load_state_dict(mine)
-    trainer.state.epoch_length = trainer._loop.feed.length
+    trainer.state.progress.epoch_length = trainer._loop.feed.length
 
 
 def _from_time(saved: list[Any] | None) -> Time | None:

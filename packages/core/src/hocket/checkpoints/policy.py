@@ -23,9 +23,10 @@ from hocket.checkpoints.ownership import Ownership
 from hocket.checkpoints.ranks import Ranks, of_a_thread, ranks_of
 from hocket.checkpoints.snapshot import Snapshot
 from hocket.checkpoints.store import Store
-from hocket.state import Decision, State
+from hocket.state import State
 from hocket.time import Interval, Unit
 from hocket.training import seeding
+from hocket.training.requests import Decision
 
 if TYPE_CHECKING:
     from hocket.trainer import Trainer
@@ -187,7 +188,7 @@ class Checkpoints(Callback):
     def batch_checkpoint(self, state: State) -> None:
         """Writes if it is due, asked for, or the best so far."""
         self._hidden.observe(state)
-        asked, due, best = state.take(Decision.CHECKPOINT), self._due(state), self._is_among_the_best(state)
+        asked, due, best = state.requests.take(Decision.CHECKPOINT), self._due(state), self._is_among_the_best(state)
         if asked or due or best:
             self._save(state)
         if asked and self._told_to_end(state):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 from hocket.data.batches import Counts
-from hocket.state import Decision, State
+from hocket.state import State
+from hocket.training.requests import Decision
 
 _DECISIONS = (Decision.STOP, Decision.SKIP_BATCH, Decision.EVALUATE, Decision.CHECKPOINT)
 
@@ -29,7 +30,8 @@ def decide(state: State) -> None:
     now = state.timestamp
     fingerprint = state.strategy.fingerprint()
     mine = torch.tensor(
-        [*(float(bool(state.requested & d)) for d in _DECISIONS), now.batch_seconds, fingerprint], dtype=torch.float64
+        [*(float(bool(state.requests.pending & d)) for d in _DECISIONS), now.batch_seconds, fingerprint],
+        dtype=torch.float64,
     )
     *requested, seconds, fingerprints = state.bus.all_reduce(mine, "sum").tolist()
     if fingerprints != fingerprint * world:

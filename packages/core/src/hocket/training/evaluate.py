@@ -180,12 +180,12 @@ def sanity_check(
                 f"({type(data).__name__}) that can be iterated once. Pass what it iterates over, such as the list or the "
                 "DataLoader itself, or leave out sanity_eval."
             )
-    requests, logged, positions = state.requests(), dict(state.logged), {}
+    requests, logged, positions = state.requests.state_dict(), dict(state.logged), {}
     for label, each in sets.items():
         positions[label] = each.passes.state_dict(0, False)
     bus = state.bus
     try:
-        with bus.without("callbacks", "loggers"), state.generators_preserved(), _undisturbed(state):
+        with bus.without("callbacks", "loggers"), state.generators.preserved(), _undisturbed(state):
             bus.eval_before_all(state)
             for label, each in sets.items():
                 state.eval_label = label
@@ -199,7 +199,7 @@ def sanity_check(
             each.passes.workers_ended()
             each.passes.restore(positions[label])
             each.metrics.reset()
-        state.load_requests(requests)
+        state.requests.load_state_dict(requests)
         state.logged = logged
 
 

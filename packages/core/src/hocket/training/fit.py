@@ -17,7 +17,7 @@ from hocket.data.batches import Counts
 from hocket.data.errors import DataError
 from hocket.data.feed import Feed
 from hocket.distributed import agreement
-from hocket.state import Decision, State
+from hocket.state import State
 from hocket.time import Interval, Unit
 from hocket.training import scalars
 from hocket.training.evaluate import PreparedSet, evaluate
@@ -25,6 +25,7 @@ from hocket.training.guard import NonFiniteGuard
 from hocket.training.interruption import Interruption
 from hocket.training.metrics import MetricSet
 from hocket.training.modes import train_mode
+from hocket.training.requests import Decision
 from hocket.training.step import count
 
 #: Where in a fit an exception can be raised, in order; a fit continues in each but ``"step"``. ``"batch"``, ``"epoch"`` and
@@ -43,7 +44,7 @@ _SAID = {
 
 
 class FitLoop:
-    """Trains until ``state.fit_until``. One per Trainer: a pass over the data that one fit cuts off is continued by the next.
+    """Trains until ``progress.fit_until``. One per Trainer: a pass over the data that one fit cuts off, the next continues.
 
     Args:
         guard: what to do about losses and gradients that are not finite.
@@ -136,7 +137,7 @@ class FitLoop:
         state, bus = self.state, self.state.bus
         left = self.left
         if left is None:
-            state.take(Decision.STOP)
+            state.requests.take(Decision.STOP)
         train_mode(state.task)
         state.parameters = list(state.task.parameters())
         intervals = [self._log_every, *(each.every for each in state.eval_sets.values())]
@@ -179,9 +180,10 @@ class FitLoop:
 
     def _over(self) -> bool:
         state = self.state
-        if state.requested is not Decision.NOTHING and Decision.STOP in state.requested:
+        pending = state.requests.pending
+        if pending is not Decision.NOTHING and Decision.STOP in pending:
             return True
-        until, timestamp = state.fit_until, state.timestamp
+        until, timestamp = state.progress.fit_until, state.timestamp
         assert until is not None
         if until.unit is Unit.TOKEN and timestamp.batch and not timestamp.token:
             raise DataError(
@@ -232,7 +234,7 @@ class FitLoop:
                 f"was trained. Check the data, and count(batch) of {type(state.task).__name__} if it defines it."
             )
         self.stage = "step"
-        state.epoch_length = self.feed.length
+        state.progress.epoch_length = self.feed.length
         state.previous.become(state.timestamp)
         state.timestamp.next_epoch()
         for schedule in state.schedules:
@@ -259,7 +261,7 @@ class FitLoop:
         bus.after_dataloader(state)
         bus.batch_start(state)
         mine = handed_out.samples if step.batch is batch or not counts else count(state, step.batch).samples
-        skip = state.requested is not Decision.NOTHING and state.take(Decision.SKIP_BATCH)
+        skip = state.requests.take(Decision.SKIP_BATCH)
         total, trained_on, several = handed_out, mine, state.strategy.world_size > 1
         if several:
             total, trained_on, skip = agreement.total(state, handed_out, mine, skip)
@@ -361,7 +363,7 @@ class FitLoop:
                 self._shares = (self._shares[1], state.elapsed())
             if not state.eval_sets:
                 return
-            wanted = state.take(Decision.EVALUATE)
+            wanted = state.requests.take(Decision.EVALUATE)
             self._due = [
                 label
                 for label, each in state.eval_sets.items()

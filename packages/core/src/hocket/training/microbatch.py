@@ -218,18 +218,18 @@ def _unnoticed(state: State) -> Iterator[None]:
         and _OF_MICROBATCHES & {*dir(type(voice.obj)), *(event.value for event in getattr(voice.obj, "events", ()))}
     ]  # fmt: skip
     kept = [(plugin, map_tensors(lambda tensor: tensor.to("cpu", copy=True), plugin.state_dict())) for plugin in acting]
-    generators, logged = state.generator_states(), dict(state.logged)
+    generators, logged = state.generators.state_dict(), dict(state.logged)
     try:
         with seeding.preserved():
             yield
     finally:
         for plugin, own in kept:
             plugin.load_state_dict(own)
-        for key, now in state.generator_states().items():
+        for key, now in state.generators.state_dict().items():
             if key not in generators:  # first drawn from inside
                 generator = torch.Generator().set_state(now)
                 generators[key] = generator.manual_seed(generator.initial_seed()).get_state()
-        state.load_generator_states(generators)
+        state.generators.load_state_dict(generators)
         state.logged = logged
 
 

@@ -24,8 +24,8 @@ def fit_until(
         ValueError: there is no duration, or one that cannot be had. DataError: the data never ends, and epochs are counted.
     """
     goes_on = loop.left is not None and (None if asked is None else str(asked)) == asked_before
-    if goes_on and state.fit_until is not None and (asked is not None or planned is None):
-        until = state.fit_until
+    if goes_on and state.progress.fit_until is not None and (asked is not None or planned is None):
+        until = state.progress.fit_until
     elif asked is not None:
         more = duration(asked)
         until = Time(state.timestamp.count(more.unit) + more.value, more.unit)

@@ -1,0 +1,54 @@
+"""How far a run is, and how long it is to be."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, field
+
+from hocket.time import Time, Timestamp, Unit
+
+
+@dataclass(slots=True)
+class Progress:
+    """Counters of a whole run. The fit loop moves them; an exception leaves them where they were."""
+
+    #: Batches handed out by the loader; those of which batch_start is over; those with which the optimizer has stepped, or
+    #: which were skipped; those of which batch_checkpoint is over.
+    ready: int = 0
+    started: int = 0
+    processed: int = 0
+    completed: int = 0
+    #: Completed epochs, batches, samples, tokens and seconds; ``previous`` is one batch (or epoch) earlier.
+    timestamp: Timestamp = field(default_factory=Timestamp)
+    previous: Timestamp = field(default_factory=Timestamp)
+    #: The planned length of training, counted from its beginning: what schedules and :meth:`elapsed` refer to.
+    max_duration: Time | None = None
+    #: When the fit under way ends, counted from the beginning of training.
+    fit_until: Time | None = None
+    #: Batches per epoch, once that is known.
+    epoch_length: int | None = None
+
+    def elapsed(self) -> float:
+        """The share of ``max_duration`` that is done, 0.0 to 1.0; advances every batch, whatever the unit.
+
+        Epochs advance by batch once the length of an epoch is known: from the loader, or after the first epoch.
+        """
+        end = self.max_duration
+        if end is None:
+            raise ValueError("There is no duration outside a fit. Pass duration= to the Trainer or to fit.")
+        if not end.value:
+            return 1.0
+        now = self.timestamp
+        if end.unit is Unit.EPOCH:
+            done = float(now.epoch)
+            if self.epoch_length:
+                done += min(now.batch_in_epoch / self.epoch_length, 1.0)
+        else:
+            done = float(now.get(end.unit).value)
+        return min(done / end.value, 1.0)
+
+    def copy(self) -> Progress:
+        """One that stays as it is now."""
+        taken = copy.copy(self)
+        taken.timestamp, taken.previous = self.timestamp.copy(), self.previous.copy()
+        return taken

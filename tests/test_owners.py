@@ -1,0 +1,69 @@
+"""Parts of the state are written by their owners alone: by reading the sources, and by trying as a plug-in would."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import hocket
+
+SOURCES = Path(__file__).parent.parent / "packages"
+CORE = SOURCES / "core/src/hocket"
+#: The part, and the modules that write its attributes.
+OWNERS = {
+    "step": {
+        "state.py", "training/step.py", "training/fit.py", "training/evaluate.py", "training/predict.py",
+        "training/microbatch.py", "checkpoints/content.py",
+    },
+    "progress": {"training/fit.py", "trainer.py", "checkpoints/content.py"},
+    "timestamp": {"training/progress.py"},
+    "previous": {"training/progress.py"},
+    "requests": set(),
+    "generators": set(),
+}  # fmt: skip
+
+
+def written(tree: ast.AST) -> Iterator[str]:
+    """The part of each assignment like ``….step.loss = …`` or ``step.loss = …``."""
+    for node in ast.walk(tree):
+        targets: list[ast.expr] = []
+        if isinstance(node, ast.Assign):
+            targets = node.targets
+        elif isinstance(node, ast.AugAssign | ast.AnnAssign):
+            targets = [node.target]
+        for target in (each for one in targets for each in ast.walk(one)):
+            if isinstance(target, ast.Attribute) and isinstance(target.ctx, ast.Store):
+                owner = target.value
+                yield owner.attr if isinstance(owner, ast.Attribute) else getattr(owner, "id", "")
+
+
+def test_only_owners_write() -> None:
+    found: dict[str, set[str]] = {part: set() for part in OWNERS}
+    for path in SOURCES.glob("*/src/**/*.py"):
+        where = str(path.relative_to(CORE if path.is_relative_to(CORE) else SOURCES))
+        for part in written(ast.parse(path.read_text())):
+            if part in found:
+                found[part].add(where)
+    assert {part: modules - OWNERS[part] for part, modules in found.items()} == {part: set() for part in OWNERS}
+    assert found["step"] >= {"training/fit.py", "training/step.py"}  # it sees what there is
+
+
+@pytest.mark.parametrize(
+    "name", ["timestamp", "previous", "max_duration", "epoch_length", "batch_samples", "batch_tokens", "rank_samples"]
+)
+def test_plug_ins_can_read_but_not_write(name: str) -> None:
+    class Writes(hocket.Callback):
+        def batch_end(self, state: hocket.State) -> None:
+            setattr(state, name, getattr(state, name))
+
+    trainer = hocket.Trainer(
+        model=nn.Linear(2, 1), loss=nn.functional.mse_loss, train_data=[(torch.ones(3, 2), torch.zeros(3, 1))], device="cpu",
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1), duration="1ep", callbacks=[Writes()],
+    )  # fmt: skip
+    with pytest.raises(AttributeError, match=f"'{name}' of 'State' object has no setter"):
+        trainer.fit()
