@@ -9,7 +9,8 @@ from typing import assert_type
 
 import torch
 
-from hocket import State
+from hocket import Precision, State, Strategy
+from hocket.hookspecs import PrecisionLike, StrategyLike
 from hocket.task import Loss
 
 
@@ -22,3 +23,12 @@ def calls(state: State, outputs: torch.Tensor) -> None:
     bus.batch_end(state=state)  # type: ignore[call-arg]
     bus.backward(outputs, state)  # type: ignore[arg-type]
     bus.split_batch(state, None, "8")  # type: ignore[arg-type]
+
+
+def contracts(strategy: Strategy, precision: Precision, state: State) -> None:
+    """The base classes are what the contract asks for."""
+    like: StrategyLike = strategy
+    numbers: PrecisionLike = precision
+    assert_type(state.strategy.data_rank, int)
+    state.strategy.data_rnak  # type: ignore[attr-defined]  # noqa: B018
+    like, numbers = numbers, like  # type: ignore[assignment]

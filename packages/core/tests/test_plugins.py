@@ -13,8 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hocket import Callback, plugins
-from hocket.plugins import switches
+from hocket import Callback, Precision, Strategy, plugins
+from hocket.hookspecs import PrecisionHooks, PrecisionLike, StrategyHooks, StrategyLike
+from hocket.plugins import PluginConfigError, switches
 from hocket.plugins.spec import build, parse_spec
 
 
@@ -309,3 +310,24 @@ def test_hooks_are_printed_in_call_order() -> None:
     ]
     assert places == sorted(places)
     assert "optimizer_step(state, closure)  [first answer counts -> bool]" in printed
+
+
+@pytest.mark.parametrize(
+    "kind, base, contracts",
+    [
+        ("strategies", Strategy, (StrategyLike, StrategyHooks)),
+        ("precisions", Precision, (PrecisionLike, PrecisionHooks)),
+    ],
+)
+def test_an_instance_has_everything_that_its_contract_names(kind: str, base: type, contracts: tuple[type, ...]) -> None:
+    """Inherited or not; what is missing is named before anything else happens."""
+    names = {name for each in contracts for name in (*vars(each), *each.__annotations__) if not name.startswith("_")}
+    assert len(names) > 12
+    borrowed = {name: getattr(base, name) for name in names}
+    assert build(kind, type("Mine", (), borrowed)()).name
+    for name in names:
+        lacking = {other: value for other, value in borrowed.items() if other != name}
+        with pytest.raises(
+            PluginConfigError, match=rf"Mine is not a .*: it has no (\w+, )*{name}\. Subclass hocket\.\w+,"
+        ):
+            build(kind, type("Mine", (), lacking)())

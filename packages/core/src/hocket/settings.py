@@ -17,11 +17,10 @@ from hocket import launching
 from hocket.algorithm import Need
 from hocket.devices import Device
 from hocket.devices.cuda import CUDA
+from hocket.hookspecs import PrecisionLike, StrategyLike
 from hocket.plugins import catalog
 from hocket.plugins.errors import PluginError, said
 from hocket.plugins.spec import Voice, build
-from hocket.precision import Precision
-from hocket.strategies import Strategy
 
 #: Where the strategy is from that "auto" chooses for several processes.
 _STRATEGIES = "hocket-strategies"
@@ -33,8 +32,8 @@ class Parts:
 
     #: Everything that is attached to the bus.
     voices: list[Voice]
-    strategy: Strategy
-    precision: Precision
+    strategy: StrategyLike
+    precision: PrecisionLike
     device: Device
     #: What was chosen for ``"auto"``, and why.
     reasons: Mapping[str, str]
@@ -188,7 +187,7 @@ def describe(model: nn.Module) -> str:
     return f"{type(model).__name__}, {parameters:,} parameters"
 
 
-def check_microbatch(given: Any, strategy: Strategy) -> int | None:
+def check_microbatch(given: Any, strategy: StrategyLike) -> int | None:
     """Samples per microbatch to begin with."""
     if given == "auto" and Need.FULL_PARAMETERS not in strategy.offers:
         raise ValueError(

@@ -19,12 +19,11 @@ from hocket.training.step import Step
 
 if TYPE_CHECKING:
     from hocket.devices import Device
+    from hocket.hookspecs import PrecisionLike, StrategyLike
     from hocket.optim.learning_rate import LearningRate
     from hocket.plugins.bus import Bus
     from hocket.plugins.spec import Voice
-    from hocket.precision import Precision
     from hocket.run_folder import Run, RunFolder
-    from hocket.strategies import Strategy
     from hocket.surgery import Replacement
     from hocket.task import Task
     from hocket.training.evaluate import PreparedSet
@@ -42,8 +41,8 @@ class State:
         *,
         task: Task,
         bus: Bus,
-        strategy: Strategy,
-        precision: Precision,
+        strategy: StrategyLike,
+        precision: PrecisionLike,
         device: torch.device,
         device_kind: Device,
         run: Run,

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from hocket import Device, Need, Phase, Precision, State, hookimpl
+from hocket.hookspecs import PrecisionLike
 from hocket.plugins import PluginError
 from hocket.training.contexts import NOTHING
 from hocket.training.step import count
@@ -141,9 +142,9 @@ class DeepSpeed(RankStrategy):
             )
         self._config["gradient_clipping"] = threshold
 
-    def _take_precision(self, precision: Precision) -> None:
+    def _take_precision(self, precision: PrecisionLike) -> None:
         low = [name for name in ("bf16", "fp16") if self._config.get(name, {}).get("enabled")]
-        if type(precision).step_optimizer is not Precision.step_optimizer or (
+        if getattr(type(precision), "step_optimizer", None) is not Precision.step_optimizer or (
             low and precision.compute_dtype is not torch.float32
         ):
             raise PluginError(

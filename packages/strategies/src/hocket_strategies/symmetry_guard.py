@@ -76,7 +76,8 @@ class SymmetryGuard(Callback):
         if state is None or state.strategy.world_size == 1:
             return
         mine = f"{what}, called by {_caller(state)}" if asked else what
-        everyone = state.strategy.all_gather_object(mine)
+        past_the_bus: Any = state.strategy  # on which this listens
+        everyone = past_the_bus.all_gather_object(mine)
         if len(set(everyone)) > 1:
             self._speak(everyone)
         self._alike += 1

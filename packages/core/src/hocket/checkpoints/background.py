@@ -78,9 +78,9 @@ class Background:
                 copying.settled.wait()
             write(copying.problem)
 
-        self._copying = copying if watched else None
-        self._thread = threading.Thread(target=run, name="hocket-checkpoint")
-        self._thread.start()
+        thread = threading.Thread(target=run, name="hocket-checkpoint")
+        thread.start()
+        self._thread, self._copying = thread, copying if watched else None
 
     def _plugins_write(self, state: State) -> bool:
         """Whether plug-ins act in between that are not known to leave weights alone."""

@@ -1,15 +1,51 @@
-"""In which numbers. Exactly one precision is attached; others may wrap its hooks. Subclass :class:`hocket.Precision`."""
+"""In which numbers. Exactly one precision is attached; others may wrap its hooks. Subclass :class:`hocket.Precision`.
+
+`PrecisionLike` is what precisions have to be, `PrecisionHooks` what they do.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from hocket.hookspecs.markers import hookspec
 
 if TYPE_CHECKING:
     import torch
+
+
+class PrecisionLike(Protocol):
+    """What the loop and plug-ins ask of a precision besides its hooks. :class:`hocket.Precision` has it all, for float32."""
+
+    #: Where this rank computes, whatever device the model comes on; the Trainer and Runtime set it before anything else.
+    device: torch.device
+
+    @property
+    def input_dtype(self) -> torch.dtype | None:
+        """The dtype that floating-point inputs are converted to; None leaves them as the loader made them."""
+        raise NotImplementedError
+
+    @property
+    def compute_dtype(self) -> torch.dtype:
+        """The dtype that matrix products are computed in, for figures such as MFU."""
+        raise NotImplementedError
+
+    @property
+    def own_loop(self) -> bool:
+        """Whether it does its work in loops of one's own (`hocket.Runtime`), which have no events, although it hears some."""
+        raise NotImplementedError
+
+    def backward_context(self) -> AbstractContextManager[Any]:
+        """Around ``backward`` in loops of one's own; in the Trainer's wrap its action `backward`."""
+        raise NotImplementedError
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed run needs, such as the loss scale."""
+        raise NotImplementedError
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
+        """Undo :meth:`state_dict`."""
 
 
 class PrecisionHooks:

@@ -1,21 +1,99 @@
 """Where it runs. Exactly one strategy is attached; others may wrap its hooks. Subclass :class:`hocket.Strategy`.
 
-Collectives are called by every rank in the same order. With one process they return their input.
+`StrategyLike` is what strategies have to be, `StrategyHooks` what they do. Devices have no hooks: their contract is the
+abstract class :class:`hocket.Device`. Collectives are called by every rank in the same order; with one process they return
+their input.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from hocket.hookspecs.markers import hookspec
 
 if TYPE_CHECKING:
     import torch
 
+    from hocket.algorithm import Need
     from hocket.devices import Device
-    from hocket.precision import Precision
+    from hocket.hookspecs.precision import PrecisionLike
+
+
+class StrategyLike(Protocol):
+    """What the loop and plug-ins ask of a strategy besides its hooks. :class:`hocket.Strategy` has it all, for one process."""
+
+    @property
+    def offers(self) -> Need:
+        """What algorithms may need of it; the plan refuses others."""
+        raise NotImplementedError
+
+    @property
+    def distributed(self) -> bool:
+        """Whether it trains on several processes, which ``Trainer(devices=…)`` may start for it."""
+        raise NotImplementedError
+
+    @property
+    def rank(self) -> int:
+        """Of this process, from 0; like all numbers of ranks right from ``setup_environment`` on."""
+        raise NotImplementedError
+
+    @property
+    def local_rank(self) -> int:
+        """Of this process among those of its machine."""
+        raise NotImplementedError
+
+    @property
+    def world_size(self) -> int:
+        """How many processes there are."""
+        raise NotImplementedError
+
+    @property
+    def data_rank(self) -> int:
+        """Which share of a global batch this rank computes on. Ranks that compute one forward pass together have one share."""
+        raise NotImplementedError
+
+    @property
+    def data_ranks(self) -> int:
+        """How many shares a global batch has; a divisor of ``world_size``."""
+        raise NotImplementedError
+
+    @property
+    def data_group(self) -> Any:
+        """The process group of this rank and those that hold the same part of the model for other data; None for all ranks."""
+        raise NotImplementedError
+
+    @property
+    def averages_gradients(self) -> bool:
+        """Whether the gradients of a step are the mean over ranks. False while each rank steps alone: then losses are weighted
+        so that its gradients are the mean over its own samples. Asked for every batch; alike on all ranks."""
+        raise NotImplementedError
+
+    @property
+    def materializes(self) -> bool:
+        """Whether ``prepare_model`` gives values to parameters and buffers that are on the meta device."""
+        raise NotImplementedError
+
+    @property
+    def places(self) -> bool:
+        """Whether ``prepare_model`` moves the model to the device, part by part, so that it need not fit there as a whole."""
+        raise NotImplementedError
+
+    @property
+    def own_loop(self) -> bool:
+        """Whether it does its work in loops of one's own (`hocket.Runtime`), which have no events, although it hears some."""
+        raise NotImplementedError
+
+    def fingerprint(self) -> int:
+        """What this rank has done since the last call, below 2**32; after each batch it has to be the same on all ranks."""
+        raise NotImplementedError
+
+    def diverged(self) -> None:
+        """Raise an error that says how ranks differ. Called on every rank after their fingerprints did."""
+
+    def shutdown(self) -> None:
+        """Leave the other processes, if this strategy joined them itself."""
 
 
 class StrategyHooks:
@@ -27,7 +105,7 @@ class StrategyHooks:
         raise NotImplementedError
 
     @hookspec(firstresult=True)
-    def prepare_model(self, module: torch.nn.Module, precision: Precision, /) -> torch.nn.Module:
+    def prepare_model(self, module: torch.nn.Module, precision: PrecisionLike, /) -> torch.nn.Module:
         """The module to call in training; parameters must stay reachable under plain names by ``model_state``.
 
         ``precision`` is what the run computes in, for strategies that send weights and gradients in another dtype.

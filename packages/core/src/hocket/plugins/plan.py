@@ -12,7 +12,7 @@ from hocket.plugins.errors import PlanError
 from hocket.plugins.spec import Voice
 
 if TYPE_CHECKING:
-    from hocket.strategies import Strategy
+    from hocket.hookspecs import StrategyLike
 
 _ACTIONS = [name for name in vars(Actions) if not name.startswith("_")]
 
@@ -54,7 +54,7 @@ def _table(title: str, hooks: Mapping[str, tuple[str, ...]]) -> list[str]:
     ]
 
 
-def make_plan(bus: Bus, model: Any, strategy: Strategy, run: Mapping[str, str]) -> Plan:
+def make_plan(bus: Bus, model: Any, strategy: StrategyLike, run: Mapping[str, str]) -> Plan:
     """Work out the plan. Nothing is changed.
 
     Raises:

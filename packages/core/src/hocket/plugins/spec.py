@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from hocket.hookspecs import PrecisionHooks, PrecisionLike, StrategyHooks, StrategyLike
 from hocket.plugins import catalog
 from hocket.plugins.errors import BrokenPluginError, PluginConfigError
 
@@ -132,6 +133,18 @@ def _from_mapping(kind: str, spec: Mapping[Any, Any]) -> tuple[str, dict[str, An
     )
 
 
+#: What an instance of a kind has to have besides hooks.
+_CONTRACTS: dict[str, tuple[type, ...]] = {
+    "strategies": (StrategyLike, StrategyHooks),
+    "precisions": (PrecisionLike, PrecisionHooks),
+}
+
+
+def _members(contracts: tuple[type, ...]) -> list[str]:
+    found = {name for each in contracts for name in [*vars(each), *each.__annotations__] if not name.startswith("_")}
+    return sorted(found)
+
+
 def _check_instance(kind: str, obj: Any) -> None:
     if obj is None or isinstance(obj, bool | int | float | bytes | list | tuple | set):
         raise PluginConfigError(
@@ -142,6 +155,12 @@ def _check_instance(kind: str, obj: Any) -> None:
         raise PluginConfigError(
             f"{type(obj).__name__} is not an algorithm: it has no `events` and apply(event, state). Subclass hocket.Algorithm, "
             "or pass it in callbacks=[…]."
+        )
+    if kind in _CONTRACTS and (missing := [name for name in _members(_CONTRACTS[kind]) if not hasattr(obj, name)]):
+        raise PluginConfigError(
+            f"{type(obj).__name__} is not a {catalog.singular(kind)}: it has no {', '.join(missing[:4])}"
+            f"{f' and {len(missing) - 4} more' if len(missing) > 4 else ''}. Subclass "
+            f"hocket.{catalog.singular(kind).capitalize()}, which has a default for everything."
         )
     if kind == "callbacks" and hasattr(obj, "all_ranks"):
         raise PluginConfigError(f"{type(obj).__name__} is a logger; pass it in loggers=[…], where one rank writes.")

@@ -15,15 +15,12 @@ from hocket.training.contexts import NOTHING
 
 
 class Precision:
-    """Full precision as the model came; subclasses override what differs. The hooks: :mod:`hocket.hookspecs.precision`."""
+    """Full precision as the model came; subclasses override what differs. The contract: :mod:`hocket.hookspecs.precision`."""
 
-    #: Where this rank computes, whatever device the model comes on; the Trainer and Runtime set it before anything else.
+    # What each is stands in `hocket.hookspecs.PrecisionLike`.
     device: torch.device = torch.device("cpu")
-    #: The dtype that floating-point inputs are converted to; None leaves them as the loader made them.
     input_dtype: torch.dtype | None = None
-    #: The dtype that matrix products are computed in, for figures such as MFU.
     compute_dtype: torch.dtype = torch.float32
-    #: Whether it does its work in loops of one's own, which have no events, although it hears some.
     own_loop = False
 
     def convert_module(self, module: nn.Module) -> nn.Module:

@@ -16,37 +16,29 @@ from hocket.training.contexts import NOTHING
 
 
 class Strategy:
-    """What one process on one device does; subclasses override what differs. The hooks: :mod:`hocket.hookspecs.strategies`."""
+    """What one process on one device does; subclasses override what differs. Contract: :mod:`hocket.hookspecs.strategies`."""
 
-    #: What algorithms may need of it.
+    # What each is stands in `hocket.hookspecs.StrategyLike`.
     offers: ClassVar[Need] = Need.FULL_PARAMETERS | Need.SECOND_GRADIENT
-
-    #: Whether it trains on several processes, which ``Trainer(devices=…)`` may start for it.
     distributed: ClassVar[bool] = False
-
-    #: Whether the gradients of a step are the mean over ranks. False while each rank steps alone: then losses are weighted
-    #: so that its gradients are the mean over its own samples. Asked for every batch; alike on all ranks.
     averages_gradients: bool = True
-
     #: Set by :meth:`setup_environment`.
     rank: int = 0
     local_rank: int = 0
     world_size: int = 1
-    #: Whether :meth:`prepare_model` gives values to parameters and buffers that are on the meta device.
-    materializes: ClassVar[bool] = False
-    #: Whether :meth:`prepare_model` moves the model to the device, one part after the other; it need not fit there as a whole.
-    places: ClassVar[bool] = False
-    #: The process group of this rank and those that hold the same part of the model for other data; None for all ranks.
     data_group: Any = None
+    materializes: ClassVar[bool] = False
+    places: ClassVar[bool] = False
+    own_loop: ClassVar[bool] = False
 
     @property
     def data_rank(self) -> int:
-        """Which share of a global batch this rank computes on. Ranks that compute one forward pass together have one share."""
+        """See :class:`hocket.hookspecs.StrategyLike`: here every rank has a share of its own."""
         return self.rank
 
     @property
     def data_ranks(self) -> int:
-        """How many shares a global batch has; a divisor of ``world_size``."""
+        """See :class:`hocket.hookspecs.StrategyLike`: here every rank has a share of its own."""
         return self.world_size
 
     def setup_environment(self, device: Device) -> torch.device:
@@ -86,11 +78,11 @@ class Strategy:
         return True
 
     def fingerprint(self) -> int:
-        """What this rank has done since the last call, below 2**32; after each batch it has to be the same on all ranks."""
+        """See :meth:`hocket.hookspecs.StrategyLike.fingerprint`."""
         return 0
 
     def diverged(self) -> None:
-        """Raise an error that says how ranks differ. Called on every rank after their fingerprints did."""
+        """See :meth:`hocket.hookspecs.StrategyLike.diverged`."""
 
     def model_state(self, module: nn.Module) -> dict[str, Any]:
         """See :meth:`hocket.hookspecs.StrategyHooks.model_state`."""
