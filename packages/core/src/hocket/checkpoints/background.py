@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from hocket.plugins.spec import Voice
     from hocket.state import State
 
+#: Why a checkpoint is given up; the run goes on.
+WEIGHTS_CHANGED = (
+    "weights were written to before the optimizer's step, while they were copied; the next ones are copied at once."
+)
 _EVENTS = list(Event)
 #: Where plug-ins can act between a batch's checkpoint and the next step of the optimizer; and an epoch's, besides.
 _AFTER_BATCH = {
@@ -56,17 +60,16 @@ class Background:
     def start(self, state: State, snapshot: Snapshot, write: Callable[[Exception | None], None]) -> None:
         """Copy the snapshot, in the thread what may wait, then call ``write`` there, with what went wrong before."""
         sources = [each.tensor for each in snapshot.stored]
-        stepped = set() if self._stay is False or self._plugins_write(state) else _stepped(state)
-        watched = [each for each in sources if _address(each) in stepped and not each.is_inference()]
+        stepped = [] if self._stay is False or self._plugins_write(state) else _stepped(state)
+        places = {_address(local(each.detach())) for each in stepped}
+        watched = [each for each in sources if _address(each) in places and not each.is_inference()]
         waiting = {id(each) for each in watched} if self._stay else set()
-        versions = [each._version for each in watched]
+        # Of sharded tensors the whole one has a version, not what this rank holds of it.
+        versions = [(each, each._version) for each in [*stepped, *watched] if not each.is_inference()]
         copy_rest = self._staging.copy(snapshot, lambda tensor: id(tensor) in waiting)
         copies = {id(source): each.tensor for source, each in zip(sources, snapshot.stored, strict=True)}
         progress, started = state.progress, state.progress.started
-        copying = _Copying(
-            [(each, version, copies[id(each)]) for each, version in zip(watched, versions, strict=True)],
-            lambda: progress.started > started,
-        )
+        copying = _Copying([(each, copies[id(each)]) for each in watched], versions, lambda: progress.started > started)
 
         def run() -> None:
             try:
@@ -94,14 +97,12 @@ class Background:
         if copying is None:
             return
         copying.copied.wait()
-        changed = any(source._version != version for source, version, _ in copying.watched)
+        changed = any(tensor._version != version for tensor, version in copying.versions)
         if self._stay is None and copying.batch_began():
-            self._stay = not changed and all(_same(source, kept) for source, _, kept in copying.watched)
+            self._stay = not changed and all(_same(source, kept) for source, kept in copying.watched)
         elif self._stay and changed:
             self._stay = False
-            copying.problem = CheckpointError(
-                "weights were written to before the optimizer's step, while they were copied. The next ones are copied at once."
-            )
+            copying.problem = CheckpointError(WEIGHTS_CHANGED)
         copying.settled.set()
         self._copying = None
 
@@ -115,8 +116,9 @@ class Background:
 
 @dataclass(slots=True, eq=False)
 class _Copying:
-    #: What only optimizers should change: the tensors, their versions then, their copies.
-    watched: list[tuple[Tensor, int, Tensor]]
+    #: What only optimizers should change, and its copies; versions at the time of the checkpoint.
+    watched: list[tuple[Tensor, Tensor]]
+    versions: list[tuple[Tensor, int]]
     #: Whether the next batch has.
     batch_began: Callable[[], bool]
     copied: threading.Event = field(default_factory=threading.Event)
@@ -130,11 +132,10 @@ def _may_write(voice: Voice) -> bool:
     return voice.kind == "callbacks" and type(voice.obj).__module__.partition(".")[0] != "hocket"
 
 
-def _stepped(state: State) -> set[int]:
-    """Addresses of the memory that optimizers' steps change."""
+def _stepped(state: State) -> list[Tensor]:
+    """What optimizers' steps change."""
     kept = [value for each in state.optimizers for values in each.state.values() for value in values.values()]
-    tensors = [*state.task.parameters(), *(value for value in kept if isinstance(value, Tensor))]
-    return {_address(local(tensor.detach())) for tensor in tensors}
+    return [*state.task.parameters(), *(value for value in kept if isinstance(value, Tensor))]
 
 
 def _address(tensor: Tensor) -> int:

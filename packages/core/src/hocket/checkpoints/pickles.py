@@ -158,5 +158,7 @@ def _measure(content: _Object, most: int) -> None:
             if levels > DEPTH:
                 raise CheckpointError(f"it is nested in more than {DEPTH} levels.")
             if objects > most:
-                raise CheckpointError(f"its objects hold each other so often that they unfold into more than {most:,}.")
+                raise CheckpointError(
+                    f"its objects hold each other so often that they unfold into more than {most:,} objects."
+                )
             found[id(each)] = objects, levels

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from hocket.callback import Callback
 from hocket.checkpoints import content
-from hocket.checkpoints.background import Background
+from hocket.checkpoints.background import WEIGHTS_CHANGED, Background
 from hocket.checkpoints.errors import CheckpointError
 from hocket.checkpoints.hidden import HiddenTensors
 from hocket.checkpoints.ownership import Ownership
@@ -398,7 +398,7 @@ class Checkpoints(Callback):
             return
         self._saved = None
         message = f"A checkpoint could not be written to {self.store}: {told}"
-        if self._on_error == "stop":
+        if self._on_error == "stop" and WEIGHTS_CHANGED not in told:
             raise CheckpointError(message) from failure
         warnings.warn(f"{message} Training goes on without it.", RuntimeWarning, stacklevel=2)
 

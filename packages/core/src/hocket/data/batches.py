@@ -85,7 +85,7 @@ def count(batch: Any) -> Counts:
         found = "none" if not sizes else f"sizes {sorted(sizes)}"
         raise ValueError(
             f"Cannot tell how many samples a batch of {type(batch).__name__} holds: its tensors and lists should agree on "
-            f"the size of dimension 0, found {found}. Use a hocket.Task and define count(batch)."
+            f"the size of dimension 0, found {found}. Define count(batch) in a hocket.Task."
         )
     tokens = batch.get("input_ids") if isinstance(batch, Mapping) else None
     return Counts(sizes.pop(), tokens.numel() if isinstance(tokens, torch.Tensor) else 0)
@@ -248,7 +248,7 @@ def _is_numbers(item: Sequence[Any]) -> bool:
 _REPEATED = (str, bytes, int, float, complex, Enum, torch.dtype, torch.device, torch.Tensor)
 
 _UNSPLITTABLE = (
-    "Cannot split {} into smaller ones: which of it belongs to which sample is not certain. Use a hocket.Task and define "
+    "Cannot split {} into smaller ones: which of it belongs to which sample is not certain. In a hocket.Task define "
     "split(batch, size), which returns a list of batches of at most size samples each."
 )
 

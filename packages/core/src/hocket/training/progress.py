@@ -19,8 +19,8 @@ class Progress:
     processed: int = 0
     completed: int = 0
     #: Completed epochs, batches, samples, tokens and seconds; ``previous`` is one batch (or epoch) earlier.
-    timestamp: Timestamp = field(default_factory=Timestamp)
-    previous: Timestamp = field(default_factory=Timestamp)
+    timestamp: Timestamp = field(default_factory=Timestamp, compare=False)  # has wall-clock seconds
+    previous: Timestamp = field(default_factory=Timestamp, compare=False)
     #: The planned length of training, counted from its beginning: what schedules and :meth:`elapsed` refer to.
     max_duration: Time | None = None
     #: When the fit under way ends, counted from the beginning of training.
