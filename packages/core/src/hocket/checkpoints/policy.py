@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from hocket.callback import Callback
 from hocket.checkpoints import content
-from hocket.checkpoints.background import WEIGHTS_CHANGED, Background
+from hocket.checkpoints.background import Background
 from hocket.checkpoints.errors import CheckpointError
 from hocket.checkpoints.hidden import HiddenTensors
 from hocket.checkpoints.ownership import Ownership
@@ -103,7 +103,7 @@ class Checkpoints(Callback):
         self._evaluated: dict[str, tuple[int, int]] = {}
         #: The batch of what was saved last, and the evaluations before it.
         self._saved: tuple[int, dict[str, tuple[int, int]]] | None = None
-        self._background, self._hidden = Background(self), HiddenTensors()
+        self._background, self._hidden = Background(), HiddenTensors()
         self._threads: Ranks | None = None
         self._failure: BaseException | None = None
         self._signalled: float | None = None
@@ -123,7 +123,7 @@ class Checkpoints(Callback):
         self._saved, self._evaluated, self._share = None, {}, 0.0
         self._failure = self._threads = None
         self._background.join()
-        self._background, self._hidden = Background(self), HiddenTensors()
+        self._background, self._hidden = Background(), HiddenTensors()
 
     def resumed(self, state: State, name: str, newest: bool) -> None:
         """For `resume`: the run goes on from this checkpoint of the store; see `Ownership.resume`.
@@ -221,6 +221,9 @@ class Checkpoints(Callback):
         """Waits for what is being written."""
         self._stop_listening()
         self._background.join()
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            warnings.warn(f"{_NOT_WRITTEN.format(self.store)} {failure}", RuntimeWarning, stacklevel=2)
         self._release()
 
     def _release(self) -> None:
@@ -397,10 +400,13 @@ class Checkpoints(Callback):
         if told is None:
             return
         self._saved = None
-        message = f"A checkpoint could not be written to {self.store}: {told}"
-        if self._on_error == "stop" and WEIGHTS_CHANGED not in told:
+        message = f"{_NOT_WRITTEN.format(self.store)} {told}"
+        if self._on_error == "stop":
             raise CheckpointError(message) from failure
         warnings.warn(f"{message} Training goes on without it.", RuntimeWarning, stacklevel=2)
+
+
+_NOT_WRITTEN = "A checkpoint could not be written to {}:"
 
 
 def _raise_if(problem: Exception | None) -> None:

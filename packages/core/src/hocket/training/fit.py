@@ -77,7 +77,7 @@ class FitLoop:
         self._interruption = Interruption()
         #: The evaluation sets that are due after the batch or epoch in progress, until all of them were evaluated.
         self._due: list[str] | None = None
-        #: What has to be over before weights change: the copying of a checkpoint. `Checkpoints` sets it.
+        #: What has to be over before the optimizer steps: the copying of a checkpoint. `Checkpoints` sets it.
         self.settle: Callable[[], None] | None = None
         #: The batch in progress, as the feed returned it.
         self._handed_out: tuple[Any, bool] = (None, False)
@@ -153,6 +153,7 @@ class FitLoop:
             self._finish(left["stage"])
         while not self._over():
             self._epoch()
+        self._settle()
         self.stage = "end"
         at, now = self._evaluated_at, state.timestamp.batch
         self._evaluate({label: s for label, s in state.eval_sets.items() if s.every and at.get(label) != now})
@@ -203,6 +204,7 @@ class FitLoop:
         state, bus, feed = self.state, self.state.bus, self.feed
         self._clock = time.perf_counter()
         if not feed.under_way:
+            self._settle()  # before workers are forked
             self.stage = "epoch_start"
             state.timestamp.begin_epoch()
             self.metrics.reset()
