@@ -80,8 +80,8 @@ class State:
         #: Evaluation sets by label.
         self.eval_sets: dict[str, PreparedSet] = {}
 
-        #: How far the run is, the batch under way and what came of it, what plug-ins have asked for, their random numbers. What
-        #: plug-ins use of them has a name here, too: ``state.timestamp``, ``state.batch``, ``state.request(…)`` …
+        #: The parts of the state: counters and time, the current batch and its results, requests and generators of plug-ins.
+        #: Plug-ins read them by flat names: ``state.timestamp``, ``state.batch`` … and call ``state.request(…)``.
         self.progress = Progress()
         self.step = Step()
         self.requests = Requests()

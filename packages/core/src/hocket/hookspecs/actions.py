@@ -31,11 +31,10 @@ class Actions:
 
     @hookspec(firstresult=True)
     def gradients(self, state: State, /) -> bool:
-        """Leave in ``.grad`` the gradients of the mean loss of the batch under way, and in ``state.loss`` that loss.
+        """Compute the gradients of the current batch's mean loss into ``.grad``, and store that loss in ``state.loss``.
 
-        From before_train_batch to after_train_batch, everything below but the optimizer's step: in microbatches, which
-        ``state.step`` weighs, over all ranks, unscaled and clipped. Who answers this instead does the events of microbatches
-        only if it has microbatches.
+        The default calls the events from before_train_batch to after_train_batch. It splits the batch into microbatches,
+        reduces over ranks, unscales and clips. An override calls the events of microbatches only if it has microbatches.
         """
         raise NotImplementedError
 

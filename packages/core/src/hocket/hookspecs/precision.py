@@ -24,25 +24,20 @@ class PrecisionLike(Protocol):
     @property
     def input_dtype(self) -> torch.dtype | None:
         """The dtype that floating-point inputs are converted to; None leaves them as the loader made them."""
-        raise NotImplementedError
 
     @property
     def compute_dtype(self) -> torch.dtype:
         """The dtype that matrix products are computed in, for figures such as MFU."""
-        raise NotImplementedError
 
     @property
     def own_loop(self) -> bool:
-        """Whether it does its work in loops of one's own (`hocket.Runtime`), which have no events, although it hears some."""
-        raise NotImplementedError
+        """Whether it also works under `hocket.Runtime`, which calls no events, although it implements some."""
 
     def backward_context(self) -> AbstractContextManager[Any]:
-        """Around ``backward`` in loops of one's own; in the Trainer's wrap its action `backward`."""
-        raise NotImplementedError
+        """Return a context for ``backward`` under `hocket.Runtime`; under the Trainer, wrap the action `backward` instead."""
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs, such as the loss scale."""
-        raise NotImplementedError
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
         """Undo :meth:`state_dict`."""

@@ -27,67 +27,57 @@ class StrategyLike(Protocol):
     @property
     def offers(self) -> Need:
         """What algorithms may need of it; the plan refuses others."""
-        raise NotImplementedError
 
     @property
     def distributed(self) -> bool:
         """Whether it trains on several processes, which ``Trainer(devices=…)`` may start for it."""
-        raise NotImplementedError
 
     @property
     def rank(self) -> int:
         """Of this process, from 0; like all numbers of ranks right from ``setup_environment`` on."""
-        raise NotImplementedError
 
     @property
     def local_rank(self) -> int:
         """Of this process among those of its machine."""
-        raise NotImplementedError
 
     @property
     def world_size(self) -> int:
         """How many processes there are."""
-        raise NotImplementedError
 
     @property
     def data_rank(self) -> int:
         """Which share of a global batch this rank computes on. Ranks that compute one forward pass together have one share."""
-        raise NotImplementedError
 
     @property
     def data_ranks(self) -> int:
         """How many shares a global batch has; a divisor of ``world_size``."""
-        raise NotImplementedError
 
     @property
     def data_group(self) -> Any:
-        """The process group of this rank and those that hold the same part of the model for other data; None for all ranks."""
-        raise NotImplementedError
+        """Process group of the ranks that hold the same part of the model and see other data; None for all ranks."""
 
     @property
     def averages_gradients(self) -> bool:
-        """Whether the gradients of a step are the mean over ranks. False while each rank steps alone: then losses are weighted
-        so that its gradients are the mean over its own samples. Asked for every batch; alike on all ranks."""
-        raise NotImplementedError
+        """Whether the strategy averages gradients over ranks.
+
+        If False, each rank steps alone, and the loop weights losses so that gradients are means over the rank's own samples.
+        The loop reads it for every batch; it is identical on all ranks.
+        """
 
     @property
     def materializes(self) -> bool:
         """Whether ``prepare_model`` gives values to parameters and buffers that are on the meta device."""
-        raise NotImplementedError
 
     @property
     def places(self) -> bool:
         """Whether ``prepare_model`` moves the model to the device, part by part, so that it need not fit there as a whole."""
-        raise NotImplementedError
 
     @property
     def own_loop(self) -> bool:
-        """Whether it does its work in loops of one's own (`hocket.Runtime`), which have no events, although it hears some."""
-        raise NotImplementedError
+        """Whether it also works under `hocket.Runtime`, which calls no events, although it implements some."""
 
     def fingerprint(self) -> int:
         """What this rank has done since the last call, below 2**32; after each batch it has to be the same on all ranks."""
-        raise NotImplementedError
 
     def diverged(self) -> None:
         """Raise an error that says how ranks differ. Called on every rank after their fingerprints did."""
