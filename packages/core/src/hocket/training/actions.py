@@ -1,17 +1,27 @@
-"""What each action does unless a plug-in does it: core's own `actions` plug-in."""
+"""The step from top to bottom: what each action does unless a plug-in does it. The hooks: :mod:`hocket.hookspecs.actions`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from hocket.data import batches
+from hocket.data.batches import map_tensors, unpadded
 from hocket.optim.clipping import clip_gradients
 from hocket.state import State
 from hocket.task import Loss, as_loss
-from hocket.training.step import compute_gradients
+from hocket.training import weights
+from hocket.training.means import Part, mean, on_device
+from hocket.training.step import count
+
+
+class Shown(Protocol):
+    """What is shown a microbatch, as metrics are."""
+
+    def update(self, outputs: Any, batch: Any) -> None:
+        """See a microbatch on its device, and the outputs for it."""
 
 
 class DefaultActions:
@@ -98,3 +108,124 @@ class DefaultActions:
         """The task says what of a batch a metric sees."""
         state.task.update_metric(metric, outputs, batch)
         return True
+
+
+def compute_gradients(
+    state: State, split: Callable[[Any], Sequence[Any]] | None = None, shown: Shown | None = None
+) -> None:
+    """Leave in ``.grad`` the gradients of the mean loss of the global batch, and that loss in ``state.loss``.
+
+    Each microbatch's loss is multiplied by its share of the samples. Where the loss says that it is a mean over something
+    else, what was accumulated is rescaled by what that came to in the end. A batch that is in one piece is not touched, so
+    it gives the very bits of a plain loop.
+
+    Where the strategy does not average gradients, those in ``.grad`` are of the mean over this rank's samples, and zero
+    where it has none.
+
+    Args:
+        split: the batch to its microbatches; None to split it as ``state.microbatch`` says.
+        shown: what sees the outputs; None for the metrics of the step.
+    """
+    bus, step = state.bus, state.step
+    mine, everyone, metrics = step.samples, step.trained_on, shown or step.metrics
+    bus.before_train_batch(state)
+    bus.zero_grad(state)
+    whole, world = step.batch, state.strategy.world_size
+    world = 1 if world == 1 else state.strategy.data_ranks
+    # Strategies take the mean of gradients over ranks with data of their own, hence the number of those.
+    per_sample = world / everyone if state.strategy.averages_gradients else 1 / max(mine, 1)
+    if split is not None:
+        pieces = split(whole)
+    else:
+        pieces = [whole] if state.microbatch is None else bus.split_batch(state, whole, state.microbatch)
+    rescale = None
+    if len(pieces) == 1 and world == 1:
+        with bus.accumulate(state.prepared, True):
+            step.losses = compute_microbatch(state, whole, mine, None, metrics)[3]
+    else:
+        parts = []
+        left = mine
+        for number, piece in enumerate(pieces, 1):
+            piece, counts = unpadded(piece)
+            samples = 0 if not counts else mine if piece is whole else min(mine, count(state, piece).samples)
+            left -= samples
+            with bus.accumulate(state.prepared, number == len(pieces)):
+                parts.append(Part(*compute_microbatch(state, piece, samples, per_sample, metrics)))
+        if left:
+            raise ValueError(_lost(state, mine, left))
+        rescale = mean(state, parts, mine, everyone)
+    step.batch, step.outputs = whole, None
+
+    for optimizer in state.optimizers:
+        bus.unscale_gradients(optimizer)
+    if rescale is not None:
+        for parameter in state.trained_parameters():
+            if parameter.grad is not None:
+                parameter.grad.mul_(rescale)
+    bus.after_train_batch(state)
+    norm = bus.clip_gradients(state)
+    step.gradient_norm = None if type(norm) is bool else norm
+
+
+def _lost(state: State, samples: int, left: int) -> str:
+    return (
+        f"A batch of {samples} samples was split into microbatches that count {samples - left} together, so "
+        f"{'some would be lost' if left > 0 else 'some would count twice'}. Check split and count of "
+        f"{type(state.task).__name__}: split(batch, size) returns every sample once, and count(batch) counts them alike in the "
+        "batch and in its parts."
+    )
+
+
+def compute_microbatch(
+    state: State, batch: Any, samples: int, per_sample: float | None, metrics: Shown | None
+) -> tuple[Any, ...]:
+    """Forward, loss and backward: what makes a `Part`. ``per_sample`` multiplies a sample's loss, None for nothing."""
+    bus, step = state.bus, state.step
+    step.batch = bus.move_batch(state, batch)
+    bus.before_forward(state)
+    step.outputs = bus.forward(state, step.batch)
+    bus.after_forward(state)
+    bus.before_loss(state)
+    loss = bus.loss(state, step.outputs, step.batch)
+    step.loss, own, parts, reduction = loss
+    summed = False
+    if per_sample is not None:  # else nothing is weighted
+        summed = (reduction or state.loss_reduction) == "sum"
+        if own is None and not summed:
+            weight_of = step.weight_of
+            if weight_of is None:
+                weight_of = weights.in_training(state, loss, samples or count(state, step.batch).samples)
+                step.weight_of = None if weight_of is weights.nothing else weight_of
+            own = weight_of(step.batch)
+    bus.after_loss(state)
+    if metrics is not None and samples:
+        metrics.update(step.outputs, step.batch)
+    bus.before_backward(state)
+    if per_sample is None:
+        bus.backward(state, step.loss)
+        weight: float | torch.Tensor = samples
+    elif summed:
+        weight = 1 if samples else 0
+        strategy = state.strategy
+        _gate(step.outputs, weight)
+        bus.backward(state, step.loss * (weight * (strategy.data_ranks if strategy.averages_gradients else 1)))
+    else:
+        weight = samples if own is None or not samples else own
+        if isinstance(weight, torch.Tensor):
+            weight = on_device(weight, step.loss)  # a count times a number would be float32
+        _gate(step.outputs, weight)
+        bus.backward(state, step.loss * (weight * per_sample))
+    bus.after_backward(state)
+    step.loss = step.loss.detach()
+    return step.loss, weight, own is not None and not summed, parts, summed
+
+
+def _gate(outputs: Any, weight: float | torch.Tensor) -> None:
+    """Let no gradient through to the outputs where the weight is 0.
+
+    A mean over nothing is 0 / 0: multiplied by 0, its gradient is still not a number.
+    """
+    if isinstance(weight, torch.Tensor) and weight.device.type != "cpu":  # the host does not wait for it
+        map_tensors(lambda t: t.requires_grad and t.register_hook(lambda g: torch.where(weight != 0, g, 0.0)), outputs)
+    elif not weight:
+        map_tensors(lambda t: t.requires_grad and t.register_hook(torch.zeros_like), outputs)

@@ -16,9 +16,10 @@ from hocket.state import State
 from hocket.task import Loss
 from hocket.time import Interval
 from hocket.training import scalars, seeding, weights
+from hocket.training.means import on_device
 from hocket.training.metrics import MetricSet
 from hocket.training.modes import eval_mode
-from hocket.training.step import count, on_device
+from hocket.training.step import count
 
 
 class EvalSet:

@@ -1,6 +1,6 @@
 """The melody: one fit, read from top to bottom.
 
-`run` is a fit, `_epoch` one pass over the data, `_batch` one optimizer step; `hocket.training.step` is what it is made from.
+`run` is a fit, `_epoch` one pass over the data, `_batch` one optimizer step; `hocket.training.actions` is what it is made from.
 Every ``bus.…(state)`` is an event that plug-ins hear or an action that they may replace.
 """
 

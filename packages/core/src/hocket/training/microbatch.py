@@ -20,8 +20,9 @@ from hocket.data.sources import has_state
 from hocket.plugins.spec import Voice
 from hocket.state import State
 from hocket.training import seeding
+from hocket.training.actions import compute_gradients, compute_microbatch
 from hocket.training.metrics import MetricSet
-from hocket.training.step import compute_gradients, compute_microbatch, count
+from hocket.training.step import count
 
 
 class AutoMicrobatch(Callback):
@@ -40,7 +41,7 @@ class AutoMicrobatch(Callback):
         return Voice("callbacks", "auto-microbatch", cls(cache))
 
     def gradients(self, state: State) -> bool:
-        """See :func:`hocket.training.step.compute_gradients`. Where memory runs out, with half the microbatch from now on.
+        """See :func:`hocket.training.actions.compute_gradients`. Where memory runs out, with half the microbatch from now on.
 
         With several ranks it raises torch.OutOfMemoryError instead: the others may be in the middle of a collective.
         """

@@ -1,0 +1,100 @@
+"""The mean loss of a global batch and its gradients: weighted means over microbatches and ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+if TYPE_CHECKING:
+    from hocket.state import State
+
+
+class Part(NamedTuple):
+    """What is left of a microbatch: its mean loss, the weight of that, whether the loss itself gave it, named losses; or a
+    sum, and 1 or 0."""
+
+    value: torch.Tensor
+    weight: float | torch.Tensor
+    own: bool
+    parts: Mapping[str, torch.Tensor]
+    summed: bool
+
+
+def on_device(number: float | torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """A scalar with the device and dtype of ``like``; a Python number gets there without a copy, for which the host waits.
+
+    Of 16 bits it is float32: bfloat16 cannot count to 257, and float16 not beyond 65,504.
+    """
+    dtype = torch.float32 if like.dtype in (torch.bfloat16, torch.float16) else like.dtype
+    if isinstance(number, torch.Tensor):
+        return number.to(like.device, dtype, non_blocking=like.is_cuda)
+    return like.new_full((), number, dtype=dtype)
+
+
+def _names(state: State, parts: Sequence[Part]) -> Sequence[str]:
+    """Of the named losses, on all ranks alike: those of the first batch. What one has not is 0, and so is its share of the sum.
+
+    Raises ValueError for one that no rank had in the first batch.
+    """
+    here = sorted({name for part in parts for name in part.parts})
+    if state.strategy.world_size == 1:
+        return here
+    agreed = state.step.loss_names
+    if agreed is None:
+        agreed = sorted({name for names in state.bus.all_gather_object(here) for name in names})
+        state.step.loss_names = agreed
+    if new := [name for name in here if name not in agreed]:
+        raise ValueError(
+            f"The loss named {', '.join(map(repr, new))} in batch {state.timestamp.batch} was not there in the first batch, "
+            f"with {', '.join(map(repr, agreed)) or 'none'}, and ranks add up what they agreed on then. Return it "
+            "in every batch, as loss * 0 where there is none."
+        )
+    return agreed
+
+
+def mean(state: State, parts: Sequence[Part], mine: int, everyone: int) -> torch.Tensor | None:
+    """Set the loss of the batch to the weighted mean over its microbatches and ranks.
+
+    Returns what gradients have still to be multiplied by, if losses came with weights of their own.
+    """
+    names = _names(state, parts)
+    nothing: Any = torch.zeros_like(parts[0].value) if names else None
+    values = [value for part in parts for value in (part.value, *(part.parts.get(name, nothing) for name in names))]
+    own = any(part.own for part in parts)
+    here: Any  # what the losses of this rank are means over
+    if own:
+        stacked = torch.stack(values).view(len(parts), -1)
+        each_weight = torch.stack([on_device(part.weight, stacked) for part in parts])
+        stacked = stacked.to(each_weight)
+        # The mean over nothing, as of a piece of which all tokens are ignored, is not a number and counts nothing.
+        here, sums = each_weight.sum(), each_weight @ torch.where(each_weight[:, None] != 0, stacked, 0.0)
+    else:  # numbers, which need not go to the device
+        each: list[Any] = [part.weight for part in parts for _ in range(1 + len(names))]
+        values = [value if weight else torch.zeros_like(value) for value, weight in zip(values, each, strict=True)]
+        here = sum(part.weight for part in parts)
+        sums = torch.stack(torch._foreach_mul(values, each)).view(len(parts), -1).sum(0)
+    if summed := parts[0].summed:
+        if not all(part.summed for part in parts):
+            raise ValueError(
+                "The loss is a sum for some microbatches of a batch and a mean for others. Return one of them."
+            )
+        here = 1  # the sum is not divided
+    total = here
+    if state.strategy.world_size > 1:
+        packed = torch.cat([on_device(here, sums).view(1), sums])  # float32 where sums are of 16 bits
+        reduced = state.bus.all_reduce(packed, "sum")
+        # Ranks that compute on the same data have all added it.
+        total = state.strategy.world_size // state.strategy.data_ranks if summed else reduced[0]
+        sums = reduced[1:]
+    state.step.loss, *means = (sums / total).unbind()
+    state.step.losses = dict(zip(names, means, strict=True))
+    if not own:
+        return None
+    # Losses of transformers are float32, whatever the model is.
+    dtype = torch.promote_types(sums.dtype, state.trained_parameters()[0].dtype)
+    if state.strategy.averages_gradients:
+        alike = state.strategy.world_size // state.strategy.data_ranks  # have all added the same weight
+        return everyone * alike / total.to(dtype)
+    return torch.where(here > 0, mine / here.to(dtype), 0.0)  # nothing on this rank may count
