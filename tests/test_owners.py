@@ -17,8 +17,8 @@ CORE = SOURCES / "core/src/hocket"
 #: The part, and the modules that write its attributes.
 OWNERS = {
     "step": {
-        "state.py", "training/actions.py", "training/means.py", "training/fit.py", "training/evaluate.py", "training/predict.py",
-        "training/microbatch.py", "checkpoints/content.py",
+        "state.py", "training/actions.py", "training/means.py", "training/steps.py", "training/fit.py",
+        "training/evaluate.py", "training/predict.py", "training/microbatch.py", "checkpoints/content.py",
     },
     "progress": {"training/fit.py", "trainer.py", "checkpoints/content.py"},
     "timestamp": {"training/progress.py"},

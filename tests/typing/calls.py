@@ -11,7 +11,7 @@ import torch
 
 from hocket import Precision, State, Strategy
 from hocket.hookspecs import PrecisionLike, StrategyLike
-from hocket.task import Loss
+from hocket.losses import Loss
 
 
 def calls(state: State, outputs: torch.Tensor) -> None:

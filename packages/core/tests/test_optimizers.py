@@ -154,8 +154,7 @@ def test_an_instance_follows_the_surgery_that_was_done_before() -> None:
     model = nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 2))
     optimizer, old = SGD(model.parameters(), lr=0.1), model[2]
     model[2] = nn.Linear(3, 2)
-    (made,) = optimizers.make_optimizers(
-        optimizer, SupervisedTask(model, None), [Replacement("2", old, model[2], model)]
-    )
+    replaced = [Replacement("2", old, model[2], model)]
+    (made,) = optimizers.make_optimizers(optimizer, SupervisedTask(model, None), replaced).values()
     assert made is optimizer
     assert set(made.param_groups[0]["params"]) == set(model.parameters())

@@ -25,7 +25,7 @@ class SAM(Algorithm):
     It surrounds the action ``optimizer_step``: perturbs the weights along the batch's gradient, has the gradients of
     the same batch computed again there, puts the very weights back, and lets the optimizer step. The optimizer is not
     wrapped, so its state and its checkpoints are those of a run without SAM. The norm is one over the parameters of all
-    optimizers, and over all ranks' samples; there is no wait for the device.
+    optimizers of the step, and over all ranks' samples; there is no wait for the device.
 
     A batch with SAM costs two forward and backward passes, and one copy of the weights while the second one runs.
     ``state.loss`` stays the loss at the weights themselves. Batch-norm statistics see the batch a second time.
@@ -75,15 +75,14 @@ class SAM(Algorithm):
         return (yield)
 
     def _sharpen(self, state: State, closure: Callable[[], Tensor]) -> None:
-        groups = [group for optimizer in state.optimizers for group in optimizer.param_groups]
-        parameters = [p for group in groups for p in group["params"] if p.grad is not None]
+        parameters: list[Tensor] = [p for p in state.trained_parameters() if p.grad is not None]
         if not parameters:
             return  # no gradient points anywhere; the optimizer decides what such a step is
         loss, parts = state.loss, state.loss_parts
         with torch.no_grad():
             # Copies, because (w + e) - e is not w in floating point.
             weights = [p.detach().clone() for p in parameters]
-            steps = sam_perturbation([p.grad for p in parameters], self.rho, self.epsilon)
+            steps = sam_perturbation([p.grad for p in parameters if p.grad is not None], self.rho, self.epsilon)
             torch._foreach_add_(parameters, steps)
             del steps  # the second backward pass needs the room
         try:

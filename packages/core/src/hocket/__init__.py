@@ -17,13 +17,14 @@ if TYPE_CHECKING:
     from hocket.hookspecs import Event, hookimpl
     from hocket.launching.forks import launch
     from hocket.logger import Logger
+    from hocket.losses import Apart, Loss
     from hocket.precision import Precision
     from hocket.result import Result
     from hocket.runtime import Runtime
     from hocket.state import State
     from hocket.strategies import Strategy
     from hocket.surgery import NoEffectWarning
-    from hocket.task import Loss, Task
+    from hocket.task import Task
     from hocket.time import Interval, Time, Timestamp, Unit
     from hocket.trainer import Trainer
     from hocket.training.evaluate import EvalSet
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 #: Public name -> the module that defines it; a module stands for itself.
 _PUBLIC = {
     "Algorithm": "hocket.algorithm",
+    "Apart": "hocket.losses",
     "Callback": "hocket.callback",
     "Checkpoints": "hocket.checkpoints.policy",
     "Decision": "hocket.training.requests",
@@ -40,7 +42,7 @@ _PUBLIC = {
     "Event": "hocket.hookspecs",
     "Interval": "hocket.time",
     "Logger": "hocket.logger",
-    "Loss": "hocket.task",
+    "Loss": "hocket.losses",
     "Need": "hocket.algorithm",
     "NoEffectWarning": "hocket.surgery",
     "Phase": "hocket.algorithm",
@@ -63,6 +65,7 @@ _PUBLIC = {
 
 __all__ = [
     "Algorithm",
+    "Apart",
     "Callback",
     "Checkpoints",
     "Decision",

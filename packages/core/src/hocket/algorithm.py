@@ -28,11 +28,12 @@ class Phase(enum.IntEnum):
 
 
 class Need(enum.Flag):
-    """What an algorithm needs of the strategy it runs under; the plan refuses a strategy that lacks it."""
+    """What an algorithm or a task needs of the strategy it runs under; the plan refuses a strategy that lacks it."""
 
     NOTHING = 0
     FULL_PARAMETERS = enum.auto()  # sees whole parameters, not shards
     SECOND_GRADIENT = enum.auto()  # computes the gradients of a batch more than once
+    SEVERAL_STEPS = enum.auto()  # steps some of the optimizers: tasks with a train_batch
 
 
 class Algorithm:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -69,6 +69,8 @@ class State:
         #: Everything whose gradients a step computes, whether an optimizer holds it or not.
         self.parameters: list[nn.Parameter] = []
         self.optimizers: list[torch.optim.Optimizer] = []
+        #: Their names, in the same order: those that the user gave, else numbers.
+        self.optimizer_names: list[str] = []
         self.schedules: list[LearningRate] = []
         #: Kind and threshold of gradient clipping, or None.
         self.clipping: tuple[Literal["norm", "value", "adaptive"], float] | None = None
@@ -118,9 +120,14 @@ class State:
         """What the names of the model's weights begin with among those of the task, such as ``"network."``."""
         return next((f"{name}." for name, module in self.task.named_modules() if module is self.model and name), "")
 
+    @property
+    def step_optimizers(self) -> Sequence[torch.optim.Optimizer]:
+        """The optimizers of the current step: all of them, unless `hocket.Task.train_batch` named some."""
+        return self.optimizers if self.step.optimizers is None else self.step.optimizers
+
     def trained_parameters(self) -> list[nn.Parameter]:
-        """What the optimizers hold, in their order."""
-        return [p for optimizer in self.optimizers for group in optimizer.param_groups for p in group["params"]]
+        """The parameters that the optimizers of the current step hold, in their order."""
+        return [p for optimizer in self.step_optimizers for group in optimizer.param_groups for p in group["params"]]
 
     # --- the batch under way; see `Step`
 

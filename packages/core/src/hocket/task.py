@@ -2,133 +2,27 @@
 
 from __future__ import annotations
 
-import functools
-import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor, nn
 
 from hocket.data import batches
 from hocket.data.batches import Counts
+from hocket.losses import Loss, own_loss
+
+if TYPE_CHECKING:
+    from hocket.training.steps import Steps
 
 #: ``tuple | list`` would be put together anew in every batch.
 _SEQUENCE = (tuple, list)
-_NO_PARTS: Mapping[str, Tensor] = {}
-
-
-class Loss(NamedTuple):
-    """The loss of a (micro)batch, and what it is a mean or a sum over.
-
-    ``value``: scalar tensor. ``weight``: what the mean or sum was taken over, as a number or scalar tensor (samples, tokens
-    that count, …), or None for the number of samples. ``parts``: named losses that ``value`` is the sum of, for the loggers.
-    ``reduction``: ``"mean"`` or ``"sum"``, or None for what the Trainer's ``loss_reduction`` says, else a mean.
-
-    The loss of a batch is ``sum(weight * value) / sum(weight)`` over its microbatches and ranks, or ``sum(value)`` if it is a
-    sum, so its gradient does not depend on how the batch was split. Evaluation reports means:
-    ``sum(value) / sum(weight)`` for sums.
-
-    Example:
-        >>> def loss(outputs, targets):
-        ...     total = torch.nn.functional.mse_loss(outputs, targets, reduction="sum")
-        ...     return Loss(total, weight=len(targets), reduction="sum")
-    """
-
-    value: Tensor
-    weight: float | Tensor | None = None
-    parts: Mapping[str, Tensor] = _NO_PARTS
-    reduction: Literal["mean", "sum"] | None = None
-
-
-def as_loss(returned: Any) -> Loss:
-    """Understand what a loss function may return: a scalar Tensor, ``(value, weight)``, a dict of named losses, a Loss.
-
-    A dict is summed, unless it has a ``"total"``: that is the loss then, and the others are logged. A tensor of one element is
-    a scalar.
-    """
-    if type(returned) is Tensor or isinstance(returned, Tensor):
-        loss = tuple.__new__(Loss, (returned, None, _NO_PARTS, None))  # Loss(returned) without a call in every batch
-    elif isinstance(returned, Loss):
-        loss = returned
-        _check_weight(loss.weight)
-        if loss.reduction not in (None, "mean", "sum"):
-            raise ValueError(f"reduction={loss.reduction!r} of a hocket.Loss is neither 'mean' nor 'sum'.")
-    elif isinstance(returned, Mapping) and returned:
-        loss = _named(returned)
-    elif isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[0], Tensor | Mapping):
-        _check_weight(returned[1])
-        loss = as_loss(returned[0])._replace(weight=returned[1])
-    else:
-        number = isinstance(returned, int | float) or hasattr(returned, "__array__")
-        raise TypeError(
-            f"The loss function returned {type(returned).__name__}. It may return a scalar tensor (the mean over the "
-            "samples), (mean, weight) where weight says what the mean is over, or a dict of named scalar tensors, which are "
-            "added up. "
-            + (
-                "A number has no gradient: return the tensor, without .item() or .numpy()."
-                if number
-                else "Add several losses up, or name them: {'a': a, 'b': b}."
-            )
-        )
-    if loss.value.dim() and loss.value.numel() == 1:
-        return loss._replace(value=loss.value.squeeze())
-    if loss.value.dim():
-        raise ValueError(
-            f"The loss has shape {tuple(loss.value.shape)} but must be a scalar. Take the mean, for instance with "
-            "reduction='mean'; if that mean is not over samples, return (mean, weight)."
-        )
-    return loss
-
-
-def _named(losses: Mapping[str, Any]) -> Loss:
-    for name, value in losses.items():
-        if not isinstance(value, Tensor) or value.dim():
-            found = f"of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-            raise TypeError(
-                f"The loss named {name!r} is {found}. Named losses are scalar tensors; leave out anything else."
-            )
-    if "total" not in losses:
-        if "loss" in losses and len(losses) > 1:
-            raise ValueError(
-                f"The loss function returned a dict of {', '.join(map(repr, losses))}, which would be added up. If 'loss' is "
-                "what to train on, call it 'total'; the others are then logged. If it is one of several, rename it."
-            )
-        return Loss(torch.stack(list(losses.values())).sum(), None, {k: v.detach() for k, v in losses.items()})
-    return Loss(losses["total"], None, {k: v.detach() for k, v in losses.items() if k != "total"})
-
-
-def _check_weight(weight: Any) -> None:
-    if weight is None or (isinstance(weight, int | float) and math.isfinite(weight) and weight >= 0):
-        return
-    if not isinstance(weight, Tensor):
-        raise TypeError(
-            f"The loss function returned (mean, weight) with the weight {weight!r}. A weight says what the mean is over: a "
-            "number or a scalar tensor, 0 or more."
-        )
-    if weight.requires_grad:
-        raise ValueError(
-            "The loss function returned two tensors with gradients. A tuple is (mean, weight), where weight says what the mean "
-            "is over, such as a number of tokens. Return the sum of two losses, a + b, or a dict of them, {'a': a, 'b': b}; a "
-            "weight that was computed with parameters, as weight.detach()."
-        )
-    if weight.dim():
-        raise ValueError(
-            f"The loss function returned (mean, weight) with a weight of shape {tuple(weight.shape)}. It should be a scalar: "
-            "what the mean is over, such as mask.sum()."
-        )
-
-
-def reduction_of(loss: Any) -> Literal["mean", "sum"] | None:
-    """What a loss function says about itself, as ``torch.nn.MSELoss(reduction="sum")`` does; None if it says nothing."""
-    said = loss.keywords.get("reduction") if isinstance(loss, functools.partial) else getattr(loss, "reduction", None)
-    return "sum" if said == "sum" else None
 
 
 class Task(nn.Module):
     """A model that knows its batches and its loss. Subclass it and define :meth:`forward` and :meth:`loss`.
 
-    The other methods have defaults. ``self`` is what algorithms operate on and what checkpoints hold.
+    A task of several steps, such as a GAN, defines :meth:`train_batch` instead. The other methods have defaults. ``self`` is
+    what algorithms operate on and what checkpoints hold.
     """
 
     def forward(self, batch: Any) -> Any:
@@ -139,13 +33,43 @@ class Task(nn.Module):
         """The loss of a batch, as a scalar tensor, a dict of named scalar tensors (summed), or ``(value, weight)``."""
         raise NotImplementedError(f"{type(self).__name__} needs a loss(outputs, batch)")
 
+    def train_batch(self, batch: Any, step: Steps) -> None:
+        """Train on a batch: step the optimizers, once or several times.
+
+        ``step(loss_function, batch, *optimizers)`` computes the gradients of a loss function of one batch and steps the
+        optimizers named, all of them if none is; see `hocket.training.steps.Steps`. A loss function is a method of the task
+        that takes a batch and returns what :meth:`loss` may return. It may be called several times, with microbatches or at
+        perturbed weights, so everything it needs is in its batch, and it changes nothing.
+
+        Args:
+            batch: the whole batch, on the device.
+            step: what to call.
+
+        Example:
+            >>> class GAN(Task):
+            ...     def train_batch(self, real, step):
+            ...         fake = self.generator(torch.randn(len(real), 100, device=real.device))
+            ...         step(self.discriminator_loss, {"real": real, "fake": fake.detach()}, "discriminator")
+            ...         step(self.generator_loss, {"fake": fake}, "generator")
+        """
+        step(self.loss_of, batch)
+
+    def loss_of(self, batch: Any) -> Any:
+        """The loss of the outputs for a batch: the loss function of a task of one step."""
+        return self.loss(self(batch), batch)
+
+    @property
+    def owns_steps(self) -> bool:
+        """Whether it defines :meth:`train_batch`."""
+        return type(self).train_batch is not Task.train_batch
+
     def eval_forward(self, batch: Any) -> Any:
         """Outputs for a batch in evaluation and prediction; as in training, unless overridden."""
         return self(batch)
 
     def has_eval_loss(self, outputs: Any) -> bool:
         """Whether :meth:`loss` understands what :meth:`eval_forward` returns; if not, evaluation reports metrics only."""
-        return type(self).eval_forward is Task.eval_forward
+        return type(self).eval_forward is Task.eval_forward and type(self).loss is not Task.loss
 
     def metrics(self, split: str) -> Mapping[str, Any]:
         """Fresh metrics by name for ``"train"`` or for the label of an evaluation set: objects with update, compute, reset."""
@@ -177,8 +101,12 @@ class Task(nn.Module):
         counted = self.count(batch)
         return batches.split(batch, size, int(counted[0] if isinstance(counted, tuple) else counted))
 
+    def join(self, parts: Sequence[Any]) -> Any:
+        """Undo :meth:`split`: one batch with the samples of all microbatches, for what loss functions keep (`hocket.Loss`)."""
+        return batches.join(parts)
+
     def configure_optimizers(self) -> Any:
-        """An optimizer or a sequence of them, for a Trainer that was given none."""
+        """An optimizer, a sequence of them, or a dict of them by name, for a Trainer that was given none."""
         return None
 
     def extra_state(self) -> Any:
@@ -269,8 +197,3 @@ class SupervisedTask(Task):
     @model.setter
     def model(self, module: nn.Module) -> None:
         self.network = module
-
-
-def own_loss(outputs: Any) -> Any:
-    """The loss in the outputs of a model that computes it itself, as those of transformers do; None if there is none."""
-    return outputs.get("loss") if isinstance(outputs, Mapping) else getattr(outputs, "loss", None)

@@ -6,6 +6,7 @@ import copy
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -18,6 +19,7 @@ from hocket.checkpoints.ranks import ranks_of
 from hocket.data.checks import check_batches, check_sets
 from hocket.data.feed import Feed, end_workers
 from hocket.distributed import comparison
+from hocket.losses import reduction_of
 from hocket.optim.learning_rate import make_schedules
 from hocket.optim.optimizers import make_optimizers
 from hocket.plugins import claims, switches
@@ -28,7 +30,7 @@ from hocket.result import Cost, Result
 from hocket.run_folder import Run, RunFolder, TemporaryFolder, check_name
 from hocket.runtime import Runtime
 from hocket.state import State
-from hocket.task import SupervisedTask, Task, reduction_of
+from hocket.task import SupervisedTask, Task
 from hocket.time import Interval, Time, batches
 from hocket.training import seeding, until
 from hocket.training.evaluate import EvalSet, PreparedSet, evaluate, sanity_check
@@ -210,7 +212,7 @@ class Trainer:
             raise TypeError(f"{type(model).__name__} is a Task and has a loss of its own; leave out loss=.")
         self._plan = make_plan(
             bus,
-            task.model,
+            task,
             parts.strategy,
             {
                 "model": settings.describe(task.model),
@@ -236,7 +238,9 @@ class Trainer:
         )
         state.clipping = settings.check_clipping(clip_gradients)
         state.loss_reduction = settings.check_reduction(loss_reduction) or reduction_of(loss)
-        self._loop = FitLoop(state, NonFiniteGuard(nonfinite, parts.device.asynchronous), Interval(log_every))
+        guard = NonFiniteGuard(nonfinite, parts.device.asynchronous)
+        compiled = partial(torch.compile, **({} if compile is True else compile)) if compile else None
+        self._loop = FitLoop(state, guard, Interval(log_every), compiled)
         self._closing = weakref.finalize(self, _close, state)  # before the runtime leaves the other processes
         with self._running(), switches.use(plugins):
             if checkpoints is not None:
@@ -265,9 +269,10 @@ class Trainer:
         state.task = self._runtime.convert(state.task)
         bus.init(state)
         self._runtime.place(state.task)
-        optimizers = make_optimizers(optimizer, state.task, state.replacements)
+        named = make_optimizers(optimizer, state.task, state.replacements)
+        state.optimizer_names, optimizers = list(named), list(named.values())
         self._hyperparameters = differences.hyperparameters(optimizers)
-        if compile:
+        if compile and not state.task.owns_steps:
             state.task.compile(**({} if compile is True else compile))
         state.prepared, state.optimizers = self._runtime.prepare(state.task, optimizers)
         state.schedules = make_schedules(schedule, state.optimizers, schedule_every)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cache
 from typing import Any
@@ -70,6 +70,10 @@ class DDP(RankStrategy):
         self._first_batch = True
         #: The parameters of each model, and which of them were trained when it was wrapped.
         self._known: OfModels[tuple[list[nn.Parameter], list[bool]]] = OfModels()
+        #: What reduces the gradients of the parameters of a step, by their ids; see `call_prepared`.
+        self._callers: OfModels[dict[tuple[int, ...], DistributedDataParallel]] = OfModels()
+        #: Whether gradients are reduced in the current microbatch.
+        self._last = True
 
     # --- the model
 
@@ -91,15 +95,23 @@ class DDP(RankStrategy):
     def _wrap(self, wrapper: DistributedDataParallel, module: nn.Module) -> DistributedDataParallel:
         """``wrapper``, which learns now which parameters are trained. Every rank has to call it."""
         self._first_batch = True
-        wrapper.__init__(module, **self._options, **_without_buffers())  # type: ignore[misc]
-        if self._compression is not None:
-            _compress(wrapper, *self._compression)
+        self._reducing(module, wrapper)
         parameters = list(module.parameters())
         self._known[module] = parameters, _trained(parameters)
         return wrapper
 
+    def _reducing(
+        self, module: nn.Module, wrapper: DistributedDataParallel | None = None, **options: Any
+    ) -> DistributedDataParallel:
+        wrapper = DistributedDataParallel.__new__(DistributedDataParallel) if wrapper is None else wrapper
+        wrapper.__init__(module, **self._options, **_without_buffers(), **options)  # type: ignore[misc]
+        if self._compression is not None:
+            _compress(wrapper, *self._compression)
+        return wrapper
+
     def accumulate(self, module: nn.Module, last: bool) -> AbstractContextManager[Any]:
         """Reduces gradients, and hands out rank 0's buffers, only when ``last``."""
+        self._last = last
         if not isinstance(module, DistributedDataParallel):
             return NOTHING
         parameters, trained = self._known[module.module]
@@ -115,6 +127,26 @@ class DDP(RankStrategy):
         self._first_batch = False
         return self._with_buffers_alike(module.module) if self._buffers[module.module] else self._explained
 
+    def call_prepared(
+        self,
+        module: nn.Module,
+        function: Callable[..., Any],
+        arguments: tuple[Any, ...],
+        parameters: Sequence[nn.Parameter],
+    ) -> Any:
+        """Call it within a DistributedDataParallel of ``parameters``, one for each set of them, which keeps their buckets."""
+        if not isinstance(module, DistributedDataParallel):
+            return function(*arguments)
+        trained = [parameter for parameter in parameters if parameter.requires_grad]
+        callers = self._callers.setdefault(module.module, {})
+        key = tuple(map(id, trained))
+        if key not in callers:
+            # Nothing is written to the parameters, which may be in a graph already.
+            callers[key] = self._reducing(_Caller(trained), init_sync=False)
+        caller = callers[key]
+        with NOTHING if self._last else caller.no_sync():
+            return caller(function, *arguments)
+
     def model_state(self, module: nn.Module) -> dict[str, Any]:
         """See :meth:`hocket.hookspecs.StrategyHooks.model_state`."""
         return super().model_state(unwrapped(module))
@@ -122,6 +154,17 @@ class DDP(RankStrategy):
     def load_model_state(self, module: nn.Module, state_dict: dict[str, Any]) -> bool:
         """See :meth:`hocket.hookspecs.StrategyHooks.load_model_state`."""
         return super().load_model_state(unwrapped(module), state_dict)
+
+
+class _Caller(nn.Module):
+    """Holds parameters, and calls any function."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+        super().__init__()
+        self.parameters_of_the_step = nn.ParameterList(parameters)
+
+    def forward(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        return function(*arguments)
 
 
 def _trained(parameters: Iterable[nn.Parameter]) -> list[bool]:

@@ -69,7 +69,7 @@ class DeepSpeed(RankStrategy):
             )
         self.stage: int = given
         #: Stage 0 leaves weights and gradients whole.
-        self.offers = Need(0) if self.stage else type(self).offers  # type: ignore[misc]  # differs by instance
+        self.offers = Need(0) if self.stage else type(self).offers & ~Need.SEVERAL_STEPS  # type: ignore[misc]  # by instance
         self._offload = offload
         #: Pieces that a batch is to be cut into.
         self._pieces = int(self._config.pop("gradient_accumulation_steps", 1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial, wraps
 from typing import Any
@@ -61,7 +62,7 @@ class FSDP(RankStrategy):
         ValueError: ``replicate × shard`` is not the number of ranks, or a dtype has another name.
     """
 
-    offers = Need.SECOND_GRADIENT
+    offers = Need.SECOND_GRADIENT | Need.SEVERAL_STEPS
     materializes = True
     places = True
     together = True
@@ -167,6 +168,8 @@ class FSDP(RankStrategy):
         module.register_forward_hook(_reshard)
         if isinstance(module, Task) and type(module).eval_forward is not Task.eval_forward:
             _resharding(module, "eval_forward")
+        if isinstance(module, Task) and module.owns_steps:
+            _calling(module, self._name)
 
     def _policy(self, module: nn.Module, precision: Any) -> MixedPrecisionPolicy:
         if self._param_dtype == "auto":
@@ -253,6 +256,16 @@ class FSDP(RankStrategy):
             self._with_buffers_alike(module) if last and self._buffers.get(module) and self.world_size > 1 else NOTHING
         )
 
+    def call_prepared(
+        self,
+        module: nn.Module,
+        function: Callable[..., Any],
+        arguments: tuple[Any, ...],
+        parameters: Sequence[nn.Parameter],
+    ) -> Any:
+        """Call it as the forward pass of the module, which gathers its units and reduces their gradients."""
+        return module(_Call(function), *arguments) if isinstance(module, FSDPModule) else function(*arguments)
+
     # --- state
 
     def model_state(self, module: nn.Module) -> dict[str, Any]:
@@ -292,6 +305,41 @@ class FSDP(RankStrategy):
         }
         optimizer.load_state_dict({**state_dict, "state": state})
         return True
+
+
+class _Call:
+    """What a module's forward pass is given to call something else instead."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+
+
+def _calling(module: nn.Module, name: str) -> None:
+    """Let the forward pass call other functions; refuse calls of parts of the module outside of it, which gather nothing."""
+    inner, inside = module.forward, False
+
+    @wraps(inner)
+    def forward(*arguments: Any, **keywords: Any) -> Any:
+        nonlocal inside
+        inside = True
+        try:
+            if arguments and type(arguments[0]) is _Call:
+                return arguments[0].function(*arguments[1:])
+            return inner(*arguments, **keywords)
+        finally:
+            inside = False
+
+    def check(part: nn.Module, inputs: Any) -> None:
+        if not inside and part.training:
+            raise RuntimeError(
+                f"train_batch called a part of the model ({type(part).__name__}) whose weights strategy='{name}' has sharded. "
+                "Call it in a loss function, where they are gathered, or use strategy='ddp'."
+            )
+
+    module.forward = forward  # type: ignore[method-assign]
+    for part in module.modules():
+        if part is not module and any(True for _ in part.parameters()):
+            part.register_forward_pre_hook(torch.compiler.disable(check), prepend=True)
 
 
 def _give_back(given: list[tuple[nn.Parameter, Tensor]]) -> None:

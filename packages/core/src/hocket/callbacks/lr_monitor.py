@@ -11,16 +11,17 @@ from hocket.state import State
 class LRMonitor(Callback):
     """Logs the learning rate of every parameter group, as it is used for the step under way.
 
-    ``lr/group0``, ``lr/group1`` …; with several optimizers ``lr/optimizer0/group0`` and so on. Optimizers whose groups have
-    no ``"lr"`` are left out.
+    ``lr/group0``, ``lr/group1`` …; with several optimizers ``lr/optimizer0/group0`` and so on, or their names instead of
+    ``optimizer0``. Optimizers whose groups have no ``"lr"`` are left out.
     """
 
     def after_train_batch(self, state: State) -> None:
         """Before the step: schedules have not moved on yet."""
         several = len(state.optimizers) > 1
         rates = {}
-        for number, optimizer in enumerate(state.optimizers):
-            prefix = f"lr/optimizer{number}/group" if several else "lr/group"
+        for name, optimizer in zip(state.optimizer_names, state.optimizers, strict=True):
+            named = f"optimizer{name}" if name.isdecimal() else name
+            prefix = f"lr/{named}/group" if several else "lr/group"
             for index, group in enumerate(optimizer.param_groups):
                 rate = group.get("lr")
                 if rate is not None:

@@ -137,6 +137,33 @@ def take_samples(batch: Any, indices: list[int], samples: int) -> Any:
     return _Cut(batch, samples, False)(indices)
 
 
+def join(parts: Sequence[Any]) -> Any:
+    """Undo :func:`split`: tensors are concatenated along dimension 0, lists of per-sample items chained.
+
+    Numbers, strings, None and 0-dimensional tensors are taken from the first part. Raises ValueError for parts of different
+    nesting.
+    """
+    first = parts[0]
+    if len(parts) == 1:
+        return first
+    if any(type(part) is not type(first) for part in parts):
+        raise ValueError(f"Cannot join parts of different types: {', '.join(type(part).__name__ for part in parts)}.")
+    if isinstance(first, torch.Tensor):
+        return torch.cat(list(parts)) if first.dim() else first
+    if isinstance(first, Mapping):
+        return _like_mapping(first, {key: join([part[key] for part in parts]) for key in first})
+    if (names := _field_names(first)) is not None:
+        joined = {name: join([getattr(part, name) for part in parts]) for name in names}
+        return type(first)(**joined) if isinstance(first, tuple) else dataclasses.replace(first, **joined)
+    if isinstance(first, list | tuple):
+        if _is_per_sample(first):
+            return type(first)(item for part in parts for item in part)
+        if len({len(part) for part in parts}) > 1:
+            raise ValueError("Cannot join sequences of different lengths. Define join(parts) in the hocket.Task.")
+        return type(first)(join(each) for each in zip(*parts, strict=True))
+    return first
+
+
 class _Cut:
     """Takes samples out of a batch, after every part of it has been checked; ``counted``: as :func:`count` reads it."""
 

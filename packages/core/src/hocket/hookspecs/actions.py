@@ -22,8 +22,8 @@ from hocket.hookspecs.markers import hookspec
 if TYPE_CHECKING:
     import torch
 
+    from hocket.losses import Loss
     from hocket.state import State
-    from hocket.task import Loss
 
 
 class Actions:

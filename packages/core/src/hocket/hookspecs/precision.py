@@ -62,6 +62,14 @@ class PrecisionHooks:
         raise NotImplementedError
 
     @hookspec(firstresult=True)
+    def begin_step(self, name: str, /) -> bool:
+        """A step of a `hocket.Task.train_batch` begins, whose scale and overflows are its own.
+
+        ``name``: those of its optimizers, joined by "+"; "" for all of them. Not called for tasks of one step.
+        """
+        raise NotImplementedError
+
+    @hookspec(firstresult=True)
     def forward_context(self) -> AbstractContextManager[Any]:
         """Around forward and loss, in training, evaluation and prediction: autocast, or nothing."""
         raise NotImplementedError

@@ -7,7 +7,7 @@ their input.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -127,6 +127,23 @@ class StrategyHooks:
     @hookspec(firstresult=True)
     def accumulate(self, module: torch.nn.Module, last: bool, /) -> AbstractContextManager[Any]:
         """Around forward and backward of a microbatch; gradients need to be reduced over ranks only when ``last``."""
+        raise NotImplementedError
+
+    @hookspec(firstresult=True)
+    def call_prepared(
+        self,
+        module: torch.nn.Module,
+        function: Callable[..., Any],
+        arguments: tuple[Any, ...],
+        parameters: Sequence[torch.nn.Parameter],
+        /,
+    ) -> Any:
+        """Call a function that calls parts of a prepared module, instead of the module itself, and return what it returns.
+
+        Such as a loss function of a `hocket.Task` that steps several optimizers. What a call of the module does for its
+        parameters, such as gathering their shards and reducing their gradients in the backward pass, is done for
+        ``parameters``; the others get no gradients. Called within `accumulate`, on all ranks alike.
+        """
         raise NotImplementedError
 
     @hookspec(firstresult=True)

@@ -22,7 +22,7 @@ class LearningRate(Protocol):
         """A fit begins: bring the learning rates to ``state.timestamp``."""
 
     def step(self, state: State) -> None:
-        """The optimizer has stepped and ``state.timestamp`` counts it."""
+        """An optimizer has stepped, and ``state.timestamp`` counts the batch; ``state.step.taken`` says which and how often."""
 
     def epoch_end(self, state: State) -> None:
         """``state.timestamp`` counts one more epoch."""
@@ -103,9 +103,11 @@ class Stepped:
 
     def step(self, state: State) -> None:
         """See :class:`LearningRate`."""
-        self._steps += 1
-        if self._every.unit is Unit.BATCH and self._steps % self._every.value == 0:
-            self._scheduler.step()
+        taken = state.step.taken
+        for _ in range(1 if taken is None else taken.get(id(self._scheduler.optimizer), 0)):
+            self._steps += 1
+            if self._every.unit is Unit.BATCH and self._steps % self._every.value == 0:
+                self._scheduler.step()
 
     def epoch_end(self, state: State) -> None:
         """See :class:`LearningRate`."""

@@ -7,6 +7,7 @@ from functools import cache
 from typing import Any
 
 import torch
+from torch import nn
 from torch.autograd import _profiler_enabled  # type: ignore[attr-defined]
 from torch.optim import Optimizer
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
@@ -16,12 +17,13 @@ from hocket.surgery import Replacement, update_optimizer
 from hocket.task import Task
 
 
-def make_optimizers(given: Any, task: Task, replacements: Sequence[Replacement]) -> list[Optimizer]:
-    """The optimizers of a run.
+def make_optimizers(given: Any, task: Task, replacements: Sequence[Replacement]) -> dict[str, Optimizer]:
+    """The optimizers of a run by name; those without are numbered.
 
     Args:
         given: an Optimizer; a function of the list of parameters that returns one; a name or configuration such as
-            ``"adamw(lr=1e-3)"``; a sequence of those; or None to ask ``task.configure_optimizers()``.
+            ``"adamw(lr=1e-3)"``; a sequence of those; a dict of those by name, in which all but instances are of the
+            parameters of the task's (or its model's) submodule of that name; or None to ask ``task.configure_optimizers()``.
         task: after surgery; its model's parameters are what optimizers may hold.
         replacements: what surgery replaced; instances are repaired by them.
 
@@ -32,11 +34,40 @@ def make_optimizers(given: Any, task: Task, replacements: Sequence[Replacement])
     if given is None:
         given = task.configure_optimizers()
     if given is None:
-        return []
-    several = isinstance(given, Sequence) and not isinstance(given, str)
-    optimizers = [_make(item, task, replacements) for item in (given if several else [given])]
-    _check(optimizers, task)
-    return optimizers
+        return {}
+    if isinstance(given, Mapping) and (modules := _named(given, task)):
+        made = {name: _make(item, modules[name], replacements) for name, item in given.items()}
+    else:
+        several = isinstance(given, Sequence) and not isinstance(given, str)
+        each = [_make(item, task, replacements) for item in (given if several else [given])]
+        made = {str(number): optimizer for number, optimizer in enumerate(each)}
+    _check(list(made.values()), task)
+    return made
+
+
+def _named(given: Mapping[Any, Any], task: Task) -> dict[str, nn.Module]:
+    """The module that each optimizer is of; empty if this is no dict of optimizers by name, but one plug-in's configuration.
+
+    Raises ValueError if one of them is of no module.
+    """
+    if not given:
+        return {}
+    found: dict[str, nn.Module] = {}
+    for name, item in given.items():
+        part: nn.Module | None = task
+        if not isinstance(item, Optimizer):
+            inside = [getattr(module, name, None) for module in (task, task.model) if isinstance(name, str)]
+            part = next((module for module in inside if isinstance(module, nn.Module)), None)
+        if part is not None:
+            found[str(name)] = part
+    if not found or (len(found) == len(given) and all(type(name) is str for name in given)):
+        return found
+    missing = next(name for name in given if name not in found)
+    raise ValueError(
+        f"optimizer={{{missing!r}: …}} names no part of {type(task.model).__name__}, which has "
+        f"{', '.join(name for name, _ in task.model.named_children()) or 'none'}. An optimizer that is given by name and not "
+        "as an instance is made of the parameters of that part."
+    )
 
 
 def needs_closure(optimizer: Optimizer) -> bool:
@@ -85,15 +116,16 @@ def _inside(method: Any) -> Callable[[Optimizer], Any] | None:
 _RECORD = Optimizer.profile_hook_step(lambda: None).__code__
 
 
-def _make(given: Any, task: Task, replacements: Sequence[Replacement]) -> Optimizer:
+def _make(given: Any, part: nn.Module, replacements: Sequence[Replacement]) -> Optimizer:
     if isinstance(given, Optimizer):
         if replacements:
             update_optimizer(given, replacements)
         return given
-    parameters = list(task.parameters())
+    parameters = list(part.parameters())
     if not any(parameter.requires_grad for parameter in parameters):
+        model = part.model if isinstance(part, Task) else part
         raise ValueError(
-            f"{type(task.model).__name__} has no parameter that requires a gradient, so there is nothing to optimize. "
+            f"{type(model).__name__} has no parameter that requires a gradient, so there is nothing to optimize. "
             "Leave out optimizer= to evaluate or predict only, or set requires_grad on what should be trained."
         )
     if isinstance(given, str | Mapping):

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from hocket.algorithm import Need
 from hocket.hookspecs import Actions, Event
 from hocket.plugins.bus import Bus
 from hocket.plugins.errors import PlanError
@@ -13,6 +14,7 @@ from hocket.plugins.spec import Voice
 
 if TYPE_CHECKING:
     from hocket.hookspecs import StrategyLike
+    from hocket.task import Task
 
 _ACTIONS = [name for name in vars(Actions) if not name.startswith("_")]
 
@@ -54,12 +56,17 @@ def _table(title: str, hooks: Mapping[str, tuple[str, ...]]) -> list[str]:
     ]
 
 
-def make_plan(bus: Bus, model: Any, strategy: StrategyLike, run: Mapping[str, str]) -> Plan:
+def make_plan(bus: Bus, task: Task, strategy: StrategyLike, run: Mapping[str, str]) -> Plan:
     """Work out the plan. Nothing is changed.
 
     Raises:
-        PlanError: an algorithm needs something of the strategy that it does not offer.
+        PlanError: an algorithm or the task needs something of the strategy that it does not offer.
     """
+    if task.owns_steps and Need.SEVERAL_STEPS not in strategy.offers:
+        raise PlanError(
+            f"{type(task).__name__} takes its steps itself, in train_batch, and strategy '{_name_of(strategy, bus)}' steps all "
+            "optimizers at once. Choose another strategy=, such as 'ddp'."
+        )
     for voice in bus.voices:
         needs = getattr(voice.obj, "needs", None)
         if voice.kind == "algorithms" and needs is not None and (missing := needs & ~strategy.offers):
@@ -73,7 +80,7 @@ def make_plan(bus: Bus, model: Any, strategy: StrategyLike, run: Mapping[str, st
         events=_heard(bus, [event.value for event in Event]),
         actions=_heard(bus, _ACTIONS),
         surgery={
-            voice.name: tuple(voice.obj.touches(model))
+            voice.name: tuple(voice.obj.touches(task.model))
             for voice in bus.voices
             if voice.kind == "algorithms" and Event.INIT in voice.obj.events
         },

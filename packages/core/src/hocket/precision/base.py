@@ -38,6 +38,10 @@ class Precision:
             return batch
         return map_tensors(lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor, batch)
 
+    def begin_step(self, name: str) -> bool:
+        """See :meth:`hocket.hookspecs.PrecisionHooks.begin_step`."""
+        return True
+
     def forward_context(self) -> AbstractContextManager[Any]:
         """See :meth:`hocket.hookspecs.PrecisionHooks.forward_context`."""
         return NOTHING

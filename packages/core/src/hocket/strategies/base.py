@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
@@ -19,7 +19,7 @@ class Strategy:
     """What one process on one device does; subclasses override what differs. Contract: :mod:`hocket.hookspecs.strategies`."""
 
     # What each is stands in `hocket.hookspecs.StrategyLike`.
-    offers: ClassVar[Need] = Need.FULL_PARAMETERS | Need.SECOND_GRADIENT
+    offers: ClassVar[Need] = Need.FULL_PARAMETERS | Need.SECOND_GRADIENT | Need.SEVERAL_STEPS
     distributed: ClassVar[bool] = False
     averages_gradients: bool = True
     #: Set by :meth:`setup_environment`.
@@ -60,6 +60,21 @@ class Strategy:
     def accumulate(self, module: nn.Module, last: bool) -> AbstractContextManager[Any]:
         """See :meth:`hocket.hookspecs.StrategyHooks.accumulate`."""
         return NOTHING
+
+    def call_prepared(
+        self,
+        module: nn.Module,
+        function: Callable[..., Any],
+        arguments: tuple[Any, ...],
+        parameters: Sequence[nn.Parameter],
+    ) -> Any:
+        """See :meth:`hocket.hookspecs.StrategyHooks.call_prepared`. Strategies of several ranks have to override it."""
+        if self.world_size > 1:
+            raise NotImplementedError(
+                f"Strategy {type(self).__name__} does not say how ranks reduce the gradients of a part of the model, so it "
+                "cannot train a Task with train_batch. Use strategy='ddp', or define call_prepared."
+            )
+        return function(*arguments)
 
     def all_reduce(self, tensor: torch.Tensor, op: str) -> torch.Tensor:
         """See :meth:`hocket.hookspecs.StrategyHooks.all_reduce`."""

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 import hocket
 from hocket.data.batches import count, map_tensors, split
+from hocket.losses import as_loss
 from hocket.precision import Precision
-from hocket.task import SupervisedTask, as_loss
+from hocket.task import SupervisedTask
 from hocket.testkit.compare import difference
 from hocket.testkit.conformance import weights
 from hocket.testkit.footprint import changed, footprint

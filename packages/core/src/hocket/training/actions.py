@@ -9,9 +9,10 @@ import torch
 
 from hocket.data import batches
 from hocket.data.batches import map_tensors, unpadded
+from hocket.distributed.dtensors import mesh_of
+from hocket.losses import Apart, Loss, as_loss
 from hocket.optim.clipping import clip_gradients
 from hocket.state import State
-from hocket.task import Loss, as_loss
 from hocket.training import weights
 from hocket.training.means import Part, mean, on_device
 from hocket.training.step import count
@@ -51,7 +52,9 @@ class DefaultActions:
     def forward(self, state: State, batch: Any) -> Any:
         """The prepared model, under the precision's context."""
         with state.bus.forward_context():
-            return state.prepared(batch)
+            if state.step.optimizers is None:
+                return state.prepared(batch)
+            return state.bus.call_prepared(state.prepared, state.task, (batch,), state.trained_parameters())
 
     def loss(self, state: State, outputs: Any, batch: Any) -> Loss:
         """The task's loss, under the precision's context."""
@@ -60,8 +63,12 @@ class DefaultActions:
 
     def backward(self, state: State, loss: torch.Tensor) -> bool:
         """Scaled as the precision wants it."""
+        step = state.step
         try:
-            state.bus.scale_loss(loss).backward()
+            if step.inputs is None:
+                state.bus.scale_loss(loss).backward()
+            else:
+                state.bus.scale_loss(loss).backward(inputs=step.inputs, retain_graph=step.retain_graph)
         except RuntimeError:
             if loss.requires_grad:
                 raise
@@ -73,7 +80,7 @@ class DefaultActions:
         return True
 
     def clip_gradients(self, state: State) -> torch.Tensor | bool:
-        """As the Trainer's ``clip_gradients`` says; over all parameters that optimizers hold."""
+        """As the Trainer's ``clip_gradients`` says; over all parameters that the optimizers of the step hold."""
         if state.clipping is None:
             return True
         kind, threshold = state.clipping
@@ -81,9 +88,9 @@ class DefaultActions:
         return True if norm is None else norm
 
     def optimizer_step(self, state: State, closure: Callable[[], torch.Tensor]) -> bool:
-        """Every optimizer, by way of the precision."""
+        """Every optimizer of the step, by way of the precision."""
         taken = False
-        for optimizer in state.optimizers:
+        for optimizer in state.step_optimizers:
             taken |= state.bus.step_optimizer(optimizer, closure)
         return taken
 
@@ -132,6 +139,9 @@ def compute_gradients(
     bus.zero_grad(state)
     whole, world = step.batch, state.strategy.world_size
     world = 1 if world == 1 else state.strategy.data_ranks
+    step.kept = []
+    if step.boundary is not None:
+        step.boundary.begin()
     # Strategies take the mean of gradients over ranks with data of their own, hence the number of those.
     per_sample = world / everyone if state.strategy.averages_gradients else 1 / max(mine, 1)
     if split is not None:
@@ -144,19 +154,23 @@ def compute_gradients(
             step.losses = compute_microbatch(state, whole, mine, None, metrics)[3]
     else:
         parts = []
-        left = mine
-        for number, piece in enumerate(pieces, 1):
+        left, carry = mine, step.carry
+        for number, (piece, carried) in enumerate(zip(pieces, _split_carry(state, pieces, split), strict=True), 1):
             piece, counts = unpadded(piece)
             samples = 0 if not counts else mine if piece is whole else min(mine, count(state, piece).samples)
             left -= samples
+            step.carry = carried
             with bus.accumulate(state.prepared, number == len(pieces)):
                 parts.append(Part(*compute_microbatch(state, piece, samples, per_sample, metrics)))
+        step.carry = carry
         if left:
             raise ValueError(_lost(state, mine, left))
         rescale = mean(state, parts, mine, everyone)
     step.batch, step.outputs = whole, None
+    if step.boundary is not None:
+        step.boundary.backward()
 
-    for optimizer in state.optimizers:
+    for optimizer in state.step_optimizers:
         bus.unscale_gradients(optimizer)
     if rescale is not None:
         for parameter in state.trained_parameters():
@@ -176,18 +190,53 @@ def _lost(state: State, samples: int, left: int) -> str:
     )
 
 
+def _split_carry(
+    state: State, pieces: Sequence[Any], split: Callable[[Any], Sequence[Any]] | None
+) -> Sequence[tuple[Any, ...]]:
+    """What the loss function is given besides each microbatch."""
+    carry = state.step.carry
+    if not carry or carry[0] is None or len(pieces) == 1:
+        return [carry] * len(pieces)
+    assert state.microbatch is not None
+    of_each = split(carry[0]) if split is not None else state.bus.split_batch(state, carry[0], state.microbatch)
+    if len(of_each) != len(pieces):
+        raise ValueError(
+            f"A batch was split into {len(pieces)} microbatches, and what its step carries into {len(of_each)}. Both hold one "
+            "entry for each sample along dimension 0 (a hidden state of shape (layers, samples, features) is carried as "
+            f"hidden.transpose(0, 1)); or define split(batch, size) in {type(state.task).__name__} for both."
+        )
+    return [(unpadded(each)[0],) for each in of_each]
+
+
 def compute_microbatch(
     state: State, batch: Any, samples: int, per_sample: float | None, metrics: Shown | None
 ) -> tuple[Any, ...]:
     """Forward, loss and backward: what makes a `Part`. ``per_sample`` multiplies a sample's loss, None for nothing."""
+    others = state.step.others
+    for parameter in others:
+        parameter.requires_grad_(False)
+    try:
+        return _compute_microbatch(state, batch, samples, per_sample, metrics)
+    finally:
+        for parameter in others:
+            parameter.requires_grad_(True)
+
+
+def _compute_microbatch(
+    state: State, batch: Any, samples: int, per_sample: float | None, metrics: Shown | None
+) -> tuple[Any, ...]:
     bus, step = state.bus, state.step
     step.batch = bus.move_batch(state, batch)
     bus.before_forward(state)
-    step.outputs = bus.forward(state, step.batch)
-    bus.after_forward(state)
-    bus.before_loss(state)
-    loss = bus.loss(state, step.outputs, step.batch)
-    step.loss, own, parts, reduction = loss
+    apart: Mapping[str, torch.Tensor] | None = None
+    if step.loss_function is None:
+        step.outputs = bus.forward(state, step.batch)
+        bus.after_forward(state)
+        bus.before_loss(state)
+        loss = bus.loss(state, step.outputs, step.batch)
+    else:
+        loss, apart = _call_loss_function(state)
+    step.loss, own, parts, reduction, kept = loss
     summed = False
     if per_sample is not None:  # else nothing is weighted
         summed = (reduction or state.loss_reduction) == "sum"
@@ -198,26 +247,76 @@ def compute_microbatch(
                 step.weight_of = None if weight_of is weights.nothing else weight_of
             own = weight_of(step.batch)
     bus.after_loss(state)
-    if metrics is not None and samples:
+    if metrics is not None and samples and step.loss_function is None:
         metrics.update(step.outputs, step.batch)
+    if kept is not None and samples:
+        step.kept.append(kept)
     bus.before_backward(state)
-    if per_sample is None:
-        bus.backward(state, step.loss)
-        weight: float | torch.Tensor = samples
-    elif summed:
+    factor: Any = None
+    weight: float | torch.Tensor = samples
+    if summed:
         weight = 1 if samples else 0
-        strategy = state.strategy
-        _gate(step.outputs, weight)
-        bus.backward(state, step.loss * (weight * (strategy.data_ranks if strategy.averages_gradients else 1)))
-    else:
+        factor = weight * (state.strategy.data_ranks if state.strategy.averages_gradients else 1)
+    elif per_sample is not None:
         weight = samples if own is None or not samples else own
         if isinstance(weight, torch.Tensor):
             weight = on_device(weight, step.loss)  # a count times a number would be float32
+        factor = weight * per_sample
+    if factor is not None:
         _gate(step.outputs, weight)
-        bus.backward(state, step.loss * (weight * per_sample))
+    if apart is None:
+        bus.backward(state, step.loss if factor is None else step.loss * factor)
+    else:
+        _backward_apart(state, apart, factor)
     bus.after_backward(state)
     step.loss = step.loss.detach()
     return step.loss, weight, own is not None and not summed, parts, summed
+
+
+def _call_loss_function(state: State) -> tuple[Loss, Mapping[str, torch.Tensor] | None]:
+    """The loss of the current microbatch by the step's own function, and the losses that it keeps apart."""
+    step, function = state.step, state.step.loss_function
+    assert function is not None
+    ends = () if step.boundary is None else step.boundary.tensors
+    apart: Mapping[str, torch.Tensor] | None = None
+
+    def call(*args: Any) -> Any:
+        nonlocal apart
+        returned = function(*args)
+        if isinstance(returned, Apart):
+            apart = returned.losses
+        loss = as_loss(returned)
+        kept = map_tensors(torch.Tensor.detach, loss.kept)
+        return loss._replace(kept=kept), ends  # graphs that belong to the step, for strategies that look for them
+
+    with state.bus.forward_context():
+        arguments = (step.batch, *step.carry)
+        loss, _ = state.bus.call_prepared(state.prepared, call, arguments, state.trained_parameters())
+    return loss, apart
+
+
+def _backward_apart(state: State, losses: Mapping[str, torch.Tensor], factor: Any) -> None:
+    """Backward of each loss into the parameters of its own optimizer only."""
+    step = state.step
+    optimizers = dict(zip(state.optimizer_names, state.optimizers, strict=True))
+    if {id(optimizers.get(name)) for name in losses} != set(map(id, state.step_optimizers)):
+        raise ValueError(
+            f"The loss function returned hocket.Apart of {', '.join(map(repr, losses))} in a step of the optimizers "
+            f"{step.name.replace('+', ', ') or 'named ' + ', '.join(state.optimizer_names)}. Give each of them one loss."
+        )
+    for number, (name, loss) in enumerate(losses.items(), 1):
+        held = [p for group in optimizers[name].param_groups for p in group["params"] if p.requires_grad]
+        if any(mesh_of(parameter) is not None for parameter in held):
+            raise ValueError(
+                "hocket.Apart needs parameters that are whole on every rank, and this strategy shards them. Use "
+                "strategy='ddp', or take a step for each loss."
+            )
+        step.inputs = [*held, *(() if step.boundary is None else step.boundary.leaves)]
+        step.retain_graph = number < len(losses)
+        try:
+            state.bus.backward(state, loss if factor is None else loss * factor)
+        finally:
+            step.inputs, step.retain_graph = None, False
 
 
 def _gate(outputs: Any, weight: float | torch.Tensor) -> None:

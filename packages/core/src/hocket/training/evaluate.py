@@ -12,8 +12,8 @@ import torch
 from hocket.data.batches import unpadded
 from hocket.data.feed import end_workers, iterates_once, one_pass
 from hocket.data.passes import Passes
+from hocket.losses import Loss
 from hocket.state import State
-from hocket.task import Loss
 from hocket.time import Interval
 from hocket.training import scalars, seeding, weights
 from hocket.training.means import on_device

@@ -27,6 +27,7 @@ from hocket.training.metrics import MetricSet
 from hocket.training.modes import train_mode
 from hocket.training.requests import Decision
 from hocket.training.step import count
+from hocket.training.steps import Steps
 
 #: Where in a fit an exception can be raised, in order; a fit continues in each but ``"step"``. ``"batch"``, ``"epoch"`` and
 #: ``"over"`` are those in which checkpoints are taken.
@@ -49,9 +50,12 @@ class FitLoop:
     Args:
         guard: what to do about losses and gradients that are not finite.
         log_every: when what was logged is handed to the loggers.
+        compiled: see `hocket.training.steps.Steps`.
     """
 
-    def __init__(self, state: State, guard: NonFiniteGuard, log_every: Interval) -> None:
+    def __init__(
+        self, state: State, guard: NonFiniteGuard, log_every: Interval, compiled: Callable[[Any], Any] | None = None
+    ) -> None:
         self.state = state
         #: Where batches come from, and metrics over those of an epoch; the Trainer sets them.
         self.feed: Feed
@@ -59,6 +63,8 @@ class FitLoop:
         self._guard = guard
         self._log_every = log_every
         self._written_at = -1
+        #: What a task that takes its steps itself is given; None for others.
+        self._steps = Steps(state, self._step, compiled) if state.task.owns_steps else None
         #: The batch after which each evaluation set was evaluated last, by label.
         self._evaluated_at: dict[str, int] = {}
         #: The metrics, if there are any.
@@ -270,22 +276,12 @@ class FitLoop:
         step.counts, step.samples, step.trained_on, step.metrics = total, mine, trained_on, self._shown
         state.progress.started += 1
 
-        trained = stepped = False
+        stepped = False
         if not skip and trained_on:
-
-            def closure() -> torch.Tensor:
-                step.metrics = None  # they have seen the batch
-                bus.gradients(state)
-                self._guard.allows(state)
-                return step.loss  # type: ignore[return-value]  # there now
-
-            bus.gradients(state)
-            trained = self._guard.allows(state)
+            stepped = self._step() if self._steps is None else self._steps.run(counts)
         if self.settle is not None:
             self._settle()
         self.stage = "step"
-        if trained:
-            stepped = bus.optimizer_step(state, closure)
         state.previous.become(state.timestamp)
         now = time.perf_counter()
         state.timestamp.next_batch(total.samples, total.tokens, now - self._clock)
@@ -297,6 +293,25 @@ class FitLoop:
         bus.batch_end(state)
         state.device_kind.batch_end()
         self._after_batch()
+
+    def _step(self) -> bool:
+        """Compute the gradients of the current step and step its optimizers; False if guard or precision skip that."""
+        state, bus, step = self.state, self.state.bus, self.state.step
+
+        def closure() -> torch.Tensor:
+            step.metrics = None  # they have seen the batch
+            kept = step.kept
+            bus.gradients(state)
+            step.kept = kept
+            self._guard.allows(state)
+            return step.loss  # type: ignore[return-value]  # there now
+
+        bus.gradients(state)
+        allowed = self._guard.allows(state)
+        if self.settle is not None:
+            self._settle()
+        self.stage = "step"
+        return allowed and bus.optimizer_step(state, closure)
 
     def _after_batch(self) -> None:
         state = self.state
@@ -387,7 +402,8 @@ class FitLoop:
     def _write_down(self) -> None:
         if self.state.loss is not None and self._written_at != self.state.timestamp.batch:
             self._written_at = self.state.timestamp.batch
-            self.state.log({"train/loss": self.state.loss})
-            self.state.log({f"train/{name}": value for name, value in self.state.loss_parts.items()})
+            if self._steps is None:  # which log themselves
+                self.state.log({"train/loss": self.state.loss})
+                self.state.log({f"train/{name}": value for name, value in self.state.loss_parts.items()})
         self._guard.interval_end(self.state)
         scalars.flush(self.state)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hocket.data.batches import Counts
+from hocket.data.batches import Counts, map_tensors
 
 if TYPE_CHECKING:
     from hocket.state import State
@@ -17,10 +17,12 @@ if TYPE_CHECKING:
 
 
 class Step:
-    """The batch under way and what came of it. Training has one; evaluations and predictions have one each."""
+    """The current batch and what came of it. Training has one, as has each step of a `hocket.Task.train_batch`; evaluations
+    and predictions have one each."""
 
     __slots__ = (
-        "batch", "counts", "gradient_norm", "loss", "loss_names", "losses", "metrics", "outputs", "samples", "trained_on",
+        "batch", "boundary", "carry", "counts", "gradient_norm", "inputs", "kept", "loss", "loss_function", "loss_names",
+        "losses", "metrics", "name", "optimizers", "others", "outputs", "retain_graph", "samples", "taken", "trained_on",
         "weight_of",
     )  # fmt: skip
 
@@ -46,12 +48,86 @@ class Step:
         #: How losses without a weight are weighted, as a function of the batch; None until that matters.
         self.weight_of: Callable[[Any], torch.Tensor | None] | None = None
 
+        # What only the steps of a `hocket.Task.train_batch` have; see `hocket.training.steps`.
+        #: The names of its optimizers, joined by "+"; "" for all of them.
+        self.name = ""
+        #: Those that it steps, None for all; and the trained parameters of the others, which get no gradients.
+        self.optimizers: Sequence[torch.optim.Optimizer] | None = None
+        self.others: Sequence[torch.nn.Parameter] = ()
+        #: The loss as a function of a microbatch; None for the model's forward pass and then the task's loss.
+        self.loss_function: Callable[..., Any] | None = None
+        #: What the loss function is given besides the microbatch, nothing or one thing; and what it kept of each microbatch.
+        self.carry: tuple[Any, ...] = ()
+        self.kept: list[Any] = []
+        #: Where graphs of tensors in the batch end; see `Boundary`.
+        self.boundary: Boundary | None = None
+        #: What the next backward pass accumulates gradients in, None for everything; and whether the graph is used again.
+        self.inputs: Sequence[torch.Tensor] | None = None
+        self.retain_graph = False
+
+        #: How often each optimizer has stepped in the batch, by id; None where all of them step once.
+        self.taken: Mapping[int, int] | None = None
+
     def without_batch(self) -> Step:
         """A copy of the numbers alone."""
         taken = copy.copy(self)
         taken.batch = taken.outputs = taken.loss = taken.gradient_norm = None
         taken.losses = {}
         return taken
+
+
+class Boundary:
+    """Leaves in place of the tensors of a batch that have a graph, so that each microbatch ends there and the graph, which
+    they share, is passed once."""
+
+    def __init__(self) -> None:
+        self._tensors: list[torch.Tensor] = []
+        self._leaves: list[torch.Tensor] = []
+        self._passed = False
+
+    @classmethod
+    def of(cls, batch: Any) -> tuple[Any, Boundary | None]:
+        """The batch with leaves, and its boundary; None if no tensor has a graph."""
+        boundary = cls()
+        cut = map_tensors(boundary._leaf, batch)
+        return (cut, boundary) if boundary._tensors else (batch, None)
+
+    def _leaf(self, tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.grad_fn is None:
+            return tensor
+        self._tensors.append(tensor)
+        self._leaves.append(tensor.detach().requires_grad_())
+        return self._leaves[-1]
+
+    @property
+    def tensors(self) -> Sequence[torch.Tensor]:
+        """Those with a graph."""
+        return self._tensors
+
+    @property
+    def leaves(self) -> Sequence[torch.Tensor]:
+        """What microbatches are made of instead."""
+        return self._leaves
+
+    def begin(self) -> None:
+        """Before the gradients of the batch are computed. Raises RuntimeError if that is not possible, again."""
+        if self._passed:
+            raise RuntimeError(
+                "The batch of this step has a tensor that was computed in train_batch with gradients, which cannot be "
+                "computed again, and SAM, LBFGS and a smaller microbatch after a memory error compute gradients again. "
+                "Compute that tensor in the loss function instead, or detach it."
+            )
+        for leaf in self._leaves:
+            leaf.grad = None
+
+    def backward(self) -> None:
+        """Pass on the gradients of all microbatches."""
+        self._passed = True
+        pairs = [(tensor, leaf.grad) for tensor, leaf in zip(self._tensors, self._leaves, strict=True)]
+        reached = [(tensor, gradient) for tensor, gradient in pairs if gradient is not None]
+        if reached:
+            tensors, gradients = zip(*reached, strict=True)
+            torch.autograd.backward(tensors, gradients)
 
 
 def count(state: State, batch: Any) -> Counts:

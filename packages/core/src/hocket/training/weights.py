@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hocket.data import batches
-from hocket.task import Loss, SupervisedTask, as_loss, own_loss
+from hocket.losses import Loss, as_loss, own_loss
+from hocket.task import SupervisedTask
 from hocket.training import seeding
 
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
@@ -71,12 +71,9 @@ class FP16(Precision):
             "growth_interval": growth_interval,
         }
         self.min_scale = min_scale
-        #: Batches that were not trained on because their gradients overflowed.
-        self.skipped_steps = 0
-        self._scaler = LossScaler("cpu", **self._options)
-        self._skip = False
-        #: Whether a step was taken, or left out, that the scale does not know of yet.
-        self._decided = False
+        #: The scale of each step by its name, "" for that of all optimizers; and that of the current step.
+        self._scales: dict[str, _Scale] = {}
+        self._begin_with("cpu")
 
     # --- before training
 
@@ -87,8 +84,7 @@ class FP16(Precision):
                 f"precision='fp16' runs on {' and '.join(_DEVICES)}, not on {self.device.type}. Pass device='cpu' or "
                 "precision='fp32'."
             )
-        self._scaler = LossScaler(self.device.type, **self._options)
-        self.skipped_steps = 0
+        self._begin_with(self.device.type)
         return module
 
     def check_optimizer(self, optimizer: torch.optim.Optimizer) -> bool:
@@ -104,7 +100,17 @@ class FP16(Precision):
 
     def batch_start(self, state: State) -> None:
         """Nothing has overflowed yet, whatever an exception has left."""
-        self._begin()
+        for scale in self._scales.values():
+            scale.begin()
+        self._current = self._scales[""]
+
+    def begin_step(self, name: str) -> bool:
+        """Use the scale of this step."""
+        if name not in self._scales:
+            self._scales[name] = _Scale(self.device.type, self._options)
+        self._current = self._scales[name]
+        self._current.end_step()
+        return True
 
     def forward_context(self) -> AbstractContextManager[Any]:
         """Autocast to float16."""
@@ -112,74 +118,112 @@ class FP16(Precision):
 
     def scale_loss(self, loss: torch.Tensor) -> torch.Tensor:
         """The loss times the scale, in float32."""
-        self._adapt()
-        return self._scaler.scale(loss)
+        self._current.adapt()
+        return self._current.scaler.scale(loss)
 
     def unscale_gradients(self, optimizer: torch.optim.Optimizer) -> bool:
         """Divide by the scale, and mark on the device whether a gradient is not finite."""
-        self._scaler.unscale_(optimizer)
+        self._current.scaler.unscale_(optimizer)
         return True
 
     def overflowed(self, all_reduce: Callable[[torch.Tensor, str], torch.Tensor]) -> bool:
         """Whether any gradient of this step was not finite, on any rank. Raises FloatingPointError if none is at any scale."""
-        flag = self._scaler.overflow
+        current = self._current
+        flag = current.scaler.overflow
         if flag is None:
             return False
         flag.copy_(all_reduce(flag, "max"))
-        self._skip = bool(flag.item())
-        if self._skip and (scale := self._scaler.get_scale()) * self._scaler.get_backoff_factor() < self.min_scale:
+        current.skip = bool(flag.item())
+        scaler = current.scaler
+        if current.skip and (scale := scaler.get_scale()) * scaler.get_backoff_factor() < self.min_scale:
             raise FloatingPointError(
                 f"Gradients are not finite, nor were they in earlier batches, although the loss scale has fallen to {scale:g}: "
                 "this is no overflow that scaling causes. Look for the layer with detect_anomaly=True, lower the learning "
                 "rate, or use precision='bf16' or 'fp32'."
             )
-        return self._skip
+        return current.skip
 
     def step_optimizer(self, optimizer: torch.optim.Optimizer, closure: Callable[[], torch.Tensor]) -> bool:
         """Step, or return False if gradients overflowed."""
-        self._decided = True
-        return not self._skip and super().step_optimizer(optimizer, closure)
+        self._current.decided = True
+        return not self._current.skip and super().step_optimizer(optimizer, closure)
 
     def batch_end(self, state: State) -> None:
-        """Adapt the scale, and log it, unless the batch was left out before gradients were there."""
-        self._decided = self._scaler.overflow is not None
-        if self._adapt():
-            state.log(
-                {"precision/loss_scale": self._scaler.scale_tensor, "precision/skipped_steps": self.skipped_steps}
-            )
+        """Adapt the scales, and log them, unless the batch was left out before gradients were there."""
+        for name, scale in self._scales.items():
+            if scale.end_step():
+                prefix = f"precision/{name}" if name else "precision"
+                state.log(
+                    {f"{prefix}/loss_scale": scale.scaler.scale_tensor, f"{prefix}/skipped_steps": scale.skipped_steps}
+                )
 
-    def _adapt(self) -> bool:
-        """Draw the consequences of a step that was taken or left out, if there was one since the last time."""
-        if not self._decided:
-            return False
-        self.skipped_steps += self._skip
-        self._scaler.update()
-        self._begin()
-        return True
+    @property
+    def skipped_steps(self) -> int:
+        """Steps that were not taken because their gradients overflowed."""
+        return sum(scale.skipped_steps for scale in self._scales.values())
 
-    def _begin(self) -> None:
-        self._scaler.begin()
-        self._skip = self._decided = False
+    def _begin_with(self, device: str) -> None:
+        self._current = _Scale(device, self._options)
+        self._scales = {"": self._current}
 
     # --- checkpoints
 
     def state_dict(self) -> dict[str, Any]:
-        """The scale, how many steps in a row did not overflow, and how many did in all."""
-        self._adapt()
-        own = self._scaler.state_dict()
+        """The scale, how many steps in a row did not overflow, and how many did in all; also of each step with a name."""
+        own = self._scales[""].state_dict()
+        named = {name: scale.state_dict() for name, scale in self._scales.items() if name}
+        return {**own, "steps": named} if named else own
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Undo :meth:`state_dict`; factors and intervals stay those of the constructor."""
+        known = self._scales[""].state_dict()
+        if state_dict.keys() - {"steps"} != known.keys():
+            raise ValueError(f"FP16's state has the keys {sorted(known)}, but was given {sorted(state_dict)}.")
+        for name, own in {"": state_dict, **state_dict.get("steps", {})}.items():
+            self.begin_step(name)
+            self._current.load_state_dict(own)
+        self._current = self._scales[""]
+
+
+class _Scale:
+    """A loss scale, and what became of the latest step that was taken with it."""
+
+    def __init__(self, device: str, options: Mapping[str, Any]) -> None:
+        self.scaler = LossScaler(device, **options)
+        self.skip = False
+        #: Whether a step was taken, or left out, that the scale does not know of yet.
+        self.decided = False
+        self.skipped_steps = 0
+
+    def end_step(self) -> bool:
+        """Adapt to the latest step, if gradients were computed, whether it was taken or not."""
+        self.decided = self.scaler.overflow is not None
+        return self.adapt()
+
+    def adapt(self) -> bool:
+        """Draw the consequences of a step that was taken or left out, if there was one since the last time."""
+        if not self.decided:
+            return False
+        self.skipped_steps += self.skip
+        self.scaler.update()
+        self.begin()
+        return True
+
+    def begin(self) -> None:
+        """A new step, whatever became of the last one."""
+        self.scaler.begin()
+        self.skip = self.decided = False
+
+    def state_dict(self) -> dict[str, Any]:
+        """The scale, steps in a row that did not overflow, steps that did."""
+        self.adapt()
+        own = self.scaler.state_dict()
         return {
             "loss_scale": own["scale"], "good_steps": own["_growth_tracker"], "skipped_steps": self.skipped_steps,
         }  # fmt: skip
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Undo :meth:`state_dict`; factors and intervals stay those of the constructor."""
-        if state_dict.keys() != (known := self.state_dict()).keys():
-            raise ValueError(f"FP16's state has the keys {sorted(known)}, but was given {sorted(state_dict)}.")
-        self._scaler.load_state_dict(
-            {
-                **self._scaler.state_dict(),
-                "scale": state_dict["loss_scale"],
-                "_growth_tracker": state_dict["good_steps"],
-            }
-        )
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Undo :meth:`state_dict`."""
+        own = {"scale": state_dict["loss_scale"], "_growth_tracker": state_dict["good_steps"]}
+        self.scaler.load_state_dict({**self.scaler.state_dict(), **own})
         self.skipped_steps = state_dict["skipped_steps"]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from hocket import Precision
+from hocket import Precision, Task
 from hocket.data.batches import map_tensors
 
 if TYPE_CHECKING:
@@ -45,6 +45,9 @@ class StoredLow(Precision):
             if part is module or any(tensor.is_floating_point() for tensor in _own(part)):
                 part.register_forward_pre_hook(partial(_cast_inputs, dtype=self.dtype), with_kwargs=True)
             part._apply(lambda t: t if t in kept else _cast(t, self.dtype), recurse=False)
+        if isinstance(module, Task) and module.owns_steps:  # whose loss functions call its parts
+            for part in module.children():
+                part.register_forward_hook(partial(_cast_outputs, dtype=torch.float32))
         return module
 
     def after_forward(self, state: State) -> None:

@@ -1,0 +1,147 @@
+"""Losses: what loss functions may return, with what it is a mean or a sum over."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+_NO_PARTS: Mapping[str, Tensor] = {}
+
+
+class Loss(NamedTuple):
+    """The loss of a (micro)batch, and what it is a mean or a sum over.
+
+    ``value``: scalar tensor. ``weight``: what the mean or sum was taken over, as a number or scalar tensor (samples, tokens
+    that count, …), or None for the number of samples. ``parts``: named losses that ``value`` is the sum of, for the loggers.
+    ``reduction``: ``"mean"`` or ``"sum"``, or None for what the Trainer's ``loss_reduction`` says, else a mean. ``kept``: for
+    loss functions of `hocket.Task.train_batch`, what to return to it in ``StepResult.kept``: tensors with one entry for each
+    sample, in any nesting.
+
+    The loss of a batch is ``sum(weight * value) / sum(weight)`` over its microbatches and ranks, or ``sum(value)`` if it is a
+    sum, so its gradient does not depend on how the batch was split. Evaluation reports means:
+    ``sum(value) / sum(weight)`` for sums.
+
+    Example:
+        >>> def loss(outputs, targets):
+        ...     total = torch.nn.functional.mse_loss(outputs, targets, reduction="sum")
+        ...     return Loss(total, weight=len(targets), reduction="sum")
+    """
+
+    value: Tensor
+    weight: float | Tensor | None = None
+    parts: Mapping[str, Tensor] = _NO_PARTS
+    reduction: Literal["mean", "sum"] | None = None
+    kept: Any = None
+
+
+class Apart:
+    """Losses out of one forward pass of which each moves the parameters of its own optimizer only.
+
+    For loss functions of `hocket.Task.train_batch`. The names are those of the step's optimizers.
+
+    Example:
+        >>> def both(self, batch):  # step(self.both, batch, "actor", "critic")
+        ...     features = self.trunk(batch)
+        ...     return Apart(actor=self.actor_loss(features), critic=self.critic_loss(features))
+    """
+
+    def __init__(self, **losses: Tensor) -> None:
+        self.losses = losses
+
+
+def as_loss(returned: Any) -> Loss:
+    """Understand what a loss function may return: a scalar Tensor, ``(value, weight)``, a dict of named losses, a Loss.
+
+    A dict is summed, unless it has a ``"total"``: that is the loss then, and the others are logged. A tensor of one element is
+    a scalar.
+    """
+    if type(returned) is Tensor or isinstance(returned, Tensor):
+        loss = tuple.__new__(
+            Loss, (returned, None, _NO_PARTS, None, None)
+        )  # Loss(returned) without a call in every batch
+    elif isinstance(returned, Loss):
+        loss = returned
+        _check_weight(loss.weight)
+        if loss.reduction not in (None, "mean", "sum"):
+            raise ValueError(f"reduction={loss.reduction!r} of a hocket.Loss is neither 'mean' nor 'sum'.")
+    elif isinstance(returned, Mapping) and returned:
+        loss = _named(returned)
+    elif isinstance(returned, Apart):
+        loss = _named(returned.losses)
+    elif isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[0], Tensor | Mapping):
+        _check_weight(returned[1])
+        loss = as_loss(returned[0])._replace(weight=returned[1])
+    else:
+        number = isinstance(returned, int | float) or hasattr(returned, "__array__")
+        raise TypeError(
+            f"The loss function returned {type(returned).__name__}. It may return a scalar tensor (the mean over the "
+            "samples), (mean, weight) where weight says what the mean is over, or a dict of named scalar tensors, which are "
+            "added up. "
+            + (
+                "A number has no gradient: return the tensor, without .item() or .numpy()."
+                if number
+                else "Add several losses up, or name them: {'a': a, 'b': b}."
+            )
+        )
+    if loss.value.dim() and loss.value.numel() == 1:
+        return loss._replace(value=loss.value.squeeze())
+    if loss.value.dim():
+        raise ValueError(
+            f"The loss has shape {tuple(loss.value.shape)} but must be a scalar. Take the mean, for instance with "
+            "reduction='mean'; if that mean is not over samples, return (mean, weight)."
+        )
+    return loss
+
+
+def _named(losses: Mapping[str, Any]) -> Loss:
+    for name, value in losses.items():
+        if not isinstance(value, Tensor) or value.dim():
+            found = f"of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+            raise TypeError(
+                f"The loss named {name!r} is {found}. Named losses are scalar tensors; leave out anything else."
+            )
+    if "total" not in losses:
+        if "loss" in losses and len(losses) > 1:
+            raise ValueError(
+                f"The loss function returned a dict of {', '.join(map(repr, losses))}, which would be added up. If 'loss' is "
+                "what to train on, call it 'total'; the others are then logged. If it is one of several, rename it."
+            )
+        return Loss(torch.stack(list(losses.values())).sum(), None, {k: v.detach() for k, v in losses.items()})
+    return Loss(losses["total"], None, {k: v.detach() for k, v in losses.items() if k != "total"})
+
+
+def _check_weight(weight: Any) -> None:
+    if weight is None or (isinstance(weight, int | float) and math.isfinite(weight) and weight >= 0):
+        return
+    if not isinstance(weight, Tensor):
+        raise TypeError(
+            f"The loss function returned (mean, weight) with the weight {weight!r}. A weight says what the mean is over: a "
+            "number or a scalar tensor, 0 or more."
+        )
+    if weight.requires_grad:
+        raise ValueError(
+            "The loss function returned two tensors with gradients. A tuple is (mean, weight), where weight says what the mean "
+            "is over, such as a number of tokens. Return the sum of two losses, a + b, or a dict of them, {'a': a, 'b': b}; a "
+            "weight that was computed with parameters, as weight.detach()."
+        )
+    if weight.dim():
+        raise ValueError(
+            f"The loss function returned (mean, weight) with a weight of shape {tuple(weight.shape)}. It should be a scalar: "
+            "what the mean is over, such as mask.sum()."
+        )
+
+
+def reduction_of(loss: Any) -> Literal["mean", "sum"] | None:
+    """What a loss function says about itself, as ``torch.nn.MSELoss(reduction="sum")`` does; None if it says nothing."""
+    said = loss.keywords.get("reduction") if isinstance(loss, functools.partial) else getattr(loss, "reduction", None)
+    return "sum" if said == "sum" else None
+
+
+def own_loss(outputs: Any) -> Any:
+    """The loss in the outputs of a model that computes it itself, as those of transformers do; None if there is none."""
+    return outputs.get("loss") if isinstance(outputs, Mapping) else getattr(outputs, "loss", None)

@@ -1,0 +1,298 @@
+"""Several steps of the optimizers in one batch: what `hocket.Task.train_batch` calls."""
+
+from __future__ import annotations
+
+import warnings
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from hocket.plugins.errors import PlanError
+from hocket.task import Task
+from hocket.training.step import Boundary, Step, count
+
+if TYPE_CHECKING:
+    from hocket.state import State
+
+
+class StepResult(NamedTuple):
+    """What came of a step.
+
+    ``loss``: the mean over the batch of all ranks, a scalar without a graph; ``losses``: the named losses that it is the sum
+    of. ``gradient_norm``: before clipping, where clipping by norm computed it. ``taken``: whether the optimizers have stepped;
+    False where the loss was not finite under ``nonfinite="skip"``, or scaled gradients overflowed. ``kept``: what the loss
+    function kept (`hocket.Loss`), of the whole batch; where the step was not taken, the ``carry`` that it was given.
+    """
+
+    loss: Tensor
+    losses: Mapping[str, Tensor]
+    gradient_norm: Tensor | None
+    taken: bool
+    kept: Any
+
+
+_NOTHING: Any = object()
+
+
+class Steps:
+    """Call it to take a step: ``step(loss_function, batch, *optimizers)``. One per Trainer.
+
+    Each step has everything that the step of a task with one loss has: zero gradients, microbatches with exact weights, loss
+    scaling, clipping, the guard against non-finite losses, plug-ins. Parameters that only other optimizers hold get no
+    gradients in it.
+
+    Args:
+        take: computes the gradients of the current step and steps; see `hocket.training.fit.FitLoop`.
+        compiled: compiles a loss function that is a method of the task; None to leave it as it is.
+    """
+
+    def __init__(
+        self,
+        state: State,
+        take: Callable[[], bool],
+        compiled: Callable[[Callable[..., Any]], Callable[..., Any]] | None,
+    ) -> None:
+        self._state, self._take, self._compiled = state, take, compiled
+        #: A step for each loss function and its optimizers, which remembers what its losses are means over.
+        self._steps: dict[tuple[str, str], Step] = {}
+        self._functions: dict[Any, Callable[..., Any]] = {}
+        #: The batch that `train_batch` was given, and whether it counts.
+        self._whole: Any = None
+        self._counts = False
+        #: Whether `train_batch` is running, and whether a step is.
+        self._open = self._busy = False
+        #: The precision's context around `train_batch`, which steps are outside of.
+        self._context: AbstractContextManager[Any] | None = None
+        self._checked = False
+
+    # --- what users call
+
+    def __call__(
+        self, loss_function: Callable[..., Any], batch: Any, *optimizers: str, carry: Any = _NOTHING
+    ) -> StepResult:
+        """Compute the gradients of ``loss_function(batch)`` and step.
+
+        Args:
+            loss_function: a method of the task that takes a batch, or with ``carry`` a batch and what to carry, and returns
+                what `hocket.Task.loss` may return. It may be called with parts of the batch, and several times.
+            batch: what the loss is computed on, made from the batch that `train_batch` was given. A tensor in it that has a
+                graph passes its gradients on once, when all microbatches are done.
+            optimizers: names of those to step; none for all.
+            carry: a second argument of the loss function, split as the batch is, such as a hidden state.
+
+        Raises:
+            ValueError: there is no optimizer of that name.
+            RuntimeError: called within a loss function or outside of `train_batch`; or ranks do different things.
+        """
+        if not self._open or self._busy:
+            raise RuntimeError(
+                "step(…) is called in train_batch, not in a loss function"
+                + (": return the loss there." if self._busy else ", while that runs.")
+            )
+        state, outer = self._state, self._state.step
+        step = self._begin(loss_function, "+".join(optimizers), self._indices(optimizers))
+        step.batch, step.boundary = Boundary.of(batch)
+        step.counts, step.metrics, step.carry = outer.counts, outer.metrics, () if carry is _NOTHING else (carry,)
+        step.samples, step.trained_on = self._count(step.name, batch)
+        self._busy = True
+        taken = False
+        try:
+            with self._outside():
+                state.step = step
+                state.bus.begin_step(step.name)
+                if step.trained_on:
+                    taken = self._take()
+        finally:
+            self._busy, state.step = False, outer
+            step.batch = step.outputs = step.boundary = None
+            step.carry = ()
+        if taken:
+            assert isinstance(outer.taken, Counter)
+            outer.taken.update(map(id, state.optimizers if step.optimizers is None else step.optimizers))
+        outer.loss, outer.losses, outer.gradient_norm = step.loss, step.losses, step.gradient_norm
+        before = None if carry is _NOTHING else carry
+        if step.loss is None:  # no rank has a sample of it
+            return StepResult(torch.zeros((), device=state.device), {}, None, False, before)
+        self._log(step)
+        kept, step.kept = state.task.join(step.kept) if step.kept else None, []
+        return StepResult(step.loss, step.losses, step.gradient_norm, bool(taken), kept if taken else before)
+
+    @property
+    def batch(self) -> int:
+        """The number of the current batch, from 0, for steps that are not taken in every one."""
+        return self._state.timestamp.batch
+
+    def any(self, flag: bool | Tensor) -> bool:
+        """Whether ``flag`` is true on any rank: what to decide on where ranks must do the same. Waits for the device."""
+        return bool(self._agree("any", "", float(bool(flag))))
+
+    def mean(self, value: float | Tensor) -> float:
+        """The mean of a number over ranks. Waits for the device."""
+        return self._agree("mean", "", float(value)) / self._state.strategy.world_size
+
+    # --- what the loop calls
+
+    def run(self, counts: bool) -> bool:
+        """Call the task's `train_batch` with the current batch, and return whether an optimizer has stepped.
+
+        Args:
+            counts: whether the batch counts; if not, it is padding, on which this rank computes with weight 0.
+        """
+        state, bus = self._state, self._state.bus
+        taken: Counter[int] = Counter()
+        state.step.taken = taken
+        self._counts = counts
+        self._whole = whole = bus.move_batch(state, state.step.batch)
+        self._open = True
+        try:
+            with self._within():
+                train_batch: Callable[..., Any] = state.task.train_batch
+                returned = train_batch(whole, self)
+            self._agree("return", "", 0.0)
+        finally:
+            self._open, self._whole = False, None
+        if returned is not None:
+            raise TypeError(
+                f"train_batch of {type(state.task).__name__} returned {type(returned).__name__}, and nothing was trained with "
+                "it. Call step(loss_function, batch) instead of returning a loss."
+            )
+        self._check_weights()
+        state.step.batch = whole
+        return bool(taken)
+
+    # --- inside
+
+    def _begin(self, function: Callable[..., Any], name: str, indices: Sequence[int]) -> Step:
+        state = self._state
+        key = (getattr(function, "__qualname__", ""), name)
+        if (step := self._steps.get(key)) is None:
+            step = self._steps[key] = Step()
+            step.name = name
+        own = getattr(function, "__func__", None)  # of a method
+        if own is not Task.loss_of:
+            self._check_listeners()
+            step.loss_function = self._compile(own, function)
+        if name:
+            step.optimizers = [state.optimizers[index] for index in indices]
+            others = [each for number, each in enumerate(state.optimizers) if number not in indices]
+            step.others = [
+                p for each in others for group in each.param_groups for p in group["params"] if p.requires_grad
+            ]
+        step.loss = step.gradient_norm = step.inputs = None
+        step.losses = {}
+        return step
+
+    def _compile(self, own: Any, function: Callable[..., Any]) -> Callable[..., Any]:
+        if self._compiled is None or own is None:
+            return function
+        if own not in self._functions:
+            self._functions[own] = self._compiled(function)
+        return self._functions[own]
+
+    def _indices(self, names: Sequence[str]) -> list[int]:
+        there = self._state.optimizer_names
+        for name in names:
+            if name not in there:
+                raise ValueError(
+                    f"step(…, {name!r}) names no optimizer; there {'is' if len(there) == 1 else 'are'} "
+                    f"{', '.join(map(repr, there))}. Name them in configure_optimizers, which may return a dict, or in the "
+                    f"Trainer's optimizer={{{name!r}: …}}."
+                )
+        return [there.index(name) for name in dict.fromkeys(names)]
+
+    def _count(self, name: str, batch: Any) -> tuple[int, int]:
+        """The samples that this rank trains on in a step, and those of all ranks."""
+        state = self._state
+        if not self._counts:
+            mine = 0
+        elif batch is self._whole:
+            mine = state.step.samples
+        else:
+            try:
+                mine = count(state, batch).samples
+            except Exception as error:
+                error.add_note("The batch is the one that train_batch gave to step(…).")
+                raise
+        if state.strategy.world_size == 1:
+            return mine, mine
+        identical = state.strategy.world_size // state.strategy.data_ranks  # ranks that compute on the same samples
+        return mine, int(self._agree("step", name, mine)) // identical
+
+    def _agree(self, what: str, name: str, value: float) -> float:
+        """The sum of ``value`` over ranks, all of which have to ask for the same; RuntimeError says which do not."""
+        state = self._state
+        world = state.strategy.world_size
+        if world == 1:
+            return value
+        asked = zlib.crc32(f"{what} {name}".encode())
+        mine = torch.tensor([asked, asked**2 % 65521, value], dtype=torch.float64)  # integers are exact up to 2**53
+        first, second, total = state.bus.all_reduce(mine, "sum").tolist()
+        if first != asked * world or second != asked**2 % 65521 * world:
+            said = {"return": "returned from train_batch", "any": "called step.any", "mean": "called step.mean"}
+            doing = state.bus.all_gather_object(said.get(what, f"called step(…) for {name or 'all optimizers'}"))
+            raise RuntimeError(
+                "Ranks do different things in train_batch: "
+                + "; ".join(f"rank {rank} {each}" for rank, each in enumerate(doing))
+                + ". All take the same steps; decide with step.any(flag) or step.mean(number), which are the same on all ranks."
+            )
+        return float(total)
+
+    def _log(self, step: Step) -> None:
+        prefix = f"train/{step.name}" if step.name and len(self._state.optimizers) > 1 else "train"
+        assert step.loss is not None
+        self._state.log({f"{prefix}/loss": step.loss, **{f"{prefix}/{name}": v for name, v in step.losses.items()}})
+
+    @contextmanager
+    def _within(self) -> Iterator[None]:
+        """The precision's context, but not during steps."""
+        self._context = self._state.bus.forward_context()
+        self._context.__enter__()
+        try:
+            yield
+        finally:
+            self._context.__exit__(None, None, None)
+
+    @contextmanager
+    def _outside(self) -> Iterator[None]:
+        assert self._context is not None
+        self._context.__exit__(None, None, None)
+        try:
+            yield
+        finally:
+            self._context = self._state.bus.forward_context()
+            self._context.__enter__()
+
+    def _check_listeners(self) -> None:
+        """Raise PlanError for algorithms that act where a loss function of the task's own has nothing for them."""
+        if self._checked:
+            return
+        self._checked = True
+        bus = self._state.bus
+        for event in ("after_forward", "before_loss"):
+            voices = bus.listeners(event)
+            if names := [voice.name for voice in voices if voice.kind == "algorithms"]:
+                raise PlanError(
+                    f"Algorithm {', '.join(map(repr, names))} acts on {event}, between a model's outputs and the loss, which "
+                    f"the loss functions of {type(self._state.task).__name__}.train_batch compute in one. Leave it out, or "
+                    "train with step(self.loss_of, batch), where forward(batch) and loss(outputs, batch) are apart."
+                )
+        if self._state.step.metrics is not None:
+            warnings.warn(
+                "train_metrics see the outputs of step(self.loss_of, batch) only, not those of other loss functions.",
+                stacklevel=2,
+            )
+
+    def _check_weights(self) -> None:
+        """Raise RuntimeError if `train_batch` changed a parameter with a graph, which trains something else in silence."""
+        if any(parameter.grad_fn is not None for parameter in self._state.parameters):
+            named = self._state.task.named_parameters()
+            name = next(name for name, parameter in named if parameter.grad_fn is not None)
+            raise RuntimeError(
+                f"train_batch changed {name} under autograd, so that it is no parameter any more. Change weights under "
+                "torch.no_grad()."
+            )
