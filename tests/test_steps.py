@@ -436,6 +436,7 @@ def test_the_same_weights_over_two_ranks(kind: type[Any], microbatch: int | None
 REFUSED = {
     DCGAN: "whose weights strategy='fsdp' has sharded",
     ActorCritic: "hocket.Apart needs parameters that are whole",
+    Closure: "LBFGS cannot step on sharded parameters",
 }
 
 

@@ -115,7 +115,8 @@ class NonFiniteGuard:
     def _speak(self, state: State, where: str) -> None:
         loss = "unknown" if state.loss is None else f"{state.loss.item():g}"
         norm = "" if state.gradient_norm is None else f", its gradient norm {state.gradient_norm.item():g}"
-        where = f"{where} (epoch {state.timestamp.epoch}, batch {state.timestamp.batch_in_epoch} in it)"
+        place = f"epoch {state.timestamp.epoch}, batch {state.timestamp.batch_in_epoch} in it"
+        where = f"{where} ({place}{f', step {state.step.name!r}' if state.step.name else ''})"
         if self._policy == "raise":
             raise FloatingPointError(
                 f"The loss or a gradient is not finite in {where}: the latest loss is {loss}{norm}. Lower the learning "

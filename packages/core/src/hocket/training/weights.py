@@ -144,15 +144,21 @@ def _classes(loss: Any) -> tuple[Tensor | None, int] | None:
 def tried(state: State, samples: int) -> Literal["mean", "sum", "neither"] | None:
     """What the loss of several samples is of their losses; of one sample, of that given twice. None if it cannot be tried.
 
-    Only losses are computed, without gradients, and what the task keeps in buffers and attributes is put back.
+    Only losses are computed, without gradients, and what the task keeps in buffers and attributes is put back. A loss function
+    of `hocket.Task.train_batch` includes its forward pass.
     """
+    function = state.step.loss_function
     several = list(range(min(samples, 8))) if samples > 1 else [0, 0]
     try:
         with torch.no_grad(), seeding.preserved(), _put_back(state.task), state.bus.forward_context():
 
             def loss_of(indices: list[int]) -> Tensor:
+                batch = batches.take_samples(state.batch, indices, samples)
+                if function is not None:
+                    carry = (batches.take_samples(each, indices, samples) for each in state.step.carry)
+                    return as_loss(function(batch, *carry)).value
                 outputs = batches.take_samples(state.outputs, indices, samples)
-                return as_loss(state.task.loss(outputs, batches.take_samples(state.batch, indices, samples))).value
+                return as_loss(state.task.loss(outputs, batch)).value
 
             value = loss_of(several)
             together = float(value)

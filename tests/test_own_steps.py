@@ -1,0 +1,321 @@
+"""What holds around tasks that take their own steps: mistakes, plug-ins, schedules, logs, ranks that differ."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.optim import SGD
+
+import hocket
+from hocket.plugins.errors import PlanError
+from hocket.testkit.ranks import RankError, run_ranks
+
+DATA = [torch.full((4, 3), 1.0 + number) for number in range(4)]
+
+
+class Two(hocket.Task):
+    """Two layers, each with an optimizer of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.a, self.b = nn.Linear(3, 2), nn.Linear(3, 2)
+
+    def configure_optimizers(self) -> Any:
+        return {"a": SGD(self.a.parameters(), lr=0.1), "b": SGD(self.b.parameters(), lr=0.1)}
+
+    def loss_a(self, batch: Tensor) -> Tensor:
+        return self.a(batch).square().mean()
+
+    def loss_b(self, batch: Tensor) -> Tensor:
+        return (self.b(batch) - self.a(batch)).square().mean()
+
+    def train_batch(self, batch: Any, step: Any) -> Any:
+        step(self.loss_a, batch, "a")
+        step(self.loss_b, batch, "b")
+
+
+def trainer(task: hocket.Task, folder: Path, **options: Any) -> hocket.Trainer:
+    return hocket.Trainer(
+        **{"model": task, "train_data": DATA, "duration": "1ep", "device": "cpu", "folder": folder, **options}
+    )
+
+
+class Wrong(Two):
+    def __init__(self, train_batch: Any) -> None:
+        super().__init__()
+        self._train_batch = train_batch
+
+    def train_batch(self, batch: Any, step: Any) -> Any:
+        return self._train_batch(self, batch, step)
+
+
+def nested(task: Any, batch: Any, step: Any) -> None:
+    step(lambda part: step(task.loss_a, part, "a").loss, batch, "a")
+
+
+def grown(task: Any, batch: Any, step: Any) -> None:
+    step(task.loss_a, batch, "a")
+    torch._foreach_lerp_([task.frozen], [task.a.weight], 0.5)
+
+
+@pytest.mark.parametrize(
+    ("train_batch", "error", "said"),
+    [
+        (lambda task, batch, step: step(task.loss_a, batch, "c"), ValueError, "'c'.* names no optimizer; there are 'a', 'b'"),
+        (lambda task, batch, step: task.loss_a(batch), TypeError, r"returned Tensor.*Call step\(loss_function, batch\)"),
+        (nested, RuntimeError, "not in a loss function: return the loss there"),
+        (lambda task, batch, step: step(task.loss_a, {"x": batch, "y": batch[:2]}, "a"), ValueError, "Cannot tell how many"),
+        (lambda task, batch, step: step(lambda part: 1.0, batch, "a"), TypeError, "returned float.*A number has no gradient"),
+        (lambda task, batch, step: step(task.both, batch, "a", "b"), ValueError, "Apart of 'a', 'c' in a step of .* a, b"),
+        (grown, RuntimeError, r"changed frozen under autograd.*torch.no_grad\(\)"),
+    ],
+)  # fmt: skip
+def test_mistakes_are_explained(train_batch: Any, error: Any, said: str, tmp_path: Path) -> None:
+    task: Any = Wrong(train_batch)
+    task.frozen = nn.Parameter(torch.zeros(2, 3), requires_grad=False)
+    task.both = lambda batch: hocket.Apart(a=task.loss_a(batch), c=task.loss_b(batch))
+    with pytest.raises(error, match=said):
+        trainer(task, tmp_path).fit()
+
+
+def test_a_step_is_called_in_train_batch_only(tmp_path: Path) -> None:
+    kept = []
+    trainer(Wrong(lambda task, batch, step: kept.append(step)), tmp_path).fit()
+    with pytest.raises(RuntimeError, match="called in train_batch"):
+        kept[0](Two().loss_a, DATA[0])
+
+
+def test_only_the_steps_own_parameters_have_gradients(tmp_path: Path) -> None:
+    seen = []
+
+    class Look(hocket.Callback):
+        def after_train_batch(self, state: hocket.State) -> None:
+            named = state.task.named_parameters()
+            seen.append((state.step.name, [name for name, parameter in named if parameter.grad is not None]))
+            assert len(state.trained_parameters()) == 2
+
+        def batch_end(self, state: hocket.State) -> None:
+            assert len(state.trained_parameters()) == 4
+
+    run = trainer(Two(), tmp_path, callbacks=[Look()], duration="1ba")
+    run.fit()
+    assert seen == [("a", ["a.weight", "a.bias"]), ("b", ["b.weight", "b.bias"])]
+    assert all(parameter.requires_grad for parameter in run.state.task.parameters())
+
+
+@pytest.mark.parametrize("clip", [0.05, None])
+def test_gradients_are_clipped_step_by_step(clip: float | None, tmp_path: Path) -> None:
+    norms = []
+
+    class Look(hocket.Callback):
+        def after_train_batch(self, state: hocket.State) -> None:
+            gradients = [parameter.grad for parameter in state.trained_parameters()]
+            norms.append(torch.cat([each.flatten() for each in gradients if each is not None]).norm())
+
+        def batch_end(self, state: hocket.State) -> None:
+            if clip is not None:
+                assert state.gradient_norm is not None
+                norms.append(state.gradient_norm)
+
+    task = Two()
+    trainer(task, tmp_path, callbacks=[Look()], duration="1ba", clip_gradients=clip).fit()
+    if clip is None:
+        return
+    torch.testing.assert_close(norms[2], norms[1])  # the second step's own norm, before clipping
+    by_hand = Two()
+    for part, loss in ((by_hand.a, by_hand.loss_a), (by_hand.b, by_hand.loss_b)):
+        by_hand.zero_grad()
+        loss(DATA[0]).backward()
+        torch.nn.utils.clip_grad_norm_(part.parameters(), clip)
+        SGD(part.parameters(), lr=0.1).step()
+    for mine, other in zip(task.parameters(), by_hand.parameters(), strict=True):
+        torch.testing.assert_close(mine, other, rtol=0, atol=1e-7)
+
+
+def test_a_step_that_is_not_finite_is_skipped_alone(tmp_path: Path) -> None:
+    taken = []
+
+    def train_batch(task: Any, batch: Any, step: Any) -> None:
+        bad = step.batch == 1
+        taken.append(step(lambda part: task.loss_a(part) * (float("nan") if bad else 1.0), batch, "a").taken)
+        taken.append(step(task.loss_b, batch, "b").taken)
+
+    run = trainer(Wrong(train_batch), tmp_path, nonfinite="skip", duration="2ba")
+    with pytest.warns(RuntimeWarning, match="batch 1.*step 'a'"):
+        run.fit()
+    assert taken == [True, True, False, True]
+
+
+def test_losses_are_logged_by_step(tmp_path: Path) -> None:
+    logger = hocket.plugins.get("loggers", "memory")()
+    run = trainer(Two(), tmp_path, loggers=[logger], callbacks=["lr-monitor"], log_every="1ba")
+    run.fit()
+    task = Two()
+    optimizers = task.configure_optimizers()
+    for number, batch in enumerate(DATA, 1):
+        for name, loss_of in (("a", task.loss_a), ("b", task.loss_b)):
+            task.zero_grad()
+            (loss := loss_of(batch)).backward()
+            optimizers[name].step()
+            assert dict(logger.metrics[f"train/{name}/loss"])[number] == loss.item()
+    assert dict(logger.metrics["lr/b/group0"])[4] == 0.1
+    assert "train/loss" not in logger.metrics
+
+
+def test_each_schedule_follows_its_own_optimizer(tmp_path: Path) -> None:
+    def train_batch(task: Any, batch: Any, step: Any) -> None:
+        step(task.loss_a, batch, "a")
+        if step.batch % 2:
+            step(task.loss_b, batch, "b")
+
+    run = trainer(
+        Wrong(train_batch),
+        tmp_path,
+        schedule=lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5),
+    )
+    run.fit()
+    a, b = (optimizer.param_groups[0]["lr"] for optimizer in run.state.optimizers)
+    assert (a, b) == (0.1 * 0.5**4, 0.1 * 0.5**2)
+
+
+def test_algorithms_between_outputs_and_loss_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(PlanError, match="'label-smoothing' acts on before_loss"):
+        trainer(Two(), tmp_path, algorithms=["label-smoothing"]).fit()
+
+
+def test_sam_takes_its_step_for_each_step(tmp_path: Path) -> None:
+    from hocket_general.functional import sam_perturbation
+
+    task, by_hand = Two(), Two()
+    trainer(task, tmp_path, algorithms=[{"sam": {"rho": 0.1}}], duration="3ba").fit()
+    for batch in DATA[:3]:
+        for part, loss in ((by_hand.a, by_hand.loss_a), (by_hand.b, by_hand.loss_b)):
+            by_hand.zero_grad()
+            loss(batch).backward()
+            held = [*part.parameters()]
+            before = [parameter.detach().clone() for parameter in held]
+            with torch.no_grad():
+                torch._foreach_add_(held, sam_perturbation([p.grad for p in held if p.grad is not None], 0.1, 1e-12))
+            by_hand.zero_grad()
+            loss(batch).backward()
+            with torch.no_grad():
+                for parameter, value in zip(held, before, strict=True):
+                    parameter.copy_(value)
+            SGD(held, lr=0.1).step()
+    for mine, other in zip(task.parameters(), by_hand.parameters(), strict=True):
+        assert torch.equal(mine, other)
+
+
+def test_gradients_computed_again_and_a_graph_in_the_batch_are_refused(tmp_path: Path) -> None:
+    def train_batch(task: Any, batch: Any, step: Any) -> None:
+        step(lambda part: task.b(part).square().mean(), batch + task.a(batch).mean(), "a")
+
+    with pytest.raises(RuntimeError, match="cannot be computed again"):
+        trainer(Wrong(train_batch), tmp_path, algorithms=["sam"]).fit()
+
+
+def test_optimizers_by_the_names_of_parts(tmp_path: Path) -> None:
+    given = {"a": "sgd(lr=0.1)", "b": lambda parameters: SGD(parameters, lr=0.1)}
+    run = trainer(Two(), tmp_path / "1", optimizer=given)
+    run.fit()
+    same = trainer(Two(), tmp_path / "2")
+    same.fit()
+    assert run.state.optimizer_names == ["a", "b"]
+    for mine, other in zip(run.state.task.parameters(), same.state.task.parameters(), strict=True):
+        assert torch.equal(mine, other)
+    with pytest.raises(ValueError, match=r"'c': …\} names no part of Two, which has a, b"):
+        trainer(Two(), tmp_path, optimizer={"a": "sgd(lr=0.1)", "c": "sgd(lr=0.1)"})
+
+
+def test_a_loss_that_is_a_sum_is_noticed(tmp_path: Path) -> None:
+    def train_batch(task: Any, batch: Any, step: Any) -> None:
+        step(lambda part: task.a(part).square().sum(), batch, "a")
+
+    with pytest.raises(ValueError, match="this is a sum over samples"):
+        trainer(Wrong(train_batch), tmp_path, microbatch=2).fit()
+
+
+def test_evaluation_of_a_task_with_steps(tmp_path: Path) -> None:
+    class Evaluated(Two):
+        def forward(self, batch: Any) -> Tensor:
+            return self.b(batch) - self.a(batch)
+
+        def loss(self, outputs: Any, batch: Any) -> Tensor:
+            return outputs.square().mean()
+
+    task = Evaluated()
+    result = trainer(task, tmp_path, eval_data=DATA[:1]).fit()
+    assert result.metrics["eval/loss"] == pytest.approx(float(task.loss(task(DATA[0]), DATA[0])), rel=1e-6)
+
+
+def test_ranks_that_take_other_steps_are_told_apart(tmp_path: Path) -> None:
+    def rank(number: int) -> None:
+        def train_batch(task: Any, batch: Any, step: Any) -> None:
+            step(task.loss_a, batch, "a")
+            if number:
+                step(task.loss_b, batch, "b")
+
+        trainer(Wrong(train_batch), tmp_path, strategy={"ddp": {"split_data": False}}).fit()
+
+    with pytest.raises(RankError, match=r"rank 0 returned from train_batch; rank 1 called step\(…\) for b"):
+        run_ranks(rank, 2)
+
+
+def test_unequal_batches_of_ranks_weigh_by_their_samples(tmp_path: Path) -> None:
+    """The second rank has fewer samples, then none."""
+    whole = [torch.arange(15.0).view(5, 3) / 10, torch.arange(9.0).view(3, 3) / 10]
+
+    def rank(number: int) -> list[Tensor]:
+        task = Wrong(lambda task, batch, step: Two.train_batch(task, batch[0], step))
+        own = [(whole[0][:3],), (whole[1],)] if number == 0 else [(whole[0][3:],)]
+        trainer(task, tmp_path, train_data=own, strategy={"ddp": {"split_data": False}}).fit()
+        return [parameter.detach() for parameter in task.parameters()]
+
+    first, second = run_ranks(rank, 2)
+    by_hand = Two()
+    for batch in whole:
+        for part, loss in ((by_hand.a, by_hand.loss_a), (by_hand.b, by_hand.loss_b)):
+            by_hand.zero_grad()
+            loss(batch).backward()
+            SGD(part.parameters(), lr=0.1).step()
+    for mine, other, expected in zip(first, second, by_hand.parameters(), strict=True):
+        assert torch.equal(mine, other)
+        torch.testing.assert_close(mine, expected, rtol=0, atol=1e-6)
+
+
+def test_strategies_that_step_everything_refuse_in_the_plan(tmp_path: Path) -> None:
+    class Whole(hocket.Strategy):
+        offers = hocket.Need.FULL_PARAMETERS
+
+    with pytest.raises(PlanError, match=r"takes its steps itself.*steps all optimizers at once"):
+        trainer(Two(), tmp_path, strategy=Whole())
+
+
+def test_microbatches_are_found_for_each_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second step runs out of memory with more than two samples at once."""
+    sizes = []
+
+    def train_batch(task: Any, batch: Any, step: Any) -> None:
+        def dear(part: Tensor) -> Tensor:
+            if torch.is_grad_enabled():
+                sizes.append(len(part))
+            if len(part) > 2:
+                raise torch.OutOfMemoryError("out of memory")
+            return F.mse_loss(task.b(part), task.a(part))
+
+        step(task.loss_a, batch, "a")
+        step(dear, batch, "b")
+
+    task, same = Wrong(train_batch), Two()
+    with pytest.warns(UserWarning, match="Out of memory with 4 samples"):
+        trainer(task, tmp_path / "1", microbatch="auto").fit()
+    trainer(same, tmp_path / "2").fit()
+    assert set(sizes) == {4, 2}
+    for mine, other in zip(task.parameters(), same.parameters(), strict=True):
+        torch.testing.assert_close(mine, other, rtol=0, atol=1e-6)
