@@ -1,11 +1,14 @@
 """Module surgery and what it does to optimizers."""
 
 from collections import OrderedDict
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+import hocket
 from hocket.surgery import NoEffectWarning, Policy, Replacement, preview, replace_modules, update_optimizer
 
 
@@ -406,3 +409,66 @@ def test_records_can_be_made_by_hand():
     optimizer = torch.optim.SGD([*old.parameters(), extra := nn.Parameter(torch.zeros(1))], lr=0.1)
     update_optimizer(optimizer, [Replacement("layer", old, new)])
     assert ids(optimizer.param_groups[0]["params"]) == [id(extra)]
+
+
+class Swap(hocket.Algorithm):
+    """Replaces the whole model."""
+
+    events = {hocket.Event.INIT}
+
+    def __init__(self, new: nn.Module) -> None:
+        self.new = new
+
+    def touches(self, model: nn.Module) -> list[str]:
+        return ["everything"]
+
+    def apply(self, event: hocket.Event, state: hocket.State) -> None:
+        state.model = self.new
+
+
+def trained(model: nn.Module, algorithm: hocket.Algorithm, **options: Any) -> hocket.Trainer:
+    data = [(torch.ones(2, 3), torch.zeros(2, 1))]
+    return hocket.Trainer(
+        model=model,
+        train_data=data,
+        duration="1ep",
+        device="cpu",
+        optimizer="sgd(lr=0.1)",
+        algorithms=[algorithm],
+        **options,
+    )
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_a_model_that_is_replaced_as_a_whole_is_the_one_that_is_trained(wrapped: bool, tmp_path: Path) -> None:
+    class Own(hocket.Task):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = nn.Linear(3, 1)
+
+        def forward(self, batch: Any) -> Any:
+            return self.model(batch[0])
+
+        def loss(self, outputs: Any, batch: Any) -> Any:
+            return nn.functional.mse_loss(outputs, batch[1])
+
+    new = nn.Linear(3, 1)
+    before = new.weight.detach().clone()
+    options = {} if wrapped else {"loss": nn.functional.mse_loss}
+    trainer = trained(Own() if wrapped else nn.Linear(3, 1), Swap(new), folder=tmp_path, **options)
+    trainer.fit()
+    assert trainer.state.model is new
+    assert not torch.equal(new.weight, before)
+    assert [name for name, _ in trainer.state.task.named_parameters()] == [
+        f"{'model' if wrapped else 'network'}.{name}" for name in ("weight", "bias")
+    ]
+
+
+def test_a_task_without_a_model_of_its_own_is_not_replaced(tmp_path: Path) -> None:
+    class Own(hocket.Task):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(3, 1)
+
+    with pytest.raises(TypeError, match="Own is a Task and cannot be replaced as a whole"):
+        trained(Own(), Swap(nn.Linear(3, 1)), folder=tmp_path)

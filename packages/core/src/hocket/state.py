@@ -113,6 +113,10 @@ class State:
 
     @model.setter
     def model(self, module: nn.Module) -> None:
+        if self.task.model is self.task is not module:
+            raise TypeError(
+                f"{type(self.task).__name__} is a Task and cannot be replaced as a whole; replace its submodules."
+            )
         self.task.model = module
 
     @property

@@ -125,12 +125,20 @@ class Task(nn.Module):
 
     @property
     def model(self) -> nn.Module:
-        """What algorithms operate on and what checkpoints hold."""
-        return self
+        """What algorithms operate on and what checkpoints hold: the task, or the module that was assigned to ``self.model``."""
+        model = self._modules.get("model")
+        return self if model is None else model
 
     @model.setter
     def model(self, module: nn.Module) -> None:
-        raise TypeError(f"{type(self).__name__} is a Task and cannot be replaced as a whole; replace its submodules.")
+        if module is not self:
+            self._modules["model"] = module
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "model":  # torch would add a submodule of that name, whatever property the class has
+            object.__setattr__(self, name, value)
+        else:
+            super().__setattr__(name, value)
 
 
 class SupervisedTask(Task):
