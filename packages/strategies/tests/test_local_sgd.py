@@ -80,6 +80,10 @@ def average(models, optimizers):
 class TestLocalSGD(StrategyConformance):
     """Two steps from average to average; the momenta are averaged too, so that a loaded state goes on exactly."""
 
+    exempt = {
+        "test_trains_a_task_of_two_steps": "between averages ranks train otherwise than one process; see the warm-up"
+    }
+
     def make(self):
         return LocalSGD(every=2, average_optimizer=True)
 

@@ -35,7 +35,7 @@ from hocket.plugins.spec import Voice
 from hocket.testkit.compare import difference
 from hocket.testkit.footprint import changed, footprint
 from hocket.testkit.imports import Imported, import_in_fresh_process
-from hocket.testkit.reference import convolutional_network, labelled_images
+from hocket.testkit.reference import TwoSteps, convolutional_network, labelled_images
 from hocket.training import seeding
 
 _PACKAGE = __name__.rpartition(".")[0]
@@ -128,6 +128,10 @@ class Conformance:
             argument = _SINGLE.get(self.kind)
             arguments[argument or self.kind] = plugin if argument else [*arguments.get(self.kind, ()), plugin]
         return hocket.Trainer(**arguments)
+
+    def two_steps(self) -> TwoSteps:
+        """A task that trains two of `model`, in a step each."""
+        return TwoSteps((self.seeded(self.model), self.seeded(self.model)), self.loss(), self.optimizer)
 
     def seeded(self, make: Callable[[], Any]) -> Any:
         """What ``make()`` gives when it finds the same global random numbers each time, which are as before afterwards."""

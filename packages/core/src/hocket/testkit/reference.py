@@ -2,10 +2,60 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from hocket.task import SupervisedTask, Task
 
 CLASSES = 4
+
+
+class TwoSteps(Task):
+    """Trains two models on the same batches, each with an optimizer of its own, in a step of its own.
+
+    Args:
+        models: two modules, or tasks of one step.
+        loss: the loss function of modules.
+        optimizer: makes an optimizer of a list of parameters.
+    """
+
+    def __init__(
+        self, models: tuple[nn.Module, nn.Module], loss: Any, optimizer: Callable[[list[nn.Parameter]], Optimizer]
+    ) -> None:
+        super().__init__()
+        self.first, self.second = (each if isinstance(each, Task) else SupervisedTask(each, loss) for each in models)
+        self._optimizer = optimizer
+
+    def configure_optimizers(self) -> dict[str, Optimizer]:
+        """One for each model."""
+        parts = {"first": self.first, "second": self.second}
+        return {name: self._optimizer(list(part.parameters())) for name, part in parts.items()}
+
+    def forward(self, batch: Any) -> Any:
+        """Outputs of the second model, for evaluation."""
+        return self.second(batch)
+
+    def loss(self, outputs: Any, batch: Any) -> Any:
+        """The second model's, for evaluation."""
+        return self.second.loss(outputs, batch)
+
+    def train_batch(self, batch: Any, step: Any) -> None:
+        """A step of the first model, then two of the second."""
+        step(self.loss_of_first, batch, "first")
+        for _ in range(2):
+            step(self.loss_of_second, batch, "second")
+
+    def loss_of_first(self, batch: Any) -> Any:
+        """The first model's."""
+        return self.first.loss_of(batch)
+
+    def loss_of_second(self, batch: Any) -> Any:
+        """The second model's."""
+        return self.second.loss_of(batch)
 
 
 def convolutional_network() -> nn.Module:

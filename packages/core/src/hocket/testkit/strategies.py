@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import hocket
 from hocket.hookspecs import Event
+from hocket.plugins.errors import PlanError
 from hocket.strategies import Strategy
 from hocket.testkit.compare import difference
 from hocket.testkit.conformance import Conformance, Planned, raiser, weights
@@ -103,6 +104,40 @@ class StrategyConformance(Conformance):
             assert found is None, f"The loss of batches is not that of the global batch: {found}."
             batches = -(-_SAMPLES // _BATCH)
             assert counted == (2, 2 * batches, 2 * _SAMPLES), f"Rank {rank} counted epochs, batches, samples {counted}."
+
+    def test_trains_a_task_of_two_steps(self) -> None:
+        """Each step of a `hocket.Task` with two optimizers is that of one process; or the plan refuses the task."""
+
+        def rank_main(rank: int) -> Any:
+            task = self.two_steps().to(self.dtype)
+            try:
+                trainer = self.trainer(self.make(), model=task, loss=None, optimizer=None, eval_data=None)
+            except PlanError:
+                return None
+            trainer.fit()
+            return weights(trainer)
+
+        by_rank = self.run(rank_main)
+        task = self.two_steps().to(self.dtype)
+        optimizers = task.configure_optimizers()
+        for _ in range(2):
+            for batch in self.seeded(self.data):
+                steps = [("first", task.loss_of_first), *[("second", task.loss_of_second)] * 2]
+                for name, loss_of in steps:
+                    task.zero_grad()
+                    loss_of(batch).backward()
+                    optimizers[name].step()
+        expected = {name: value.detach() for name, value in task.state_dict().items()}
+        for rank, got in enumerate(by_rank):
+            found = (
+                None
+                if got is None
+                else difference(got, expected, self.weight_tolerance, at=f"the weights of rank {rank}")
+            )
+            assert found is None, (
+                f"A task that steps two optimizers in turn ends elsewhere than in one process: {found}. Define call_prepared, "
+                "or leave hocket.Need.SEVERAL_STEPS out of `offers`."
+            )
 
     def test_a_batch_size_is_each_ranks_own(self) -> None:
         """Without ``global_batch`` ranks train on a loader's batch each, and on every sample of an epoch once."""
