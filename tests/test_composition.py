@@ -161,7 +161,9 @@ def _refused(names: tuple[str, ...], strategy: str) -> bool:
 
 
 class Pieces(hocket.Strategy):
-    """What a pipeline would be: it owns the whole batch, computes its gradients in two pieces and hears no events of them."""
+    """What a pipeline would be: it owns the whole batch and computes its gradients in two pieces without their events."""
+
+    microbatch_events = False
 
     def gradients(self, state: hocket.State) -> bool:
         bus, batch = state.bus, state.batch
@@ -179,6 +181,16 @@ class Pieces(hocket.Strategy):
         bus.after_train_batch(state)
         state.gradient_norm = bus.clip_gradients(state)
         return True
+
+
+def test_an_algorithm_that_an_engine_would_not_call_is_refused() -> None:
+    pytest.importorskip("hocket_general")
+    with pytest.raises(
+        hocket.plugins.PlanError, match=r"'label-smoothing' acts on before_loss.* do not happen under .*'pieces'"
+    ):
+        hocket.Trainer(
+            model=nn.Linear(3, 1), loss=nn.functional.mse_loss, algorithms=["label-smoothing"], strategy=Pieces()
+        )
 
 
 @pytest.mark.parametrize("algorithms", [[], ["sam"], ["ema(half_life=2ba)"]], ids=str)

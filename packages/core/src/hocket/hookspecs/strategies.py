@@ -65,6 +65,14 @@ class StrategyLike(Protocol):
         """
 
     @property
+    def microbatch_events(self) -> bool:
+        """Whether the events from before_forward to after_backward happen.
+
+        False for an engine that answers the action `gradients` and computes a batch without them, as pipelines do. The plan
+        then refuses algorithms that act on these events.
+        """
+
+    @property
     def materializes(self) -> bool:
         """Whether ``prepare_model`` gives values to parameters and buffers that are on the meta device."""
 

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from hocket.hookspecs import StrategyLike
     from hocket.task import Task
 
+#: Those that an engine that owns the whole batch may leave out.
+_OF_MICROBATCHES = (
+    Event.BEFORE_FORWARD, Event.AFTER_FORWARD, Event.BEFORE_LOSS, Event.AFTER_LOSS, Event.BEFORE_BACKWARD, Event.AFTER_BACKWARD,
+)  # fmt: skip
 _ACTIONS = [name for name in vars(Actions) if not name.startswith("_")]
 
 
@@ -73,6 +77,12 @@ def make_plan(bus: Bus, task: Task, strategy: StrategyLike, run: Mapping[str, st
             raise PlanError(
                 f"Algorithm '{voice.name}' needs {_words(missing)}, which strategy "
                 f"'{_name_of(strategy, bus)}' does not offer. Leave '{voice.name}' out, or choose another strategy=."
+            )
+        acts = [event.value for event in _OF_MICROBATCHES if event in getattr(voice.obj, "events", ())]
+        if voice.kind == "algorithms" and acts and not strategy.microbatch_events:
+            raise PlanError(
+                f"Algorithm '{voice.name}' acts on {', '.join(acts)}, and strategy '{_name_of(strategy, bus)}' computes the "
+                f"gradients of a batch itself, without these events. Leave '{voice.name}' out, or choose another strategy=."
             )
     return Plan(
         run=run,

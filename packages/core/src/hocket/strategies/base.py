@@ -22,6 +22,7 @@ class Strategy:
     offers: ClassVar[Need] = Need.FULL_PARAMETERS | Need.SECOND_GRADIENT | Need.SEVERAL_STEPS
     distributed: ClassVar[bool] = False
     averages_gradients: bool = True
+    microbatch_events: ClassVar[bool] = True
     #: Set by :meth:`setup_environment`.
     rank: int = 0
     local_rank: int = 0
