@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import runpy
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +41,16 @@ class Two(hocket.Task):
     def train_batch(self, batch: Any, step: Any) -> Any:
         step(self.loss_a, batch, "a")
         step(self.loss_b, batch, "b")
+
+
+class Batches:
+    """The same batch five times."""
+
+    def __init__(self, batch: Any) -> None:
+        self.batch = batch
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter([self.batch] * 5)
 
 
 def trainer(task: hocket.Task, folder: Path, **options: Any) -> hocket.Trainer:
@@ -295,6 +308,26 @@ def test_strategies_that_step_everything_refuse_in_the_plan(tmp_path: Path) -> N
 
     with pytest.raises(PlanError, match=r"takes its steps itself.*steps all optimizers at once"):
         trainer(Two(), tmp_path, strategy=Whole())
+
+
+def test_the_examples_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """docs/steps.md: its program runs, and its recipes train."""
+    page = (Path(__file__).parent.parent / "docs" / "steps.md").read_text(encoding="utf-8")
+    file = tmp_path / "page.py"
+    file.write_text("\n".join(re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)), encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    found = runpy.run_path(str(file))
+    parts = {"generator": "adam(lr=1e-3)", "discriminator": "adam(lr=1e-3)"}
+    batch = (torch.randn(6, 8), torch.arange(6) % 4, torch.randn(6))
+    for name, data, optimizer in [
+        ("WGAN", torch.randn(6, 2), parts), ("Text", torch.randn(6, 5, 8), "sgd(lr=0.1)"),
+        ("Momentum", (torch.randn(6, 8), torch.randn(6, 8)), {"online": "sgd(lr=0.1)"}), ("ActorCritic", batch, None),
+    ]:  # fmt: skip
+        task = found[name]()
+        before = [parameter.detach().clone() for parameter in task.parameters()]
+        trainer(task, tmp_path / name, train_data=Batches(data), optimizer=optimizer).fit()
+        named = zip(task.named_parameters(), before, strict=True)
+        assert not [each for (each, new), old in named if "weight" in each and torch.equal(old, new)]
 
 
 def test_microbatches_are_found_for_each_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
