@@ -12,7 +12,6 @@ import inspect
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pluggy
@@ -51,6 +50,13 @@ class _Registry(pluggy.PluginManager):
             "specname": None,
             **options,
         }
+
+
+class _Implemented:
+    """The hooks of one plug-in. Unlike `types.SimpleNamespace`, those of two plug-ins without hooks are not equal."""
+
+    def __init__(self, hooks: dict[str, Callable[..., Any]]) -> None:
+        vars(self).update(hooks)
 
 
 if TYPE_CHECKING:
@@ -98,7 +104,7 @@ class Bus(_Hooks):
                 raise HookError(f"{voice.kind} '{voice.name}' is attached already. Give the second one another name.")
             implemented = _implementations(voice)
             try:
-                self._pluggy.register(SimpleNamespace(**implemented), name=key)
+                self._pluggy.register(_Implemented(implemented), name=key)
             except pluggy.PluginValidationError as error:
                 self._pluggy.unregister(name=key)
                 raise HookError(self._explain(voice, error)) from None
