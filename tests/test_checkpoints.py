@@ -16,8 +16,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import hocket
 from hocket.checkpoints import CheckpointError, manifest
-from hocket.checkpoints.fits import recorded_algorithms
 from hocket.checkpoints.foreign import read_weights
+from hocket.checkpoints.recorded import recorded_algorithms
 from hocket.checkpoints.store import Store
 from hocket.testkit import run_ranks
 

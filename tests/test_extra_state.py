@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import hocket
-from hocket.checkpoints.fits import ContentError
+from hocket.checkpoints.component import ContentError
 
 DATA = [(torch.full((3, 3, 2), float(i)), torch.zeros(3)) for i in range(6)]
 

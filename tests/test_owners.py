@@ -18,9 +18,9 @@ CORE = SOURCES / "core/src/hocket"
 OWNERS = {
     "step": {
         "state.py", "training/actions.py", "training/means.py", "training/steps.py", "training/fit.py",
-        "training/evaluate.py", "training/predict.py", "training/microbatch.py", "checkpoints/content.py",
+        "training/evaluate.py", "training/predict.py", "training/microbatch.py", "checkpoints/components/step.py",
     },
-    "progress": {"training/fit.py", "trainer.py", "checkpoints/content.py"},
+    "progress": {"training/fit.py", "trainer.py", "checkpoints/components/data.py"},
     "timestamp": {"training/progress.py"},
     "previous": {"training/progress.py"},
     "requests": set(),

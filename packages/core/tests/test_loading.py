@@ -17,8 +17,8 @@ import hocket
 from hocket import Algorithm, Event, State, Task, plugins
 from hocket.checkpoints import CheckpointError
 from hocket.checkpoints import format as formats
-from hocket.checkpoints.fits import ContentError, recorded_algorithms
 from hocket.checkpoints.foreign import load_weights, read_weights
+from hocket.checkpoints.recorded import ContentError, recorded_algorithms
 from hocket.cli import main
 
 

@@ -144,7 +144,7 @@ def test_nothing_is_gathered_and_no_rank_needs_more_than_its_share(tmp_path, mon
         monkeypatch.setattr(assembly.Assembly, "_begin", lambda *args: made.append(begin(*args)) or made[-1])
         one = make(FSDP, tmp_path, resume="auto")
         made.clear()
-        Store(tmp_path).read("ep0-ba2", only=LEARNED, like=content.shards(one))
+        Store(tmp_path).read("ep0-ba2", only=LEARNED, like=one.state.content.like())
         one.close()
         return sum(each.nbytes for each in made), held(one)
 
@@ -303,7 +303,7 @@ def test_a_checkpoint_of_another_head_is_refused_before_anything_is_loaded(tmp_p
     def rank_main(rank):
         made(1, WORDS).fit("1ba")
         other = made(2, WORDS + 5)
-        tree = Store(tmp_path / "run1").read("ep0-ba1", like=content.shards(other))
+        tree = Store(tmp_path / "run1").read("ep0-ba1", like=other.state.content.like())
         before = {name: value.clone() for name, value in other.model_state_dict().items()}
         head = len(list(other.state.model.parameters())) - 1
         with pytest.raises(

@@ -18,6 +18,7 @@ from hocket.training.requests import Decision, Requests
 from hocket.training.step import Step
 
 if TYPE_CHECKING:
+    from hocket.checkpoints.content import Content
     from hocket.devices import Device
     from hocket.hookspecs import PrecisionLike, StrategyLike
     from hocket.optim.learning_rate import LearningRate
@@ -100,6 +101,9 @@ class State:
         self.exception: BaseException | None = None
         #: What was logged since the last logging interval ended: numbers, and scalar tensors still on their device.
         self.logged: dict[str, float | Tensor] = {}
+
+        #: What checkpoints of this run hold; the Trainer sets it before ``before_load``.
+        self.content: Content
 
         #: The folder of this run, which is made when `run_folder` is first asked for.
         self.folder = folder

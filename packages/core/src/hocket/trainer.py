@@ -14,7 +14,9 @@ import torch
 from torch import nn
 
 from hocket import launching, settings
-from hocket.checkpoints import content, differences
+from hocket.checkpoints.components.configuration import Configuration, hyperparameters
+from hocket.checkpoints.components.data import TrainingData
+from hocket.checkpoints.content import Content, components_of
 from hocket.checkpoints.ranks import ranks_of
 from hocket.data.checks import check_batches, check_sets
 from hocket.data.feed import Feed, end_workers
@@ -41,7 +43,7 @@ from hocket.training.metrics import MetricSet
 
 if TYPE_CHECKING:
     from hocket.checkpoints.policy import Checkpoints
-    from hocket.checkpoints.shapes import Report
+    from hocket.checkpoints.report import Report
 
 
 class Trainer:
@@ -165,8 +167,6 @@ class Trainer:
         lasting = fast_dev_run is None and overfit is None
         if not lasting:
             checkpoints = resume = None
-        self._asked: str | None = None  # the duration that the latest fit was given
-        self._position: list[Any] | None = None
         self._duration = None if duration is None else until.duration(duration)
         self._deterministic, self._detect_anomaly = deterministic, detect_anomaly
         self._sanity_batches = sanity_eval
@@ -245,8 +245,14 @@ class Trainer:
         with self._running(), switches.use(plugins):
             if checkpoints is not None:
                 checkpoints.attach(self, fresh=resume is None)
-            self._assemble(optimizer, schedule, schedule_every, compile)
+            made_with = self._assemble(optimizer, schedule, schedule_every, compile)
             self._loop.metrics = MetricSet("train", train_metrics, state)
+            configuration = Configuration(state, self._arguments, made_with)
+            self._position = TrainingData(state, self._loop)
+            state.content = Content(
+                state,
+                components_of(state, self._loop, guard, self._randomness, configuration, self._position),
+            )
             if train_data is not None:
                 self._set_train_data(train_data)
             self._set_eval_data(eval_data)
@@ -263,19 +269,23 @@ class Trainer:
 
     def _assemble(
         self, optimizer: Any, schedule: Any, schedule_every: str | Time, compile: bool | Mapping[str, Any]
-    ) -> None:
-        """Model, surgery, optimizers, schedules: in the order in which they need each other."""
+    ) -> dict[str, str]:
+        """Model, surgery, optimizers, schedules: in the order in which they need each other.
+
+        Returns the hyperparameters that optimizers were made with.
+        """
         state, bus = self.state, self.state.bus
         state.task = self._runtime.convert(state.task)
         bus.init(state)
         self._runtime.place(state.task)
         named = make_optimizers(optimizer, state.task, state.replacements)
         state.optimizer_names, optimizers = list(named), list(named.values())
-        self._hyperparameters = differences.hyperparameters(optimizers)
+        made_with = hyperparameters(optimizers)
         if compile and not state.task.owns_steps:
             state.task.compile(**({} if compile is True else compile))
         state.prepared, state.optimizers = self._runtime.prepare(state.task, optimizers)
         state.schedules = make_schedules(schedule, state.optimizers, schedule_every)
+        return made_with
 
     # --- what it is for
 
@@ -298,9 +308,10 @@ class Trainer:
         Raises:
             ValueError: something to train with is missing, or the training data yields nothing.
             FloatingPointError: the loss is not finite, and ``nonfinite="raise"``.
-            RuntimeError: an exception left the last fit while the optimizer stepped.
+            RuntimeError: an exception left the last fit while the optimizer stepped, or a checkpoint half loaded.
         """
         state = self.state
+        state.content.check_loaded()
         asked = {
             "fit(duration)": duration,
             "fit(train_data)": train_data is not None,
@@ -396,7 +407,9 @@ class Trainer:
         """
         from hocket.checkpoints.foreign import load_into
 
-        return load_into(self, weights, strict, ignore, remap)
+        if self._loop.stage:
+            raise RuntimeError("Weights cannot be loaded during a fit. Load them before it begins.")
+        return load_into(self.state, self.model_state_dict(), weights, strict, ignore, remap)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that a resumed run needs to be the same to the last bit; see `hocket.checkpoints.content`.
@@ -404,14 +417,16 @@ class Trainer:
         Every rank has to call it, in a callback's ``batch_checkpoint`` or ``epoch_checkpoint``, where the fit can be continued,
         or in ``fit_end`` or between fits, where another can begin.
         """
-        return content.state_dict(self)
+        return self.state.content.state_dict()
 
     def load_state_dict(self, tree: Mapping[str, Any], strict: bool = True, ignore: Sequence[str] = ()) -> None:
         """Undo `state_dict`, in a Trainer that was made alike; see `hocket.checkpoints.content`. Every rank has to call it.
 
         What globs in ``ignore`` match, such as ``"optimizers.*"`` or ``"model.network.head.*"``, stays as it is here.
         """
-        content.load_state_dict(self, tree, strict, ignore)
+        if self._loop.stage:
+            raise RuntimeError("State cannot be loaded during a fit. Load it before fit begins.")
+        self.state.content.load_state_dict(tree, strict, ignore)
 
     def close(self) -> None:
         """Let plug-ins release what they hold. Happens by itself after an exception and at the end of the process.
@@ -444,8 +459,7 @@ class Trainer:
         state.train_data, state.train_loader = data, state.bus.prepare_data(data, True, self._global_batch)
         self._loop.feed = Feed(state.train_loader, limit, overfit, data)
         state.progress.epoch_length = self._loop.feed.length
-        if self._position is not None:  # of a checkpoint that was loaded before there was data
-            content.load_position(self, self._position)
+        self._position.data_is_set()
 
     def _set_eval_data(self, data: Any) -> None:
         self.state.eval_sets = {} if data is None else self._eval_sets(data, self._metrics)
@@ -471,7 +485,7 @@ class Trainer:
                 "There is no optimizer. Pass optimizer=, such as lambda parameters: torch.optim.AdamW(parameters, lr=1e-3), "
                 "or define configure_optimizers() in the Task."
             )
-        before, self._asked = self._asked, None if duration is None else str(duration)
+        before, state.progress.fit_asked = state.progress.fit_asked, None if duration is None else str(duration)
         end = until.fit_until(state, self._loop, self._duration, duration, before)
         if end is None:
             return False

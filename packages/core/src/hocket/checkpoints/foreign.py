@@ -19,10 +19,10 @@ from hocket.checkpoints import manifest as manifests
 from hocket.checkpoints import pickles, shards
 from hocket.checkpoints.errors import CheckpointError
 from hocket.checkpoints.places import local_folder
-from hocket.checkpoints.shapes import Report, some
+from hocket.checkpoints.report import Report, some
 
 if TYPE_CHECKING:
-    from hocket.trainer import Trainer
+    from hocket.state import State
 
 #: A Hugging Face folder's index or single file, in the order in which they are looked for.
 _HUGGING_FACE = (
@@ -278,22 +278,20 @@ def load_weights(
 
 
 def load_into(
-    trainer: Trainer,
+    state: State,
+    own: Mapping[str, Any],
     weights: Path | str | Mapping[str, Any],
     strict: bool,
     ignore: Sequence[str],
     remap: Mapping[str, str] | None,
 ) -> Report:
-    """`Trainer.load_weights`. Raises as `load_weights`, and RuntimeError during a fit."""
-    state, prefix = trainer.state, trainer.state.model_prefix
-    if trainer._loop.stage:
-        raise RuntimeError("Weights cannot be loaded during a fit. Load them before it begins.")
+    """`Trainer.load_weights`, which knows the model's ``own`` weights. Raises as `load_weights`."""
+    prefix = state.model_prefix
     given = weights if isinstance(weights, Mapping) else read_weights(weights)
     if not isinstance(weights, Mapping):
-        from hocket.checkpoints.fits import warn_of_surgery
+        from hocket.checkpoints.recorded import warn_of_surgery
 
         warn_of_surgery(weights, state)
-    own = trainer.model_state_dict()
     chosen, report = _choose(own, given, strict, ignore, remap, type(state.model).__name__)
     renamed = {f"{prefix}{name}": value for name, value in chosen.items()}
     state.bus.load_model_state(state.prepared, {**state.bus.model_state(state.prepared), **renamed})

@@ -32,10 +32,18 @@ def ignoring(tree: Mapping[str, Any], own: Mapping[str, Any], globs: Sequence[st
                 if key in mine:
                     made[key] = mine[key]
             elif key in saved:
-                value, other = saved[key], mine.get(key)
-                inner = isinstance(value, Mapping)
-                made[key] = merge(value, other if isinstance(other, Mapping) else {}, f"{below}.") if inner else value
+                made[key] = inside(saved[key], mine.get(key), f"{below}.", ranks=below == "ranks")
         return made
+
+    def inside(value: Any, other: Any, path: str, ranks: bool) -> Any:
+        if isinstance(value, Mapping):
+            return merge(value, other if isinstance(other, Mapping) else {}, path)
+        if not ranks:
+            return value
+        states = [*(other or ()), *({} for _ in value)]  # there may be other ranks now
+        return [
+            merge(each, mine, f"{path}{rank}.") for rank, (each, mine) in enumerate(zip(value, states, strict=False))
+        ]
 
     def attached(of: Mapping[str, Any], wanted: bool) -> list[Any]:
         return [each for each in of["attached"] if ignored(f"plugins.{each['kind']}.{each['name']}") is wanted]

@@ -15,8 +15,8 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from hocket.callback import Callback
-from hocket.checkpoints import content
 from hocket.checkpoints.background import Background
+from hocket.checkpoints.components.plugins import described
 from hocket.checkpoints.errors import CheckpointError
 from hocket.checkpoints.hidden import HiddenTensors
 from hocket.checkpoints.ownership import Ownership
@@ -325,9 +325,9 @@ class Checkpoints(Callback):
             return
         if self._weights_only:
             model = trainer._own_names(state.bus.model_shards(state.prepared))
-            tree: Any = {"model": model, "attached": content.described(state.bus.voices)}
+            tree: Any = {"model": model, "attached": described(state.bus.voices)}
         else:
-            tree = content.state_dict(trainer, gather=False)
+            tree = state.content.state_dict(gather=False)
             self._hidden.warn(state)
         self.note_saved(state)
         snapshot = Snapshot(tree, state.strategy.rank)

@@ -6,7 +6,6 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hocket.checkpoints import content
 from hocket.checkpoints.errors import CheckpointError
 from hocket.checkpoints.manifest import LATEST
 from hocket.checkpoints.ranks import ranks_of
@@ -42,7 +41,7 @@ def resume(trainer: Trainer, where: str | Path, checkpoints: Checkpoints | None)
             )
         store = own
         with seeding.preserved(devices=False):
-            found = store.read_latest(content.shards(trainer), ranks)
+            found = store.read_latest(state.content.like(), ranks)
         if found is None:
             checkpoints.attach(trainer, fresh=True, readable=False)
             return
@@ -55,7 +54,7 @@ def resume(trainer: Trainer, where: str | Path, checkpoints: Checkpoints | None)
         with seeding.preserved(devices=False):
             name = ranks.first(lambda: _named(store, name, path))
         try:
-            tree = store.read(name, like=content.shards(trainer), ranks=ranks)
+            tree = store.read(name, like=state.content.like(), ranks=ranks)
         except CheckpointError as error:
             error.add_note(f"While going on from '{name}' in {store}.")
             raise
@@ -74,7 +73,7 @@ def resume(trainer: Trainer, where: str | Path, checkpoints: Checkpoints | None)
         elif checkpoints is not None:  # a branch: a run of its own
             checkpoints.attach(trainer, fresh=True)
     try:
-        content.load_state_dict(trainer, tree, strict=True, copy=False)
+        state.content.load_state_dict(tree, strict=True, copy=False)
     except Exception as error:
         error.add_note(f"While going on from '{name}' in {store}.")
         raise

@@ -116,6 +116,15 @@ class MetricSet:
         states = {name: encode(_state_of(metric), f"metric {name}") for name, metric in self._metrics.items()}
         return {"seen": self._seen, "metrics": states}
 
+    def misfit(self, tree: Mapping[str, Any]) -> str:
+        """Return how the metrics of a saved state differ from these, and what to type; empty if they have the same names."""
+        if tree["metrics"].keys() == self._metrics.keys():
+            return ""
+        return (
+            f"The state of the metrics of '{self._label}' is that of {', '.join(tree['metrics']) or 'none'}, but there "
+            f"are {', '.join(self._metrics) or 'none'}. Give the same {self._label}_metrics= as before."
+        )
+
     def load_state_dicts(self, trees: Sequence[Mapping[str, Any]]) -> None:
         """Undo :meth:`state_dict`, of several ranks: what they have seen is put together here. None: nothing was seen.
 
@@ -123,11 +132,8 @@ class MetricSet:
         """
         self.reset()
         for tree in trees:
-            if tree["metrics"].keys() != self._metrics.keys():
-                raise ValueError(
-                    f"The state of the metrics of '{self._label}' is that of {', '.join(tree['metrics']) or 'none'}, but there "
-                    f"are {', '.join(self._metrics) or 'none'}. Give the same {self._label}_metrics= as before."
-                )
+            if misfit := self.misfit(tree):
+                raise ValueError(misfit)
             if not tree["seen"]:
                 continue
             for name, metric in self._metrics.items():

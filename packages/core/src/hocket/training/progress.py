@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from hocket.time import Time, Timestamp, Unit
@@ -23,8 +24,9 @@ class Progress:
     previous: Timestamp = field(default_factory=Timestamp, compare=False)
     #: The planned length of training, counted from its beginning: what schedules and :meth:`elapsed` refer to.
     max_duration: Time | None = None
-    #: When the fit under way ends, counted from the beginning of training.
+    #: When the fit under way ends, counted from the beginning of training, and the duration that it was given.
     fit_until: Time | None = None
+    fit_asked: str | None = None
     #: Batches per epoch, once that is known.
     epoch_length: int | None = None
 
@@ -52,3 +54,15 @@ class Progress:
         taken = copy.copy(self)
         taken.timestamp, taken.previous = self.timestamp.copy(), self.previous.copy()
         return taken
+
+    def state_dict(self) -> dict[str, int]:
+        """The counters; timestamps and durations are saved beside them."""
+        return {name: getattr(self, name) for name in _COUNTERS}
+
+    def load_state_dict(self, saved: Mapping[str, int]) -> None:
+        """Undo :meth:`state_dict`."""
+        for name in _COUNTERS:
+            setattr(self, name, saved[name])
+
+
+_COUNTERS = ("ready", "started", "processed", "completed")

@@ -3,30 +3,64 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
+from torch.optim import Optimizer
+
+from hocket.checkpoints.component import Check, Component, Saved, Tree
 from hocket.checkpoints.plain import decode
 from hocket.plugins import catalog
 from hocket.schedules import Schedule
 from hocket.settings import plain
-
-if TYPE_CHECKING:
-    from hocket.trainer import Trainer
+from hocket.state import State
 
 #: Trainer arguments that affect the weights and are not compared elsewhere when a checkpoint is loaded.
 _ARGUMENTS = ("loss", "global_batch", "schedule", "schedule_every", "clip_gradients", "nonfinite", "seed", "overfit")
 _ATTACHED = ("algorithms", "callbacks", "precisions", "actions")
 
 
-def configuration(trainer: Trainer) -> dict[str, Any]:
-    """Arguments and the hyperparameters that optimizers were made with, as plain data."""
-    given = {name: trainer._arguments[name] for name in _ARGUMENTS}
-    arguments = {name: repr(each) if isinstance(each, Schedule) else repr(plain(each)) for name, each in given.items()}
-    return {"arguments": arguments, "optimizers": trainer._hyperparameters}
+class Configuration(Component):
+    """Arguments and hyperparameters, as plain data. Nothing is loaded: a resumed run is told what it has changed.
+
+    Args:
+        arguments: those of the Trainer.
+        hyperparameters: what optimizers were made with; see :func:`hyperparameters`.
+    """
+
+    path = "configuration"
+
+    def __init__(self, state: State, arguments: Mapping[str, Any], hyperparameters: Mapping[str, str]) -> None:
+        self._state, self._arguments, self._hyperparameters = state, arguments, dict(hyperparameters)
+
+    def state_dict(self, gather: bool) -> Tree:
+        """Both, as text."""
+        given = {name: self._arguments[name] for name in _ARGUMENTS}
+        texts = {name: repr(each) if isinstance(each, Schedule) else repr(plain(each)) for name, each in given.items()}
+        return {"arguments": texts, "optimizers": self._hyperparameters}
+
+    def check(self, saved: Tree, checkpoint: Saved) -> Check:
+        """Warn of everything that is known on both sides and differs."""
+        found = list(_plugins(self._state, checkpoint.tree["attached"]))
+        if saved is not None:
+            now = self.state_dict(gather=False)
+            found += _different(saved["arguments"], now["arguments"], "{} was {}, is {}")
+            found += _different(saved["optimizers"], now["optimizers"], "{} was and stays {}, not {}")
+        told = (
+            f"This run is configured otherwise than that of the checkpoint: {'; '.join(found)}. To continue as it was, give "
+            "the Trainer what it was given then."
+        )
+        return Check(warnings=[told] if found else [])
+
+    def absent(self, checkpoint: Saved) -> Check:
+        """Older checkpoints say only what was attached."""
+        return self.check(None, checkpoint)
+
+    def load_state_dict(self, saved: Any) -> None:
+        """Nothing to load."""
 
 
-def hyperparameters(optimizers: list[Any]) -> dict[str, str]:
+def hyperparameters(optimizers: Sequence[Optimizer]) -> dict[str, str]:
     """Of every parameter group, as text by its place, such as ``"optimizers.0.lr"``."""
     found: dict[str, str] = {}
     for number, optimizer in enumerate(optimizers):
@@ -36,27 +70,16 @@ def hyperparameters(optimizers: list[Any]) -> dict[str, str]:
     return found
 
 
-def changed(trainer: Trainer, tree: Mapping[str, Any]) -> list[str]:
-    """What differs between a checkpoint's configuration and the Trainer's, as far as both are known."""
-    before, now = tree.get("configuration"), configuration(trainer)
-    found = list(_plugins(trainer, tree))
-    if before is None:  # an older checkpoint
-        return found
-    found += _different(before["arguments"], now["arguments"], "{} was {}, is {}")
-    return found + list(_different(before["optimizers"], now["optimizers"], "{} was and stays {}, not {}"))
-
-
 def _different(before: Mapping[str, str], now: Mapping[str, str], text: str) -> Iterator[str]:
     for name, value in before.items():
         if now.get(name, value) != value:
             yield text.format(name, value, now[name])
 
 
-def _plugins(trainer: Trainer, tree: Mapping[str, Any]) -> Iterator[str]:
-    voices = trainer.state.bus.voices
+def _plugins(state: State, attached: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     for kind in _ATTACHED:
-        there = {each["name"]: each for each in tree["attached"] if each["kind"] == kind}
-        here = {voice.name: voice for voice in voices if voice.kind == kind}
+        there = {each["name"]: each for each in attached if each["kind"] == kind}
+        here = {voice.name: voice for voice in state.bus.voices if voice.kind == kind}
         if kind not in ("callbacks", "algorithms") and there.keys() != here.keys():
             yield f"{catalog.singular(kind)} was {', '.join(there)}, is {', '.join(here)}"
         if kind == "algorithms" and there.keys() == here.keys() and list(there) != list(here):

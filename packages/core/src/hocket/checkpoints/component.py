@@ -1,0 +1,139 @@
+"""The parts that a checkpoint is made of. Each saves itself, checks itself and loads itself; see `Component`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+from torch import Tensor
+
+from hocket.checkpoints.plain import decode
+from hocket.plugins.errors import PluginError
+
+#: Plain data: dicts with string keys, lists, tensors, numbers, strings, bytes and None; see `hocket.checkpoints.plain`.
+Tree: TypeAlias = Any
+#: Called with a path in the tree and the description of the tensor stored there; see `hocket.checkpoints.format.read`.
+Like: TypeAlias = Callable[[str, dict[str, Any]], Tensor | None]
+
+
+class ContentError(PluginError, ValueError):
+    """A checkpoint that does not fit the Trainer that it is loaded into."""
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """The checkpoint that is loaded."""
+
+    #: All of it, for checks that need the state of other components.
+    tree: Mapping[str, Tree]
+    #: Whether problems are errors. Otherwise they are warnings, and components load the part that fits.
+    strict: bool
+    #: Shapes of the checkpoint's weights by name, ignored ones included.
+    weights: Mapping[str, tuple[int, ...]]
+    #: Whether the tree is used again, so that components may not keep its tensors.
+    copy: bool
+
+    def decode(self, tree: Tree) -> Any:
+        """Undo `encode`; components may keep the tensors of the result."""
+        return decode(tree, self.copy)
+
+
+@dataclass(frozen=True, slots=True)
+class PerRank:
+    """The saved states of a component with ``scope = "rank"``, and which of them this rank continues."""
+
+    #: By rank of the run that saved them.
+    states: Sequence[Any]
+    rank: int
+    world_size: int
+
+    @property
+    def existed(self) -> bool:
+        """Whether the saved run had a rank of this number."""
+        return self.rank < len(self.states)
+
+    @property
+    def own(self) -> Any:
+        """This rank's state; that of rank 0 for a rank that did not exist."""
+        return self.states[self.rank if self.existed else 0]
+
+    @property
+    def dealt(self) -> Sequence[Any]:
+        """The states that this rank merges, so that each is taken by exactly one rank; may be empty."""
+        return self.states[self.rank :: self.world_size]
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """What a component found out about its saved state."""
+
+    #: What `Component.load_state_dict` gets: the saved state or, with ``strict=False``, the part of it that fits.
+    state: Any = None
+    #: What does not fit and what to type, a sentence or two each. They are raised together, before anything is loaded.
+    problems: Sequence[str] = ()
+    #: What the user should know although it can be loaded.
+    warnings: Sequence[str] = ()
+
+
+class Component:
+    """A part of a run that saves itself, such as the optimizers or a plug-in's queue.
+
+    Plug-ins and Tasks add parts of their own by a method ``checkpoint_components(state)`` that returns some of these. Most
+    state does not need one: ``state_dict`` and ``load_state_dict`` of a plug-in, and `hocket.Task.extra_state`, are saved
+    anyway. A component adds state for each rank, tensors in shards, checks before loading, and a rule for another world size.
+
+    Example:
+        >>> class Queue(hocket.Callback):
+        ...     def checkpoint_components(self, state):
+        ...         return [QueueState(self)]
+        >>> class QueueState(hocket.checkpoints.Component):
+        ...     path, scope = "acme-queue", "rank"
+        ...     def __init__(self, queue):
+        ...         self.queue = queue
+        ...     def state_dict(self, gather):
+        ...         return {"items": self.queue.items}
+        ...     def load_state_dict(self, saved):
+        ...         self.queue.items = [item for state in saved.dealt for item in state["items"]]
+    """
+
+    #: Where its state is in the checkpoint; it never changes. That of a plug-in is below ``components``.
+    path: str
+    #: ``"run"`` if all ranks have the same state, or shards of it; ``"rank"`` if each has its own, which is then saved by rank.
+    scope: Literal["run", "rank"] = "run"
+
+    def complete(self) -> None:
+        """Raise RuntimeError if the state cannot be taken now. Called on all components before `state_dict`."""
+
+    def state_dict(self, gather: bool) -> Tree:
+        """Return the state. Unless ``gather``, tensors may be DTensors, of which each rank writes its shard.
+
+        Called on every rank. Tensors may be the run's own; they are written or copied before training continues.
+        """
+        raise NotImplementedError
+
+    def like(self) -> Like:
+        """Return a function that says how this run shards a tensor, by its path below :attr:`path`.
+
+        It returns the DTensor or, for a tensor that is read whole, None. A tensor that is not sharded, or has another shape,
+        counts as None.
+        """
+        return lambda path, reference: None
+
+    def check(self, saved: Any, checkpoint: Saved) -> Check:
+        """Compare the saved state with this run. Changes nothing; called for all components before any is loaded.
+
+        Args:
+            saved: what `state_dict` returned or, for ``scope = "rank"``, a `PerRank` of it.
+
+        May raise a ValueError for what ``strict=False`` cannot leave out, either.
+        """
+        return Check(saved)
+
+    def absent(self, checkpoint: Saved) -> Check:
+        """As `check`, for a checkpoint without this component. ``Check()`` lets it start fresh; by default it is a problem."""
+        return Check(problems=[f"The checkpoint has no '{self.path}'."])
+
+    def load_state_dict(self, saved: Any) -> None:
+        """Continue from ``saved``, the state that `check` returned."""
+        raise NotImplementedError

@@ -1,0 +1,87 @@
+"""Positions in the data."""
+
+from __future__ import annotations
+
+from hocket.checkpoints.component import Check, Component, PerRank, Saved, Tree
+from hocket.data.errors import DataError
+from hocket.state import State
+from hocket.training.fit import FitLoop
+
+
+class TrainingData(Component):
+    """The position in the training data on this rank.
+
+    With the same world size each rank continues from its own position. With another, every rank continues from that of rank
+    0, which counts global batches: between epochs, or where the strategy divides the data.
+
+    A position that is loaded before there is data is kept until :meth:`data_is_set`.
+    """
+
+    path, scope = "data", "rank"
+
+    def __init__(self, state: State, loop: FitLoop) -> None:
+        self._state, self._loop = state, loop
+        self._kept: PerRank | None = None
+
+    def state_dict(self, gather: bool) -> Tree:
+        """The feed's, or None without data."""
+        return self._loop.feed.state_dict() if self._loop.has_data else None
+
+    def check(self, saved: PerRank, checkpoint: Saved) -> Check:
+        """Raise DataError for an epoch over data of each rank's own, which other ranks were in."""
+        if self._loop.has_data:
+            _refuse_other_ranks(saved)
+        return Check(saved)
+
+    def load_state_dict(self, saved: PerRank) -> None:
+        """Move the feed there, or keep the position for it."""
+        self._kept = saved
+        if self._loop.has_data:
+            self.data_is_set()
+
+    def data_is_set(self) -> None:
+        """Move the feed of new training data to a position that was loaded before there was any.
+
+        Raises DataError as :meth:`check`.
+        """
+        saved, self._kept = self._kept, None
+        if saved is None:
+            return
+        _refuse_other_ranks(saved)
+        position = saved.states[saved.rank if _same_ranks(saved) else 0]
+        if position is not None:
+            self._loop.feed.load_state_dict(position)
+            self._state.progress.epoch_length = self._loop.feed.length
+
+
+def _same_ranks(saved: PerRank) -> bool:
+    return len(saved.states) == saved.world_size
+
+
+def _refuse_other_ranks(saved: PerRank) -> None:
+    first = saved.states[0]
+    if not _same_ranks(saved) and first is not None and first["under_way"] and first["pass"]["of_rank"]:
+        raise DataError(
+            f"{len(saved.states)} ranks, each with data of its own, were in the middle of a pass, which {saved.world_size} "
+            "cannot continue. Start as many ranks, or let the strategy divide the data: leave out DistributedSampler and "
+            "split_data."
+        )
+
+
+class EvaluationData(Component):
+    """The positions between evaluations, for data that continues where the last iteration ended."""
+
+    path, scope = "eval_data", "rank"
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+
+    def state_dict(self, gather: bool) -> Tree:
+        """By the set's label."""
+        return {label: each.passes.state_dict(0, False) for label, each in self._state.eval_sets.items()}
+
+    def load_state_dict(self, saved: PerRank) -> None:
+        """Of the sets that are there; a rank that did not exist takes those of rank 0."""
+        for label, each in self._state.eval_sets.items():
+            if label in saved.own:
+                each.passes.restore(saved.own[label])

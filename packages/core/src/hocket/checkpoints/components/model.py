@@ -1,0 +1,117 @@
+"""The model's weights, and what weights do not tell: frozen parameters and modules in eval mode."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from torch import nn
+
+from hocket.checkpoints.component import Check, Component, Like, Saved, Tree
+from hocket.checkpoints.plain import decode, encode
+from hocket.checkpoints.report import Report, listed, shapes_of
+from hocket.state import State
+
+
+class Model(Component):
+    """The weights by the task's names."""
+
+    path = "model"
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+
+    def state_dict(self, gather: bool) -> Tree:
+        """Full weights with ``gather``, else this rank's shards."""
+        bus = self._state.bus
+        weights = (bus.model_state if gather else bus.model_shards)(self._state.prepared)
+        return encode(dict(weights), "the model", gather)
+
+    def like(self) -> Like:
+        """As the model is sharded now."""
+        shards = self._state.bus.model_shards(self._state.prepared)
+        return lambda path, reference: shards.get(path)
+
+    def check(self, saved: Tree, checkpoint: Saved) -> Check:
+        """Compare names and shapes; with ``strict=False`` keep those that the model has, and its own for the others."""
+        weights: dict[str, Any] = decode(saved, copy=False)  # loading copies them
+        if checkpoint.strict:
+            misfit = _misfit(self._state, weights)
+            return Check(weights, [misfit] if misfit else [])
+        here: dict[str, Any] = dict(self._state.bus.model_state(self._state.prepared))
+        fitting = {
+            name: value
+            for name, value in weights.items()
+            if name in here and getattr(value, "shape", None) == getattr(here[name], "shape", None)
+        }
+        left_out, missing = sorted(weights.keys() - fitting.keys()), sorted(here.keys() - fitting.keys())
+        told = (
+            f"The model's weights: {len(fitting)} loaded; left out of the checkpoint: {', '.join(left_out) or 'none'}; left as "
+            f"they were in the model: {', '.join(missing) or 'none'}."
+        )
+        return Check({**here, **fitting}, warnings=[told] if left_out or missing else [])
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        """Load full weights or shards."""
+        self._state.bus.load_model_state(self._state.prepared, saved)
+
+
+class Modes(Component):
+    """Which parameters are frozen, and which modules are in eval mode."""
+
+    path = "modes"
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+
+    def state_dict(self, gather: bool) -> Tree:
+        """Names of both."""
+        return {
+            "frozen": [name for name, each in self._state.task.named_parameters() if not each.requires_grad],
+            "eval": [name for name, each in self._state.task.named_modules() if not each.training],
+        }
+
+    def load_state_dict(self, saved: Mapping[str, list[str]]) -> None:
+        """Freeze and switch as saved."""
+        frozen, evaluating = set(saved["frozen"]), set(saved["eval"])
+        for name, parameter in self._state.task.named_parameters():
+            if parameter.requires_grad is (name in frozen):
+                parameter.requires_grad_(name not in frozen)
+        for name, module in self._state.task.named_modules():
+            module.training = name not in evaluating
+
+
+def _misfit(state: State, saved: Mapping[str, Any]) -> str:
+    """How the saved weights differ from the model's, and what to type; empty if they have the same names and shapes."""
+    here = state.bus.model_shards(state.prepared)
+    before, now = shapes_of(saved), shapes_of(here)
+    left_alone = _with_ways_of_their_own(state.task)
+
+    def told(names: Iterable[str]) -> tuple[str, ...]:
+        return tuple(name for name in names if not name.startswith(left_alone))
+
+    other = told(name for name in before if before[name] != now.get(name, before[name]))
+    report = Report(
+        told(name for name in here if name not in saved),
+        told(name for name in saved if name not in here),
+        tuple((name, before[name], now[name]) for name in other),
+    )
+    if not report:
+        return ""
+    paths = [f"model.{name}" for name in (*report.missing, *report.unexpected, *other)]
+    told_how = str(report).replace("\n", "; ")
+    return (
+        f"The model is not the checkpoint's: {told_how}. Give the Trainer the model that was trained, or leave these out: "
+        f"ignore={listed(paths)}."
+    )
+
+
+def _with_ways_of_their_own(task: nn.Module) -> tuple[str, ...]:
+    """Beginnings of the names in modules that themselves decide what they load, such as buffers of any size."""
+    found = []
+    for name, module in task.named_modules():
+        hooks = module._load_state_dict_pre_hooks.values()
+        own = not type(module)._load_from_state_dict.__module__.startswith("torch.nn.modules.")
+        if own or not all(getattr(hook, "__module__", "").startswith("torch.distributed.") for hook in hooks):
+            found.append(f"{name}." if name else "")
+    return tuple(found)

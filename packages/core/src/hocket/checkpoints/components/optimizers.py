@@ -1,0 +1,177 @@
+"""Optimizers with what they keep for each parameter, and the schedules of their learning rates."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from itertools import chain
+from typing import Any
+
+from torch import Tensor
+
+from hocket.checkpoints.classes import class_named, class_of
+from hocket.checkpoints.component import Check, Component, Like, Saved, Tree
+from hocket.checkpoints.plain import encode
+from hocket.checkpoints.report import Shape, listed
+from hocket.state import State
+
+#: The path of what an optimizer keeps for a parameter.
+_OF_PARAMETER = re.compile(r"(\d+)\.state\.state\.~int\.(\d+)\.")
+
+
+class Optimizers(Component):
+    """All optimizers, by number."""
+
+    path = "optimizers"
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+
+    def state_dict(self, gather: bool) -> Tree:
+        """Class and state of each."""
+        state, bus = self._state, self._state.bus
+        state_of = bus.optimizer_state if gather else bus.optimizer_shards
+        return {
+            str(index): {
+                "class": class_of(each),
+                "state": encode(state_of(state.prepared, each), "the optimizer", gather),
+            }
+            for index, each in enumerate(state.optimizers)
+        }
+
+    def like(self) -> Like:
+        """As the parameter is sharded that a tensor is kept for."""
+        parameters = [
+            [parameter for group in optimizer.param_groups for parameter in group["params"]]
+            for optimizer in self._state.optimizers
+        ]
+
+        def like(path: str, reference: dict[str, Any]) -> Tensor | None:
+            if not (found := _OF_PARAMETER.match(path)):
+                return None
+            optimizer, index = map(int, found.groups())
+            try:
+                return parameters[optimizer][index]
+            except IndexError:  # of another optimizer, which `check` refuses
+                return None
+
+        return like
+
+    def check(self, saved: Tree, checkpoint: Saved) -> Check:
+        """Compare classes, and for each optimizer of the same class the parameters that it keeps state for."""
+        state, problems, states = self._state, [], []
+        before, here = _classes(saved), [class_of(optimizer) for optimizer in state.optimizers]
+        if before != here:
+            problems.append(
+                f"The checkpoint has the state of {', '.join(before) or 'no optimizer'}, but the Trainer has "
+                f"{', '.join(here) or 'none'}. Give the Trainer the same optimizer=."
+            )
+        for index, each in enumerate(in_order(saved)):
+            fitting = None
+            if index < len(here) and before[index] == here[index]:
+                fitting, problem = _fitting(state, index, checkpoint.decode(each["state"]), checkpoint.weights)
+                problems += [problem] if problem else []
+            states.append(fitting)
+        return Check(states, problems)
+
+    def load_state_dict(self, saved: list[Any]) -> None:
+        """Load each; None leaves the optimizer as it is."""
+        state = self._state
+        for optimizer, each in zip(state.optimizers, saved, strict=False):
+            if each is not None:
+                state.bus.load_optimizer_state(state.prepared, optimizer, each)
+
+
+class Schedules(Component):
+    """All schedules, by number."""
+
+    path = "schedules"
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+
+    def state_dict(self, gather: bool) -> Tree:
+        """Class and state of each."""
+        return {
+            str(index): {"class": class_of(each), "state": encode(each.state_dict(), "the schedule")}
+            for index, each in enumerate(self._state.schedules)
+        }
+
+    def check(self, saved: Tree, checkpoint: Saved) -> Check:
+        """Compare classes."""
+        before, here = _classes(saved), [class_of(each) for each in self._state.schedules]
+        states = [checkpoint.decode(each["state"]) for each in in_order(saved)]
+        fitting = [each if kind == own else None for each, kind, own in zip(states, before, here, strict=False)]
+        if before == here:
+            return Check(fitting)
+        return Check(
+            fitting,
+            [
+                f"The checkpoint has {len(before)} schedules ({', '.join(before)}), the Trainer {len(here)} "
+                f"({', '.join(here)}). Give the Trainer the same schedule=."
+            ],
+        )
+
+    def load_state_dict(self, saved: list[Any]) -> None:
+        """Load each; None leaves the schedule as it is."""
+        for schedule, each in zip(self._state.schedules, saved, strict=False):
+            if each is not None:
+                schedule.load_state_dict(each)
+
+
+def in_order(numbered: Mapping[str, Any]) -> list[Any]:
+    """The values of ``"0"``, ``"1"``, ``"2"`` …"""
+    return [numbered[str(index)] for index in range(len(numbered))]
+
+
+def _classes(saved: Tree) -> list[str]:
+    return [class_named(each["class"]) for each in in_order(saved)]
+
+
+def _fitting(
+    state: State, index: int, saved: Mapping[str, Any], weights: Mapping[str, Shape]
+) -> tuple[Mapping[str, Any] | None, str]:
+    """What of its saved state an optimizer can take, or None; and what it cannot take, with what to type, or nothing.
+
+    Args:
+        index: which of the Trainer's optimizers.
+        weights: the shapes of the weights that it was saved with.
+    """
+    optimizer = state.optimizers[index]
+    own = state.bus.optimizer_shards(state.prepared, optimizer)
+    if not all(isinstance(each.get("state"), Mapping) and "param_groups" in each for each in (saved, own)):
+        return saved, ""  # of a form that only the optimizer itself knows
+    kind = type(optimizer).__name__
+    before, now = _numbers(saved), _numbers(own)
+    if (sizes := [len(group) for group in before]) != [len(group) for group in now]:
+        return None, (
+            f"The checkpoint's {kind} has groups of {sizes} parameters, and the Trainer's has {[len(group) for group in now]}. "
+            "Give the Trainer the same optimizer= and model, or leave the optimizer's state out: ignore=['optimizers.*']."
+        )
+    names = {id(parameter): name for name, parameter in state.task.named_parameters()}
+    parameters = chain.from_iterable(group["params"] for group in optimizer.param_groups)
+    misfits: dict[Any, str] = {}
+    for number, own_number, parameter in zip(chain(*before), chain(*now), parameters, strict=False):
+        name, found = names.get(id(parameter)), _kept(saved["state"].get(number))
+        if name is None or not found or weights.get(name) == parameter.shape:
+            continue
+        if found.isdisjoint({tuple(parameter.shape), *_kept(own["state"].get(own_number))}):
+            misfits[number] = name
+    if not misfits:
+        return saved, ""
+    rest = {number: values for number, values in saved["state"].items() if number not in misfits}
+    return {**saved, "state": rest}, (
+        f"The checkpoint's {kind} has state of other shapes for {', '.join(misfits.values())}. To begin anew with these, pass "
+        f"ignore={listed([f'optimizers.{index}.state.state.~int.{number}.*' for number in misfits])}, and with all, "
+        "ignore=['optimizers.*']."
+    )
+
+
+def _numbers(saved: Mapping[str, Any]) -> list[list[Any]]:
+    return [group["params"] for group in saved["param_groups"]]
+
+
+def _kept(values: Any) -> set[Shape]:
+    """Shapes of what an optimizer keeps for a parameter, without single numbers."""
+    tensors = values.values() if isinstance(values, Mapping) else ()
+    return {tuple(each.shape) for each in tensors if isinstance(each, Tensor) and each.ndim}

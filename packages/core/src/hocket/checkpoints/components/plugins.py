@@ -1,0 +1,138 @@
+"""The attached plug-ins: what each is, and the state that it keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from hocket.checkpoints.classes import class_named, class_of
+from hocket.checkpoints.component import Check, Component, Like, Saved, Tree
+from hocket.checkpoints.plain import encode
+from hocket.data.sources import has_state
+from hocket.plugins import catalog
+from hocket.plugins.spec import Voice
+from hocket.state import State
+
+#: Kinds of which there can be any number; of the others there is always one, which may be another than before. Loggers may be
+#: others, too: training does not depend on them.
+_SEVERAL = ("algorithms", "callbacks")
+
+
+class Plugins(Component):
+    """State of plug-ins by kind and name; plug-ins without any are omitted."""
+
+    path = "plugins"
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+
+    def state_dict(self, gather: bool) -> Tree:
+        """The state of each that has some."""
+        states: dict[str, dict[str, Any]] = {}
+        for voice in self._state.bus.voices:
+            if has_state(voice.obj) and (state := voice.obj.state_dict()):
+                states.setdefault(voice.kind, {})[voice.name] = encode(
+                    state, f"{catalog.singular(voice.kind)} '{voice.name}'", gather
+                )
+        return states
+
+    def like(self) -> Like:
+        """As the parameter is sharded whose name ends the path: so plug-ins name what they keep of shards."""
+        state = self._state
+        named = dict([*state.model.named_parameters(), *state.prepared.named_parameters()])
+
+        def like(path: str, reference: dict[str, Any]) -> Tensor | None:
+            if "pieces" not in reference:
+                return None
+            names = path.split(".")
+            return next((named[name] for n in range(len(names)) if (name := ".".join(names[n:])) in named), None)
+
+        return like
+
+    def check(self, saved: Tree, checkpoint: Saved) -> Check:
+        """Compare what is attached now with what was attached then."""
+        attached = {(voice.kind, voice.name): voice for voice in self._state.bus.voices}
+        fitting = {
+            (kind, name): checkpoint.decode(saved[kind][name])
+            for (kind, name), voice in attached.items()
+            if saved.get(kind, {}).get(name) is not None and has_state(voice.obj)
+        }
+        return Check(fitting, _problems(attached, checkpoint.tree["attached"], saved))
+
+    def load_state_dict(self, saved: Mapping[tuple[str, str], Any]) -> None:
+        """Load each, in order of attachment."""
+        for voice in self._state.bus.voices:
+            if (voice.kind, voice.name) in saved:
+                voice.obj.load_state_dict(saved[voice.kind, voice.name])
+
+
+def _problems(
+    attached: Mapping[tuple[str, str], Voice], then: Sequence[Mapping[str, Any]], saved: Mapping[str, Any]
+) -> list[str]:
+    problems = []
+    described = {(each["kind"], each["name"]): each for each in then}
+    for (kind, name), each in described.items():
+        states = saved.get(kind, {})
+        if (kind, name) not in attached and (kind == "algorithms" or (kind in _SEVERAL and name in states)):
+            problems.append(
+                f"The checkpoint was taken with the {catalog.singular(kind)} '{name}' ({each['class']}), which is not "
+                f"attached. {how_to_get(kind, each)}"
+            )
+        elif (
+            name in states
+            and (kind, name) in attached
+            and class_of(attached[kind, name].obj) != class_named(each["class"])
+        ):
+            problems.append(
+                f"'{name}' is a {each['class']} in the checkpoint and a {class_of(attached[kind, name].obj)} here. Attach the "
+                f"same {kind}, in the same order."
+            )
+    for (kind, name), voice in attached.items():
+        keeps = kind in _SEVERAL and has_state(voice.obj) and bool(voice.obj.state_dict())
+        if (kind, name) not in described and (kind == "algorithms" or keeps):
+            problems.append(
+                f"The {catalog.singular(kind)} '{name}' is attached, but the checkpoint was taken without it. Leave it out."
+            )
+    return problems
+
+
+def how_to_get(kind: str, each: Mapping[str, Any]) -> str:
+    """What to type for a plug-in that a checkpoint was taken with."""
+    short = short_name(each["name"])
+    if {short, each["name"]} & set(catalog.names(kind)):
+        return f"Pass {kind}=['{short}'] to the Trainer."
+    if each["dist"] in (None, "this process"):
+        return f"Pass an instance of it to the Trainer: {kind}=[{each['class'].rpartition('.')[2]}(…)]."
+    return (
+        f"It comes with {each['dist']} {each['version']}, which is not installed or switched off; type: "
+        f"pip install '{each['dist']}=={each['version']}', and pass {kind}=['{short}'] to the Trainer."
+    )
+
+
+def short_name(name: str) -> str:
+    """Without the number that the second plug-in of a name gets."""
+    return name.rpartition("-")[0] if name.rpartition("-")[2].isdigit() else name
+
+
+def described(voices: tuple[Voice, ...]) -> list[dict[str, Any]]:
+    """What is attached; its configuration is None where that is not known, or is no plain data."""
+    return [
+        {
+            "kind": voice.kind,
+            "name": voice.name,
+            "class": class_of(voice.obj),
+            "dist": voice.dist,
+            "version": voice.version,
+            "config": _config(voice),
+        }
+        for voice in voices
+    ]
+
+
+def _config(voice: Voice) -> Any:
+    try:
+        return None if voice.instance else encode(dict(voice.config))
+    except TypeError:
+        return None

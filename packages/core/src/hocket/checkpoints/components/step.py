@@ -1,0 +1,74 @@
+"""What the latest step came to, which is logged later."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from hocket.checkpoints.component import Check, Component, PerRank, Saved, Tree
+from hocket.checkpoints.plain import encode
+from hocket.data.batches import Counts
+from hocket.state import State
+
+
+class Batch(Component):
+    """Samples and tokens of the latest batch, and the norm of its gradients."""
+
+    path = "batch"
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+
+    def state_dict(self, gather: bool) -> Tree:
+        """Over all ranks."""
+        state = self._state
+        norm = encode(state.gradient_norm)
+        return {"samples": state.batch_samples, "tokens": state.batch_tokens, "norm": norm}
+
+    def check(self, saved: Tree, checkpoint: Saved) -> Check:
+        """Whatever was saved fits."""
+        return Check(checkpoint.decode(saved))
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Into the step."""
+        step = self._state.step
+        step.counts, step.gradient_norm = Counts(saved["samples"], saved["tokens"]), saved["norm"]
+
+
+class Losses(Component):
+    """The latest loss and its parts, on this rank."""
+
+    path, scope = "loss", "rank"
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+
+    def state_dict(self, gather: bool) -> Tree:
+        """The loss and its parts by name."""
+        return encode([self._state.loss, dict(self._state.loss_parts)])
+
+    def check(self, saved: PerRank, checkpoint: Saved) -> Check:
+        """Whatever was saved fits; a rank that did not exist takes those of rank 0."""
+        return Check(checkpoint.decode(saved.own))
+
+    def load_state_dict(self, saved: list[Any]) -> None:
+        """Into the step."""
+        loss, self._state.step.losses = saved
+        self._state.step.loss = None if loss is None else loss.to(self._state.device)
+
+
+class RankSamples(Component):
+    """Samples of the latest batch on this rank."""
+
+    path, scope = "rank_samples", "rank"
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+
+    def state_dict(self, gather: bool) -> Tree:
+        """Their number."""
+        return self._state.rank_samples
+
+    def load_state_dict(self, saved: PerRank) -> None:
+        """Into the step; a rank that did not exist takes those of rank 0."""
+        self._state.step.samples = saved.own

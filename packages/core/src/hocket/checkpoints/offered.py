@@ -1,0 +1,73 @@
+"""Components that plug-ins and the Task offer by ``checkpoint_components(state)``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from hocket.checkpoints.component import Check, Component, Like, PerRank, Saved, Tree
+from hocket.checkpoints.plain import encode
+from hocket.plugins import catalog
+from hocket.plugins.errors import PluginError
+from hocket.state import State
+
+#: The key below which they are saved, so that core's own and theirs never have one name.
+OFFERED = "components"
+
+
+def offered(state: State) -> list[Component]:
+    """Return what is offered, in order of attachment.
+
+    Raises PluginError for what is no component, or for two of one path.
+    """
+    found: dict[str, tuple[Component, str]] = {}
+    for owner, what in _owners(state):
+        offer = getattr(owner, "checkpoint_components", None)
+        for each in offer(state) if callable(offer) else ():
+            if not isinstance(each, Component) or not isinstance(getattr(each, "path", None), str):
+                raise PluginError(
+                    f"checkpoint_components(state) of {what} returned {each!r}. It returns a list of "
+                    "hocket.checkpoints.Component, each with a path."
+                )
+            if each.path in found:
+                raise PluginError(
+                    f"The checkpoint components of {found[each.path][1]} and of {what} have one path, '{each.path}'. Give each "
+                    "its own; state.voice_of(plugin).name differs between plug-ins of one class."
+                )
+            found[each.path] = _Encoded(each, what), what
+    return [component for component, _ in found.values()]
+
+
+def _owners(state: State) -> Iterator[tuple[Any, str]]:
+    for voice in state.bus.voices:
+        yield voice.obj, f"{catalog.singular(voice.kind)} '{voice.name}'"
+    yield state.task, type(state.task).__name__
+
+
+class _Encoded(Component):
+    """Lets a component return any nesting that `encode` knows, and keeps its path apart from core's."""
+
+    def __init__(self, inner: Component, what: str) -> None:
+        self.path, self.scope = f"{OFFERED}.{inner.path}", inner.scope
+        self._inner, self._what = inner, what
+
+    def complete(self) -> None:
+        self._inner.complete()
+
+    def state_dict(self, gather: bool) -> Tree:
+        return encode(self._inner.state_dict(gather), f"'{self._inner.path}' of {self._what}", gather)
+
+    def like(self) -> Like:
+        return self._inner.like()
+
+    def check(self, saved: Any, checkpoint: Saved) -> Check:
+        if isinstance(saved, PerRank):
+            states = [checkpoint.decode(each) for each in saved.states]
+            return self._inner.check(PerRank(states, saved.rank, saved.world_size), checkpoint)
+        return self._inner.check(checkpoint.decode(saved), checkpoint)
+
+    def absent(self, checkpoint: Saved) -> Check:
+        return self._inner.absent(checkpoint)
+
+    def load_state_dict(self, saved: Any) -> None:
+        self._inner.load_state_dict(saved)
