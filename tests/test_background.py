@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import hocket
-from hocket.checkpoints import CheckpointError, snapshot
-from hocket.checkpoints.store import Store
+from hocket.checkpoints import CheckpointError
+from hocket.checkpoints.storage import snapshot
+from hocket.checkpoints.storage.store import Store
 from hocket.testkit import run_ranks
 
 BATCHES = 8

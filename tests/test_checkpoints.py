@@ -15,10 +15,11 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 import hocket
-from hocket.checkpoints import CheckpointError, manifest
-from hocket.checkpoints.foreign import read_weights
+from hocket.checkpoints import CheckpointError
 from hocket.checkpoints.recorded import recorded_algorithms
-from hocket.checkpoints.store import Store
+from hocket.checkpoints.storage import manifest
+from hocket.checkpoints.storage.store import Store
+from hocket.checkpoints.weights import read_weights
 from hocket.testkit import run_ranks
 
 EPOCHS, BATCHES = 3, 6

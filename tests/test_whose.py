@@ -15,8 +15,8 @@ from torch import nn
 
 import hocket
 from hocket.checkpoints import CheckpointError
-from hocket.checkpoints import format as formats
-from hocket.checkpoints.store import Store
+from hocket.checkpoints.storage import format as formats
+from hocket.checkpoints.storage.store import Store
 from hocket.run_folder import Run, RunFolder, RunFolderError, TemporaryFolder
 from hocket.testkit import run_ranks
 

@@ -23,10 +23,10 @@ import torch
 from torch import nn
 
 import hocket
-from hocket.checkpoints import format as formats
 from hocket.checkpoints import resuming
-from hocket.checkpoints.foreign import export, read_weights
-from hocket.checkpoints.store import Store
+from hocket.checkpoints.storage import format as formats
+from hocket.checkpoints.storage.store import Store
+from hocket.checkpoints.weights import export, read_weights
 from hocket.cli import main
 
 FORBIDDEN = (

@@ -16,7 +16,7 @@ from torch import nn
 
 import hocket
 from hocket.checkpoints import CheckpointError
-from hocket.checkpoints.locks import InUse
+from hocket.checkpoints.storage.locks import InUse
 
 BATCHES = [(torch.full((2, 3), float(number)), torch.zeros(2, 1)) for number in range(3)]
 

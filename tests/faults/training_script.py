@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import hocket
 from hocket.callbacks.early_stopping import EarlyStopping
-from hocket.checkpoints import format as formats
+from hocket.checkpoints.storage import format as formats
 from hocket.data import seeded
 
 SAMPLES, BATCH, EPOCHS = 38, 8, 3  # five batches an epoch, the last one of six

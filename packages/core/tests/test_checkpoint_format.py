@@ -24,11 +24,12 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hocket.checkpoints import CheckpointError, header, leftovers, pages, references, shards
-from hocket.checkpoints import format as formats
-from hocket.checkpoints import manifest as manifests
-from hocket.checkpoints.ranks import Ranks
-from hocket.checkpoints.snapshot import Snapshot, Staging
+from hocket.checkpoints import CheckpointError
+from hocket.checkpoints.storage import format as formats
+from hocket.checkpoints.storage import header, pages, partials, references, shards
+from hocket.checkpoints.storage import manifest as manifests
+from hocket.checkpoints.storage.ranks import Ranks
+from hocket.checkpoints.storage.snapshot import Snapshot, Staging
 
 pytest.importorskip("numpy")  # the safetensors library, which files are compared with, needs it
 
@@ -481,7 +482,7 @@ def test_killed_at_any_moment(tmp_path, there, monkeypatch):
             seen.add(False)
         if old is not None:
             assert same(formats.read(tmp_path / "old"), old)
-    leftovers.clean(tmp_path)
+    partials.clean(tmp_path)
     make(path, 99.0)
     assert files_of(tmp_path) == (["c", "old"] if there == "new" else ["c"])
     assert set(files_of(path)) == {"manifest.json", *listed(path)}
@@ -524,7 +525,7 @@ def test_killed_at_every_system_call(tmp_path, call, there):
 
 
 def test_leftovers_of_the_living_stay(tmp_path):
-    mine = leftovers.begin(tmp_path / "c")
+    mine = partials.begin(tmp_path / "c")
     host = mine.name.split(".")[2].rpartition("-")[0].rpartition("-")[0]
     names = {
         "dead": f".c.{host}-{2**22 + 1}-{'0' * 16}.partial",
@@ -537,10 +538,10 @@ def test_leftovers_of_the_living_stay(tmp_path):
     for name in names.values():
         (tmp_path / name).mkdir()
     os.utime(tmp_path / names["elsewhere, long ago"], (0, 0))
-    leftovers.clean(tmp_path)
+    partials.clean(tmp_path)
     kept = {names[key] for key in ("parent", "elsewhere", "not ours")} | {mine.name}
     assert {entry.name for entry in tmp_path.iterdir()} == kept
-    leftovers.end(mine)
+    partials.end(mine)
     assert not mine.exists()
 
 

@@ -14,9 +14,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from hocket.checkpoints import CheckpointError, DamagedCheckpointWarning, scratch
-from hocket.checkpoints.ranks import Ranks
-from hocket.checkpoints.store import Store
+from hocket.checkpoints import CheckpointError, DamagedCheckpointWarning
+from hocket.checkpoints.storage import scratch
+from hocket.checkpoints.storage.ranks import Ranks
+from hocket.checkpoints.storage.store import Store
 
 
 def tree(value):

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 import hocket
 from hocket import Algorithm, Event, State, Task, plugins
 from hocket.checkpoints import CheckpointError
-from hocket.checkpoints import format as formats
-from hocket.checkpoints.foreign import load_weights, read_weights
 from hocket.checkpoints.recorded import ContentError, recorded_algorithms
+from hocket.checkpoints.storage import format as formats
+from hocket.checkpoints.weights import load_weights, read_weights
 from hocket.cli import main
 
 

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from hocket.checkpoints import locks
-from hocket.checkpoints.locks import InUse
-from hocket.checkpoints.store import Store
+from hocket.checkpoints.storage import locks
+from hocket.checkpoints.storage.locks import InUse
+from hocket.checkpoints.storage.store import Store
 
 
 @pytest.fixture(params=["folder", "memory"])

@@ -13,9 +13,10 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 import hocket
-from hocket.checkpoints import CheckpointError, DamagedCheckpointWarning, assembly, content, shards
-from hocket.checkpoints import format as formats
-from hocket.checkpoints.store import Store
+from hocket.checkpoints import CheckpointError, DamagedCheckpointWarning, content
+from hocket.checkpoints.storage import assembly, shards
+from hocket.checkpoints.storage import format as formats
+from hocket.checkpoints.storage.store import Store
 from hocket.cli import main
 from hocket.testkit import RankError, run_ranks
 
@@ -127,7 +128,7 @@ def test_nothing_is_gathered_and_no_rank_needs_more_than_its_share(tmp_path, mon
         assert not isinstance(tensor, DTensor)
         return tensor
 
-    monkeypatch.setattr("hocket.checkpoints.plain.whole", ungathered)
+    monkeypatch.setattr("hocket.checkpoints.storage.plain.whole", ungathered)
     monkeypatch.setattr("hocket_strategies.fsdp.whole", ungathered)
 
     def write(rank):

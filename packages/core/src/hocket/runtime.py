@@ -14,8 +14,8 @@ from torch import nn
 
 from hocket import launching, settings
 from hocket.checkpoints import CheckpointError
-from hocket.checkpoints.plain import decode, encode
-from hocket.checkpoints.ranks import Ranks
+from hocket.checkpoints.storage.plain import decode, encode
+from hocket.checkpoints.storage.ranks import Ranks
 from hocket.data import batches
 from hocket.data.checks import check_batches
 from hocket.distributed import comparison
@@ -255,7 +255,7 @@ class Runtime:
         Raises:
             CheckpointError: it could not be written; on every rank.
         """
-        from hocket.checkpoints import format
+        from hocket.checkpoints.storage import format
 
         tree = {name: encode(self._state_of(thing, things), name, gather=False) for name, thing in things.items()}
         random = [encode(each) for each in self.all_gather(seeding.capture())]
@@ -269,7 +269,7 @@ class Runtime:
             ValueError: it was saved under another precision, with a state of its own.
             CheckpointError: there is no such checkpoint, it is damaged, or does not hold one of ``things``.
         """
-        from hocket.checkpoints import format
+        from hocket.checkpoints.storage import format
 
         saved = format.read(Path(path))
         kept = {name: decode(value) for name, value in saved["things"].items()}

@@ -17,10 +17,10 @@ from hocket import launching, settings
 from hocket.checkpoints.components.configuration import Configuration, hyperparameters
 from hocket.checkpoints.components.data import TrainingData
 from hocket.checkpoints.content import Content, components_of
-from hocket.checkpoints.ranks import ranks_of
 from hocket.data.checks import check_batches, check_sets
 from hocket.data.feed import Feed, end_workers
 from hocket.distributed import comparison
+from hocket.distributed.agreement import ranks_of
 from hocket.losses import reduction_of
 from hocket.optim.learning_rate import make_schedules
 from hocket.optim.optimizers import make_optimizers
@@ -402,10 +402,10 @@ class Trainer:
     ) -> Report:
         """Begin with weights from a checkpoint or another tool's file, whatever the strategy. Every rank has to call it.
 
-        ``weights`` is what `hocket.checkpoints.foreign.read_weights` reads, or tensors by name; the rest, what is returned and
-        what is raised are as in `hocket.checkpoints.foreign.load_weights`, by the model's own names.
+        ``weights`` is what `hocket.checkpoints.read_weights` reads, or tensors by name; the rest, what is returned and
+        what is raised are as in `hocket.checkpoints.load_weights`, by the model's own names.
         """
-        from hocket.checkpoints.foreign import load_into
+        from hocket.checkpoints.weights import load_into
 
         if self._loop.stage:
             raise RuntimeError("Weights cannot be loaded during a fit. Load them before it begins.")

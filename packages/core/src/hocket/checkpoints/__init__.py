@@ -1,8 +1,8 @@
 """Checkpoints: folders of safetensors and JSON that are whole or do not exist, and that execute nothing when read.
 
-:mod:`~hocket.checkpoints.content` is what a run needs to go on, :mod:`~hocket.checkpoints.policy` when it is written,
-:mod:`~hocket.checkpoints.format` writes and reads one, :mod:`~hocket.checkpoints.store` keeps several, here or behind a
-URL, :mod:`~hocket.checkpoints.foreign` reads other tools' weights. See ``docs/checkpoints.md``.
+`hocket.checkpoints.storage` writes and reads trees of data and knows no training. Beside it is the state of a run:
+`hocket.checkpoints.content` is what a run needs to continue, `hocket.checkpoints.policy` when it is written,
+`hocket.checkpoints.weights` reads other tools' weights. See ``docs/checkpoints.md``.
 """
 
 from __future__ import annotations
@@ -12,17 +12,34 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hocket.checkpoints.component import Check, Component, ContentError, PerRank, Saved
-    from hocket.checkpoints.errors import CheckpointError, DamagedCheckpointWarning
+    from hocket.checkpoints.policy import Interrupted
+    from hocket.checkpoints.recorded import recorded_algorithms
+    from hocket.checkpoints.report import Report
+    from hocket.checkpoints.storage import format
+    from hocket.checkpoints.storage.errors import CheckpointError, DamagedCheckpointWarning
+    from hocket.checkpoints.storage.ranks import Ranks
+    from hocket.checkpoints.storage.store import Store
+    from hocket.checkpoints.weights import export, load_weights, read_weights
 
-#: Public name -> the module that defines it. They are imported when they are first used: reading checkpoints needs no torch.
+#: Public name -> the module that defines it; "" for a module of its name in `storage`. They are imported when they are first
+#: used: most of reading needs no torch.
 _PUBLIC = {
     "Check": "component",
-    "CheckpointError": "errors",
+    "CheckpointError": "storage.errors",
     "Component": "component",
     "ContentError": "component",
-    "DamagedCheckpointWarning": "errors",
+    "DamagedCheckpointWarning": "storage.errors",
+    "Interrupted": "policy",
     "PerRank": "component",
+    "Ranks": "storage.ranks",
+    "Report": "report",
     "Saved": "component",
+    "Store": "storage.store",
+    "export": "weights",
+    "format": "",
+    "load_weights": "weights",
+    "read_weights": "weights",
+    "recorded_algorithms": "recorded",
 }
 
 __all__ = [
@@ -31,15 +48,25 @@ __all__ = [
     "Component",
     "ContentError",
     "DamagedCheckpointWarning",
+    "Interrupted",
     "PerRank",
+    "Ranks",
+    "Report",
     "Saved",
+    "Store",
+    "export",
+    "format",
+    "load_weights",
+    "read_weights",
+    "recorded_algorithms",
 ]
 
 
 def __getattr__(name: str) -> Any:
     if name not in _PUBLIC:
         raise AttributeError(f"module '{__name__}' has no attribute '{name}'; it has {', '.join(__all__)}")
-    globals()[name] = value = getattr(importlib.import_module(f"{__name__}.{_PUBLIC[name]}"), name)
+    module = importlib.import_module(f"{__name__}.{_PUBLIC[name] or f'storage.{name}'}")
+    globals()[name] = value = getattr(module, name) if _PUBLIC[name] else module
     return value
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hocket.checkpoints.snapshot import Snapshot, Staging
+from hocket.checkpoints.storage.snapshot import Snapshot, Staging
 from hocket.distributed.dtensors import local
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
 """What is in a checkpoint: the components of a run, from which another Trainer continues bitwise identically.
 
-The tree is made of dicts with string keys, lists, tensors, numbers, strings, bytes and None (see `hocket.checkpoints.plain`).
+The tree is made of dicts with string keys, lists, tensors, numbers, strings, bytes and None (`storage/plain.py`).
 States that differ between ranks are gathered under ``ranks``, by rank; all else is the same on every rank. Tensors are the
 run's own where that saves a copy: write the tree, or copy it, before training continues.
 
@@ -35,10 +35,10 @@ from hocket.checkpoints.components.values import (
 )
 from hocket.checkpoints.ignoring import ignoring
 from hocket.checkpoints.offered import OFFERED, offered
-from hocket.checkpoints.plain import decode
-from hocket.checkpoints.ranks import ranks_of
 from hocket.checkpoints.report import shapes_of
+from hocket.checkpoints.storage.plain import decode
 from hocket.data.batches import map_tensors
+from hocket.distributed.agreement import ranks_of
 from hocket.distributed.dtensors import mesh_of
 from hocket.state import State
 from hocket.training.fit import FitLoop
@@ -137,7 +137,7 @@ class Content:
     # --- load
 
     def like(self) -> Like:
-        """How this run is sharded, by path in the tree: for `hocket.checkpoints.format.read`."""
+        """How this run is sharded, by path in the tree: for `hocket.checkpoints.storage.format.read`."""
         functions = {f"{each.path}.": each.like() for each in self.components if each.scope == "run"}
 
         def like(path: str, reference: dict[str, Any]) -> Tensor | None:

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from hocket.checkpoints.errors import CheckpointError
+from hocket.checkpoints.storage.errors import CheckpointError
 
 #: Objects that a file may unfold into beyond a few for each that is written in it, and how deep they may be nested.
 OBJECTS, DEPTH = 1_000_000, 200

@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 from hocket.callback import Callback
 from hocket.checkpoints.background import Background
 from hocket.checkpoints.components.plugins import described
-from hocket.checkpoints.errors import CheckpointError
 from hocket.checkpoints.hidden import HiddenTensors
 from hocket.checkpoints.ownership import Ownership
-from hocket.checkpoints.ranks import Ranks, of_a_thread, ranks_of
-from hocket.checkpoints.snapshot import Snapshot
-from hocket.checkpoints.store import Store
+from hocket.checkpoints.storage.errors import CheckpointError
+from hocket.checkpoints.storage.ranks import Ranks, of_a_thread
+from hocket.checkpoints.storage.snapshot import Snapshot
+from hocket.checkpoints.storage.store import Store
+from hocket.distributed.agreement import ranks_of
 from hocket.state import State
 from hocket.time import Interval, Unit
 from hocket.training import seeding

@@ -9,8 +9,8 @@ from typing import Any
 from hocket.checkpoints.classes import class_named, full_name
 from hocket.checkpoints.component import ContentError
 from hocket.checkpoints.components.plugins import how_to_get, short_name
-from hocket.checkpoints.errors import CheckpointError
-from hocket.checkpoints.plain import decode
+from hocket.checkpoints.storage.errors import CheckpointError
+from hocket.checkpoints.storage.plain import decode
 from hocket.hookspecs import Event
 from hocket.plugins import catalog
 from hocket.state import State
@@ -29,8 +29,8 @@ def recorded_algorithms(path: Path | str, every: bool = False) -> list[dict[str,
         CheckpointError: there is no such checkpoint, or it is damaged.
     """
     specifications: list[dict[str, dict[str, Any]]] = []
-    from hocket.checkpoints import format as formats
-    from hocket.checkpoints.places import local_folder
+    from hocket.checkpoints.storage import format as formats
+    from hocket.checkpoints.storage.urls import local_folder
 
     with local_folder(path, ["attached"]) as local:
         attached = formats.read(local, only=["attached"])["attached"]

@@ -6,10 +6,10 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hocket.checkpoints.errors import CheckpointError
-from hocket.checkpoints.manifest import LATEST
-from hocket.checkpoints.ranks import ranks_of
-from hocket.checkpoints.store import Store
+from hocket.checkpoints.storage.errors import CheckpointError
+from hocket.checkpoints.storage.manifest import LATEST
+from hocket.checkpoints.storage.store import Store
+from hocket.distributed.agreement import ranks_of
 from hocket.run_folder import Run, RunFolder, check_name
 from hocket.training import seeding
 

@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Do what was asked. A checkpoint that cannot be read is one paragraph on stderr and exit code 2."""
-    from hocket.checkpoints.errors import CheckpointError, printable
+    from hocket.checkpoints.storage.errors import CheckpointError, printable
 
     try:
         return {"inspect": _inspect, "verify": _verify, "export": _export, "diff": _diff}[args.action](args)
@@ -48,10 +48,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _inspect(args: argparse.Namespace) -> int:
-    from hocket.checkpoints import format as formats
-    from hocket.checkpoints import references, tree
-    from hocket.checkpoints.errors import printable
-    from hocket.checkpoints.places import local_folder
+    from hocket.checkpoints.storage import format as formats
+    from hocket.checkpoints.storage import references, tree
+    from hocket.checkpoints.storage.errors import printable
+    from hocket.checkpoints.storage.urls import local_folder
 
     with local_folder(args.path, args.only) as path:
         about, structure = formats.about(path), formats.structure(path, args.only)
@@ -96,8 +96,8 @@ def _text(value: Any) -> str:
 
 
 def _verify(args: argparse.Namespace) -> int:
-    from hocket.checkpoints import format as formats
-    from hocket.checkpoints.places import local_folder
+    from hocket.checkpoints.storage import format as formats
+    from hocket.checkpoints.storage.urls import local_folder
 
     code = 0
     for path in args.paths:
@@ -111,7 +111,7 @@ def _verify(args: argparse.Namespace) -> int:
 
 
 def _export(args: argparse.Namespace) -> int:
-    from hocket.checkpoints.foreign import export
+    from hocket.checkpoints.weights import export
 
     count = export(args.path, args.out)
     print(f"{count} tensors in {args.out}")
@@ -119,7 +119,7 @@ def _export(args: argparse.Namespace) -> int:
 
 
 def _diff(args: argparse.Namespace) -> int:
-    from hocket.checkpoints.errors import printable
+    from hocket.checkpoints.storage.errors import printable
 
     a, b = (_everything(path, args.only) for path in (args.a, args.b))
     lines = [f"- {path}: only in {args.a}" for path in a if path not in b]
@@ -132,9 +132,9 @@ def _diff(args: argparse.Namespace) -> int:
 
 
 def _everything(path: str, only: list[str] | None) -> dict[str, Any]:
-    from hocket.checkpoints import format as formats
-    from hocket.checkpoints.foreign import read_weights
-    from hocket.checkpoints.places import local_folder
+    from hocket.checkpoints.storage import format as formats
+    from hocket.checkpoints.storage.urls import local_folder
+    from hocket.checkpoints.weights import read_weights
 
     with local_folder(path, only) as here:
         if here.is_dir() and (here / "manifest.json").exists():

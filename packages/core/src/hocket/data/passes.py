@@ -11,7 +11,7 @@ from weakref import ReferenceType
 
 from torch.utils.data import DataLoader
 
-from hocket.checkpoints.plain import decode, encode
+from hocket.checkpoints.storage.plain import decode, encode
 from hocket.data.errors import DataError
 from hocket.data.global_batches import by_index, makeup
 from hocket.data.indices import Indices

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from hocket.checkpoints.plain import decode, encode
+from hocket.checkpoints.storage.plain import decode, encode
 
 
 def has_state(owner: Any) -> bool:

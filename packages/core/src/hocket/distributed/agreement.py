@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from hocket.checkpoints.storage.ranks import Ranks
 from hocket.data.batches import Counts
 from hocket.state import State
 from hocket.training.requests import Decision
@@ -43,3 +44,8 @@ def decide(state: State) -> None:
     now.seconds += late
     now.epoch_seconds += late
     now.batch_seconds += late
+
+
+def ranks_of(state: State) -> Ranks:
+    """Return the ranks of a run, which all have to call the same."""
+    return Ranks(state.strategy.rank, state.strategy.world_size, state.bus.all_gather_object)

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from hocket.checkpoints.plain import decode, encode
+from hocket.checkpoints.storage.plain import decode, encode
 from hocket.data.batches import move
 from hocket.data.sources import has_state
 from hocket.state import State

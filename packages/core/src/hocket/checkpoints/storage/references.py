@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from hocket.checkpoints import header, tree
-from hocket.checkpoints.errors import CheckpointError
-from hocket.checkpoints.header import Entry
+from hocket.checkpoints.storage import header, tree
+from hocket.checkpoints.storage.errors import CheckpointError
+from hocket.checkpoints.storage.header import Entry
 
 _KEYS = {"file", "name", "dtype", "shape", "stride", "offset"}
 _SHARDED, _PIECE = {"dtype", "shape", "pieces"}, {"file", "name", "begin", "shape"}

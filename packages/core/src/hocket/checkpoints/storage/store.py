@@ -15,19 +15,19 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from hocket.checkpoints import disk, leftovers, locks
-from hocket.checkpoints import format as formats
-from hocket.checkpoints import manifest as manifests
-from hocket.checkpoints.errors import CheckpointError, DamagedCheckpointWarning
-from hocket.checkpoints.locks import InUse, Lock
-from hocket.checkpoints.manifest import LATEST, Manifest, Unfinished
-from hocket.checkpoints.ranks import ALONE, Ranks
+from hocket.checkpoints.storage import disk, locks, partials
+from hocket.checkpoints.storage import format as formats
+from hocket.checkpoints.storage import manifest as manifests
+from hocket.checkpoints.storage.errors import CheckpointError, DamagedCheckpointWarning
+from hocket.checkpoints.storage.locks import InUse, Lock
+from hocket.checkpoints.storage.manifest import LATEST, Manifest, Unfinished
+from hocket.checkpoints.storage.ranks import ALONE, Ranks
 
 if TYPE_CHECKING:
     import torch
 
-    from hocket.checkpoints.format import Like
-    from hocket.checkpoints.snapshot import Snapshot
+    from hocket.checkpoints.storage.format import Like
+    from hocket.checkpoints.storage.snapshot import Snapshot
 
 _NAME = re.compile(r"[A-Za-z0-9_][\w.=+-]*", re.ASCII)
 
@@ -79,7 +79,7 @@ class Store:
     def __init__(self, folder: str | os.PathLike[str], **options: Any) -> None:
         self._place: Place
         if "://" in os.fspath(folder):
-            from hocket.checkpoints.remote import Remote
+            from hocket.checkpoints.storage.remote import Remote
 
             self._place = Remote(os.fspath(folder), **options)
         elif options:
@@ -117,7 +117,7 @@ class Store:
         ``may_replace`` is asked, with what the writer said about it, if there is a checkpoint of that name.
         Raises CheckpointError if that fails, and says what has become of the checkpoints before it.
         """
-        from hocket.checkpoints.snapshot import Snapshot
+        from hocket.checkpoints.storage.snapshot import Snapshot
 
         _check_name(name)
         snapshot = tree if isinstance(tree, Snapshot) else ranks.agree(lambda: Snapshot(tree, ranks.rank))
@@ -342,7 +342,7 @@ class Local:
         return locks.FileLock(self.folder, run)
 
     def clean(self) -> None:
-        leftovers.clean(self.folder)
+        partials.clean(self.folder)
         for file in self.folder.glob(f".{LATEST}.*"):
             with suppress(OSError):
                 file.unlink()
@@ -361,7 +361,7 @@ class Local:
 
     def remove(self, name: str) -> None:
         try:
-            shutil.rmtree(leftovers.aside(self.folder / name))
+            shutil.rmtree(partials.aside(self.folder / name))
         except OSError as error:
             raise CheckpointError(f"{self.folder / name} was not removed: {error}.") from error
 

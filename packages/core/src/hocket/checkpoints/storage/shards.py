@@ -11,9 +11,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from hocket.checkpoints import header
-from hocket.checkpoints.errors import CheckpointError
-from hocket.checkpoints.header import Entry
+from hocket.checkpoints.storage import header
+from hocket.checkpoints.storage.errors import CheckpointError
+from hocket.checkpoints.storage.header import Entry
 
 #: Bytes that are hashed and written at a time; they stay in the processor's cache between the two.
 CHUNK = 1 << 20

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hocket.checkpoints import pages
-from hocket.checkpoints import tree as trees
-from hocket.checkpoints.tensors import Collector
+from hocket.checkpoints.storage import pages
+from hocket.checkpoints.storage import tree as trees
+from hocket.checkpoints.storage.tensors import Collector
 
 
 class Snapshot:

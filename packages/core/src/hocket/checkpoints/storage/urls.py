@@ -13,7 +13,7 @@ def local_folder(place: Path | str, only: Sequence[str] | None = None) -> Iterat
     if "://" not in str(place):
         yield Path(place)
         return
-    from hocket.checkpoints.store import Store
+    from hocket.checkpoints.storage.store import Store
 
     folder, _, name = str(place).rstrip("/").rpartition("/")
     store = Store(folder)  # what it downloads goes with it

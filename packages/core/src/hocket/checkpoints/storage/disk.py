@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from hocket.checkpoints import manifest as manifests
-from hocket.checkpoints.errors import CheckpointError
-from hocket.checkpoints.manifest import FILES
+from hocket.checkpoints.storage import manifest as manifests
+from hocket.checkpoints.storage.errors import CheckpointError
+from hocket.checkpoints.storage.manifest import FILES
 
 
 def check_target(path: Path) -> None:

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hocket.checkpoints import tree as trees
-from hocket.checkpoints.errors import CheckpointError
-from hocket.checkpoints.header import pickled
+from hocket.checkpoints.storage import tree as trees
+from hocket.checkpoints.storage.errors import CheckpointError
+from hocket.checkpoints.storage.header import pickled
 
 NAME = "manifest.json"
 #: The file of a store that holds the name of the checkpoint that was written last, for people and scripts.
@@ -46,7 +46,7 @@ class File:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """The files by name, and what the writer said about the whole (as encoded by `hocket.checkpoints.tree`)."""
+    """The files by name, and what the writer said about the whole (as encoded by `hocket.checkpoints.storage.tree`)."""
 
     files: Mapping[str, File]
     about: Any

@@ -16,9 +16,9 @@ import torch
 from torch import nn
 
 from hocket.checkpoints import CheckpointError
-from hocket.checkpoints import format as formats
-from hocket.checkpoints.foreign import export, load_weights, read_weights
-from hocket.checkpoints.store import Store
+from hocket.checkpoints.storage import format as formats
+from hocket.checkpoints.storage.store import Store
+from hocket.checkpoints.weights import export, load_weights, read_weights
 from hocket.cli import main
 
 

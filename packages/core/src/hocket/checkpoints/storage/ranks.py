@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
-from hocket.checkpoints.errors import CheckpointError
-
-if TYPE_CHECKING:
-    from hocket.state import State
+from hocket.checkpoints.storage.errors import CheckpointError
 
 _T = TypeVar("_T")
 
@@ -69,8 +66,3 @@ def of_a_thread(rank: int, size: int) -> Ranks:
         return items
 
     return Ranks(rank, size, gather)
-
-
-def ranks_of(state: State) -> Ranks:
-    """Return the ranks of a run, which all have to call the same."""
-    return Ranks(state.strategy.rank, state.strategy.world_size, state.bus.all_gather_object)

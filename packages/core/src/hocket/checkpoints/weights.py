@@ -14,12 +14,13 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from hocket.checkpoints import format as formats
-from hocket.checkpoints import manifest as manifests
-from hocket.checkpoints import pickles, shards
-from hocket.checkpoints.errors import CheckpointError
-from hocket.checkpoints.places import local_folder
+from hocket.checkpoints import pickles
 from hocket.checkpoints.report import Report, some
+from hocket.checkpoints.storage import format as formats
+from hocket.checkpoints.storage import manifest as manifests
+from hocket.checkpoints.storage import shards
+from hocket.checkpoints.storage.errors import CheckpointError
+from hocket.checkpoints.storage.urls import local_folder
 
 if TYPE_CHECKING:
     from hocket.state import State

@@ -16,19 +16,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import hocket
-from hocket.checkpoints import disk, header, leftovers
-from hocket.checkpoints import manifest as manifests
-from hocket.checkpoints import references as refs
-from hocket.checkpoints import tree as trees
-from hocket.checkpoints.errors import CheckpointError
-from hocket.checkpoints.manifest import FILES, File, Manifest
-from hocket.checkpoints.ranks import ALONE, Ranks
+from hocket.checkpoints.storage import disk, header, partials
+from hocket.checkpoints.storage import manifest as manifests
+from hocket.checkpoints.storage import references as refs
+from hocket.checkpoints.storage import tree as trees
+from hocket.checkpoints.storage.errors import CheckpointError
+from hocket.checkpoints.storage.manifest import FILES, File, Manifest
+from hocket.checkpoints.storage.ranks import ALONE, Ranks
 
 if TYPE_CHECKING:
     import torch
 
-    from hocket.checkpoints.snapshot import Snapshot
-    from hocket.checkpoints.tensors import Stored
+    from hocket.checkpoints.storage.snapshot import Snapshot
+    from hocket.checkpoints.storage.tensors import Stored
 
     Like = Callable[[str, dict[str, Any]], torch.Tensor | None]
 
@@ -61,7 +61,7 @@ def write(path: Path | str, tree: Mapping[str, Any] | Snapshot, about: Mapping[s
         CheckpointError: the disk is full, or cannot be written to; or ``path`` is there and is no checkpoint. On every rank
             if on one.
     """
-    from hocket.checkpoints.snapshot import Snapshot
+    from hocket.checkpoints.storage.snapshot import Snapshot
 
     path = Path(path)
     snapshot = tree if isinstance(tree, Snapshot) else ranks.agree(lambda: Snapshot(tree, ranks.rank))
@@ -69,7 +69,7 @@ def write(path: Path | str, tree: Mapping[str, Any] | Snapshot, about: Mapping[s
     def begin() -> str:
         with disk.errors(path):
             disk.check_target(path)
-            return leftovers.begin(path).name
+            return partials.begin(path).name
 
     temporary = path.parent / ranks.first(begin)
 
@@ -93,7 +93,7 @@ def write(path: Path | str, tree: Mapping[str, Any] | Snapshot, about: Mapping[s
         ranks.first(end)
     finally:
         if ranks.rank == 0:
-            leftovers.end(temporary)
+            partials.end(temporary)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ class Part:
 
 def write_part(folder: Path, snapshot: Snapshot, ranks: Ranks) -> Part:
     """Write a rank's tensors."""
-    from hocket.checkpoints import shards
+    from hocket.checkpoints.storage import shards
 
     files: dict[str, File] = {}
 
@@ -192,8 +192,8 @@ def read(
         CheckpointError: it is no checkpoint, is damaged, has an unknown format version, or has nothing that matches ``only``.
             The message names the file.
     """
-    from hocket.checkpoints import shards
-    from hocket.checkpoints.assembly import Assembly
+    from hocket.checkpoints.storage import shards
+    from hocket.checkpoints.storage.assembly import Assembly
 
     folder = Path(path)
     try:
@@ -283,7 +283,7 @@ def damage(folder: Path) -> list[str]:
 
 
 def structure(path: Path | str, only: Sequence[str] | None = None) -> Any:
-    """The tree's JSON (see `hocket.checkpoints.tree`), every reference checked. Needs no torch. Raises CheckpointError."""
+    """The tree's JSON (see `.tree`), every reference checked. Needs no torch. Raises CheckpointError."""
     folder = Path(path)
     return _wanted(folder, manifests.load(folder), only)[0]
 
@@ -347,7 +347,7 @@ def _listed(manifest: Manifest, node: Any, like: Like | None) -> list[_Wanted]:
         # What has a memory format of its own, or shares memory, is read whole.
         shard = None if like is None or "stride" in reference else like(place, reference)
         if shard is not None:
-            from hocket.checkpoints.assembly import box
+            from hocket.checkpoints.storage.assembly import box
 
             pieces = [each for each in pieces if refs.overlap(each, *box(reference, shard)) is not None]
         found.append(_Wanted(place, reference, shard, {each["file"] for each in pieces}))

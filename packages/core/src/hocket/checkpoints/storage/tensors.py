@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hocket.checkpoints import header
-from hocket.checkpoints.references import SIZES, is_dense
-from hocket.checkpoints.shards import dtype_name
+from hocket.checkpoints.storage import header
+from hocket.checkpoints.storage.references import SIZES, is_dense
+from hocket.checkpoints.storage.shards import dtype_name
 from hocket.distributed.dtensors import leads, local, mesh_of, place
 
 

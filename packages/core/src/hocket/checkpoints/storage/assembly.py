@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hocket.checkpoints import references as refs
-from hocket.checkpoints import shards
-from hocket.checkpoints.header import Entry
-from hocket.checkpoints.shards import DTYPES
+from hocket.checkpoints.storage import references as refs
+from hocket.checkpoints.storage import shards
+from hocket.checkpoints.storage.header import Entry
+from hocket.checkpoints.storage.shards import DTYPES
 from hocket.distributed.dtensors import from_shard, local, place
 
 _Slices = tuple[slice, ...]

@@ -12,17 +12,17 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from hocket.checkpoints import disk, scratch
-from hocket.checkpoints import format as formats
-from hocket.checkpoints import manifest as manifests
-from hocket.checkpoints.errors import CheckpointError
-from hocket.checkpoints.locks import LEASE, Lease, Lock
-from hocket.checkpoints.manifest import LATEST, File, Manifest
-from hocket.checkpoints.ranks import ALONE, Ranks
+from hocket.checkpoints.storage import disk, scratch
+from hocket.checkpoints.storage import format as formats
+from hocket.checkpoints.storage import manifest as manifests
+from hocket.checkpoints.storage.errors import CheckpointError
+from hocket.checkpoints.storage.locks import LEASE, Lease, Lock
+from hocket.checkpoints.storage.manifest import LATEST, File, Manifest
+from hocket.checkpoints.storage.ranks import ALONE, Ranks
 
 if TYPE_CHECKING:
-    from hocket.checkpoints.format import Like
-    from hocket.checkpoints.snapshot import Snapshot
+    from hocket.checkpoints.storage.format import Like
+    from hocket.checkpoints.storage.snapshot import Snapshot
 
 _T = TypeVar("_T")
 #: Not the global random numbers, which are the run's.
@@ -38,7 +38,7 @@ class _DamagedError(CheckpointError):
 
 
 class Remote:
-    """A `hocket.checkpoints.store.Place` on any file system of fsspec.
+    """A `hocket.checkpoints.storage.store.Place` on any file system of fsspec.
 
     Attempts that fail are repeated ``attempts`` times in all, after ``wait``, 2 × ``wait``, 4 × ``wait`` … seconds.
     The lock of a run that was killed on another machine holds for ``lease`` seconds.
