@@ -163,7 +163,7 @@ def test_the_examples_of_the_guide(tmp_path):
         duration="1ep",
         log_every="1ba",
         algorithms=[found["GradientNoise"](eta=0.3), found["TwoSteps"]()],
-        callbacks=[found["LargestGradient"]()],
+        callbacks=[found["LargestGradient"](), found["Queue"]()],
         loggers=[memory, found["Lines"]()],
         folder=tmp_path,
         run_name="run",
@@ -173,6 +173,7 @@ def test_the_examples_of_the_guide(tmp_path):
     logged = [f"{batch} {name} {value}" for name, values in memory.metrics.items() for batch, value in values]
     assert sorted((tmp_path / "run" / "values.txt").read_text().splitlines()) == sorted(logged)
     assert len(memory.metrics["gradient/largest"]) == 3
+    assert trainer.state_dict()["ranks"][0]["components"] == {"acme-queue": {"items": []}}
 
     class Suite(hocket.testkit.PrecisionConformance):
         def make(self):

@@ -12,10 +12,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import hocket
 from hocket.checkpoints.storage import disk, header, partials
 from hocket.checkpoints.storage import manifest as manifests
 from hocket.checkpoints.storage import references as refs
@@ -153,7 +153,7 @@ def finish(folder: Path, snapshot: Snapshot, parts: Sequence[Part], about: Mappi
 
 
 def _about(about: Mapping[str, Any]) -> dict[str, Any]:
-    return {"format": manifests.VERSION, "hocket": hocket.__version__, "written": time.time(), **about}
+    return {"format": manifests.VERSION, "hocket": metadata.version("hocket"), "written": time.time(), **about}
 
 
 def _parts(stored: Sequence[Stored]) -> list[list[Stored]]:

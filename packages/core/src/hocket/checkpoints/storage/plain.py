@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from hocket.data.batches import map_tensors
 from hocket.distributed.dtensors import whole
 
 
@@ -51,7 +50,15 @@ def encode(value: Any, where: str = "the state", gather: bool = True) -> Any:
 
 def decode(value: Any, copy: bool = True) -> Any:
     """Undo :func:`encode`; with ``copy`` the tensors are copies, so that the tree can be used again."""
-    return _decode(map_tensors(torch.Tensor.clone, value) if copy else value)
+    return _decode(_copied(value) if copy else value)
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.clone()
+    if isinstance(value, list):
+        return [_copied(item) for item in value]
+    return {key: _copied(item) for key, item in value.items()} if isinstance(value, Mapping) else value
 
 
 def _decode(value: Any) -> Any:
