@@ -8,14 +8,13 @@ the SHA-256 of what it reads, which the others do not have.
 
 from __future__ import annotations
 
-import functools
 import logging
 import os
 import shutil
 import tempfile
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
@@ -63,17 +62,17 @@ class Timed(hocket.Checkpoints):
 
     def batch_checkpoint(self, state: hocket.State) -> None:
         """As always."""
-        loop = self._trainer()._loop
         begin = time.perf_counter()
         super().batch_checkpoint(state)
         self.seconds += time.perf_counter() - begin
-        if loop.settle is not None:
-            loop.settle = functools.partial(self._timed, loop.settle)
 
-    def _timed(self, settle: Callable[[], None]) -> None:
+    @hocket.hookimpl(wrapper=True)
+    def optimizer_step(self) -> Generator[None, bool, bool]:
+        """As always."""
         begin = time.perf_counter()
-        settle()
+        self._background.settle()
         self.seconds += time.perf_counter() - begin
+        return (yield)
 
 
 def run(repeats: int, layers: int, steps: int) -> dict[str, Any]:

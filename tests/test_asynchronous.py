@@ -131,7 +131,7 @@ def test_one_element_of_the_weights_decides(dtype: torch.dtype) -> None:
         with torch.no_grad():
             model.weight[331, 1] = value
         with nullcontext() if model.weight.isfinite().all() else pytest.warns(RuntimeWarning, match="are not finite"):
-            assert trainer._loop.may_checkpoint() is bool(model.weight.isfinite().all())
+            assert trainer.state.content.worth_saving() is bool(model.weight.isfinite().all())
 
 
 # --- tensors that say they are on a device, without values

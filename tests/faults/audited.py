@@ -71,7 +71,7 @@ READERS: dict[str, Callable[[Path, hocket.Trainer], Any]] = {
     "latest": lambda path, _: latest(path),
     "weights": lambda path, _: read_weights(path),
     "export": lambda path, _: export(path, path.parent / "out.safetensors"),
-    "resume": lambda path, trainer: resuming.resume(trainer, path, None),
+    "resume": lambda path, trainer: resuming.resume(trainer.state, path),
     "inspect command": lambda path, _: command("inspect", str(path)),
     "diff command": lambda path, _: command("diff", str(path), str(path)),
 }

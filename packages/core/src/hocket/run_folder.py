@@ -24,12 +24,14 @@ class Run:
 
     id: str
     name: str
+    #: Whether the name was made up, because none was given.
+    made_up: bool = False
 
     @classmethod
     def new(cls, name: str | None) -> Run:
         """A run that begins now, named by date and time if not otherwise. Its identity is not drawn from training's numbers."""
         number = os.urandom(16).hex()
-        return cls(number, name or f"{time.strftime('%Y%m%d-%H%M%S')}-{number[:4]}")
+        return cls(number, name or f"{time.strftime('%Y%m%d-%H%M%S')}-{number[:4]}", made_up=name is None)
 
 
 class RunFolderError(ValueError):

@@ -50,6 +50,7 @@ class State:
         folder: RunFolder,
         seed: int | None = None,
         microbatch: int | None = None,
+        resumes: str | Path | None = None,
     ) -> None:
         #: What is trained: knows its batches and its loss.
         self.task = task
@@ -102,6 +103,8 @@ class State:
         #: What was logged since the last logging interval ended: numbers, and scalar tensors still on their device.
         self.logged: dict[str, float | Tensor] = {}
 
+        #: The ``resume`` that the Trainer was given.
+        self.resumes: str | Path | None = resumes
         #: What checkpoints of this run hold; the Trainer sets it before ``before_load``.
         self.content: Content
 

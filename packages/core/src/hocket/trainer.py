@@ -16,6 +16,7 @@ from torch import nn
 from hocket import launching, settings
 from hocket.checkpoints.components.configuration import Configuration, hyperparameters
 from hocket.checkpoints.components.data import TrainingData
+from hocket.checkpoints.components.model import by_own_names
 from hocket.checkpoints.content import Content, components_of
 from hocket.data.checks import check_batches, check_sets
 from hocket.data.feed import Feed, end_workers
@@ -26,7 +27,6 @@ from hocket.optim.learning_rate import make_schedules
 from hocket.optim.optimizers import make_optimizers
 from hocket.plugins import claims, switches
 from hocket.plugins.bus import Bus
-from hocket.plugins.errors import PluginError
 from hocket.plugins.plan import Plan, make_plan
 from hocket.result import Cost, Result
 from hocket.run_folder import Run, RunFolder, TemporaryFolder, check_name
@@ -157,7 +157,6 @@ class Trainer:
             name: value for name, value in locals().items() if name not in ("self", "model", "__class__")
         }
         run_name = check_name(run_name)
-        self._run_name = run_name
         self._fast = fast_dev_run is not None
         if self._fast:
             limit_train = limit_eval = limit_predict = fast_dev_run
@@ -192,8 +191,7 @@ class Trainer:
                 devices=devices,
             )
         parts = parts if lasting else settings.that_leave_nothing(parts)
-        attached = [voice for voice in parts.voices if voice.obj is not checkpoints]  # those begin anew by themselves
-        claims.check(attached)
+        claims.check(parts.voices)
         if deterministic:
             settings.prepare_deterministic(parts.device)
         settings.check_model(model, device, parts.strategy.materializes)
@@ -235,6 +233,7 @@ class Trainer:
             folder=RunFolder(Path(folder), run) if lasting else TemporaryFolder(Path(folder), run),
             seed=seed,
             microbatch=settings.check_microbatch(microbatch, parts.strategy),
+            resumes=resume,
         )
         state.clipping = settings.check_clipping(clip_gradients)
         state.loss_reduction = settings.check_reduction(loss_reduction) or reduction_of(loss)
@@ -243,8 +242,6 @@ class Trainer:
         self._loop = FitLoop(state, guard, Interval(log_every), compiled)
         self._closing = weakref.finalize(self, _close, state)  # before the runtime leaves the other processes
         with self._running(), switches.use(plugins):
-            if checkpoints is not None:
-                checkpoints.attach(self, fresh=resume is None)
             made_with = self._assemble(optimizer, schedule, schedule_every, compile)
             self._loop.metrics = MetricSet("train", train_metrics, state)
             configuration = Configuration(state, self._arguments, made_with)
@@ -259,13 +256,11 @@ class Trainer:
             comparison.over_ranks(bus, self._runtime.world_size, comparison.of_assembled(state))
             bus.before_load(state)
             if resume is not None:
-                from hocket.checkpoints import resuming
-
-                resuming.resume(self, resume, checkpoints)
+                bus.resume(state, resume)
             bus.after_load(state)
             if any(voice.kind == "loggers" and not getattr(voice.obj, "shows_only", False) for voice in bus.voices):
                 ranks_of(state).agree(state.folder.check)
-        claims.claim(attached, state.run_name)
+        claims.claim(parts.voices, state.run_name)
 
     def _assemble(
         self, optimizer: Any, schedule: Any, schedule_every: str | Time, compile: bool | Mapping[str, Any]
@@ -328,14 +323,12 @@ class Trainer:
         if not self._set_time(duration):
             return self._result()
         with deferred(state.strategy.world_size == 1) as interruption, self._running():
-            if self._checkpoints is not None:
-                self._checkpoints.begin(state)
+            state.bus.before_fit(state)
             if not state.progress.ready:
                 state.bus.log_hyperparameters(state, settings.hyperparameters(self._arguments, state.bus.voices))
                 sanity_check(state, state.eval_sets, self._sanity_batches, interruption.check)
             self._loop.run(interruption)
-            if self._checkpoints is not None:
-                self._checkpoints.finish(state)
+            state.bus.after_fit(state)
             state.bus.flush(state)
         return self._result()
 
@@ -379,18 +372,7 @@ class Trainer:
                     return {name: copy.deepcopy(value) for name, value in self.model_state_dict().items()}
                 finally:
                     state.bus.predict_end(state)
-        return self._own_names(state.bus.model_state(state.prepared))
-
-    def _own_names(self, whole: Mapping[str, Any]) -> dict[str, Any]:
-        state = self.state
-        prefix = state.model_prefix
-        plain = {name.removeprefix(prefix): value for name, value in whole.items() if name.startswith(prefix)}
-        if missing := set(state.model.state_dict()) - set(plain):
-            raise PluginError(
-                f"The strategy's model_state has no {', '.join(sorted(missing)[:3])}: it has to use the model's own names, "
-                f"but has {', '.join(list(whole)[:3])}."
-            )
-        return plain
+        return by_own_names(state, state.bus.model_state(state.prepared))
 
     def load_weights(
         self,

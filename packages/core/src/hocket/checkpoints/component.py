@@ -105,6 +105,10 @@ class Component:
     def complete(self) -> None:
         """Raise RuntimeError if the state cannot be taken now. Called on all components before `state_dict`."""
 
+    def worth_saving(self) -> bool:
+        """Whether a checkpoint may be written now; if not, say why in a warning. Every rank calls it and returns the same."""
+        return True
+
     def state_dict(self, gather: bool) -> Tree:
         """Return the state. Unless ``gather``, tensors may be DTensors, of which each rank writes its shard.
 

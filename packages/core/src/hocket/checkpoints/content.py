@@ -19,6 +19,7 @@ from torch import Tensor
 from hocket.checkpoints.component import Check, Component, ContentError, Like, PerRank, Saved, Tree
 from hocket.checkpoints.components.configuration import Configuration
 from hocket.checkpoints.components.data import EvaluationData, TrainingData
+from hocket.checkpoints.components.guard import Guard
 from hocket.checkpoints.components.metrics import TrainMetrics
 from hocket.checkpoints.components.model import Model, Modes
 from hocket.checkpoints.components.optimizers import Optimizers, Schedules
@@ -86,7 +87,7 @@ def components_of(
         Stateful("fit", loop),
         TimeAttribute("fit.until", progress, "fit_until"),
         Attribute("fit.asked", progress, "fit_asked"),
-        Stateful("guard", guard, "the guard"),
+        Guard(state, guard),
         # --- each rank has its own
         StatefulOfRank("generators", state.generators, fresh=False),
         TrainMetrics(loop),
@@ -118,6 +119,10 @@ class Content:
         return [*first, *offered(self._state), last]
 
     # --- save
+
+    def worth_saving(self) -> bool:
+        """Whether every component lets a checkpoint be written now. The guard does not, if weights are not finite."""
+        return all([each.worth_saving() for each in self.components])  # a list: all of them are asked on every rank
 
     def state_dict(self, gather: bool = True) -> dict[str, Any]:
         """The tree; unless ``gather``, with DTensors where this rank holds a shard only.

@@ -54,6 +54,9 @@ class _Encoded(Component):
     def complete(self) -> None:
         self._inner.complete()
 
+    def worth_saving(self) -> bool:
+        return self._inner.worth_saving()
+
     def state_dict(self, gather: bool) -> Tree:
         return encode(self._inner.state_dict(gather), f"'{self._inner.path}' of {self._what}", gather)
 

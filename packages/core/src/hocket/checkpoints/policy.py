@@ -9,13 +9,15 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import Any, Literal, NoReturn
 
 from hocket.callback import Callback
+from hocket.checkpoints import resuming
 from hocket.checkpoints.background import Background
+from hocket.checkpoints.components.model import by_own_names
 from hocket.checkpoints.components.plugins import described
 from hocket.checkpoints.hidden import HiddenTensors
 from hocket.checkpoints.ownership import Ownership
@@ -24,13 +26,11 @@ from hocket.checkpoints.storage.ranks import Ranks, of_a_thread
 from hocket.checkpoints.storage.snapshot import Snapshot
 from hocket.checkpoints.storage.store import Store
 from hocket.distributed.agreement import ranks_of
+from hocket.hookspecs import hookimpl
 from hocket.state import State
 from hocket.time import Interval, Unit
 from hocket.training import seeding
 from hocket.training.requests import Decision
-
-if TYPE_CHECKING:
-    from hocket.trainer import Trainer
 
 #: The exit code of a run that was told to end and has saved before: EX_TEMPFAIL of sysexits.h, "try again later".
 EXIT_CODE = 75
@@ -74,6 +74,9 @@ class Checkpoints(Callback):
         ValueError: an argument is out of its range, or at the first evaluation: there is no such metric.
     """
 
+    #: One instance may be given to several Trainers, one after another.
+    begins_anew = True
+
     def __init__(
         self,
         folder: str | Path,
@@ -97,7 +100,7 @@ class Checkpoints(Callback):
         self._writes_alone = False
         self._every, self._keep, self._best = Interval(every), keep, best
         self._asynchronous, self._weights_only, self._on_error = asynchronous, weights_only, on_error
-        self._trainer: Callable[[], Trainer | None] = lambda: None
+        self._state: Callable[[], State | None] = lambda: None
         self._in_shares = self._every.every is not None and self._every.every.unit is Unit.DURATION
         self._share = 0.0
         #: Epoch and batch of the latest evaluation, by the set's label.
@@ -110,32 +113,41 @@ class Checkpoints(Callback):
         self._signalled: float | None = None
         self._handlers: dict[int, Any] = {}
 
-    def attach(self, trainer: Trainer, fresh: bool, readable: bool = True) -> None:
-        """For the Trainer: whose state is written from here on. What was of another one is forgotten.
+    @hookimpl(tryfirst=True)
+    def init(self, state: State) -> None:
+        """Write this run's state from here on, and forget another's.
 
-        Raises CheckpointError, on all ranks, if it is of a fresh run and there are checkpoints of others.
+        Raises CheckpointError, on all ranks, if the run is a new one and there are checkpoints of others.
         """
-        state = trainer.state
-        if fresh:
-            with seeding.preserved(devices=False):
-                ranks_of(state).first(lambda: self._owned.begin(state.run, readable))
-            state.folder.take_over(self.store.where)
-        self._trainer = weakref.ref(trainer)
+        if state.resumes is None:
+            self.begin_run(state)
+        self._state = weakref.ref(state)
         self._saved, self._evaluated, self._share = None, {}, 0.0
         self._failure = self._threads = None
         self._background.join()
         self._background, self._hidden = Background(), HiddenTensors()
 
-    def resumed(self, state: State, name: str, newest: bool) -> None:
-        """For `resume`: the run goes on from this checkpoint of the store; see `Ownership.resume`.
+    def resume(self, state: State, where: str | Path) -> bool:
+        """Continue the run of a checkpoint of this store; begin one of its own from a checkpoint elsewhere."""
+        resuming.resume(state, where, self)
+        return True
+
+    def begin_run(self, state: State, readable: bool = True) -> None:
+        """For `resuming`: this is a new run. See `Ownership.begin`."""
+        with seeding.preserved(devices=False):
+            ranks_of(state).first(lambda: self._owned.begin(state.run, readable))
+        state.folder.take_over(self.store.where)
+
+    def continue_run(self, state: State, name: str, newest: bool) -> None:
+        """For `resuming`: the run continues from this checkpoint of the store; see `Ownership.resume`.
 
         Raises CheckpointError if the store is a copy, and the run went on from the other: its folder can follow only one.
         """
         elsewhere = state.folder.moved_from(self.store.where)
         ranks_of(state).first(lambda: self._owned.resume(state.run, name, newest, elsewhere))
 
-    def begin(self, state: State) -> None:
-        """For the Trainer, before a fit: raise CheckpointError, on all ranks, if another run writes here or has written."""
+    def before_fit(self, state: State) -> None:
+        """Raise CheckpointError, on all ranks, if another run writes here or has written."""
         with seeding.preserved(devices=False):
             ranks_of(state).first(lambda: self._take(state))
 
@@ -157,8 +169,7 @@ class Checkpoints(Callback):
 
     def fit_start(self, state: State) -> None:
         """Listens to signals from here on, in the main thread. Raises ValueError if a Trainer that came later has these."""
-        trainer = self._trainer()
-        if trainer is None or trainer.state is not state:
+        if self._state() is not state:
             raise ValueError(
                 f"These Checkpoints in {self.store} were given to another Trainer after this one. Give each Trainer its own: "
                 f"checkpoints=hocket.Checkpoints({str(self.store.folder)!r})."
@@ -175,6 +186,18 @@ class Checkpoints(Callback):
                 self._signalled = self._signalled or now
 
             self._handlers = {number: signal.signal(number, tell) for number in _SIGNALS}
+
+    @hookimpl(wrapper=True)
+    def optimizer_step(self) -> Generator[None, bool, bool]:
+        """Wait until the weights of an asynchronous checkpoint are copied."""
+        self._background.settle()
+        return (yield)
+
+    def _settle(self, state: State) -> None:
+        self._background.settle()
+
+    # Before workers are forked, and before work that is slower while writes are watched.
+    epoch_start = epoch_end = eval_before_all = fit_end = exception = _settle
 
     def eval_end(self, state: State) -> None:
         """There may be a new best."""
@@ -203,8 +226,8 @@ class Checkpoints(Callback):
         if told:
             self._end(state)
 
-    def finish(self, state: State) -> None:
-        """For the Trainer: how the fit ended, unless what was written after its last batch and evaluation says as much.
+    def after_fit(self, state: State) -> None:
+        """Write how the fit ended, unless what was written after its last batch and evaluation says as much.
 
         Weights to publish are those that plug-ins leave at the end of the fit.
         """
@@ -319,13 +342,11 @@ class Checkpoints(Callback):
 
     def _save(self, state: State) -> None:
         now = state.timestamp
-        trainer = self._trainer()
-        assert trainer is not None, "a Trainer attaches it"
         self._wait(state)
-        if not trainer._loop.may_checkpoint():
+        if not state.content.worth_saving():
             return
         if self._weights_only:
-            model = trainer._own_names(state.bus.model_shards(state.prepared))
+            model = by_own_names(state, state.bus.model_shards(state.prepared))
             tree: Any = {"model": model, "attached": described(state.bus.voices)}
         else:
             tree = state.content.state_dict(gather=False)
@@ -343,7 +364,6 @@ class Checkpoints(Callback):
             arguments = (f"ep{now.epoch}-ba{now.batch}", snapshot, about, ranks)
             if self._asynchronous:
                 self._background.start(state, snapshot, functools.partial(self._write, *arguments))
-                trainer._loop.settle = self._background.settle
             else:
                 with seeding.preserved(devices=False):  # remote stores draw from them when they have to try again
                     self._write(*arguments)

@@ -15,11 +15,11 @@ from hocket.training import seeding
 
 if TYPE_CHECKING:
     from hocket.checkpoints.policy import Checkpoints
-    from hocket.trainer import Trainer
+    from hocket.state import State
 
 
-def resume(trainer: Trainer, where: str | Path, checkpoints: Checkpoints | None) -> None:
-    """Make a new Trainer go on from a checkpoint: ``"auto"`` for the newest valid one of ``checkpoints``, if there is one.
+def resume(state: State, where: str | Path, checkpoints: Checkpoints | None = None) -> None:
+    """Make a new run continue from a checkpoint: ``"auto"`` for the newest valid one of ``checkpoints``, if there is one.
 
     Raises:
         TypeError: neither text nor a path.
@@ -31,7 +31,7 @@ def resume(trainer: Trainer, where: str | Path, checkpoints: Checkpoints | None)
             f"resume={where!r} is no checkpoint. Give 'auto' for the newest where checkpoints= writes, a checkpoint such as "
             "'runs/a/ep3-ba18', or None for a new run."
         )
-    state, ranks = trainer.state, ranks_of(trainer.state)
+    ranks = ranks_of(state)
     own = None if checkpoints is None else checkpoints.store
     if where == "auto":
         if checkpoints is None or own is None:
@@ -43,7 +43,7 @@ def resume(trainer: Trainer, where: str | Path, checkpoints: Checkpoints | None)
         with seeding.preserved(devices=False):
             found = store.read_latest(state.content.like(), ranks)
         if found is None:
-            checkpoints.attach(trainer, fresh=True, readable=False)
+            checkpoints.begin_run(state, readable=False)
             return
         name, tree = found
     else:
@@ -66,12 +66,14 @@ def resume(trainer: Trainer, where: str | Path, checkpoints: Checkpoints | None)
     with seeding.preserved(devices=False):
         if checkpoints is not None and store is own:
             # Without an identity: of a version before there were any. From here on it has one.
-            name_of_run = trainer._run_name or check_name(tree["run_name"]) or state.run.name
-            state.run = Run(str(tree.get("run_id", state.run.id)), name_of_run)
+            named = None if state.run.made_up else state.run.name
+            state.run = Run(
+                str(tree.get("run_id", state.run.id)), named or check_name(tree["run_name"]) or state.run.name
+            )
             state.folder = RunFolder(state.folder.path.parent, state.run, continues=True)
-            checkpoints.resumed(state, name, newest=where == "auto")
+            checkpoints.continue_run(state, name, newest=where == "auto")
         elif checkpoints is not None:  # a branch: a run of its own
-            checkpoints.attach(trainer, fresh=True)
+            checkpoints.begin_run(state)
     try:
         state.content.load_state_dict(tree, strict=True, copy=False)
     except Exception as error:

@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Any
 from hocket.hookspecs.markers import hookspec
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import torch
 
     from hocket.losses import Loss
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Actions:
-    """The actions of a step in the order in which they happen, then those of evaluation and prediction."""
+    """The actions of a step in the order in which they happen, then those of evaluation and prediction, and resuming."""
 
     @hookspec(firstresult=True)
     def gradients(self, state: State, /) -> bool:
@@ -98,4 +100,17 @@ class Actions:
     @hookspec(firstresult=True)
     def update_metric(self, state: State, metric: Any, outputs: Any, batch: Any, /) -> bool:
         """Show one microbatch to a metric (anything with ``update``, ``compute`` and ``reset``)."""
+        raise NotImplementedError
+
+    @hookspec(firstresult=True)
+    def resume(self, state: State, where: str | Path, /) -> bool:
+        """Continue from the checkpoint that ``Trainer(resume=where)`` names: a path, a URL, or ``"auto"``.
+
+        Called while the Trainer is made, between before_load and after_load. The default reads the checkpoint and loads it with
+        ``state.content``. `hocket.Checkpoints` also makes the run the one that wrote it.
+
+        Raises:
+            hocket.checkpoints.CheckpointError: there is no such checkpoint, or it is damaged.
+            hocket.checkpoints.ContentError: it does not fit this run.
+        """
         raise NotImplementedError

@@ -26,6 +26,7 @@ class Event(enum.Enum):
     AFTER_LOAD = "after_load"
 
     # --- fit
+    BEFORE_FIT = "before_fit"
     FIT_START = "fit_start"
     EPOCH_START = "epoch_start"
     BEFORE_DATALOADER = "before_dataloader"
@@ -58,6 +59,7 @@ class Event(enum.Enum):
     BATCH_CHECKPOINT = "batch_checkpoint"
     EPOCH_CHECKPOINT = "epoch_checkpoint"
     FIT_END = "fit_end"
+    AFTER_FIT = "after_fit"
 
     # --- prediction
     PREDICT_START = "predict_start"
@@ -95,6 +97,10 @@ class Events:
         """The state is complete: fresh, or as the checkpoint left it."""
 
     # --- fit
+
+    @hookspec
+    def before_fit(self, state: State, /) -> None:
+        """`Trainer.fit` was called and can train. Nothing was logged, tried or trained yet: raise to refuse the fit."""
 
     @hookspec
     def fit_start(self, state: State, /) -> None:
@@ -213,6 +219,10 @@ class Events:
     @hookspec
     def fit_end(self, state: State, /) -> None:
         """The duration is over or a stop was requested; no further batch will be trained."""
+
+    @hookspec
+    def after_fit(self, state: State, /) -> None:
+        """The fit is over: everything was logged, and every plug-in has acted on ``fit_end``. Not called after an exception."""
 
     # --- prediction
 

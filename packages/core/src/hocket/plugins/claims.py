@@ -19,7 +19,7 @@ _ARGUMENTS = {"strategies": "strategy={}", "precisions": "precision={}", "action
 def check(voices: Sequence[Voice]) -> None:
     """Refuse an instance that another Trainer was made with, closed or not, or that is given twice. Raises PluginError."""
     seen: set[int] = set()
-    for voice in filter(lambda voice: voice.instance, voices):
+    for voice in filter(_claimable, voices):
         what, cls, key = f"{singular(voice.kind)} '{voice.name}'", type(voice.obj).__name__, id(voice.obj)
         if key in seen:
             raise PluginError(f"The {what} is one {cls} that is given twice. Give it once, or make a second one.")
@@ -35,8 +35,13 @@ def check(voices: Sequence[Voice]) -> None:
 
 def claim(voices: Sequence[Voice], run: str) -> None:
     """Record that these instances belong to a Trainer, once it is made."""
-    for voice in filter(lambda voice: voice.instance, voices):
+    for voice in filter(_claimable, voices):
         _claimed[id(voice.obj)] = _reference(voice.obj), run
+
+
+def _claimable(voice: Voice) -> bool:
+    """Whether it is an instance, of a class that does not say ``begins_anew = True``: that it keeps nothing of another run."""
+    return voice.instance and not getattr(voice.obj, "begins_anew", False)
 
 
 def _reference(obj: Any) -> Callable[[], Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -114,6 +115,13 @@ class DefaultActions:
     def update_metric(self, state: State, metric: Any, outputs: Any, batch: Any) -> bool:
         """The task says what of a batch a metric sees."""
         state.task.update_metric(metric, outputs, batch)
+        return True
+
+    def resume(self, state: State, where: str | Path) -> bool:
+        """Load the checkpoint into a run of its own."""
+        from hocket.checkpoints import resuming
+
+        resuming.resume(state, where)
         return True
 
 

@@ -83,8 +83,6 @@ class FitLoop:
         self._interruption = Interruption()
         #: The evaluation sets that are due after the batch or epoch in progress, until all of them were evaluated.
         self._due: list[str] | None = None
-        #: What has to be over before the optimizer steps: the copying of a checkpoint. `Checkpoints` sets it.
-        self.settle: Callable[[], None] | None = None
         #: The batch in progress, as the feed returned it.
         self._handed_out: tuple[Any, bool] = (None, False)
 
@@ -108,7 +106,6 @@ class FitLoop:
             self.stage = ""
 
     def _leave(self, error: BaseException) -> None:
-        self._settle()
         if self.stage == "start":
             return  # to be continued where it was before
         if self.stage == "gradients":
@@ -159,7 +156,6 @@ class FitLoop:
             self._finish(left["stage"])
         while not self._over():
             self._epoch()
-        self._settle()
         self.stage = "end"
         at, now = self._evaluated_at, state.timestamp.batch
         self._evaluate({label: s for label, s in state.eval_sets.items() if s.every and at.get(label) != now})
@@ -210,7 +206,6 @@ class FitLoop:
         state, bus, feed = self.state, self.state.bus, self.feed
         self._clock = time.perf_counter()
         if not feed.under_way:
-            self._settle()  # before workers are forked
             self.stage = "epoch_start"
             state.timestamp.begin_epoch()
             self.metrics.reset()
@@ -235,7 +230,6 @@ class FitLoop:
 
     def _epoch_end(self) -> None:
         state, bus = self.state, self.state.bus
-        self._settle()
         if state.timestamp.batch_in_epoch and not state.timestamp.sample_in_epoch:
             raise DataError(
                 f"The {state.timestamp.batch_in_epoch} batches of epoch {state.timestamp.epoch} count 0 samples, so nothing "
@@ -279,8 +273,6 @@ class FitLoop:
         stepped = False
         if not skip and trained_on:
             stepped = self._step() if self._steps is None else self._steps.run(counts)
-        if self.settle is not None:
-            self._settle()
         self.stage = "step"
         state.previous.become(state.timestamp)
         now = time.perf_counter()
@@ -308,8 +300,6 @@ class FitLoop:
 
         bus.gradients(state)
         allowed = self._guard.allows(state)
-        if self.settle is not None:
-            self._settle()
         self.stage = "step"
         return allowed and bus.optimizer_step(state, closure)
 
@@ -335,15 +325,6 @@ class FitLoop:
         self.stage = stage
         event(self.state)
         self.stage = "end" if stage == "over" else "data"
-
-    def _settle(self) -> None:
-        if self.settle is not None:
-            self.settle()
-            self.settle = None
-
-    def may_checkpoint(self) -> bool:
-        """Whether the guard lets a checkpoint be written; see :meth:`NonFiniteGuard.before_checkpoint`."""
-        return self._guard.before_checkpoint(self.state)
 
     def state_dict(self) -> dict[str, Any]:
         """Where in a fit this is, as a tree. Raises RuntimeError in the middle of a batch."""

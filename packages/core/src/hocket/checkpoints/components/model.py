@@ -10,6 +10,7 @@ from torch import nn
 from hocket.checkpoints.component import Check, Component, Like, Saved, Tree
 from hocket.checkpoints.report import Report, listed, shapes_of
 from hocket.checkpoints.storage.plain import decode, encode
+from hocket.plugins.errors import PluginError
 from hocket.state import State
 
 
@@ -54,6 +55,21 @@ class Model(Component):
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         """Load full weights or shards."""
         self._state.bus.load_model_state(self._state.prepared, saved)
+
+
+def by_own_names(state: State, weights: Mapping[str, Any]) -> dict[str, Any]:
+    """Return weights by the names that the model itself gives them, instead of the task's.
+
+    Raises PluginError if the strategy's names are others.
+    """
+    prefix = state.model_prefix
+    own = {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}
+    if missing := set(state.model.state_dict()) - set(own):
+        raise PluginError(
+            f"The strategy's model_state has no {', '.join(sorted(missing)[:3])}: it has to use the model's own names, "
+            f"but has {', '.join(list(weights)[:3])}."
+        )
+    return own
 
 
 class Modes(Component):
