@@ -19,7 +19,7 @@ from training_script import At, differences, make, outcome
 
 import hocket
 from hocket.checkpoints import CheckpointError
-from hocket.checkpoints.policy import Interrupted
+from hocket.checkpoints.signals import Interrupted
 from hocket.checkpoints.storage import format as formats
 from hocket.checkpoints.storage.store import Local, Store
 

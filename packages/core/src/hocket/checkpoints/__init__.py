@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hocket.checkpoints.component import Check, Component, ContentError, PerRank, Saved
-    from hocket.checkpoints.policy import Interrupted
     from hocket.checkpoints.recorded import recorded_algorithms
     from hocket.checkpoints.report import Report
+    from hocket.checkpoints.signals import Interrupted
     from hocket.checkpoints.storage import format
     from hocket.checkpoints.storage.errors import CheckpointError, DamagedCheckpointWarning
     from hocket.checkpoints.storage.ranks import Ranks
@@ -29,7 +29,7 @@ _PUBLIC = {
     "Component": "component",
     "ContentError": "component",
     "DamagedCheckpointWarning": "storage.errors",
-    "Interrupted": "policy",
+    "Interrupted": "signals",
     "PerRank": "component",
     "Ranks": "storage.ranks",
     "Report": "report",

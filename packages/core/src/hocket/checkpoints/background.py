@@ -1,7 +1,7 @@
 """A checkpoint that is copied and written in a thread, while training goes on.
 
 Parameters and optimizers' state are copied while the gradients of the next batch are computed, all else at once. Whoever would
-write to them meanwhile waits for the copy: the loop before the optimizer's step (`FitLoop.settle`), and before that every
+write to them meanwhile waits for the copy: the optimizer's step (an action that `Checkpoints` wraps), and before that every
 operation of torch, whether a model's, a plug-in's or a data set's, through ``.data`` too. What writes past torch's dispatcher,
 as NumPy does through ``tensor.numpy()`` and compiled code inside, is not seen.
 """

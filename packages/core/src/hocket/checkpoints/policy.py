@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import functools
-import math
-import signal
-import threading
-import time
 import warnings
 import weakref
 from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
-from types import FrameType
 from typing import Any, Literal, NoReturn
 
 from hocket.callback import Callback
@@ -21,6 +16,8 @@ from hocket.checkpoints.components.model import by_own_names
 from hocket.checkpoints.components.plugins import described
 from hocket.checkpoints.hidden import HiddenTensors
 from hocket.checkpoints.ownership import Ownership
+from hocket.checkpoints.retention import Retention
+from hocket.checkpoints.signals import EXIT_CODE, Interrupted, Signals
 from hocket.checkpoints.storage.errors import CheckpointError
 from hocket.checkpoints.storage.ranks import Ranks, of_a_thread
 from hocket.checkpoints.storage.snapshot import Snapshot
@@ -31,19 +28,6 @@ from hocket.state import State
 from hocket.time import Interval, Unit
 from hocket.training import seeding
 from hocket.training.requests import Decision
-
-#: The exit code of a run that was told to end and has saved before: EX_TEMPFAIL of sysexits.h, "try again later".
-EXIT_CODE = 75
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)
-#: Seconds in which signals are one: a cluster signals all processes, and a launcher among them passes that on to its ranks.
-_ONE = 1.0
-
-
-class Interrupted(SystemExit):
-    """A run was told to end by a signal, and has written a checkpoint or, with ``on_error="warn"``, said why not.
-
-    Uncaught, the process exits with `EXIT_CODE`.
-    """
 
 
 class Checkpoints(Callback):
@@ -88,17 +72,14 @@ class Checkpoints(Callback):
         on_error: Literal["stop", "warn"] = "stop",
         overwrite: bool = False,
     ) -> None:
-        if keep is not None and keep < 1:
-            raise ValueError(f"keep={keep} keeps nothing to resume from; give 1 or more, or None for all.")
-        if best is not None and (len(best) != 3 or best[1] not in ("max", "min") or best[2] < 1):
-            raise ValueError(f"best={best!r} should be like ('test/accuracy', 'max', 3).")
+        self._retention = Retention(keep, best)
         if on_error not in ("stop", "warn"):
             raise ValueError(f"on_error={on_error!r} is neither 'stop' nor 'warn'.")
         self.store = Store(folder)
         self._owned = Ownership(self.store, overwrite)
         #: On rank 0, during a fit.
         self._writes_alone = False
-        self._every, self._keep, self._best = Interval(every), keep, best
+        self._every = Interval(every)
         self._asynchronous, self._weights_only, self._on_error = asynchronous, weights_only, on_error
         self._state: Callable[[], State | None] = lambda: None
         self._in_shares = self._every.every is not None and self._every.every.unit is Unit.DURATION
@@ -110,8 +91,7 @@ class Checkpoints(Callback):
         self._background, self._hidden = Background(), HiddenTensors()
         self._threads: Ranks | None = None
         self._failure: BaseException | None = None
-        self._signalled: float | None = None
-        self._handlers: dict[int, Any] = {}
+        self._signals = Signals()
 
     @hookimpl(tryfirst=True)
     def init(self, state: State) -> None:
@@ -176,16 +156,7 @@ class Checkpoints(Callback):
             )
         if self._in_shares:
             self._share = state.elapsed()
-        if threading.current_thread() is threading.main_thread():
-
-            def tell(number: int, frame: FrameType | None) -> None:
-                now = time.monotonic()
-                if self._signalled is not None and now - self._signalled > _ONE:
-                    self._signalled = None
-                    raise KeyboardInterrupt(f"signal {number}, for the second time")
-                self._signalled = self._signalled or now
-
-            self._handlers = {number: signal.signal(number, tell) for number in _SIGNALS}
+        self._signals.listen()
 
     @hookimpl(wrapper=True)
     def optimizer_step(self) -> Generator[None, bool, bool]:
@@ -206,7 +177,7 @@ class Checkpoints(Callback):
 
     def batch_end(self, state: State) -> None:
         """A signal before this is heard after this batch, on all ranks: they agree on requests next."""
-        if self._signalled is not None:
+        if self._signals.received:
             state.request(Decision.CHECKPOINT)
 
     def batch_checkpoint(self, state: State) -> None:
@@ -236,14 +207,14 @@ class Checkpoints(Callback):
         if self._weights_only or self._saved != self._moment(state):
             self._save(state)
         self._wait(state)
-        self._stop_listening()
+        self._signals.stop()
         self._release()
         if self._told_to_end(state):
             self._end(state)
 
     def close(self, state: State) -> None:
         """Waits for what is being written."""
-        self._stop_listening()
+        self._signals.stop()
         self._background.join()
         failure, self._failure = self._failure, None
         if failure is not None:
@@ -260,17 +231,12 @@ class Checkpoints(Callback):
 
     def _told_to_end(self, state: State) -> bool:
         """Whether any rank was: every rank has to ask."""
-        return any(state.bus.all_gather_object(self._signalled is not None))
+        return any(state.bus.all_gather_object(self._signals.received))
 
     def _end(self, state: State) -> NoReturn:
         self._wait(state)
-        self._signalled = None
+        self._signals.forget()
         raise Interrupted(EXIT_CODE)
-
-    def _stop_listening(self) -> None:
-        handlers, self._handlers = self._handlers, {}
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
 
     def _due(self, state: State) -> bool:
         if not self._in_shares:
@@ -280,12 +246,6 @@ class Checkpoints(Callback):
 
     # --- the best
 
-    def _value(self, metrics: Mapping[str, float]) -> float | None:
-        if self._best is None:
-            return None
-        value = metrics.get(self._best[0], math.nan)
-        return value if math.isfinite(value) else None
-
     def _is_new(self, state: State, metric: str) -> bool:
         """Whether a metric is of an evaluation right here: of its set or, like those of training, of any."""
         here = [label for label, place in self._evaluated.items() if place == _place(state)]
@@ -293,14 +253,16 @@ class Checkpoints(Callback):
         return max(its, key=len) in here if its else bool(here)
 
     def _check_metric(self, state: State) -> None:
-        if self._best is not None and self._is_new(state, self._best[0]) and self._best[0] not in state.metrics:
+        metric = self._retention.metric
+        if metric is not None and self._is_new(state, metric) and metric not in state.metrics:
             there = ", ".join(sorted(state.metrics)) or "none"
             raise ValueError(
-                f"Checkpoints should keep the best by '{self._best[0]}', but there is no such metric. There are: {there}."
+                f"Checkpoints should keep the best by '{metric}', but there is no such metric. There are: {there}."
             )
 
     def _is_among_the_best(self, state: State) -> bool:
-        if self._best is None or not self._is_new(state, self._best[0]):
+        metric = self._retention.metric
+        if metric is None or not self._is_new(state, metric):
             return False
         self._check_metric(state)
         self._wait(state)  # for the writer, which also removes
@@ -310,33 +272,12 @@ class Checkpoints(Callback):
         return leads
 
     def _leads(self, metrics: Mapping[str, float]) -> bool:
-        assert self._best is not None
-        value, (_, mode, count) = self._value(metrics), self._best
-        if value is None:
-            return False
         try:
             with seeding.preserved(devices=False):
-                kept = self._best_names(self._owned.own())
+                return self._retention.leads(metrics, self._owned.own)
         except (CheckpointError, OSError) as error:
             self._failure = error
             return False
-        if len(kept) < count:
-            return True
-        worst = kept[-1][0]
-        return value > worst if mode == "max" else value < worst
-
-    def _best_names(self, abouts: Mapping[str, Mapping[str, Any]]) -> list[tuple[float, str]]:
-        """Values and names of those that are kept for being the best, the best first."""
-        if self._best is None:
-            return []
-        metric, mode, count = self._best
-        values = [
-            (self._value(about["metrics"]), name)
-            for name, about in abouts.items()
-            if metric in about.get("evaluated", ())
-        ]
-        known = [(value, name) for value, name in values if value is not None]
-        return sorted(known, key=lambda item: item[0], reverse=mode == "max")[:count]
 
     # --- what
 
@@ -396,18 +337,10 @@ class Checkpoints(Callback):
             self.store.save(name, snapshot, about, ranks, self._owned.may_replace)
             if ranks.rank == 0:
                 self._owned.written(name)
-                self._remove_old()
+                for old in self._retention.superfluous(self._owned.own):
+                    self.store.remove(old)
         except Exception as error:
             self._failure = error
-
-    def _remove_old(self) -> None:
-        if self._keep is None:
-            return
-        abouts = self._owned.own()
-        spared = {*list(abouts)[-self._keep :], *(name for _, name in self._best_names(abouts))}
-        for old in abouts:
-            if old not in spared:
-                self.store.remove(old)
 
     def _wait(self, state: State) -> None:
         """Until what is being written is written, on all ranks."""
