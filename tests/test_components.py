@@ -305,3 +305,54 @@ def test_a_task_offers_components_too() -> None:
     second = trainer()
     second.load_state_dict(copy.deepcopy(first.state_dict()))
     assert second.state.task.carried == 4.0
+
+
+# --- checkpoints of one's own
+
+
+class InMemory(hocket.Callback):
+    """Keeps the latest state of each run by name, and resumes from it: a store that a third party wrote."""
+
+    kept: dict[str, Any] = {}
+
+    def before_fit(self, state: hocket.State) -> None:
+        if state.run.name == "refused":
+            raise RuntimeError("not this one")
+
+    def batch_checkpoint(self, state: hocket.State) -> None:
+        if state.content.worth_saving():
+            self.kept[state.run.name] = copy.deepcopy(state.content.state_dict())
+
+    def after_fit(self, state: hocket.State) -> None:
+        self.kept["over"] = state.timestamp.batch
+
+    def resume(self, state: hocket.State, where: str | Path) -> bool:
+        state.content.load_state_dict(self.kept[str(where)], strict=True)
+        return True
+
+
+def test_a_plug_in_can_save_and_resume_runs() -> None:
+    whole = make(None, InMemory(), run_name="whole")
+    whole.fit()
+    assert InMemory.kept["over"] == 12
+    killed = make(None, InMemory(), Kills(7), run_name="killed")
+    with pytest.raises(Killed):
+        killed.fit()
+    resumed = make(None, InMemory(), run_name="resumed", resume="killed")
+    assert resumed.state.timestamp.batch == 7
+    resumed.fit()
+    expected = whole.model_state_dict()
+    assert all(torch.equal(value, expected[name]) for name, value in resumed.model_state_dict().items())
+
+
+def test_a_plug_in_can_refuse_a_fit_before_anything_is_logged() -> None:
+    class Hears(hocket.Logger):
+        heard: list[str] = []
+
+        def log_hyperparameters(self, state: Any, parameters: Any) -> None:
+            self.heard.append("hyperparameters")
+
+    trainer = make(None, InMemory(), run_name="refused", loggers=[Hears()])
+    with pytest.raises(RuntimeError, match="not this one"):
+        trainer.fit()
+    assert Hears.heard == [] and trainer.state.timestamp.batch == 0

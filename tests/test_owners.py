@@ -53,6 +53,20 @@ def test_only_owners_write() -> None:
     assert found["step"] >= {"training/fit.py", "training/actions.py"}  # it sees what there is
 
 
+#: Private names of torch that checkpoints look at.
+TORCHS = {"_schema", "_version", "_load_state_dict_pre_hooks", "_load_from_state_dict"}
+
+
+def test_checkpoints_and_the_trainer_read_no_private_field_of_others() -> None:
+    found = []
+    for path in [CORE / "trainer.py", *CORE.glob("checkpoints/**/*.py")]:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Attribute) and node.attr[0] == "_" and node.attr[:2] != "__":
+                own = isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
+                found += [] if own or node.attr in TORCHS else [f"{path.name}: {ast.unparse(node)}"]
+    assert found == []
+
+
 @pytest.mark.parametrize(
     "name", ["timestamp", "previous", "max_duration", "epoch_length", "batch_samples", "batch_tokens", "rank_samples"]
 )

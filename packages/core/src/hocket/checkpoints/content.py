@@ -205,7 +205,7 @@ class Content:
 
     def _check(self, components: Sequence[Component], saved: Saved) -> list[tuple[Component, Check]]:
         """The components to load. Raises what `load_state_dict` raises before anything is loaded; warns."""
-        checks, problems, told = [], _unknown(components, saved.tree), list[str]()
+        checks, problems, messages = [], _unknown(components, saved.tree), list[str]()
         error: ValueError | None = None
         for component in components:
             there, state = self._find(component, components, saved.tree)
@@ -215,7 +215,7 @@ class Content:
                 error = error or raised
                 continue
             problems += check.problems
-            told += check.warnings
+            messages += check.warnings
             if there:
                 checks.append((component, check))
         if problems and saved.strict:
@@ -223,7 +223,9 @@ class Content:
             raise ContentError(f"{said} To leave parts out, pass ignore=['…'] or strict=False.") from error
         if error is not None:
             raise error
-        for message in ([f"Loaded with strict=False. {' '.join(problems)}"] if problems else []) + told:
+        if problems:
+            messages.insert(0, f"Loaded with strict=False. {' '.join(problems)}")
+        for message in messages:
             warnings.warn(message, stacklevel=6)
         return checks
 

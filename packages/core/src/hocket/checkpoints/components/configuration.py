@@ -21,7 +21,7 @@ _ATTACHED = ("algorithms", "callbacks", "precisions", "actions")
 
 
 class Configuration(Component):
-    """Arguments and hyperparameters, as plain data. Nothing is loaded: a resumed run is told what it has changed.
+    """Arguments and hyperparameters, as plain data. Nothing is loaded: differences are warned of when a run resumes.
 
     Args:
         arguments: those of the Trainer.
@@ -46,11 +46,11 @@ class Configuration(Component):
             now = self.state_dict(gather=False)
             found += _different(saved["arguments"], now["arguments"], "{} was {}, is {}")
             found += _different(saved["optimizers"], now["optimizers"], "{} was and stays {}, not {}")
-        told = (
+        message = (
             f"This run is configured otherwise than that of the checkpoint: {'; '.join(found)}. To continue as it was, give "
             "the Trainer what it was given then."
         )
-        return Check(warnings=[told] if found else [])
+        return Check(warnings=[message] if found else [])
 
     def absent(self, checkpoint: Saved) -> Check:
         """Older checkpoints say only what was attached."""

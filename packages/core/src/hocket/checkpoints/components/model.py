@@ -46,11 +46,11 @@ class Model(Component):
             if name in here and getattr(value, "shape", None) == getattr(here[name], "shape", None)
         }
         left_out, missing = sorted(weights.keys() - fitting.keys()), sorted(here.keys() - fitting.keys())
-        told = (
+        message = (
             f"The model's weights: {len(fitting)} loaded; left out of the checkpoint: {', '.join(left_out) or 'none'}; left as "
             f"they were in the model: {', '.join(missing) or 'none'}."
         )
-        return Check({**here, **fitting}, warnings=[told] if left_out or missing else [])
+        return Check({**here, **fitting}, warnings=[message] if left_out or missing else [])
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         """Load full weights or shards."""
@@ -103,21 +103,21 @@ def _misfit(state: State, saved: Mapping[str, Any]) -> str:
     before, now = shapes_of(saved), shapes_of(here)
     left_alone = _with_ways_of_their_own(state.task)
 
-    def told(names: Iterable[str]) -> tuple[str, ...]:
+    def compared(names: Iterable[str]) -> tuple[str, ...]:
         return tuple(name for name in names if not name.startswith(left_alone))
 
-    other = told(name for name in before if before[name] != now.get(name, before[name]))
+    other = compared(name for name in before if before[name] != now.get(name, before[name]))
     report = Report(
-        told(name for name in here if name not in saved),
-        told(name for name in saved if name not in here),
+        compared(name for name in here if name not in saved),
+        compared(name for name in saved if name not in here),
         tuple((name, before[name], now[name]) for name in other),
     )
     if not report:
         return ""
     paths = [f"model.{name}" for name in (*report.missing, *report.unexpected, *other)]
-    told_how = str(report).replace("\n", "; ")
+    differences = str(report).replace("\n", "; ")
     return (
-        f"The model is not the checkpoint's: {told_how}. Give the Trainer the model that was trained, or leave these out: "
+        f"The model is not the checkpoint's: {differences}. Give the Trainer the model that was trained, or leave these out: "
         f"ignore={listed(paths)}."
     )
 
