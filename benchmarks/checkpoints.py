@@ -67,7 +67,7 @@ class Timed(hocket.Checkpoints):
         self.seconds += time.perf_counter() - begin
 
     @hocket.hookimpl(wrapper=True)
-    def optimizer_step(self) -> Generator[None, bool, bool]:
+    def _after_the_copy(self) -> Generator[None, bool, bool]:
         """As always."""
         begin = time.perf_counter()
         self._background.settle()
