@@ -27,7 +27,7 @@ from torchmetrics.classification import MulticlassAccuracy
 from hocket import Callback, EvalSet, State, Trainer
 from hocket.callbacks.early_stopping import EarlyStopping
 from hocket.data import seeded
-from hocket.data.feed import DataError
+from hocket.data.errors import DataError
 from hocket.loggers.memory import MemoryLogger
 
 SAMPLES, BATCH = 18, 4  # five batches, the last one of two

@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
 from hocket.data.batches import get_item, set_item
-from hocket.data.feed import end_workers
+from hocket.data.training_iterator import end_workers
 from hocket.hookspecs import Event
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from hocket import launching, settings
 from hocket.checkpoints import content, differences
 from hocket.checkpoints.ranks import ranks_of
 from hocket.data.checks import check_batches, check_sets
-from hocket.data.feed import Feed, end_workers
+from hocket.data.training_iterator import TrainingIterator, end_workers
 from hocket.distributed import comparison
 from hocket.losses import reduction_of
 from hocket.optim.learning_rate import make_schedules
@@ -442,8 +442,8 @@ class Trainer:
         check_batches(data, "train_data")
         limit, overfit, *_ = self._limits
         state.train_data, state.train_loader = data, state.bus.prepare_data(data, True, self._global_batch)
-        self._loop.feed = Feed(state.train_loader, limit, overfit, data)
-        state.progress.epoch_length = self._loop.feed.length
+        self._loop.data = TrainingIterator(state.train_loader, limit, overfit, data)
+        state.progress.epoch_length = self._loop.data.length
         if self._position is not None:  # of a checkpoint that was loaded before there was data
             content.load_position(self, self._position)
 

@@ -26,7 +26,7 @@ from hocket.launching import Environment
 from hocket_strategies import ending
 from hocket_strategies.explained import CollectiveError, Explained
 from hocket_strategies.packing import packed, unpack
-from hocket_strategies.shares import OwnBatches, SharedBatches, is_distributed, shared
+from hocket_strategies.slices import OwnBatches, SharedBatches, is_distributed, shared
 
 _BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 _OPERATIONS = {"sum": dist.ReduceOp.SUM, "mean": dist.ReduceOp.SUM, "min": dist.ReduceOp.MIN, "max": dist.ReduceOp.MAX}

@@ -24,8 +24,8 @@ from hocket.checkpoints.ignoring import ignoring
 from hocket.checkpoints.plain import decode, encode
 from hocket.checkpoints.shapes import fitting_optimizer_state, misfit_of_model, shapes_of
 from hocket.data.batches import Counts, map_tensors
-from hocket.data.feed import DataError
-from hocket.data.sources import has_state
+from hocket.data.errors import DataError
+from hocket.data.stateful import has_state
 from hocket.distributed.dtensors import mesh_of
 from hocket.plugins import catalog
 from hocket.plugins.bus import Bus
@@ -66,7 +66,7 @@ def state_dict(trainer: Trainer, gather: bool = True) -> dict[str, Any]:
         "random": trainer._randomness.state_dict(),
         "generators": state.generators.state_dict(),
         "train_metrics": loop.metrics.state_dict(),
-        "data": loop.feed.state_dict() if loop.has_data else None,
+        "data": loop.data.state_dict() if loop.has_data else None,
         "eval_data": {label: each.passes.state_dict(0, False) for label, each in state.eval_sets.items()},
         "loss": encode([state.loss, dict(state.loss_parts)]),
         "rank_samples": state.rank_samples,
@@ -334,8 +334,8 @@ def load_position(trainer: Trainer, ranks: list[Any]) -> None:
             f"{len(ranks)} ranks, each with data of its own, were in the middle of a pass, which {strategy.world_size} cannot "
             "continue. Start as many ranks, or let the strategy divide the data: leave out DistributedSampler and split_data."
         )
-    trainer._loop.feed.load_state_dict(mine)
-    trainer.state.progress.epoch_length = trainer._loop.feed.length
+    trainer._loop.data.load_state_dict(mine)
+    trainer.state.progress.epoch_length = trainer._loop.data.length
 
 
 def _from_time(saved: list[Any] | None) -> Time | None:

@@ -11,7 +11,7 @@ from typing import Any
 from hocket.checkpoints.errors import CheckpointError
 from hocket.checkpoints.plain import decode
 from hocket.checkpoints.shapes import Shape, fitting_optimizer_state
-from hocket.data.sources import has_state
+from hocket.data.stateful import has_state
 from hocket.hookspecs import Event
 from hocket.plugins import catalog
 from hocket.plugins.errors import PluginError

@@ -15,7 +15,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from hocket.data.sources import Sources
+from hocket.data.generators import DataGenerators
 from hocket.training import seeding
 
 #: Samplers that draw from the global random numbers at most once a pass, when they are asked for the first index.
@@ -72,7 +72,9 @@ class Indices:
         skip: how many items to leave out.
     """
 
-    def __init__(self, sampler: Any, sources: Sources, first: dict[str, Any] | None = None, skip: int = 0) -> None:
+    def __init__(
+        self, sampler: Any, sources: DataGenerators, first: dict[str, Any] | None = None, skip: int = 0
+    ) -> None:
         self._sampler = sampler
         self._sources = sources
         self._given = first

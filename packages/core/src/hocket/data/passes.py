@@ -13,10 +13,11 @@ from torch.utils.data import DataLoader
 
 from hocket.checkpoints.plain import decode, encode
 from hocket.data.errors import DataError
+from hocket.data.generators import DataGenerators
 from hocket.data.global_batches import by_index, makeup
 from hocket.data.indices import Indices
 from hocket.data.prepared import Prepared, fetcher_of, skipped
-from hocket.data.sources import Sources, has_state
+from hocket.data.stateful import has_state
 from hocket.data.workers import sheltered
 from hocket.training import seeding
 
@@ -52,7 +53,7 @@ class Passes:
         self._data = data
         #: What is iterated in the end, of which ``data`` may be a share.
         self._source: Any = getattr(data, "loader", data)
-        self._sources = Sources(given)
+        self._sources = DataGenerators(given)
         self.kind, self._stateful = _kind(self._source, given)
         #: What the indices of a pass are drawn from, besides random numbers.
         self._drawn = _drawn(given) if self.kind == "indices" else {}
@@ -284,11 +285,11 @@ def _other_global_batches(then: tuple[int, str], now: tuple[int, str]) -> str:
     )
 
 
-def _get(sources: Sources) -> dict[str, Any]:
+def _get(sources: DataGenerators) -> dict[str, Any]:
     return {"global": seeding.to_tree(seeding.capture(devices=False)), "sources": sources.capture()}
 
 
-def _put(start: Mapping[str, Any], sources: Sources) -> None:
+def _put(start: Mapping[str, Any], sources: DataGenerators) -> None:
     seeding.restore(seeding.from_tree(start["global"]))
     sources.restore(start["sources"])
 

@@ -34,7 +34,7 @@ class Prepared:
 
     #: What makes a global batch, for those who continue a pass: so many ``"samples"``, or ``"batches"`` of the data.
     makeup: tuple[int, str] = (1, "batches")
-    #: How many global batches the next pass leaves out; Feed says so where it cannot leave out their indices.
+    #: How many global batches the next pass leaves out; TrainingIterator says so where it cannot leave out their indices.
     skip = 0
     #: Whether nothing is left of the next pass, and it is ended without the data being read.
     over = False
@@ -45,7 +45,7 @@ class Prepared:
         self._data = data
 
     def __iter__(self) -> Iterator[Any]:
-        # The data's own pass begins here and not with the first batch: Feed begins it in the middle.
+        # The data's own pass begins here and not with the first batch: TrainingIterator begins it in the middle.
         skip, over, self.skip, self.over = self.skip, self.over, 0, False
         batches = iter(()) if over else iter(self._data)
         self.fetcher = self._data.fetcher if isinstance(self._data, Prepared) else fetcher_of(batches)
@@ -63,7 +63,7 @@ class Prepared:
         return len(self._data)  # type: ignore[arg-type]  # TypeError is what len() raises if it has none
 
     def __getattr__(self, name: str) -> Any:
-        # Feed asks for set_epoch, sampler, dataset. Dunders and _data would recurse while copying or unpickling.
+        # TrainingIterator asks for set_epoch, sampler, dataset. Dunders and _data would recurse while copying or unpickling.
         if name.startswith("__") or name == "_data":
             raise AttributeError(name)
         return getattr(self._data, name)
@@ -75,7 +75,7 @@ class Prepared:
 
     @property
     def _iterator(self) -> Any:
-        """The iterator that a DataLoader with persistent workers keeps; Feed ends it."""
+        """The iterator that a DataLoader with persistent workers keeps; TrainingIterator ends it."""
         return getattr(self._data, "_iterator", None)
 
     @_iterator.setter

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from hocket.data.batches import unpadded
-from hocket.data.feed import end_workers, iterates_once, one_pass
 from hocket.data.passes import Passes
+from hocket.data.training_iterator import end_workers, iterates_once, one_pass
 from hocket.losses import Loss
 from hocket.state import State
 from hocket.time import Interval

@@ -11,7 +11,7 @@ import torch
 
 from hocket.checkpoints.plain import decode, encode
 from hocket.data.batches import move
-from hocket.data.sources import has_state
+from hocket.data.stateful import has_state
 from hocket.state import State
 from hocket.training import scalars
 

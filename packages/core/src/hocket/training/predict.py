@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from hocket.data.batches import map_tensors, unpadded
-from hocket.data.feed import one_pass
+from hocket.data.training_iterator import one_pass
 from hocket.state import State
 from hocket.training import seeding
 from hocket.training.modes import eval_mode

@@ -25,13 +25,13 @@ from torch.utils.data import (
 from hocket import Strategy
 from hocket.data.batches import Padding
 from hocket.data.errors import DataError
-from hocket.data.feed import Feed
 from hocket.data.global_batches import sized
 from hocket.data.indices import after
+from hocket.data.training_iterator import TrainingIterator
 from hocket.devices.cpu import CPU
 from hocket.testkit.ranks import RankError, run_ranks
 from hocket_strategies import DDP
-from hocket_strategies.shares import share, shared
+from hocket_strategies.slices import share, shared
 
 
 @given(samples=st.integers(0, 200), world_size=st.integers(1, 17))
@@ -396,7 +396,7 @@ def test_a_feed_can_end_a_pass_with_persistent_workers_and_begin_another():
     def rank_main(rank):
         strategy = joined_ranks()
         loader = DataLoader(Numbers(12), 2, num_workers=1, persistent_workers=True)
-        feed = Feed(strategy.prepare_data(loader, True))
+        feed = TrainingIterator(strategy.prepare_data(loader, True))
         seen = []
         for _ in range(2):
             feed.start(0)
@@ -422,7 +422,7 @@ def test_samplers_are_told_the_epoch():
 
     def rank_main(rank):
         strategy = joined_ranks()
-        feed = Feed(strategy.prepare_data(DataLoader(Numbers(8), 4, sampler=Told()), True))
+        feed = TrainingIterator(strategy.prepare_data(DataLoader(Numbers(8), 4, sampler=Told()), True))
         feed.start(7)
         return feed.next()[0].tolist()
 

@@ -10,14 +10,10 @@ from typing import Any
 import torch
 
 from hocket.checkpoints.plain import decode, encode
+from hocket.data.stateful import has_state
 
 
-def has_state(owner: Any) -> bool:
-    """Whether something says by itself where it is."""
-    return callable(getattr(owner, "state_dict", None)) and callable(getattr(owner, "load_state_dict", None))
-
-
-class Sources:
+class DataGenerators:
     """The generators of a loader, its samplers and its data set: torch's, Python's and NumPy's; and samplers with a state.
 
     They are found where they are attributes of one of these, and known by the place. What counts or draws otherwise should

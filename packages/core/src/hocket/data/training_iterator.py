@@ -49,7 +49,7 @@ def end_workers(data: Any, batches: Iterator[Any] | None = None) -> None:
         data._iterator = None  # else persistent workers that are gone are asked again
 
 
-class Feed:
+class TrainingIterator:
     """Hands out batches; a pass that a fit leaves unfinished is continued by the next, in another process too.
 
     Args:
