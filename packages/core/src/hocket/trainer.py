@@ -16,8 +16,9 @@ from torch import nn
 from hocket import launching, settings
 from hocket.checkpoints import content, differences
 from hocket.checkpoints.ranks import ranks_of
+from hocket.data.adapters import adapt
 from hocket.data.checks import check_batches, check_sets
-from hocket.data.training_iterator import TrainingIterator, end_workers
+from hocket.data.training_iterator import TrainingIterator
 from hocket.distributed import comparison
 from hocket.losses import reduction_of
 from hocket.optim.learning_rate import make_schedules
@@ -420,7 +421,7 @@ class Trainer:
         """
         self._loop.close()
         for evaluated in self.state.eval_sets.values():
-            end_workers(evaluated.batches)
+            evaluated.source.close()
         self._closing()  # once
 
     def __enter__(self) -> Trainer:
@@ -442,7 +443,7 @@ class Trainer:
         check_batches(data, "train_data")
         limit, overfit, *_ = self._limits
         state.train_data, state.train_loader = data, state.bus.prepare_data(data, True, self._global_batch)
-        self._loop.data = TrainingIterator(state.train_loader, limit, overfit, data)
+        self._loop.data = TrainingIterator(adapt(state.train_loader, given=data), limit, overfit)
         state.progress.epoch_length = self._loop.data.length
         if self._position is not None:  # of a checkpoint that was loaded before there was data
             content.load_position(self, self._position)

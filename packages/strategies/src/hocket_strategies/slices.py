@@ -1,11 +1,10 @@
-"""What each rank has of a global batch: every sample once, on one rank, and the same number of training batches everywhere."""
+"""Per-rank slices of global batches: every sample once, on one rank, and the same number of training batches everywhere."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Any, NamedTuple
 
@@ -13,23 +12,26 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader
 
 from hocket import Strategy
+from hocket.data.adapters import adapt
 from hocket.data.batches import Padding, count, slice_samples, unpadded
-from hocket.data.global_batches import batch_size, by_index, makeup, sized, with_sampler
+from hocket.data.global_batches import resized
 from hocket.data.indices import after, draws_once, pass_over
-from hocket.data.passes import length
-from hocket.data.prepared import Prepared
+from hocket.data.loaders import batch_size, by_index, sampler_name, with_sampler
+from hocket.data.slices import Slices
+from hocket.data.source import Source, known_length
+from hocket.data.sources.by_index import ByIndex
 from hocket.training import seeding
 
 
-def share(samples: int, rank: int, world_size: int) -> tuple[int, int]:
-    """Start and stop of a rank's contiguous share of ``samples``. Shares differ by at most one; lower ranks get the larger."""
+def bounds(samples: int, rank: int, world_size: int) -> tuple[int, int]:
+    """Return start and stop of a rank's contiguous slice of ``samples``. Sizes differ by at most one; lower ranks get more."""
     each, left = divmod(samples, world_size)
     start = rank * each + min(rank, left)
     return start, start + each + (rank < left)
 
 
 def is_distributed(sampler: Any) -> bool:
-    """Whether a sampler deals out samples to ranks by itself, as torch's DistributedSampler does."""
+    """Whether a sampler divides samples over ranks itself, as torch's DistributedSampler does."""
     return hasattr(sampler, "num_replicas") and hasattr(sampler, "rank")
 
 
@@ -46,155 +48,150 @@ SAMPLES = Kind(lambda batch: count(batch).samples, slice_samples)
 BATCHES = Kind(len, lambda batches, start, stop: batches[start])
 
 
-@dataclass(frozen=True)
-class Sharing:
-    """How global batches are shared out over the ranks of a strategy.
+class RankSlices(Slices):
+    """This rank's slices of global batches, which every rank reads completely.
+
+    Raises ValueError on all ranks where training ranks read different batches, as far as that shows.
 
     Args:
         divide: whether batches are the global ones. Otherwise they are each rank's own, and as many as there are ranks, one
             after the other, make a global one.
-        pad: whether a rank without a share gets `Padding`; otherwise it gets nothing.
-        end: whether the pass ends before a global batch of which some rank has no share.
+        pad: whether a rank without a slice gets `Padding`; otherwise it gets nothing.
+        end: whether the epoch ends before a global batch of which some rank has no slice.
+        check: what checks the batches that are read.
     """
 
-    strategy: Strategy
-    divide: bool
-    pad: bool
-    end: bool
+    def __init__(self, strategy: Strategy, *, divide: bool, pad: bool, end: bool, check: Slices | None = None) -> None:
+        super().__init__(None if divide else (strategy.data_ranks, "batches"))
+        self.strategy, self.divide, self.pad, self.end = strategy, divide, pad, end
+        self.each = 1 if divide else strategy.data_ranks
+        self._check = Slices() if check is None else check
 
-    def whole(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """Global batches, from batches."""
-        return batches if self.divide else iter(lambda: list(islice(batches, self.strategy.data_ranks)), [])
+    def slice(self, batches: Iterator[Any], repeat: bool = False) -> Iterator[Any]:
+        """See :meth:`hocket.data.Slices.slice`."""
+        groups = self.grouped(self._check.slice(batches))
+        return self.of_rank(self._agreed(groups) if self.pad else groups, SAMPLES)
 
-    def shares(self, whole: Iterator[Any], divided: Kind) -> Iterator[Any]:
-        """This rank's shares of global batches, which are ``divided`` as what they are, if they are."""
+    def grouped(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """Return global batches, from batches."""
+        return batches if self.divide else iter(lambda: list(islice(batches, self.each)), [])
+
+    def of_rank(self, groups: Iterator[Any], divided: Kind) -> Iterator[Any]:
+        """Yield this rank's slices of global batches, which are ``divided`` as what they are, if they are."""
         kind = divided if self.divide else BATCHES
         rank, ranks = self.strategy.data_rank, self.strategy.data_ranks
-        for batch in whole:
-            size = kind.size(batch)
-            start, stop = share(size, rank, ranks)
+        for group in groups:
+            size = kind.size(group)
+            start, stop = bounds(size, rank, ranks)
             if self.end and size < ranks:
                 return
             if start < stop:
-                yield kind.cut(batch, start, stop)
+                yield kind.cut(group, start, stop)
             elif self.pad:
-                yield Padding(kind.cut(batch, 0, 1))
+                yield Padding(kind.cut(group, 0, 1))
 
-    def checked(self, whole: Iterator[Any], divided: Kind) -> Iterator[Any]:
-        """Global batches; an error on every rank if they differ in size, or if some rank has none left when another has."""
-        kind, unit = (divided, "samples") if self.divide else (BATCHES, "batches")
+    def _agreed(self, groups: Iterator[Any]) -> Iterator[Any]:
+        """Yield global batches; an error on every rank if they differ in size, or if some rank has none left."""
+        kind, unit = (SAMPLES, "samples") if self.divide else (BATCHES, "batches")
         while True:
-            read = next(whole, _END)
+            read = next(groups, _END)
             size = 0 if read is _END else kind.size(read)
             least, most = self.strategy.all_reduce(torch.tensor([size, -size]), "min").tolist()
             if least != -most:
                 raise ValueError(
                     f"Ranks read different data: at the same place one has {least} {unit} and another one {-most} (0 means "
-                    "that its data has ended). Every rank must read the same and keeps its share. If the data is divided "
+                    "that its data has ended). Every rank must read the same and keeps its slice. If the data is divided "
                     "over ranks already, write strategy={'ddp': {'split_data': False}}."
                 )
             if read is _END:
                 return
             yield read
 
-    def length(self, batches: Any) -> int:
-        """This rank's batches in a pass over ``batches``, with a length. Raises TypeError where it is not known."""
-        number, rank, ranks = len(batches), self.strategy.data_rank, self.strategy.data_ranks
+    def length(self, batches: int) -> int:
+        """See :meth:`hocket.data.Slices.length`."""
+        rank, ranks = self.strategy.data_rank, self.strategy.data_ranks
         if not self.divide:
             if not self.pad:
-                return len(range(rank, number, ranks))
-            return number // ranks if self.end else -(-number // ranks)
+                return len(range(rank, batches, ranks))
+            return batches // ranks if self.end else -(-batches // ranks)
         if not self.end:
-            return number
-        if not isinstance(batches, BatchSampler):
-            raise TypeError("Of how many batches every rank has a share is not known before they are read.")
-        last = 0 if batches.drop_last else len(batches.sampler) % batches.batch_size  # type: ignore[arg-type]
-        return number - (0 < last < ranks)
+            return batches
+        raise TypeError("Of how many batches every rank has a slice is not known before they are read.")
 
-    def makeup(self, data: Any) -> tuple[int, str]:
-        """See `Prepared`."""
-        return makeup(data) if self.divide else (self.strategy.data_ranks, "batches")
+    def length_of(self, sampler: Any) -> int:
+        """Return :meth:`length` for batches of indices, whose sizes a sampler of torch's says."""
+        if not (self.divide and self.end and isinstance(sampler, BatchSampler)):
+            return self.length(len(sampler))
+        last = 0 if sampler.drop_last else len(sampler.sampler) % sampler.batch_size  # type: ignore[arg-type]
+        return len(sampler) - (0 < last < self.strategy.data_ranks)
 
 
-def shared(
+def sliced(
     loader: Iterable[Any], strategy: Strategy, global_batch: int | None, *, train: bool, pad: bool, end: bool
-) -> SharedLoader | SharedBatches:
-    """This rank's share of data that every rank is given; see `Sharing` and `hocket.hookspecs.StrategyHooks.prepare_data`."""
+) -> Source:
+    """Return this rank's slices of data that every rank is given; see `hocket.hookspecs.StrategyHooks.prepare_data`."""
     ranks = strategy.data_ranks
     if train and global_batch is None and (size := batch_size(loader)) is not None:
         global_batch = size * ranks  # and not so many batches, so that what is left at the end is divided evenly
     if global_batch is None:
         droppers = (loader, getattr(loader, "batch_sampler", None))
         end |= train and any(getattr(each, "drop_last", False) for each in droppers)
-        sharing = Sharing(strategy, divide=False, pad=pad, end=end)
-        return SharedLoader(loader, sharing) if by_index(loader) else SharedBatches(loader, sharing)
-    sharing = Sharing(strategy, divide=True, pad=pad, end=end)
-    if by_index(loader) and loader.batch_sampler is None:  # batch_size=None: a sample is a batch
-        sampler = _Alike(loader.sampler, _generators(loader, loader.sampler), strategy)
-        return SharedBatches(sized(with_sampler(loader, sampler=sampler), global_batch, ranks), sharing)
-    data = sized(loader, global_batch, ranks)
-    return SharedLoader(data, sharing) if by_index(data) else SharedBatches(data, sharing)
+        slices = RankSlices(strategy, divide=False, pad=pad, end=end)
+        return SlicedLoader(loader, slices, loader) if by_index(loader) else adapt(loader, slices)
+    samples_are_batches = by_index(loader) and loader.batch_sampler is None
+    data: Any = loader
+    if samples_are_batches:
+        sampler = _Alike(data.sampler, _generators(data, data.sampler), strategy)
+        data = with_sampler(data, sampler=sampler)
+    data, check = resized(data, global_batch, ranks)
+    slices = RankSlices(strategy, divide=True, pad=pad, end=end, check=check)
+    if by_index(data) and not samples_are_batches:
+        return SlicedLoader(data, slices, loader)
+    return adapt(data, slices, given=loader)
 
 
-class SharedLoader(Prepared):
-    """A DataLoader over a map-style data set that loads only this rank's share of each global batch.
+class SlicedLoader(ByIndex):
+    """A DataLoader over a map-style data set that loads only this rank's slice of each global batch.
 
     Everything but the sampler is the loader's own: workers, collation, pinning. Batches come in order whatever ``in_order``
     says: ranks that met them in different orders would mix samples of different global batches.
     """
 
-    def __init__(self, loader: DataLoader[Any], sharing: Sharing) -> None:
-        name = "sampler" if loader.batch_sampler is None else "batch_sampler"  # without batch_size a sample is a batch
-        self._shares = _Shares(getattr(loader, name), loader, sharing)
-        super().__init__(with_sampler(loader, **{name: self._shares}, in_order=True))
-        self.makeup = sharing.makeup(loader)
-        self._rank = sharing.strategy.data_rank
+    def __init__(self, loader: DataLoader[Any], slices: RankSlices, given: Any) -> None:
+        name = sampler_name(loader)
+        self._sampler = _SlicedSampler(getattr(loader, name), loader, slices)
+        size = batch_size(loader)
+        made_of = slices.global_batch or ((1, "batches") if size is None else (size, "samples"))
+        super().__init__(with_sampler(loader, **{name: self._sampler}, in_order=True), Slices(made_of), given)
+        self._rank = slices.strategy.data_rank
         self._generator = loader.generator
 
-    def __iter__(self) -> Iterator[Any]:
+    def iterate(self) -> Iterator[Any]:
+        """See :meth:`hocket.data.DataSource.iterate`."""
         if self._generator is not None:
-            # The sampler draws from it too and must do so alike on all ranks, but workers must not augment alike.
+            # The sampler draws from it too and must draw the same on all ranks, but workers must not augment the same.
             seed = int(torch.empty((), dtype=torch.int64).random_(generator=self._generator).item())
-            vars(self._data)["generator"] = torch.Generator().manual_seed(seed + self._rank)
-        real: deque[bool] = deque()
-        self._shares.real = real
-        return _Pass(iter(self._data), real)
-
-    def __len__(self) -> int:
-        """Batches of this rank in a pass. Raises TypeError if the samplers do not say."""
-        return len(self._shares)
+            vars(self.data)["generator"] = torch.Generator().manual_seed(seed + self._rank)
+        self._sampler.real = real = deque[bool]()
+        return _marked(super().iterate(), real)
 
 
-class _Pass:
-    """One pass over a loader: marks the batches that stand for nothing."""
-
-    def __init__(self, batches: Iterator[Any], real: deque[bool]) -> None:
-        self._batches = batches
-        self._real = real
-
-    def __iter__(self) -> _Pass:
-        return self
-
-    def __next__(self) -> Any:
-        batch = next(self._batches)
-        return batch if self._real.popleft() else Padding(batch)
-
-    def _shutdown_workers(self) -> None:
-        """Feed calls this to end a pass early."""
-        if shutdown := getattr(self._batches, "_shutdown_workers", None):
-            shutdown()
+def _marked(batches: Iterator[Any], real: deque[bool]) -> Iterator[Any]:
+    """Yield batches, marked as padding where this rank has no slice."""
+    for batch in batches:
+        yield batch if real.popleft() else Padding(batch)
 
 
-class _Shares:
-    """Batch sampler: this rank's share of each global batch of indices. Or sampler: of each of indices that are batches."""
+class _SlicedSampler:
+    """Batch sampler: this rank's slice of each global batch of indices. Or sampler: of each of indices that are batches."""
 
     own_stream = True
 
-    def __init__(self, batches: Any, loader: DataLoader[Any], sharing: Sharing) -> None:
-        self._batches, self._sharing = batches, sharing
+    def __init__(self, batches: Any, loader: DataLoader[Any], slices: RankSlices) -> None:
+        self._batches, self._slices = batches, slices
         generators = _generators(loader, batches, getattr(batches, "sampler", None))
-        self._alike = _Alike(batches, generators, sharing.strategy)
-        #: Of each batch of the latest pass that was sampled and not yet handed out: whether it is a share at all.
+        self._alike = _Alike(batches, generators, slices.strategy)
+        #: Of each batch of the latest epoch that was sampled and not yet yielded: whether it is a slice at all.
         self.real: deque[bool] = deque()
 
     def __getattr__(self, name: str) -> Any:
@@ -206,66 +203,53 @@ class _Shares:
         return self._indices(iter(self._alike), self.real)
 
     def after(self, skip: int) -> tuple[Iterator[Any], int]:
-        """See `hocket.data.indices.after`. Each global batch has one share for this rank."""
-        each = 1 if self._sharing.divide else self._sharing.strategy.data_ranks
-        batches, left_out = self._alike.after(skip * each)
-        return self._indices(batches, self.real), -(-left_out // each)
+        """See `hocket.data.indices.after`. Each global batch has one slice for this rank."""
+        batches, passed = self._alike.after(skip * self._slices.each)
+        return self._indices(batches, self.real), -(-passed // self._slices.each)
 
     def _indices(self, batches: Iterator[Any], real: deque[bool]) -> Iterator[Any]:
-        for mine in self._sharing.shares(self._sharing.whole(batches), INDICES):
+        for mine in self._slices.of_rank(self._slices.grouped(batches), INDICES):
             indices, counts = unpadded(mine)
             real.append(counts)
             yield indices
 
     def __len__(self) -> int:
-        return self._sharing.length(self._batches)
+        return self._slices.length_of(self._batches)
 
 
-class SharedBatches(Prepared):
-    """Batches that every rank reads whole, and of which it keeps its share. Every rank must read the same ones.
+class OwnData(Slices):
+    """Data that differs from rank to rank already. An epoch can be continued by as many ranks as began it only.
 
-    Raises ValueError on all ranks where training ranks read different batches, as far as that shows.
-    """
-
-    def __init__(self, data: Iterable[Any], sharing: Sharing) -> None:
-        self.makeup = sharing.makeup(data)
-        super().__init__(data)
-        self._sharing = sharing
-
-    def _whole(self, batches: Iterator[Any]) -> Iterator[Any]:
-        return self._sharing.whole(batches)
-
-    def _shared(self, batches: Iterator[Any]) -> Iterator[Any]:
-        sharing = self._sharing
-        return sharing.shares(sharing.checked(batches, SAMPLES) if sharing.pad else batches, SAMPLES)
-
-    def __len__(self) -> int:
-        return self._sharing.length(self._data)
-
-
-class OwnBatches(Prepared):
-    """Data that differs from rank to rank already. A pass can be continued by as many ranks as began it only.
-
-    A rank that runs out before the others repeats its last batch as `Padding`; with ``end`` the pass is over for all of them
+    A rank that runs out before the others repeats its last batch as `Padding`; with ``end`` the epoch is over for all of them
     instead. Raises ValueError on all ranks if one has no batch at all.
     """
 
-    of_rank = True
-    #: Whether the next pass begins with a batch that was trained on already, and is here to be repeated only.
-    hold = False
-    #: Batches of this rank's data in this pass.
-    read = 0
+    own = True
 
     def __init__(self, data: Iterable[Any], strategy: Strategy, end: bool) -> None:
-        super().__init__(data)
+        super().__init__((strategy.data_ranks, "batches"))
         self._strategy, self._end = strategy, end
-        self.makeup = (strategy.data_ranks, "batches")
-        lengths = strategy.all_gather_object(length(data))
+        #: Batches of this rank's data in this epoch.
+        self._read = 0
+        lengths = strategy.all_gather_object(known_length(data))
         self._length = None if None in lengths else min(lengths) if end else max(lengths)
 
-    def _shared(self, batches: Iterator[Any]) -> Iterator[Any]:
-        hold, self.hold, self.read = self.hold, False, 0
-        return self._together(batches, next(batches) if hold else _END)
+    def slice(self, batches: Iterator[Any], repeat: bool = False) -> Iterator[Any]:
+        """See :meth:`hocket.data.Slices.slice`."""
+        self._read = 0
+        return self._together(batches, next(batches) if repeat else _END)
+
+    def read(self, yielded: int) -> int:
+        """See :meth:`hocket.data.Slices.read`."""
+        return self._read
+
+    def resumed(self, read: int) -> None:
+        """See :meth:`hocket.data.Slices.resumed`."""
+        self._read = read
+
+    def to_skip(self, read: int) -> tuple[int, bool]:
+        """See :meth:`hocket.data.Slices.to_skip`: a rank whose data has ended repeats its last batch, which is read in case."""
+        return max(read - 1, 0), read > 0
 
     def _together(self, batches: Iterator[Any], batch: Any) -> Iterator[Any]:
         strategy, more = self._strategy, True
@@ -273,7 +257,7 @@ class OwnBatches(Prepared):
             if more:
                 read = next(batches, _END)
                 more = read is not _END
-                self.read += more
+                self._read += more
                 batch = read if more else batch
             left, empty = strategy.all_reduce(torch.tensor([more, batch is _END]), "sum").tolist()
             if not left:
@@ -287,9 +271,10 @@ class OwnBatches(Prepared):
                 return
             yield batch if more else Padding(batch)
 
-    def __len__(self) -> int:
+    def length(self, batches: int) -> int:
+        """See :meth:`hocket.data.Slices.length`."""
         if self._length is None:
-            raise TypeError("How many batches a pass has is not known: the data of a rank does not say.")
+            raise TypeError("How many batches an epoch has is not known: the data of a rank does not say.")
         return self._length
 
 
@@ -297,13 +282,13 @@ _END = object()
 
 
 class _Alike:
-    """What a sampler yields on rank 0, on every rank, by giving it rank 0's random numbers: one broadcast a pass.
+    """What a sampler yields on rank 0, on every rank, by giving it rank 0's random numbers: one broadcast an epoch.
 
     Rank 0's sampler finds the random numbers that it would find without the others, so that one seed gives the same global
     batches for any number of ranks. The other ranks' own random numbers, which augment and drop out, are left alone.
     """
 
-    #: Samplers that go on drawing are given a stream of their own here.
+    #: Samplers that keep drawing get a private stream here.
     own_stream = True
 
     def __init__(self, sampler: Any, generators: list[torch.Generator], strategy: Strategy) -> None:
@@ -359,6 +344,6 @@ class _Alike:
 
 
 def _generators(*owners: Any) -> list[torch.Generator]:
-    """The generators of their own that a loader and its samplers draw from."""
+    """Return the generators that a loader and its samplers have for themselves."""
     found = {id(g): g for owner in owners if isinstance(g := getattr(owner, "generator", None), torch.Generator)}
     return list(found.values())

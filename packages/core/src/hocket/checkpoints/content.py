@@ -24,7 +24,6 @@ from hocket.checkpoints.ignoring import ignoring
 from hocket.checkpoints.plain import decode, encode
 from hocket.checkpoints.shapes import fitting_optimizer_state, misfit_of_model, shapes_of
 from hocket.data.batches import Counts, map_tensors
-from hocket.data.errors import DataError
 from hocket.data.stateful import has_state
 from hocket.distributed.dtensors import mesh_of
 from hocket.plugins import catalog
@@ -67,7 +66,7 @@ def state_dict(trainer: Trainer, gather: bool = True) -> dict[str, Any]:
         "generators": state.generators.state_dict(),
         "train_metrics": loop.metrics.state_dict(),
         "data": loop.data.state_dict() if loop.has_data else None,
-        "eval_data": {label: each.passes.state_dict(0, False) for label, each in state.eval_sets.items()},
+        "eval_data": {label: each.source.position() for label, each in state.eval_sets.items()},
         "loss": encode([state.loss, dict(state.loss_parts)]),
         "rank_samples": state.rank_samples,
         "task": encode(state.task.extra_state(), f"extra_state() of {type(state.task).__name__}"),
@@ -313,7 +312,7 @@ def _load_ranks(trainer: Trainer, ranks: list[Mapping[str, Any]], copied: Callab
         state.task.load_extra_state(copied(own["task"]))
     for label, each in state.eval_sets.items():
         if label in own["eval_data"]:
-            each.passes.restore(own["eval_data"][label])
+            each.source.restore(own["eval_data"][label])
     position = [each["data"] for each in ranks]
     if loop.has_data:
         load_position(trainer, position)
@@ -329,13 +328,9 @@ def load_position(trainer: Trainer, ranks: list[Any]) -> None:
     mine = ranks[strategy.rank] if same else ranks[0]
     if mine is None:
         return
-    if not same and mine["under_way"] and mine["pass"]["of_rank"]:
-        raise DataError(
-            f"{len(ranks)} ranks, each with data of its own, were in the middle of a pass, which {strategy.world_size} cannot "
-            "continue. Start as many ranks, or let the strategy divide the data: leave out DistributedSampler and split_data."
-        )
-    trainer._loop.data.load_state_dict(mine)
-    trainer.state.progress.epoch_length = trainer._loop.data.length
+    data = trainer._loop.data
+    data.load_state_dict(mine if same else data.reshare(ranks, strategy.world_size))
+    trainer.state.progress.epoch_length = data.length
 
 
 def _from_time(saved: list[Any] | None) -> Time | None:

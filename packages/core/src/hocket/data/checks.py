@@ -8,13 +8,15 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
+from hocket.data.adapters import serves_itself
+
 
 def check_batches(data: Any, argument: str) -> None:
     """Raise TypeError unless ``data`` may be an iterable of batches; nothing is read from it.
 
     Data sets, tensors, arrays and tables are samples, which a DataLoader makes batches of.
     """
-    if isinstance(data, DataLoader):
+    if isinstance(data, DataLoader) or serves_itself(data):
         return
     kind = type(data).__name__
     wrap = f"Wrap it in a loader: {argument}=torch.utils.data.DataLoader"

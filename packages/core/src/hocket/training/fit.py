@@ -182,7 +182,7 @@ class FitLoop:
             self._write_down()
         elif stage == "gradients":
             progress.ready = progress.started = progress.processed
-        if self._over() and self.data.under_way and self._at_epoch_end():
+        if self._over() and self.data.in_progress and self._at_epoch_end():
             self._epoch()
 
     def _over(self) -> bool:
@@ -202,14 +202,14 @@ class FitLoop:
     def close(self) -> None:
         """End the worker processes of the training data; the next fit continues the epoch all the same."""
         if self.has_data:
-            self.data.leave()
+            self.data.suspend()
 
     # --- a pass over the data, or what this fit has of it
 
     def _epoch(self) -> None:
         state, bus, data = self.state, self.state.bus, self.data
         self._clock = time.perf_counter()
-        if not data.under_way:
+        if not data.in_progress:
             self._settle()  # before workers are forked
             self.stage = "epoch_start"
             state.timestamp.begin_epoch()
@@ -217,7 +217,7 @@ class FitLoop:
             bus.epoch_start(state)
             data.start(state.timestamp.epoch)
         self.stage = "data"
-        data.go_on(state.timestamp.epoch)
+        data.resume(state.timestamp.epoch)
         # A fit that stops after the last batch of an epoch ends that epoch too.
         while not self._over() or self._at_epoch_end():
             self._interruption.check()
