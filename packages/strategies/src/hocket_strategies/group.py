@@ -47,10 +47,10 @@ class RankStrategy(Strategy):
     """What strategies of several ranks share. What they do to model and optimizer is up to their subclasses.
 
     Args:
-        split_data: whether every rank is given the same data, of which it takes its share. False if the data of each rank
+        split_data: whether every rank is given the same data, of which it takes its slice. False if the data of each rank
             differs already.
         uneven: what happens in training where some rank has no batch left and others do. ``"pad"``: it keeps them company,
-            with a batch that counts nothing. ``"end"``: the pass is over for all of them.
+            with a batch that counts nothing. ``"end"``: the epoch is over for all of them.
         timeout: seconds that a rank waits for the others before it raises `CollectiveError`; not for a process group that
             was initialised before.
 

@@ -141,7 +141,7 @@ def sliced(
     samples_are_batches = by_index(loader) and loader.batch_sampler is None
     data: Any = loader
     if samples_are_batches:
-        sampler = _Alike(data.sampler, _generators(data, data.sampler), strategy)
+        sampler = _FromRank0(data.sampler, _generators(data, data.sampler), strategy)
         data = with_sampler(data, sampler=sampler)
     data, check = resized(data, global_batch, ranks)
     slices = RankSlices(strategy, divide=True, pad=pad, end=end, check=check)
@@ -190,7 +190,7 @@ class _SlicedSampler:
     def __init__(self, batches: Any, loader: DataLoader[Any], slices: RankSlices) -> None:
         self._batches, self._slices = batches, slices
         generators = _generators(loader, batches, getattr(batches, "sampler", None))
-        self._alike = _Alike(batches, generators, slices.strategy)
+        self._same = _FromRank0(batches, generators, slices.strategy)
         #: Of each batch of the latest epoch that was sampled and not yet yielded: whether it is a slice at all.
         self.real: deque[bool] = deque()
 
@@ -200,11 +200,11 @@ class _SlicedSampler:
         return getattr(self._batches, name)
 
     def __iter__(self) -> Iterator[Any]:
-        return self._indices(iter(self._alike), self.real)
+        return self._indices(iter(self._same), self.real)
 
     def after(self, skip: int) -> tuple[Iterator[Any], int]:
         """See `hocket.data.indices.after`. Each global batch has one slice for this rank."""
-        batches, passed = self._alike.after(skip * self._slices.each)
+        batches, passed = self._same.after(skip * self._slices.each)
         return self._indices(batches, self.real), -(-passed // self._slices.each)
 
     def _indices(self, batches: Iterator[Any], real: deque[bool]) -> Iterator[Any]:
@@ -281,7 +281,7 @@ class OwnData(Slices):
 _END = object()
 
 
-class _Alike:
+class _FromRank0:
     """What a sampler yields on rank 0, on every rank, by giving it rank 0's random numbers: one broadcast an epoch.
 
     Rank 0's sampler finds the random numbers that it would find without the others, so that one seed gives the same global
@@ -337,8 +337,8 @@ class _Alike:
         try:
             yield
         finally:
-            # With rank 0's data the first draw is a draw like any other; what a sampler draws later is in a stream of its own,
-            # which training on no rank moves on.
+            # With rank 0's data the first draw is a draw like any other; later ones are in a private stream, which training
+            # on no rank advances.
             if not (begins and self._strategy.data_rank == 0):
                 seeding.restore(own)
 

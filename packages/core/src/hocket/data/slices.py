@@ -11,6 +11,14 @@ from typing import Any
 class Slices:
     """The base: one rank computes on every batch, as it is. Strategies and ``global_batch=`` have their own.
 
+    Example:
+        >>> import hocket.data
+        >>> class EveryOther(hocket.data.Slices):
+        ...     def slice(self, batches, repeat=False):
+        ...         return (batch for number, batch in enumerate(batches) if number % 2 == 0)
+        >>> list(hocket.data.adapt([1, 2, 3], EveryOther()))
+        [1, 3]
+
     Args:
         global_batch: what makes a global batch, recorded in positions: so many ``"samples"``, or ``"batches"`` of the data.
             None: as the data has it.

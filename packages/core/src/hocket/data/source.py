@@ -30,8 +30,8 @@ class Source(Protocol):
     def begin(self, epoch: int | None = None, at: Position | None = None) -> Iterator[Any]:
         """Return an iterator over an epoch, or over the rest of the epoch in which the position ``at`` was taken.
 
-        It yields batches, or `hocket.data.batches.Padding` where this rank has no slice of one. Samplers and data sets with
-        ``set_epoch`` are told ``epoch``. Raises DataError if `compatible` refuses ``at``.
+        It yields batches, or `hocket.data.batches.Padding` where this rank has no slice of one. ``set_epoch`` of
+        samplers and data sets is called with ``epoch``. Raises DataError if `compatible` refuses ``at``.
         """
         ...
 

@@ -68,7 +68,7 @@ class TrainingIterator:
 
     @property
     def endless(self) -> bool:
-        """Whether the data certainly never ends; not every endless iterable can be told."""
+        """Whether the data certainly never ends; not every endless iterable can be recognized."""
         return isinstance(self._source.data, _ENDLESS) and self._limit is None
 
     def check(self, epochs: float, batches: float) -> None:

@@ -1,6 +1,6 @@
 """The melody: one fit, read from top to bottom.
 
-`run` is a fit, `_epoch` one pass over the data, `_batch` one optimizer step; `hocket.training.actions` is what it is made from.
+`run` is a fit, `_epoch` one epoch, `_batch` one optimizer step; `hocket.training.actions` is what it is made from.
 Every ``bus.…(state)`` is an event that plug-ins hear or an action that they may replace.
 """
 
@@ -204,7 +204,7 @@ class FitLoop:
         if self.has_data:
             self.data.suspend()
 
-    # --- a pass over the data, or what this fit has of it
+    # --- an epoch, or this fit's part of it
 
     def _epoch(self) -> None:
         state, bus, data = self.state, self.state.bus, self.data

@@ -64,7 +64,7 @@ class DataSource:
 
     def iterate(self) -> Iterator[Any]:
         """Return a new iterator over the data."""
-        batches = iter(self.data)
+        batches: Iterator[Any] = iter(self.data)
         self._iterator = ref(batches) if loaders.has_workers(batches) else None
         return batches
 
