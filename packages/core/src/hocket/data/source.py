@@ -31,7 +31,8 @@ class Source(Protocol):
         """Return an iterator over an epoch, or over the rest of the epoch in which the position ``at`` was taken.
 
         It yields batches, or `hocket.data.batches.Padding` where this rank has no slice of one. ``set_epoch`` of
-        samplers and data sets is called with ``epoch``. Raises DataError if `compatible` refuses ``at``.
+        samplers and data sets is called with ``epoch``. ``at`` may have ``earlier``: batches of earlier epochs, for an
+        iterator that continues in the next. Raises DataError if `compatible` refuses ``at``.
         """
         ...
 
@@ -40,7 +41,10 @@ class Source(Protocol):
         ...
 
     def position(self, batches: int | None = None) -> Position:
-        """Return the position after so many batches of the epoch in progress were yielded; None: between two epochs."""
+        """Return the position after so many batches of the epoch in progress were yielded; None: between two epochs.
+
+        It has the ``kind``; all else is up to the adapter.
+        """
         ...
 
     def restore(self, at: Position) -> None:
