@@ -22,8 +22,8 @@ from hocket import Algorithm, Callback, Event, State, Trainer, plugins
 from hocket.checkpoints.content import ContentError
 from hocket.checkpoints.storage.plain import decode, encode
 from hocket.data import seeded
+from hocket.data.generators import DataGenerators
 from hocket.data.indices import Indices
-from hocket.data.sources import Sources
 from hocket.training import seeding
 
 np = pytest.importorskip("numpy")
@@ -117,7 +117,7 @@ def test_generators_of_data_are_found_where_they_are_and_restored() -> None:
             self.a, self.b, self.c = random.Random(1), np.random.default_rng(2), np.random.RandomState(3)
 
     loader = DataLoader(Data(), 2, shuffle=True, generator=torch.Generator().manual_seed(4))
-    sources = Sources(loader)
+    sources = DataGenerators(loader)
     tree = copy.deepcopy(sources.capture())
     assert set(tree) == {"loader.generator", "dataset.a", "dataset.b", "dataset.c"}  # the sampler's is the loader's
     assert _plain(tree)
@@ -167,8 +167,8 @@ def test_the_rest_of_a_pass_is_drawn_again(
     assert (rest.asked, rest.ended) == (whole.asked, whole.ended)
 
 
-def _sources(sampler: Any) -> Sources:
-    return Sources(DataLoader(range(100), batch_sampler=sampler))  # type: ignore[arg-type]
+def _sources(sampler: Any) -> DataGenerators:
+    return DataGenerators(DataLoader(range(100), batch_sampler=sampler))  # type: ignore[arg-type]
 
 
 # --- samples with random numbers of their own

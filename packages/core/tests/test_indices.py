@@ -15,8 +15,8 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
+from hocket.data.generators import DataGenerators
 from hocket.data.indices import Indices, after, draws_once, pass_over
-from hocket.data.sources import Sources
 
 SAMPLERS = {
     "in order": lambda n: SequentialSampler(range(n)),
@@ -83,7 +83,7 @@ def test_a_sampler_that_goes_on_drawing_has_a_stream_of_its_own() -> None:
     torch.manual_seed(3)
     expected = list(Draws())
     torch.manual_seed(3)
-    indices, seen = Indices(Draws(), Sources(None)), []
+    indices, seen = Indices(Draws(), DataGenerators(None)), []
     seen.append(next(indices))  # a draw like any other
     model = torch.get_rng_state()
     for _ in range(3):

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDa
 
 from hocket import Callback, State, Trainer
 from hocket.data import seeded
-from hocket.data.feed import DataError
+from hocket.data.errors import DataError
 from hocket.testkit import RankError, run_ranks
 from hocket.testkit.compare import difference
 

@@ -12,7 +12,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
 from hocket.data.batches import get_item, set_item
-from hocket.data.feed import end_workers
+from hocket.data.loaders import end_workers, exchange_dataset
+from hocket.data.source import underlying
 from hocket.hookspecs import Event
 
 if TYPE_CHECKING:
@@ -82,16 +83,12 @@ class TransformedDataset(Dataset[Any]):
         return {name: value for name, value in vars(self).items() if name not in ("_workers", "_replaced")}
 
     def _put_in(self, loader: DataLoader[Any]) -> None:
-        # Past DataLoader.__setattr__, which forbids this because an iterator under way would not notice: it need not.
-        self._replaced = loader.dataset, loader._iterator
-        vars(loader).update(dataset=self, _iterator=self._workers)
+        self._replaced = exchange_dataset(loader, self, self._workers)
 
     def _take_out(self, loader: DataLoader[Any]) -> None:
         assert self._replaced is not None
-        self._workers = loader._iterator
-        dataset, workers = self._replaced
-        self._replaced = None
-        vars(loader).update(dataset=dataset, _iterator=workers)
+        replaced, self._replaced = self._replaced, None
+        _, self._workers = exchange_dataset(loader, *replaced)
 
     def __len__(self) -> int:
         return len(self.original)
@@ -121,7 +118,7 @@ def apply_per_sample(algorithm: Algorithm, event: Event, state: State, transform
     ones back when the first batch is asked for: what else is done with it, evaluation included, sees samples as they are.
     Raises TypeError for training data that is not a DataLoader over a map-style data set.
     """
-    loader = getattr(state.train_loader, "loader", state.train_loader)
+    loader = underlying(state.train_loader)
     if not isinstance(loader, DataLoader):
         if event is Event.FIT_START:
             raise TypeError(

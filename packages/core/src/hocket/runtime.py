@@ -18,6 +18,7 @@ from hocket.checkpoints.storage.plain import decode, encode
 from hocket.checkpoints.storage.ranks import Ranks
 from hocket.data import batches
 from hocket.data.checks import check_batches
+from hocket.data.source import set_epoch
 from hocket.distributed import comparison
 from hocket.hookspecs import Event
 from hocket.hookspecs.actions import Actions
@@ -368,11 +369,8 @@ class PreparedData:
             runtime.device_kind.batch_end()
 
     def set_epoch(self, epoch: int) -> None:
-        """Tell samplers that shuffle by epoch."""
-        for owner in (self._data, getattr(self._data, "sampler", None), getattr(self._data, "batch_sampler", None)):
-            if callable(tell := getattr(owner, "set_epoch", None)):
-                tell(epoch)
-                return
+        """Call ``set_epoch`` of samplers and data sets that have it."""
+        set_epoch(self._data, epoch)
 
 
 _REPEATED = (

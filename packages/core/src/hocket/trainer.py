@@ -18,8 +18,9 @@ from hocket.checkpoints.components.configuration import Configuration, hyperpara
 from hocket.checkpoints.components.data import TrainingData
 from hocket.checkpoints.components.model import by_own_names
 from hocket.checkpoints.content import Content, components_of
+from hocket.data.adapters import adapt
 from hocket.data.checks import check_batches, check_sets
-from hocket.data.feed import Feed, end_workers
+from hocket.data.training_iterator import TrainingIterator
 from hocket.distributed import comparison
 from hocket.distributed.agreement import ranks_of
 from hocket.losses import reduction_of
@@ -417,7 +418,7 @@ class Trainer:
         """
         self._loop.close()
         for evaluated in self.state.eval_sets.values():
-            end_workers(evaluated.batches)
+            evaluated.source.close()
         self._closing()  # once
 
     def __enter__(self) -> Trainer:
@@ -439,8 +440,8 @@ class Trainer:
         check_batches(data, "train_data")
         limit, overfit, *_ = self._limits
         state.train_data, state.train_loader = data, state.bus.prepare_data(data, True, self._global_batch)
-        self._loop.feed = Feed(state.train_loader, limit, overfit, data)
-        state.progress.epoch_length = self._loop.feed.length
+        self._loop.data = TrainingIterator(adapt(state.train_loader, given=data), limit, overfit)
+        state.progress.epoch_length = self._loop.data.length
         self._position.data_is_set()
 
     def _set_eval_data(self, data: Any) -> None:

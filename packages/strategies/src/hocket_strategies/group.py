@@ -21,12 +21,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from hocket import Device, Strategy, hookimpl, launching
+from hocket.data.adapters import adapt
 from hocket.data.batches import Padding
 from hocket.launching import Environment
 from hocket_strategies import ending
 from hocket_strategies.explained import CollectiveError, Explained
 from hocket_strategies.packing import packed, unpack
-from hocket_strategies.shares import OwnBatches, SharedBatches, is_distributed, shared
+from hocket_strategies.slices import OwnData, SlicedLoader, is_distributed, sliced
 
 _BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 _OPERATIONS = {"sum": dist.ReduceOp.SUM, "mean": dist.ReduceOp.SUM, "min": dist.ReduceOp.MIN, "max": dist.ReduceOp.MAX}
@@ -46,10 +47,10 @@ class RankStrategy(Strategy):
     """What strategies of several ranks share. What they do to model and optimizer is up to their subclasses.
 
     Args:
-        split_data: whether every rank is given the same data, of which it takes its share. False if the data of each rank
+        split_data: whether every rank is given the same data, of which it takes its slice. False if the data of each rank
             differs already.
         uneven: what happens in training where some rank has no batch left and others do. ``"pad"``: it keeps them company,
-            with a batch that counts nothing. ``"end"``: the pass is over for all of them.
+            with a batch that counts nothing. ``"end"``: the epoch is over for all of them.
         timeout: seconds that a rank waits for the others before it raises `CollectiveError`; not for a process group that
             was initialised before.
 
@@ -162,10 +163,10 @@ class RankStrategy(Strategy):
     # --- the data
 
     def prepare_data(self, loader: Iterable[Any], train: bool, global_batch: int | None = None) -> Iterable[Any]:
-        """This rank's share of ``loader``; see :meth:`hocket.hookspecs.StrategyHooks.prepare_data`.
+        """Return this rank's slices of ``loader``; see :meth:`hocket.hookspecs.StrategyHooks.prepare_data`.
 
-        A DataLoader over a map-style data set loads only that share, in the same shuffled order on every rank. Anything else
-        is read whole on every rank, which keeps its share, with a warning. Data that differs from rank to rank already is
+        A DataLoader over a map-style data set loads only these, in the same shuffled order on every rank. Anything else
+        is read completely on every rank, which keeps its slice, with a warning. Data that differs from rank to rank already is
         used as it is.
 
         Raises:
@@ -188,11 +189,11 @@ class RankStrategy(Strategy):
                     "DistributedSampler or split_data=False. Leave it out and give each rank's loader a batch_size, or leave "
                     "out the others."
                 )
-            return OwnBatches(loader, self, end) if pad else loader
-        data = shared(loader, self, global_batch, train=train, pad=pad, end=end)
-        if isinstance(data, SharedBatches):
+            return adapt(loader, OwnData(loader, self, end)) if pad else loader
+        data = sliced(loader, self, global_batch, train=train, pad=pad, end=end)
+        if not isinstance(data, SlicedLoader):
             self._tell(
-                f"Every rank reads all of the {type(loader).__name__} and keeps its share, so reading does not get faster with "
+                f"Every rank reads all of the {type(loader).__name__} and keeps its slice, so reading does not get faster with "
                 "more ranks, and every rank must read the same. A DataLoader over a map-style data set is divided before it is "
                 f"read. If the data of each rank differs already, write strategy={{'{self._name}': {{'split_data': False}}}}."
             )

@@ -29,7 +29,7 @@ def run(args: argparse.Namespace) -> int:
             raise SystemExit(
                 f"There is no evaluation set '{args.set}'; the configuration has {', '.join(sets) or 'none'}."
             )
-        outputs = trainer.predict(sets[args.set].batches)
+        outputs = trainer.predict(sets[args.set].data)
         if not all(isinstance(each, torch.Tensor) for each in outputs):
             raise SystemExit("The model returns something other than a tensor, which this command cannot write down.")
         save_file({"outputs": torch.cat(outputs).contiguous()}, args.out)

@@ -1,5 +1,38 @@
-"""Batches, samplers and loaders."""
+"""Data: iterated from any position, by adapters; and samples with random numbers of their own."""
 
-from hocket.data.per_sample import SeededDataset, seeded
+from __future__ import annotations
 
-__all__ = ["SeededDataset", "seeded"]
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hocket.data.adapters import adapt, adapter
+    from hocket.data.per_sample import SeededDataset, seeded
+    from hocket.data.slices import Slices
+    from hocket.data.source import Position, Source
+    from hocket.data.sources.base import DataSource
+
+#: Public name -> the module that defines it, imported when first used: other modules of hocket need the small ones only.
+_MODULES = {
+    "DataSource": "sources.base",
+    "Position": "source",
+    "SeededDataset": "per_sample",
+    "Slices": "slices",
+    "Source": "source",
+    "adapt": "adapters",
+    "adapter": "adapters",
+    "seeded": "per_sample",
+}
+
+__all__ = ["DataSource", "Position", "SeededDataset", "Slices", "Source", "adapt", "adapter", "seeded"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module 'hocket.data' has no attribute '{name}'; it has {', '.join(__all__)}")
+    value = globals()[name] = getattr(importlib.import_module(f"hocket.data.{_MODULES[name]}"), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 
 class Counts(NamedTuple):
-    """What a batch counts for."""
+    """Number of samples and tokens in a batch."""
 
     samples: int
     tokens: int = 0
@@ -21,18 +21,18 @@ class Counts(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Padding:
-    """A (micro)batch that a rank without a share of it computes on to keep the others company; it counts nothing."""
+    """A padding (micro)batch: counts 0 samples. Ranks without a slice compute on it, because all ranks have to."""
 
     batch: Any
 
 
 def unpadded(batch: Any) -> tuple[Any, bool]:
-    """What to compute on, and whether it counts."""
+    """Return the batch to compute on, and whether it counts."""
     return (batch.batch, False) if isinstance(batch, Padding) else (batch, True)
 
 
 def map_tensors(function: Callable[[torch.Tensor], Any], batch: Any) -> Any:
-    """The same nesting with ``function`` applied to every tensor; everything else is passed through."""
+    """Apply ``function`` to every tensor and return the same nesting; everything else is passed through."""
     if isinstance(batch, torch.Tensor):
         return function(batch)
     if type(batch) is tuple or type(batch) is list:
@@ -52,10 +52,10 @@ def map_tensors(function: Callable[[torch.Tensor], Any], batch: Any) -> Any:
 
 
 def move(batch: Any, device: torch.device) -> Any:
-    """The batch on ``device``; tensors that are there already stay the same. Copies from pinned memory to CUDA are not
-    waited for.
+    """Move a batch to ``device``; tensors that are there already stay the same. Copies from pinned memory to CUDA are
+    asynchronous.
 
-    On other devices nobody waits for a ``non_blocking`` copy, or keeps its source alive (pytorch#139550): they are blocking.
+    On other devices nothing waits for a ``non_blocking`` copy, or keeps its source alive (pytorch#139550): they are blocking.
     """
     if type(batch) is tuple or type(batch) is list:  # the usual shape, for every batch
         for item in batch:
@@ -67,9 +67,10 @@ def move(batch: Any, device: torch.device) -> Any:
 
 
 def count(batch: Any) -> Counts:
-    """Samples: the size of dimension 0 that all tensors of one or more dimensions share. Tokens: the elements of ``input_ids``.
+    """Count samples, the common size of dimension 0 of all tensors, and tokens, the elements of ``input_ids``.
 
-    Raises ValueError if the tensors disagree or there is none; a `hocket.Task` with a ``count`` of its own then says it.
+    0-dimensional tensors are ignored. Raises ValueError if the tensors disagree or there is none: define ``count`` in a
+    `hocket.Task` then.
     """
     if type(batch) is tuple or type(batch) is list:  # the usual shape, for every batch
         samples = -1
@@ -98,11 +99,11 @@ def split(batch: Any, size: int, samples: int | None = None) -> list[Any]:
     0-dimensional tensors are repeated.
 
     Args:
-        samples: number of samples in the batch; None for what :func:`count` says, which takes sequences of tensors for fields
-            that all samples share. If it is given, they may be sequences of samples too.
+        samples: number of samples in the batch; None for what :func:`count` returns, which takes sequences of tensors for
+            fields that all samples share. If it is given, they may be sequences of samples too.
 
     Raises:
-        ValueError: for some part of the batch it is not certain how it belongs to the samples.
+        ValueError: it is not certain how some part of the batch is divided into samples.
     """
     if size < 1:
         raise ValueError(f"A microbatch holds at least one sample, not {size}.")
@@ -123,18 +124,18 @@ def split(batch: Any, size: int, samples: int | None = None) -> list[Any]:
         )
     ):
         return [type(batch)(piece) for piece in zip(*(item.split(size) for item in batch), strict=True)]
-    cut = _Cut(batch, samples, counted)
-    return [cut(slice(start, start + size)) for start in range(0, samples, size)]
+    take = _Slicer(batch, samples, counted)
+    return [take(slice(start, start + size)) for start in range(0, samples, size)]
 
 
 def slice_samples(batch: Any, start: int, stop: int, samples: int | None = None) -> Any:
-    """Samples ``start`` to ``stop`` of a batch of ``samples``; see :func:`split`."""
-    return _Cut(batch, count(batch).samples if samples is None else samples, samples is None)(slice(start, stop))
+    """Return samples ``start`` to ``stop`` of a batch of ``samples``; see :func:`split`."""
+    return _Slicer(batch, count(batch).samples if samples is None else samples, samples is None)(slice(start, stop))
 
 
 def take_samples(batch: Any, indices: list[int], samples: int) -> Any:
-    """The samples with these indices of a batch of ``samples``, as copies."""
-    return _Cut(batch, samples, False)(indices)
+    """Return copies of the samples with these indices of a batch of ``samples``."""
+    return _Slicer(batch, samples, False)(indices)
 
 
 def join(parts: Sequence[Any]) -> Any:
@@ -164,12 +165,12 @@ def join(parts: Sequence[Any]) -> Any:
     return first
 
 
-class _Cut:
-    """Takes samples out of a batch, after every part of it has been checked; ``counted``: as :func:`count` reads it."""
+class _Slicer:
+    """Takes samples out of a batch, once every part of it has been checked; ``counted``: as :func:`count` reads it."""
 
     def __init__(self, batch: Any, samples: int, counted: bool) -> None:
         self._batch, self._samples, self._counted = batch, samples, counted
-        #: Whether some sequence can only be one of samples, and what is to be said of those that need not be.
+        #: Whether some sequence can only be one of samples, and the problems of sequences that may be either.
         self._of_samples = False
         self._doubts: list[_NotPerSample] = []
         try:
@@ -186,7 +187,7 @@ class _Cut:
         return self._take(self._batch, index)
 
     def _look(self, item: Any, where: str, top: bool = False) -> list[Any]:
-        """The tensors and sequences in ``item`` that have one entry for each sample.
+        """Return the tensors and sequences in ``item`` that have one entry for each sample.
 
         Raises _NotPerSample for a part that does not.
         """
@@ -210,7 +211,7 @@ class _Cut:
         raise self._problem(item, where)
 
     def _look_at_sequence(self, item: Sequence[Any], where: str, top: bool) -> list[Any]:
-        """A sequence of samples, or of fields that each hold all of them."""
+        """Look at a sequence of samples, or of fields that each hold all samples."""
         of_samples = len(item) == self._samples and len({_signature(part) for part in item}) == 1
         if _is_per_sample(item):
             if len(item) != self._samples and any(part is not None for part in item):
@@ -229,7 +230,7 @@ class _Cut:
             return [item]
         if self._counted or (top and len(item) == 2 and isinstance(item[0], torch.Tensor)):
             return fields  # such as (inputs, targets) of two samples
-        # Three images of three channels, or three views of three images each? As the other sequences of the batch are.
+        # Three images of three channels, or three views of three images each? Treat it like the batch's other sequences.
         self._doubts.append(self._problem(item, where, f"of {len(item)} items that have {len(item)} each"))
         return [item]
 
@@ -259,7 +260,7 @@ class _NotPerSample(Exception):
 
 
 def _signature(item: Any) -> Any:
-    """The same for what may be samples of one kind."""
+    """Return a value that is equal for samples of one kind."""
     if isinstance(item, torch.Tensor):
         return item.dtype, item.dim()
     if type(item) is list or type(item) is tuple:
@@ -271,7 +272,7 @@ def _is_numbers(item: Sequence[Any]) -> bool:
     return all(isinstance(part, int | float) for part in item)
 
 
-#: What may be in a batch without belonging to its samples.
+#: Types that may be in a batch without belonging to its samples.
 _REPEATED = (str, bytes, int, float, complex, Enum, torch.dtype, torch.device, torch.Tensor)
 
 _UNSPLITTABLE = (
@@ -281,7 +282,7 @@ _UNSPLITTABLE = (
 
 
 def _field_names(item: Any) -> Sequence[str] | None:
-    """The fields of a named tuple or dataclass, None for anything else."""
+    """Return the field names of a named tuple or dataclass, None for anything else."""
     if isinstance(item, tuple) and hasattr(item, "_fields"):
         return tuple(item._fields)
     if dataclasses.is_dataclass(item) and not isinstance(item, type):
@@ -290,14 +291,14 @@ def _field_names(item: Any) -> Sequence[str] | None:
 
 
 def get_item(batch: Any, key: Any) -> Any:
-    """``batch[key]``, for a mapping or a sequence, or the attribute ``key``, for anything else."""
+    """Return ``batch[key]`` for a mapping or a sequence, and the attribute ``key`` for anything else."""
     if isinstance(batch, Mapping | list | tuple):
         return batch[key]
     return getattr(batch, key)
 
 
 def part(batch: Any, where: Any) -> Any:
-    """What a batch has at a name or index, or what a function takes from it. Raises KeyError that says what there is."""
+    """Return the part of a batch at a name or index, or what a function returns for it. KeyError lists the existing parts."""
     if callable(where):
         return where(batch)
     try:
@@ -314,7 +315,7 @@ def part(batch: Any, where: Any) -> Any:
 
 
 def set_item(batch: Any, key: Any, value: Any) -> Any:
-    """A batch like ``batch`` with ``value`` at ``key``; the batch given is not changed.
+    """Return a copy of a batch with ``value`` at ``key``.
 
     Raises KeyError, IndexError or AttributeError if there is nothing at ``key`` to replace.
     """
@@ -330,19 +331,21 @@ def set_item(batch: Any, key: Any, value: Any) -> Any:
 
 
 def _like_mapping(batch: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
-    """``items``, which has the keys of ``batch``, as the same kind of mapping; as a dict if that kind cannot be made."""
+    """Return ``items``, which has the keys of ``batch``, as the same kind of mapping, or as a dict where that is impossible."""
     if type(batch) is dict:
         return items
     try:
-        if isinstance(batch, MutableMapping):  # keeps what else it has, as the default_factory of a defaultdict
+        if isinstance(
+            batch, MutableMapping
+        ):  # keeps its other attributes, such as the default_factory of a defaultdict
             like: Any = copy.copy(batch)
             like.update(items)
         else:
             like = type(batch)(items)  # type: ignore[call-arg]
-        alike = like is not batch and list(like) == list(items) and all(like[key] is items[key] for key in items)
+        same = like is not batch and list(like) == list(items) and all(like[key] is items[key] for key in items)
     except Exception:  # whatever its constructor makes of a dict
-        alike = False
-    return like if alike else items
+        same = False
+    return like if same else items
 
 
 def _is_per_sample(item: Sequence[Any]) -> bool:

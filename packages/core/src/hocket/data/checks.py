@@ -1,4 +1,4 @@
-"""Refuses what is not batches, before a sample is taken for one."""
+"""Refuse data that does not consist of batches, before a sample is taken for a batch."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
+from hocket.data.adapters import serves_itself
+
 
 def check_batches(data: Any, argument: str) -> None:
     """Raise TypeError unless ``data`` may be an iterable of batches; nothing is read from it.
 
     Data sets, tensors, arrays and tables are samples, which a DataLoader makes batches of.
     """
-    if isinstance(data, DataLoader):
+    if isinstance(data, DataLoader) or serves_itself(data):
         return
     kind = type(data).__name__
     wrap = f"Wrap it in a loader: {argument}=torch.utils.data.DataLoader"
@@ -53,7 +55,7 @@ def check_batches(data: Any, argument: str) -> None:
 
 
 def _check_list(data: Any, argument: str) -> None:
-    """A list of batches is fine; tensors that belong together, and samples, are not."""
+    """Raise TypeError for a list of tensors that belong together, or of samples, rather than of batches."""
     arrays = [item for item in data if isinstance(item, torch.Tensor) or type(item).__module__ == "numpy"]
     if arrays and len(arrays) == len(data):
         kinds = {(str(item.dtype), tuple(item.shape[1:]), len(item.shape)) for item in arrays}
@@ -77,7 +79,7 @@ def _check_list(data: Any, argument: str) -> None:
 
 
 def check_sets(data: Iterable[Any] | Mapping[str, Any] | None, argument: str) -> None:
-    """`check_batches` for evaluation data: one, or several by label."""
+    """Apply `check_batches` to evaluation data: one set, or several by label."""
     for label, each in data.items() if isinstance(data, Mapping) else [("", data)]:
         given = getattr(each, "data", None) if type(each).__name__ == "EvalSet" else each
         if given is not None:

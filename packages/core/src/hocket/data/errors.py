@@ -1,5 +1,5 @@
-"""What is wrong with data."""
+"""Errors in data."""
 
 
 class DataError(ValueError):
-    """Training data that does not yield what a run needs."""
+    """Training data cannot yield the batches that a run needs."""

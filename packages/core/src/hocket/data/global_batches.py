@@ -4,85 +4,87 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, TypeGuard
+from typing import Any
 
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset
-
+from hocket.data.adapters import adapt
 from hocket.data.batches import count
 from hocket.data.errors import DataError
-from hocket.data.prepared import Prepared
+from hocket.data.loaders import batch_size, by_index, with_sampler
+from hocket.data.slices import Slices
+from hocket.data.source import Source
 
 
-def by_index(data: Any) -> TypeGuard[DataLoader[Any]]:
-    """Whether this is a DataLoader over a map-style data set, whose samples can be chosen before they are loaded."""
-    return isinstance(data, DataLoader) and not isinstance(data.dataset, IterableDataset)
+def sized(data: Iterable[Any], size: int, ranks: int = 1) -> Source:
+    """Return ``data`` in global batches of ``size`` samples, the last one perhaps smaller, unless it drops that.
 
-
-def batch_size(data: Any) -> int | None:
-    """The samples of a batch where that can be set: a DataLoader's ``batch_size``, or that of torch's BatchSampler."""
-    sampler: Any = data.batch_sampler if by_index(data) else None
-    if sampler is None or (data.batch_size is None and type(sampler) is not BatchSampler):
-        return None
-    return int(sampler.batch_size)
-
-
-def makeup(data: Any) -> tuple[int, str]:
-    """What makes a global batch, as a number and its unit; see `Prepared`."""
-    if isinstance(data, Prepared):
-        return data.makeup
-    size = batch_size(data)
-    return (1, "batches") if size is None else (size, "samples")
-
-
-def with_sampler(loader: DataLoader[Any], **changes: Any) -> DataLoader[Any]:
-    """A copy of a loader with another ``batch_sampler``, or ``sampler``; a new one would lose what subclasses add."""
-    changed = copy.copy(loader)
-    # Past DataLoader.__setattr__, which forbids this.
-    vars(changed).update(changes, _iterator=None)
-    return changed
-
-
-def sized(data: Iterable[Any], size: int, ranks: int = 1) -> Any:
-    """``data`` in global batches of ``size`` samples, the last one perhaps smaller, unless it drops that.
-
-    Where the batch size can be set, it is (see `batch_size`): samples, their order and ``drop_last`` stay. Other batches are
-    taken as they are, and checked: DataError, while they are read, for one that is larger than ``size``, and for one that
-    is smaller where another follows.
+    Where the batch size can be set, it is (see `hocket.data.loaders.batch_size`): samples, their order and ``drop_last``
+    stay. Other batches are taken as they are, and checked: DataError, while they are read, for one that is larger than
+    ``size``, and for one that is smaller where another follows.
 
     Raises:
         ValueError: ``size`` is not a number of samples, or there are more ``ranks`` than that.
     """
+    loader, checked = resized(data, size, ranks)
+    return adapt(loader, checked, given=data)
+
+
+def resized(data: Any, size: int, ranks: int = 1) -> tuple[Any, Slices]:
+    """Return the parts of `sized`: data whose batch size is set where it can be, and the check where it cannot."""
     if isinstance(size, bool) or not isinstance(size, int) or size < ranks:
         raise ValueError(
             f"global_batch={size!r} is not enough for {ranks} rank{'s' if ranks > 1 else ''}: it is how many samples all ranks "
             f"train on together in one step. Give an int of {ranks} or more."
         )
-    if by_index(data) and data.batch_sampler is not None:
-        sampler: Any = _Checked(data.batch_sampler, size, len)
-        if batch_size(data) is not None:
-            sampler = copy.copy(data.batch_sampler)
-            sampler.batch_size = size
-        return with_sampler(data, batch_sampler=sampler)
-    return _Checked(data, size, lambda batch: count(batch).samples)
+    if not by_index(data) or data.batch_sampler is None:
+        return data, Checked(size, type(data).__name__)
+    sampler: Any = CheckedSampler(data.batch_sampler, size)
+    if batch_size(data) is not None:
+        sampler = copy.copy(data.batch_sampler)
+        sampler.batch_size = size
+    return with_sampler(data, batch_sampler=sampler), Slices()
 
 
-class _Checked(Prepared):
-    """Batches, of samples or of indices, that have ``size`` of them; only the last may have fewer."""
+class Checked(Slices):
+    """Batches of ``size`` samples; only the last may have fewer."""
 
-    def __init__(self, data: Iterable[Any], size: int, samples: Callable[[Any], int]) -> None:
-        super().__init__(data)
-        self._size, self._samples = size, samples
+    def __init__(self, size: int, name: str) -> None:
+        super().__init__()
+        self._size, self._name = size, name
 
-    def _shared(self, batches: Iterator[Any]) -> Iterator[Any]:
-        before = self._size
-        for batch in batches:
-            found = self._samples(batch)
-            if before < self._size or found > self._size:
-                wrong = f"{found} samples" if before == self._size else f"{before} samples that is not the last"
-                raise DataError(
-                    f"global_batch={self._size}, but the training data has a batch of {wrong}. The batch size of a "
-                    f"{type(self._data).__name__} cannot be set from outside: have it make batches of {self._size}, or leave "
-                    "out global_batch; then its batches are each rank's own."
-                )
-            before = found
-            yield batch
+    def slice(self, batches: Iterator[Any], repeat: bool = False) -> Iterator[Any]:
+        """See :meth:`Slices.slice`."""
+        return checked(batches, self._size, lambda batch: count(batch).samples, self._name)
+
+
+class CheckedSampler:
+    """A batch sampler that yields ``size`` indices at a time; only the last list may be shorter."""
+
+    def __init__(self, sampler: Any, size: int) -> None:
+        self._sampler, self._size = sampler, size
+
+    def __iter__(self) -> Iterator[Any]:
+        return checked(iter(self._sampler), self._size, len, type(self._sampler).__name__)
+
+    def __len__(self) -> int:
+        return len(self._sampler)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):  # while it is copied or unpickled
+            raise AttributeError(name)
+        return getattr(self._sampler, name)
+
+
+def checked(batches: Iterator[Any], size: int, samples: Callable[[Any], int], name: str) -> Iterator[Any]:
+    """Yield batches. Raises DataError for one of another size than ``size``, unless it is smaller and the last."""
+    before = size
+    for batch in batches:
+        found = samples(batch)
+        if before < size or found > size:
+            wrong = f"{found} samples" if before == size else f"{before} samples that is not the last"
+            raise DataError(
+                f"global_batch={size}, but the training data has a batch of {wrong}. The batch size of a {name} cannot be set "
+                f"from outside: have it make batches of {size}, or leave out global_batch; then its batches are each rank's "
+                "own."
+            )
+        before = found
+        yield batch

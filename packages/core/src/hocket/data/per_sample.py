@@ -1,4 +1,4 @@
-"""Random numbers that belong to a sample: the same in whichever process, and after whichever samples, it is loaded."""
+"""Random numbers per sample: the same in whichever process, and after whichever samples, it is loaded."""
 
 from __future__ import annotations
 
@@ -12,16 +12,22 @@ from hocket.training import seeding
 
 
 def seeded(dataset: Any, seed: int = 0) -> SeededDataset:
-    """A view of a map-style data set in which loading a sample draws random numbers of its own.
+    """Return a view of a map-style data set in which every sample has its own random numbers.
 
-    Python's, NumPy's and torch's global generators are seeded by ``(seed, epoch, index)`` while a sample is loaded, and go on
-    afterwards as if nothing had been drawn. So random augmentation depends neither on the number of workers or ranks, nor on
+    Python's, NumPy's and torch's global generators are seeded by ``(seed, epoch, index)`` while a sample is loaded, and
+    restored afterwards. So random augmentation depends neither on the number of workers or ranks, nor on
     where a run was interrupted. **Exact resume with random augmentation in worker processes needs this**: workers that start
     in the middle of an epoch have not drawn what those before them drew. (Without workers samples are loaded with the run's
-    own random numbers, which checkpoints hold.) Generators of the data set's own are not seeded.
+    own random numbers, which checkpoints hold.) Generators that the data set itself has are not seeded.
 
-    The Trainer says which epoch it is. In a loop of your own call ``set_epoch``; worker processes, persistent ones too, see it
-    change.
+    The Trainer sets the epoch. In a custom loop call ``set_epoch``; worker processes, persistent ones too, see it change.
+
+    Example:
+        >>> import torch
+        >>> from torch.utils.data import DataLoader, TensorDataset
+        >>> from hocket.data import seeded
+        >>> dataset = TensorDataset(torch.randn(8, 3), torch.arange(8))
+        >>> loader = DataLoader(seeded(dataset, seed=1), 4, shuffle=True, num_workers=2)
 
     Raises TypeError for a data set without indices.
     """
@@ -40,18 +46,18 @@ class SeededDataset(Dataset[Any]):
         self.dataset = dataset
         self.seed = seed
         # In shared memory: persistent workers hold copies of this object for the whole run.
-        self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()
+        self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
 
     @property
     def epoch(self) -> int:
-        """The pass over the data for which random numbers are drawn."""
+        """The epoch for which random numbers are drawn."""
         return int(self._epoch)
 
     def set_epoch(self, epoch: int) -> None:
-        """Another pass over the data begins."""
+        """Draw the random numbers of another epoch from now on."""
         self._epoch.fill_(epoch)
-        if callable(tell := getattr(self.dataset, "set_epoch", None)):
-            tell(epoch)
+        if callable(inner := getattr(self.dataset, "set_epoch", None)):
+            inner(epoch)
 
     def __len__(self) -> int:
         return len(self.dataset)

@@ -1,4 +1,4 @@
-"""Worker processes of DataLoaders that live as long as the run wants them to, whoever is told to end."""
+"""Worker processes of DataLoaders that end with the run, and not by signals to the whole process group."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-#: What a run is told to end with. It may want to end with a checkpoint, and for that with the batch under way.
+#: Signals that ask a run to end. It completes the current batch first, and may save a checkpoint.
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 @contextmanager
 def sheltered(loader: Any) -> Iterator[None]:
-    """Workers that ``loader`` starts inside end when this process says so, or with it, and not by signals from elsewhere.
+    """Have workers that ``loader`` starts inside end when this process says so, or with it, and not by other signals.
 
-    Clusters, torch's elastic agent and Control-C signal all processes of a run at once. A worker that obeyed would take from
-    the run the batches that it still needs to come to the end of the one under way. Where the platform does not say who
-    sent a signal, everything is as without this.
+    Clusters, torch's elastic agent and Control-C signal all processes of a run at once. A worker that obeyed would deprive the
+    run of batches that it needs to complete the current one. Where the platform does not say who sent a signal, this does
+    nothing.
     """
     if not (isinstance(loader, DataLoader) and loader.num_workers and hasattr(signal, "sigwaitinfo")):
         yield
@@ -37,7 +37,7 @@ def sheltered(loader: Any) -> Iterator[None]:
 
 
 class _Start:
-    """What a worker does first."""
+    """The ``worker_init_fn`` of such workers."""
 
     def __init__(self, initialize: Callable[[int], None] | None) -> None:
         self._initialize = initialize
@@ -51,6 +51,6 @@ class _Start:
 
 def _obey_the_parent(parent: int) -> None:
     while True:
-        told = signal.sigwaitinfo(_SIGNALS)
-        if told.si_pid == parent and told.si_signo == signal.SIGTERM:
+        received = signal.sigwaitinfo(_SIGNALS)
+        if received.si_pid == parent and received.si_signo == signal.SIGTERM:
             os._exit(0)  # as torch's own handler does

@@ -117,16 +117,17 @@ class StrategyHooks:
 
     @hookspec(firstresult=True)
     def prepare_data(self, loader: Iterable[Any], train: bool, global_batch: int | None, /) -> Iterable[Any]:
-        """What this rank computes on of a loader that every rank is given; every sample on exactly one rank.
+        """Return this rank's slices of a loader that every rank is given; every sample on exactly one rank.
 
         The loader's batches are each rank's own: as many of them as there are ranks make a *global* batch. With
         ``global_batch``, for training data only, a global batch has that many samples on any number of ranks, one included;
         see `hocket.data.global_batches.sized`. Ranks that compute one forward pass together (``strategy.data_rank`` is the
-        same) have the same share.
+        same) have the same slices.
 
-        Ranks see the same number of training batches; one without a share of a global batch gets
-        `hocket.data.batches.Padding`, a batch to compute on that counts nothing. Evaluation batches without a share are left
-        out, or padding where every rank has to take part in every forward pass.
+        The result is an iterable, or a `hocket.data.Source` that divides what it reads (`hocket.data.adapt` with ``slices``);
+        an iterable gets the adapter of its kind. Ranks see the same number of training batches; one without a slice of a
+        global batch gets `hocket.data.batches.Padding`, a batch that counts 0 samples. Evaluation batches without a slice are
+        skipped, or padding where every rank has to take part in every forward pass.
 
         Raises ValueError where ``global_batch`` cannot be had.
         """

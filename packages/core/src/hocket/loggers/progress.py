@@ -6,7 +6,7 @@ import datetime
 import math
 import sys
 import time
-from collections.abc import Mapping, Sized
+from collections.abc import Mapping
 from typing import IO
 
 from hocket.logger import Logger
@@ -174,12 +174,9 @@ class ProgressLogger(Logger):
 
 
 def _length(state: State) -> int | None:
-    """How many batches the set under way has, if it knows."""
+    """Return how many batches the set being evaluated has, or None where that is not known."""
     evaluated = state.eval_sets.get(str(state.eval_label))
     if evaluated is None:
         return None
-    try:
-        length = len(evaluated.batches) if isinstance(evaluated.batches, Sized) else None
-    except TypeError:  # a DataLoader over an iterable
-        length = None
+    length = evaluated.source.length()
     return length if evaluated.limit is None else min(evaluated.limit, evaluated.limit if length is None else length)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from hocket.testkit.loggers import LoggerConformance
     from hocket.testkit.precisions import PrecisionConformance
     from hocket.testkit.ranks import RankError, run_ranks
+    from hocket.testkit.sources import SourceConformance
     from hocket.testkit.strategies import StrategyConformance
     from hocket.testkit.sync import SynchronisationError, no_sync
 
@@ -29,6 +30,7 @@ _SUITES = {
     "CallbackConformance": "callbacks",
     "LoggerConformance": "loggers",
     "PrecisionConformance": "precisions",
+    "SourceConformance": "sources",
     "StrategyConformance": "strategies",
 }
 _OTHERS = {"RankError": "ranks", "SynchronisationError": "sync", "no_sync": "sync", "run_ranks": "ranks"}
@@ -39,6 +41,7 @@ __all__ = [
     "LoggerConformance",
     "PrecisionConformance",
     "RankError",
+    "SourceConformance",
     "StrategyConformance",
     "SynchronisationError",
     "no_sync",

@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 
+from hocket.data.adapters import adapt
 from hocket.data.batches import unpadded
-from hocket.data.feed import end_workers, iterates_once, one_pass
-from hocket.data.passes import Passes
+from hocket.data.source import Source, one_epoch
+from hocket.data.training_iterator import iterates_once
 from hocket.losses import Loss
 from hocket.state import State
 from hocket.time import Interval
@@ -43,13 +44,13 @@ class EvalSet:
 
 
 class PreparedSet:
-    """An evaluation set as one run uses it: this rank's share of the data, metrics of its own, the defaults filled in."""
+    """An evaluation set as one run uses it: this rank's slices of the data, metrics of its own, the defaults filled in."""
 
     def __init__(
         self, given: EvalSet, label: str, state: State, metrics: Any, every: Interval, limit: int | None
     ) -> None:
-        self.batches: Iterable[Any] = state.bus.prepare_data(given.data, False, None)
-        self.passes = Passes(self.batches, given.data)
+        self.data = given.data
+        self.source: Source = adapt(state.bus.prepare_data(given.data, False, None), given=given.data)
         self.metrics = MetricSet(label, metrics if given.metrics is None else given.metrics, state)
         self.every = every if given.every is None else given.every
         self.limit = limit
@@ -132,8 +133,7 @@ def _evaluate_set(
     precise = torch.float32 if state.device.type == "mps" else torch.float64
     sums = torch.zeros(2, dtype=precise, device=state.device)
     seen = 0
-    with one_pass(evaluated.batches, evaluated.passes) as batches:
-        number = -1
+    with one_epoch(evaluated.source) as batches:
         for number, batch in enumerate(batches):
             if number in limits:
                 break
@@ -152,8 +152,6 @@ def _evaluate_set(
                 metrics.update(step.outputs, step.batch)
             bus.eval_batch_end(state)
             state.device_kind.batch_end()
-        else:
-            evaluated.passes.check_end(number + 1)
     if not any(bus.all_gather_object(seen)):
         raise ValueError(
             f"The evaluation set '{label}' yielded no batch. If it is an iterator, pass something that starts anew."
@@ -175,7 +173,7 @@ def sanity_check(
     if not batches:
         return
     for label, each in sets.items():
-        if iterates_once(data := getattr(each.batches, "loader", each.batches)):
+        if iterates_once(data := each.source.data):
             raise ValueError(
                 f"sanity_eval={batches} would use up the first batches of the evaluation set '{label}', an iterator "
                 f"({type(data).__name__}) that can be iterated once. Pass what it iterates over, such as the list or the "
@@ -183,7 +181,7 @@ def sanity_check(
             )
     requests, logged, positions = state.requests.state_dict(), dict(state.logged), {}
     for label, each in sets.items():
-        positions[label] = each.passes.state_dict(0, False)
+        positions[label] = each.source.position()
     bus = state.bus
     try:
         with bus.without("callbacks", "loggers"), state.generators.preserved(), _undisturbed(state):
@@ -196,9 +194,8 @@ def sanity_check(
             bus.eval_after_all(state)
     finally:
         for label, each in sets.items():
-            end_workers(each.batches)
-            each.passes.workers_ended()
-            each.passes.restore(positions[label])
+            each.source.close()
+            each.source.restore(positions[label])
             each.metrics.reset()
         state.requests.load_state_dict(requests)
         state.logged = logged

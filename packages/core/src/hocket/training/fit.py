@@ -1,6 +1,6 @@
 """The melody: one fit, read from top to bottom.
 
-`run` is a fit, `_epoch` one pass over the data, `_batch` one optimizer step; `hocket.training.actions` is what it is made from.
+`run` is a fit, `_epoch` one epoch, `_batch` one optimizer step; `hocket.training.actions` is what it is made from.
 Every ``bus.…(state)`` is an event that plug-ins hear or an action that they may replace.
 """
 
@@ -15,7 +15,7 @@ import torch
 
 from hocket.data.batches import Counts
 from hocket.data.errors import DataError
-from hocket.data.feed import Feed
+from hocket.data.training_iterator import TrainingIterator
 from hocket.distributed import agreement
 from hocket.state import State
 from hocket.time import Interval, Unit
@@ -58,7 +58,7 @@ class FitLoop:
     ) -> None:
         self.state = state
         #: Where batches come from, and metrics over those of an epoch; the Trainer sets them.
-        self.feed: Feed
+        self.data: TrainingIterator
         self.metrics: MetricSet
         self._guard = guard
         self._log_every = log_every
@@ -83,13 +83,13 @@ class FitLoop:
         self._interruption = Interruption()
         #: The evaluation sets that are due after the batch or epoch in progress, until all of them were evaluated.
         self._due: list[str] | None = None
-        #: The batch in progress, as the feed returned it.
+        #: The batch in progress, as the iterator returned it.
         self._handed_out: tuple[Any, bool] = (None, False)
 
     @property
     def has_data(self) -> bool:
         """Whether there is anything to train on."""
-        return hasattr(self, "feed")
+        return hasattr(self, "data")
 
     # --- a fit
 
@@ -109,7 +109,7 @@ class FitLoop:
         if self.stage == "start":
             return  # to be continued where it was before
         if self.stage == "gradients":
-            self.feed.put_back(self._handed_out)
+            self.data.put_back(self._handed_out)
         self.left, self._raised = self._place(self.stage), f"{type(error).__name__}: {error}".rstrip(": ")
         for schedule in self.state.schedules:
             schedule.load_state_dict(schedule.state_dict())  # the next fit leaves learning rates as they are
@@ -178,7 +178,7 @@ class FitLoop:
             self._write_down()
         elif stage == "gradients":
             progress.ready = progress.started = progress.processed
-        if self._over() and self.feed.under_way and self._at_epoch_end():
+        if self._over() and self.data.in_progress and self._at_epoch_end():
             self._epoch()
 
     def _over(self) -> bool:
@@ -198,26 +198,26 @@ class FitLoop:
     def close(self) -> None:
         """End the worker processes of the training data; the next fit continues the epoch all the same."""
         if self.has_data:
-            self.feed.leave()
+            self.data.suspend()
 
-    # --- a pass over the data, or what this fit has of it
+    # --- an epoch, or this fit's part of it
 
     def _epoch(self) -> None:
-        state, bus, feed = self.state, self.state.bus, self.feed
+        state, bus, data = self.state, self.state.bus, self.data
         self._clock = time.perf_counter()
-        if not feed.under_way:
+        if not data.in_progress:
             self.stage = "epoch_start"
             state.timestamp.begin_epoch()
             self.metrics.reset()
             bus.epoch_start(state)
-            feed.start(state.timestamp.epoch)
+            data.start(state.timestamp.epoch)
         self.stage = "data"
-        feed.go_on(state.timestamp.epoch)
+        data.resume(state.timestamp.epoch)
         # A fit that stops after the last batch of an epoch ends that epoch too.
         while not self._over() or self._at_epoch_end():
             self._interruption.check()
             bus.before_dataloader(state)
-            handed_out = feed.next()
+            handed_out = data.next()
             if handed_out is None:
                 self._epoch_end()
                 return
@@ -226,7 +226,7 @@ class FitLoop:
             self._batch(*handed_out)
 
     def _at_epoch_end(self) -> bool:
-        return self.state.timestamp.batch_in_epoch == self.feed.length
+        return self.state.timestamp.batch_in_epoch == self.data.length
 
     def _epoch_end(self) -> None:
         state, bus = self.state, self.state.bus
@@ -236,7 +236,7 @@ class FitLoop:
                 f"was trained. Check the data, and count(batch) of {type(state.task).__name__} if it defines it."
             )
         self.stage = "step"
-        state.progress.epoch_length = self.feed.length
+        state.progress.epoch_length = self.data.length
         state.previous.become(state.timestamp)
         state.timestamp.next_epoch()
         for schedule in state.schedules:

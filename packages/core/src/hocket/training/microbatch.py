@@ -16,7 +16,7 @@ import torch
 
 from hocket.callback import Callback
 from hocket.data.batches import map_tensors
-from hocket.data.sources import has_state
+from hocket.data.stateful import has_state
 from hocket.plugins.spec import Voice
 from hocket.state import State
 from hocket.training import seeding

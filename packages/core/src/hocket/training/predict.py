@@ -8,30 +8,31 @@ from typing import Any
 
 import torch
 
+from hocket.data.adapters import adapt
 from hocket.data.batches import map_tensors, unpadded
-from hocket.data.feed import one_pass
+from hocket.data.source import one_epoch
 from hocket.state import State
 from hocket.training import seeding
 from hocket.training.modes import eval_mode
 
 
 def predict(state: State, data: Iterable[Any], limit: int | None = None) -> list[Any]:
-    """The outputs for one batch after the other, on the CPU; of this rank's share of the data where there are several.
+    """The outputs for one batch after the other, on the CPU; of this rank's slices of the data where there are several.
 
     Modes of submodules, the batch under way and the global random numbers are as before, whatever happens.
     """
     bus = state.bus
     outputs = []
-    batches = bus.prepare_data(data, False, None)
+    source = adapt(bus.prepare_data(data, False, None), given=data)
     with (
         state.another_step() as step,
         seeding.preserved(),
         eval_mode(state.task),
         torch.no_grad(),
-        one_pass(batches) as iterator,
+        one_epoch(source) as batches,
     ):
         bus.predict_start(state)
-        for batch in islice(iterator, limit):
+        for batch in islice(batches, limit):
             step.batch, counts = unpadded(batch)
             bus.predict_batch_start(state)
             step.batch = bus.move_batch(state, step.batch)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 
-from hocket.data.feed import DataError
+from hocket.data.errors import DataError
 from hocket.state import State
 from hocket.time import Time, TimeError, Unit
 from hocket.training.fit import FitLoop
@@ -36,13 +36,13 @@ def fit_until(
             return None
     else:
         raise ValueError("How long to train is not known. Pass duration='10ep' or the like to the Trainer or to fit.")
-    if until.unit is Unit.EPOCH and loop.feed.endless:
+    if until.unit is Unit.EPOCH and loop.data.endless:
         raise DataError(
             f"The training data never ends, so a duration of {until.value} epochs does not either. Give the duration in "
             "batches ('1000ba') or limit an epoch with limit_train=1000."
         )
     left = until.value - state.timestamp.count(until.unit)
-    loop.feed.check(left if until.unit is Unit.EPOCH else 0, left if until.unit is Unit.BATCH else 0)
+    loop.data.check(left if until.unit is Unit.EPOCH else 0, left if until.unit is Unit.BATCH else 0)
     return until
 
 

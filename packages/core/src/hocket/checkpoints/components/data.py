@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from hocket.checkpoints.component import Check, Component, PerRank, Saved, Tree
-from hocket.data.errors import DataError
 from hocket.state import State
 from hocket.training.fit import FitLoop
 
@@ -24,48 +25,37 @@ class TrainingData(Component):
         self._kept: PerRank | None = None
 
     def state_dict(self, gather: bool) -> Tree:
-        """The feed's, or None without data."""
-        return self._loop.feed.state_dict() if self._loop.has_data else None
+        """The iterator's, or None without data."""
+        return self._loop.data.state_dict() if self._loop.has_data else None
 
     def check(self, saved: PerRank, checkpoint: Saved) -> Check:
         """Raise DataError for an epoch over data of each rank's own, which other ranks were in."""
         if self._loop.has_data:
-            _refuse_other_ranks(saved)
+            self._mine(saved)
         return Check(saved)
 
     def load_state_dict(self, saved: PerRank) -> None:
-        """Move the feed there, or keep the position for it."""
+        """Move the iterator there, or keep the position for it."""
         self._kept = saved
         if self._loop.has_data:
             self.data_is_set()
 
     def data_is_set(self) -> None:
-        """Move the feed of new training data to a position that was loaded before there was any.
+        """Move the iterator over new training data to a position that was loaded before there was any.
 
         Raises DataError as :meth:`check`.
         """
         saved, self._kept = self._kept, None
-        if saved is None:
-            return
-        _refuse_other_ranks(saved)
-        position = saved.states[saved.rank if _same_ranks(saved) else 0]
+        position = None if saved is None else self._mine(saved)
         if position is not None:
-            self._loop.feed.load_state_dict(position)
-            self._state.progress.epoch_length = self._loop.feed.length
+            self._loop.data.load_state_dict(position)
+            self._state.progress.epoch_length = self._loop.data.length
 
-
-def _same_ranks(saved: PerRank) -> bool:
-    return len(saved.states) == saved.world_size
-
-
-def _refuse_other_ranks(saved: PerRank) -> None:
-    first = saved.states[0]
-    if not _same_ranks(saved) and first is not None and first["under_way"] and first["pass"]["of_rank"]:
-        raise DataError(
-            f"{len(saved.states)} ranks, each with data of its own, were in the middle of a pass, which {saved.world_size} "
-            "cannot continue. Start as many ranks, or let the strategy divide the data: leave out DistributedSampler and "
-            "split_data."
-        )
+    def _mine(self, saved: PerRank) -> Any:
+        """This rank's position; None for a checkpoint of a run without data."""
+        if len(saved.states) == saved.world_size:
+            return saved.states[saved.rank]
+        return None if saved.states[0] is None else self._loop.data.reshare(saved.states, saved.world_size)
 
 
 class EvaluationData(Component):
@@ -78,10 +68,10 @@ class EvaluationData(Component):
 
     def state_dict(self, gather: bool) -> Tree:
         """By the set's label."""
-        return {label: each.passes.state_dict(0, False) for label, each in self._state.eval_sets.items()}
+        return {label: each.source.position() for label, each in self._state.eval_sets.items()}
 
     def load_state_dict(self, saved: PerRank) -> None:
         """Of the sets that are there; a rank that did not exist takes those of rank 0."""
         for label, each in self._state.eval_sets.items():
             if label in saved.own:
-                each.passes.restore(saved.own[label])
+                each.source.restore(saved.own[label])

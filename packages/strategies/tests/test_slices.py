@@ -23,20 +23,21 @@ from torch.utils.data import (
 )
 
 from hocket import Strategy
+from hocket.data.adapters import adapt
 from hocket.data.batches import Padding
 from hocket.data.errors import DataError
-from hocket.data.feed import Feed
 from hocket.data.global_batches import sized
 from hocket.data.indices import after
+from hocket.data.training_iterator import TrainingIterator
 from hocket.devices.cpu import CPU
 from hocket.testkit.ranks import RankError, run_ranks
 from hocket_strategies import DDP
-from hocket_strategies.shares import share, shared
+from hocket_strategies.slices import bounds, sliced
 
 
 @given(samples=st.integers(0, 200), world_size=st.integers(1, 17))
 def test_shares_are_contiguous_and_even(samples, world_size):
-    shares = [share(samples, rank, world_size) for rank in range(world_size)]
+    shares = [bounds(samples, rank, world_size) for rank in range(world_size)]
     assert [i for start, stop in shares for i in range(start, stop)] == list(range(samples))
     sizes = [stop - start for start, stop in shares]
     assert max(sizes) - min(sizes) <= 1 and sizes == sorted(sizes, reverse=True)
@@ -108,7 +109,7 @@ def shares_of(make, ranks, global_batch=None, *, train=True, pad=True, end=False
         strategy = Strategy()
         strategy.rank, strategy.world_size = rank, ranks
         torch.manual_seed(1)  # as if rank 0's random numbers had been sent
-        data = shared(make(), strategy, global_batch, train=train, pad=pad, end=end)
+        data = sliced(make(), strategy, global_batch, train=train, pad=pad, end=end)
         by_rank.append((plainly(data), len(data)))
     assert all(len(batches) == said for batches, said in by_rank)
     return [[batches] for batches, _ in by_rank]
@@ -133,8 +134,8 @@ def test_the_middle_of_a_pass_is_not_walked_to():
     """At a microsecond each the batches before would take a day."""
 
     def rank_main(rank):
-        loader = shared(DataLoader(Numbers(10**12), 4), joined_ranks(), None, train=True, pad=True, end=False)
-        batches, done = after(loader.loader.batch_sampler, 10**11)
+        loader = sliced(DataLoader(Numbers(10**12), 4), joined_ranks(), None, train=True, pad=True, end=False)
+        batches, done = after(loader.data.batch_sampler, 10**11)
         return done, next(batches)
 
     middle = 8 * 10**11
@@ -245,7 +246,7 @@ def test_batches_that_cannot_be_set_are_divided():
         strategies[1].rank = 1
         for strategy in strategies:
             strategy.world_size = 2
-        halves = [plainly(shared(data, each, 4, train=True, pad=True, end=False)) for each in strategies]
+        halves = [plainly(sliced(data, each, 4, train=True, pad=True, end=False)) for each in strategies]
         assert halves == [[[0, 1], [4, 5]], [[2, 3], [6]]]
 
 
@@ -383,7 +384,7 @@ def test_plug_ins_find_the_loader_that_is_read_from():
     def rank_main(rank):
         loader = DataLoader(Numbers(8), 2)
         prepared = joined_ranks().prepare_data(loader, True)
-        vars(prepared.loader)["dataset"] = range(100, 108)
+        vars(prepared.data)["dataset"] = range(100, 108)
         return [batch.tolist() for batch in prepared], [batch.tolist() for batch in loader]
 
     assert run_ranks(rank_main, 2) == [
@@ -396,7 +397,7 @@ def test_a_feed_can_end_a_pass_with_persistent_workers_and_begin_another():
     def rank_main(rank):
         strategy = joined_ranks()
         loader = DataLoader(Numbers(12), 2, num_workers=1, persistent_workers=True)
-        feed = Feed(strategy.prepare_data(loader, True))
+        feed = TrainingIterator(adapt(strategy.prepare_data(loader, True)))
         seen = []
         for _ in range(2):
             feed.start(0)
@@ -422,7 +423,7 @@ def test_samplers_are_told_the_epoch():
 
     def rank_main(rank):
         strategy = joined_ranks()
-        feed = Feed(strategy.prepare_data(DataLoader(Numbers(8), 4, sampler=Told()), True))
+        feed = TrainingIterator(adapt(strategy.prepare_data(DataLoader(Numbers(8), 4, sampler=Told()), True)))
         feed.start(7)
         return feed.next()[0].tolist()
 

@@ -1,4 +1,4 @@
-"""Random numbers that data keeps for itself: generators among the attributes of loaders, samplers and data sets."""
+"""Random number generators among the attributes of loaders, samplers and data sets."""
 
 from __future__ import annotations
 
@@ -10,35 +10,31 @@ from typing import Any
 import torch
 
 from hocket.checkpoints.storage.plain import decode, encode
+from hocket.data.stateful import has_state
 
 
-def has_state(owner: Any) -> bool:
-    """Whether something says by itself where it is."""
-    return callable(getattr(owner, "state_dict", None)) and callable(getattr(owner, "load_state_dict", None))
-
-
-class Sources:
+class DataGenerators:
     """The generators of a loader, its samplers and its data set: torch's, Python's and NumPy's; and samplers with a state.
 
-    They are found where they are attributes of one of these, and known by the place. What counts or draws otherwise should
-    have ``state_dict`` and ``load_state_dict``, or listen to ``set_epoch``.
+    Only generators that are attributes of one of these are found; each is identified by the attribute. Samplers and data sets
+    that count or draw in another way should define ``state_dict`` and ``load_state_dict``, or ``set_epoch``.
     """
 
     def __init__(self, data: Any) -> None:
         self._data = data
 
     def capture(self) -> dict[str, Any]:
-        """Where each of them is, as a tree."""
+        """Return the state of each as a tree."""
         return {place: encode(_state_of(source), place) for place, source in self._found()}
 
     def restore(self, states: Mapping[str, Any], *, samplers: bool = True) -> None:
-        """Undo :meth:`capture`, for those that are there. ``samplers``: whether those with a state of their own, too."""
+        """Undo :meth:`capture` for those that exist. ``samplers``: whether to restore samplers with a state too."""
         for place, source in self._found():
             if place in states and (samplers or not has_state(source)):
                 _restore(source, decode(states[place]))
 
     def restore_data_set(self, states: Mapping[str, Any]) -> None:
-        """:meth:`restore` for generators of the data set only."""
+        """Restore generators of the data set only."""
         self.restore({place: state for place, state in states.items() if place.startswith("dataset")}, samplers=False)
 
     def _found(self) -> Iterator[tuple[str, Any]]:

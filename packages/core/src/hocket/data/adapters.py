@@ -1,0 +1,94 @@
+"""Which adapter serves which data: a registry of predicates, asked in the order of their priority."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from hocket.data.slices import Slices
+from hocket.data.source import Source
+from hocket.data.sources.base import DataSource
+from hocket.data.sources.by_index import ByIndex
+from hocket.data.sources.replay import Replay
+from hocket.data.sources.sequence import Batches
+from hocket.data.sources.stateful import Stateful
+from hocket.data.sources.stateful_dataset import StatefulDataset
+from hocket.data.sources.torchdata import TorchdataLoader
+
+_Adapter = TypeVar("_Adapter", bound=type[DataSource])
+
+_ADAPTERS: list[type[DataSource]] = []
+
+
+def adapter(cls: _Adapter) -> _Adapter:
+    """Register an adapter in this process, for all data that its ``serves`` says it can serve.
+
+    Adapters are asked in the order of their ``priority``, the highest first. A library does this where it defines the data.
+
+    Example:
+        >>> import hocket.data
+        >>> class Numbers:
+        ...     def start_at(self, batch): return iter(range(batch, 10))
+        >>> @hocket.data.adapter
+        ... class NumbersSource(hocket.data.DataSource):
+        ...     kind = "numbers"
+        ...     @classmethod
+        ...     def serves(cls, data): return type(data).__name__ == "Numbers"
+        ...     def read(self, done): return self.data.start_at(done)
+        >>> hocket.data.adapt(Numbers()).kind
+        'numbers'
+
+    Raises TypeError for a class that is not a `DataSource` with a ``kind``.
+    """
+    if not (isinstance(cls, type) and issubclass(cls, DataSource) and cls.kind):
+        raise TypeError(f"{cls!r} is not an adapter: subclass hocket.data.DataSource and give it a kind.")
+    _ADAPTERS.append(cls)
+    _ADAPTERS.sort(key=lambda each: -each.priority)
+    return cls
+
+
+for _cls in (ByIndex, TorchdataLoader, Stateful, Batches, StatefulDataset, Replay):
+    adapter(_cls)
+
+
+_CORE = tuple(_ADAPTERS)
+
+
+def serves_itself(data: Any) -> bool:
+    """Whether data is a source, or is served by an adapter that was registered beside those of core."""
+    return isinstance(data, Source) or any(cls.serves(data) for cls in _ADAPTERS if cls not in _CORE)
+
+
+def adapt(data: Any, slices: Slices | None = None, given: Any = None) -> Source:
+    """Return the source of ``data`` by the first adapter that serves it; data that is a source already stays as it is.
+
+    Args:
+        data: what is iterated.
+        slices: what this rank computes on; None for everything.
+        given: the user's data, where ``data`` is a changed copy of it.
+
+    Raises:
+        TypeError: no adapter serves the data, or it is a source that would have to be divided.
+    """
+    if isinstance(data, Source):
+        if slices is not None:
+            raise TypeError(
+                f"{type(data).__name__} is a hocket.data.Source already, which cannot be divided over ranks or into other "
+                "global batches. Pass the data that it iterates, and register an adapter for that: see hocket.data.adapter."
+            )
+        return data
+    for cls in _ADAPTERS:
+        if cls.serves(data):
+            return cls(data, slices, given)
+    raise TypeError(f"{type(data).__name__} cannot be iterated. Give an iterable of batches, such as a DataLoader.")
+
+
+def as_recorded(source: Source, kind: str) -> Source:
+    """Return the source of the same data by an adapter of the kind that a position records, if one can still serve it.
+
+    A later version of hocket, torch or the data may come with a better adapter, which does not know the older position.
+    """
+    if source.kind != kind and isinstance(source, DataSource):
+        for cls in _ADAPTERS:
+            if cls.kind == kind and cls.serves(source.data):
+                return cls(source.data, source.slices, source.given)
+    return source

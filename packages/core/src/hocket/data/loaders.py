@@ -1,0 +1,128 @@
+"""torch's DataLoader: questions, changed copies, and the private names that hocket uses, in this file only.
+
+``tests/test_loaders.py`` checks every private name against the installed torch. What is lost if torch renames one:
+
+- ``_iterator``, the iterator that a loader with persistent workers keeps: workers are not ended at once, but by the garbage
+  collector, and a resumed run starts them with other random numbers.
+- ``_iterator._index_sampler``: the second epoch of persistent workers would be drawn by the loader's own sampler, past what
+  checkpoints record. `standing_in` raises AttributeError instead.
+- ``_shutdown_workers`` of an iterator: workers of an epoch that an exception ends stay for five seconds each.
+- ``_dataset_fetcher.ended``: a stream that ended with a smaller last batch is continued with another epoch.
+- ``vars(loader)``, past ``DataLoader.__setattr__``: it forbids a new sampler because an iterator in progress would not notice.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, TypeGuard
+from weakref import ReferenceType, ref
+
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from hocket.data.stateful import has_state
+
+# --- questions
+
+
+def by_index(data: Any) -> TypeGuard[DataLoader[Any]]:
+    """Whether this is a DataLoader over a map-style data set, whose samples can be chosen before they are loaded."""
+    return isinstance(data, DataLoader) and not isinstance(data.dataset, IterableDataset)
+
+
+def batch_size(data: Any) -> int | None:
+    """Return the samples of a batch where that can be set: a DataLoader's ``batch_size``, or that of torch's BatchSampler."""
+    sampler: Any = data.batch_sampler if by_index(data) else None
+    if sampler is None or (data.batch_size is None and type(sampler) is not BatchSampler):
+        return None
+    return int(sampler.batch_size)
+
+
+def sampler_name(loader: DataLoader[Any]) -> str:
+    """Return the attribute whose items are a batch each; without a batch size a sample is a batch."""
+    return "sampler" if loader.batch_sampler is None else "batch_sampler"
+
+
+def has_own_state(data: Any) -> bool:
+    """Whether data has a state, and not because torch's DataLoader itself has one (pytorch#166732 plans that).
+
+    What torch will save there is bound to one process and one number of workers, so a plain DataLoader keeps its adapter.
+    """
+    inherited = (getattr(DataLoader, name, None) for name in ("state_dict", "load_state_dict"))
+    own = (getattr(type(data), name, None) for name in ("state_dict", "load_state_dict"))
+    return has_state(data) and any(
+        mine is None or mine is not theirs for mine, theirs in zip(own, inherited, strict=True)
+    )
+
+
+# --- changed copies
+
+
+def with_sampler(loader: DataLoader[Any], **changes: Any) -> DataLoader[Any]:
+    """Return a copy of a loader with another ``batch_sampler`` or ``sampler``; a new loader would lose what subclasses add."""
+    changed = copy.copy(loader)
+    vars(changed).update(changes, _iterator=None)
+    return changed
+
+
+def exchange_dataset(loader: DataLoader[Any], dataset: Any, workers: Any) -> tuple[Any, Any]:
+    """Give a loader another data set, and the iterator whose persistent workers load from it; return what it had."""
+    before = loader.dataset, loader._iterator
+    vars(loader).update(dataset=dataset, _iterator=workers)
+    return before
+
+
+@contextmanager
+def standing_in(loader: DataLoader[Any], name: str, indices: Any) -> Iterator[None]:
+    """Have iterators that begin inside take their indices from ``indices``; afterwards the loader is as before."""
+    sampler = getattr(loader, name)
+    vars(loader)[name] = indices
+    try:
+        if workers_alive(loader):
+            iterator: Any = loader._iterator
+            iterator._index_sampler  # noqa: B018  # AttributeError if torch has renamed it
+            iterator._index_sampler = indices
+        yield
+    finally:
+        vars(loader)[name] = sampler
+
+
+# --- iterators and their workers
+
+
+def is_loader_iterator(data: Any) -> bool:
+    """Whether this is an iterator over a DataLoader."""
+    return isinstance(data, _BaseDataLoaderIter)
+
+
+def has_workers(batches: Any) -> bool:
+    """Whether an iterator has worker processes that can be ended at once."""
+    return hasattr(batches, "_shutdown_workers")
+
+
+def workers_alive(data: Any) -> bool:
+    """Whether there are worker processes that continue in the next epoch. torchdata keeps its iterator without any, too."""
+    persistent = isinstance(data, DataLoader) and data.persistent_workers and data.num_workers
+    return bool(persistent) and data._iterator is not None
+
+
+def end_workers(data: Any, batches: Any = None) -> None:
+    """End the worker processes of an iterator over a DataLoader, and those that the loader itself keeps."""
+    for iterator in (batches, getattr(data, "_iterator", None)):
+        if shutdown := getattr(iterator, "_shutdown_workers", None):
+            shutdown()
+    if getattr(data, "_iterator", None) is not None:
+        data._iterator = None  # else persistent workers that are gone are asked again
+
+
+def fetcher_of(batches: Iterator[Any]) -> ReferenceType[Any] | None:
+    """Return what an iterator of a DataLoader without workers loads samples with; it knows whether they have ended."""
+    fetcher = getattr(batches, "_dataset_fetcher", None)
+    return None if fetcher is None else ref(fetcher)
+
+
+def has_ended(fetcher: ReferenceType[Any] | None) -> bool:
+    """Whether the samples ended with the last batch, a smaller one; the data set may have begun anew by then."""
+    return fetcher is not None and getattr(fetcher(), "ended", False)

@@ -1,0 +1,41 @@
+"""Any other iterable: past batches are read again."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable
+from typing import Any
+
+from hocket.data import loaders
+from hocket.data.slices import Slices
+from hocket.data.source import Position
+from hocket.data.sources.base import DataSource
+
+
+class Replay(DataSource):
+    """An iterable that does not say where it is. A resumed run reads the past batches of the epoch again, and discards them."""
+
+    kind = "replay"
+    priority = 0
+
+    def __init__(self, data: Any, slices: Slices | None = None, given: Any = None) -> None:
+        super().__init__(data, slices, given)
+        self._warned = False
+
+    @classmethod
+    def serves(cls, data: Any) -> bool:
+        """Whether this can be iterated, and has no indices to be chosen by."""
+        iterable = isinstance(data, Iterable) or hasattr(type(data), "__getitem__")
+        return iterable and not loaders.by_index(data)
+
+    def position(self, batches: int | None = None) -> Position:
+        """See :meth:`hocket.data.Source.position`."""
+        if batches is not None and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"{type(self.data).__name__} cannot be asked where it is, so a resumed run reads the batches of the epoch in "
+                "progress again, and discards them. Use a map-style data set, or data with state_dict and load_state_dict, "
+                "such as torchdata's StatefulDataLoader.",
+                stacklevel=2,
+            )
+        return super().position(batches)

@@ -1,0 +1,198 @@
+"""The training data as the loop takes it: batch by batch, one epoch after another, across fits."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from operator import length_hint
+from typing import Any
+
+from hocket.data.adapters import adapt, as_recorded
+from hocket.data.batches import Padding, unpadded
+from hocket.data.errors import DataError
+from hocket.data.loaders import is_loader_iterator
+from hocket.data.source import Source
+
+_ENDLESS = (itertools.cycle, itertools.repeat, itertools.count)
+
+
+def iterates_once(data: Any) -> bool:
+    """Whether data certainly cannot be iterated anew: a generator, or an iterator of Python itself or of a DataLoader."""
+    if not isinstance(data, Iterator):
+        return False
+    builtin = type(data).__module__ in ("builtins", "itertools")
+    return isinstance(data, Generator) or is_loader_iterator(data) or builtin
+
+
+class TrainingIterator:
+    """Yields training batches; an epoch that a fit leaves unfinished is continued by the next, in another process too.
+
+    Args:
+        source: data that can be iterated once an epoch.
+        limit: at most so many batches an epoch.
+        overfit: keep the first so many batches and repeat only them, in the same order.
+    """
+
+    def __init__(self, source: Source, limit: int | None = None, overfit: int | None = None) -> None:
+        self._given = source.data
+        if overfit:
+            kept = list(itertools.islice(source.begin(), overfit))
+            source.close()
+            source = adapt(kept, given=self._given)
+        self._source = source
+        self._limit = limit
+        self._batches: Iterator[Any] | None = None
+        self._handed_out = 0
+        self._once = isinstance(source.data, Iterator)
+        self._read = 0  # batches of earlier epochs, where the data is an iterator
+        #: A batch that was handed out and not trained on.
+        self._back: tuple[Any, bool] | None = None
+        #: Whether the data raised an exception, which its iterator may not survive.
+        self._failed = False
+        #: Why the epoch in progress cannot be continued, if so.
+        self._lost = ""
+        #: The position that a checkpoint has, until the epoch is resumed there.
+        self._position: Mapping[str, Any] | None = None
+        #: Batches in an epoch, or None while that is not known; learned from the first epoch that ends.
+        self.length = self._limited(source.length())
+
+    def _limited(self, length: int | None) -> int | None:
+        return length if length is None or self._limit is None else min(length, self._limit)
+
+    @property
+    def in_progress(self) -> bool:
+        """Whether an epoch has begun and not ended."""
+        to_resume = self._position is not None and self._position["under_way"]
+        return self._batches is not None or to_resume or bool(self._lost)
+
+    @property
+    def endless(self) -> bool:
+        """Whether the data certainly never ends; not every endless iterable can be recognized."""
+        return isinstance(self._source.data, _ENDLESS) and self._limit is None
+
+    def check(self, epochs: float, batches: float) -> None:
+        """Raise DataError for so many more epochs, or batches, of data that can be iterated once and has fewer."""
+        data = self._source.data
+        once = iterates_once(data) and not self.endless and self._limit is None
+        if once and (epochs > 1 or batches > length_hint(data, sys.maxsize)):
+            raise DataError(
+                f"The training data ({type(data).__name__}) is an iterator, which can be iterated once, and the fit "
+                "would need it for longer. Pass what it iterates over, such as the list or the DataLoader itself."
+            )
+
+    def start(self, epoch: int) -> None:
+        """Begin an epoch."""
+        self._batches = self._source.begin(epoch)
+        self._handed_out = 0
+
+    def resume(self, epoch: int) -> None:
+        """Continue the epoch of the position that `load_state_dict` was given; do nothing for an epoch that began here.
+
+        Raises DataError where the data is not what it was.
+        """
+        if self._lost:
+            raise DataError(self._lost)
+        position, self._position = self._position, None
+        if position is None:
+            return
+        self._handed_out = position["handed_out"]
+        self._source = as_recorded(self._source, position["pass"]["kind"])
+        self._batches = self._source.begin(epoch, {**position["pass"], "earlier": self._read})
+
+    def next(self) -> tuple[Any, bool] | None:
+        """Return the next batch, and whether it counts (see `Padding`); None at the end of the epoch."""
+        assert self._batches is not None, "start comes first"
+        if self._back is not None:
+            again, self._back = self._back, None
+            return again
+        if self._handed_out != self._limit:
+            try:
+                for batch in self._batches:
+                    self._handed_out += 1
+                    return unpadded(batch) if type(batch) is Padding else (batch, True)
+            except BaseException:
+                self._failed = True
+                raise
+        if not self._handed_out:
+            self.close()
+            raise DataError(self._nothing())
+        self.length = self._handed_out
+        self._read += self._handed_out if self._once else 0
+        # An iterator that continues where the last epoch was cut off is what some people mean by an epoch of a stream.
+        self._batches = None
+        return None
+
+    def put_back(self, handed_out: tuple[Any, bool]) -> None:
+        """Return the batch that :meth:`next` returned last once more."""
+        self._back = handed_out
+
+    def suspend(self) -> None:
+        """End worker processes, and an iterator that has raised; :meth:`resume` continues the epoch as in another process."""
+        failed, self._failed, back = self._failed, False, self._back
+        data = self._source.data
+        workers: Any = getattr(data, "num_workers", 0)
+        if self._lost or not (failed or workers):
+            return
+        kind = type(data).__name__
+        position = None
+        if self._once:
+            why = f"The training data ({kind}) is an iterator, which cannot be asked again for the batch after which it raised."
+        else:
+            try:
+                position = self.state_dict()
+            except Exception as error:
+                why = f"The training data ({kind}) does not say where it is after an exception: {error}."
+        self.close()
+        if position is None:
+            self._lost = (
+                f"{why} Pass data that starts anew: fit(train_data=…), or resume from a checkpoint in a new Trainer."
+            )
+        else:
+            self.load_state_dict(position)
+            self._back = back
+
+    def close(self) -> None:
+        """Forget the epoch in progress and end the worker processes of a DataLoader that iterates."""
+        self._source.close()
+        self._batches, self._position, self._back, self._lost = None, None, None, ""
+
+    # --- checkpoints
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return this rank's position as a tree. The names of its keys are those of the first checkpoints."""
+        if self._position is not None:
+            return dict(self._position)
+        in_progress = self._batches is not None
+        return {
+            "under_way": in_progress,
+            "handed_out": self._handed_out if in_progress else 0,
+            "read": self._read,
+            "length": self.length,
+            "pass": self._source.position(self._handed_out if in_progress else None),
+        }
+
+    def load_state_dict(self, tree: Mapping[str, Any]) -> None:
+        """Undo :meth:`state_dict`: `resume` continues the epoch in progress, or the next one begins as it would have."""
+        self.close()
+        self._read, self.length = tree["read"], tree["length"] if self.length is None else self.length
+        if tree["under_way"]:
+            self._position = tree
+        else:
+            self._source.restore({**tree["pass"], "earlier": self._read if self._once else 0})
+
+    def reshare(self, trees: Sequence[Mapping[str, Any]], ranks: int) -> Mapping[str, Any]:
+        """Return this rank's position out of those of another number of ranks; see :meth:`hocket.data.Source.reshare`."""
+        return {**trees[0], "pass": self._source.reshare([tree["pass"] for tree in trees], ranks)}
+
+    def _nothing(self) -> str:
+        kind = type(self._given).__name__
+        if isinstance(self._given, Iterator):
+            return (
+                f"The training data ({kind}) yielded no batch: it is an iterator, which can be iterated once, and it is "
+                "exhausted. Pass something that starts anew each time, such as a list or a DataLoader."
+            )
+        return (
+            f"The training data ({kind}) yielded no batch. Check that the data set is not empty, and that drop_last=True "
+            "does not drop its only batch."
+        )
