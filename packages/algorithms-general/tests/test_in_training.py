@@ -343,6 +343,38 @@ def test_of_several_emas_evaluation_sees_the_first_and_the_weights_come_back():
     assert_same(model, weights)
 
 
+class Median(hocket.Algorithm):
+    """What a stranger could write: evaluates with something else than EMA, and does not ask who else does."""
+
+    events = {hocket.Event.EVAL_BEFORE_ALL, hocket.Event.EVAL_AFTER_ALL}
+    phase = hocket.Phase.WEIGHTS
+
+    def apply(self, event: hocket.Event, state: hocket.State) -> None:
+        if event is hocket.Event.EVAL_BEFORE_ALL:
+            state.borrow(self, [(p, p.median().expand_as(p)) for p in state.model.parameters()])
+        else:
+            state.give_back(self)
+
+
+def test_ema_makes_way_for_a_stranger_and_is_named_where_that_one_does_not():
+    model = network()
+    first = trainer(model, Median(), EMA(smoothing=0.8))
+    first.fit("3ba")
+    before = copy.deepcopy(model.state_dict())
+    alone = trainer(copy.deepcopy(model), Median()).evaluate(data())
+    assert first.evaluate(data()) == alone  # not of the averages
+    assert_same(model, before)
+
+    second = trainer(network(), EMA(smoothing=0.8), Median())
+    second.fit("3ba")
+    with pytest.raises(
+        hocket.plugins.ConflictError, match=r"algorithm 'median' cannot put .* while algorithm 'ema' has"
+    ):
+        second.evaluate(data())
+    assert_same(second.state.model, before)
+    second.fit("1ba")  # and goes on
+
+
 def test_ema_of_a_state_that_was_loaded_goes_on_exactly():
     """The state of the algorithm and the weights, without which no averages can be resumed."""
     whole = network()

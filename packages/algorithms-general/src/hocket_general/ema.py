@@ -148,7 +148,6 @@ class EMA(Algorithm):
         self._averages: dict[str, Tensor] = {}
         self._updated: int | None = None  # time of the last update in the interval's unit; None before the start
         self._pairs: list[tuple[Tensor, Tensor]] = []  # (average, the model's tensor)
-        self._training: list[tuple[Tensor, Tensor]] = []  # (the model's tensor, its training value) while borrowed
 
     # --- on events
 
@@ -160,11 +159,11 @@ class EMA(Algorithm):
         return counts_epochs is (event is Event.EPOCH_END) and self._interval.due(state.previous, state.timestamp)
 
     def apply(self, event: Event, state: State) -> None:
-        """Update, lend the averages to the model, or take them back."""
+        """Update, put the averages into the model, or the training weights back."""
         if event in _RETURN:
-            self._restore()
+            state.give_back(self)
         elif event in _BORROW:
-            self._lend(state)
+            self._borrow(state)
         elif event in (Event.FIT_START, Event.EPOCH_START):
             if self._updated is not None:
                 self._pair(state.model)  # parameters may have become trainable
@@ -212,22 +211,11 @@ class EMA(Algorithm):
                 f"without wrappers, or begin a new average by loading the checkpoint without this algorithm's state."
             )
 
-    def _lend(self, state: State) -> None:
-        # Only the first: a second one would take the averages of the first for training weights, and put them back as such.
-        lent = any(isinstance(voice.obj, EMA) and voice.obj._training for voice in state.bus.voices)
-        if lent or self._updated is None:
-            return
+    def _borrow(self, state: State) -> None:
+        if self._updated is None or state.borrower(tensor for _, tensor in _tensors(state.model)) is not None:
+            return  # of several averages the first that has begun is evaluated
         self._pair(state.model)
-        self._training = [(tensor, tensor.detach().clone()) for _, tensor in self._pairs]
-        with torch.no_grad():
-            for average, tensor in self._pairs:
-                tensor.copy_(average)
-
-    def _restore(self) -> None:
-        with torch.no_grad():
-            for tensor, value in self._training:
-                tensor.copy_(value)
-        self._training = []
+        state.borrow(self, ((tensor, average) for average, tensor in self._pairs))
 
     def averaged(self, model: nn.Module) -> dict[str, Any]:
         """A ``state_dict`` of copies: the averages where there are any, cast to the model's dtypes.

@@ -500,6 +500,7 @@ class Trainer:
                     state.bus.exception(state)
                     self.close()
                 finally:
+                    state.borrowed.give_all_back()
                     state.exception = None
                 if error is not raised:
                     raise error from raised

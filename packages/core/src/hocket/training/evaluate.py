@@ -113,6 +113,7 @@ def evaluate(
             state.metrics.update(new)
             bus.eval_end(state)
         bus.eval_after_all(state)
+        state.borrowed.check_returned("eval_after_all")
     state.log(values)
     scalars.flush(state)
     return values
@@ -194,6 +195,7 @@ def sanity_check(
                 _evaluate_set(state, label, each, between, batches)
                 bus.eval_end(state)
             bus.eval_after_all(state)
+            state.borrowed.check_returned("eval_after_all")
     finally:
         for label, each in sets.items():
             end_workers(each.batches)
