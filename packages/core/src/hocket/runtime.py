@@ -395,7 +395,7 @@ def _check_own_loop(parts: settings.Parts) -> None:
             raise ValueError(
                 f"{argument} {type(part).__name__} acts on {', '.join(heard)}, which only the Trainer's loop has. Train with "
                 f"hocket.Trainer, or give hocket.Runtime another {argument}, such as "
-                f"{'ddp' if argument == 'strategy' else 'bf16'}."
+                f"{'auto' if argument == 'strategy' else 'bf16'}."
             )
 
 

@@ -19,11 +19,11 @@ from hocket.devices import Device
 from hocket.devices.cuda import CUDA
 from hocket.hookspecs import PrecisionLike, StrategyLike
 from hocket.plugins import catalog
-from hocket.plugins.errors import PluginError, said
+from hocket.plugins.errors import AmbiguousPluginError, BrokenPluginError, PluginError, said
 from hocket.plugins.spec import Voice, build
 
-#: Where the strategy is from that "auto" chooses for several processes.
-_STRATEGIES = "hocket-strategies"
+#: What "auto" looks for where there are several processes.
+_ROLE = "distributed-strategy"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +66,8 @@ def resolve(
     if processes > 1:
         if not one["strategies"].obj.distributed:
             raise ValueError(
-                f"devices={devices}, but strategy='{one['strategies'].name}' trains in one process. Pass strategy='ddp', or "
-                "leave out one of the two."
+                f"devices={devices}, but strategy='{one['strategies'].name}' trains in one process. Leave out strategy=, "
+                "or devices=."
             )
         one["devices"].obj.torch_device(processes - 1)  # raises if there are fewer
     several = {"algorithms": algorithms, "callbacks": callbacks, "loggers": loggers}
@@ -106,12 +106,37 @@ def _auto_strategy(devices: int) -> tuple[str, str]:
         world = max(found.world_size if found else 1, devices)
     if world == 1:
         return "single", f"single, because this is one process. {launching.hint(os.environ)}".rstrip()
-    if not any(entry.dist == _STRATEGIES and entry.name == "ddp" for entry in catalog.choices("strategies")):
+    entry = _distributed_strategy(world)
+    return f"{entry.dist}/{entry.name}", f"{entry.name}, because there are {world} processes"
+
+
+def _distributed_strategy(world: int) -> catalog.Entry:
+    """The declared default with the highest priority; imported only if there are several to choose from."""
+    candidates = catalog.defaults(_ROLE)
+    if not candidates:
         raise PluginError(
             f"There are {world} processes, and no installed strategy that runs on several. Type: "
-            "pip install 'hocket[strategies]', or pass strategy='single' for independent runs."
+            f"pip install 'hocket[{catalog.extra_of('defaults', _ROLE)}]', or pass strategy='single' for independent runs."
         )
-    return f"{_STRATEGIES}/ddp", f"ddp, because there are {world} processes"
+    if len(candidates) == 1:
+        return candidates[0]
+    priorities: dict[catalog.Entry, float] = {}
+    for entry in candidates:
+        try:
+            priorities[entry] = getattr(entry.load(), "priority", 0)
+        except BrokenPluginError as error:
+            warnings.warn(
+                f"strategy='auto' skips the strategy '{entry.name}' of {entry.dist} {entry.version}: {said(error)}. "
+                f"HOCKET_DISABLE_PLUGINS=dist:{entry.dist} leaves it out.",
+                stacklevel=5,
+            )
+    best = [entry for entry, priority in priorities.items() if priority == max(priorities.values())]
+    if len(best) != 1:
+        choices = " or ".join(f"strategy='{entry.dist}/{entry.name}'" for entry in best or candidates)
+        raise AmbiguousPluginError(
+            f"There are {world} processes, and several distributions declare the strategy for that. Pass {choices}."
+        )
+    return best[0]
 
 
 def _check_devices(given: Any) -> int:

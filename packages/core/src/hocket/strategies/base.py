@@ -21,6 +21,8 @@ class Strategy:
     # What each is stands in `hocket.hookspecs.StrategyLike`.
     offers: ClassVar[Need] = Need.FULL_PARAMETERS | Need.SECOND_GRADIENT | Need.SEVERAL_STEPS
     distributed: ClassVar[bool] = False
+    #: Of several that their distributions declare as ``distributed-strategy`` (`hocket.v1.defaults`) "auto" takes the highest.
+    priority: ClassVar[float] = 0
     averages_gradients: bool = True
     microbatch_events: ClassVar[bool] = True
     #: Set by :meth:`setup_environment`.
