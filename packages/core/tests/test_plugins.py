@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hocket import Callback, Precision, Strategy, plugins, settings
+from hocket import Callback, Precision, Strategy, parts, plugins
 from hocket.hookspecs import PrecisionHooks, PrecisionLike, StrategyHooks, StrategyLike
 from hocket.plugins import PluginConfigError, switches
 from hocket.plugins.spec import build, parse_spec
@@ -162,8 +162,8 @@ def chosen(install, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("HOCKET_DISABLE_PLUGINS", "dist:hocket-strategies" if _there("hocket-strategies") else "")
 
     def choose() -> tuple[str, str]:
-        parts = settings.resolve(strategy="auto", precision="fp32", device="cpu", devices=2)
-        return type(parts.strategy).__module__, parts.reasons["strategy"]
+        found = parts.resolve(strategy="auto", precision="fp32", device="cpu", devices=2)
+        return type(found.strategy).__module__, found.reasons["strategy"]
 
     return choose
 

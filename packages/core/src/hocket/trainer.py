@@ -18,10 +18,12 @@ from hocket.checkpoints import content, differences
 from hocket.checkpoints.ranks import ranks_of
 from hocket.data.checks import check_batches, check_sets
 from hocket.data.feed import Feed, end_workers
+from hocket.devices import placement
 from hocket.distributed import comparison
 from hocket.losses import reduction_of
 from hocket.optim.learning_rate import make_schedules
 from hocket.optim.optimizers import make_optimizers
+from hocket.parts import resolve, that_leave_nothing
 from hocket.plugins import claims, switches
 from hocket.plugins.bus import Bus
 from hocket.plugins.errors import PluginError
@@ -32,7 +34,7 @@ from hocket.runtime import Runtime
 from hocket.state import State
 from hocket.task import SupervisedTask, Task
 from hocket.time import Interval, Time, batches
-from hocket.training import seeding, until
+from hocket.training import determinism, seeding, until
 from hocket.training.evaluate import EvalSet, PreparedSet, evaluate, sanity_check
 from hocket.training.fit import FitLoop
 from hocket.training.guard import NonFiniteGuard, Policy
@@ -181,7 +183,7 @@ class Trainer:
                 batches(number, argument)
 
         with switches.use(plugins):
-            parts = settings.resolve(
+            parts = resolve(
                 algorithms=algorithms,
                 callbacks=callbacks if checkpoints is None else [*callbacks, checkpoints],
                 loggers=loggers,
@@ -191,12 +193,12 @@ class Trainer:
                 actions=actions,
                 devices=devices,
             )
-        parts = parts if lasting else settings.that_leave_nothing(parts)
+        parts = parts if lasting else that_leave_nothing(parts)
         attached = [voice for voice in parts.voices if voice.obj is not checkpoints]  # those begin anew by themselves
         claims.check(attached)
         if deterministic:
-            settings.prepare_deterministic(parts.device)
-        settings.check_model(model, device, parts.strategy.materializes)
+            determinism.prepare(parts.device)
+        placement.check_model(model, device, parts.strategy.materializes)
         if microbatch == "auto":
             from hocket.training.microbatch import AutoMicrobatch
 
@@ -489,7 +491,7 @@ class Trainer:
         with ExitStack() as stack:
             stack.enter_context(self._randomness)
             if self._deterministic:
-                stack.enter_context(settings.deterministic_kernels())
+                stack.enter_context(determinism.kernels())
             if self._detect_anomaly:
                 stack.enter_context(torch.autograd.set_detect_anomaly(True))
             try:
