@@ -1,39 +1,158 @@
-"""The Trainer's settings: checks of its arguments, and what of them is written down."""
+"""The Trainer's settings: its arguments, checked before anything is built, in the form that a run uses."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from torch import nn
 
 from hocket.algorithm import Need
 from hocket.hookspecs import StrategyLike
 from hocket.plugins.spec import Voice
+from hocket.run_folder import check_name
+from hocket.time import Interval, Time, batches
+from hocket.training.guard import Policy
+from hocket.training.until import duration
+
+if TYPE_CHECKING:
+    from hocket.checkpoints.policy import Checkpoints
+
+#: What is not among the hyperparameters: data, and plug-ins, which stand there with their configuration.
+_PARTS = {"train_data", "eval_data", "algorithms", "callbacks", "loggers", "strategy", "precision", "actions"}
+#: Arguments that may differ from rank to rank, or are compared as plug-ins, as data or after construction …
+_OF_EACH_RANK = _PARTS | {
+    "device", "devices", "optimizer", "microbatch", "folder", "plugins", "profile_plugins", "detect_anomaly", "resume",
+    "checkpoints", "metrics", "train_metrics", "loss",
+}  # fmt: skip
+#: … and of these, those that all ranks are given or none.
+_PRESENCE = ("train_data", "eval_data", "resume", "checkpoints", "loss", "metrics", "train_metrics", "optimizer")
 
 
-def describe(model: nn.Module) -> str:
-    """Class and size."""
-    parameters = sum(parameter.numel() for parameter in model.parameters())
-    return f"{type(model).__name__}, {parameters:,} parameters"
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """How a run is set up, but for its model, data and plug-ins; each field as the argument of `hocket.Trainer`.
 
+    `of` makes it, and is where each argument is checked: what cannot be understood fails before anything is built.
+    """
 
-def check_microbatch(given: Any, strategy: StrategyLike) -> int | None:
-    """Samples per microbatch to begin with."""
-    if given == "auto" and Need.FULL_PARAMETERS not in strategy.offers:
-        raise ValueError(
-            f"microbatch='auto' lets each rank try alone what fits, which it cannot under {type(strategy).__name__}: a forward "
-            "pass needs the other ranks, which would wait for one that runs out of memory. Give a number, such as microbatch=8."
+    #: All arguments but the model, as they were given.
+    given: Mapping[str, Any]
+    seed: int | None
+    global_batch: int | None
+    #: Whether this is a run of ``fast_dev_run``, whose limits and duration are that many batches.
+    fast: bool
+    duration: Time | None
+    limit_train: int | None
+    limit_eval: int | None
+    limit_predict: int | None
+    overfit: int | None
+    sanity_eval: int
+    eval_every: Interval
+    log_every: Interval
+    microbatch: int | Literal["auto"] | None
+    #: Kind and threshold.
+    clipping: tuple[Literal["norm", "value", "adaptive"], float] | None
+    loss_reduction: Literal["mean", "sum"] | None
+    nonfinite: Policy
+    deterministic: bool
+    detect_anomaly: bool
+    #: The arguments of `torch.compile`; None to compile nothing.
+    compile: Mapping[str, Any] | None
+    #: None in runs that leave nothing, like ``resume``.
+    checkpoints: Checkpoints | None
+    resume: str | Path | None
+    run_name: str | None
+    folder: Path
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> Settings:
+        """Check the Trainer's arguments, by name. Raises TypeError and ValueError that say what to write."""
+        limits = {name: given[name] for name in ("limit_train", "limit_eval", "limit_predict")}
+        fast, overfit, sanity_eval = given["fast_dev_run"], given["overfit"], given["sanity_eval"]
+        until = None if given["duration"] is None else duration(given["duration"])
+        if fast is not None:
+            limits, until = dict.fromkeys(limits, fast), Time.parse("1ep")
+        counts = {"fast_dev_run": fast, **limits, "overfit": overfit, "sanity_eval": sanity_eval or None}
+        for name, number in counts.items():
+            if number is not None:
+                batches(number, name)
+        lasting = fast is None and overfit is None
+        return cls(
+            given=MappingProxyType(dict(given)),
+            seed=given["seed"],
+            global_batch=given["global_batch"],
+            fast=fast is not None,
+            duration=until,
+            **limits,
+            overfit=overfit,
+            sanity_eval=sanity_eval,
+            eval_every=Interval(given["eval_every"]),
+            log_every=Interval(given["log_every"]),
+            microbatch=_microbatch(given["microbatch"]),
+            clipping=_clipping(given["clip_gradients"]),
+            loss_reduction=_reduction(given["loss_reduction"]),
+            nonfinite=_policy(given["nonfinite"]),
+            deterministic=given["deterministic"],
+            detect_anomaly=given["detect_anomaly"],
+            compile=({} if given["compile"] is True else given["compile"]) if given["compile"] else None,
+            checkpoints=given["checkpoints"] if lasting else None,
+            resume=given["resume"] if lasting else None,
+            run_name=check_name(given["run_name"]),
+            folder=Path(given["folder"]),
         )
+
+    @property
+    def lasting(self) -> bool:
+        """Whether the run leaves files; tests of a run (``fast_dev_run``, ``overfit``) leave nothing."""
+        return not self.fast and self.overfit is None
+
+    def samples_per_microbatch(self, strategy: StrategyLike) -> int | None:
+        """Return what a run begins with; None for the whole batch. Raises ValueError where the strategy rules out "auto"."""
+        if self.microbatch == "auto" and Need.FULL_PARAMETERS not in strategy.offers:
+            raise ValueError(
+                f"microbatch='auto' lets each rank try alone what fits, which it cannot under {type(strategy).__name__}: a "
+                "forward pass needs the other ranks, which would wait for one that runs out of memory. Give a number, such as "
+                "microbatch=8."
+            )
+        return None if self.microbatch == "auto" else self.microbatch
+
+    # --- what others show, compare and write down
+
+    def facts(self, model: nn.Module, reasons: Mapping[str, str]) -> dict[str, str]:
+        """Return what the plan says first; ``reasons`` are those of what "auto" has chosen."""
+        parameters = sum(parameter.numel() for parameter in model.parameters())
+        described = f"{type(model).__name__}, {parameters:,} parameters"
+        return {"model": described, "duration": str(self.duration or "given to fit"), **reasons}
+
+    def hyperparameters(self, voices: Sequence[Voice]) -> dict[str, Any]:
+        """Return arguments and attached plug-ins as JSON-like values; whatever is not JSON-like by the name of its class."""
+        attached: dict[str, Any] = {}
+        for voice in voices:
+            attached.setdefault(voice.kind, {})[voice.name] = plain(voice.config)
+        return {name: plain(value) for name, value in self.given.items() if name not in _PARTS} | attached
+
+    def of_all_ranks(self) -> dict[str, Any]:
+        """Return the arguments that have to be equal on all ranks."""
+        return {name: value for name, value in self.given.items() if name not in _OF_EACH_RANK}
+
+    def given_on_all_ranks(self) -> dict[str, bool]:
+        """Return whether each argument was given of those that all ranks are given or none, whatever the value."""
+        return {name: self.given[name] is not None for name in _PRESENCE}
+
+
+def _microbatch(given: Any) -> Any:
     if given is None or given == "auto":
-        return None
+        return given
     if isinstance(given, bool) or not isinstance(given, int) or given < 1:
         raise ValueError(f"microbatch={given!r} is not a number of samples; give a positive int, 'auto' or None.")
     return given
 
 
-def check_clipping(given: Any) -> tuple[Any, float] | None:
-    """Kind and threshold of gradient clipping."""
+def _clipping(given: Any) -> tuple[Any, float] | None:
     if given is None:
         return None
     kind, threshold = given if isinstance(given, tuple | list) and len(given) == 2 else ("norm", given)
@@ -46,23 +165,16 @@ def check_clipping(given: Any) -> tuple[Any, float] | None:
     return kind, float(threshold)
 
 
-def check_reduction(given: Any) -> Literal["mean", "sum"] | None:
-    """What losses are."""
+def _reduction(given: Any) -> Any:
     if given not in (None, "mean", "sum"):
         raise ValueError(f"loss_reduction={given!r} is neither 'mean' nor 'sum'; None for what the loss function says.")
+    return given
+
+
+def _policy(given: Any) -> Policy:
+    if given not in get_args(Policy):
+        raise ValueError(f"nonfinite={given!r} is not a policy; use 'raise', 'skip' or 'warn'.")
     return given  # type: ignore[no-any-return]  # just checked
-
-
-def hyperparameters(arguments: Mapping[str, Any], voices: Sequence[Voice]) -> dict[str, Any]:
-    """The Trainer's arguments and the attached plug-ins, as JSON-like values; what is neither is named by its class."""
-    simple = {name: plain(value) for name, value in arguments.items() if name not in _DATA}
-    attached: dict[str, Any] = {}
-    for voice in voices:
-        attached.setdefault(voice.kind, {})[voice.name] = plain(voice.config)
-    return {**simple, **attached}
-
-
-_DATA = {"train_data", "eval_data", "algorithms", "callbacks", "loggers", "strategy", "precision", "actions"}
 
 
 def plain(value: Any) -> Any:

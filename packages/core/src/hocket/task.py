@@ -205,3 +205,18 @@ class SupervisedTask(Task):
     @model.setter
     def model(self, module: nn.Module) -> None:
         self.network = module
+
+
+def task_of(model: nn.Module, loss: Callable[[Any, Any], Any] | None, inputs: Any, targets: Any) -> Task:
+    """Return a Task as it is, or one made of a module and a loss. Raises TypeError for arguments that a Task does not take."""
+    if not isinstance(model, Task):
+        return SupervisedTask(model, loss, inputs, targets)
+    kind = type(model).__name__
+    if inputs is not None or targets is not None:
+        raise TypeError(
+            f"{kind} is a Task: its forward, loss and update_metric take what they need from a batch. Leave out inputs= and "
+            "targets=."
+        )
+    if loss is not None:
+        raise TypeError(f"{kind} is a Task and has a loss of its own; leave out loss=.")
+    return model

@@ -21,7 +21,7 @@ _ATTACHED = ("algorithms", "callbacks", "precisions", "actions")
 
 def configuration(trainer: Trainer) -> dict[str, Any]:
     """Arguments and the hyperparameters that optimizers were made with, as plain data."""
-    given = {name: trainer._arguments[name] for name in _ARGUMENTS}
+    given = {name: trainer.settings.given[name] for name in _ARGUMENTS}
     arguments = {name: repr(each) if isinstance(each, Schedule) else repr(plain(each)) for name, each in given.items()}
     return {"arguments": arguments, "optimizers": trainer._hyperparameters}
 

@@ -67,7 +67,7 @@ def resume(trainer: Trainer, where: str | Path, checkpoints: Checkpoints | None)
     with seeding.preserved(devices=False):
         if checkpoints is not None and store is own:
             # Without an identity: of a version before there were any. From here on it has one.
-            name_of_run = trainer._run_name or check_name(tree["run_name"]) or state.run.name
+            name_of_run = trainer.settings.run_name or check_name(tree["run_name"]) or state.run.name
             state.run = Run(str(tree.get("run_id", state.run.id)), name_of_run)
             state.folder = RunFolder(state.folder.path.parent, state.run, continues=True)
             checkpoints.resumed(state, name, newest=where == "auto")
