@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar
 
 import torch
@@ -12,7 +12,6 @@ from torch import nn
 from hocket.algorithm import Need
 from hocket.data.global_batches import sized
 from hocket.devices import Device
-from hocket.training.contexts import NOTHING
 
 
 class Strategy:
@@ -62,7 +61,7 @@ class Strategy:
 
     def accumulate(self, module: nn.Module, last: bool) -> AbstractContextManager[Any]:
         """See :meth:`hocket.hookspecs.StrategyHooks.accumulate`."""
-        return NOTHING
+        return nullcontext()
 
     def call_prepared(
         self,
