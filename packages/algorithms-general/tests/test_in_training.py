@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from support import make_trainer
+from support import momentum as sgd
 from torch import Tensor, nn
 
 import hocket
@@ -29,21 +31,12 @@ def data(samples: int = 42, batch_size: int = 16) -> list[list[Tensor]]:
     return [[x, y] for x, y in zip(inputs.split(batch_size), targets.split(batch_size), strict=True)]
 
 
-def sgd(parameters: Any) -> torch.optim.Optimizer:
-    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
-
-
 def trainer(model: nn.Module, *algorithms: Any, **changes: Any) -> hocket.Trainer:
-    arguments: dict[str, Any] = {
-        "model": model, "loss": F.cross_entropy, "train_data": data(), "optimizer": sgd, "duration": "3ep", "device": "cpu",
-        "algorithms": algorithms,
-    }  # fmt: skip
-    return hocket.Trainer(**{**arguments, **changes})
+    arguments = {"train_data": data(), "optimizer": sgd, "duration": "3ep", "device": "cpu", "algorithms": algorithms}
+    return make_trainer(model=model, **{**arguments, **changes})
 
 
-@pytest.fixture(autouse=True)
-def _in_an_empty_folder(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("in_an_empty_folder")
 
 
 def by_hand(

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+from support import make_trainer, same, weights
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 import hocket
 from hocket.plugins import ConflictError, PluginError
@@ -50,24 +50,11 @@ def network() -> nn.Sequential:
 
 
 def trainer(*callbacks: hocket.Callback, **changes: Any) -> hocket.Trainer:
-    arguments: dict[str, Any] = {
-        "model": network(), "loss": F.cross_entropy, "train_data": BATCHES, "duration": "4ep", "device": "cpu",
-        "optimizer": lambda parameters: torch.optim.SGD(parameters, lr=0.1), "callbacks": callbacks,
-    }  # fmt: skip
-    return hocket.Trainer(**{**arguments, **changes})
+    arguments = {"model": network(), "train_data": BATCHES, "device": "cpu", "callbacks": callbacks}
+    return make_trainer(**{**arguments, **changes})
 
 
-def weights(run: hocket.Trainer) -> list[Tensor]:
-    return [parameter.detach().clone() for parameter in run.state.model.parameters()]
-
-
-def same(one: list[Tensor], other: list[Tensor]) -> bool:
-    return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
-
-
-@pytest.fixture(autouse=True)
-def _in_an_empty_folder(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("in_an_empty_folder")
 
 
 def by_hand(model: nn.Sequential, value: float, *parts: int) -> nn.Sequential:

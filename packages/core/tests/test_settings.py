@@ -14,6 +14,8 @@ import hocket
 from hocket.settings import Settings
 from hocket.time import Time, TimeError
 
+pytestmark = pytest.mark.usefixtures("in_an_empty_folder")
+
 
 class Untouched(hocket.Strategy):
     """A strategy that has to stay unused."""
@@ -96,8 +98,3 @@ def test_every_argument_is_a_hyperparameter_or_a_part() -> None:
         "limit_eval", "limit_predict", "fast_dev_run", "overfit", "sanity_eval",
     }  # fmt: skip
     assert found.hyperparameters([])["optimizer"] == "SGD"
-
-
-@pytest.fixture(autouse=True)
-def _in_an_empty_folder(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
