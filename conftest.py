@@ -7,10 +7,15 @@ import os
 import re
 import shutil
 import signal
+import sys
 import tempfile
+from pathlib import Path
 
 import hypothesis
 import pytest
+
+#: Where `support.py` is, which tests of all packages share and pytest's importlib mode does not find by itself.
+sys.path.append(str(Path(__file__).parent / "tests"))
 
 #: Variables that hocket, torch, an MPI or rich would act upon, such as those of the job that the tests run in.
 _FOREIGN = re.compile(
@@ -43,3 +48,9 @@ def pytest_collection_finish() -> None:
 
 def pytest_unconfigure() -> None:
     gc.unfreeze()
+
+
+@pytest.fixture
+def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The working directory of a test that leaves files there."""
+    monkeypatch.chdir(tmp_path)

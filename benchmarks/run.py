@@ -18,6 +18,7 @@ from typing import Any
 import algorithms
 import checkpoints
 import dispatch
+import fast_paths
 import memory
 import ranks
 import start
@@ -86,6 +87,7 @@ def _sections(arguments: argparse.Namespace, repeats: int) -> dict[str, Callable
         "A step of a millisecond": lambda: steps.millisecond(workers[:1], 2 * repeats, few),
         "Start": lambda: start.run(repeats),
         "Dispatch": lambda: dispatch.run(repeats),
+        "Fast paths": lambda: fast_paths.run(repeats),
         "Checkpoints": lambda: checkpoints.run(3, *((1, 5_000) if arguments.short else (14, 50_000))),
     }
     if not arguments.short:

@@ -1,4 +1,4 @@
-"""Small data and models that tests of every package combination share."""
+"""The shared data and model as fixtures, and an empty folder for each test."""
 
 from __future__ import annotations
 
@@ -6,30 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import torch
+from support import make_data, make_model
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
-
-
-def make_data(samples: int = 84, batch_size: int = 32, shuffle: bool = True) -> DataLoader[Any]:
-    """Eight features, three classes; the last batch is smaller. The same order for every loader made this way."""
-    generator = torch.Generator().manual_seed(1)
-    inputs = torch.randn(samples, 8, generator=generator)
-    targets = torch.randint(3, (samples,), generator=generator)
-    order = torch.Generator().manual_seed(5)
-    return DataLoader(TensorDataset(inputs, targets), batch_size, shuffle=shuffle, generator=order)
-
-
-def make_model(dropout: float = 0.0) -> nn.Module:
-    """A small classifier, with the same weights each time."""
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        return nn.Sequential(nn.Linear(8, 16), nn.Dropout(dropout), nn.ReLU(), nn.Linear(16, 3))
-
-
-def sgd(parameters: Any) -> torch.optim.Optimizer:
-    """With momentum, so that a step remembers the ones before."""
-    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+from torch.utils.data import DataLoader
 
 
 @pytest.fixture
@@ -45,5 +24,5 @@ def model() -> Callable[..., nn.Module]:
 
 
 @pytest.fixture(autouse=True)
-def _in_an_empty_folder(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def _in_an_empty_folder(in_an_empty_folder: None) -> None:
+    pass

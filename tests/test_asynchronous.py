@@ -16,14 +16,13 @@ from torch.torch_version import TorchVersion
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import hocket
-from hocket import settings
 from hocket.checkpoints.storage.snapshot import Snapshot, Staging
 from hocket.data.batches import move
+from hocket.devices import placement
 from hocket.devices.cuda import CUDA
 from hocket.distributed import agreement
-from hocket.settings import prepare_deterministic
 from hocket.testkit import no_sync
-from hocket.training import guard
+from hocket.training import determinism, guard
 
 
 class Ahead(hocket.Device):
@@ -251,7 +250,7 @@ def _mean_over_seven(outputs: Tensor, targets: Tensor) -> tuple[Tensor, int]:
 @pytest.mark.skipif(torch.__version__ < (2, 10), reason="FakeTensors of cuda ask the driver")
 def test_no_batch_waits_for_a_gpu(monkeypatch: pytest.MonkeyPatch, strategy: Any, options: dict[str, Any]) -> None:
     """Neither in training nor in evaluation, for copies to the device either: a loop on tensors without values."""
-    monkeypatch.setattr(settings, "move", lambda task, device: task)
+    monkeypatch.setattr(placement, "move", lambda task, device: task)
     monkeypatch.setattr(agreement, "total", lambda state, handed_out, mine, skip: (handed_out, mine, skip))
     monkeypatch.setattr(agreement, "decide", lambda state: None)
     guarded = Guarded()
@@ -307,8 +306,8 @@ def test_deterministic_on_a_gpu_of_torch_2_9(
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: started)
     if becomes is RuntimeError:
         with pytest.raises(RuntimeError, match="CUBLAS_WORKSPACE_CONFIG=:4096:8 python"):
-            prepare_deterministic(CUDA())
+            determinism.prepare(CUDA())
     else:
-        prepare_deterministic(CUDA())
+        determinism.prepare(CUDA())
         assert os.environ.get(name) == becomes
-        prepare_deterministic(Ahead())
+        determinism.prepare(Ahead())

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from support import make_trainer
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -46,14 +47,14 @@ class Remembering(Limited):
 
 
 @pytest.fixture
-def make(data) -> Any:
+def make() -> Any:
     def make(model: nn.Module, **changes: Any) -> hocket.Trainer:
         """Batches of 32, 32 and 20 samples."""
         arguments = {
-            "model": model, "loss": F.cross_entropy, "train_data": data(), "global_batch": 32, "duration": "2ep", "seed": 3,
-            "optimizer": lambda parameters: torch.optim.Adam(parameters, lr=0.01), "microbatch": "auto", "device": "cpu",
+            "model": model, "global_batch": 32, "seed": 3, "microbatch": "auto", "device": "cpu",
+            "optimizer": lambda parameters: torch.optim.Adam(parameters, lr=0.01),
         }  # fmt: skip
-        return hocket.Trainer(**{**arguments, **changes})
+        return make_trainer(**{**arguments, **changes})
 
     return make
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
+from support import make_trainer, sgd
 from torch import nn
 from torch.nn import functional as F
 
@@ -16,21 +17,9 @@ from hocket import Event, Phase, plugins
 from hocket.cli import main
 
 
-def sgd(parameters: Any) -> torch.optim.Optimizer:
-    return torch.optim.SGD(parameters, lr=0.1)
-
-
 @pytest.fixture
-def make(data, model):
-    """A Trainer that would work, but for what a test changes."""
-
-    def build(**changes: Any) -> hocket.Trainer:
-        working = {
-            "model": model(), "loss": F.cross_entropy, "train_data": data(), "optimizer": sgd, "duration": "2ep",
-        }  # fmt: skip
-        return hocket.Trainer(**{**working, **changes})
-
-    return build
+def make() -> Callable[..., hocket.Trainer]:
+    return make_trainer
 
 
 def refused(error: type[BaseException], *words: str) -> Any:

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import torch
+from support import make_trainer, same
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 import hocket
@@ -44,12 +44,12 @@ def make(folder: Path | str = "checkpoints", resume: Any = None, **changes: Any)
     samples = TensorDataset(torch.randn(44, 8, generator=generator), torch.randint(3, (44,), generator=generator))
     policy = {"every": "1ba", **changes.pop("policy", {})}
     arguments = {
-        "model": Network(), "loss": F.cross_entropy, "train_data": DataLoader(samples, 8, shuffle=True),
+        "model": Network(), "train_data": DataLoader(samples, 8, shuffle=True),
         "eval_data": DataLoader(samples, 16), "optimizer": lambda parameters: torch.optim.AdamW(parameters, lr=0.01),
         "schedule": "cosine(warmup=0.2dur)", "duration": f"{EPOCHS}ep", "algorithms": ["sam", {"ema": {"half_life": "3ba"}}],
         "seed": 7, "device": "cpu", "checkpoints": hocket.Checkpoints(folder, **policy), "resume": resume,
     }  # fmt: skip
-    return hocket.Trainer(**{**arguments, **changes})
+    return make_trainer(**{**arguments, **changes})
 
 
 def trained(trainer: hocket.Trainer) -> dict[str, Tensor]:
@@ -65,11 +65,6 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tensor]
     trainer = make(tmp_path_factory.mktemp("whole") / "checkpoints", policy={"every": None})
     trainer.fit()
     return trained(trainer)
-
-
-def same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> bool:
-    assert found.keys() == expected.keys()
-    return all(torch.equal(found[name], expected[name]) for name in expected)
 
 
 # --- which are kept

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 import torch
+from support import make_trainer
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 
 import hocket
@@ -99,16 +99,9 @@ def _torch_listens_for_the_death_of_children() -> None:
 
 
 def make(train: Any = None, **changes: Any) -> hocket.Trainer:
-    arguments = {
-        "model": changes.get("model") or Network(),
-        "loss": F.cross_entropy,
-        "train_data": DataLoader(Samples(), 4) if train is None else train,
-        "optimizer": lambda parameters: torch.optim.SGD(parameters, lr=0.1),
-        "duration": "2ep",
-        "log_every": "1ba",
-        "seed": 3,
-    }
-    return hocket.Trainer(**{**arguments, **changes})
+    loader = DataLoader(Samples(), 4) if train is None else train
+    model = changes.get("model") or Network()  # which draws random numbers
+    return make_trainer(**{"train_data": loader, "log_every": "1ba", "seed": 3, **changes, "model": model})
 
 
 class Fail(hocket.Callback):

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from support import make_trainer, momentum, same
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
@@ -107,12 +108,11 @@ def _pythons_own_handler() -> Iterator[None]:
 def make(data: Any = None, dropout: float = 0.2, **changes: Any) -> hocket.Trainer:
     eval_data = {"a": DataLoader(Samples(), 8), "b": hocket.EvalSet(DataLoader(Samples(), 12), every="4ba")}
     arguments = {
-        "model": Network(dropout), "loss": F.cross_entropy, "train_data": data or DataLoader(Samples(), 4, shuffle=True),
-        "eval_data": eval_data, "train_metrics": {"mean": Mean()}, "metrics": {"mean": Mean()}, "duration": "2ep", "seed": 3,
-        "optimizer": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9), "eval_every": "3ba",
+        "model": Network(dropout), "train_data": data or DataLoader(Samples(), 4, shuffle=True), "optimizer": momentum,
+        "eval_data": eval_data, "train_metrics": {"mean": Mean()}, "metrics": {"mean": Mean()}, "seed": 3, "eval_every": "3ba",
         "schedule": "cosine(warmup=0.2dur)", "algorithms": ["ema", "label-smoothing"], "log_every": "2ba",
     }  # fmt: skip
-    return hocket.Trainer(**{**arguments, **changes})
+    return make_trainer(**{**arguments, **changes})
 
 
 def outcome(trainer: hocket.Trainer) -> dict[str, Any]:
@@ -122,14 +122,6 @@ def outcome(trainer: hocket.Trainer) -> dict[str, Any]:
         for name in [name for name in stamp if name.endswith("seconds")]:
             del stamp[name]
     return {name: tree[name] for name in tree if name not in ("run_name", "run_id", "attached")}
-
-
-def same(one: Any, other: Any) -> bool:
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
-    if isinstance(one, list):
-        return len(one) == len(other) and all(map(same, one, other))
-    return torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other
 
 
 @pytest.fixture(scope="module")

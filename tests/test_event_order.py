@@ -8,16 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from support import sgd
 from torch.nn import functional as F
 
 import hocket
 from hocket import Event
 
 PAGE = Path(__file__).parent.parent / "docs" / "events.md"
-
-
-def sgd(parameters: Any) -> torch.optim.Optimizer:
-    return torch.optim.SGD(parameters, lr=0.1)
 
 
 def unrolled(lines: list[str]) -> list[str]:

@@ -7,15 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from support import momentum as sgd
+from support import weights
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import hocket
 from hocket.data import batches
-
-
-def sgd(parameters: Any) -> torch.optim.Optimizer:
-    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
 
 
 def adamw(parameters: Any) -> torch.optim.Optimizer:
@@ -33,10 +31,6 @@ def by_hand(
             optimizer.step()
             if losses is not None:
                 losses.append(loss.item())
-
-
-def weights(model: nn.Module) -> list[Tensor]:
-    return [tensor.detach().clone() for tensor in model.state_dict().values()]
 
 
 @pytest.mark.parametrize("optimizer", [sgd, adamw])

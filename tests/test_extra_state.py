@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from support import weights
 from torch import Tensor, nn
 
 import hocket
@@ -47,10 +48,6 @@ def trainer(task: type[hocket.Task], **arguments: Any) -> hocket.Trainer:
     return hocket.Trainer(
         model=task(), train_data=DATA, optimizer="sgd(lr=0.1)", duration="6ba", device="cpu", seed=1, **arguments
     )
-
-
-def weights(made: hocket.Trainer) -> list[Tensor]:
-    return [tensor.clone() for tensor in made.model_state_dict().values()]
 
 
 @pytest.mark.filterwarnings("error")

@@ -25,6 +25,7 @@ OWNERS = {
     "previous": {"training/progress.py"},
     "requests": set(),
     "generators": set(),
+    "borrowed": set(),
 }  # fmt: skip
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from support import make_data, make_trainer, sgd
 from torch import nn
 from torch.nn import functional as F
 from torch.optim import lr_scheduler
@@ -16,24 +18,13 @@ import hocket
 from hocket import Decision
 
 
-def sgd(parameters: Any) -> torch.optim.Optimizer:
-    return torch.optim.SGD(parameters, lr=0.1)
-
-
 def memory() -> Any:
     return hocket.plugins.get("loggers", "memory")()
 
 
 @pytest.fixture
-def make(data, model):
-    def build(**changes: Any) -> hocket.Trainer:
-        working = {
-            "model": model(), "loss": F.cross_entropy, "train_data": data(96), "optimizer": sgd, "duration": "2ep",
-            "log_every": "1ba",
-        }  # fmt: skip
-        return hocket.Trainer(**{**working, **changes})
-
-    return build
+def make() -> Callable[..., hocket.Trainer]:
+    return lambda **changes: make_trainer(**{"train_data": make_data(96), "log_every": "1ba", **changes})
 
 
 def rates(make: Any, **arguments: Any) -> list[float]:

@@ -14,15 +14,12 @@ from typing import Any
 
 import pytest
 import torch
+from support import sgd
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 
 import hocket
 from hocket import Event, Phase, plugins
-
-
-def sgd(parameters: Any) -> torch.optim.Optimizer:
-    return torch.optim.SGD(parameters, lr=0.1)
 
 
 def test_what_selects_acts_before_what_changes(data, model) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from support import weights
 from torch.nn import functional as F
 
 import hocket
@@ -36,10 +36,6 @@ def make(data: Any, model: Any, seed: int) -> hocket.Trainer:
         algorithms=["ema", "label-smoothing", "sam"],
         seed=seed,
     )
-
-
-def weights(trainer: hocket.Trainer) -> list[Tensor]:
-    return [tensor.clone() for tensor in trainer.model_state_dict().values()]
 
 
 def test_alternating_fits_end_with_the_weights_each_has_alone(data, model) -> None:

@@ -12,6 +12,7 @@ from torch import nn
 
 from hocket.hookspecs import Event
 from hocket.time import Time, Timestamp, Unit
+from hocket.training.borrowing import BorrowedTensors
 from hocket_general import EMA
 
 
@@ -19,14 +20,16 @@ class Run:
     """The events of a run in the loop's order; the test itself plays the optimizer."""
 
     def __init__(self, ema: EMA, model: nn.Module, batches: int = 10) -> None:
-        now = Timestamp()
+        now, borrowed = Timestamp(), BorrowedTensors()
         self.ema = ema
         self.state = SimpleNamespace(
             model=model,
             timestamp=now,
             previous=now.copy(),
             elapsed=lambda: min(now.batch / batches, 1.0),
-            bus=SimpleNamespace(voices=[SimpleNamespace(obj=ema)]),
+            borrower=borrowed.borrower,
+            borrow=lambda plugin, values: borrowed.borrow("ema", values),
+            give_back=lambda plugin: borrowed.give_back("ema"),
         )
         self.fire(Event.FIT_START)
         self.fire(Event.EPOCH_START)

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from support import make_trainer
+from support import momentum as sgd
 from torch import Tensor, nn
 
 import hocket
@@ -29,21 +31,12 @@ def data(samples: int = 42, batch_size: int = 16) -> list[list[Tensor]]:
     return [[x, y] for x, y in zip(inputs.split(batch_size), targets.split(batch_size), strict=True)]
 
 
-def sgd(parameters: Any) -> torch.optim.Optimizer:
-    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
-
-
 def trainer(model: nn.Module, *algorithms: Any, **changes: Any) -> hocket.Trainer:
-    arguments: dict[str, Any] = {
-        "model": model, "loss": F.cross_entropy, "train_data": data(), "optimizer": sgd, "duration": "3ep", "device": "cpu",
-        "algorithms": algorithms,
-    }  # fmt: skip
-    return hocket.Trainer(**{**arguments, **changes})
+    arguments = {"train_data": data(), "optimizer": sgd, "duration": "3ep", "device": "cpu", "algorithms": algorithms}
+    return make_trainer(model=model, **{**arguments, **changes})
 
 
-@pytest.fixture(autouse=True)
-def _in_an_empty_folder(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("in_an_empty_folder")
 
 
 def by_hand(
@@ -341,6 +334,38 @@ def test_of_several_emas_evaluation_sees_the_first_and_the_weights_come_back():
     torch.testing.assert_close(second.averaged(model), averages)
     torch.testing.assert_close(run.model_state_dict(evaluated=True), late.averaged(model))
     assert_same(model, weights)
+
+
+class Median(hocket.Algorithm):
+    """What a stranger could write: evaluates with something else than EMA, and does not ask who else does."""
+
+    events = {hocket.Event.EVAL_BEFORE_ALL, hocket.Event.EVAL_AFTER_ALL}
+    phase = hocket.Phase.WEIGHTS
+
+    def apply(self, event: hocket.Event, state: hocket.State) -> None:
+        if event is hocket.Event.EVAL_BEFORE_ALL:
+            state.borrow(self, [(p, p.median().expand_as(p)) for p in state.model.parameters()])
+        else:
+            state.give_back(self)
+
+
+def test_ema_makes_way_for_a_stranger_and_is_named_where_that_one_does_not():
+    model = network()
+    first = trainer(model, Median(), EMA(smoothing=0.8))
+    first.fit("3ba")
+    before = copy.deepcopy(model.state_dict())
+    alone = trainer(copy.deepcopy(model), Median()).evaluate(data())
+    assert first.evaluate(data()) == alone  # not of the averages
+    assert_same(model, before)
+
+    second = trainer(network(), EMA(smoothing=0.8), Median())
+    second.fit("3ba")
+    with pytest.raises(
+        hocket.plugins.ConflictError, match=r"algorithm 'median' cannot put .* while algorithm 'ema' has"
+    ):
+        second.evaluate(data())
+    assert_same(second.state.model, before)
+    second.fit("1ba")  # and goes on
 
 
 def test_ema_of_a_state_that_was_loaded_goes_on_exactly():

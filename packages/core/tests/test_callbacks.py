@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from support import make_trainer
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -39,11 +40,10 @@ def make(**changes: Any) -> hocket.Trainer:
         "loss": F.mse_loss,
         "train_data": batches(),
         "optimizer": lambda parameters: torch.optim.Adam(parameters, lr=0.01),
-        "duration": "2ep",
         "log_every": "1ba",
         "device": "cpu",
     }
-    return hocket.Trainer(**{**arguments, **changes})
+    return make_trainer(**{**arguments, **changes})
 
 
 def logged(trainer: hocket.Trainer, logger: MemoryLogger) -> dict[str, list[float]]:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
+from support import make_trainer, same
 from torch import Tensor, nn
 
 import hocket
@@ -86,10 +87,10 @@ def _registered() -> Iterator[None]:
 def make(model: nn.Module | None = None, **changes: Any) -> hocket.Trainer:
     torch.manual_seed(changes.pop("weights", 0))
     arguments = {
-        "model": model or Net(), "loss": nn.functional.cross_entropy, "optimizer": "adamw(lr=0.1)", "device": "cpu",
-        "train_data": [(torch.ones(4, 2), torch.tensor([0, 1, 1, 0]))] * 3, "duration": "2ep", "seed": 1,
+        "model": model or Net(), "optimizer": "adamw(lr=0.1)", "device": "cpu", "seed": 1,
+        "train_data": [(torch.ones(4, 2), torch.tensor([0, 1, 1, 0]))] * 3,
     }  # fmt: skip
-    return hocket.Trainer(**{**arguments, **changes})
+    return make_trainer(**{**arguments, **changes})
 
 
 def saved(folder: Path, weights_only: bool = False, **changes: Any) -> tuple[Path, hocket.Trainer]:
@@ -97,10 +98,6 @@ def saved(folder: Path, weights_only: bool = False, **changes: Any) -> tuple[Pat
     trainer = make(checkpoints=policy, **changes)
     (name,) = trainer.fit("1ep").checkpoints
     return folder / name, trainer
-
-
-def same(one: Any, other: Any) -> bool:
-    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
 class OwnTask(Task):

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 import torch
+from support import make_trainer
 from torch import nn
 from torch.nn import functional as F
 
@@ -35,17 +36,14 @@ def make(**changes: Any) -> hocket.Trainer:
         "loss": F.mse_loss,
         "train_data": batches,
         "optimizer": lambda parameters: torch.optim.SGD(parameters, lr=0.001),
-        "duration": "2ep",
         "log_every": "1ba",
         "run_name": "run",
         "device": "cpu",
     }
-    return hocket.Trainer(**{**arguments, **changes})
+    return make_trainer(**{**arguments, **changes})
 
 
-@pytest.fixture(autouse=True)
-def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("in_an_empty_folder")
 
 
 class Values(hocket.Callback):

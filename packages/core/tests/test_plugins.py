@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import runpy
 import subprocess
 import sys
 import tomllib
@@ -13,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hocket import Callback, Precision, Strategy, plugins
+from hocket import Callback, Precision, Strategy, parts, plugins
 from hocket.hookspecs import PrecisionHooks, PrecisionLike, StrategyHooks, StrategyLike
 from hocket.plugins import PluginConfigError, switches
 from hocket.plugins.spec import build, parse_spec
@@ -132,16 +133,77 @@ def test_the_table_of_known_names_is_that_of_the_repository() -> None:
     packages = Path(__file__).parents[2]
     if not (packages / "algorithms-vision" / "pyproject.toml").exists():
         pytest.skip("not in the repository")
-    declared: dict[str, set[str]] = {}
-    for file in packages.glob("*/pyproject.toml"):
-        project = tomllib.loads(file.read_text())["project"]
-        if project["name"] != "hocket":
-            for group, points in project.get("entry-points", {}).items():
-                declared.setdefault(group.rpartition(".")[2], set()).update(points)
-    known = tomllib.loads((Path(plugins.__file__).parent / "known.toml").read_text())
-    extras = tomllib.loads((packages / "core" / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    assert {kind: set(table) for kind, table in known.items()} == declared
-    assert all(extra in extras for table in known.values() for extra in table.values())
+    made = runpy.run_path(str(packages / "known.py"))
+    assert made["FILE"].read_text() == made["table"](), "type: python packages/known.py"
+    for kind, table in tomllib.loads(made["table"]()).items():
+        for name, extra in table.items():
+            assert plugins.catalog.extra_of(kind, name) == extra
+
+
+# --- what "auto" chooses for several processes
+
+CLUSTER = """
+from hocket import Strategy
+
+
+class Cluster(Strategy):
+    distributed, priority = True, {priority}
+"""
+
+
+def cluster(dist: str, name: str = "cluster") -> dict[str, str]:
+    module = dist.replace("-", "_")
+    return {f"strategies/{name}": f"{module}:Cluster", "defaults/distributed-strategy": f"{module}:Cluster"}
+
+
+@pytest.fixture
+def chosen(install, monkeypatch: pytest.MonkeyPatch):
+    """The strategy that "auto" chooses for two processes, and why; without what else is installed."""
+    monkeypatch.setenv("HOCKET_DISABLE_PLUGINS", "dist:hocket-strategies" if _there("hocket-strategies") else "")
+
+    def choose() -> tuple[str, str]:
+        found = parts.resolve(strategy="auto", precision="fp32", device="cpu", devices=2)
+        return type(found.strategy).__module__, found.reasons["strategy"]
+
+    return choose
+
+
+def _there(dist: str) -> bool:
+    return any(entry.dist == dist for entry in plugins.catalog.entries())
+
+
+def test_auto_takes_what_is_declared_and_imports_nothing_else(install, chosen) -> None:
+    install("acme-things", {"strategies/other": "acme_things:Other"}, "raise RuntimeError('imported')")
+    with pytest.raises(plugins.PluginError, match=r"There are 2 processes, .*pip install 'hocket\[strategies\]'"):
+        chosen()
+    install("acme-cluster", cluster("acme-cluster"), CLUSTER.format(priority=0))
+    assert plugins.catalog.defaults("distributed-strategy")[0].dist == "acme-cluster"
+    assert "acme_cluster" not in sys.modules
+    assert chosen() == ("acme_cluster", "cluster, because there are 2 processes")
+    assert "acme_things" not in sys.modules
+    assert all(entry.kind in plugins.KINDS for entry in plugins.catalog.entries())  # a default is not one more plug-in
+
+
+def test_of_several_defaults_the_highest_priority_counts(install, chosen) -> None:
+    install("acme-cluster", cluster("acme-cluster", "a"), CLUSTER.format(priority=1))
+    install("best-cluster", cluster("best-cluster", "b"), CLUSTER.format(priority=2))
+    install("broken-cluster", cluster("broken-cluster", "c"), "raise RuntimeError('no')")
+    with pytest.warns(UserWarning, match="skips the strategy 'c' of broken-cluster.*dist:broken-cluster leaves it out"):
+        assert chosen() == ("best_cluster", "b, because there are 2 processes")
+
+
+def test_equal_defaults_are_an_error_that_names_both(install, chosen) -> None:
+    for dist in ("acme-cluster", "best-cluster"):
+        install(dist, cluster(dist), CLUSTER.format(priority=0))
+    with pytest.raises(plugins.AmbiguousPluginError, match="'acme-cluster/cluster' or strategy='best-cluster/cluster'"):
+        chosen()
+
+
+def test_a_default_that_leads_nowhere_is_reported(install) -> None:
+    install("acme-cluster", {"defaults/distributed-strategy": "acme_cluster:Cluster", "defaults/colour": "a:B"})
+    said = [text for dist, _, text in plugins.catalog.installed().problems if dist == "acme-cluster"]
+    assert len(said) == 2 and "declares a default for 'colour'" in said[0] and "none of its own strategies" in said[1]
+    assert not [entry for entry in plugins.catalog.defaults("distributed-strategy") if entry.dist == "acme-cluster"]
 
 
 # --- switches

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from hocket.algorithm import Algorithm, Phase
-from hocket.distributed.dtensors import shard_like
+from hocket.distributed.dtensors import local, shard_like
 from hocket.hookspecs import Event
 from hocket.time import Interval, Time, Unit
-from hocket_general.functional import ema_smoothing, ema_update
 
 if TYPE_CHECKING:
     from hocket.state import State
@@ -23,6 +23,66 @@ _UNITS = (Unit.BATCH, Unit.EPOCH, Unit.SAMPLE, Unit.TOKEN)
 #: From the first to the last of these the model holds the averages.
 _BORROW = (Event.EVAL_BEFORE_ALL, Event.PREDICT_START)
 _RETURN = (Event.EVAL_AFTER_ALL, Event.PREDICT_END, Event.EXCEPTION, Event.CLOSE)
+
+
+def ema_smoothing(half_life: float, update_interval: float = 1) -> float:
+    """The share of the old average that one update keeps so that a weight's influence halves every ``half_life``.
+
+    ``2 ** -(update_interval / half_life)``, both in the same unit (batches, epochs, samples, tokens).
+
+    Raises:
+        ValueError: ``half_life`` is not positive, or ``update_interval`` is negative.
+    """
+    if not half_life > 0 or not update_interval >= 0:
+        raise ValueError(
+            f"A half-life of {half_life} with an update every {update_interval} makes no average: give a positive "
+            f"half-life and an interval in the same unit."
+        )
+    return float(2.0 ** -(update_interval / half_life))
+
+
+def ema_update(averages: Sequence[Tensor], values: Iterable[Tensor], smoothing: float) -> None:
+    """Move averages towards values in place: ``average = smoothing * average + (1 - smoothing) * value``.
+
+    Floating-point and complex averages are moved with one fused operation per device and dtype; integer and boolean
+    ones, for which a mean has no meaning, become copies of their values. An average may be wider than its value (keep
+    averages of half-precision weights in float32: an update is mostly smaller than their rounding). Nothing waits for
+    the device.
+
+    Args:
+        averages: tensors to change. They must not share memory with each other or with ``values``.
+        values: tensors of the same shapes, in the same order; DTensors where the averages are, sharded alike.
+        smoothing: the share of the old average that stays, in [0, 1].
+
+    Raises:
+        ValueError: ``smoothing`` is outside [0, 1], or the sequences differ in length or in a shape.
+    """
+    if not 0 <= smoothing <= 1:
+        raise ValueError(
+            f"smoothing is {smoothing}, but it is the share of the old average that stays: give one in [0, 1]."
+        )
+    values = list(values)
+    if len(averages) != len(values):
+        raise ValueError(
+            f"There are {len(averages)} averages for {len(values)} values: pass as many of one as of the other."
+        )
+    with torch.no_grad():
+        means: list[Tensor] = []
+        targets: list[Tensor] = []
+        for average, value in zip(averages, values, strict=True):
+            if average.shape != value.shape:
+                raise ValueError(
+                    f"An average of shape {tuple(average.shape)} cannot follow a value of shape {tuple(value.shape)}: "
+                    f"pass averages and values in the same order."
+                )
+            average, value = local(average), local(value)  # element by element, so shards need no more than themselves
+            if average.is_floating_point() or average.is_complex():
+                means.append(average)
+                targets.append(value.to(average.dtype))
+            else:
+                average.copy_(value)
+        if means:
+            get_ema_multi_avg_fn(smoothing)(means, targets, 0)  # a lerp: equal tensors stay bitwise equal
 
 
 class EMA(Algorithm):
@@ -88,7 +148,6 @@ class EMA(Algorithm):
         self._averages: dict[str, Tensor] = {}
         self._updated: int | None = None  # time of the last update in the interval's unit; None before the start
         self._pairs: list[tuple[Tensor, Tensor]] = []  # (average, the model's tensor)
-        self._training: list[tuple[Tensor, Tensor]] = []  # (the model's tensor, its training value) while borrowed
 
     # --- on events
 
@@ -100,11 +159,11 @@ class EMA(Algorithm):
         return counts_epochs is (event is Event.EPOCH_END) and self._interval.due(state.previous, state.timestamp)
 
     def apply(self, event: Event, state: State) -> None:
-        """Update, lend the averages to the model, or take them back."""
+        """Update, put the averages into the model, or the training weights back."""
         if event in _RETURN:
-            self._restore()
+            state.give_back(self)
         elif event in _BORROW:
-            self._lend(state)
+            self._borrow(state)
         elif event in (Event.FIT_START, Event.EPOCH_START):
             if self._updated is not None:
                 self._pair(state.model)  # parameters may have become trainable
@@ -152,22 +211,11 @@ class EMA(Algorithm):
                 f"without wrappers, or begin a new average by loading the checkpoint without this algorithm's state."
             )
 
-    def _lend(self, state: State) -> None:
-        # Only the first: a second one would take the averages of the first for training weights, and put them back as such.
-        lent = any(isinstance(voice.obj, EMA) and voice.obj._training for voice in state.bus.voices)
-        if lent or self._updated is None:
-            return
+    def _borrow(self, state: State) -> None:
+        if self._updated is None or state.borrower(tensor for _, tensor in _tensors(state.model)) is not None:
+            return  # of several averages the first that has begun is evaluated
         self._pair(state.model)
-        self._training = [(tensor, tensor.detach().clone()) for _, tensor in self._pairs]
-        with torch.no_grad():
-            for average, tensor in self._pairs:
-                tensor.copy_(average)
-
-    def _restore(self) -> None:
-        with torch.no_grad():
-            for tensor, value in self._training:
-                tensor.copy_(value)
-        self._training = []
+        state.borrow(self, ((tensor, average) for average, tensor in self._pairs))
 
     def averaged(self, model: nn.Module) -> dict[str, Any]:
         """A ``state_dict`` of copies: the averages where there are any, cast to the model's dtypes.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from hocket.algorithm import Algorithm, Phase
 from hocket.hookspecs import hookimpl
-from hocket_general.functional import clip_gradients
+from hocket.optim.clipping import clip_gradients
 
 if TYPE_CHECKING:
     from torch import Tensor

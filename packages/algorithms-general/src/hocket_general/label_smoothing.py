@@ -2,17 +2,107 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from hocket.algorithm import Algorithm, Phase
 from hocket.data.batches import get_item, set_item
 from hocket.hookspecs import Event
-from hocket_general.functional import smooth_labels
 
 if TYPE_CHECKING:
     from hocket.state import State
+
+
+def smooth_labels(logits: Tensor, targets: Tensor, smoothing: float = 0.1, *, ignore_index: int = -100) -> Tensor:
+    """Targets mixed with the uniform distribution: ``(1 - smoothing) * target + smoothing / K`` over K classes.
+
+    Szegedy et al. 2016, "Rethinking the Inception Architecture", section 7 (arXiv 1512.00567).
+
+    Args:
+        logits: floating point, ``(N, K)`` or ``(N, K, d1, ...)``; only its shape, dtype and device matter.
+        targets: class indices, an integer tensor ``(N,)`` or ``(N, d1, ...)``, or probabilities shaped like ``logits``.
+        smoothing: the mass given to the uniform distribution, in [0, 1].
+        ignore_index: positions with this class index get a row of zeros, which adds nothing to a cross entropy. The
+            mean of :func:`torch.nn.functional.cross_entropy` still divides by them; that of :func:`soft_cross_entropy`
+            does not.
+
+    Returns:
+        A new tensor shaped like ``logits``, in its dtype, or in float32 if that is narrower.
+
+    Raises:
+        ValueError: ``smoothing`` is outside [0, 1], the shapes do not fit together, or (checked on the CPU; a device
+            raises its own assertion) an index is neither a class nor ``ignore_index``.
+        TypeError: ``logits`` are not floating point, or index targets are not integers.
+    """
+    if not 0 <= smoothing <= 1:
+        raise ValueError(
+            f"smoothing is {smoothing}, but it is a share of the probability mass: give a number in [0, 1]."
+        )
+    if not logits.is_floating_point() or logits.ndim < 2:
+        raise TypeError(
+            f"smooth_labels needs floating-point logits of shape (N, K, ...) with the classes in dimension 1, and was "
+            f"given {logits.dtype} of shape {tuple(logits.shape)}."
+        )
+    classes = logits.shape[1]
+    dtype = torch.promote_types(logits.dtype, torch.float32)
+    with torch.no_grad():
+        if targets.shape == logits.shape:
+            return targets.to(dtype) * (1 - smoothing) + smoothing / classes
+        if targets.shape != logits.shape[:1] + logits.shape[2:]:
+            raise ValueError(
+                f"Targets of shape {tuple(targets.shape)} do not fit logits of shape {tuple(logits.shape)}: give class "
+                f"indices of shape {tuple(logits.shape[:1] + logits.shape[2:])} or probabilities shaped like the "
+                f"logits."
+            )
+        if targets.is_floating_point() or targets.is_complex() or targets.dtype == torch.bool:
+            raise TypeError(
+                f"Targets of shape {tuple(targets.shape)} are class indices for logits of shape "
+                f"{tuple(logits.shape)}, but their dtype is {targets.dtype}: convert them with targets.long()."
+            )
+        ignored = targets == ignore_index
+        indices = targets.masked_fill(ignored, 0).long().unsqueeze(1)
+        smooth = torch.full(logits.shape, smoothing / classes, dtype=dtype, device=logits.device)
+        try:
+            smooth.scatter_(1, indices, 1 - smoothing + smoothing / classes)
+        except RuntimeError as error:  # on the CPU; a device raises its own assertion, later
+            raise ValueError(
+                f"Class indices must lie in [0, {classes}) for {classes} classes, or be ignore_index={ignore_index}, "
+                f"but they reach from {int(targets.min())} to {int(targets.max())}: pass the ignore_index that your "
+                f"labels use."
+            ) from error
+        return smooth.masked_fill_(ignored.unsqueeze(1), 0)
+
+
+def soft_cross_entropy(
+    logits: Tensor, targets: Tensor, reduction: Literal["mean", "sum", "none"] = "mean", *, ignore_index: int = -100
+) -> Tensor:
+    """Cross entropy ``-sum_k t_k log softmax(logits)_k`` for class indices, or probabilities of any total mass.
+
+    The mean divides by the total mass of the targets. With index targets that is the number of positions that are not
+    ignored, as in :func:`torch.nn.functional.cross_entropy`; with the zero rows that :func:`smooth_labels` makes of
+    ignored positions it is the same number.
+
+    Args:
+        logits: ``(N, K)`` or ``(N, K, d1, ...)``.
+        targets: integer class indices ``(N,)`` or ``(N, d1, ...)``, or probabilities shaped like ``logits``.
+        reduction: ``"mean"`` and ``"sum"`` give a scalar, ``"none"`` one loss per position, ``(N,)`` or ``(N, d1,
+            ...)``.
+        ignore_index: this class index counts as no target; probabilities have no such thing.
+
+    Raises:
+        ValueError: an unknown ``reduction``.
+    """
+    if reduction not in ("mean", "sum", "none"):
+        raise ValueError(f"reduction is {reduction!r}: give 'mean', 'sum' or 'none'.")
+    if targets.shape != logits.shape:
+        return F.cross_entropy(logits, targets, reduction=reduction, ignore_index=ignore_index)
+    losses = -(targets * F.log_softmax(logits, dim=1)).sum(1)
+    if reduction == "none":
+        return losses
+    return losses.sum() / targets.sum() if reduction == "mean" else losses.sum()
 
 
 class LabelSmoothing(Algorithm):

@@ -2,19 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from hocket.algorithm import Algorithm, Need, Phase
+from hocket.distributed.dtensors import mesh_of, total_norm
 from hocket.hookspecs import Event, hookimpl
 from hocket.optim.optimizers import needs_closure
-from hocket_general.functional import sam_perturbation
 
 if TYPE_CHECKING:
     from hocket.state import State
+
+
+def sam_perturbation(gradients: Sequence[Tensor], rho: float = 0.05, epsilon: float = 1e-12) -> list[Tensor]:
+    """The step to the worst nearby weights, ``rho * g / (||g||_2 + epsilon)``, with one norm over all gradients.
+
+    Foret et al. 2021, "Sharpness-Aware Minimization", equation 2 with p = 2 (arXiv 2010.01412). Computed on the device,
+    without waiting for it. Zero gradients give a zero step. Where ranks hold shards (DTensors), every rank has to call this.
+
+    Args:
+        gradients: floating-point tensors of any shapes; left unchanged.
+        rho: the length of the whole step, in the units of the weights.
+        epsilon: added to the norm.
+
+    Returns:
+        New tensors with the shapes, dtypes and devices of ``gradients``.
+
+    Raises:
+        ValueError: ``rho`` or ``epsilon`` is negative.
+    """
+    if rho < 0 or epsilon < 0:
+        raise ValueError(f"rho is {rho} and epsilon is {epsilon}, but neither may be negative: rho is a distance.")
+    if not gradients:
+        return []
+    with torch.no_grad():
+        # A narrow dtype would overflow in the sum of squares, and its smallest number is far above epsilon.
+        norm = total_norm([g if g.dtype.itemsize >= 4 else g.float() for g in gradients])
+        scale = rho / (norm + epsilon)
+        if len({(g.device, mesh_of(g)) for g in gradients}) == 1:
+            return list(torch._foreach_mul(list(gradients), scale))
+        return [g * scale.to(g.device) for g in gradients]
 
 
 class SAM(Algorithm):

@@ -22,52 +22,6 @@ if TYPE_CHECKING:
     from hocket.state import State
 
 
-class ALiBi(Algorithm):
-    """Linear biases on attention instead of position embeddings (Press, Smith and Lewis 2022, arXiv 2108.12409).
-
-    Before training, the model is changed by :func:`alibi`. What ALiBi saves comes from training on shorter sequences
-    than it is used on: with ``train_sequence_length_scaling`` below 1 every training batch goes through
-    :func:`~hocket_nlp.functional.scale_sequence_length`. Batches of evaluation stay as they are.
-
-    Args:
-        max_sequence_length: the longest sequence that the model will be used on, in tokens.
-        train_sequence_length_scaling: the length of training sequences relative to the loader's. 1 leaves batches
-            alone; 0.25 trains on four times as many sequences of a quarter of the length.
-
-    Raises:
-        ValueError: ``train_sequence_length_scaling`` is neither a whole number nor one divided by a whole number.
-    """
-
-    events = (Event.INIT, Event.AFTER_DATALOADER)
-    phase = Phase.MODEL
-
-    def __init__(self, max_sequence_length: int, train_sequence_length_scaling: float = 1.0) -> None:
-        merge_and_cut(train_sequence_length_scaling)
-        self.max_sequence_length = max_sequence_length
-        self.train_sequence_length_scaling = train_sequence_length_scaling
-
-    def match(self, event: Event, state: State) -> bool:
-        """Always for the model; for batches where there is something to scale."""
-        return event is Event.INIT or self.train_sequence_length_scaling != 1
-
-    def apply(self, event: Event, state: State) -> None:
-        """Change the model once, and the shape of every training batch."""
-        if event is Event.INIT:
-            state.model, changed = alibi(state.model, self.max_sequence_length)
-            state.replacements += changed
-        else:
-            state.batch = scale_sequence_length(state.batch, self.train_sequence_length_scaling)
-
-    def touches(self, model: nn.Module) -> Sequence[str]:
-        """The position embeddings that would go, and the attention that would be biased."""
-        return [
-            f"{site.positions}: Embedding -> NoPositions; linear biases in {len(site.attention)} layers of "
-            f"{site.body.config.num_attention_heads} heads"
-            for site in _sites(model)
-            if isinstance(getattr(site.holder, site.attribute), nn.Embedding)
-        ]
-
-
 def alibi(model: nn.Module, max_sequence_length: int) -> tuple[nn.Module, list[Replacement]]:
     """Replace the learned position embeddings of GPT-2, BERT or RoBERTa by linear biases on attention, in place.
 
@@ -119,6 +73,52 @@ def alibi(model: nn.Module, max_sequence_length: int) -> tuple[nn.Module, list[R
             stacklevel=2,
         )
     return model, changed
+
+
+class ALiBi(Algorithm):
+    """Linear biases on attention instead of position embeddings (Press, Smith and Lewis 2022, arXiv 2108.12409).
+
+    Before training, the model is changed by :func:`alibi`. What ALiBi saves comes from training on shorter sequences
+    than it is used on: with ``train_sequence_length_scaling`` below 1 every training batch goes through
+    :func:`~hocket_nlp.functional.scale_sequence_length`. Batches of evaluation stay as they are.
+
+    Args:
+        max_sequence_length: the longest sequence that the model will be used on, in tokens.
+        train_sequence_length_scaling: the length of training sequences relative to the loader's. 1 leaves batches
+            alone; 0.25 trains on four times as many sequences of a quarter of the length.
+
+    Raises:
+        ValueError: ``train_sequence_length_scaling`` is neither a whole number nor one divided by a whole number.
+    """
+
+    events = (Event.INIT, Event.AFTER_DATALOADER)
+    phase = Phase.MODEL
+
+    def __init__(self, max_sequence_length: int, train_sequence_length_scaling: float = 1.0) -> None:
+        merge_and_cut(train_sequence_length_scaling)
+        self.max_sequence_length = max_sequence_length
+        self.train_sequence_length_scaling = train_sequence_length_scaling
+
+    def match(self, event: Event, state: State) -> bool:
+        """Always for the model; for batches where there is something to scale."""
+        return event is Event.INIT or self.train_sequence_length_scaling != 1
+
+    def apply(self, event: Event, state: State) -> None:
+        """Change the model once, and the shape of every training batch."""
+        if event is Event.INIT:
+            state.model, changed = alibi(state.model, self.max_sequence_length)
+            state.replacements += changed
+        else:
+            state.batch = scale_sequence_length(state.batch, self.train_sequence_length_scaling)
+
+    def touches(self, model: nn.Module) -> Sequence[str]:
+        """The position embeddings that would go, and the attention that would be biased."""
+        return [
+            f"{site.positions}: Embedding -> NoPositions; linear biases in {len(site.attention)} layers of "
+            f"{site.body.config.num_attention_heads} heads"
+            for site in _sites(model)
+            if isinstance(getattr(site.holder, site.attribute), nn.Embedding)
+        ]
 
 
 class NoPositions(nn.Module):

@@ -60,10 +60,8 @@ def as_loss(returned: Any) -> Loss:
     A dict is summed, unless it has a ``"total"``: that is the loss then, and the others are logged. A tensor of one element is
     a scalar.
     """
-    if type(returned) is Tensor or isinstance(returned, Tensor):
-        loss = tuple.__new__(
-            Loss, (returned, None, _NO_PARTS, None, None)
-        )  # Loss(returned) without a call in every batch
+    if isinstance(returned, Tensor):
+        loss = Loss(returned)
     elif isinstance(returned, Loss):
         loss = returned
         _check_weight(loss.weight)

@@ -12,17 +12,19 @@ from typing import Any
 import torch
 from torch import nn
 
-from hocket import launching, settings
+from hocket import launching
 from hocket.checkpoints import CheckpointError
 from hocket.checkpoints.storage.plain import decode, encode
 from hocket.checkpoints.storage.ranks import Ranks
 from hocket.data import batches
 from hocket.data.checks import check_batches
 from hocket.data.source import set_epoch
+from hocket.devices import placement
 from hocket.distributed import comparison
 from hocket.hookspecs import Event
 from hocket.hookspecs.actions import Actions
 from hocket.optim.clipping import clip_gradients
+from hocket.parts import Parts, resolve
 from hocket.plugins import switches
 from hocket.plugins.bus import Bus
 from hocket.training import seeding
@@ -58,20 +60,20 @@ class Runtime:
         plugins: bool | list[str] | None = None,
     ) -> None:
         with switches.use(plugins):
-            parts = settings.resolve(strategy=strategy, precision=precision, device=device, devices=devices)
+            parts = resolve(strategy=strategy, precision=precision, device=device, devices=devices)
         _check_own_loop(parts)
         self._join(parts, Bus(parts.voices), devices, {})
         if seed is not None:
             seeding.seed_everything(seed + self.strategy.data_rank)
 
     @classmethod
-    def of(cls, parts: settings.Parts, bus: Bus, devices: int | None, given: comparison.Given) -> Runtime:
+    def of(cls, parts: Parts, bus: Bus, devices: int | None, given: comparison.Given) -> Runtime:
         """Of parts that were resolved already, as the Trainer's; seeds nothing. ``given`` has to be the same on all ranks."""
         runtime = cls.__new__(cls)
         runtime._join(parts, bus, devices, given)
         return runtime
 
-    def _join(self, parts: settings.Parts, bus: Bus, devices: int | None, given: comparison.Given) -> None:
+    def _join(self, parts: Parts, bus: Bus, devices: int | None, given: comparison.Given) -> None:
         self.bus = bus
         self.strategy, self.precision, self.device_kind = parts.strategy, parts.precision, parts.device
         if devices is not None and devices > 1:
@@ -104,7 +106,7 @@ class Runtime:
         What is called computes under the precision's context, and hands out 16-bit results as float32, so that losses are
         computed in float32. The module itself stays ``model.module``.
         """
-        settings.check_model(model, self.device.type, self.strategy.materializes)
+        placement.check_model(model, self.device.type, self.strategy.materializes)
         module, prepared = self.prepare(self.convert(model), optimizers)
         called = PreparedModel(self, model, module)
         return (called, *prepared) if optimizers else called
@@ -115,7 +117,7 @@ class Runtime:
 
     def place(self, module: Any) -> Any:
         """The module on the device, unless the strategy moves it part by part."""
-        return module if self.strategy.places else settings.move(module, self.device)
+        return module if self.strategy.places else placement.move(module, self.device)
 
     def prepare(
         self, module: nn.Module, optimizers: Sequence[torch.optim.Optimizer]
@@ -384,7 +386,7 @@ def _inner(model: nn.Module) -> nn.Module:
     return prepared
 
 
-def _check_own_loop(parts: settings.Parts) -> None:
+def _check_own_loop(parts: Parts) -> None:
     hooks = [*(event.value for event in Event), *(name for name in vars(Actions) if not name.startswith("_"))]
     for argument, part in (("strategy", parts.strategy), ("precision", parts.precision)):
         # Whoever writes the loop cuts the batches.
@@ -393,7 +395,7 @@ def _check_own_loop(parts: settings.Parts) -> None:
             raise ValueError(
                 f"{argument} {type(part).__name__} acts on {', '.join(heard)}, which only the Trainer's loop has. Train with "
                 f"hocket.Trainer, or give hocket.Runtime another {argument}, such as "
-                f"{'ddp' if argument == 'strategy' else 'bf16'}."
+                f"{'auto' if argument == 'strategy' else 'bf16'}."
             )
 
 

@@ -1,208 +1,158 @@
-"""From the Trainer's arguments to checked parts."""
+"""The Trainer's settings: its arguments, checked before anything is built, in the form that a run uses."""
 
 from __future__ import annotations
 
-import os
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
-import torch
 from torch import nn
-from torch.torch_version import TorchVersion
 
-from hocket import launching
 from hocket.algorithm import Need
-from hocket.devices import Device
-from hocket.devices.cuda import CUDA
-from hocket.hookspecs import PrecisionLike, StrategyLike
-from hocket.plugins import catalog
-from hocket.plugins.errors import PluginError, said
-from hocket.plugins.spec import Voice, build
+from hocket.hookspecs import StrategyLike
+from hocket.plugins.spec import Voice
+from hocket.run_folder import check_name
+from hocket.time import Interval, Time, batches
+from hocket.training.guard import Policy
+from hocket.training.until import duration
 
-#: Where the strategy is from that "auto" chooses for several processes.
-_STRATEGIES = "hocket-strategies"
+if TYPE_CHECKING:
+    from hocket.checkpoints.policy import Checkpoints
 
-
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """What a run is made of."""
-
-    #: Everything that is attached to the bus.
-    voices: list[Voice]
-    strategy: StrategyLike
-    precision: PrecisionLike
-    device: Device
-    #: What was chosen for ``"auto"``, and why.
-    reasons: Mapping[str, str]
+#: What is not among the hyperparameters: data, and plug-ins, which stand there with their configuration.
+_PARTS = {"train_data", "eval_data", "algorithms", "callbacks", "loggers", "strategy", "precision", "actions"}
+#: Arguments that may differ from rank to rank, or are compared as plug-ins, as data or after construction …
+_OF_EACH_RANK = _PARTS | {
+    "device", "devices", "optimizer", "microbatch", "folder", "plugins", "profile_plugins", "detect_anomaly", "resume",
+    "checkpoints", "metrics", "train_metrics", "loss",
+}  # fmt: skip
+#: … and of these, those that all ranks are given or none.
+_PRESENCE = ("train_data", "eval_data", "resume", "checkpoints", "loss", "metrics", "train_metrics", "optimizer")
 
 
-def resolve(
-    *,
-    strategy: Any,
-    precision: Any,
-    device: Any,
-    actions: Any = "default",
-    algorithms: Sequence[Any] = (),
-    callbacks: Sequence[Any] = (),
-    loggers: Sequence[Any] = (),
-    devices: int | None = None,
-) -> Parts:
-    """Import and make what the arguments name, and nothing else."""
-    reasons: dict[str, str] = {}
-    processes = _check_devices(devices)
-    if strategy == "auto":
-        strategy, reasons["strategy"] = _auto_strategy(processes)
-    if device == "auto":
-        device, reasons["device"] = _auto_device()
-    one = {
-        kind: build(kind, given)
-        for kind, given in {
-            "strategies": strategy, "precisions": precision, "actions": actions, "devices": device,
-        }.items()
-    }  # fmt: skip
-    if processes > 1:
-        if not one["strategies"].obj.distributed:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """How a run is set up, but for its model, data and plug-ins; each field as the argument of `hocket.Trainer`.
+
+    `of` makes it, and is where each argument is checked: what cannot be understood fails before anything is built.
+    """
+
+    #: All arguments but the model, as they were given.
+    given: Mapping[str, Any]
+    seed: int | None
+    global_batch: int | None
+    #: Whether this is a run of ``fast_dev_run``, whose limits and duration are that many batches.
+    fast: bool
+    duration: Time | None
+    limit_train: int | None
+    limit_eval: int | None
+    limit_predict: int | None
+    overfit: int | None
+    sanity_eval: int
+    eval_every: Interval
+    log_every: Interval
+    microbatch: int | Literal["auto"] | None
+    #: Kind and threshold.
+    clipping: tuple[Literal["norm", "value", "adaptive"], float] | None
+    loss_reduction: Literal["mean", "sum"] | None
+    nonfinite: Policy
+    deterministic: bool
+    detect_anomaly: bool
+    #: The arguments of `torch.compile`; None to compile nothing.
+    compile: Mapping[str, Any] | None
+    #: None in runs that leave nothing, like ``resume``.
+    checkpoints: Checkpoints | None
+    resume: str | Path | None
+    run_name: str | None
+    folder: Path
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> Settings:
+        """Check the Trainer's arguments, by name. Raises TypeError and ValueError that say what to write."""
+        limits = {name: given[name] for name in ("limit_train", "limit_eval", "limit_predict")}
+        fast, overfit, sanity_eval = given["fast_dev_run"], given["overfit"], given["sanity_eval"]
+        until = None if given["duration"] is None else duration(given["duration"])
+        if fast is not None:
+            limits, until = dict.fromkeys(limits, fast), Time.parse("1ep")
+        counts = {"fast_dev_run": fast, **limits, "overfit": overfit, "sanity_eval": sanity_eval or None}
+        for name, number in counts.items():
+            if number is not None:
+                batches(number, name)
+        lasting = fast is None and overfit is None
+        return cls(
+            given=MappingProxyType(dict(given)),
+            seed=given["seed"],
+            global_batch=given["global_batch"],
+            fast=fast is not None,
+            duration=until,
+            **limits,
+            overfit=overfit,
+            sanity_eval=sanity_eval,
+            eval_every=Interval(given["eval_every"]),
+            log_every=Interval(given["log_every"]),
+            microbatch=_microbatch(given["microbatch"]),
+            clipping=_clipping(given["clip_gradients"]),
+            loss_reduction=_reduction(given["loss_reduction"]),
+            nonfinite=_policy(given["nonfinite"]),
+            deterministic=given["deterministic"],
+            detect_anomaly=given["detect_anomaly"],
+            compile=({} if given["compile"] is True else given["compile"]) if given["compile"] else None,
+            checkpoints=given["checkpoints"] if lasting else None,
+            resume=given["resume"] if lasting else None,
+            run_name=check_name(given["run_name"]),
+            folder=Path(given["folder"]),
+        )
+
+    @property
+    def lasting(self) -> bool:
+        """Whether the run leaves files; tests of a run (``fast_dev_run``, ``overfit``) leave nothing."""
+        return not self.fast and self.overfit is None
+
+    def samples_per_microbatch(self, strategy: StrategyLike) -> int | None:
+        """Return what a run begins with; None for the whole batch. Raises ValueError where the strategy rules out "auto"."""
+        if self.microbatch == "auto" and Need.FULL_PARAMETERS not in strategy.offers:
             raise ValueError(
-                f"devices={devices}, but strategy='{one['strategies'].name}' trains in one process. Pass strategy='ddp', or "
-                "leave out one of the two."
+                f"microbatch='auto' lets each rank try alone what fits, which it cannot under {type(strategy).__name__}: a "
+                "forward pass needs the other ranks, which would wait for one that runs out of memory. Give a number, such as "
+                "microbatch=8."
             )
-        one["devices"].obj.torch_device(processes - 1)  # raises if there are fewer
-    several = {"algorithms": algorithms, "callbacks": callbacks, "loggers": loggers}
-    for kind, given in several.items():
-        if isinstance(given, str | Mapping) or not isinstance(given, Sequence):
-            raise TypeError(f"{kind}={given!r} should be a list, such as {kind}=[{given!r}].")
-    voices = [one["actions"], one["strategies"], one["precisions"]]
-    for kind, given in several.items():
-        voices += _distinct([build(kind, item) for item in given])
-    return Parts(voices, one["strategies"].obj, one["precisions"].obj, one["devices"].obj, reasons)
+        return None if self.microbatch == "auto" else self.microbatch
+
+    # --- what others show, compare and write down
+
+    def facts(self, model: nn.Module, reasons: Mapping[str, str]) -> dict[str, str]:
+        """Return what the plan says first; ``reasons`` are those of what "auto" has chosen."""
+        parameters = sum(parameter.numel() for parameter in model.parameters())
+        described = f"{type(model).__name__}, {parameters:,} parameters"
+        return {"model": described, "duration": str(self.duration or "given to fit"), **reasons}
+
+    def hyperparameters(self, voices: Sequence[Voice]) -> dict[str, Any]:
+        """Return arguments and attached plug-ins as JSON-like values; whatever is not JSON-like by the name of its class."""
+        attached: dict[str, Any] = {}
+        for voice in voices:
+            attached.setdefault(voice.kind, {})[voice.name] = plain(voice.config)
+        return {name: plain(value) for name, value in self.given.items() if name not in _PARTS} | attached
+
+    def of_all_ranks(self) -> dict[str, Any]:
+        """Return the arguments that have to be equal on all ranks."""
+        return {name: value for name, value in self.given.items() if name not in _OF_EACH_RANK}
+
+    def given_on_all_ranks(self) -> dict[str, bool]:
+        """Return whether each argument was given of those that all ranks are given or none, whatever the value."""
+        return {name: self.given[name] is not None for name in _PRESENCE}
 
 
-def that_leave_nothing(parts: Parts) -> Parts:
-    """The same without the loggers that write something down: for tests of a run."""
-    shown = [v for v in parts.voices if v.kind != "loggers" or getattr(v.obj, "shows_only", False)]
-    return replace(parts, voices=shown)
-
-
-def _distinct(voices: list[Voice]) -> list[Voice]:
-    """The second of a name becomes ``name-2``."""
-    names: set[str] = set()
-    for voice in voices:
-        name, number = voice.name, 1
-        while voice.name in names:
-            number += 1
-            voice.name = f"{name}-{number}"
-        names.add(voice.name)
-    return voices
-
-
-def _auto_strategy(devices: int) -> tuple[str, str]:
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        world = torch.distributed.get_world_size()
-    else:
-        found = launching.current()
-        world = max(found.world_size if found else 1, devices)
-    if world == 1:
-        return "single", f"single, because this is one process. {launching.hint(os.environ)}".rstrip()
-    if not any(entry.dist == _STRATEGIES and entry.name == "ddp" for entry in catalog.choices("strategies")):
-        raise PluginError(
-            f"There are {world} processes, and no installed strategy that runs on several. Type: "
-            "pip install 'hocket[strategies]', or pass strategy='single' for independent runs."
-        )
-    return f"{_STRATEGIES}/ddp", f"ddp, because there are {world} processes"
-
-
-def _check_devices(given: Any) -> int:
-    """Processes on this machine; 1 if nothing was said."""
-    if given is None:
-        return 1
-    if isinstance(given, bool) or not isinstance(given, int) or given < 1:
-        raise ValueError(
-            f"devices={given!r} is not a number of devices; give a positive int, such as 2, or None for what was started."
-        )
-    return given
-
-
-def _auto_device() -> tuple[Device, str]:
-    """The device with the highest priority among those available here; one that cannot say is skipped, with a warning."""
-    best: tuple[float, str, Device] | None = None
-    for entry in catalog.choices("devices"):
-        try:
-            device: Device = entry.load()()
-            if device.available() and (best is None or device.priority > best[0]):
-                best = device.priority, entry.name, device
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:
-            warnings.warn(
-                f"device='auto' skips the device '{entry.name}' of {entry.dist} {entry.version}: {said(error)}. Type `hocket "
-                f"plugins doctor` for more; HOCKET_DISABLE_PLUGINS=dist:{entry.dist} leaves it out.",
-                stacklevel=4,
-            )
-    if best is None:
-        raise PluginError("No installed device is available here. Pass device=, such as device='cpu'.")
-    return best[2], f"{best[1]}, the best of those available here"
-
-
-def check_model(model: nn.Module, device: Any, materializes: bool = False) -> None:
-    """Refuse a model that cannot be moved to where it should be trained, naming the parameter. Raises TypeError, ValueError."""
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model={model!r} is {type(model).__name__}; give a torch.nn.Module or a hocket.Task.")
-    places: dict[torch.device, str] = {}
-    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-        places.setdefault(tensor.device, name)
-    kind = type(model).__name__
-    meta = torch.device("meta")
-    if materializes:
-        places.pop(meta, None)
-    if meta in places:
-        raise ValueError(
-            f"{kind}.{places[meta]} is on the meta device and has no values. Give it some first: "
-            "model.to_empty(device='cpu'), then initialise or load the weights."
-        )
-    if len(places) > 1:
-        found = ", ".join(f"{kind}.{name} on {place}" for place, name in places.items())
-        raise ValueError(f"The model is spread over devices: {found}. Move it to one: model.to('cpu').")
-    if device not in (None, "auto") and isinstance(device, str):
-        for place, name in places.items():
-            if place.type not in ("cpu", device):
-                raise ValueError(
-                    f"{kind}.{name} is on {place}, but the Trainer was given device='{device}'. Pass device='{place.type}', "
-                    f"or move the model first: model.to('{device}')."
-                )
-
-
-def move(task: Any, device: torch.device) -> Any:
-    """The task on the device, but for what is on the meta device and has no values to move."""
-    if any(tensor.is_meta for tensor in [*task.parameters(), *task.buffers()]):
-        return task._apply(lambda tensor: tensor if tensor.is_meta else tensor.to(device))
-    return task.to(device)
-
-
-def describe(model: nn.Module) -> str:
-    """Class and size."""
-    parameters = sum(parameter.numel() for parameter in model.parameters())
-    return f"{type(model).__name__}, {parameters:,} parameters"
-
-
-def check_microbatch(given: Any, strategy: StrategyLike) -> int | None:
-    """Samples per microbatch to begin with."""
-    if given == "auto" and Need.FULL_PARAMETERS not in strategy.offers:
-        raise ValueError(
-            f"microbatch='auto' lets each rank try alone what fits, which it cannot under {type(strategy).__name__}: a forward "
-            "pass needs the other ranks, which would wait for one that runs out of memory. Give a number, such as microbatch=8."
-        )
+def _microbatch(given: Any) -> Any:
     if given is None or given == "auto":
-        return None
+        return given
     if isinstance(given, bool) or not isinstance(given, int) or given < 1:
         raise ValueError(f"microbatch={given!r} is not a number of samples; give a positive int, 'auto' or None.")
     return given
 
 
-def check_clipping(given: Any) -> tuple[Any, float] | None:
-    """Kind and threshold of gradient clipping."""
+def _clipping(given: Any) -> tuple[Any, float] | None:
     if given is None:
         return None
     kind, threshold = given if isinstance(given, tuple | list) and len(given) == 2 else ("norm", given)
@@ -215,23 +165,16 @@ def check_clipping(given: Any) -> tuple[Any, float] | None:
     return kind, float(threshold)
 
 
-def check_reduction(given: Any) -> Literal["mean", "sum"] | None:
-    """What losses are."""
+def _reduction(given: Any) -> Any:
     if given not in (None, "mean", "sum"):
         raise ValueError(f"loss_reduction={given!r} is neither 'mean' nor 'sum'; None for what the loss function says.")
+    return given
+
+
+def _policy(given: Any) -> Policy:
+    if given not in get_args(Policy):
+        raise ValueError(f"nonfinite={given!r} is not a policy; use 'raise', 'skip' or 'warn'.")
     return given  # type: ignore[no-any-return]  # just checked
-
-
-def hyperparameters(arguments: Mapping[str, Any], voices: Sequence[Voice]) -> dict[str, Any]:
-    """The Trainer's arguments and the attached plug-ins, as JSON-like values; what is neither is named by its class."""
-    simple = {name: plain(value) for name, value in arguments.items() if name not in _DATA}
-    attached: dict[str, Any] = {}
-    for voice in voices:
-        attached.setdefault(voice.kind, {})[voice.name] = plain(voice.config)
-    return {**simple, **attached}
-
-
-_DATA = {"train_data", "eval_data", "algorithms", "callbacks", "loggers", "strategy", "precision", "actions"}
 
 
 def plain(value: Any) -> Any:
@@ -243,38 +186,3 @@ def plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
     return getattr(value, "__qualname__", None) or type(value).__qualname__
-
-
-def prepare_deterministic(device: Device) -> None:
-    """Before a GPU is used: torch 2.9 runs cuBLAS deterministically only under an environment variable, which this sets.
-
-    Raises RuntimeError where it is too late for that.
-    """
-    known, name = (":4096:8", ":16:8"), "CUBLAS_WORKSPACE_CONFIG"
-    if (
-        not isinstance(device, CUDA)
-        or torch.version.hip
-        or TorchVersion(torch.__version__) >= "2.10"
-        or os.environ.get(name) in known
-    ):
-        return
-    if name in os.environ or torch.cuda.is_initialized():
-        raise RuntimeError(
-            f"deterministic=True on a GPU needs {name}={known[0]} with torch {torch.__version__} when the process starts, "
-            f"and it is {os.environ.get(name, 'not set')}. Type: {name}={known[0]} python …, or upgrade torch to 2.10."
-        )
-    os.environ[name] = known[0]
-
-
-@contextmanager
-def deterministic_kernels() -> Iterator[None]:
-    """Only deterministic kernels inside; torch raises where an operation has none."""
-    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    benchmark = torch.backends.cudnn.benchmark
-    torch.use_deterministic_algorithms(True)
-    torch.backends.cudnn.benchmark = False
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
-        torch.backends.cudnn.benchmark = benchmark

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
+from hocket.plugins.kinds import singular
 from hocket.time import Time, Timestamp
+from hocket.training.borrowing import BorrowedTensors
 from hocket.training.generators import Generators
 from hocket.training.progress import Progress
 from hocket.training.requests import Decision, Requests
@@ -90,6 +92,8 @@ class State:
         self.step = Step()
         self.requests = Requests()
         self.generators = Generators(seed)
+        #: Tensors of the model that plug-ins have put other values into for a while.
+        self.borrowed = BorrowedTensors()
 
         #: Whether losses are means or sums, where they do not say; None for means, which is checked.
         self.loss_reduction: Literal["mean", "sum"] | None = None
@@ -253,6 +257,35 @@ class State:
     def stop_reason(self) -> str:
         """Why plug-ins asked to stop, or empty."""
         return self.requests.reason
+
+    # --- the model's tensors with other values for a while
+
+    def borrow(self, plugin: Any, values: Iterable[tuple[Tensor, Tensor]]) -> None:
+        """Put values into the model's own tensors until `give_back`: on ``eval_before_all`` or ``predict_start``.
+
+        Args:
+            plugin: the algorithm or callback that borrows.
+            values: each of the model's tensors with the value to put there; shards (DTensors) where the model's are.
+
+        Raises:
+            ConflictError: another plug-in has borrowed one of these tensors; the message names both.
+        """
+        self.borrowed.borrow(self._called(plugin), values)
+
+    def give_back(self, plugin: Any) -> None:
+        """Put the training values back: on ``eval_after_all``, ``predict_end``, ``exception`` and ``close``.
+
+        Does nothing if this plug-in has borrowed nothing.
+        """
+        self.borrowed.give_back(self._called(plugin))
+
+    def borrower(self, tensors: Iterable[Tensor]) -> str | None:
+        """Return who has borrowed one of these tensors, such as ``"algorithm 'ema'"``, or None."""
+        return self.borrowed.borrower(tensors)
+
+    def _called(self, plugin: Any) -> str:
+        voice = self.voice_of(plugin)
+        return f"{singular(voice.kind)} '{voice.name}'"
 
     # --- randomness
 

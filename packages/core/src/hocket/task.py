@@ -14,9 +14,6 @@ from hocket.losses import Loss, own_loss
 if TYPE_CHECKING:
     from hocket.training.steps import Steps
 
-#: ``tuple | list`` would be put together anew in every batch.
-_SEQUENCE = (tuple, list)
-
 
 class Task(nn.Module):
     """A model that knows its batches and its loss. Subclass it and define :meth:`forward` and :meth:`loss`.
@@ -154,11 +151,10 @@ class SupervisedTask(Task):
 
     def forward(self, batch: Any) -> Any:
         """``network(inputs)``, or ``network(**batch)`` for a mapping."""
-        network = self._modules["network"]  # self.network would go through __getattr__, in every batch
-        assert network is not None
+        network = self.network
         if self.inputs is not None:
             return network(batches.part(batch, self.inputs))
-        if isinstance(batch, _SEQUENCE):
+        if isinstance(batch, tuple | list):
             return network(batch[0])
         return network(**batch) if isinstance(batch, Mapping) else network(batch)
 
@@ -178,7 +174,7 @@ class SupervisedTask(Task):
         """What the loss function compares outputs with."""
         if self.targets is not None:
             return batches.part(batch, self.targets)
-        return batch[1] if isinstance(batch, _SEQUENCE) else batch
+        return batch[1] if isinstance(batch, tuple | list) else batch
 
     def update_metric(self, metric: Any, outputs: Any, batch: Any) -> None:
         """``metric.update(outputs, targets)``; of outputs that have logits, as those of transformers, these."""
@@ -205,3 +201,18 @@ class SupervisedTask(Task):
     @model.setter
     def model(self, module: nn.Module) -> None:
         self.network = module
+
+
+def task_of(model: nn.Module, loss: Callable[[Any, Any], Any] | None, inputs: Any, targets: Any) -> Task:
+    """Return a Task as it is, or one made of a module and a loss. Raises TypeError for arguments that a Task does not take."""
+    if not isinstance(model, Task):
+        return SupervisedTask(model, loss, inputs, targets)
+    kind = type(model).__name__
+    if inputs is not None or targets is not None:
+        raise TypeError(
+            f"{kind} is a Task: its forward, loss and update_metric take what they need from a batch. Leave out inputs= and "
+            "targets=."
+        )
+    if loss is not None:
+        raise TypeError(f"{kind} is a Task and has a loss of its own; leave out loss=.")
+    return model

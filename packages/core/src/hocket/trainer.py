@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import nn
 
-from hocket import launching, settings
+from hocket import launching
 from hocket.checkpoints.components.configuration import Configuration, hyperparameters
 from hocket.checkpoints.components.data import TrainingData
 from hocket.checkpoints.components.model import by_own_names
@@ -21,21 +21,24 @@ from hocket.checkpoints.content import Content, components_of
 from hocket.data.adapters import adapt
 from hocket.data.checks import check_batches, check_sets
 from hocket.data.training_iterator import TrainingIterator
+from hocket.devices import placement
 from hocket.distributed import comparison
 from hocket.distributed.agreement import ranks_of
 from hocket.losses import reduction_of
 from hocket.optim.learning_rate import make_schedules
 from hocket.optim.optimizers import make_optimizers
+from hocket.parts import resolve, that_leave_nothing
 from hocket.plugins import claims, switches
 from hocket.plugins.bus import Bus
 from hocket.plugins.plan import Plan, make_plan
 from hocket.result import Cost, Result
-from hocket.run_folder import Run, RunFolder, TemporaryFolder, check_name
+from hocket.run_folder import Run, RunFolder, TemporaryFolder
 from hocket.runtime import Runtime
+from hocket.settings import Settings
 from hocket.state import State
-from hocket.task import SupervisedTask, Task
-from hocket.time import Interval, Time, batches
-from hocket.training import seeding, until
+from hocket.task import task_of
+from hocket.time import Interval, Time
+from hocket.training import determinism, seeding, until
 from hocket.training.evaluate import EvalSet, PreparedSet, evaluate, sanity_check
 from hocket.training.fit import FitLoop
 from hocket.training.guard import NonFiniteGuard, Policy
@@ -154,34 +157,14 @@ class Trainer:
         detect_anomaly: bool = False,
         sanity_eval: int = 0,
     ) -> None:
-        self._arguments = {
-            name: value for name, value in locals().items() if name not in ("self", "model", "__class__")
-        }
-        run_name = check_name(run_name)
-        self._fast = fast_dev_run is not None
-        if self._fast:
-            limit_train = limit_eval = limit_predict = fast_dev_run
-            if duration is not None:
-                until.duration(duration)  # a test of the arguments, too
-            duration = "1ep"
-        lasting = fast_dev_run is None and overfit is None
-        if not lasting:
-            checkpoints = resume = None
-        self._duration = None if duration is None else until.duration(duration)
-        self._deterministic, self._detect_anomaly = deterministic, detect_anomaly
-        self._sanity_batches = sanity_eval
-        self._eval_every, self._metrics = Interval(eval_every), metrics
-        self._checkpoints = checkpoints
-        self._global_batch = global_batch
-        self._limits = (limit_train, overfit, limit_eval, limit_predict)
-        given = {"fast_dev_run": fast_dev_run, "limit_train": limit_train, "limit_eval": limit_eval}
-        given |= {"limit_predict": limit_predict, "overfit": overfit, "sanity_eval": sanity_eval or None}
-        for argument, number in given.items():
-            if number is not None:
-                batches(number, argument)
+        given = {name: value for name, value in locals().items() if name not in ("self", "model", "__class__")}
+        #: The arguments, checked.
+        self.settings = settings = Settings.of(given)
+        self._metrics = metrics
+        self._checkpoints = checkpoints = settings.checkpoints
 
         with switches.use(plugins):
-            parts = settings.resolve(
+            parts = resolve(
                 algorithms=algorithms,
                 callbacks=callbacks if checkpoints is None else [*callbacks, checkpoints],
                 loggers=loggers,
@@ -191,38 +174,23 @@ class Trainer:
                 actions=actions,
                 devices=devices,
             )
-        parts = parts if lasting else settings.that_leave_nothing(parts)
+        parts = parts if settings.lasting else that_leave_nothing(parts)
         claims.check(parts.voices)
-        if deterministic:
-            settings.prepare_deterministic(parts.device)
-        settings.check_model(model, device, parts.strategy.materializes)
-        if microbatch == "auto":
+        if settings.deterministic:
+            determinism.prepare(parts.device)
+        placement.check_model(model, device, parts.strategy.materializes)
+        if settings.microbatch == "auto":
             from hocket.training.microbatch import AutoMicrobatch
 
-            parts.voices.append(AutoMicrobatch.voice(Path(folder) / "microbatch.json" if lasting else None))
+            remembered = settings.folder / "microbatch.json" if settings.lasting else None
+            parts.voices.append(AutoMicrobatch.voice(remembered))
         bus = Bus(parts.voices, profile=profile_plugins)
-        task = model if isinstance(model, Task) else SupervisedTask(model, loss, inputs, targets)
-        if task is model and (inputs is not None or targets is not None):
-            raise TypeError(
-                f"{type(model).__name__} is a Task: its forward, loss and update_metric take what they need from a "
-                "batch. Leave out inputs= and targets=."
-            )
-        if task is model and loss is not None:
-            raise TypeError(f"{type(model).__name__} is a Task and has a loss of its own; leave out loss=.")
-        self._plan = make_plan(
-            bus,
-            task,
-            parts.strategy,
-            {
-                "model": settings.describe(task.model),
-                "duration": str(self._duration or "given to fit"),
-                **parts.reasons,
-            },
-        )
+        task = task_of(model, loss, inputs, targets)
+        self._plan = make_plan(bus, task, parts.strategy, settings.facts(task.model, parts.reasons))
 
-        self._runtime = Runtime.of(parts, bus, devices, comparison.of_arguments(self._arguments, task))
-        self._randomness = seeding.RandomStream(seed, parts.strategy.data_rank)
-        run = bus.broadcast_object(Run.new(run_name))
+        self._runtime = Runtime.of(parts, bus, devices, comparison.of_settings(settings, task))
+        self._randomness = seeding.RandomStream(settings.seed, parts.strategy.data_rank)
+        run = bus.broadcast_object(Run.new(settings.run_name))
         self.state = state = State(
             task=task,
             bus=bus,
@@ -231,21 +199,21 @@ class Trainer:
             device=self._runtime.device,
             device_kind=parts.device,
             run=run,
-            folder=RunFolder(Path(folder), run) if lasting else TemporaryFolder(Path(folder), run),
-            seed=seed,
-            microbatch=settings.check_microbatch(microbatch, parts.strategy),
-            resumes=resume,
+            folder=(RunFolder if settings.lasting else TemporaryFolder)(settings.folder, run),
+            seed=settings.seed,
+            microbatch=settings.samples_per_microbatch(parts.strategy),
+            resumes=settings.resume,
         )
-        state.clipping = settings.check_clipping(clip_gradients)
-        state.loss_reduction = settings.check_reduction(loss_reduction) or reduction_of(loss)
-        guard = NonFiniteGuard(nonfinite, parts.device.asynchronous)
-        compiled = partial(torch.compile, **({} if compile is True else compile)) if compile else None
-        self._loop = FitLoop(state, guard, Interval(log_every), compiled)
+        state.clipping = settings.clipping
+        state.loss_reduction = settings.loss_reduction or reduction_of(loss)
+        guard = NonFiniteGuard(settings.nonfinite, parts.device.asynchronous)
+        compiled = None if settings.compile is None else partial(torch.compile, **settings.compile)
+        self._loop = FitLoop(state, guard, settings.log_every, compiled)
         self._closing = weakref.finalize(self, _close, state)  # before the runtime leaves the other processes
         with self._running(), switches.use(plugins):
-            made_with = self._assemble(optimizer, schedule, schedule_every, compile)
+            made_with = self._assemble(optimizer, schedule, schedule_every)
             self._loop.metrics = MetricSet("train", train_metrics, state)
-            configuration = Configuration(state, self._arguments, made_with)
+            configuration = Configuration(state, settings.given, made_with)
             self._position = TrainingData(state, self._loop)
             state.content = Content(
                 state,
@@ -256,16 +224,14 @@ class Trainer:
             self._set_eval_data(eval_data)
             comparison.over_ranks(bus, self._runtime.world_size, comparison.of_assembled(state))
             bus.before_load(state)
-            if resume is not None:
-                bus.resume(state, resume)
+            if settings.resume is not None:
+                bus.resume(state, settings.resume)
             bus.after_load(state)
             if any(voice.kind == "loggers" and not getattr(voice.obj, "shows_only", False) for voice in bus.voices):
                 ranks_of(state).agree(state.folder.check)
         claims.claim(parts.voices, state.run_name)
 
-    def _assemble(
-        self, optimizer: Any, schedule: Any, schedule_every: str | Time, compile: bool | Mapping[str, Any]
-    ) -> dict[str, str]:
+    def _assemble(self, optimizer: Any, schedule: Any, schedule_every: str | Time) -> dict[str, str]:
         """Model, surgery, optimizers, schedules: in the order in which they need each other.
 
         Returns the hyperparameters that optimizers were made with.
@@ -277,8 +243,8 @@ class Trainer:
         named = make_optimizers(optimizer, state.task, state.replacements)
         state.optimizer_names, optimizers = list(named), list(named.values())
         made_with = hyperparameters(optimizers)
-        if compile and not state.task.owns_steps:
-            state.task.compile(**({} if compile is True else compile))
+        if self.settings.compile is not None and not state.task.owns_steps:
+            state.task.compile(**self.settings.compile)
         state.prepared, state.optimizers = self._runtime.prepare(state.task, optimizers)
         state.schedules = make_schedules(schedule, state.optimizers, schedule_every)
         return made_with
@@ -314,7 +280,7 @@ class Trainer:
             "fit(eval_data)": eval_data is not None,
         }
         comparison.over_ranks(state.bus, state.strategy.world_size, comparison.of_values(asked))
-        if self._fast:
+        if self.settings.fast:
             duration = "1ep"  # always so many batches
         if train_data is not None:
             self._set_train_data(train_data)
@@ -326,8 +292,8 @@ class Trainer:
         with deferred(state.strategy.world_size == 1) as interruption, self._running():
             state.bus.before_fit(state)
             if not state.progress.ready:
-                state.bus.log_hyperparameters(state, settings.hyperparameters(self._arguments, state.bus.voices))
-                sanity_check(state, state.eval_sets, self._sanity_batches, interruption.check)
+                state.bus.log_hyperparameters(state, self.settings.hyperparameters(state.bus.voices))
+                sanity_check(state, state.eval_sets, self.settings.sanity_eval, interruption.check)
             self._loop.run(interruption)
             state.bus.after_fit(state)
             state.bus.flush(state)
@@ -358,7 +324,7 @@ class Trainer:
             check_batches(data, "predict(data)")
             from hocket.training.predict import predict
 
-            return predict(self.state, data, self._limits[3])
+            return predict(self.state, data, self.settings.limit_predict)
 
     def model_state_dict(self, *, evaluated: bool = False) -> dict[str, Any]:
         """The full weights under the names that the model itself gives them, on every rank, whatever the strategy.
@@ -438,9 +404,10 @@ class Trainer:
     def _set_train_data(self, data: Iterable[Any]) -> None:
         state = self.state
         check_batches(data, "train_data")
-        limit, overfit, *_ = self._limits
-        state.train_data, state.train_loader = data, state.bus.prepare_data(data, True, self._global_batch)
-        self._loop.data = TrainingIterator(adapt(state.train_loader, given=data), limit, overfit)
+        settings = self.settings
+        state.train_data, state.train_loader = data, state.bus.prepare_data(data, True, settings.global_batch)
+        source = adapt(state.train_loader, given=data)
+        self._loop.data = TrainingIterator(source, settings.limit_train, settings.overfit)
         state.progress.epoch_length = self._loop.data.length
         self._position.data_is_set()
 
@@ -451,9 +418,9 @@ class Trainer:
         check_sets(data, "eval_data")
         named = data if isinstance(data, Mapping) else {"eval": data}
         sets = {label: given if isinstance(given, EvalSet) else EvalSet(given) for label, given in named.items()}
-        every, limit = self._eval_every, self._limits[2]
+        every, limit = self.settings.eval_every, self.settings.limit_eval
         prepared = {label: PreparedSet(each, label, self.state, metrics, every, limit) for label, each in sets.items()}
-        if self._fast:
+        if self.settings.fast:
             for each in prepared.values():
                 each.every = Interval("1ep")  # those that are evaluated only when asked are tried, too
         return prepared
@@ -469,10 +436,10 @@ class Trainer:
                 "or define configure_optimizers() in the Task."
             )
         before, state.progress.fit_asked = state.progress.fit_asked, None if duration is None else str(duration)
-        end = until.fit_until(state, self._loop, self._duration, duration, before)
+        end = until.fit_until(state, self._loop, self.settings.duration, duration, before)
         if end is None:
             return False
-        planned = self._duration
+        planned = self.settings.duration
         longer = planned is None or (planned.unit is end.unit and end > planned)
         state.progress.fit_until, state.progress.max_duration = end, end if longer else planned
         return True
@@ -485,9 +452,9 @@ class Trainer:
             self._closing = weakref.finalize(self, _close, state)
         with ExitStack() as stack:
             stack.enter_context(self._randomness)
-            if self._deterministic:
-                stack.enter_context(settings.deterministic_kernels())
-            if self._detect_anomaly:
+            if self.settings.deterministic:
+                stack.enter_context(determinism.kernels())
+            if self.settings.detect_anomaly:
                 stack.enter_context(torch.autograd.set_detect_anomaly(True))
             try:
                 yield
@@ -497,6 +464,7 @@ class Trainer:
                     state.bus.exception(state)
                     self.close()
                 finally:
+                    state.borrowed.give_all_back()
                     state.exception = None
                 if error is not raised:
                     raise error from raised

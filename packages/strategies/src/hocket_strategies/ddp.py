@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Any
 
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from hocket.training.contexts import NOTHING
 from hocket_strategies.group import OfModels, RankStrategy
 
 _COMPRESSIONS = ("bf16", "fp16", "powersgd")
@@ -113,7 +112,7 @@ class DDP(RankStrategy):
         """Reduces gradients, and hands out rank 0's buffers, only when ``last``."""
         self._last = last
         if not isinstance(module, DistributedDataParallel):
-            return NOTHING
+            return nullcontext()
         parameters, trained = self._known[module.module]
         if _trained(parameters) != trained:
             self._wrap(module, module.module)  # or else ranks would not exchange the gradients of what is trained since
@@ -144,7 +143,7 @@ class DDP(RankStrategy):
             # Nothing is written to the parameters, which may be in a graph already.
             callers[key] = self._reducing(_Caller(trained), init_sync=False)
         caller = callers[key]
-        with NOTHING if self._last else caller.no_sync():
+        with nullcontext() if self._last else caller.no_sync():
             return caller(function, *arguments)
 
     def model_state(self, module: nn.Module) -> dict[str, Any]:

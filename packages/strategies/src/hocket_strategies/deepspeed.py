@@ -6,7 +6,7 @@ import copy
 import os
 import sys
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from hocket import Device, Need, Phase, Precision, State, hookimpl
 from hocket.hookspecs import PrecisionLike
 from hocket.plugins import PluginError
-from hocket.training.contexts import NOTHING
 from hocket.training.step import count
 from hocket_strategies import zero_config, zero_state
 from hocket_strategies.group import RankStrategy
@@ -224,7 +223,7 @@ class DeepSpeed(RankStrategy):
         """Tells the engine which microbatch is the last."""
         if self._engine is not None:
             self._engine.set_gradient_accumulation_boundary(last)
-        return NOTHING
+        return nullcontext()
 
     def zero_grad(self) -> None:
         """Forget gradients that the engine holds of a batch that was not stepped with, too."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial, wraps
 from typing import Any
 
@@ -23,7 +23,6 @@ from torch.utils.checkpoint import checkpoint
 from hocket import Device, Need, Task, hookimpl
 from hocket.data.batches import map_tensors
 from hocket.distributed.dtensors import local, shard_like, whole
-from hocket.training.contexts import NOTHING
 from hocket_strategies.group import OfModels, RankStrategy
 from hocket_strategies.in_step import InStep, not_on_shards
 from hocket_strategies.mesh import data_mesh, degrees, make_mesh
@@ -253,7 +252,9 @@ class FSDP(RankStrategy):
             module.set_requires_gradient_sync(last)
             self._reducing[module] = last
         return (
-            self._with_buffers_alike(module) if last and self._buffers.get(module) and self.world_size > 1 else NOTHING
+            self._with_buffers_alike(module)
+            if last and self._buffers.get(module) and self.world_size > 1
+            else nullcontext()
         )
 
     def call_prepared(

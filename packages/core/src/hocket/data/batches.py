@@ -57,7 +57,8 @@ def move(batch: Any, device: torch.device) -> Any:
 
     On other devices nothing waits for a ``non_blocking`` copy, or keeps its source alive (pytorch#139550): they are blocking.
     """
-    if type(batch) is tuple or type(batch) is list:  # the usual shape, for every batch
+    # The usual shape. Within a step this saves more than 5 µs, several times what it saves in a loop of its own.
+    if type(batch) is tuple or type(batch) is list:
         for item in batch:
             if type(item) is not torch.Tensor or item.device != device:
                 break
@@ -72,7 +73,7 @@ def count(batch: Any) -> Counts:
     0-dimensional tensors are ignored. Raises ValueError if the tensors disagree or there is none: define ``count`` in a
     `hocket.Task` then.
     """
-    if type(batch) is tuple or type(batch) is list:  # the usual shape, for every batch
+    if type(batch) is tuple or type(batch) is list:  # the usual shape; saves what it does in `move`
         samples = -1
         for item in batch:
             if type(item) is not torch.Tensor or not item.dim() or samples not in (-1, item.size(0)):
@@ -80,7 +81,7 @@ def count(batch: Any) -> Counts:
             samples = item.size(0)
         else:
             if batch:
-                return tuple.__new__(Counts, (samples, 0))  # Counts(samples) without a function call in every batch
+                return Counts(samples)
     sizes = set(_sizes(batch))
     if len(sizes) != 1:
         found = "none" if not sizes else f"sizes {sorted(sizes)}"

@@ -15,16 +15,8 @@ from hocket.plugins.errors import PluginError
 if TYPE_CHECKING:
     from hocket.plugins.bus import Bus
     from hocket.plugins.spec import Voice
+    from hocket.settings import Settings
     from hocket.state import State
-
-#: Arguments of the Trainer that may differ from rank to rank, or are compared as plug-ins, as data or after construction.
-_OWN = {
-    "train_data", "eval_data", "algorithms", "callbacks", "loggers", "strategy", "precision", "actions", "device", "devices",
-    "optimizer", "microbatch", "folder", "plugins", "profile_plugins", "detect_anomaly", "resume", "checkpoints", "metrics",
-    "train_metrics", "loss",
-}  # fmt: skip
-#: Of these only whether they were given.
-_PRESENCE = ("train_data", "eval_data", "resume", "checkpoints", "loss", "metrics", "train_metrics", "optimizer")
 
 #: What was given, by name: one line or several that can be compared one by one.
 Given = Mapping[str, Sequence[str]]
@@ -82,11 +74,10 @@ def of_values(given: Mapping[str, Any]) -> Given:
     return {name: [text(value)] for name, value in given.items()}
 
 
-def of_arguments(arguments: Mapping[str, Any], model: nn.Module) -> Given:
+def of_settings(settings: Settings, model: nn.Module) -> Given:
     """Those of a Trainer that all ranks must be given alike, and the shapes of the model."""
-    presence = {name: [] if arguments[name] is None else ["given"] for name in _PRESENCE}
-    equal = {name: value for name, value in arguments.items() if name not in _OWN}
-    return {**of_values(equal), **presence, "model": _shapes(model)}
+    presence = {name: ["given"] if there else [] for name, there in settings.given_on_all_ranks().items()}
+    return {**of_values(settings.of_all_ranks()), **presence, "model": _shapes(model)}
 
 
 def _shapes(model: nn.Module) -> list[str]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
 from torch.nn.utils import get_total_norm
+
+from hocket import fast_paths
 
 
 def mesh_of(tensor: Tensor) -> Any:
@@ -93,22 +94,12 @@ def shard_like(tensor: Tensor, like: Tensor) -> Tensor:
 
 def non_finite(tensors: Sequence[Tensor]) -> Tensor:
     """Whether any element of any tensor is not finite: a plain scalar, the same on every rank that holds shards of them."""
-    if tensors and all(mesh_of(tensor) is None for tensor in tensors):
-        device = tensors[0].device
-        found = torch.zeros((), device=device)
-        try:  # what GradScaler looks with, at a fraction of what norms cost; multiplies by one
-            torch._amp_foreach_non_finite_check_and_unscale_(list(tensors), found, _one(device))
-            return found
-        except RuntimeError:  # sparse, complex or expanded ones, or several devices
-            pass
+    plain = tensors and all(mesh_of(tensor) is None for tensor in tensors)
+    if plain and (found := fast_paths.non_finite(tensors)) is not None:
+        return found
     # torch 2.9 has no norm of sparse tensors.
     values = [tensor.coalesce().values() if tensor.layout is torch.sparse_coo else tensor for tensor in tensors]
     return ~torch.isfinite(total_norm(values, float("inf")))
-
-
-@cache
-def _one(device: torch.device) -> Tensor:
-    return torch.ones((), device=device)
 
 
 @torch.no_grad()
@@ -122,8 +113,7 @@ def total_norm(tensors: Sequence[Tensor], order: float = 2.0) -> Tensor:
         order: 2 or infinity, in which a NaN among shards counts as infinity.
     """
     if alike(tensors):
-        # torch's own without its grouping, which takes longer than a few small norms.
-        return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(list(tensors), order)), order)
+        return fast_paths.norm(tensors, order)
     norms = []
     for group in by_mesh(tensors):
         mesh = mesh_of(group[0])

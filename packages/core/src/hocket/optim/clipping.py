@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils import clip_grad_value_, clip_grads_with_norm_
 
+from hocket import fast_paths
 from hocket.distributed.dtensors import alike, by_mesh, total_norm
 
 
@@ -55,8 +56,8 @@ def clip_gradients(
     if kind == "norm":
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         norm = total_norm(gradients)
-        if alike(gradients):  # as torch's function does it, without its grouping
-            torch._foreach_mul_(gradients, (threshold / (norm + 1e-6)).clamp(max=1.0))
+        if alike(gradients):
+            fast_paths.scale(gradients, (threshold / (norm + 1e-6)).clamp(max=1.0))
             return norm
         for group in by_mesh(parameters):
             clip_grads_with_norm_(group, threshold, norm)

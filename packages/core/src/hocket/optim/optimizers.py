@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
 from typing import Any
 
 import torch
 from torch import nn
-from torch.autograd import _profiler_enabled  # type: ignore[attr-defined]
 from torch.optim import Optimizer
-from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
+from hocket import fast_paths
 from hocket.plugins.spec import build
 from hocket.surgery import Replacement, update_optimizer
 from hocket.task import Task
@@ -72,48 +70,15 @@ def _named(given: Mapping[Any, Any], task: Task) -> dict[str, nn.Module]:
 
 def needs_closure(optimizer: Optimizer) -> bool:
     """Whether it computes gradients in its steps: LBFGS, and classes that say ``requires_closure = True``."""
-    return closure_class(type(optimizer))  # type: ignore[arg-type]  # classes are hashable
+    return isinstance(optimizer, torch.optim.LBFGS) or bool(getattr(type(optimizer), "requires_closure", False))
 
 
 def step(optimizer: Optimizer, closure: Callable[[], Any]) -> None:
-    """``optimizer.step()``, with the closure for those that need one.
-
-    Torch puts a record for profilers and the calls of hooks around the step of every class. Where nobody profiles and there
-    are no hooks, what it is put around is called: the record takes up to a tenth of a step of a millisecond.
-    """
-    kind = type(optimizer)
-    if closure_class(kind):  # type: ignore[arg-type]  # classes are hashable
+    """``optimizer.step()``, with the closure for those that need one."""
+    if needs_closure(optimizer):
         optimizer.step(closure)
-        return
-    inside = _inside(kind.step)
-    if (
-        inside is None
-        or "step" in vars(optimizer)
-        or _profiler_enabled()
-        or optimizer._optimizer_step_pre_hooks
-        or optimizer._optimizer_step_post_hooks
-        or _global_optimizer_pre_hooks
-        or _global_optimizer_post_hooks
-    ):
-        optimizer.step()
     else:
-        inside(optimizer)
-
-
-@cache
-def closure_class(kind: type[Optimizer]) -> bool:
-    """`needs_closure` of a class, without a function call in every batch."""
-    return issubclass(kind, torch.optim.LBFGS) or bool(getattr(kind, "requires_closure", False))
-
-
-@cache
-def _inside(method: Any) -> Callable[[Optimizer], Any] | None:
-    """What torch's record was put around, if that is what ``method`` is; others may have put something around it."""
-    recorded = getattr(method, "__code__", None) is _RECORD
-    return method.__wrapped__ if recorded else None
-
-
-_RECORD = Optimizer.profile_hook_step(lambda: None).__code__
+        fast_paths.step(optimizer)
 
 
 def _make(given: Any, part: nn.Module, replacements: Sequence[Replacement]) -> Optimizer:

@@ -25,6 +25,9 @@ from hocket.plugins.kinds import singular as singular
 API = "v1"
 #: The distribution of core, whose plug-ins are there whatever is switched off by number.
 CORE = "hocket"
+#: For what "auto" may choose a plug-in that its distribution declares in the group ``hocket.v1.defaults``, and of which kind.
+ROLES = {"distributed-strategy": "strategies"}
+_DEFAULTS = "defaults"
 
 
 @dataclass(frozen=True, order=True, slots=True)
@@ -76,14 +79,19 @@ class Catalog(NamedTuple):
     entries: tuple[Entry, ...]
     #: Of distributions, not of one entry.
     problems: tuple[Problem, ...]
+    #: What distributions declare as the default for a role; ``name`` is the role.
+    defaults: tuple[Entry, ...] = ()
 
 
 @functools.cache
 def installed() -> Catalog:
     """Every entry point of a ``hocket.*`` group, whatever version it speaks; one look at the distributions."""
     declared, problems = distributions.scan()
-    found = [entry for each in declared for entry in _entries_of(each)]
-    return Catalog(tuple(sorted(found)), tuple(problems))
+    found = sorted(entry for each in declared for entry in _entries_of(each))
+    plugins = tuple(entry for entry in found if entry.kind != _DEFAULTS)
+    chosen = tuple(entry for entry in found if entry.kind == _DEFAULTS)
+    problems += [Problem(each.dist, each.version, text) for each in chosen if (text := _wrong_default(each, plugins))]
+    return Catalog(plugins, tuple(problems), chosen)
 
 
 def _entries_of(declared: distributions.Declared) -> Iterator[Entry]:
@@ -99,7 +107,7 @@ def _entries_of(declared: distributions.Declared) -> Iterator[Entry]:
         target, problem = _target(point.value)
         if several[point.group, point.name] > 1:
             problem = f"its entry_points.txt declares '{point.name}' more than once; keep one"
-        elif api == API and kind not in KINDS:
+        elif api == API and kind not in (*KINDS, _DEFAULTS):
             problem = f"'{kind}' is not a kind of plug-in; the kinds are {', '.join(KINDS)}"
         elif not re.fullmatch(r"\w[\w.-]*", point.name):
             problem = (
@@ -116,6 +124,20 @@ def _target(value: str) -> tuple[str, str]:
     if match is None or not match["attr"]:
         return value, f"its entry point is {value!r}; its author has to write module:Class"
     return f"{match['module']}:{match['attr']}", ""
+
+
+def _wrong_default(default: Entry, plugins: Iterable[Entry]) -> str:
+    """Return what is wrong with a default that a distribution declares, or empty."""
+    if default.api != API or default.problem:
+        return default.problem
+    if default.name not in ROLES:
+        return f"it declares a default for '{default.name}', and the roles are {', '.join(ROLES)}; correct it"
+    own = {(each.kind, each.target) for each in plugins if each.dist == default.dist}
+    if (ROLES[default.name], default.target) not in own:
+        return (
+            f"its default '{default.name}' leads to {default.target}, none of its own {ROLES[default.name]}; correct it"
+        )
+    return ""
 
 
 def refresh() -> None:
@@ -220,6 +242,29 @@ def choices(kind: str) -> list[Entry]:
     return [entry for entry in usable if entry.dist == CORE or entry.name not in own]
 
 
+def defaults(role: str) -> list[Entry]:
+    """Return the usable plug-ins that are declared as the default for a role, one of `ROLES`. Imports nothing."""
+    declared = {
+        (entry.dist, entry.target)
+        for entry in installed().defaults
+        if entry.name == role and entry.api == API and not entry.problem
+    }
+    return [entry for entry in choices(ROLES[role]) if (entry.dist, entry.target) in declared]
+
+
+def extra_of(kind: str, name: str) -> str | None:
+    """Return the extra of hocket that brings a plug-in, or the default for a role of kind ``"defaults"``; None if none does."""
+    extra: str | None = _known().get(kind, {}).get(name)
+    return extra
+
+
+@functools.cache
+def _known() -> dict[str, dict[str, str]]:
+    import tomllib  # only now that there is something to explain
+
+    return tomllib.loads((Path(__file__).parent / "known.toml").read_text())
+
+
 def _usable(among: Iterable[Entry]) -> list[Entry]:
     allowed = switches.current()
     allowed.warn_about_unmatched(entries())
@@ -240,9 +285,7 @@ def _unknown(kind: str, name: str, short: str) -> str:
             return (
                 f"{what}: {entry.dist} {entry.version} has it, but it is switched off by {switches.current().source}."
             )
-    import tomllib  # only now that there is something to explain
-
-    known = tomllib.loads((Path(__file__).parent / "known.toml").read_text()).get(kind, {})
+    known = _known().get(kind, {})
     if short in known:
         return f"{what} installed. It comes with an extra; type: pip install 'hocket[{known[short]}]'."
     there = names(kind)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -11,7 +11,6 @@ from torch import nn
 
 from hocket.data.batches import map_tensors
 from hocket.optim import optimizers
-from hocket.training.contexts import NOTHING
 
 
 class Precision:
@@ -44,7 +43,7 @@ class Precision:
 
     def forward_context(self) -> AbstractContextManager[Any]:
         """See :meth:`hocket.hookspecs.PrecisionHooks.forward_context`."""
-        return NOTHING
+        return nullcontext()
 
     def scale_loss(self, loss: torch.Tensor) -> torch.Tensor:
         """See :meth:`hocket.hookspecs.PrecisionHooks.scale_loss`."""
@@ -56,7 +55,7 @@ class Precision:
 
     def backward_context(self) -> AbstractContextManager[Any]:
         """Around ``backward`` in loops of one's own (see `hocket.Runtime`); in the Trainer's wrap its action `backward`."""
-        return NOTHING
+        return nullcontext()
 
     def overflowed(self, all_reduce: Callable[[torch.Tensor, str], torch.Tensor]) -> bool:
         """See :meth:`hocket.hookspecs.PrecisionHooks.overflowed`."""

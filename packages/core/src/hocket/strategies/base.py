@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar
 
 import torch
@@ -12,7 +12,6 @@ from torch import nn
 from hocket.algorithm import Need
 from hocket.data.global_batches import sized
 from hocket.devices import Device
-from hocket.training.contexts import NOTHING
 
 
 class Strategy:
@@ -21,6 +20,8 @@ class Strategy:
     # What each is stands in `hocket.hookspecs.StrategyLike`.
     offers: ClassVar[Need] = Need.FULL_PARAMETERS | Need.SECOND_GRADIENT | Need.SEVERAL_STEPS
     distributed: ClassVar[bool] = False
+    #: Of several that their distributions declare as ``distributed-strategy`` (`hocket.v1.defaults`) "auto" takes the highest.
+    priority: ClassVar[float] = 0
     averages_gradients: bool = True
     microbatch_events: ClassVar[bool] = True
     #: Set by :meth:`setup_environment`.
@@ -60,7 +61,7 @@ class Strategy:
 
     def accumulate(self, module: nn.Module, last: bool) -> AbstractContextManager[Any]:
         """See :meth:`hocket.hookspecs.StrategyHooks.accumulate`."""
-        return NOTHING
+        return nullcontext()
 
     def call_prepared(
         self,

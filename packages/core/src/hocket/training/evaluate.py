@@ -114,6 +114,7 @@ def evaluate(
             state.metrics.update(new)
             bus.eval_end(state)
         bus.eval_after_all(state)
+        state.borrowed.check_returned("eval_after_all")
     state.log(values)
     scalars.flush(state)
     return values
@@ -192,6 +193,7 @@ def sanity_check(
                 _evaluate_set(state, label, each, between, batches)
                 bus.eval_end(state)
             bus.eval_after_all(state)
+            state.borrowed.check_returned("eval_after_all")
     finally:
         for label, each in sets.items():
             each.source.close()

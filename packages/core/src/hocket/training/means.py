@@ -74,7 +74,8 @@ def mean(state: State, parts: Sequence[Part], mine: int, everyone: int) -> torch
         each: list[Any] = [part.weight for part in parts for _ in range(1 + len(names))]
         values = [value if weight else torch.zeros_like(value) for value, weight in zip(values, each, strict=True)]
         here = sum(part.weight for part in parts)
-        sums = torch.stack(torch._foreach_mul(values, each)).view(len(parts), -1).sum(0)
+        weighted = [value * weight for value, weight in zip(values, each, strict=True)]
+        sums = torch.stack(weighted).view(len(parts), -1).sum(0)
     if summed := parts[0].summed:
         if not all(part.summed for part in parts):
             raise ValueError(

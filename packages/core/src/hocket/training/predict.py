@@ -43,4 +43,5 @@ def predict(state: State, data: Iterable[Any], limit: int | None = None) -> list
                 outputs.append(map_tensors(lambda tensor: tensor.cpu(), step.outputs))
             bus.predict_batch_end(state)
         bus.predict_end(state)
+        state.borrowed.check_returned("predict_end")
     return outputs

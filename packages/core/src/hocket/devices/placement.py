@@ -1,0 +1,43 @@
+"""Whether a model can be moved to where it is trained, and moving it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+
+def check_model(model: nn.Module, device: Any, materializes: bool = False) -> None:
+    """Refuse a model that cannot be moved to where it should be trained, naming the parameter. Raises TypeError, ValueError."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model={model!r} is {type(model).__name__}; give a torch.nn.Module or a hocket.Task.")
+    places: dict[torch.device, str] = {}
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        places.setdefault(tensor.device, name)
+    kind = type(model).__name__
+    meta = torch.device("meta")
+    if materializes:
+        places.pop(meta, None)
+    if meta in places:
+        raise ValueError(
+            f"{kind}.{places[meta]} is on the meta device and has no values. Give it some first: "
+            "model.to_empty(device='cpu'), then initialise or load the weights."
+        )
+    if len(places) > 1:
+        found = ", ".join(f"{kind}.{name} on {place}" for place, name in places.items())
+        raise ValueError(f"The model is spread over devices: {found}. Move it to one: model.to('cpu').")
+    if device not in (None, "auto") and isinstance(device, str):
+        for place, name in places.items():
+            if place.type not in ("cpu", device):
+                raise ValueError(
+                    f"{kind}.{name} is on {place}, but the Trainer was given device='{device}'. Pass device='{place.type}', "
+                    f"or move the model first: model.to('{device}')."
+                )
+
+
+def move(task: Any, device: torch.device) -> Any:
+    """The task on the device, but for what is on the meta device and has no values to move."""
+    if any(tensor.is_meta for tensor in [*task.parameters(), *task.buffers()]):
+        return task._apply(lambda tensor: tensor if tensor.is_meta else tensor.to(device))
+    return task.to(device)

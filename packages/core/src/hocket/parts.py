@@ -1,0 +1,166 @@
+"""From what the Trainer's arguments name to the plug-ins of a run."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from hocket import launching
+from hocket.devices import Device
+from hocket.hookspecs import PrecisionLike, StrategyLike
+from hocket.plugins import catalog
+from hocket.plugins.errors import AmbiguousPluginError, BrokenPluginError, PluginError, said
+from hocket.plugins.spec import Voice, build
+
+#: What "auto" looks for where there are several processes.
+_ROLE = "distributed-strategy"
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What a run is made of."""
+
+    #: Everything that is attached to the bus.
+    voices: list[Voice]
+    strategy: StrategyLike
+    precision: PrecisionLike
+    device: Device
+    #: What was chosen for ``"auto"``, and why.
+    reasons: Mapping[str, str]
+
+
+def resolve(
+    *,
+    strategy: Any,
+    precision: Any,
+    device: Any,
+    actions: Any = "default",
+    algorithms: Sequence[Any] = (),
+    callbacks: Sequence[Any] = (),
+    loggers: Sequence[Any] = (),
+    devices: int | None = None,
+) -> Parts:
+    """Import and make what the arguments name, and nothing else."""
+    reasons: dict[str, str] = {}
+    processes = _check_devices(devices)
+    if strategy == "auto":
+        strategy, reasons["strategy"] = _auto_strategy(processes)
+    if device == "auto":
+        device, reasons["device"] = _auto_device()
+    one = {
+        kind: build(kind, given)
+        for kind, given in {
+            "strategies": strategy, "precisions": precision, "actions": actions, "devices": device,
+        }.items()
+    }  # fmt: skip
+    if processes > 1:
+        if not one["strategies"].obj.distributed:
+            raise ValueError(
+                f"devices={devices}, but strategy='{one['strategies'].name}' trains in one process. Leave out strategy=, "
+                "or devices=."
+            )
+        one["devices"].obj.torch_device(processes - 1)  # raises if there are fewer
+    several = {"algorithms": algorithms, "callbacks": callbacks, "loggers": loggers}
+    for kind, given in several.items():
+        if isinstance(given, str | Mapping) or not isinstance(given, Sequence):
+            raise TypeError(f"{kind}={given!r} should be a list, such as {kind}=[{given!r}].")
+    voices = [one["actions"], one["strategies"], one["precisions"]]
+    for kind, given in several.items():
+        voices += _distinct([build(kind, item) for item in given])
+    return Parts(voices, one["strategies"].obj, one["precisions"].obj, one["devices"].obj, reasons)
+
+
+def that_leave_nothing(parts: Parts) -> Parts:
+    """The same without the loggers that write something down: for tests of a run."""
+    shown = [v for v in parts.voices if v.kind != "loggers" or getattr(v.obj, "shows_only", False)]
+    return replace(parts, voices=shown)
+
+
+def _distinct(voices: list[Voice]) -> list[Voice]:
+    """The second of a name becomes ``name-2``."""
+    names: set[str] = set()
+    for voice in voices:
+        name, number = voice.name, 1
+        while voice.name in names:
+            number += 1
+            voice.name = f"{name}-{number}"
+        names.add(voice.name)
+    return voices
+
+
+def _auto_strategy(devices: int) -> tuple[str, str]:
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        world = torch.distributed.get_world_size()
+    else:
+        found = launching.current()
+        world = max(found.world_size if found else 1, devices)
+    if world == 1:
+        return "single", f"single, because this is one process. {launching.hint(os.environ)}".rstrip()
+    entry = _distributed_strategy(world)
+    return f"{entry.dist}/{entry.name}", f"{entry.name}, because there are {world} processes"
+
+
+def _distributed_strategy(world: int) -> catalog.Entry:
+    """The declared default with the highest priority; imported only if there are several to choose from."""
+    candidates = catalog.defaults(_ROLE)
+    if not candidates:
+        raise PluginError(
+            f"There are {world} processes, and no installed strategy that runs on several. Type: "
+            f"pip install 'hocket[{catalog.extra_of('defaults', _ROLE)}]', or pass strategy='single' for independent runs."
+        )
+    if len(candidates) == 1:
+        return candidates[0]
+    priorities: dict[catalog.Entry, float] = {}
+    for entry in candidates:
+        try:
+            priorities[entry] = getattr(entry.load(), "priority", 0)
+        except BrokenPluginError as error:
+            warnings.warn(
+                f"strategy='auto' skips the strategy '{entry.name}' of {entry.dist} {entry.version}: {said(error)}. "
+                f"HOCKET_DISABLE_PLUGINS=dist:{entry.dist} leaves it out.",
+                stacklevel=5,
+            )
+    best = [entry for entry, priority in priorities.items() if priority == max(priorities.values())]
+    if len(best) != 1:
+        choices = " or ".join(f"strategy='{entry.dist}/{entry.name}'" for entry in best or candidates)
+        raise AmbiguousPluginError(
+            f"There are {world} processes, and several distributions declare the strategy for that. Pass {choices}."
+        )
+    return best[0]
+
+
+def _check_devices(given: Any) -> int:
+    """Processes on this machine; 1 if nothing was said."""
+    if given is None:
+        return 1
+    if isinstance(given, bool) or not isinstance(given, int) or given < 1:
+        raise ValueError(
+            f"devices={given!r} is not a number of devices; give a positive int, such as 2, or None for what was started."
+        )
+    return given
+
+
+def _auto_device() -> tuple[Device, str]:
+    """The device with the highest priority among those available here; one that cannot say is skipped, with a warning."""
+    best: tuple[float, str, Device] | None = None
+    for entry in catalog.choices("devices"):
+        try:
+            device: Device = entry.load()()
+            if device.available() and (best is None or device.priority > best[0]):
+                best = device.priority, entry.name, device
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            warnings.warn(
+                f"device='auto' skips the device '{entry.name}' of {entry.dist} {entry.version}: {said(error)}. Type `hocket "
+                f"plugins doctor` for more; HOCKET_DISABLE_PLUGINS=dist:{entry.dist} leaves it out.",
+                stacklevel=4,
+            )
+    if best is None:
+        raise PluginError("No installed device is available here. Pass device=, such as device='cpu'.")
+    return best[2], f"{best[1]}, the best of those available here"
