@@ -12,7 +12,7 @@ from harness import Series, table
 import hocket
 from hocket.hookspecs import SPECS, Event
 from hocket.plugins.bus import Bus
-from hocket.plugins.spec import Voice
+from hocket.plugins.spec import Attachment
 
 NUMBER = 20_000
 
@@ -68,7 +68,7 @@ def run(repeats: int) -> dict[str, Any]:
 
 
 def _bus(hook: str, attached: list[tuple[str, Any]]) -> Callable[..., Any]:
-    bus = Bus([Voice(kind, f"p{index}", plugin) for index, (kind, plugin) in enumerate(attached)])
+    bus = Bus([Attachment(kind, f"p{index}", plugin) for index, (kind, plugin) in enumerate(attached)])
     return getattr(bus, hook)
 
 

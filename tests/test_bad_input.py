@@ -118,7 +118,10 @@ def test_a_conflict(make) -> None:
 def test_one_name_twice(make) -> None:
     """Both run, under names that differ, and both are told apart in the plan."""
     trainer = make(algorithms=["ema", "ema"])
-    assert [voice.name for voice in trainer.plan().voices if voice.kind == "algorithms"] == ["ema", "ema-2"]
+    assert [attachment.name for attachment in trainer.plan().attachments if attachment.kind == "algorithms"] == [
+        "ema",
+        "ema-2",
+    ]
 
 
 @pytest.mark.parametrize("duration", ["5", 5, "5 apples", "ten ep", "-1ep", "0.5dur", "1.5ba", ""])

@@ -95,7 +95,7 @@ def test_they_attach_plan_and_train(names: tuple[str, ...]) -> None:
     """The plan names each, surgery reaches the model, and three batches train what there is to train."""
     trainer = make(*names)
     plan = trainer.plan()
-    assert [voice.name for voice in plan.voices if voice.kind == "algorithms"] == list(names)
+    assert [attachment.name for attachment in plan.attachments if attachment.kind == "algorithms"] == list(names)
     assert all(name in str(plan) for name in names)
     before = {name: value.clone() for name, value in trainer.model_state_dict().items()}
     result = trainer.fit()

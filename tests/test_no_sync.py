@@ -77,7 +77,7 @@ def run(model: Any, data: Any, **changes: Any) -> Watch:
         {"algorithms": ALGORITHMS},
         {"algorithms": ALGORITHMS, "callbacks": CALLBACKS, "loggers": ["jsonl", "tensorboard"], "microbatch": 16},
     ],
-    ids=["bare", "clipping", "microbatches", "voices", "algorithms", "everything"],
+    ids=["bare", "clipping", "microbatches", "attachments", "algorithms", "everything"],
 )
 def test_nobody_waits(model, data, changes: dict[str, Any]) -> None:
     assert run(model(), data(samples=BATCHES * 32), **changes).batches == 8

@@ -69,7 +69,7 @@ class At(Callback):
     def _take(self, state: State) -> None:
         assert self.trainer is not None
         self.tree = through_a_file(self.trainer.state_dict())
-        (logger,) = (voice.obj for voice in state.bus.voices if voice.kind == "loggers")
+        (logger,) = (attachment.obj for attachment in state.bus.attachments if attachment.kind == "loggers")
         self.logged = {name: len(values) for name, values in logger.metrics.items()}
 
 
@@ -161,7 +161,7 @@ def check(make: Callable[..., Trainer], stops: Any, **fit: Any) -> None:
 
 
 def logger_of(trainer: Trainer) -> MemoryLogger:
-    (logger,) = (voice.obj for voice in trainer.state.bus.voices if voice.kind == "loggers")
+    (logger,) = (attachment.obj for attachment in trainer.state.bus.attachments if attachment.kind == "loggers")
     assert isinstance(logger, MemoryLogger)
     return logger
 

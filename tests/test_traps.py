@@ -111,7 +111,9 @@ def test_an_error_while_cleaning_up_does_not_hide_the_first(data, model) -> None
     assert heard == ["the first error", "close"]
     notes = "".join(raised.value.__notes__)
     assert "cannot write the report" in notes and "cannot close" in notes and "'bad'" in notes
-    trainer.state.bus.detach(next(voice for voice in trainer.state.bus.voices if voice.name == "bad"))
+    trainer.state.bus.detach(
+        next(attachment for attachment in trainer.state.bus.attachments if attachment.name == "bad")
+    )
 
 
 def test_a_plugin_that_was_detached_is_not_closed_with_the_trainer(data, model) -> None:
@@ -125,7 +127,7 @@ def test_a_plugin_that_was_detached_is_not_closed_with_the_trainer(data, model) 
         heard.clear()
         trainer = hocket.Trainer(model=model(), loss=F.cross_entropy, optimizer=sgd, callbacks=[Closing()])
         if detached:
-            trainer.state.bus.detach(next(v for v in trainer.state.bus.voices if isinstance(v.obj, Closing)))
+            trainer.state.bus.detach(next(v for v in trainer.state.bus.attachments if isinstance(v.obj, Closing)))
         del trainer
         gc.collect()
         assert heard == [] if detached else heard == ["close"]

@@ -72,7 +72,9 @@ def test_every_seed_works(data, model) -> None:
 
 def test_trainers_share_no_plugins(data, model) -> None:
     first, second = make(data, model, 1), make(data, model, 2)
-    assert not {voice.obj for voice in first.state.bus.voices} & {voice.obj for voice in second.state.bus.voices}
+    assert not {attachment.obj for attachment in first.state.bus.attachments} & {
+        attachment.obj for attachment in second.state.bus.attachments
+    }
 
 
 # --- one instance

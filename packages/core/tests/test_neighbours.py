@@ -277,8 +277,8 @@ def test_a_class_declared_again_by_a_stranger_keeps_its_name(install: Install) -
     install(
         callback("hocket.callbacks.lr_monitor:LRMonitor", "aaa") + "[hocket.v1.optimizers]\naaa = torch.optim:SGD\n"
     )
-    voice = build("callbacks", plugins.get("callbacks", "lr-monitor")())
-    assert (voice.name, voice.dist) == ("lr-monitor", "hocket")
+    attachment = build("callbacks", plugins.get("callbacks", "lr-monitor")())
+    assert (attachment.name, attachment.dist) == ("lr-monitor", "hocket")
     assert catalog.entry_of("optimizers", torch.optim.SGD).name == "sgd"  # type: ignore[union-attr]
 
 

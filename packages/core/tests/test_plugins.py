@@ -297,8 +297,13 @@ def test_everything_that_a_specification_may_be(install) -> None:
         (cls, 1),
         (cls(7), 7),
     ):
-        voice = build("callbacks", spec)
-        assert (voice.name, voice.dist, voice.version, voice.obj.size) == ("mine", "acme-things", "1.0", size)
+        attachment = build("callbacks", spec)
+        assert (attachment.name, attachment.dist, attachment.version, attachment.obj.size) == (
+            "mine",
+            "acme-things",
+            "1.0",
+            size,
+        )
     assert build("callbacks", {"mine": {"size": 4}}).config == {"size": 4}
 
 

@@ -363,7 +363,7 @@ def test_weights_that_an_evaluation_borrowed_are_not_trained_with(tmp_path):
     one.fit()
 
     def then(mine):
-        averages = mine.state.bus.voices[3].obj.state_dict()["averages"]
+        averages = mine.state.bus.attachments[3].obj.state_dict()["averages"]
         sharded = all(mesh_of(average) is not None for name, average in averages.items() if name != "scale")
         return mine.evaluate(), mine.model_state_dict(evaluated=True), sharded
 

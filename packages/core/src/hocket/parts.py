@@ -15,7 +15,7 @@ from hocket.devices import Device
 from hocket.hookspecs import PrecisionLike, StrategyLike
 from hocket.plugins import catalog
 from hocket.plugins.errors import AmbiguousPluginError, BrokenPluginError, PluginError, said
-from hocket.plugins.spec import Voice, build
+from hocket.plugins.spec import Attachment, build
 
 #: What "auto" looks for where there are several processes.
 _ROLE = "distributed-strategy"
@@ -26,7 +26,7 @@ class Parts:
     """What a run is made of."""
 
     #: Everything that is attached to the bus.
-    voices: list[Voice]
+    attachments: list[Attachment]
     strategy: StrategyLike
     precision: PrecisionLike
     device: Device
@@ -69,28 +69,28 @@ def resolve(
     for kind, given in several.items():
         if isinstance(given, str | Mapping) or not isinstance(given, Sequence):
             raise TypeError(f"{kind}={given!r} should be a list, such as {kind}=[{given!r}].")
-    voices = [one["actions"], one["strategies"], one["precisions"]]
+    attachments = [one["actions"], one["strategies"], one["precisions"]]
     for kind, given in several.items():
-        voices += _distinct([build(kind, item) for item in given])
-    return Parts(voices, one["strategies"].obj, one["precisions"].obj, one["devices"].obj, reasons)
+        attachments += _distinct([build(kind, item) for item in given])
+    return Parts(attachments, one["strategies"].obj, one["precisions"].obj, one["devices"].obj, reasons)
 
 
 def that_leave_nothing(parts: Parts) -> Parts:
     """The same without the loggers that write something down: for tests of a run."""
-    shown = [v for v in parts.voices if v.kind != "loggers" or getattr(v.obj, "shows_only", False)]
-    return replace(parts, voices=shown)
+    shown = [v for v in parts.attachments if v.kind != "loggers" or getattr(v.obj, "shows_only", False)]
+    return replace(parts, attachments=shown)
 
 
-def _distinct(voices: list[Voice]) -> list[Voice]:
+def _distinct(attachments: list[Attachment]) -> list[Attachment]:
     """The second of a name becomes ``name-2``."""
     names: set[str] = set()
-    for voice in voices:
-        name, number = voice.name, 1
-        while voice.name in names:
+    for attachment in attachments:
+        name, number = attachment.name, 1
+        while attachment.name in names:
             number += 1
-            voice.name = f"{name}-{number}"
-        names.add(voice.name)
-    return voices
+            attachment.name = f"{name}-{number}"
+        names.add(attachment.name)
+    return attachments
 
 
 def _auto_strategy(devices: int) -> tuple[str, str]:

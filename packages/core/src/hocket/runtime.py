@@ -62,7 +62,7 @@ class Runtime:
         with switches.use(plugins):
             parts = resolve(strategy=strategy, precision=precision, device=device, devices=devices)
         _check_own_loop(parts)
-        self._join(parts, Bus(parts.voices), devices, {})
+        self._join(parts, Bus(parts.attachments), devices, {})
         if seed is not None:
             seeding.seed_everything(seed + self.strategy.data_rank)
 
@@ -82,7 +82,7 @@ class Runtime:
         self.device: torch.device = bus.setup_environment(parts.device)
         bus.on_rank(self.strategy.rank)
         self.precision.device = self.device
-        comparison.over_ranks(bus, self.world_size, {**comparison.of_plugins(parts.voices), **given})
+        comparison.over_ranks(bus, self.world_size, {**comparison.of_plugins(parts.attachments), **given})
         self._gradients = Gradients()
         weakref.finalize(self, parts.strategy.shutdown)
 

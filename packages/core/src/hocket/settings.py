@@ -12,7 +12,7 @@ from torch import nn
 
 from hocket.algorithm import Need
 from hocket.hookspecs import StrategyLike
-from hocket.plugins.spec import Voice
+from hocket.plugins.spec import Attachment
 from hocket.run_folder import check_name
 from hocket.time import Interval, Time, batches
 from hocket.training.guard import Policy
@@ -128,11 +128,11 @@ class Settings:
         described = f"{type(model).__name__}, {parameters:,} parameters"
         return {"model": described, "duration": str(self.duration or "given to fit"), **reasons}
 
-    def hyperparameters(self, voices: Sequence[Voice]) -> dict[str, Any]:
+    def hyperparameters(self, attachments: Sequence[Attachment]) -> dict[str, Any]:
         """Return arguments and attached plug-ins as JSON-like values; whatever is not JSON-like by the name of its class."""
         attached: dict[str, Any] = {}
-        for voice in voices:
-            attached.setdefault(voice.kind, {})[voice.name] = plain(voice.config)
+        for attachment in attachments:
+            attached.setdefault(attachment.kind, {})[attachment.name] = plain(attachment.config)
         return {name: plain(value) for name, value in self.given.items() if name not in _PARTS} | attached
 
     def of_all_ranks(self) -> dict[str, Any]:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from hocket.hookspecs import PrecisionLike, StrategyLike
     from hocket.optim.learning_rate import LearningRate
     from hocket.plugins.bus import Bus
-    from hocket.plugins.spec import Voice
+    from hocket.plugins.spec import Attachment
     from hocket.run_folder import Run, RunFolder
     from hocket.surgery import Replacement
     from hocket.task import Task
@@ -284,8 +284,8 @@ class State:
         return self.borrowed.borrower(tensors)
 
     def _called(self, plugin: Any) -> str:
-        voice = self.voice_of(plugin)
-        return f"{singular(voice.kind)} '{voice.name}'"
+        attachment = self.attachment_of(plugin)
+        return f"{singular(attachment.kind)} '{attachment.name}'"
 
     # --- randomness
 
@@ -295,15 +295,15 @@ class State:
         The same on every rank unless ``per_rank``: then they differ between ranks with data of their own. Without a seed they
         start from the process's torch seed.
         """
-        voice = self.voice_of(plugin)
-        key = f"{voice.kind}/{voice.name}" + (f"@{self.strategy.data_rank}" if per_rank else "")
+        attachment = self.attachment_of(plugin)
+        key = f"{attachment.kind}/{attachment.name}" + (f"@{self.strategy.data_rank}" if per_rank else "")
         return self.generators.of(key)
 
-    def voice_of(self, plugin: Any) -> Voice:
+    def attachment_of(self, plugin: Any) -> Attachment:
         """The name, distribution and configuration under which an attached plug-in goes."""
-        for voice in self.bus.voices:
-            if voice.obj is plugin:
-                return voice
+        for attachment in self.bus.attachments:
+            if attachment.obj is plugin:
+                return attachment
         raise LookupError(f"{type(plugin).__name__} is not attached to this Trainer.")
 
     # --- writing down

@@ -175,7 +175,7 @@ class Trainer:
                 devices=devices,
             )
         parts = parts if settings.lasting else that_leave_nothing(parts)
-        claims.check(parts.voices)
+        claims.check(parts.attachments)
         if settings.deterministic:
             determinism.prepare(parts.device)
         placement.check_model(model, device, parts.strategy.materializes)
@@ -183,8 +183,8 @@ class Trainer:
             from hocket.training.microbatch import AutoMicrobatch
 
             remembered = settings.folder / "microbatch.json" if settings.lasting else None
-            parts.voices.append(AutoMicrobatch.voice(remembered))
-        bus = Bus(parts.voices, profile=profile_plugins)
+            parts.attachments.append(AutoMicrobatch.attachment(remembered))
+        bus = Bus(parts.attachments, profile=profile_plugins)
         task = task_of(model, loss, inputs, targets)
         self._plan = make_plan(bus, task, parts.strategy, settings.facts(task.model, parts.reasons))
 
@@ -227,9 +227,12 @@ class Trainer:
             if settings.resume is not None:
                 bus.resume(state, settings.resume)
             bus.after_load(state)
-            if any(voice.kind == "loggers" and not getattr(voice.obj, "shows_only", False) for voice in bus.voices):
+            if any(
+                attachment.kind == "loggers" and not getattr(attachment.obj, "shows_only", False)
+                for attachment in bus.attachments
+            ):
                 ranks_of(state).agree(state.folder.check)
-        claims.claim(parts.voices, state.run_name)
+        claims.claim(parts.attachments, state.run_name)
 
     def _assemble(self, optimizer: Any, schedule: Any, schedule_every: str | Time) -> dict[str, str]:
         """Model, surgery, optimizers, schedules: in the order in which they need each other.
@@ -292,7 +295,7 @@ class Trainer:
         with deferred(state.strategy.world_size == 1) as interruption, self._running():
             state.bus.before_fit(state)
             if not state.progress.ready:
-                state.bus.log_hyperparameters(state, self.settings.hyperparameters(state.bus.voices))
+                state.bus.log_hyperparameters(state, self.settings.hyperparameters(state.bus.attachments))
                 sanity_check(state, state.eval_sets, self.settings.sanity_eval, interruption.check)
             self._loop.run(interruption)
             state.bus.after_fit(state)

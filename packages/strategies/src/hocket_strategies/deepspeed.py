@@ -108,11 +108,11 @@ class DeepSpeed(RankStrategy):
     def init(self, state: State) -> None:
         """Take over the Trainer's clipping and precision; refuse what the engine would silently do otherwise."""
         if self.stage:
-            for voice in state.bus.voices:
-                if voice.kind == "algorithms" and voice.obj.phase >= Phase.GRADIENT:
+            for attachment in state.bus.attachments:
+                if attachment.kind == "algorithms" and attachment.obj.phase >= Phase.GRADIENT:
                     raise PluginError(
-                        f"Algorithm '{voice.name}' acts on {voice.obj.phase.name.lower()}, which ZeRO stage {self.stage} keeps "
-                        "in partitions of its own. Leave it out, or write strategy={'deepspeed': {'stage': 0}}."
+                        f"Algorithm '{attachment.name}' acts on {attachment.obj.phase.name.lower()}, which ZeRO stage {self.stage} "
+                        "keeps in partitions of its own. Leave it out, or write strategy={'deepspeed': {'stage': 0}}."
                     )
         self._take_clipping(state)
         self._take_precision(state.precision)

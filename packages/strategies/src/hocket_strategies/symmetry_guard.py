@@ -96,11 +96,15 @@ class SymmetryGuard(Callback):
 
 def _caller(state: State) -> str:
     """The attached plug-in that is nearest on the stack, or the loop."""
-    plugins = {id(voice.obj): voice for voice in state.bus.voices if voice.kind not in ("strategies", "actions")}
+    plugins = {
+        id(attachment.obj): attachment
+        for attachment in state.bus.attachments
+        if attachment.kind not in ("strategies", "actions")
+    }
     frame = sys._getframe(1)
     while frame is not None:
-        voice = plugins.get(id(frame.f_locals.get("self")))
-        if voice is not None and not isinstance(voice.obj, SymmetryGuard):
-            return f"{voice.kind.removesuffix('s')} '{voice.name}' in {frame.f_code.co_name}"
+        attachment = plugins.get(id(frame.f_locals.get("self")))
+        if attachment is not None and not isinstance(attachment.obj, SymmetryGuard):
+            return f"{attachment.kind.removesuffix('s')} '{attachment.name}' in {frame.f_code.co_name}"
         frame = frame.f_back  # type: ignore[assignment]
     return "the loop"

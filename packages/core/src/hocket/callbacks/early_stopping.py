@@ -132,7 +132,7 @@ class EarlyStopping(Callback):
             self.best = value
             self._wait_from_now_on(state)
             if self._restore_best:
-                algorithms = {v.name: v.obj.state_dict() for v in state.bus.voices if v.kind == "algorithms"}
+                algorithms = {v.name: v.obj.state_dict() for v in state.bus.attachments if v.kind == "algorithms"}
                 kept = {"model": state.bus.model_state(state.prepared), "algorithms": algorithms}
                 self._kept = {**map_tensors(_to_cpu, kept), "metrics": dict(state.metrics)}
             return
@@ -157,9 +157,9 @@ class EarlyStopping(Callback):
         """Goes back to the best."""
         if self._restore_best and self._kept:
             state.bus.load_model_state(state.prepared, self._kept["model"])
-            for voice in state.bus.voices:
-                if voice.kind == "algorithms" and voice.name in self._kept["algorithms"]:
-                    voice.obj.load_state_dict(copy.deepcopy(self._kept["algorithms"][voice.name]))
+            for attachment in state.bus.attachments:
+                if attachment.kind == "algorithms" and attachment.name in self._kept["algorithms"]:
+                    attachment.obj.load_state_dict(copy.deepcopy(self._kept["algorithms"][attachment.name]))
             state.metrics.update(self._kept["metrics"])
 
     # --- checkpoints

@@ -66,7 +66,7 @@ def components_of(
         Description("run_id", lambda: state.run.id),
         Description("run_name", lambda: state.run_name),
         Description("world_size", lambda: state.strategy.world_size),
-        Description("attached", lambda: described(state.bus.voices)),
+        Description("attached", lambda: described(state.bus.attachments)),
         configuration,
         Description("model_prefix", lambda: state.model_prefix),
         Model(state),

@@ -32,15 +32,15 @@ def offered(state: State) -> list[Component]:
             if each.path in found:
                 raise PluginError(
                     f"The checkpoint components of {found[each.path][1]} and of {what} have one path, '{each.path}'. Give each "
-                    "its own; state.voice_of(plugin).name differs between plug-ins of one class."
+                    "its own; state.attachment_of(plugin).name differs between plug-ins of one class."
                 )
             found[each.path] = _Encoded(each, what), what
     return [component for component, _ in found.values()]
 
 
 def _owners(state: State) -> Iterator[tuple[Any, str]]:
-    for voice in state.bus.voices:
-        yield voice.obj, f"{catalog.singular(voice.kind)} '{voice.name}'"
+    for attachment in state.bus.attachments:
+        yield attachment.obj, f"{catalog.singular(attachment.kind)} '{attachment.name}'"
     yield state.task, type(state.task).__name__
 
 

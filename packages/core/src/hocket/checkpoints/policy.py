@@ -290,7 +290,7 @@ class Checkpoints(Callback):
             return
         if self._weights_only:
             model = by_own_names(state, state.bus.model_shards(state.prepared))
-            tree: Any = {"model": model, "attached": described(state.bus.voices)}
+            tree: Any = {"model": model, "attached": described(state.bus.attachments)}
         else:
             tree = state.content.state_dict(gather=False)
             self._hidden.warn(state)
@@ -301,7 +301,7 @@ class Checkpoints(Callback):
             about = {
                 "metrics": dict(state.metrics), "evaluated": [each for each in state.metrics if self._is_new(state, each)],
                 "timestamp": {"epoch": now.epoch, "batch": now.batch, "sample": now.sample},
-                "plugins": [f"{v.kind}/{v.name} {v.dist} {v.version}".strip() for v in state.bus.voices],
+                "plugins": [f"{v.kind}/{v.name} {v.dist} {v.version}".strip() for v in state.bus.attachments],
                 "weights_only": self._weights_only, "run": self._owned.about(),
             }  # fmt: skip
             arguments = (f"ep{now.epoch}-ba{now.batch}", snapshot, about, ranks)

@@ -67,7 +67,7 @@ def warn_of_surgery(path: Path | str, state: State) -> None:
     except ContentError as error:
         warnings.warn(str(error), stacklevel=4)
         return
-    here = {short_name(voice.name) for voice in state.bus.voices}
+    here = {short_name(attachment.name) for attachment in state.bus.attachments}
     missing = [each for each in recorded if not {name.rpartition("/")[2] for name in each} & here]
     if missing:
         warnings.warn(

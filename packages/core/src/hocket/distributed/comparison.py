@@ -14,7 +14,7 @@ from hocket.plugins.errors import PluginError
 
 if TYPE_CHECKING:
     from hocket.plugins.bus import Bus
-    from hocket.plugins.spec import Voice
+    from hocket.plugins.spec import Attachment
     from hocket.settings import Settings
     from hocket.state import State
 
@@ -64,9 +64,9 @@ def _difference(name: str, first: Sequence[str], theirs: Sequence[str]) -> str:
     return f"{name}: {shown[0] or 'nothing'} instead of {shown[1] or 'nothing'}"
 
 
-def of_plugins(voices: Sequence[Voice]) -> Given:
+def of_plugins(attachments: Sequence[Attachment]) -> Given:
     """Names, versions and configurations."""
-    return {"plug-ins": [f"{v.kind} {v.name} ({v.dist} {v.version}) {text(dict(v.config))}" for v in voices]}
+    return {"plug-ins": [f"{v.kind} {v.name} ({v.dist} {v.version}) {text(dict(v.config))}" for v in attachments]}
 
 
 def of_values(given: Mapping[str, Any]) -> Given:

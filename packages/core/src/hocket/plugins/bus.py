@@ -21,7 +21,7 @@ from hocket.hookspecs import SPECS, Actions, Event, Events, Loggers, PrecisionHo
 from hocket.plugins.delivery import Delivery
 from hocket.plugins.errors import HookError
 from hocket.plugins.order import KINDS_IN_ORDER, check_combination, order
-from hocket.plugins.spec import Voice
+from hocket.plugins.spec import Attachment
 
 _HOOKS = {hook for spec in SPECS for hook in vars(spec) if not hook.startswith("_")}
 _EVENTS = {event.value: event for event in Event}
@@ -69,18 +69,18 @@ else:
 
 
 class Bus(_Hooks):
-    """Holds voices and calls them. One per Trainer; two buses share nothing.
+    """Holds the attached plug-ins and calls them. One per Trainer; two buses share nothing.
 
     Raises HookError for a hook that does not exist or an argument that it does not have, ConflictError and OrderError for
     algorithms that cannot run together.
     """
 
-    def __init__(self, voices: Iterable[Voice] = (), *, profile: bool = False) -> None:
+    def __init__(self, attachments: Iterable[Attachment] = (), *, profile: bool = False) -> None:
         self._pluggy = _Registry("hocket")
         for spec in SPECS:
             self._pluggy.add_hookspecs(spec)
         self._profile = profile
-        self._voices: dict[str, Voice] = {}
+        self._attachments: dict[str, Attachment] = {}
         #: Kinds of plug-ins that hear no events now.
         self._muted: tuple[str, ...] = ()
         self._deliveries: dict[str, Delivery] = {}
@@ -89,35 +89,37 @@ class Bus(_Hooks):
         self.account: dict[tuple[str, str], list[float]] = {}
         #: Of everything that is being timed, outermost first: seconds of what has run inside it so far.
         self._inside: list[float] = []
-        self.attach(*voices)
+        self.attach(*attachments)
 
     @property
-    def voices(self) -> tuple[Voice, ...]:
+    def attachments(self) -> tuple[Attachment, ...]:
         """What is attached, in the order in which it was."""
-        return tuple(self._voices.values())
+        return tuple(self._attachments.values())
 
-    def attach(self, *voices: Voice) -> None:
+    def attach(self, *attachments: Attachment) -> None:
         """Add plug-ins and recompile."""
-        for voice in voices:
-            key = f"{voice.kind}/{voice.name}"
-            if key in self._voices:
-                raise HookError(f"{voice.kind} '{voice.name}' is attached already. Give the second one another name.")
-            implemented = _implementations(voice)
+        for attachment in attachments:
+            key = f"{attachment.kind}/{attachment.name}"
+            if key in self._attachments:
+                raise HookError(
+                    f"{attachment.kind} '{attachment.name}' is attached already. Give the second one another name."
+                )
+            implemented = _implementations(attachment)
             try:
                 self._pluggy.register(_Implemented(implemented), name=key)
             except pluggy.PluginValidationError as error:
                 self._pluggy.unregister(name=key)
-                raise HookError(self._explain(voice, error)) from None
-            self._voices[key] = voice
-            if voice.kind == "loggers":
-                self._deliveries[key] = Delivery(voice, implemented)
+                raise HookError(self._explain(attachment, error)) from None
+            self._attachments[key] = attachment
+            if attachment.kind == "loggers":
+                self._deliveries[key] = Delivery(attachment, implemented)
         self._compile()
 
-    def detach(self, voice: Voice) -> None:
+    def detach(self, attachment: Attachment) -> None:
         """Remove a plug-in and recompile."""
-        key = f"{voice.kind}/{voice.name}"
+        key = f"{attachment.kind}/{attachment.name}"
         self._pluggy.unregister(name=key)
-        del self._voices[key]
+        del self._attachments[key]
         self._deliveries.pop(key, None)
         self._compile()
 
@@ -127,8 +129,8 @@ class Bus(_Hooks):
         self._compile()
 
     def _writes(self, key: str) -> bool:
-        voice = self._voices[key]
-        return voice.kind != "loggers" or not self._rank or getattr(voice.obj, "all_ranks", False)
+        attachment = self._attachments[key]
+        return attachment.kind != "loggers" or not self._rank or getattr(attachment.obj, "all_ranks", False)
 
     @contextmanager
     def without(self, *kinds: str) -> Iterator[None]:
@@ -141,16 +143,16 @@ class Bus(_Hooks):
             self._muted = ()
             self._compile()
 
-    def listeners(self, hook: str) -> list[Voice]:
+    def listeners(self, hook: str) -> list[Attachment]:
         """Who acts on a hook, in order; on an action, wrappers first."""
         ordered = self._ordered(hook)
         if hook in _ACTIONS:
             ordered.sort(key=lambda impl: not impl.wrapper)
-        return [self._voices[impl.plugin_name] for impl in ordered]
+        return [self._attachments[impl.plugin_name] for impl in ordered]
 
-    def _listens(self, voice: Voice, hook: str) -> bool:
+    def _listens(self, attachment: Attachment, hook: str) -> bool:
         caller = getattr(self._pluggy.hook, hook, None)
-        key = f"{voice.kind}/{voice.name}"
+        key = f"{attachment.kind}/{attachment.name}"
         return caller is not None and any(impl.plugin_name == key for impl in caller.get_hookimpls())
 
     def _ordered(self, hook: str) -> list[pluggy.HookImpl]:
@@ -160,16 +162,16 @@ class Bus(_Hooks):
             return list(impls.values())
         ordered = [
             impls[key]
-            for key in (f"{v.kind}/{v.name}" for v in order(hook, self._voices.values(), self._listens))
+            for key in (f"{v.kind}/{v.name}" for v in order(hook, self._attachments.values(), self._listens))
             if key in impls
         ]
         if getattr(self._pluggy.hook, hook).spec.opts.get("firstresult"):
             # Outermost first: loggers, callbacks, algorithms … the default actions last.
-            ordered.sort(key=lambda impl: -KINDS_IN_ORDER.index(self._voices[impl.plugin_name].kind))
+            ordered.sort(key=lambda impl: -KINDS_IN_ORDER.index(self._attachments[impl.plugin_name].kind))
         return ordered
 
     def _compile(self) -> None:
-        check_combination([voice for voice in self._voices.values() if voice.kind == "algorithms"])
+        check_combination([attachment for attachment in self._attachments.values() if attachment.kind == "algorithms"])
         for hook in _HOOKS:
             setattr(self, hook, self._fold(hook))
 
@@ -180,7 +182,7 @@ class Bus(_Hooks):
         first = caller.spec.opts.get("firstresult")
         ordered = self._ordered(hook)
         if hook in _EVENTS:
-            ordered = [impl for impl in ordered if self._voices[impl.plugin_name].kind not in self._muted]
+            ordered = [impl for impl in ordered if self._attachments[impl.plugin_name].kind not in self._muted]
         plain = [impl for impl in ordered if not impl.wrapper]
         plain.sort(key=lambda impl: (impl.trylast, not impl.tryfirst))  # stable
         calls = [self._call(hook, impl, argnames) for impl in plain]
@@ -200,21 +202,21 @@ class Bus(_Hooks):
 
     def _call(self, hook: str, impl: pluggy.HookImpl, argnames: tuple[str, ...]) -> tuple[Callable[..., Any], str]:
         """One implementation, called with positional arguments, and whose its errors are; "" where they are the user's."""
-        voice = self._voices[impl.plugin_name]
+        attachment = self._attachments[impl.plugin_name]
         function = _positional(impl.function, impl.argnames, argnames)
-        if voice.kind == "loggers" and not getattr(self._pluggy.hook, hook).spec.opts.get("firstresult"):
+        if attachment.kind == "loggers" and not getattr(self._pluggy.hook, hook).spec.opts.get("firstresult"):
             function = self._deliveries[impl.plugin_name].of(hook, function)
         if self._profile:
-            function = self._timed(function, None if voice.kind in _TRANSPARENT else self._entry(hook, voice))
-        return function, "" if voice.kind in _TRANSPARENT else _whose(voice, hook)
+            function = self._timed(function, None if attachment.kind in _TRANSPARENT else self._entry(hook, attachment))
+        return function, "" if attachment.kind in _TRANSPARENT else _whose(attachment, hook)
 
     def _wrap(
         self, hook: str, impl: pluggy.HookImpl, argnames: tuple[str, ...], inner: Callable[..., Any]
     ) -> Callable[..., Any]:
         """A wrapper around everything inside it, with pluggy's semantics of ``wrapper=True``."""
-        voice = self._voices[impl.plugin_name]
+        attachment = self._attachments[impl.plugin_name]
         start = _positional(impl.function, impl.argnames, argnames)
-        whose = _whose(voice, hook)
+        whose = _whose(attachment, hook)
 
         def wrapped(*args: Any) -> Any:
             generator = start(*args)
@@ -244,10 +246,10 @@ class Bus(_Hooks):
             generator.close()
             raise HookError(f"The wrapper of {whose} yielded twice.")
 
-        return self._timed(wrapped, self._entry(hook, voice)) if self._profile else wrapped
+        return self._timed(wrapped, self._entry(hook, attachment)) if self._profile else wrapped
 
-    def _entry(self, hook: str, voice: Voice) -> list[float]:
-        return self.account.setdefault((voice.name, hook), [0, 0.0, 0.0])
+    def _entry(self, hook: str, attachment: Attachment) -> list[float]:
+        return self.account.setdefault((attachment.name, hook), [0, 0.0, 0.0])
 
     def _timed(self, function: Callable[..., Any], entry: list[float] | None) -> Callable[..., Any]:
         """Add what the function takes to ``entry``: its own time, and that of what it calls and is timed, too."""
@@ -277,40 +279,40 @@ class Bus(_Hooks):
 
         return call
 
-    def _explain(self, voice: Voice, error: pluggy.PluginValidationError) -> str:
-        for hook, function in _implementations(voice).items():
+    def _explain(self, attachment: Attachment, error: pluggy.PluginValidationError) -> str:
+        for hook, function in _implementations(attachment).items():
             known = getattr(self._pluggy.hook, hook).spec.argnames
             for argument in inspect.signature(function).parameters:
                 if argument not in known:
                     near = difflib.get_close_matches(argument, known, 1, 0.5)
                     hint = f" Did you mean '{near[0]}'?" if near else ""
                     return (
-                        f"{_whose(voice, hook)} asks for the argument '{argument}', but the hook has "
+                        f"{_whose(attachment, hook)} asks for the argument '{argument}', but the hook has "
                         f"({', '.join(known)}).{hint} Ask only for those, by name."
                     )
-        return f"{voice.kind} '{voice.name}' cannot be attached: {error}"
+        return f"{attachment.kind} '{attachment.name}' cannot be attached: {error}"
 
 
-def _implementations(voice: Voice) -> dict[str, Callable[..., Any]]:
+def _implementations(attachment: Attachment) -> dict[str, Callable[..., Any]]:
     """Hook name -> function, for everything that a plug-in implements. Raises HookError for what looks misspelt."""
-    obj = voice.obj
+    obj = attachment.obj
     found: dict[str, Callable[..., Any]] = {}
     for name in dir(type(obj)) + list(getattr(obj, "__dict__", ())):
         if name.startswith("_"):
             continue
         if name not in _HOOKS:
-            _check_misspelt(voice, name)
+            _check_misspelt(attachment, name)
         elif callable(function := getattr(obj, name)):
             found[name] = function
     if isinstance(obj, Algorithm):
         for name in found:
             if name not in _ACTIONS:
                 raise HookError(
-                    f"Algorithm '{voice.name}' defines {name}(), but algorithms act on events in apply(event, state). Add "
+                    f"Algorithm '{attachment.name}' defines {name}(), but algorithms act on events in apply(event, state). Add "
                     f"Event.{name.upper()} to its `events`, or make it a hocket.Callback."
                     if name in _EVENTS
-                    else f"Algorithm '{voice.name}' defines {name}(), a hook that algorithms do not implement. Actions are "
-                    f"what they may: {', '.join(sorted(_ACTIONS))}."
+                    else f"Algorithm '{attachment.name}' defines {name}(), a hook that algorithms do not implement. They may "
+                    f"implement actions: {', '.join(sorted(_ACTIONS))}."
                 )
         for event in sorted(obj.events, key=lambda event: event.value):
             found[event.value] = _listener(obj, event)
@@ -330,9 +332,9 @@ def _listener(algorithm: Algorithm, event: Event) -> Callable[[Any], None]:
     return listener
 
 
-def _check_misspelt(voice: Voice, name: str) -> None:
+def _check_misspelt(attachment: Attachment, name: str) -> None:
     """A public method that looks like a hook but is none is a mistake, not a helper."""
-    function = inspect.getattr_static(type(voice.obj), name, None)
+    function = inspect.getattr_static(type(attachment.obj), name, None)
     if not inspect.isfunction(function) or function.__module__.partition(".")[0] in {"hocket", "builtins"}:
         return
     near = difflib.get_close_matches(name, _HOOKS, 1, 0.8)
@@ -340,8 +342,8 @@ def _check_misspelt(voice: Voice, name: str) -> None:
     if near or looks_like_one or hasattr(function, "hocket_impl"):
         hint = f"Did you mean '{near[0]}'?" if near else "`hocket plugins hooks` prints them all."
         raise HookError(
-            f"{voice.kind} '{voice.name}' ({type(voice.obj).__name__}) defines {name}(), which is not a hook. {hint} "
-            f"If it is a helper, name it _{name}."
+            f"{attachment.kind} '{attachment.name}' ({type(attachment.obj).__name__}) defines {name}(), which is not a hook. "
+            f"{hint} If it is a helper, name it _{name}."
         )
 
 
@@ -450,6 +452,6 @@ def _note(error: BaseException, whose: str) -> None:
         error.add_note(note)
 
 
-def _whose(voice: Voice, hook: str) -> str:
-    dist = f" of {voice.dist} {voice.version}" if voice.dist else ""
-    return f"{voice.kind.removesuffix('s')} '{voice.name}'{dist} in {hook}"
+def _whose(attachment: Attachment, hook: str) -> str:
+    dist = f" of {attachment.dist} {attachment.version}" if attachment.dist else ""
+    return f"{attachment.kind.removesuffix('s')} '{attachment.name}'{dist} in {hook}"

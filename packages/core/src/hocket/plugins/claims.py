@@ -8,7 +8,7 @@ from typing import Any
 
 from hocket.plugins.errors import PluginError
 from hocket.plugins.kinds import singular
-from hocket.plugins.spec import Voice
+from hocket.plugins.spec import Attachment
 
 #: By the id of an instance that a Trainer was made with: a reference to it, and the name of that run.
 _claimed: dict[int, tuple[Callable[[], Any], str]] = {}
@@ -16,16 +16,20 @@ _claimed: dict[int, tuple[Callable[[], Any], str]] = {}
 _ARGUMENTS = {"strategies": "strategy={}", "precisions": "precision={}", "actions": "actions={}"}
 
 
-def check(voices: Sequence[Voice]) -> None:
+def check(attachments: Sequence[Attachment]) -> None:
     """Refuse an instance that another Trainer was made with, closed or not, or that is given twice. Raises PluginError."""
     seen: set[int] = set()
-    for voice in filter(_claimable, voices):
-        what, cls, key = f"{singular(voice.kind)} '{voice.name}'", type(voice.obj).__name__, id(voice.obj)
+    for attachment in filter(_claimable, attachments):
+        what, cls, key = (
+            f"{singular(attachment.kind)} '{attachment.name}'",
+            type(attachment.obj).__name__,
+            id(attachment.obj),
+        )
         if key in seen:
             raise PluginError(f"The {what} is one {cls} that is given twice. Give it once, or make a second one.")
         seen.add(key)
-        if key in _claimed and _claimed[key][0]() is voice.obj:
-            argument = _ARGUMENTS.get(voice.kind, f"{voice.kind}=[{{}}]")
+        if key in _claimed and _claimed[key][0]() is attachment.obj:
+            argument = _ARGUMENTS.get(attachment.kind, f"{attachment.kind}=[{{}}]")
             raise PluginError(
                 f"The {what} is an instance of {cls} that another Trainer was made with (run '{_claimed[key][1]}'), and may "
                 f"hold state of that run. Make a new one for each Trainer, {argument.format(f'{cls}(…)')}, or give its name or "
@@ -33,15 +37,15 @@ def check(voices: Sequence[Voice]) -> None:
             )
 
 
-def claim(voices: Sequence[Voice], run: str) -> None:
+def claim(attachments: Sequence[Attachment], run: str) -> None:
     """Record that these instances belong to a Trainer, once it is made."""
-    for voice in filter(_claimable, voices):
-        _claimed[id(voice.obj)] = _reference(voice.obj), run
+    for attachment in filter(_claimable, attachments):
+        _claimed[id(attachment.obj)] = _reference(attachment.obj), run
 
 
-def _claimable(voice: Voice) -> bool:
+def _claimable(attachment: Attachment) -> bool:
     """Whether it is an instance, of a class that does not say ``begins_anew = True``: that it keeps nothing of another run."""
-    return voice.instance and not getattr(voice.obj, "begins_anew", False)
+    return attachment.instance and not getattr(attachment.obj, "begins_anew", False)
 
 
 def _reference(obj: Any) -> Callable[[], Any]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from hocket.hookspecs import Loggers, StrategyHooks
-from hocket.plugins.spec import Voice
+from hocket.plugins.spec import Attachment
 
 #: Calls that wait for a logger's thread; later ones are dropped.
 _WAITING = 1000
@@ -36,14 +36,16 @@ class Delivery:
     itself ``synchronous``, has ``all_ranks`` or takes part in batches is called in place.
     """
 
-    def __init__(self, voice: Voice, hooks: Iterable[str]) -> None:
-        declared = getattr(voice.obj, "synchronous", None)
-        all_ranks = getattr(voice.obj, "all_ranks", False)
+    def __init__(self, attachment: Attachment, hooks: Iterable[str]) -> None:
+        declared = getattr(attachment.obj, "synchronous", None)
+        all_ranks = getattr(attachment.obj, "all_ranks", False)
         self.synchronous: bool = (
             all_ranks or not _BETWEEN_BATCHES.issuperset(hooks) if declared is None else bool(declared)
         )
-        self._who = f"Logger '{voice.name}'" + (f" of {voice.dist} {voice.version}" if voice.dist else "")
-        self._deadline: float = getattr(voice.obj, "deadline", 10.0)
+        self._who = f"Logger '{attachment.name}'" + (
+            f" of {attachment.dist} {attachment.version}" if attachment.dist else ""
+        )
+        self._deadline: float = getattr(attachment.obj, "deadline", 10.0)
         self._told = False
         self._begin()
 

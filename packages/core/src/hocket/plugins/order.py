@@ -6,70 +6,72 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from hocket.plugins.errors import ConflictError, OrderError
-from hocket.plugins.spec import Voice
+from hocket.plugins.spec import Attachment
 
 #: On an event, kinds run in this order; around an action, the last of them is outermost.
 KINDS_IN_ORDER = ("actions", "strategies", "precisions", "algorithms", "callbacks", "loggers")
 
 
-def check_combination(algorithms: Sequence[Voice]) -> None:
+def check_combination(algorithms: Sequence[Attachment]) -> None:
     """Refuse conflicts and cycles among the algorithms of one run. Raises ConflictError or OrderError naming the members."""
-    names = {voice.name for voice in algorithms}
-    for voice in algorithms:
-        for other in sorted(names & set(voice.obj.conflicts)):
+    names = {attachment.name for attachment in algorithms}
+    for attachment in algorithms:
+        for other in sorted(names & set(attachment.obj.conflicts)):
             raise ConflictError(
-                f"Algorithms '{voice.name}' and '{other}' cannot be combined: '{voice.name}' declares that it conflicts "
-                f"with '{other}'. Leave one of them out of algorithms=[…]."
+                f"Algorithms '{attachment.name}' and '{other}' cannot be combined: '{attachment.name}' declares that it "
+                f"conflicts with '{other}'. Leave one of them out of algorithms=[…]."
             )
-    _sort(algorithms, _constraints(algorithms), key=lambda voice: 0)
+    _sort(algorithms, _constraints(algorithms), key=lambda attachment: 0)
 
 
-def order(hook: str, voices: Iterable[Voice], listens: Callable[[Voice, str], bool]) -> list[Voice]:
-    """The voices of one hook in the order in which they act: by kind; algorithms by phase, constraints and user order.
+def order(hook: str, attachments: Iterable[Attachment], listens: Callable[[Attachment, str], bool]) -> list[Attachment]:
+    """The plug-ins attached to one hook in the order in which they act: by kind; algorithms by phase, constraints and user order.
 
     On ``after_x`` the user order is reversed, and algorithms that also listen to ``before_x`` act last, in the reverse of
-    their order there. ``listens(voice, hook)`` says who listens to what.
+    their order there. ``listens(attachment, hook)`` says who listens to what.
     """
-    user = {voice: index for index, voice in enumerate(voices)}
-    algorithms = [voice for voice in user if voice.kind == "algorithms"]
+    user = {attachment: index for index, attachment in enumerate(attachments)}
+    algorithms = [attachment for attachment in user if attachment.kind == "algorithms"]
     edges = _constraints(algorithms)
     if hook.startswith("after_"):
         before = f"before_{hook.removeprefix('after_')}"
-        closing = {voice for voice in algorithms if listens(voice, before)}
+        closing = {attachment for attachment in algorithms if listens(attachment, before)}
         edges = {(b, a) if a in closing and b in closing else (a, b) for a, b in edges}
 
-        def key(voice: Voice) -> tuple[int, ...]:
-            phase = int(voice.obj.phase)
-            return (1, -phase, -user[voice]) if voice in closing else (0, phase, -user[voice])
+        def key(attachment: Attachment) -> tuple[int, ...]:
+            phase = int(attachment.obj.phase)
+            return (1, -phase, -user[attachment]) if attachment in closing else (0, phase, -user[attachment])
     else:
 
-        def key(voice: Voice) -> tuple[int, ...]:
-            return (int(voice.obj.phase), user[voice])
+        def key(attachment: Attachment) -> tuple[int, ...]:
+            return (int(attachment.obj.phase), user[attachment])
 
     sorted_algorithms = _sort(algorithms, edges, key)
-    by_kind = {kind: [voice for voice in user if voice.kind == kind] for kind in KINDS_IN_ORDER}
+    by_kind = {kind: [attachment for attachment in user if attachment.kind == kind] for kind in KINDS_IN_ORDER}
     by_kind["algorithms"] = sorted_algorithms
-    return [voice for kind in KINDS_IN_ORDER for voice in by_kind[kind]]
+    return [attachment for kind in KINDS_IN_ORDER for attachment in by_kind[kind]]
 
 
-def _constraints(algorithms: Sequence[Voice]) -> set[tuple[Voice, Voice]]:
+def _constraints(algorithms: Sequence[Attachment]) -> set[tuple[Attachment, Attachment]]:
     """Pairs (earlier, later), from ``before`` and ``after``; names that are not there do not matter."""
     edges = set()
-    for voice in algorithms:
+    for attachment in algorithms:
         for other in algorithms:
-            if other is voice:
+            if other is attachment:
                 continue
-            if other.name in voice.obj.before:
-                edges.add((voice, other))
-            if other.name in voice.obj.after:
-                edges.add((other, voice))
+            if other.name in attachment.obj.before:
+                edges.add((attachment, other))
+            if other.name in attachment.obj.after:
+                edges.add((other, attachment))
     return edges
 
 
-def _sort(voices: Sequence[Voice], edges: set[tuple[Voice, Voice]], key: Callable[[Voice], Any]) -> list[Voice]:
+def _sort(
+    attachments: Sequence[Attachment], edges: set[tuple[Attachment, Attachment]], key: Callable[[Attachment], Any]
+) -> list[Attachment]:
     """Topological, and by ``key`` where the edges leave a choice."""
-    left = sorted(voices, key=key)
-    result: list[Voice] = []
+    left = sorted(attachments, key=key)
+    result: list[Attachment] = []
     while left:
         free = next((v for v in left if not any(later is v and earlier in left for earlier, later in edges)), None)
         if free is None:
@@ -82,10 +84,10 @@ def _sort(voices: Sequence[Voice], edges: set[tuple[Voice, Voice]], key: Callabl
     return result
 
 
-def _cycle(left: Sequence[Voice], edges: set[tuple[Voice, Voice]]) -> str:
+def _cycle(left: Sequence[Attachment], edges: set[tuple[Attachment, Attachment]]) -> str:
     """A cycle among ``left``, as readable text. Everything in ``left`` has a predecessor there: walk back until one repeats."""
     path = [left[0]]
     while path.count(path[-1]) < 2:
         path.append(next(earlier for earlier, later in edges if later is path[-1] and earlier in left))
     start = path.index(path[-1])
-    return " → ".join(f"'{voice.name}'" for voice in reversed(path[start:]))
+    return " → ".join(f"'{attachment.name}'" for attachment in reversed(path[start:]))

@@ -10,7 +10,7 @@ from hocket.algorithm import Need
 from hocket.hookspecs import Actions, Event
 from hocket.plugins.bus import Bus
 from hocket.plugins.errors import PlanError
-from hocket.plugins.spec import Voice
+from hocket.plugins.spec import Attachment
 
 if TYPE_CHECKING:
     from hocket.hookspecs import StrategyLike
@@ -29,7 +29,7 @@ class Plan:
 
     #: Lines about the run as a whole, by what they are about: model, duration, device …
     run: Mapping[str, str]
-    voices: tuple[Voice, ...]
+    attachments: tuple[Attachment, ...]
     #: Names of the plug-ins that act on each event, in order; events nobody hears are left out.
     events: Mapping[str, tuple[str, ...]]
     #: Names of the plug-ins that surround or replace each action, outermost first.
@@ -39,11 +39,11 @@ class Plan:
 
     def __str__(self) -> str:
         lines = [f"{about:<11} {text}" for about, text in self.run.items()]
-        for voice in self.voices:
-            details = [f"{voice.dist} {voice.version}" if voice.dist else "given"]
-            if voice.config:
-                details.append(", ".join(f"{key}={value!r}" for key, value in voice.config.items()))
-            lines.append(f"{voice.kind:<11} {voice.name}  ({'; '.join(details)})")
+        for attachment in self.attachments:
+            details = [f"{attachment.dist} {attachment.version}" if attachment.dist else "given"]
+            if attachment.config:
+                details.append(", ".join(f"{key}={value!r}" for key, value in attachment.config.items()))
+            lines.append(f"{attachment.kind:<11} {attachment.name}  ({'; '.join(details)})")
         lines += _table("events", self.events) + _table("actions", self.actions)
         for name, touched in self.surgery.items():
             lines.append(f"surgery     {name}: {len(touched) or 'nothing'} to replace")
@@ -71,34 +71,37 @@ def make_plan(bus: Bus, task: Task, strategy: StrategyLike, run: Mapping[str, st
             f"{type(task).__name__} takes its steps itself, in train_batch, and strategy '{_name_of(strategy, bus)}' steps all "
             "optimizers at once. Choose another strategy=, such as 'ddp'."
         )
-    for voice in bus.voices:
-        needs = getattr(voice.obj, "needs", None)
-        if voice.kind == "algorithms" and needs is not None and (missing := needs & ~strategy.offers):
+    for attachment in bus.attachments:
+        needs = getattr(attachment.obj, "needs", None)
+        if attachment.kind == "algorithms" and needs is not None and (missing := needs & ~strategy.offers):
             raise PlanError(
-                f"Algorithm '{voice.name}' needs {_words(missing)}, which strategy "
-                f"'{_name_of(strategy, bus)}' does not offer. Leave '{voice.name}' out, or choose another strategy=."
+                f"Algorithm '{attachment.name}' needs {_words(missing)}, which strategy "
+                f"'{_name_of(strategy, bus)}' does not offer. Leave '{attachment.name}' out, or choose another strategy=."
             )
-        acts = [event.value for event in _OF_MICROBATCHES if event in getattr(voice.obj, "events", ())]
-        if voice.kind == "algorithms" and acts and not strategy.microbatch_events:
+        acts = [event.value for event in _OF_MICROBATCHES if event in getattr(attachment.obj, "events", ())]
+        if attachment.kind == "algorithms" and acts and not strategy.microbatch_events:
             raise PlanError(
-                f"Algorithm '{voice.name}' acts on {', '.join(acts)}, and strategy '{_name_of(strategy, bus)}' computes the "
-                f"gradients of a batch itself, without these events. Leave '{voice.name}' out, or choose another strategy=."
+                f"Algorithm '{attachment.name}' acts on {', '.join(acts)}, and strategy '{_name_of(strategy, bus)}' computes "
+                "the gradients of a batch itself, without these events. Leave the algorithm out, or choose another strategy=."
             )
     return Plan(
         run=run,
-        voices=bus.voices,
+        attachments=bus.attachments,
         events=_heard(bus, [event.value for event in Event]),
         actions=_heard(bus, _ACTIONS),
         surgery={
-            voice.name: tuple(voice.obj.touches(task.model))
-            for voice in bus.voices
-            if voice.kind == "algorithms" and Event.INIT in voice.obj.events
+            attachment.name: tuple(attachment.obj.touches(task.model))
+            for attachment in bus.attachments
+            if attachment.kind == "algorithms" and Event.INIT in attachment.obj.events
         },
     )
 
 
 def _heard(bus: Bus, hooks: list[str]) -> dict[str, tuple[str, ...]]:
-    who = {hook: tuple(voice.name for voice in bus.listeners(hook) if voice.kind != "actions") for hook in hooks}
+    who = {
+        hook: tuple(attachment.name for attachment in bus.listeners(hook) if attachment.kind != "actions")
+        for hook in hooks
+    }
     return {hook: names for hook, names in who.items() if names}
 
 
@@ -107,4 +110,4 @@ def _words(needs: Any) -> str:
 
 
 def _name_of(part: Any, bus: Bus) -> str:
-    return next((voice.name for voice in bus.voices if voice.obj is part), type(part).__name__)
+    return next((attachment.name for attachment in bus.attachments if attachment.obj is part), type(part).__name__)

@@ -18,7 +18,7 @@ from hocket.plugins.errors import BrokenPluginError, PluginConfigError
 
 
 @dataclass(eq=False, slots=True)
-class Voice:
+class Attachment:
     """A plug-in of one Trainer: the object, and the name under which it goes there."""
 
     kind: str
@@ -33,7 +33,7 @@ class Voice:
     instance: bool = False
 
 
-def build(kind: str, spec: Any, *arguments: Any) -> Voice:
+def build(kind: str, spec: Any, *arguments: Any) -> Attachment:
     """The plug-in that ``spec`` describes.
 
     Args:
@@ -51,15 +51,15 @@ def build(kind: str, spec: Any, *arguments: Any) -> Voice:
     elif isinstance(spec, Mapping):
         name, config = _from_mapping(kind, spec)
     elif isinstance(spec, type):
-        return _voice(kind, spec, _make(kind, _name_of(kind, spec), spec, arguments, {}), {})
+        return _attachment(kind, spec, _make(kind, _name_of(kind, spec), spec, arguments, {}), {})
     else:
         _check_instance(kind, spec)
-        voice = _voice(kind, type(spec), spec, {})
-        voice.instance = True
-        return voice
+        attachment = _attachment(kind, type(spec), spec, {})
+        attachment.instance = True
+        return attachment
     entry = catalog.find(kind, name)
     made = _make(kind, entry.name, entry.load(), arguments, config)
-    return Voice(kind, entry.name, made, entry.dist, entry.version, config)
+    return Attachment(kind, entry.name, made, entry.dist, entry.version, config)
 
 
 def _from_text(kind: str, text: str) -> tuple[str, dict[str, Any]]:
@@ -168,11 +168,11 @@ def _check_instance(kind: str, obj: Any) -> None:
         raise PluginConfigError(f"{type(obj).__name__} is an algorithm; pass it in algorithms=[…].")
 
 
-def _voice(kind: str, cls: type, obj: Any, config: Mapping[str, Any]) -> Voice:
+def _attachment(kind: str, cls: type, obj: Any, config: Mapping[str, Any]) -> Attachment:
     entry = catalog.entry_of(kind, cls)
     if entry is None:
-        return Voice(kind, _name_of(kind, cls), obj, None, None, config)
-    return Voice(kind, entry.name, obj, entry.dist, entry.version, config)
+        return Attachment(kind, _name_of(kind, cls), obj, None, None, config)
+    return Attachment(kind, entry.name, obj, entry.dist, entry.version, config)
 
 
 def _name_of(kind: str, cls: type) -> str:

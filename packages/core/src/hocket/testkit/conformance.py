@@ -31,7 +31,7 @@ from hocket.cli.doctor import HEAVY
 from hocket.hookspecs import Event
 from hocket.plugins import catalog
 from hocket.plugins.bus import Bus
-from hocket.plugins.spec import Voice
+from hocket.plugins.spec import Attachment
 from hocket.testkit.compare import difference
 from hocket.testkit.footprint import changed, footprint
 from hocket.testkit.imports import Imported, import_in_fresh_process
@@ -227,12 +227,12 @@ class Conformance:
 
     def test_implements_known_hooks_only(self) -> None:
         """It can be attached, which checks names and arguments of hooks, and then hears or does something."""
-        voice = Voice(self.kind, self.plugin_name() or "plugin", self.make())
-        bus = Bus([voice])
+        attachment = Attachment(self.kind, self.plugin_name() or "plugin", self.make())
+        bus = Bus([attachment])
         hooks = [hook for hook in _hooks() if bus.listeners(hook)]
         assert hooks, (
-            f"{type(voice.obj).__name__} implements no hook, so attaching it does nothing. `hocket plugins hooks` prints what "
-            "there is; an Algorithm also needs `events = {Event.…}`."
+            f"{type(attachment.obj).__name__} implements no hook, so attaching it does nothing. `hocket plugins hooks` prints "
+            "what there is; an Algorithm also needs `events = {Event.…}`."
         )
 
     def test_has_a_summary(self) -> None:

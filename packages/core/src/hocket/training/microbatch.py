@@ -17,7 +17,7 @@ import torch
 from hocket.callback import Callback
 from hocket.data.batches import map_tensors
 from hocket.data.stateful import has_state
-from hocket.plugins.spec import Voice
+from hocket.plugins.spec import Attachment
 from hocket.state import State
 from hocket.training import seeding
 from hocket.training.actions import compute_gradients, compute_microbatch
@@ -36,9 +36,9 @@ class AutoMicrobatch(Callback):
         self._cache = cache
 
     @classmethod
-    def voice(cls, cache: Path | None) -> Voice:
+    def attachment(cls, cache: Path | None) -> Attachment:
         """It as a plug-in."""
-        return Voice("callbacks", "auto-microbatch", cls(cache))
+        return Attachment("callbacks", "auto-microbatch", cls(cache))
 
     def gradients(self, state: State) -> bool:
         """See :func:`hocket.training.actions.compute_gradients`. Where memory runs out, with half the microbatch from now on.
@@ -214,9 +214,9 @@ def _try(state: State, batch: Any, size: int) -> bool:
 def _unnoticed(state: State) -> Iterator[None]:
     """Random numbers, what was logged, and the state of plug-ins that act on microbatches, are afterwards as before."""
     acting = [
-        voice.obj for voice in state.bus.voices
-        if has_state(voice.obj)
-        and _OF_MICROBATCHES & {*dir(type(voice.obj)), *(event.value for event in getattr(voice.obj, "events", ()))}
+        attachment.obj for attachment in state.bus.attachments
+        if has_state(attachment.obj)
+        and _OF_MICROBATCHES & {*dir(type(attachment.obj)), *(event.value for event in getattr(attachment.obj, "events", ()))}
     ]  # fmt: skip
     kept = [(plugin, map_tensors(lambda tensor: tensor.to("cpu", copy=True), plugin.state_dict())) for plugin in acting]
     generators, logged = state.generators.state_dict(), dict(state.logged)

@@ -274,8 +274,8 @@ class Steps:
         self._checked = True
         bus = self._state.bus
         for event in ("after_forward", "before_loss"):
-            voices = bus.listeners(event)
-            if names := [voice.name for voice in voices if voice.kind == "algorithms"]:
+            attachments = bus.listeners(event)
+            if names := [attachment.name for attachment in attachments if attachment.kind == "algorithms"]:
                 raise PlanError(
                     f"Algorithm {', '.join(map(repr, names))} acts on {event}, between a model's outputs and the loss, which "
                     f"the loss functions of {type(self._state.task).__name__}.train_batch compute in one. Leave it out, or "

@@ -79,17 +79,17 @@ def _different(before: Mapping[str, str], now: Mapping[str, str], text: str) -> 
 def _plugins(state: State, attached: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     for kind in _ATTACHED:
         there = {each["name"]: each for each in attached if each["kind"] == kind}
-        here = {voice.name: voice for voice in state.bus.voices if voice.kind == kind}
+        here = {attachment.name: attachment for attachment in state.bus.attachments if attachment.kind == kind}
         if kind not in ("callbacks", "algorithms") and there.keys() != here.keys():
             yield f"{catalog.singular(kind)} was {', '.join(there)}, is {', '.join(here)}"
         if kind == "algorithms" and there.keys() == here.keys() and list(there) != list(here):
             yield f"the order of algorithms was {', '.join(there)}, is {', '.join(here)}"
-        for name, voice in here.items():
-            if name not in there or there[name]["config"] is None or voice.instance:
+        for name, attachment in here.items():
+            if name not in there or there[name]["config"] is None or attachment.instance:
                 continue
-            then, now = decode(there[name]["config"]), dict(voice.config)
+            then, now = decode(there[name]["config"]), dict(attachment.config)
             for option in sorted(then.keys() | now.keys()):
-                default = _default(voice.obj, option)
+                default = _default(attachment.obj, option)
                 was, is_now = (plain(each.get(option, default)) for each in (then, now))
                 if was != is_now:
                     yield f"{option} of the {catalog.singular(kind)} '{name}' was {was!r}, is {is_now!r}"

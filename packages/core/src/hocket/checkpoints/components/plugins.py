@@ -12,7 +12,7 @@ from hocket.checkpoints.component import Check, Component, Like, Saved, Tree
 from hocket.checkpoints.storage.plain import encode
 from hocket.data.stateful import has_state
 from hocket.plugins import catalog
-from hocket.plugins.spec import Voice
+from hocket.plugins.spec import Attachment
 from hocket.state import State
 
 #: Kinds of which there can be any number; of the others there is always one, which may be another than before. Loggers may be
@@ -31,10 +31,10 @@ class Plugins(Component):
     def state_dict(self, gather: bool) -> Tree:
         """The state of each that has some."""
         states: dict[str, dict[str, Any]] = {}
-        for voice in self._state.bus.voices:
-            if has_state(voice.obj) and (state := voice.obj.state_dict()):
-                states.setdefault(voice.kind, {})[voice.name] = encode(
-                    state, f"{catalog.singular(voice.kind)} '{voice.name}'", gather
+        for attachment in self._state.bus.attachments:
+            if has_state(attachment.obj) and (state := attachment.obj.state_dict()):
+                states.setdefault(attachment.kind, {})[attachment.name] = encode(
+                    state, f"{catalog.singular(attachment.kind)} '{attachment.name}'", gather
                 )
         return states
 
@@ -53,23 +53,23 @@ class Plugins(Component):
 
     def check(self, saved: Tree, checkpoint: Saved) -> Check:
         """Compare what is attached now with what was attached then."""
-        attached = {(voice.kind, voice.name): voice for voice in self._state.bus.voices}
+        attached = {(attachment.kind, attachment.name): attachment for attachment in self._state.bus.attachments}
         fitting = {
             (kind, name): checkpoint.decode(saved[kind][name])
-            for (kind, name), voice in attached.items()
-            if saved.get(kind, {}).get(name) is not None and has_state(voice.obj)
+            for (kind, name), attachment in attached.items()
+            if saved.get(kind, {}).get(name) is not None and has_state(attachment.obj)
         }
         return Check(fitting, _problems(attached, checkpoint.tree["attached"], saved))
 
     def load_state_dict(self, saved: Mapping[tuple[str, str], Any]) -> None:
         """Load each, in order of attachment."""
-        for voice in self._state.bus.voices:
-            if (voice.kind, voice.name) in saved:
-                voice.obj.load_state_dict(saved[voice.kind, voice.name])
+        for attachment in self._state.bus.attachments:
+            if (attachment.kind, attachment.name) in saved:
+                attachment.obj.load_state_dict(saved[attachment.kind, attachment.name])
 
 
 def _problems(
-    attached: Mapping[tuple[str, str], Voice], then: Sequence[Mapping[str, Any]], saved: Mapping[str, Any]
+    attached: Mapping[tuple[str, str], Attachment], then: Sequence[Mapping[str, Any]], saved: Mapping[str, Any]
 ) -> list[str]:
     problems = []
     described = {(each["kind"], each["name"]): each for each in then}
@@ -89,8 +89,8 @@ def _problems(
                 f"'{name}' is a {each['class']} in the checkpoint and a {class_of(attached[kind, name].obj)} here. Attach the "
                 f"same {kind}, in the same order."
             )
-    for (kind, name), voice in attached.items():
-        keeps = kind in _SEVERAL and has_state(voice.obj) and bool(voice.obj.state_dict())
+    for (kind, name), attachment in attached.items():
+        keeps = kind in _SEVERAL and has_state(attachment.obj) and bool(attachment.obj.state_dict())
         if (kind, name) not in described and (kind == "algorithms" or keeps):
             problems.append(
                 f"The {catalog.singular(kind)} '{name}' is attached, but the checkpoint was taken without it. Leave it out."
@@ -116,23 +116,23 @@ def short_name(name: str) -> str:
     return name.rpartition("-")[0] if name.rpartition("-")[2].isdigit() else name
 
 
-def described(voices: tuple[Voice, ...]) -> list[dict[str, Any]]:
+def described(attachments: tuple[Attachment, ...]) -> list[dict[str, Any]]:
     """What is attached; its configuration is None where that is not known, or is no plain data."""
     return [
         {
-            "kind": voice.kind,
-            "name": voice.name,
-            "class": class_of(voice.obj),
-            "dist": voice.dist,
-            "version": voice.version,
-            "config": _config(voice),
+            "kind": attachment.kind,
+            "name": attachment.name,
+            "class": class_of(attachment.obj),
+            "dist": attachment.dist,
+            "version": attachment.version,
+            "config": _config(attachment),
         }
-        for voice in voices
+        for attachment in attachments
     ]
 
 
-def _config(voice: Voice) -> Any:
+def _config(attachment: Attachment) -> Any:
     try:
-        return None if voice.instance else encode(dict(voice.config))
+        return None if attachment.instance else encode(dict(attachment.config))
     except TypeError:
         return None
