@@ -25,7 +25,7 @@ def check_combination(algorithms: Sequence[Attachment]) -> None:
 
 
 def order(hook: str, attachments: Iterable[Attachment], listens: Callable[[Attachment, str], bool]) -> list[Attachment]:
-    """The plug-ins attached to one hook in the order in which they act: by kind; algorithms by phase, constraints and user order.
+    """Return the plug-ins of one hook in the order in which they act: by kind; algorithms by phase, constraints, user order.
 
     On ``after_x`` the user order is reversed, and algorithms that also listen to ``before_x`` act last, in the reverse of
     their order there. ``listens(attachment, hook)`` says who listens to what.
