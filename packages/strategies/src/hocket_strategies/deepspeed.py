@@ -112,7 +112,8 @@ class DeepSpeed(RankStrategy):
                 if attachment.kind == "algorithms" and attachment.obj.phase >= Phase.GRADIENT:
                     raise PluginError(
                         f"Algorithm '{attachment.name}' acts on {attachment.obj.phase.name.lower()}, which ZeRO stage "
-                        f"{self.stage} keeps in partitions of its own. Leave it out, or write strategy={'deepspeed': {'stage': 0}}."
+                        f"{self.stage} "
+                        "keeps in partitions of its own. Leave it out, or write strategy={'deepspeed': {'stage': 0}}."
                     )
         self._take_clipping(state)
         self._take_precision(state.precision)
