@@ -12,10 +12,17 @@ from torch import nn
 from hocket_general import SAM
 
 
+def _state(*optimizers, batch=0, loss=None):
+    parameters = [p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
+    return SimpleNamespace(
+        timestamp=SimpleNamespace(batch=batch), loss=loss, loss_parts={}, trained_parameters=lambda: parameters
+    )
+
+
 def _step(sam, optimizer, gradients, batch=0):
     """What the loop does with a batch: gradients, then the action around the default step."""
     loss = gradients()
-    state = SimpleNamespace(optimizers=[optimizer], timestamp=SimpleNamespace(batch=batch), loss=loss, loss_parts={})
+    state = _state(optimizer, batch=batch, loss=loss)
     action = sam.optimizer_step(state, gradients)
     next(action)
     optimizer.step()
@@ -92,7 +99,7 @@ def test_weights_come_back_when_the_second_gradient_fails():
     x = _scalar()
     optimizer = torch.optim.SGD([x], lr=0.1)
     _parabola(x, optimizer)()
-    state = SimpleNamespace(optimizers=[optimizer], timestamp=SimpleNamespace(batch=0), loss=None, loss_parts={})
+    state = _state(optimizer)
 
     def fails():
         assert x.item() != 1.0
@@ -107,7 +114,7 @@ def test_one_norm_over_the_parameters_of_all_optimizers_and_only_those_with_grad
     x, y, unused = _scalar(3.0), _scalar(4.0), _scalar(7.0)
     optimizers = [torch.optim.SGD([x], lr=1.0), torch.optim.SGD([y, unused], lr=1.0)]
     x.grad, y.grad = x.detach().clone(), y.detach().clone()  # of (x² + y²) / 2; norm 5
-    state = SimpleNamespace(optimizers=optimizers, timestamp=SimpleNamespace(batch=0), loss=None, loss_parts={})
+    state = _state(*optimizers)
     at = []
     next(SAM(rho=5.0, epsilon=0.0).optimizer_step(state, lambda: at.append((x.item(), y.item(), unused.item()))))
     assert at == [(6.0, 8.0, 7.0)]
@@ -118,7 +125,7 @@ def test_no_gradients_is_a_plain_step():
     x = _scalar()
     optimizer = torch.optim.SGD([x], lr=0.1)
     calls = []
-    state = SimpleNamespace(optimizers=[optimizer], timestamp=SimpleNamespace(batch=0), loss=None, loss_parts={})
+    state = _state(optimizer)
     next(SAM().optimizer_step(state, lambda: calls.append(1)))
     assert not calls
 
