@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from hocket.plugins.bus import Bus
+from hocket.training.means import Weighting
 
 
 class Blocks:
@@ -40,7 +41,7 @@ class Blocks:
     @property
     def factor(self) -> float:
         """What makes the mean of the gradients."""
-        return self.units[0] / self.total if self.units else 1.0
+        return float(Weighting(self.units[0]).correction(self.total)) if self.units else 1.0
 
     def reach(self, parameters: set[int]) -> bool:
         """Whether one of the models has one of these parameters, by id."""
@@ -95,7 +96,7 @@ class Gradients:
             raise RuntimeError(_OUTSIDE)
         else:
             self._plain = True
-        share = mine * ranks / divisor if mine else 0.0
+        share = float(Weighting(divisor, ranks).share(mine)) if mine else 0.0
         self._shut = not share
         return share
 

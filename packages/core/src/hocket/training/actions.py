@@ -15,7 +15,7 @@ from hocket.losses import Apart, Loss, as_loss
 from hocket.optim.clipping import clip_gradients
 from hocket.state import State
 from hocket.training import weights
-from hocket.training.means import Part, mean, on_device
+from hocket.training.means import Part, Weighting, mean, on_device
 from hocket.training.step import count
 
 
@@ -150,8 +150,7 @@ def compute_gradients(
     step.kept = []
     if step.boundary is not None:
         step.boundary.begin()
-    # Strategies take the mean of gradients over ranks with data of their own, hence the number of those.
-    per_sample = world / everyone if state.strategy.averages_gradients else 1 / max(mine, 1)
+    weighting = Weighting(everyone, world) if state.strategy.averages_gradients else Weighting(max(mine, 1))
     if split is not None:
         pieces = split(whole)
     else:
@@ -169,11 +168,11 @@ def compute_gradients(
             left -= samples
             step.carry = carried
             with bus.accumulate(state.prepared, number == len(pieces)):
-                parts.append(Part(*compute_microbatch(state, piece, samples, per_sample, metrics)))
+                parts.append(Part(*compute_microbatch(state, piece, samples, weighting, metrics)))
         step.carry = carry
         if left:
             raise ValueError(_lost(state, mine, left))
-        rescale = mean(state, parts, mine, everyone)
+        rescale = mean(state, parts, weighting)
     step.batch, step.outputs = whole, None
     if step.boundary is not None:
         step.boundary.backward()
@@ -217,21 +216,21 @@ def _split_carry(
 
 
 def compute_microbatch(
-    state: State, batch: Any, samples: int, per_sample: float | None, metrics: Shown | None
+    state: State, batch: Any, samples: int, weighting: Weighting | None, metrics: Shown | None
 ) -> tuple[Any, ...]:
-    """Forward, loss and backward: what makes a `Part`. ``per_sample`` multiplies a sample's loss, None for nothing."""
+    """Forward, loss and backward: what makes a `Part`. Without a ``weighting`` the loss is taken as it is."""
     others = state.step.others
     for parameter in others:
         parameter.requires_grad_(False)
     try:
-        return _compute_microbatch(state, batch, samples, per_sample, metrics)
+        return _compute_microbatch(state, batch, samples, weighting, metrics)
     finally:
         for parameter in others:
             parameter.requires_grad_(True)
 
 
 def _compute_microbatch(
-    state: State, batch: Any, samples: int, per_sample: float | None, metrics: Shown | None
+    state: State, batch: Any, samples: int, weighting: Weighting | None, metrics: Shown | None
 ) -> tuple[Any, ...]:
     bus, step = state.bus, state.step
     step.batch = bus.move_batch(state, batch)
@@ -246,7 +245,7 @@ def _compute_microbatch(
         loss, apart = _call_loss_function(state)
     step.loss, own, parts, reduction, kept = loss
     summed = False
-    if per_sample is not None:  # else nothing is weighted
+    if weighting is not None:
         summed = (reduction or state.loss_reduction) == "sum"
         if own is None and not summed:
             weight_of = step.weight_of
@@ -265,11 +264,11 @@ def _compute_microbatch(
     if summed:
         weight = 1 if samples else 0
         factor = weight * (state.strategy.data_ranks if state.strategy.averages_gradients else 1)
-    elif per_sample is not None:
+    elif weighting is not None:
         weight = samples if own is None or not samples else own
         if isinstance(weight, torch.Tensor):
             weight = on_device(weight, step.loss)  # a count times a number would be float32
-        factor = weight * per_sample
+        factor = weighting.share(weight)
     if factor is not None:
         _gate(step.outputs, weight)
     if apart is None:

@@ -11,6 +11,28 @@ if TYPE_CHECKING:
     from hocket.state import State
 
 
+class Weighting(NamedTuple):
+    """What makes one mean of losses that are means over something each: ``sum(weight * loss) / sum(weight)``.
+
+    Gradients add up before the sum of the weights is known, and strategies take their mean over ranks. So each loss is
+    multiplied by `share`, with an estimate of the sum, and in the end the gradients by `correction`.
+    """
+
+    #: The estimate, such as the samples of all ranks; and over how many ranks gradients are averaged.
+    estimate: float
+    ranks: int = 1
+
+    def share(self, weight: Any) -> Any:
+        """What to multiply a loss of this weight by before backward; exactly 1 for the only loss there is."""
+        if not isinstance(weight, torch.Tensor) and weight * self.ranks == self.estimate:
+            return 1.0
+        return weight * (self.ranks / self.estimate)
+
+    def correction(self, total: Any) -> Any:
+        """What to multiply the gradients by once the sum of the weights of all ranks is known."""
+        return self.estimate / total
+
+
 class Part(NamedTuple):
     """What is left of a microbatch: its mean loss, the weight of that, whether the loss itself gave it, named losses; or a
     sum, and 1 or 0."""
@@ -54,7 +76,7 @@ def _names(state: State, parts: Sequence[Part]) -> Sequence[str]:
     return agreed
 
 
-def mean(state: State, parts: Sequence[Part], mine: int, everyone: int) -> torch.Tensor | None:
+def mean(state: State, parts: Sequence[Part], weighting: Weighting) -> torch.Tensor | None:
     """Set the loss of the batch to the weighted mean over its microbatches and ranks.
 
     Returns what gradients have still to be multiplied by, if losses came with weights of their own.
@@ -96,6 +118,6 @@ def mean(state: State, parts: Sequence[Part], mine: int, everyone: int) -> torch
     # Losses of transformers are float32, whatever the model is.
     dtype = torch.promote_types(sums.dtype, state.trained_parameters()[0].dtype)
     if state.strategy.averages_gradients:
-        alike = state.strategy.world_size // state.strategy.data_ranks  # have all added the same weight
-        return everyone * alike / total.to(dtype)
-    return torch.where(here > 0, mine / here.to(dtype), 0.0)  # nothing on this rank may count
+        identical = state.strategy.world_size // state.strategy.data_ranks  # ranks that have added the same weight
+        return torch.as_tensor(weighting.correction(total.to(dtype) / identical))
+    return torch.where(here > 0, weighting.correction(here.to(dtype)), 0.0)  # nothing on this rank may count

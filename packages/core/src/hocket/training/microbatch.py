@@ -21,6 +21,7 @@ from hocket.plugins.spec import Attachment
 from hocket.state import State
 from hocket.training import seeding
 from hocket.training.actions import compute_gradients, compute_microbatch
+from hocket.training.means import Weighting
 from hocket.training.metrics import MetricSet
 from hocket.training.step import count
 
@@ -200,7 +201,7 @@ def _try(state: State, batch: Any, size: int) -> bool:
     try:
         for _ in range(2):  # gradients of the first are there during the second
             with bus.accumulate(prepared, False):
-                compute_microbatch(state, bus.split_batch(state, batch, size)[0], size, 1.0, None)
+                compute_microbatch(state, bus.split_batch(state, batch, size)[0], size, Weighting(1), None)
         return True
     except RuntimeError as error:
         if not is_out_of_memory(error):
