@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hocket.data.adapters import adapt, adapter
+    from hocket.data.batches import Counts, Padding, count, get_item, join, map_tensors, move, set_item, split
+    from hocket.data.errors import DataError
+    from hocket.data.global_batches import sized
     from hocket.data.per_sample import SeededDataset, seeded
     from hocket.data.slices import Slices
     from hocket.data.source import Position, Source
@@ -14,17 +17,48 @@ if TYPE_CHECKING:
 
 #: Public name -> the module that defines it, imported when first used: other modules of hocket need the small ones only.
 _MODULES = {
+    "Counts": "batches",
+    "DataError": "errors",
     "DataSource": "sources.base",
+    "Padding": "batches",
     "Position": "source",
     "SeededDataset": "per_sample",
     "Slices": "slices",
     "Source": "source",
     "adapt": "adapters",
     "adapter": "adapters",
+    "count": "batches",
+    "get_item": "batches",
+    "join": "batches",
+    "map_tensors": "batches",
+    "move": "batches",
     "seeded": "per_sample",
+    "set_item": "batches",
+    "sized": "global_batches",
+    "split": "batches",
 }
 
-__all__ = ["DataSource", "Position", "SeededDataset", "Slices", "Source", "adapt", "adapter", "seeded"]
+__all__ = [
+    "Counts",
+    "DataError",
+    "DataSource",
+    "Padding",
+    "Position",
+    "SeededDataset",
+    "Slices",
+    "Source",
+    "adapt",
+    "adapter",
+    "count",
+    "get_item",
+    "join",
+    "map_tensors",
+    "move",
+    "seeded",
+    "set_item",
+    "sized",
+    "split",
+]
 
 
 def __getattr__(name: str) -> Any:
