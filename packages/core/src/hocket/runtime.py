@@ -47,6 +47,15 @@ class Runtime:
         hocket.plugins.PluginError: a plug-in is not there, or is broken.
         TypeError, ValueError: an argument cannot be understood; the message says which and what to write. Or strategy or
             precision acts on events of the Trainer's loop, which a loop of one's own does not have.
+
+    Example:
+        >>> import hocket, torch
+        >>> runtime = hocket.Runtime(device="cpu", seed=1)
+        >>> net = torch.nn.Linear(4, 1)
+        >>> model, optimizer = runtime.setup(net, torch.optim.SGD(net.parameters(), lr=0.1))
+        >>> for inputs, targets in runtime.setup_data([(torch.randn(8, 4), torch.randn(8, 1))] * 10):
+        ...     runtime.backward(torch.nn.functional.mse_loss(model(inputs), targets))
+        ...     stepped = runtime.step(optimizer)
     """
 
     def __init__(
@@ -220,7 +229,14 @@ class Runtime:
     # --- the others
 
     def all_reduce(self, tensor: torch.Tensor, op: str = "mean") -> torch.Tensor:
-        """Mean, sum, min or max over ranks."""
+        """Mean, sum, min or max over ranks.
+
+        Example:
+            >>> import hocket, torch
+            >>> runtime = hocket.Runtime(device="cpu")
+            >>> runtime.all_reduce(torch.tensor(0.5), "mean")
+            tensor(0.5000)
+        """
         reduced: torch.Tensor = self.bus.all_reduce(tensor, op)
         return reduced
 
@@ -257,6 +273,16 @@ class Runtime:
 
         Raises:
             CheckpointError: it could not be written; on every rank.
+
+        Example:
+            >>> import hocket, tempfile, torch
+            >>> runtime = hocket.Runtime(device="cpu")
+            >>> model = runtime.setup(torch.nn.Linear(4, 1))
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     runtime.save(f"{folder}/epoch-1", model=model, epoch=1)
+            ...     rest = runtime.load(f"{folder}/epoch-1", model=model)
+            >>> rest
+            {'epoch': 1}
         """
         from hocket.checkpoints.storage import format
 

@@ -37,6 +37,13 @@ class State:
 
     Algorithms may replace ``model``'s submodules, ``batch``, ``outputs`` and ``loss`` on the events that say so; callbacks
     and loggers read. Nobody but the loop writes the rest: ask for things with :meth:`request`.
+
+    Example:
+        >>> import hocket
+        >>> class PrintLoss(hocket.Callback):
+        ...     def batch_end(self, state):
+        ...         if state.timestamp.batch % 100 == 0:
+        ...             print(f"batch {state.timestamp.batch}: loss {state.loss.item():.4f}")
     """
 
     def __init__(

@@ -20,6 +20,21 @@ class Task(nn.Module):
 
     A task of several steps, such as a GAN, defines :meth:`train_batch` instead. The other methods have defaults. ``self`` is
     what algorithms operate on and what checkpoints hold.
+
+    Example:
+        >>> import hocket, torch
+        >>> class Autoencoder(hocket.Task):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.encoder, self.decoder = torch.nn.Linear(8, 2), torch.nn.Linear(2, 8)
+        ...     def forward(self, batch):
+        ...         return self.decoder(self.encoder(batch))
+        ...     def loss(self, outputs, batch):
+        ...         return torch.nn.functional.mse_loss(outputs, batch)
+        >>> trainer = hocket.Trainer(
+        ...     model=Autoencoder(), train_data=[torch.randn(16, 8)], optimizer="adamw(lr=1e-3)", duration="1ep", device="cpu"
+        ... )
+        >>> result = trainer.fit()
     """
 
     def forward(self, batch: Any) -> Any:
@@ -43,7 +58,8 @@ class Task(nn.Module):
             step: what to call.
 
         Example:
-            >>> class GAN(Task):
+            >>> import hocket, torch
+            >>> class GAN(hocket.Task):
             ...     def train_batch(self, real, step):
             ...         fake = self.generator(torch.randn(len(real), 100, device=real.device))
             ...         step(self.discriminator_loss, {"real": real, "fake": fake.detach()}, "discriminator")
@@ -87,7 +103,8 @@ class Task(nn.Module):
         overridden; batches of graphs or packed sequences, for instance, need a method of their own.
 
         Example:
-            >>> class Detection(Task):
+            >>> import hocket
+            >>> class Detection(hocket.Task):
             ...     def split(self, batch, size):
             ...         images, boxes = batch
             ...         starts = range(0, len(images), size)

@@ -16,7 +16,13 @@ class TimeError(ValueError):
 
 
 class Unit(enum.StrEnum):
-    """What time is counted in. The value is the suffix in texts such as ``"10ep"``."""
+    """What time is counted in. The value is the suffix in texts such as ``"10ep"``.
+
+    Example:
+        >>> from hocket.time import Unit
+        >>> Unit("ep")
+        <Unit.EPOCH: 'ep'>
+    """
 
     EPOCH = "ep"
     BATCH = "ba"
@@ -64,6 +70,13 @@ class Time:
 
     Raises:
         TimeError: the value is negative, not finite, or not whole in a unit that is counted.
+
+    Example:
+        >>> from hocket.time import Time
+        >>> Time.parse("90min")
+        Time(value=5400.0, unit=<Unit.SECOND: 'sec'>)
+        >>> str(Time.parse("5e6sp") / 2)
+        '2500000sp'
     """
 
     value: int | float
@@ -202,6 +215,13 @@ class Timestamp:
 
     Counts are over all ranks and are Python integers, so they cannot overflow. Seconds are wall-clock seconds spent on
     training batches: in total, within the epoch, and of the latest batch.
+
+    Example:
+        >>> import hocket
+        >>> timestamp = hocket.Timestamp()
+        >>> timestamp.next_batch(samples=32, tokens=0, seconds=0.5)
+        >>> timestamp.batch, timestamp.sample, timestamp.get("sp")
+        (1, 32, Time(value=32, unit=<Unit.SAMPLE: 'sp'>))
     """
 
     epoch: int = 0
@@ -315,6 +335,12 @@ class Interval:
 
     Raises:
         TimeError: what was given is not a time.
+
+    Example:
+        >>> import hocket
+        >>> every = hocket.Interval("100ba")
+        >>> every.due(hocket.Timestamp(batch=99), hocket.Timestamp(batch=100))
+        True
     """
 
     __slots__ = ("_amount", "_at_epoch_end", "_field", "every")
