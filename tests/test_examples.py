@@ -33,7 +33,9 @@ MODULES = (
 )  # fmt: skip
 #: Kinds of plug-ins that users name, and may also import.
 KINDS = ("algorithms", "callbacks", "loggers", "strategies", "precisions", "devices", "schedules", "datasets")
+#: The others, with reasons.
 WITHOUT = {
+    "hocket.data.Position": "a name for a type, dict[str, Any]",
     "hocket.hookimpl": "an instance of pluggy's class, which has no docstring here; the example of hocket.Callback uses it",
 }
 

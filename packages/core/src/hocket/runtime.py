@@ -114,6 +114,14 @@ class Runtime:
 
         What is called computes under the precision's context, and hands out 16-bit results as float32, so that losses are
         computed in float32. The module itself stays ``model.module``.
+
+        Example:
+            >>> import hocket, torch
+            >>> runtime = hocket.Runtime(device="cpu", precision="bf16")
+            >>> net = torch.nn.Linear(4, 1)
+            >>> model, optimizer = runtime.setup(net, torch.optim.AdamW(net.parameters()))
+            >>> model(torch.randn(8, 4)).dtype
+            torch.float32
         """
         placement.check_model(model, self.device.type, self.strategy.materializes)
         module, prepared = self.prepare(self.convert(model), optimizers)
@@ -141,6 +149,14 @@ class Runtime:
         """This rank's batches of ``loader``, on the device; see `hocket.Trainer` on ``global_batch``, for training data only.
 
         Raises ValueError if that cannot be had.
+
+        Example:
+            >>> import hocket, torch
+            >>> runtime = hocket.Runtime(device="cpu")
+            >>> dataset = torch.utils.data.TensorDataset(torch.randn(64, 4))
+            >>> loader = runtime.setup_data(torch.utils.data.DataLoader(dataset, batch_size=8), global_batch=32)
+            >>> len(loader)
+            2
         """
         if global_batch is not None and not train:
             raise ValueError(f"global_batch={global_batch} is for training data. Leave it out, or train=False.")
@@ -205,6 +221,14 @@ class Runtime:
         """Clip what ``optimizer`` is about to step with, by joint 2-norm or by value; the norm before clipping, if by norm.
 
         Raises ValueError unless exactly one of ``norm`` and ``value`` is given.
+
+        Example:
+            >>> import hocket, torch
+            >>> runtime = hocket.Runtime(device="cpu")
+            >>> net = torch.nn.Linear(4, 1)
+            >>> model, optimizer = runtime.setup(net, torch.optim.SGD(net.parameters(), lr=0.1))
+            >>> runtime.backward(model(torch.randn(8, 4)).square().mean())
+            >>> norm = runtime.clip_gradients(model, optimizer, norm=1.0)
         """
         if (norm is None) == (value is None):
             raise ValueError(

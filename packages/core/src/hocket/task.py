@@ -85,7 +85,20 @@ class Task(nn.Module):
         return type(self).eval_forward is Task.eval_forward and type(self).loss is not Task.loss
 
     def metrics(self, split: str) -> Mapping[str, Any]:
-        """Fresh metrics by name for ``"train"`` or for the label of an evaluation set: objects with update, compute, reset."""
+        """Fresh metrics by name for ``"train"`` or for the label of an evaluation set: objects with update, compute, reset.
+
+        Example:
+            >>> import hocket
+            >>> class MeanAbsoluteError:
+            ...     def reset(self): self.total, self.samples = 0.0, 0
+            ...     def update(self, outputs, targets):
+            ...         self.total += (outputs - targets).abs().sum().item()
+            ...         self.samples += len(targets)
+            ...     def compute(self): return self.total / self.samples
+            >>> class Regression(hocket.Task):
+            ...     def metrics(self, split):
+            ...         return {"mae": MeanAbsoluteError()}
+        """
         return {}
 
     def update_metric(self, metric: Any, outputs: Any, batch: Any) -> None:
@@ -120,7 +133,14 @@ class Task(nn.Module):
         return batches.join(parts)
 
     def configure_optimizers(self) -> Any:
-        """An optimizer, a sequence of them, or a dict of them by name, for a Trainer that was given none."""
+        """An optimizer, a sequence of them, or a dict of them by name, for a Trainer that was given none.
+
+        Example:
+            >>> import hocket, torch
+            >>> class Classifier(hocket.Task):
+            ...     def configure_optimizers(self):
+            ...         return torch.optim.AdamW(self.parameters(), lr=1e-3, weight_decay=0.1)
+        """
         return None
 
     def extra_state(self) -> Any:

@@ -109,6 +109,11 @@ class Time:
         Case and spaces around numbers and units do not matter. Days, hours, minutes and seconds stand in this order and
         become seconds. A Time is returned as it is. Raises TimeError for everything else, a number without a unit
         included.
+
+        Example:
+            >>> import hocket
+            >>> hocket.Time.parse("1h30m") == hocket.Time.parse("90min")
+            True
         """
         if isinstance(text, Time):
             return text
@@ -288,7 +293,13 @@ class Timestamp:
         return value
 
     def get(self, unit: Unit) -> Time:
-        """:meth:`count` as a Time."""
+        """:meth:`count` as a Time.
+
+        Example:
+            >>> import hocket
+            >>> str(hocket.Timestamp(batch=120).get("ba"))
+            '120ba'
+        """
         return Time(self.count(Unit(unit)), Unit(unit))
 
     def state_dict(self) -> dict[str, int | float]:
@@ -377,6 +388,11 @@ class Interval:
 
         Raises:
             TimeError: the interval is in ``dur`` and a share was not given.
+
+        Example:
+            >>> import hocket
+            >>> hocket.Interval("10ba").due(hocket.Timestamp(batch=9), hocket.Timestamp(batch=10))
+            True
         """
         amount, field = self._amount, self._field
         if field is not None:

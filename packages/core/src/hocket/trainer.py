@@ -272,7 +272,7 @@ class Trainer:
         Example:
             >>> import hocket, torch
             >>> trainer = hocket.Trainer(model=torch.nn.Linear(4, 1), algorithms=["ema"], device="cpu")
-            >>> print(trainer.plan())  # doctest: +ELLIPSIS
+            >>> print(trainer.plan())
             model       Linear, 5 parameters
             ...
             algorithms  ema  (hocket-algorithms-general ...)
