@@ -32,6 +32,11 @@ def ema_smoothing(half_life: float, update_interval: float = 1) -> float:
 
     Raises:
         ValueError: ``half_life`` is not positive, or ``update_interval`` is negative.
+
+    Example:
+        >>> from hocket_general.functional import ema_smoothing
+        >>> ema_smoothing(half_life=1), ema_smoothing(half_life=1, update_interval=2)
+        (0.5, 0.25)
     """
     if not half_life > 0 or not update_interval >= 0:
         raise ValueError(
@@ -56,6 +61,13 @@ def ema_update(averages: Sequence[Tensor], values: Iterable[Tensor], smoothing: 
 
     Raises:
         ValueError: ``smoothing`` is outside [0, 1], or the sequences differ in length or in a shape.
+
+    Example:
+        >>> import torch
+        >>> from hocket_general.functional import ema_update
+        >>> model = torch.nn.Linear(1, 1)
+        >>> averages = [torch.zeros_like(parameter) for parameter in model.parameters()]
+        >>> ema_update(averages, [parameter.detach() for parameter in model.parameters()], smoothing=0.99)
     """
     if not 0 <= smoothing <= 1:
         raise ValueError(
@@ -107,6 +119,15 @@ class EMA(Algorithm):
     Raises:
         ValueError: both ``half_life`` and ``smoothing`` are given, or one of the arguments is out of its range; later,
             if loaded averages do not fit the model.
+
+    Example:
+        >>> import hocket, hocket_general, torch
+        >>> trainer = hocket.Trainer(
+        ...     model=torch.nn.Linear(4, 1), loss=torch.nn.MSELoss(), optimizer="sgd(lr=0.1)", duration="2ep", device="cpu",
+        ...     train_data=[(torch.randn(8, 4), torch.randn(8, 1))] * 10, algorithms=[hocket_general.EMA(half_life="5ba")],
+        ... )
+        >>> result = trainer.fit()
+        >>> averages = trainer.model_state_dict(evaluated=True)
     """
 
     events = {Event.FIT_START, Event.EPOCH_START, Event.BATCH_END, Event.EPOCH_END, *_BORROW, *_RETURN}
@@ -225,6 +246,18 @@ class EMA(Algorithm):
 
         Raises:
             ValueError: there is no average yet, or ``model`` is another model.
+
+        Example:
+            >>> import hocket, hocket_general, torch
+            >>> ema = hocket_general.EMA(half_life="5ba")
+            >>> model = torch.nn.Linear(4, 1)
+            >>> trainer = hocket.Trainer(
+            ...     model=model, loss=torch.nn.MSELoss(), optimizer="sgd(lr=0.1)", duration="1ep", device="cpu",
+            ...     train_data=[(torch.randn(8, 4), torch.randn(8, 1))] * 10, algorithms=[ema],
+            ... )
+            >>> result = trainer.fit()
+            >>> sorted(ema.averaged(model))
+            ['bias', 'weight']
         """
         if self._updated is None:
             raise ValueError(

@@ -32,6 +32,11 @@ class GradientClipping(Algorithm):
 
     Raises:
         ValueError: an unknown ``kind``, or a ``threshold`` that is not positive.
+
+    Example:
+        >>> import hocket, hocket_general, torch
+        >>> model = torch.nn.Linear(4, 1)
+        >>> trainer = hocket.Trainer(model=model, algorithms=[hocket_general.GradientClipping("norm", 1.0)], device="cpu")
     """
 
     phase = Phase.GRADIENT

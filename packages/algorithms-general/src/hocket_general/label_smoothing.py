@@ -36,6 +36,12 @@ def smooth_labels(logits: Tensor, targets: Tensor, smoothing: float = 0.1, *, ig
         ValueError: ``smoothing`` is outside [0, 1], the shapes do not fit together, or (checked on the CPU; a device
             raises its own assertion) an index is neither a class nor ``ignore_index``.
         TypeError: ``logits`` are not floating point, or index targets are not integers.
+
+    Example:
+        >>> import torch
+        >>> from hocket_general.functional import smooth_labels
+        >>> smooth_labels(torch.zeros(1, 4), torch.tensor([2]), smoothing=0.2)
+        tensor([[0.0500, 0.0500, 0.8500, 0.0500]])
     """
     if not 0 <= smoothing <= 1:
         raise ValueError(
@@ -94,6 +100,13 @@ def soft_cross_entropy(
 
     Raises:
         ValueError: an unknown ``reduction``.
+
+    Example:
+        >>> import torch
+        >>> from hocket_general.functional import smooth_labels, soft_cross_entropy
+        >>> logits, targets = torch.zeros(2, 4), torch.tensor([2, -100])
+        >>> soft_cross_entropy(logits, smooth_labels(logits, targets))  # log(4): the ignored position does not count
+        tensor(1.3863)
     """
     if reduction not in ("mean", "sum", "none"):
         raise ValueError(f"reduction is {reduction!r}: give 'mean', 'sum' or 'none'.")
@@ -123,6 +136,14 @@ class LabelSmoothing(Algorithm):
     Raises:
         ValueError: ``smoothing`` is outside [0, 1]; later, targets that do not fit the outputs.
         TypeError: later, if the model's outputs are not a tensor of logits.
+
+    Example:
+        >>> import hocket, hocket_general, torch
+        >>> trainer = hocket.Trainer(
+        ...     model=torch.nn.Linear(4, 3), loss=torch.nn.CrossEntropyLoss(), optimizer="sgd(lr=0.1)", device="cpu",
+        ...     train_data=[(torch.randn(8, 4), torch.randint(3, (8,)))], algorithms=[hocket_general.LabelSmoothing(0.1)],
+        ... )
+        >>> result = trainer.fit("1ep")
     """
 
     events = {Event.BEFORE_LOSS, Event.AFTER_LOSS}

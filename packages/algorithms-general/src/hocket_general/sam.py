@@ -33,6 +33,12 @@ def sam_perturbation(gradients: Sequence[Tensor], rho: float = 0.05, epsilon: fl
 
     Raises:
         ValueError: ``rho`` or ``epsilon`` is negative.
+
+    Example:
+        >>> import torch
+        >>> from hocket_general.functional import sam_perturbation
+        >>> sam_perturbation([torch.tensor([3.0, 4.0])], rho=0.5)
+        [tensor([0.3000, 0.4000])]
     """
     if rho < 0 or epsilon < 0:
         raise ValueError(f"rho is {rho} and epsilon is {epsilon}, but neither may be negative: rho is a distance.")
@@ -68,6 +74,14 @@ class SAM(Algorithm):
     Raises:
         ValueError: ``rho`` or ``epsilon`` is negative, or ``interval`` is less than 1; later, for an optimizer such as LBFGS
             that computes gradients itself and would not look at SAM's.
+
+    Example:
+        >>> import hocket, hocket_general, torch
+        >>> trainer = hocket.Trainer(
+        ...     model=torch.nn.Linear(4, 1), loss=torch.nn.MSELoss(), optimizer="sgd(lr=0.1)", duration="1ep", device="cpu",
+        ...     train_data=[(torch.randn(8, 4), torch.randn(8, 1))] * 10, algorithms=[hocket_general.SAM(rho=0.05)],
+        ... )
+        >>> result = trainer.fit()
     """
 
     events = {Event.BEFORE_LOAD}

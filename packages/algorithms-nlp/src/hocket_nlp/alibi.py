@@ -53,6 +53,14 @@ def alibi(model: nn.Module, max_sequence_length: int) -> tuple[nn.Module, list[R
 
     Warns:
         NoEffectWarning: everything was done before.
+
+    Example:
+        >>> import transformers
+        >>> from hocket_nlp.functional import alibi
+        >>> config = transformers.GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=16, n_positions=32)
+        >>> model, replaced = alibi(transformers.GPT2LMHeadModel(config), max_sequence_length=64)
+        >>> [replacement.name for replacement in replaced]
+        ['transformer.wpe']
     """
     if max_sequence_length < 1:
         raise ValueError(f"max_sequence_length is {max_sequence_length}: give the number of tokens, at least 1.")
@@ -89,6 +97,12 @@ class ALiBi(Algorithm):
 
     Raises:
         ValueError: ``train_sequence_length_scaling`` is neither a whole number nor one divided by a whole number.
+
+    Example:
+        >>> import hocket, hocket_nlp, transformers
+        >>> config = transformers.GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=16, n_positions=32)
+        >>> model = transformers.GPT2LMHeadModel(config)
+        >>> trainer = hocket.Trainer(model=model, algorithms=[hocket_nlp.ALiBi(max_sequence_length=64)], device="cpu")
     """
 
     events = (Event.INIT, Event.AFTER_DATALOADER)

@@ -27,6 +27,11 @@ def alibi_slopes(heads: int, *, device: torch.device | str | None = None) -> Ten
 
     Raises:
         ValueError: ``heads`` is not a positive integer.
+
+    Example:
+        >>> from hocket_nlp.functional import alibi_slopes
+        >>> alibi_slopes(4)
+        tensor([0.2500, 0.0625, 0.0156, 0.0039])
     """
     if not isinstance(heads, int) or heads < 1:
         raise ValueError(f"A model has a whole, positive number of attention heads, not {heads!r}.")

@@ -25,6 +25,13 @@ def scale_sequence_length(batch: Any, scaling: float) -> Any:
     Raises:
         ValueError: ``scaling`` is something else, ``B`` or ``L`` is not divisible, or a tensor (labels of whole
             sequences, attention masks of pairs) does not begin with ``(B, L)``.
+
+    Example:
+        >>> import torch
+        >>> from hocket_nlp.functional import scale_sequence_length
+        >>> batch = {"input_ids": torch.arange(32).reshape(2, 16)}
+        >>> scale_sequence_length(batch, 0.25)["input_ids"].shape
+        torch.Size([8, 4])
     """
     merge, cut = merge_and_cut(scaling)
     if merge == cut:

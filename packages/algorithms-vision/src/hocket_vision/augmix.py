@@ -205,6 +205,13 @@ def augmix(
     Raises:
         ValueError: for arguments out of range, a batch instead of an image, or floating-point pixels outside [0, 1].
         TypeError: for something that is neither a PIL image nor such a tensor.
+
+    Example:
+        >>> import torch
+        >>> from hocket_vision.functional import augmix
+        >>> image = torch.randint(256, (3, 32, 32), dtype=torch.uint8)
+        >>> augmix(image, severity=3).shape
+        torch.Size([3, 32, 32])
     """
     check_settings(severity, depth, width, alpha, augmentation_set)
     rows, columns = _check_image(image)
@@ -237,6 +244,16 @@ class AugMix(Algorithm):
     Raises:
         ValueError: for arguments out of range.
         TypeError: later, for training data that is not a DataLoader over a map-style dataset.
+
+    Example:
+        >>> import hocket, hocket_vision, torch
+        >>> dataset = torch.utils.data.TensorDataset(torch.rand(8, 3, 8, 8), torch.arange(8))
+        >>> trainer = hocket.Trainer(
+        ...     model=torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(192, 8)), loss=torch.nn.CrossEntropyLoss(),
+        ...     train_data=torch.utils.data.DataLoader(dataset, batch_size=4), optimizer="sgd(lr=0.1)", duration="1ep",
+        ...     algorithms=[hocket_vision.AugMix(severity=3)], device="cpu",
+        ... )
+        >>> result = trainer.fit()
     """
 
     events = PER_SAMPLE_EVENTS

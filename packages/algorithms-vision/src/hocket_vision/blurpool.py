@@ -50,6 +50,12 @@ class BlurConv2d(nn.Conv2d):
 
     Arguments, shapes, parameters and ``state_dict`` keys are those of :class:`torch.nn.Conv2d`. The blur pads as the
     convolution does (``padding_mode``). If not ``blur_first``, ``stride`` is 1 and ``blur_stride`` subsamples.
+
+    Example:
+        >>> import torch
+        >>> from hocket_vision import BlurConv2d
+        >>> BlurConv2d(16, 32, kernel_size=3, stride=2, padding=1)(torch.randn(1, 16, 8, 8)).shape
+        torch.Size([1, 32, 4, 4])
     """
 
     blur_kernel: Tensor
@@ -107,6 +113,12 @@ class BlurMaxPool2d(nn.MaxPool2d):
 
     Arguments and shapes are those of :class:`torch.nn.MaxPool2d`, ``ceil_mode`` and ``dilation`` included. The blur
     pads with zeros. Indices of the maxima mean nothing after a blur: ``return_indices=True`` raises ValueError.
+
+    Example:
+        >>> import torch
+        >>> from hocket_vision import BlurMaxPool2d
+        >>> BlurMaxPool2d(kernel_size=2, stride=2)(torch.randn(1, 16, 8, 8)).shape
+        torch.Size([1, 16, 4, 4])
     """
 
     blur_kernel: Tensor
@@ -228,6 +240,13 @@ def blurpool(
     Raises:
         ValueError: if there is nothing to replace because both ``replace_convs`` and ``replace_maxpools`` are False.
         TypeError: if the model is wrapped in DistributedDataParallel.
+
+    Example:
+        >>> from hocket_vision import small_resnet
+        >>> from hocket_vision.functional import blurpool
+        >>> model, replaced = blurpool(small_resnet())
+        >>> len(replaced)
+        4
     """
     return model, _operate(model, _Choice(replace_convs, replace_maxpools, blur_first, min_channels))
 
@@ -256,6 +275,13 @@ class BlurPool(Algorithm):
 
     Replaces strided convolutions and max pooling of the model, once, before optimizers exist; see :func:`blurpool`, whose
     arguments it takes. Logs how many of each as ``blurpool/convs`` and ``blurpool/maxpools``.
+
+    Example:
+        >>> import hocket, hocket_vision
+        >>> model = hocket_vision.small_resnet()
+        >>> trainer = hocket.Trainer(model=model, algorithms=[hocket_vision.BlurPool()], device="cpu")
+        >>> sum(isinstance(module, hocket_vision.BlurConv2d) for module in model.modules())
+        4
     """
 
     events = {Event.INIT}

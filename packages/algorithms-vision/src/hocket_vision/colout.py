@@ -100,6 +100,12 @@ def colout(
 
     Raises:
         ValueError: for a probability outside ``[0, 1)``, or ``resize_target=True`` with targets of another size.
+
+    Example:
+        >>> import torch
+        >>> from hocket_vision.functional import colout
+        >>> colout(torch.rand(2, 3, 32, 32), p_row=0.25, p_col=0.5).shape
+        torch.Size([2, 3, 24, 16])
     """
     check_arguments(p_row, p_col, resize_target)
     height, width = size_of(images)
@@ -132,6 +138,14 @@ class ColOut(Algorithm):
     Raises:
         ValueError: for arguments out of range.
         TypeError: later, for batches without images at ``input_key``.
+
+    Example:
+        >>> import hocket, hocket_vision, torch
+        >>> trainer = hocket.Trainer(
+        ...     model=hocket_vision.small_resnet(), loss=torch.nn.CrossEntropyLoss(), optimizer="sgd(lr=0.1)", duration="1ep",
+        ...     train_data=[(torch.rand(4, 1, 8, 8), torch.arange(4))], algorithms=[hocket_vision.ColOut()], device="cpu",
+        ... )
+        >>> result = trainer.fit()
     """
 
     phase = Phase.DATA

@@ -34,6 +34,12 @@ def digits(
     Raises:
         ModuleNotFoundError: if scikit-learn is not installed.
         ValueError: for an unknown split.
+
+    Example:
+        >>> from hocket_vision import digits
+        >>> images, labels = next(iter(digits("train", batch_size=64)))
+        >>> images.shape
+        torch.Size([64, 1, 8, 8])
     """
     if split not in ("train", "test"):
         raise ValueError(f"split must be 'train' or 'test', but is {split!r}.")

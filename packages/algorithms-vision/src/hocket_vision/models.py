@@ -44,6 +44,12 @@ def small_resnet(
     A 3×3 convolution, then one stage of residual blocks per width, each but the first halving height and width, then
     the mean over the pixels and a linear classifier: ``(B, in_channels, H, W)`` to logits ``(B, num_classes)``. With
     the defaults 77 thousand parameters, and four strided convolutions for BlurPool to work on.
+
+    Example:
+        >>> import torch
+        >>> from hocket_vision import small_resnet
+        >>> small_resnet(num_classes=10)(torch.rand(2, 1, 8, 8)).shape
+        torch.Size([2, 10])
     """
     layers: OrderedDict[str, nn.Module] = OrderedDict(
         stem=nn.Sequential(

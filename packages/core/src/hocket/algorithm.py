@@ -15,7 +15,13 @@ if TYPE_CHECKING:
 
 
 class Phase(enum.IntEnum):
-    """When an algorithm acts among those on the same event: what is earlier here acts earlier."""
+    """When an algorithm acts among those on the same event: what is earlier here acts earlier.
+
+    Example:
+        >>> from hocket import Phase
+        >>> Phase.DATA < Phase.LOSS  # augmentation acts before label smoothing
+        True
+    """
 
     SELECT = 10  # which samples are trained on at all
     DATA = 20  # what the samples look like
@@ -28,7 +34,15 @@ class Phase(enum.IntEnum):
 
 
 class Need(enum.Flag):
-    """What an algorithm or a task needs of the strategy it runs under; the plan refuses a strategy that lacks it."""
+    """What an algorithm or a task needs of the strategy it runs under; the plan refuses a strategy that lacks it.
+
+    Example:
+        >>> import hocket
+        >>> class Prune(hocket.Algorithm):
+        ...     needs = hocket.Need.FULL_PARAMETERS
+        >>> hocket.Need.SECOND_GRADIENT in Prune.needs
+        False
+    """
 
     NOTHING = 0
     FULL_PARAMETERS = enum.auto()  # sees whole parameters, not shards
@@ -45,6 +59,17 @@ class Algorithm:
     Order on one event: ``phase``, then ``before`` / ``after``, then the order in which the user named the algorithms. On
     ``after_x`` the user's order is reversed, and algorithms that also act on ``before_x`` come last, in the exact reverse of
     their order there, so that paired work nests.
+
+    Example:
+        >>> import hocket, torch
+        >>> class InputNoise(hocket.Algorithm):
+        ...     events = {hocket.Event.AFTER_DATALOADER}
+        ...     phase = hocket.Phase.DATA
+        ...     def apply(self, event, state):
+        ...         inputs, targets = state.batch
+        ...         noise = torch.randn(inputs.shape, generator=state.generator(self))
+        ...         state.batch = inputs + 0.1 * noise, targets
+        >>> trainer = hocket.Trainer(model=torch.nn.Linear(4, 1), algorithms=[InputNoise()], device="cpu")
     """
 
     #: Events on which :meth:`apply` is called.

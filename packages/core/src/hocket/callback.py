@@ -11,6 +11,16 @@ class Callback:
     ``def batch_end(self, state)`` listens; ``@hookimpl(wrapper=True) def forward(self, state, batch)`` surrounds an action.
     A method asks only for the arguments that it uses. A public method that looks like a misspelt hook is an error when the
     callback is attached; helpers start with an underscore or are called nothing like a hook.
+
+    Example:
+        >>> import hocket
+        >>> class Recorder(hocket.Callback):
+        ...     def batch_end(self, state):
+        ...         state.log({"samples": state.timestamp.sample})
+        ...     @hocket.hookimpl(wrapper=True)
+        ...     def forward(self, state, batch):
+        ...         outputs = yield
+        ...         return outputs
     """
 
     def state_dict(self) -> dict[str, Any]:

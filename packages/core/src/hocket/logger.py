@@ -14,6 +14,12 @@ class Logger(Callback):
 
     Open files and connections when the first value arrives, not in ``__init__``; close them in ``close(state)`` and be
     ready to open them again. ``state.run_folder`` is the folder to write into; asking for it creates it.
+
+    Example:
+        >>> import hocket
+        >>> class PrintLogger(hocket.Logger):
+        ...     def log_metrics(self, state, metrics):
+        ...         print(state.timestamp.batch, metrics)
     """
 
     #: Whether to call the logger on every rank, not only on rank 0. It is then called in place, and may call collectives.

@@ -27,9 +27,10 @@ class Loss(NamedTuple):
     ``sum(value) / sum(weight)`` for sums.
 
     Example:
+        >>> import hocket, torch
         >>> def loss(outputs, targets):
         ...     total = torch.nn.functional.mse_loss(outputs, targets, reduction="sum")
-        ...     return Loss(total, weight=len(targets), reduction="sum")
+        ...     return hocket.Loss(total, weight=len(targets), reduction="sum")
     """
 
     value: Tensor
@@ -45,9 +46,10 @@ class Apart:
     For loss functions of `hocket.Task.train_batch`. The names are those of the step's optimizers.
 
     Example:
+        >>> import hocket
         >>> def both(self, batch):  # step(self.both, batch, "actor", "critic")
         ...     features = self.trunk(batch)
-        ...     return Apart(actor=self.actor_loss(features), critic=self.critic_loss(features))
+        ...     return hocket.Apart(actor=self.actor_loss(features), critic=self.critic_loss(features))
     """
 
     def __init__(self, **losses: Tensor) -> None:

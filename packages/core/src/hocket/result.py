@@ -20,6 +20,17 @@ class Result:
         stop_reason: why a plug-in asked to stop, or empty.
         costs: calls, own seconds and seconds inside by (plug-in, hook); filled with ``profile_plugins=True``.
         checkpoints: the names of those there are, newest last.
+
+    Example:
+        >>> import hocket, torch
+        >>> data = [(torch.ones(8, 4), torch.zeros(8, 4))]
+        >>> trainer = hocket.Trainer(
+        ...     model=torch.nn.Linear(4, 4), loss=torch.nn.MSELoss(), optimizer="sgd(lr=0.0)", train_data=data, eval_data=data,
+        ...     duration="3ep", device="cpu",
+        ... )
+        >>> result = trainer.fit()
+        >>> list(result.metrics), result.timestamp.epoch, result.stop_reason
+        (['eval/loss'], 3, '')
     """
 
     metrics: Mapping[str, float]

@@ -47,6 +47,15 @@ class Runtime:
         hocket.plugins.PluginError: a plug-in is not there, or is broken.
         TypeError, ValueError: an argument cannot be understood; the message says which and what to write. Or strategy or
             precision acts on events of the Trainer's loop, which a loop of one's own does not have.
+
+    Example:
+        >>> import hocket, torch
+        >>> runtime = hocket.Runtime(device="cpu", seed=1)
+        >>> net = torch.nn.Linear(4, 1)
+        >>> model, optimizer = runtime.setup(net, torch.optim.SGD(net.parameters(), lr=0.1))
+        >>> for inputs, targets in runtime.setup_data([(torch.randn(8, 4), torch.randn(8, 1))] * 10):
+        ...     runtime.backward(torch.nn.functional.mse_loss(model(inputs), targets))
+        ...     stepped = runtime.step(optimizer)
     """
 
     def __init__(
@@ -105,6 +114,14 @@ class Runtime:
 
         What is called computes under the precision's context, and hands out 16-bit results as float32, so that losses are
         computed in float32. The module itself stays ``model.module``.
+
+        Example:
+            >>> import hocket, torch
+            >>> runtime = hocket.Runtime(device="cpu", precision="bf16")
+            >>> net = torch.nn.Linear(4, 1)
+            >>> model, optimizer = runtime.setup(net, torch.optim.AdamW(net.parameters()))
+            >>> model(torch.randn(8, 4)).dtype
+            torch.float32
         """
         placement.check_model(model, self.device.type, self.strategy.materializes)
         module, prepared = self.prepare(self.convert(model), optimizers)
@@ -132,6 +149,14 @@ class Runtime:
         """This rank's batches of ``loader``, on the device; see `hocket.Trainer` on ``global_batch``, for training data only.
 
         Raises ValueError if that cannot be had.
+
+        Example:
+            >>> import hocket, torch
+            >>> runtime = hocket.Runtime(device="cpu")
+            >>> dataset = torch.utils.data.TensorDataset(torch.randn(64, 4))
+            >>> loader = runtime.setup_data(torch.utils.data.DataLoader(dataset, batch_size=8), global_batch=32)
+            >>> len(loader)
+            2
         """
         if global_batch is not None and not train:
             raise ValueError(f"global_batch={global_batch} is for training data. Leave it out, or train=False.")
@@ -196,6 +221,14 @@ class Runtime:
         """Clip what ``optimizer`` is about to step with, by joint 2-norm or by value; the norm before clipping, if by norm.
 
         Raises ValueError unless exactly one of ``norm`` and ``value`` is given.
+
+        Example:
+            >>> import hocket, torch
+            >>> runtime = hocket.Runtime(device="cpu")
+            >>> net = torch.nn.Linear(4, 1)
+            >>> model, optimizer = runtime.setup(net, torch.optim.SGD(net.parameters(), lr=0.1))
+            >>> runtime.backward(model(torch.randn(8, 4)).square().mean())
+            >>> norm = runtime.clip_gradients(model, optimizer, norm=1.0)
         """
         if (norm is None) == (value is None):
             raise ValueError(
@@ -220,7 +253,14 @@ class Runtime:
     # --- the others
 
     def all_reduce(self, tensor: torch.Tensor, op: str = "mean") -> torch.Tensor:
-        """Mean, sum, min or max over ranks."""
+        """Mean, sum, min or max over ranks.
+
+        Example:
+            >>> import hocket, torch
+            >>> runtime = hocket.Runtime(device="cpu")
+            >>> runtime.all_reduce(torch.tensor(0.5), "mean")
+            tensor(0.5000)
+        """
         reduced: torch.Tensor = self.bus.all_reduce(tensor, op)
         return reduced
 
@@ -257,6 +297,16 @@ class Runtime:
 
         Raises:
             CheckpointError: it could not be written; on every rank.
+
+        Example:
+            >>> import hocket, tempfile, torch
+            >>> runtime = hocket.Runtime(device="cpu")
+            >>> model = runtime.setup(torch.nn.Linear(4, 1))
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     runtime.save(f"{folder}/epoch-1", model=model, epoch=1)
+            ...     rest = runtime.load(f"{folder}/epoch-1", model=model)
+            >>> rest
+            {'epoch': 1}
         """
         from hocket.checkpoints.storage import format
 

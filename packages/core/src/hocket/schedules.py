@@ -32,6 +32,13 @@ class Clock:
     Times can be compared when they are of one kind: a share (``dur``) is one of ``max_duration`` and so is of its kind;
     epochs and batches convert into each other through ``epoch_length``; samples, tokens and seconds convert into
     nothing else, because how many there are in a batch changes during the run.
+
+    Example:
+        >>> from hocket import Time, Timestamp
+        >>> from hocket.schedules import Clock
+        >>> clock = Clock(Timestamp(batch=25, batch_in_epoch=25), Time.parse("100ba"), epoch_length=50)
+        >>> clock.progress("1dur"), clock.progress("1ep")
+        (0.25, 0.5)
     """
 
     timestamp: Timestamp
@@ -124,6 +131,16 @@ class Schedule:
     Raises:
         TimeError: a text is not a time; when called, also: the times have no common unit.
         ValueError: an argument is out of its range; when called, also: what follows the warm-up has no room.
+
+    Example:
+        >>> import hocket
+        >>> from hocket.schedules import Schedule
+        >>> class InverseSqrt(Schedule):
+        ...     def __init__(self, scale="100ba", *, warmup="0ba"):
+        ...         super().__init__([scale], warmup)
+        ...     def factor(self, now, warmup, scale):
+        ...         return (1 + (now - warmup) / scale) ** -0.5
+        >>> hocket.plugins.register("schedules", "inverse-sqrt", InverseSqrt)
     """
 
     def __init__(self, times: Sequence[str | Time], warmup: str | Time) -> None:
@@ -165,7 +182,15 @@ class Schedule:
 
 
 class Constant(Schedule):
-    """``alpha``, for ever."""
+    """``alpha``, for ever.
+
+    Example:
+        >>> from hocket import Time, Timestamp
+        >>> from hocket.schedules import Clock, Constant
+        >>> schedule = Constant(warmup="10ba")  # or "constant(warmup=10ba)"
+        >>> [schedule(Clock(Timestamp(batch=batch), Time.parse("100ba"))) for batch in (0, 5, 10, 99)]
+        [0.0, 0.5, 1.0, 1.0]
+    """
 
     def __init__(self, alpha: float = 1.0, *, warmup: str | Time = "0ba") -> None:
         super().__init__((), warmup)
@@ -176,7 +201,15 @@ class Constant(Schedule):
 
 
 class Step(Schedule):
-    """``gamma ** floor((t - w) / step_size)``."""
+    """``gamma ** floor((t - w) / step_size)``.
+
+    Example:
+        >>> from hocket import Time, Timestamp
+        >>> from hocket.schedules import Clock, Step
+        >>> schedule = Step("30ba", gamma=0.5)
+        >>> [schedule(Clock(Timestamp(batch=batch), Time.parse("90ba"))) for batch in (0, 29, 30, 60)]
+        [1.0, 1.0, 0.5, 0.25]
+    """
 
     def __init__(self, step_size: str | Time, *, gamma: float = 0.1, warmup: str | Time = "0ba") -> None:
         self.step_size = _length("step_size", step_size)
@@ -188,7 +221,15 @@ class Step(Schedule):
 
 
 class MultiStep(Schedule):
-    """``gamma ** n`` after ``n`` of the ``milestones``. One within the warm-up lowers what the warm-up leads to."""
+    """``gamma ** n`` after ``n`` of the ``milestones``. One within the warm-up lowers what the warm-up leads to.
+
+    Example:
+        >>> from hocket import Time, Timestamp
+        >>> from hocket.schedules import Clock, MultiStep
+        >>> schedule = MultiStep(["0.5dur", "0.75dur"], gamma=0.5)
+        >>> [schedule(Clock(Timestamp(batch=batch), Time.parse("100ba"))) for batch in (0, 50, 75)]
+        [1.0, 0.5, 0.25]
+    """
 
     def __init__(self, milestones: Sequence[str | Time], *, gamma: float = 0.1, warmup: str | Time = "0ba") -> None:
         if isinstance(milestones, str | Time):
@@ -202,7 +243,15 @@ class MultiStep(Schedule):
 
 
 class Exponential(Schedule):
-    """``gamma ** ((t - w) / decay_period)``, continuously."""
+    """``gamma ** ((t - w) / decay_period)``, continuously.
+
+    Example:
+        >>> from hocket import Time, Timestamp
+        >>> from hocket.schedules import Clock, Exponential
+        >>> schedule = Exponential(0.5, decay_period="10ba")
+        >>> [schedule(Clock(Timestamp(batch=batch), Time.parse("100ba"))) for batch in (0, 10, 20)]
+        [1.0, 0.5, 0.25]
+    """
 
     def __init__(self, gamma: float, *, decay_period: str | Time = "1ep", warmup: str | Time = "0ba") -> None:
         self.gamma = _number("gamma", gamma)
@@ -235,7 +284,15 @@ class _UntilTMax(Schedule):
 
 
 class Linear(_UntilTMax):
-    """``alpha_i + (alpha_f - alpha_i) * x``."""
+    """``alpha_i + (alpha_f - alpha_i) * x``.
+
+    Example:
+        >>> from hocket import Time, Timestamp
+        >>> from hocket.schedules import Clock, Linear
+        >>> schedule = Linear(warmup="20ba")
+        >>> [schedule(Clock(Timestamp(batch=batch), Time.parse("100ba"))) for batch in (0, 10, 20, 60, 100)]
+        [0.0, 0.5, 1.0, 0.5, 0.0]
+    """
 
     def __init__(
         self,
@@ -254,7 +311,17 @@ class Linear(_UntilTMax):
 
 
 class Cosine(_UntilTMax):
-    """``alpha_f + (1 - alpha_f) * (1 + cos(pi * x)) / 2`` (Loshchilov and Hutter 2017, arXiv 1608.03983, eq. 5)."""
+    """``alpha_f + (1 - alpha_f) * (1 + cos(pi * x)) / 2`` (Loshchilov and Hutter 2017, arXiv 1608.03983, eq. 5).
+
+    Example:
+        >>> import hocket, torch
+        >>> data = [(torch.randn(8, 4), torch.randn(8, 1))] * 10
+        >>> trainer = hocket.Trainer(
+        ...     model=torch.nn.Linear(4, 1), loss=torch.nn.MSELoss(), optimizer="adamw(lr=0.01)", train_data=data, device="cpu",
+        ...     schedule=hocket.schedules.Cosine(warmup="0.05dur"),  # or "cosine(warmup=0.05dur)"
+        ... )
+        >>> result = trainer.fit("2ep")
+    """
 
     def __init__(self, *, alpha_f: float = 0.0, t_max: str | Time = "1dur", warmup: str | Time = "0ba") -> None:
         super().__init__(t_max, warmup)
@@ -265,7 +332,15 @@ class Cosine(_UntilTMax):
 
 
 class Polynomial(_UntilTMax):
-    """``alpha_f + (1 - alpha_f) * (1 - x) ** power``."""
+    """``alpha_f + (1 - alpha_f) * (1 - x) ** power``.
+
+    Example:
+        >>> from hocket import Time, Timestamp
+        >>> from hocket.schedules import Clock, Polynomial
+        >>> schedule = Polynomial(power=2)
+        >>> [schedule(Clock(Timestamp(batch=batch), Time.parse("100ba"))) for batch in (0, 50, 100)]
+        [1.0, 0.25, 0.0]
+    """
 
     def __init__(
         self,
@@ -287,6 +362,13 @@ class CosineRestarts(Schedule):
     """Cosine cycles, the first ``t_0`` long and each ``t_mult`` times as long as the one before.
 
     Loshchilov and Hutter 2017, eq. 5 (arXiv 1608.03983). Lengths of cycles are not rounded.
+
+    Example:
+        >>> from hocket import Time, Timestamp
+        >>> from hocket.schedules import Clock, CosineRestarts
+        >>> schedule = CosineRestarts("10ba", t_mult=2)
+        >>> [round(schedule(Clock(Timestamp(batch=batch), Time.parse("100ba"))), 2) for batch in (0, 5, 10, 20, 30)]
+        [1.0, 0.5, 1.0, 0.5, 1.0]
     """
 
     def __init__(
@@ -324,6 +406,13 @@ class WSD(Schedule):
 
     Hu et al. 2024, section 4 (MiniCPM, arXiv 2404.06395) for the three stages; Hägele et al. 2024, section 3 (arXiv
     2405.18392) for the linear and 1-sqrt shapes, of which the latter did better there.
+
+    Example:
+        >>> from hocket import Time, Timestamp
+        >>> from hocket.schedules import WSD, Clock
+        >>> schedule = WSD("0.2dur", shape="linear", warmup="10ba")
+        >>> [round(schedule(Clock(Timestamp(batch=batch), Time.parse("100ba"))), 2) for batch in (5, 10, 80, 90, 100)]
+        [0.5, 1.0, 1.0, 0.5, 0.0]
     """
 
     def __init__(

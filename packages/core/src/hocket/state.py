@@ -37,6 +37,13 @@ class State:
 
     Algorithms may replace ``model``'s submodules, ``batch``, ``outputs`` and ``loss`` on the events that say so; callbacks
     and loggers read. Nobody but the loop writes the rest: ask for things with :meth:`request`.
+
+    Example:
+        >>> import hocket
+        >>> class PrintLoss(hocket.Callback):
+        ...     def batch_end(self, state):
+        ...         if state.timestamp.batch % 100 == 0:
+        ...             print(f"batch {state.timestamp.batch}: loss {state.loss.item():.4f}")
     """
 
     def __init__(
@@ -244,7 +251,15 @@ class State:
     # --- asking the loop for something
 
     def request(self, decision: Decision, reason: str = "") -> None:
-        """Ask the loop to act. Heard at the next place where it can: requests are combined, and agreed over ranks."""
+        """Ask the loop to act. Heard at the next place where it can: requests are combined, and agreed over ranks.
+
+        Example:
+            >>> import hocket
+            >>> class Deadline(hocket.Callback):
+            ...     def batch_end(self, state):
+            ...         if state.timestamp.seconds > 3600:
+            ...             state.request(hocket.Decision.CHECKPOINT | hocket.Decision.STOP, reason="the hour is over")
+        """
         self.requests.add(decision, reason)
 
     def request_microbatch(self, samples: int) -> None:
@@ -322,7 +337,15 @@ class State:
 
     def log(self, values: Mapping[str, float | Tensor]) -> None:
         """Values for the loggers, by name. Scalar tensors stay on their device until the logging interval ends; of several
-        values of one name within an interval, the last counts."""
+        values of one name within an interval, the last counts.
+
+        Example:
+            >>> import hocket
+            >>> class WeightNorm(hocket.Callback):
+            ...     def batch_end(self, state):
+            ...         norms = [parameter.detach().norm() for parameter in state.trained_parameters()]
+            ...         state.log({"weights/largest_norm": max(norms)})
+        """
         self.logged.update(values)
 
     @property

@@ -29,6 +29,14 @@ class Policy:
 
     ``build(module, index)`` makes the replacement; ``index`` counts the modules that the policy met before. ``matches``
     says which modules of the class are meant, so that :func:`preview` can tell without building anything.
+
+    Example:
+        >>> import torch
+        >>> from hocket.surgery import Policy, preview
+        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 64), torch.nn.ReLU(), torch.nn.Linear(64, 2))
+        >>> wide = Policy(build=lambda old, index: torch.nn.Identity(), matches=lambda old: old.out_features >= 64)
+        >>> preview(model, {torch.nn.Linear: wide})
+        ['0']
     """
 
     build: Build
@@ -45,6 +53,14 @@ class Replacement:
 
     A module that is used in several places is one replacement, under the first of its names. ``root`` is the module on
     which surgery was done: parameters that it still uses stay in the optimizer.
+
+    Example:
+        >>> import torch
+        >>> from hocket.surgery import Policy, replace_modules
+        >>> model = torch.nn.Sequential(torch.nn.ReLU())
+        >>> [replacement] = replace_modules(model, {torch.nn.ReLU: Policy(lambda old, index: torch.nn.GELU())})
+        >>> replacement.name, replacement.old, replacement.new
+        ('0', ReLU(), GELU(approximate='none'))
     """
 
     name: str
@@ -60,6 +76,13 @@ def preview(module: nn.Module, policies: Policies) -> list[str]:
     """Names of the submodules that :func:`replace_modules` would offer to the policies, in order. Changes nothing.
 
     They are exactly those that would be replaced if no ``build`` returns None for a module that its policy matches.
+
+    Example:
+        >>> import torch
+        >>> from hocket.surgery import Policy, preview
+        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU(), torch.nn.Linear(4, 1), torch.nn.ReLU())
+        >>> preview(model, {torch.nn.ReLU: Policy(lambda old, index: torch.nn.GELU())})
+        ['1', '3']
     """
     names = []
 
@@ -93,6 +116,14 @@ def replace_modules(module: nn.Module, policies: Policies) -> list[Replacement]:
         TypeError: ``module`` is wrapped in DistributedDataParallel, or a policy did not return a module.
         ValueError: both the old module and its replacement have hooks of their own, or the old one's ``forward`` was
             replaced on the instance.
+
+    Example:
+        >>> import torch
+        >>> from hocket.surgery import Policy, replace_modules
+        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 1), torch.nn.ReLU())
+        >>> replaced = replace_modules(model, {torch.nn.ReLU: Policy(lambda old, index: torch.nn.GELU())})
+        >>> model[1]
+        GELU(approximate='none')
     """
     if isinstance(module, nn.parallel.DistributedDataParallel):
         raise TypeError(
@@ -223,6 +254,16 @@ def update_optimizer(optimizer: torch.optim.Optimizer, replacements: Iterable[Re
     Raises:
         RuntimeError: the optimizer has state already, which may belong to parameters that are gone.
         ValueError: there is no one group that new parameters belong to.
+
+    Example:
+        >>> import torch
+        >>> from hocket.surgery import Policy, replace_modules, update_optimizer
+        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 1))
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> without_bias = Policy(lambda old, index: torch.nn.Linear(old.in_features, old.out_features, bias=False))
+        >>> update_optimizer(optimizer, replace_modules(model, {torch.nn.Linear: without_bias}))
+        >>> len(optimizer.param_groups[0]["params"])
+        1
     """
     if optimizer.state:
         raise RuntimeError(

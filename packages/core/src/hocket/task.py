@@ -20,6 +20,21 @@ class Task(nn.Module):
 
     A task of several steps, such as a GAN, defines :meth:`train_batch` instead. The other methods have defaults. ``self`` is
     what algorithms operate on and what checkpoints hold.
+
+    Example:
+        >>> import hocket, torch
+        >>> class Autoencoder(hocket.Task):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.encoder, self.decoder = torch.nn.Linear(8, 2), torch.nn.Linear(2, 8)
+        ...     def forward(self, batch):
+        ...         return self.decoder(self.encoder(batch))
+        ...     def loss(self, outputs, batch):
+        ...         return torch.nn.functional.mse_loss(outputs, batch)
+        >>> trainer = hocket.Trainer(
+        ...     model=Autoencoder(), train_data=[torch.randn(16, 8)], optimizer="adamw(lr=1e-3)", duration="1ep", device="cpu"
+        ... )
+        >>> result = trainer.fit()
     """
 
     def forward(self, batch: Any) -> Any:
@@ -43,7 +58,8 @@ class Task(nn.Module):
             step: what to call.
 
         Example:
-            >>> class GAN(Task):
+            >>> import hocket, torch
+            >>> class GAN(hocket.Task):
             ...     def train_batch(self, real, step):
             ...         fake = self.generator(torch.randn(len(real), 100, device=real.device))
             ...         step(self.discriminator_loss, {"real": real, "fake": fake.detach()}, "discriminator")
@@ -69,7 +85,20 @@ class Task(nn.Module):
         return type(self).eval_forward is Task.eval_forward and type(self).loss is not Task.loss
 
     def metrics(self, split: str) -> Mapping[str, Any]:
-        """Fresh metrics by name for ``"train"`` or for the label of an evaluation set: objects with update, compute, reset."""
+        """Fresh metrics by name for ``"train"`` or for the label of an evaluation set: objects with update, compute, reset.
+
+        Example:
+            >>> import hocket
+            >>> class MeanAbsoluteError:
+            ...     def reset(self): self.total, self.samples = 0.0, 0
+            ...     def update(self, outputs, targets):
+            ...         self.total += (outputs - targets).abs().sum().item()
+            ...         self.samples += len(targets)
+            ...     def compute(self): return self.total / self.samples
+            >>> class Regression(hocket.Task):
+            ...     def metrics(self, split):
+            ...         return {"mae": MeanAbsoluteError()}
+        """
         return {}
 
     def update_metric(self, metric: Any, outputs: Any, batch: Any) -> None:
@@ -87,7 +116,8 @@ class Task(nn.Module):
         overridden; batches of graphs or packed sequences, for instance, need a method of their own.
 
         Example:
-            >>> class Detection(Task):
+            >>> import hocket
+            >>> class Detection(hocket.Task):
             ...     def split(self, batch, size):
             ...         images, boxes = batch
             ...         starts = range(0, len(images), size)
@@ -103,7 +133,14 @@ class Task(nn.Module):
         return batches.join(parts)
 
     def configure_optimizers(self) -> Any:
-        """An optimizer, a sequence of them, or a dict of them by name, for a Trainer that was given none."""
+        """An optimizer, a sequence of them, or a dict of them by name, for a Trainer that was given none.
+
+        Example:
+            >>> import hocket, torch
+            >>> class Classifier(hocket.Task):
+            ...     def configure_optimizers(self):
+            ...         return torch.optim.AdamW(self.parameters(), lr=1e-3, weight_decay=0.1)
+        """
         return None
 
     def extra_state(self) -> Any:

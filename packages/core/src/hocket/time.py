@@ -16,7 +16,13 @@ class TimeError(ValueError):
 
 
 class Unit(enum.StrEnum):
-    """What time is counted in. The value is the suffix in texts such as ``"10ep"``."""
+    """What time is counted in. The value is the suffix in texts such as ``"10ep"``.
+
+    Example:
+        >>> from hocket.time import Unit
+        >>> Unit("ep")
+        <Unit.EPOCH: 'ep'>
+    """
 
     EPOCH = "ep"
     BATCH = "ba"
@@ -64,6 +70,13 @@ class Time:
 
     Raises:
         TimeError: the value is negative, not finite, or not whole in a unit that is counted.
+
+    Example:
+        >>> from hocket.time import Time
+        >>> Time.parse("90min")
+        Time(value=5400.0, unit=<Unit.SECOND: 'sec'>)
+        >>> str(Time.parse("5e6sp") / 2)
+        '2500000sp'
     """
 
     value: int | float
@@ -96,6 +109,11 @@ class Time:
         Case and spaces around numbers and units do not matter. Days, hours, minutes and seconds stand in this order and
         become seconds. A Time is returned as it is. Raises TimeError for everything else, a number without a unit
         included.
+
+        Example:
+            >>> import hocket
+            >>> hocket.Time.parse("1h30m") == hocket.Time.parse("90min")
+            True
         """
         if isinstance(text, Time):
             return text
@@ -202,6 +220,13 @@ class Timestamp:
 
     Counts are over all ranks and are Python integers, so they cannot overflow. Seconds are wall-clock seconds spent on
     training batches: in total, within the epoch, and of the latest batch.
+
+    Example:
+        >>> import hocket
+        >>> timestamp = hocket.Timestamp()
+        >>> timestamp.next_batch(samples=32, tokens=0, seconds=0.5)
+        >>> timestamp.batch, timestamp.sample, timestamp.get("sp")
+        (1, 32, Time(value=32, unit=<Unit.SAMPLE: 'sp'>))
     """
 
     epoch: int = 0
@@ -268,7 +293,13 @@ class Timestamp:
         return value
 
     def get(self, unit: Unit) -> Time:
-        """:meth:`count` as a Time."""
+        """:meth:`count` as a Time.
+
+        Example:
+            >>> import hocket
+            >>> str(hocket.Timestamp(batch=120).get("ba"))
+            '120ba'
+        """
         return Time(self.count(Unit(unit)), Unit(unit))
 
     def state_dict(self) -> dict[str, int | float]:
@@ -315,6 +346,12 @@ class Interval:
 
     Raises:
         TimeError: what was given is not a time.
+
+    Example:
+        >>> import hocket
+        >>> every = hocket.Interval("100ba")
+        >>> every.due(hocket.Timestamp(batch=99), hocket.Timestamp(batch=100))
+        True
     """
 
     __slots__ = ("_amount", "_at_epoch_end", "_field", "every")
@@ -351,6 +388,11 @@ class Interval:
 
         Raises:
             TimeError: the interval is in ``dur`` and a share was not given.
+
+        Example:
+            >>> import hocket
+            >>> hocket.Interval("10ba").due(hocket.Timestamp(batch=9), hocket.Timestamp(batch=10))
+            True
         """
         amount, field = self._amount, self._field
         if field is not None:

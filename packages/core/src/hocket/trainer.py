@@ -108,6 +108,18 @@ class Trainer:
     Raises:
         hocket.plugins.PluginError: a plug-in is not there, is broken, or cannot be combined with another.
         TypeError, ValueError: an argument cannot be understood; the message says which and what to write.
+
+    Example:
+        >>> import hocket, torch
+        >>> inputs = torch.randn(64, 4)
+        >>> dataset = torch.utils.data.TensorDataset(inputs, inputs.sum(1, keepdim=True))
+        >>> trainer = hocket.Trainer(
+        ...     model=torch.nn.Linear(4, 1), loss=torch.nn.MSELoss(), optimizer="adamw(lr=0.1)", device="cpu",
+        ...     train_data=torch.utils.data.DataLoader(dataset, batch_size=16, shuffle=True), duration="5ep",
+        ... )
+        >>> result = trainer.fit()
+        >>> result.timestamp.batch
+        20
     """
 
     def __init__(
@@ -255,7 +267,19 @@ class Trainer:
     # --- what it is for
 
     def plan(self) -> Plan:
-        """Who acts when, what each needs, what surgery replaced; as it was worked out before surgery."""
+        """Who acts when, what each needs, what surgery replaced; as it was worked out before surgery.
+
+        Example:
+            >>> import hocket, torch
+            >>> trainer = hocket.Trainer(model=torch.nn.Linear(4, 1), algorithms=["ema"], device="cpu")
+            >>> print(trainer.plan())
+            model       Linear, 5 parameters
+            ...
+            algorithms  ema  (hocket-algorithms-general ...)
+            events      in order
+                        fit_start        ema
+            ...
+        """
         return self._plan
 
     def fit(
@@ -274,6 +298,17 @@ class Trainer:
             ValueError: something to train with is missing, or the training data yields nothing.
             FloatingPointError: the loss is not finite, and ``nonfinite="raise"``.
             RuntimeError: an exception left the last fit while the optimizer stepped, or a checkpoint half loaded.
+
+        Example:
+            >>> import hocket, torch
+            >>> data = [(torch.randn(8, 4), torch.randn(8, 1))] * 10
+            >>> trainer = hocket.Trainer(
+            ...     model=torch.nn.Linear(4, 1), loss=torch.nn.MSELoss(), optimizer="sgd(lr=0.1)", train_data=data, device="cpu"
+            ... )
+            >>> trainer.fit("2ep").timestamp.epoch
+            2
+            >>> trainer.fit("5ba").timestamp.batch
+            25
         """
         state = self.state
         state.content.check_loaded()
@@ -308,7 +343,15 @@ class Trainer:
         *,
         metrics: Mapping[str, Any] | Callable[[], Mapping[str, Any]] | None = None,
     ) -> dict[str, float]:
-        """Losses and metrics as ``label/name``, of ``data`` or of the Trainer's ``eval_data``; every sample counts once."""
+        """Losses and metrics as ``label/name``, of ``data`` or of the Trainer's ``eval_data``; every sample counts once.
+
+        Example:
+            >>> import hocket, torch
+            >>> data = [(torch.ones(8, 4), torch.zeros(8, 4))]
+            >>> trainer = hocket.Trainer(model=torch.nn.Identity(), loss=torch.nn.MSELoss(), device="cpu")
+            >>> trainer.evaluate({"test": data})
+            {'test/loss': 1.0}
+        """
         state = self.state
         sets = state.eval_sets if data is None else self._eval_sets(data, metrics or self._metrics)
         if not sets:
@@ -322,7 +365,15 @@ class Trainer:
         return values
 
     def predict(self, data: Iterable[Any]) -> list[Any]:
-        """The model's outputs for every batch of ``data``, on the CPU; of n ranks each has every n-th batch."""
+        """The model's outputs for every batch of ``data``, on the CPU; of n ranks each has every n-th batch.
+
+        Example:
+            >>> import hocket, torch
+            >>> trainer = hocket.Trainer(model=torch.nn.Flatten(), device="cpu")
+            >>> outputs = trainer.predict([(torch.ones(8, 2, 2), torch.zeros(8)), (torch.ones(4, 2, 2), torch.zeros(4))])
+            >>> torch.cat(outputs).shape
+            torch.Size([12, 4])
+        """
         with self._running():
             check_batches(data, "predict(data)")
             from hocket.training.predict import predict
@@ -333,6 +384,12 @@ class Trainer:
         """The full weights under the names that the model itself gives them, on every rank, whatever the strategy.
 
         With ``evaluated`` those that evaluation and prediction use, such as the averages of EMA, as copies.
+
+        Example:
+            >>> import hocket, torch
+            >>> trainer = hocket.Trainer(model=torch.nn.Linear(4, 1), device="cpu")
+            >>> list(trainer.model_state_dict())
+            ['weight', 'bias']
         """
         state = self.state
         if evaluated:
@@ -356,6 +413,13 @@ class Trainer:
 
         ``weights`` is what `hocket.checkpoints.read_weights` reads, or tensors by name; the rest, what is returned and
         what is raised are as in `hocket.checkpoints.load_weights`, by the model's own names.
+
+        Example:
+            >>> import hocket, torch
+            >>> trainer = hocket.Trainer(model=torch.nn.Linear(4, 1), device="cpu")
+            >>> report = trainer.load_weights({"fc.weight": torch.ones(1, 4)}, strict=False, remap={"fc.": ""})
+            >>> report.missing
+            ('bias',)
         """
         from hocket.checkpoints.weights import load_into
 
@@ -368,6 +432,13 @@ class Trainer:
 
         Every rank has to call it, in a callback's ``batch_checkpoint`` or ``epoch_checkpoint``, where the fit can be continued,
         or in ``fit_end`` or between fits, where another can begin.
+
+        Example:
+            >>> import hocket, torch
+            >>> model = torch.nn.Linear(4, 1)
+            >>> trainer = hocket.Trainer(model=model, optimizer="sgd(lr=0.1)", device="cpu")
+            >>> saved = trainer.state_dict()
+            >>> trainer.load_state_dict(saved)
         """
         return self.state.content.state_dict()
 

@@ -29,6 +29,14 @@ class TensorBoardLogger(Logger):
 
     Raises:
         ModuleNotFoundError: the package tensorboard is not installed.
+
+    Example:
+        >>> import hocket, hocket_loggers, torch
+        >>> trainer = hocket.Trainer(
+        ...     model=torch.nn.Linear(4, 1), loss=torch.nn.MSELoss(), optimizer="sgd(lr=0.1)", duration="1ep", device="cpu",
+        ...     train_data=[(torch.ones(8, 4), torch.ones(8, 1))] * 10, loggers=[hocket_loggers.TensorBoardLogger()],
+        ... )
+        >>> result = trainer.fit()
     """
 
     def __init__(self, folder: str | Path | None = None, flush_seconds: int = 30) -> None:

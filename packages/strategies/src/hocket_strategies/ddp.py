@@ -46,6 +46,18 @@ class DDP(RankStrategy):
             the end of a pass. ``"pad"``: it keeps them company, with a batch that counts nothing. ``"end"``: the pass is
             over for all of them, and what the others have left is not trained on.
         timeout: seconds that a rank waits for the others before it raises `hocket_strategies.explained.CollectiveError`.
+
+    Example:
+        >>> import hocket, hocket_strategies, torch
+        >>> dataset = torch.utils.data.TensorDataset(torch.randn(64, 4), torch.randn(64, 1))
+        >>> def train():
+        ...     trainer = hocket.Trainer(
+        ...         model=torch.nn.Linear(4, 1), loss=torch.nn.MSELoss(), optimizer="sgd(lr=0.1)", device="cpu",
+        ...         train_data=torch.utils.data.DataLoader(dataset, 8), strategy=hocket_strategies.DDP(bucket_cap_mb=50),
+        ...     )
+        ...     return trainer.fit("1ep").timestamp.batch
+        >>> hocket.launch(train, 2)  # in a script: Trainer(..., devices=2)
+        [4, 4]
     """
 
     def __init__(

@@ -46,6 +46,12 @@ class DeepSpeed(RankStrategy):
     Raises:
         ValueError: the arguments contradict each other, or a section of the configuration belongs elsewhere.
         hocket.plugins.PluginError: the package is not installed, or a plug-in cannot run under ZeRO.
+
+    Example:
+        >>> import hocket, hocket_strategies, torch
+        >>> strategy = hocket_strategies.DeepSpeed(stage=2, offload=True)
+        >>> model = torch.nn.Linear(4, 1)
+        >>> trainer = hocket.Trainer(model=model, strategy=strategy, devices=2)  # doctest: +SKIP
     """
 
     def __init__(

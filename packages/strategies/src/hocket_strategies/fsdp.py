@@ -59,6 +59,18 @@ class FSDP(RankStrategy):
 
     Raises:
         ValueError: ``replicate × shard`` is not the number of ranks, or a dtype has another name.
+
+    Example:
+        >>> import hocket, hocket_strategies, torch
+        >>> dataset = torch.utils.data.TensorDataset(torch.randn(64, 4), torch.randn(64, 2))
+        >>> def train():
+        ...     trainer = hocket.Trainer(
+        ...         model=torch.nn.Linear(4, 2), loss=torch.nn.MSELoss(), optimizer="sgd(lr=0.1)", device="cpu",
+        ...         train_data=torch.utils.data.DataLoader(dataset, 8), strategy=hocket_strategies.FSDP(wrap=["Linear"]),
+        ...     )
+        ...     return trainer.fit("1ep").timestamp.batch
+        >>> hocket.launch(train, 2)  # in a script: Trainer(..., devices=2)
+        [4, 4]
     """
 
     offers = Need.SECOND_GRADIENT | Need.SEVERAL_STEPS

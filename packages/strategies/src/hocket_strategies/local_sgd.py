@@ -37,6 +37,12 @@ class LocalSGD(DDP):
 
     Raises:
         ValueError: ``every`` is less than 1; later, if an optimizer computes gradients as often as it likes (LBFGS).
+
+    Example:
+        >>> import hocket, hocket_strategies, torch
+        >>> strategy = hocket_strategies.LocalSGD(every=8, warmup="500ba")
+        >>> model = torch.nn.Linear(4, 1)
+        >>> trainer = hocket.Trainer(model=model, strategy=strategy, devices=2)  # doctest: +SKIP
     """
 
     def __init__(

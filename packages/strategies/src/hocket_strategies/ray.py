@@ -24,6 +24,13 @@ class Ray(DDP):
     arguments, that reports to Ray after each evaluation, and at the end of a fit without one: the metrics, and as Ray's
     checkpoint a folder with ``model.pt``, the ``state_dict`` of the model as it was evaluated. Needs
     ``pip install 'hocket[ray]'``.
+
+    Example:
+        >>> import hocket, hocket_strategies, torch
+        >>> from hocket_strategies.ray import launch
+        >>> def train():
+        ...     trainer = hocket.Trainer(model=torch.nn.Linear(4, 1), strategy=hocket_strategies.Ray())
+        >>> result = launch(train, scaling={"num_workers": 2})  # doctest: +SKIP
     """
 
     _reported = False

@@ -22,6 +22,11 @@ class SymmetryGuard(Callback):
     timeout of the process group. With this callback all raise SymmetryError at once, and the message says what each rank was
     about to do, on whose behalf, and how much was alike before. It costs a collective of its own for each one. What torch
     does by itself, such as reducing gradients, is not seen.
+
+    Example:
+        >>> import hocket, torch
+        >>> model = torch.nn.Linear(4, 1)
+        >>> trainer = hocket.Trainer(model=model, callbacks=["symmetry-guard"], device="cpu")
     """
 
     def __init__(self) -> None:

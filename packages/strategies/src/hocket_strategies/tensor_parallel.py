@@ -36,6 +36,12 @@ class TensorParallel(FSDP):
     Raises:
         ValueError: ``replicate × shard × tensor`` is not the number of ranks; later, if there is no plan, it names a module
             that is not there, or cannot be divided.
+
+    Example:
+        >>> import hocket, hocket_strategies, torch
+        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 64), torch.nn.ReLU(), torch.nn.Linear(64, 4))
+        >>> strategy = hocket_strategies.TensorParallel(tensor=2, plan={"0": "colwise", "2": "rowwise"})
+        >>> trainer = hocket.Trainer(model=model, strategy=strategy, devices=2)  # doctest: +SKIP
     """
 
     _name = "tensor-parallel"

@@ -36,6 +36,17 @@ class EarlyStopping(Callback):
     Raises:
         ValueError: ``mode`` is needed, or an argument is out of its range; when a fit starts: there is no such evaluation set;
             at the first evaluation: there is no such metric.
+
+    Example:
+        >>> import hocket, torch
+        >>> from hocket.callbacks.early_stopping import EarlyStopping
+        >>> data = [(torch.ones(8, 4), torch.ones(8, 1))]
+        >>> trainer = hocket.Trainer(
+        ...     model=torch.nn.Linear(4, 1), loss=torch.nn.MSELoss(), optimizer="sgd(lr=0.0)", train_data=data, eval_data=data,
+        ...     callbacks=[EarlyStopping("eval/loss", patience=2)], duration="100ep", device="cpu",
+        ... )
+        >>> trainer.fit().timestamp.epoch
+        3
     """
 
     def __init__(

@@ -13,6 +13,20 @@ class LRMonitor(Callback):
 
     ``lr/group0``, ``lr/group1`` …; with several optimizers ``lr/optimizer0/group0`` and so on, or their names instead of
     ``optimizer0``. Optimizers whose groups have no ``"lr"`` are left out.
+
+    Example:
+        >>> import hocket, torch
+        >>> from hocket.callbacks.lr_monitor import LRMonitor
+        >>> from hocket.loggers.memory import MemoryLogger
+        >>> logger = MemoryLogger()
+        >>> trainer = hocket.Trainer(
+        ...     model=torch.nn.Linear(4, 1), loss=torch.nn.MSELoss(), optimizer="sgd(lr=0.1)", device="cpu", log_every="1ba",
+        ...     train_data=[(torch.ones(8, 4), torch.ones(8, 1))] * 4, duration="1ep", schedule="linear",
+        ...     callbacks=[LRMonitor()], loggers=[logger],  # or callbacks=["lr-monitor"]
+        ... )
+        >>> result = trainer.fit()
+        >>> [round(rate, 3) for batch, rate in logger.metrics["lr/group0"]]
+        [0.1, 0.075, 0.05, 0.025]
     """
 
     def after_train_batch(self, state: State) -> None:

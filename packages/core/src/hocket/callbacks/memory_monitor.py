@@ -16,6 +16,12 @@ class MemoryMonitor(Periodic):
 
     Args:
         every: how often.
+
+    Example:
+        >>> import hocket, torch
+        >>> from hocket.callbacks.memory_monitor import MemoryMonitor
+        >>> model = torch.nn.Linear(4, 1)
+        >>> trainer = hocket.Trainer(model=model, callbacks=[MemoryMonitor(every="50ba")], loggers=["jsonl"], device="cpu")
     """
 
     def __init__(self, every: str = "10ba") -> None:

@@ -31,6 +31,12 @@ class NaNMonitor(Callback):
 
     Raises:
         ValueError: ``every`` is not a positive int.
+
+    Example:
+        >>> import hocket, torch
+        >>> from hocket.callbacks.nan_monitor import NaNMonitor
+        >>> model = torch.nn.Linear(4, 1)
+        >>> trainer = hocket.Trainer(model=model, callbacks=[NaNMonitor(every=1, parameters=True)], device="cpu")
     """
 
     def __init__(

@@ -24,6 +24,19 @@ class OptimizerMonitor(Callback):
         every: look at every so many batches; a multiple of the Trainer's ``log_every``, as of several values the last is
             logged.
         per_parameter: also log the first three of every parameter, such as ``optimizer/gradient_norm/head.weight``.
+
+    Example:
+        >>> import hocket, torch
+        >>> from hocket.callbacks.optimizer_monitor import OptimizerMonitor
+        >>> from hocket.loggers.memory import MemoryLogger
+        >>> logger = MemoryLogger()
+        >>> trainer = hocket.Trainer(
+        ...     model=torch.nn.Linear(4, 1), loss=torch.nn.MSELoss(), optimizer="adamw(lr=0.1)", device="cpu", log_every="2ba",
+        ...     train_data=[(torch.ones(8, 4), torch.ones(8, 1))] * 4, callbacks=[OptimizerMonitor(every=2)], loggers=[logger],
+        ... )
+        >>> result = trainer.fit("1ep")
+        >>> "optimizer/update_norm" in logger.metrics
+        True
     """
 
     def __init__(self, every: int = 50, per_parameter: bool = False) -> None:

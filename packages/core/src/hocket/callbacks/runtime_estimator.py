@@ -19,6 +19,12 @@ class RuntimeEstimator(Periodic):
     Args:
         every: how often to log.
         skip: batches that do not count, because they warm up.
+
+    Example:
+        >>> import hocket, torch
+        >>> from hocket.callbacks.runtime_estimator import RuntimeEstimator
+        >>> model = torch.nn.Linear(4, 1)
+        >>> trainer = hocket.Trainer(model=model, callbacks=[RuntimeEstimator(every="1ep")], loggers=["console"], device="cpu")
     """
 
     def __init__(self, every: str = "10ba", skip: int = 1) -> None:

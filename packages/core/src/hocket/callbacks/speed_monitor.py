@@ -31,6 +31,14 @@ class SpeedMonitor(Periodic):
 
     Raises:
         TypeError: ``flops_per_sample`` is neither a number nor a function.
+
+    Example:
+        >>> import hocket, torch
+        >>> from hocket.callbacks.speed_monitor import SpeedMonitor
+        >>> model = torch.nn.Linear(512, 512)
+        >>> flops = 6 * sum(parameter.numel() for parameter in model.parameters())
+        >>> monitor = SpeedMonitor(every="50ba", flops_per_sample=flops)
+        >>> trainer = hocket.Trainer(model=model, callbacks=[monitor], loggers=["jsonl"], device="cpu")
     """
 
     def __init__(

@@ -23,7 +23,14 @@ class ContentError(PluginError, ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """The checkpoint that is loaded."""
+    """The checkpoint that is loaded.
+
+    Example:
+        >>> from hocket.checkpoints import Saved
+        >>> checkpoint = Saved(tree={"counter": 3}, strict=True, weights={"weight": (1, 4)}, copy=False)
+        >>> checkpoint.decode(checkpoint.tree["counter"])
+        3
+    """
 
     #: All of it, for checks that need the state of other components.
     tree: Mapping[str, Tree]
@@ -41,7 +48,14 @@ class Saved:
 
 @dataclass(frozen=True, slots=True)
 class PerRank:
-    """The saved states of a component with ``scope = "rank"``, and which of them this rank continues."""
+    """The saved states of a component with ``scope = "rank"``, and which of them this rank continues.
+
+    Example:
+        >>> from hocket.checkpoints import PerRank
+        >>> saved = PerRank(states=["of rank 0", "of rank 1", "of rank 2"], rank=0, world_size=2)
+        >>> saved.own, list(saved.dealt)
+        ('of rank 0', ['of rank 0', 'of rank 2'])
+    """
 
     #: By rank of the run that saved them.
     states: Sequence[Any]
@@ -66,7 +80,19 @@ class PerRank:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """What a component found out about its saved state."""
+    """What a component found out about its saved state.
+
+    Example:
+        >>> from hocket.checkpoints import Check, Component
+        >>> class Vocabulary(Component):
+        ...     path = "acme-vocabulary"
+        ...     def __init__(self, words):
+        ...         self.words = words
+        ...     def check(self, saved, checkpoint):
+        ...         return Check(problems=() if saved["words"] == self.words else ["The vocabulary differs."])
+        >>> Vocabulary(["a", "b"]).check({"words": ["a"]}, None).problems
+        ['The vocabulary differs.']
+    """
 
     #: What `Component.load_state_dict` gets: the saved state or, with ``strict=False``, the part of it that fits.
     state: Any = None
@@ -84,6 +110,7 @@ class Component:
     anyway. A component adds state for each rank, tensors in shards, checks before loading, and a rule for another world size.
 
     Example:
+        >>> import hocket, hocket.checkpoints
         >>> class Queue(hocket.Callback):
         ...     def checkpoint_components(self, state):
         ...         return [QueueState(self)]

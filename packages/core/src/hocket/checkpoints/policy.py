@@ -56,6 +56,16 @@ class Checkpoints(Callback):
 
     Raises:
         ValueError: an argument is out of its range, or at the first evaluation: there is no such metric.
+
+    Example:
+        >>> import hocket, torch
+        >>> data = [(torch.randn(8, 4), torch.randn(8, 1))] * 10
+        >>> trainer = hocket.Trainer(
+        ...     model=torch.nn.Linear(4, 1), loss=torch.nn.MSELoss(), optimizer="sgd(lr=0.1)", train_data=data, duration="2ep",
+        ...     checkpoints=hocket.Checkpoints("runs/a", every="1ep", keep=2), resume="auto", device="cpu",
+        ... )
+        >>> trainer.fit().checkpoints
+        ['ep1-ba10', 'ep2-ba20']
     """
 
     #: One instance may be given to several Trainers, one after another.

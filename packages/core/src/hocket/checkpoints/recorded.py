@@ -27,6 +27,17 @@ def recorded_algorithms(path: Path | str, every: bool = False) -> list[dict[str,
         ContentError: one is not installed (the message names its distribution), is another class than it was, or was given as
             an instance, whose configuration is not known.
         CheckpointError: there is no such checkpoint, or it is damaged.
+
+    Example:
+        >>> import hocket, torch
+        >>> from hocket.checkpoints import recorded_algorithms
+        >>> trainer = hocket.Trainer(
+        ...     model=torch.nn.Linear(4, 1), loss=torch.nn.MSELoss(), optimizer="sgd(lr=0.1)", device="cpu", duration="1ba",
+        ...     train_data=[(torch.ones(8, 4), torch.ones(8, 1))], algorithms=["ema"], checkpoints=hocket.Checkpoints("runs/a"),
+        ... )
+        >>> name = trainer.fit().checkpoints[-1]
+        >>> recorded_algorithms(f"runs/a/{name}", every=True)
+        [{'hocket-algorithms-general/ema': {}}]
     """
     specifications: list[dict[str, dict[str, Any]]] = []
     from hocket.checkpoints.storage import format as formats

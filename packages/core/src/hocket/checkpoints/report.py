@@ -13,7 +13,15 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What did not fit: names that the module has and the weights have not, the reverse, and names with two shapes."""
+    """What did not fit: names that the module has and the weights have not, the reverse, and names with two shapes.
+
+    Example:
+        >>> import torch
+        >>> from hocket.checkpoints import load_weights
+        >>> report = load_weights(torch.nn.Linear(2, 1), {"weight": torch.ones(1, 2)}, strict=False)
+        >>> report.missing
+        ('bias',)
+    """
 
     missing: tuple[str, ...] = ()
     unexpected: tuple[str, ...] = ()

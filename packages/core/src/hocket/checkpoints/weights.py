@@ -85,6 +85,15 @@ def read_weights(path: Path | str) -> dict[str, Tensor]:
 
     Raises:
         CheckpointError: it is none of these, is damaged, or would have to execute something.
+
+    Example:
+        >>> import tempfile, torch
+        >>> from hocket.checkpoints import read_weights
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     torch.save(torch.nn.Linear(4, 1).state_dict(), f"{folder}/model.pt")
+        ...     weights = read_weights(f"{folder}/model.pt")
+        >>> list(weights)
+        ['weight', 'bias']
     """
     with local_folder(path, _OF_OURS) as local:
         return _read(local)
@@ -228,6 +237,14 @@ def export(source: Path | str, target: Path | str) -> int:
     """Write the weights of anything that `read_weights` reads to one safetensors file; returns how many tensors there are.
 
     ``target`` appears whole or not at all. Weights that are tied are written once per name.
+
+    Example:
+        >>> import tempfile, torch
+        >>> from hocket.checkpoints import export
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     torch.save(torch.nn.Linear(4, 1).state_dict(), f"{folder}/model.pt")
+        ...     export(f"{folder}/model.pt", f"{folder}/model.safetensors")
+        2
     """
     target = Path(target)
     weights = read_weights(source)
@@ -272,6 +289,13 @@ def load_weights(
     Raises:
         CheckpointError: with ``strict``, listing everything that does not fit.
         ValueError: ``remap`` gives two weights one name, or has an entry for no weight.
+
+    Example:
+        >>> import torch
+        >>> from hocket.checkpoints import load_weights
+        >>> backbone = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 2))
+        >>> saved = {"encoder.weight": torch.ones(4, 4), "encoder.bias": torch.zeros(4)}
+        >>> report = load_weights(backbone, saved, ignore=["1.*"], remap={"encoder.": "0."})
     """
     chosen, report = _choose(module.state_dict(), state, strict, ignore, remap, type(module).__name__)
     module.load_state_dict(chosen, strict=False)

@@ -68,6 +68,16 @@ def adapt(data: Any, slices: Slices | None = None, given: Any = None) -> Source:
 
     Raises:
         TypeError: no adapter serves the data, or it is a source that would have to be divided.
+
+    Example:
+        >>> from hocket.data import adapt
+        >>> source = adapt(["first", "second", "third"])
+        >>> batches = source.begin()
+        >>> next(batches)
+        'first'
+        >>> position = source.position(1)
+        >>> list(source.begin(at=position))
+        ['second', 'third']
     """
     if isinstance(data, Source):
         if slices is not None:

@@ -35,7 +35,18 @@ def seeded(dataset: Any, seed: int = 0) -> SeededDataset:
 
 
 class SeededDataset(Dataset[Any]):
-    """See :func:`seeded`."""
+    """See :func:`seeded`.
+
+    Example:
+        >>> import torch
+        >>> from hocket.data import SeededDataset
+        >>> class Noisy(torch.utils.data.Dataset):
+        ...     def __len__(self): return 10
+        ...     def __getitem__(self, index): return index + torch.rand(())
+        >>> dataset = SeededDataset(Noisy(), seed=1)
+        >>> bool(dataset[3] == dataset[3])
+        True
+    """
 
     def __init__(self, dataset: Any, seed: int = 0) -> None:
         if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):

@@ -20,6 +20,11 @@ class Source(Protocol):
 
     **Positions** are taken between two batches of an epoch, or between two epochs. They may be costly to take (worker
     processes are asked), so that happens for checkpoints only. ``hocket.testkit.SourceConformance`` checks an adapter.
+
+    Example:
+        >>> from hocket.data import Source, adapt
+        >>> isinstance(adapt([1, 2, 3]), Source)
+        True
     """
 
     #: The kind of data, recorded in positions: on resume the adapter of this kind is used if it can serve the data.

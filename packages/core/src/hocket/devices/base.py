@@ -8,7 +8,16 @@ import torch
 
 
 class Device(ABC):
-    """A kind of hardware that torch can compute on."""
+    """A kind of hardware that torch can compute on.
+
+    Example:
+        >>> import hocket, torch
+        >>> class Accelerator(hocket.Device):
+        ...     def available(self):
+        ...         return torch.accelerator.is_available()
+        ...     def torch_device(self, local_rank):
+        ...         return torch.device(torch.accelerator.current_accelerator().type, local_rank)
+    """
 
     #: Kinds with a higher priority are preferred by ``device="auto"`` where they are available.
     priority: int = 0

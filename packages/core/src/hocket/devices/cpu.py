@@ -6,7 +6,14 @@ from hocket.devices.base import Device
 
 
 class CPU(Device):
-    """The machine's processor; always there."""
+    """The machine's processor; always there.
+
+    Example:
+        >>> import hocket, torch
+        >>> trainer = hocket.Trainer(model=torch.nn.Linear(4, 1), device="cpu")
+        >>> trainer.state.device
+        device(type='cpu')
+    """
 
     asynchronous = False
 

@@ -29,7 +29,12 @@ _SHARING = ("torchrun", "hocket")
 
 
 class CUDA(Device):
-    """A GPU that torch reaches through ``torch.cuda``."""
+    """A GPU that torch reaches through ``torch.cuda``.
+
+    Example:
+        >>> from hocket.devices.cuda import CUDA
+        >>> device = "cuda" if CUDA().available() else "cpu"
+    """
 
     priority = 20
 

@@ -6,7 +6,12 @@ from hocket.devices.base import Device
 
 
 class MPS(Device):
-    """An Apple GPU that torch reaches through Metal."""
+    """An Apple GPU that torch reaches through Metal.
+
+    Example:
+        >>> from hocket.devices.mps import MPS
+        >>> device = "mps" if MPS().available() else "cpu"
+    """
 
     priority = 10
 

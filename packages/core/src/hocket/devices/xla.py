@@ -17,6 +17,10 @@ class XLA(Device):
     """A device behind torch_xla, one process on the first. ``PJRT_DEVICE`` says which hardware: ``TPU``, or ``CPU`` for trials.
 
     Operations are only recorded until a value is looked at or a batch ends; then they are compiled, once for each shape.
+
+    Example:
+        >>> from hocket.devices.xla import XLA
+        >>> device = "xla" if XLA().available() else "cpu"
     """
 
     priority = 5

@@ -18,7 +18,13 @@ if TYPE_CHECKING:
 
 
 class Event(enum.Enum):
-    """The events of a run, in the order in which they happen. ``event.value`` is the name of its hook in `Events`."""
+    """The events of a run, in the order in which they happen. ``event.value`` is the name of its hook in `Events`.
+
+    Example:
+        >>> import hocket
+        >>> hocket.Event.BATCH_END.value
+        'batch_end'
+    """
 
     # --- assembling: once per Trainer
     INIT = "init"

@@ -38,6 +38,14 @@ def launch(function: Callable[..., Any], processes: int, *args: Any, timeout: fl
     Raises:
         WorkerError: a rank raised (the message has its traceback), died or did not end in time. The others are killed.
         RuntimeError: this process cannot be forked, because the platform does not know how or a GPU is in use.
+
+    Example:
+        >>> import hocket, torch
+        >>> def mean_rank():
+        ...     runtime = hocket.Runtime(device="cpu")
+        ...     return runtime.all_reduce(torch.tensor(float(runtime.rank)), "mean").item()
+        >>> hocket.launch(mean_rank, 2)
+        [0.5, 0.5]
     """
     who = f"hocket.launch(…, {processes})"
     check_forkable(who)

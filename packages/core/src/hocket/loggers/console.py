@@ -16,6 +16,17 @@ class ConsoleLogger(Logger):
 
     Args:
         file: where to; None for what ``sys.stderr`` is at the time.
+
+    Example:
+        >>> import hocket, sys, torch
+        >>> from hocket.loggers.console import ConsoleLogger
+        >>> trainer = hocket.Trainer(
+        ...     model=torch.nn.Linear(4, 1), loss=torch.nn.MSELoss(), optimizer="sgd(lr=0.1)", device="cpu",
+        ...     train_data=[(torch.ones(8, 4), torch.ones(8, 1))] * 20, duration="1ep", loggers=[ConsoleLogger(sys.stdout)],
+        ... )
+        >>> result = trainer.fit()
+        ep 0 ba 10  train/loss ...
+        ep 0 ba 20  train/loss ...
     """
 
     synchronous = True  # in the order of what else is printed

@@ -29,6 +29,16 @@ class JSONLinesLogger(Logger):
 
     Args:
         filename: the name of the file within the run's folder.
+
+    Example:
+        >>> import hocket, json, torch
+        >>> trainer = hocket.Trainer(
+        ...     model=torch.nn.Linear(4, 1), loss=torch.nn.MSELoss(), optimizer="sgd(lr=0.1)", device="cpu",
+        ...     train_data=[(torch.ones(8, 4), torch.ones(8, 1))] * 20, duration="1ep", loggers=["jsonl"],
+        ... )
+        >>> file = trainer.fit().run_folder / "metrics.jsonl"
+        >>> [row["batch"] for row in map(json.loads, file.read_text().splitlines()) if "train/loss" in row]
+        [10, 20]
     """
 
     synchronous = True  # what a checkpoint counts is in the file

@@ -16,6 +16,18 @@ class MemoryLogger(Logger):
     Attributes:
         metrics: by name, a list of ``(batch, value)``.
         hyperparameters, images, tables, artifacts: what was logged of each, the latter by name.
+
+    Example:
+        >>> import hocket, torch
+        >>> from hocket.loggers.memory import MemoryLogger
+        >>> logger = MemoryLogger()
+        >>> trainer = hocket.Trainer(
+        ...     model=torch.nn.Linear(4, 1), loss=torch.nn.MSELoss(), optimizer="sgd(lr=0.1)", device="cpu",
+        ...     train_data=[(torch.ones(8, 4), torch.ones(8, 1))] * 20, duration="1ep", loggers=[logger],
+        ... )
+        >>> result = trainer.fit()
+        >>> [batch for batch, loss in logger.metrics["train/loss"]]
+        [10, 20]
     """
 
     synchronous = True  # readable at once

@@ -29,6 +29,12 @@ class ProgressLogger(Logger):
     Args:
         file: where to; None for what ``sys.stderr`` is when a fit or an evaluation begins.
         seconds: time between plain lines about training.
+
+    Example:
+        >>> import hocket, sys, torch
+        >>> from hocket.loggers.progress import ProgressLogger
+        >>> model = torch.nn.Linear(4, 1)
+        >>> trainer = hocket.Trainer(model=model, loggers=[ProgressLogger(file=sys.stdout)], device="cpu")
     """
 
     shows_only = True

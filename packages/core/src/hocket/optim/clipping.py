@@ -46,6 +46,16 @@ def clip_gradients(
 
     Raises:
         ValueError: ``kind`` is none of the three, or ``threshold`` or ``floor`` is not positive.
+
+    Example:
+        >>> import torch
+        >>> from hocket_general.functional import clip_gradients
+        >>> weight = torch.nn.Parameter(torch.zeros(2))
+        >>> weight.grad = torch.tensor([3.0, 4.0])
+        >>> clip_gradients([weight], "norm", 1.0)
+        tensor(5.)
+        >>> weight.grad
+        tensor([0.6000, 0.8000])
     """
     if not threshold > 0 or not floor > 0 or math.isinf(floor):
         raise ValueError(

@@ -32,7 +32,14 @@ _DEFAULTS = "defaults"
 
 @dataclass(frozen=True, order=True, slots=True)
 class Entry:
-    """One plug-in as its distribution declares it."""
+    """One plug-in as its distribution declares it.
+
+    Example:
+        >>> from hocket import plugins
+        >>> entry = plugins.entries("schedules")[0]
+        >>> entry.kind, entry.name, entry.dist
+        ('schedules', 'constant', 'hocket')
+    """
 
     kind: str
     name: str
@@ -141,19 +148,36 @@ def _wrong_default(default: Entry, plugins: Iterable[Entry]) -> str:
 
 
 def refresh() -> None:
-    """Forget what was seen; the next question looks at the installed distributions again."""
+    """Forget what was seen; the next question looks at the installed distributions again.
+
+    Example:
+        >>> from hocket import plugins
+        >>> plugins.refresh()  # after installing a package in a notebook
+    """
     installed.cache_clear()
 
 
 def entries(kind: str | None = None) -> list[Entry]:
-    """Everything that is installed or registered, sorted; those that speak another version or are switched off, too."""
+    """Everything that is installed or registered, sorted; those that speak another version or are switched off, too.
+
+    Example:
+        >>> from hocket import plugins
+        >>> [entry.name for entry in plugins.entries("devices") if entry.dist == "hocket"]
+        ['cpu', 'cuda', 'mps', 'xla']
+    """
     return sorted(
         entry for entry in (*installed().entries, *_registered.values()) if kind is None or entry.kind == kind
     )
 
 
 def names(kind: str) -> list[str]:
-    """Short names of the plug-ins of a kind that can be used, sorted."""
+    """Short names of the plug-ins of a kind that can be used, sorted.
+
+    Example:
+        >>> from hocket import plugins
+        >>> "early-stopping" in plugins.names("callbacks")
+        True
+    """
     _check_kind(kind)
     return sorted({entry.name for entry in _usable(entries(kind))})
 
@@ -162,6 +186,11 @@ def get(kind: str, name: str) -> Any:
     """The class (or function) that goes by a name, or by ``distribution/name``. Imports it, and nothing else.
 
     Raises UnknownPluginError, AmbiguousPluginError or BrokenPluginError.
+
+    Example:
+        >>> from hocket import plugins
+        >>> plugins.get("callbacks", "early-stopping")
+        <class 'hocket.callbacks.early_stopping.EarlyStopping'>
     """
     return find(kind, name).load()
 
@@ -218,7 +247,15 @@ def entry_of(kind: str, cls: type) -> Entry | None:
 
 
 def register(kind: str, name: str, cls: Any) -> None:
-    """Add a plug-in for this process, before installed ones of that name. Raises PluginError if there is one already."""
+    """Add a plug-in for this process, before installed ones of that name. Raises PluginError if there is one already.
+
+    Example:
+        >>> import hocket, torch
+        >>> class Quiet(hocket.Callback):
+        ...     pass
+        >>> hocket.plugins.register("callbacks", "quiet", Quiet)
+        >>> trainer = hocket.Trainer(model=torch.nn.Linear(4, 1), callbacks=["quiet"], device="cpu")
+    """
     _check_kind(kind)
     if (kind, name) in _registered:
         raise PluginError(
@@ -230,7 +267,13 @@ def register(kind: str, name: str, cls: Any) -> None:
 
 
 def unregister(kind: str, name: str) -> None:
-    """Undo :func:`register`. Raises UnknownPluginError if there is none of that name."""
+    """Undo :func:`register`. Raises UnknownPluginError if there is none of that name.
+
+    Example:
+        >>> import hocket
+        >>> hocket.plugins.register("callbacks", "temporary", hocket.Callback)
+        >>> hocket.plugins.unregister("callbacks", "temporary")
+    """
     if _registered.pop((kind, name), None) is None:
         raise UnknownPluginError(f"No {singular(kind)} '{name}' was registered in this process.")
 

@@ -14,7 +14,16 @@ from hocket.optim import optimizers
 
 
 class Precision:
-    """Full precision as the model came; subclasses override what differs. The contract: :mod:`hocket.hookspecs.precision`."""
+    """Full precision as the model came; subclasses override what differs. The contract: :mod:`hocket.hookspecs.precision`.
+
+    Example:
+        >>> import hocket, torch
+        >>> class BF16Autocast(hocket.Precision):
+        ...     compute_dtype = torch.bfloat16
+        ...     def forward_context(self):
+        ...         return torch.autocast(self.device.type, torch.bfloat16)
+        >>> trainer = hocket.Trainer(model=torch.nn.Linear(4, 1), precision=BF16Autocast(), device="cpu")
+    """
 
     # What each is stands in `hocket.hookspecs.PrecisionLike`.
     device: torch.device = torch.device("cpu")

@@ -14,6 +14,12 @@ class BF16(Precision):
     """Forward and loss under bfloat16 autocast; weights, gradients and optimizer state stay in 32 bits.
 
     bfloat16 has the range of float32, so the loss needs no scaling (Kalamkar et al. 2019, arXiv 1905.12322).
+
+    Example:
+        >>> import hocket, torch
+        >>> trainer = hocket.Trainer(model=torch.nn.Linear(4, 1), precision="bf16", device="cpu")
+        >>> trainer.predict([torch.randn(8, 4)])[0].dtype, trainer.model_state_dict()["weight"].dtype
+        (torch.bfloat16, torch.float32)
     """
 
     compute_dtype = torch.bfloat16

@@ -15,7 +15,15 @@ from hocket.devices import Device
 
 
 class Strategy:
-    """What one process on one device does; subclasses override what differs. Contract: :mod:`hocket.hookspecs.strategies`."""
+    """What one process on one device does; subclasses override what differs. Contract: :mod:`hocket.hookspecs.strategies`.
+
+    Example:
+        >>> import hocket, torch
+        >>> class ChannelsLast(hocket.Strategy):
+        ...     def prepare_model(self, module):
+        ...         return module.to(memory_format=torch.channels_last)
+        >>> trainer = hocket.Trainer(model=torch.nn.Conv2d(3, 8, 3), strategy=ChannelsLast(), device="cpu")
+    """
 
     # What each is stands in `hocket.hookspecs.StrategyLike`.
     offers: ClassVar[Need] = Need.FULL_PARAMETERS | Need.SECOND_GRADIENT | Need.SEVERAL_STEPS

@@ -4,4 +4,9 @@ from hocket.strategies.base import Strategy
 
 
 class SingleDevice(Strategy):
-    """Trains in this process, on one device."""
+    """Trains in this process, on one device.
+
+    Example:
+        >>> import hocket, torch
+        >>> trainer = hocket.Trainer(model=torch.nn.Linear(4, 1), strategy="single", device="cpu")
+    """

@@ -18,7 +18,14 @@ _SOURCE = re.compile(r"arxiv|doi\b|https?://|\b(19|20)\d\d\b|sources?:", re.IGNO
 
 class AlgorithmConformance(RunConformance):
     """What an algorithm has to pass. Define ``make``; ``model``, ``data``, ``loss`` and ``arguments`` where the tiny
-    convolutional network on generated images is not what the method is for."""
+    convolutional network on generated images is not what the method is for.
+
+    Example:
+        >>> import hocket, hocket_general
+        >>> class TestEMA(hocket.testkit.AlgorithmConformance):  # pytest runs the inherited tests
+        ...     def make(self):
+        ...         return hocket_general.EMA(half_life="10ba")
+    """
 
     kind = "algorithms"
     #: The method card, relative to the test file, where it is neither ``docs/algorithms/<name>.md`` nor the README.md.

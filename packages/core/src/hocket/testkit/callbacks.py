@@ -10,7 +10,15 @@ from hocket.testkit.runs import RunConformance
 
 
 class CallbackConformance(RunConformance):
-    """What a callback has to pass. Define ``make``; one that stops runs should be made so that it does not stop these."""
+    """What a callback has to pass. Define ``make``; one that stops runs should be made so that it does not stop these.
+
+    Example:
+        >>> import hocket
+        >>> from hocket.callbacks.lr_monitor import LRMonitor
+        >>> class TestLRMonitor(hocket.testkit.CallbackConformance):
+        ...     def make(self):
+        ...         return LRMonitor()
+    """
 
     kind = "callbacks"
 

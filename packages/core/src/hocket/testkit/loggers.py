@@ -22,7 +22,17 @@ _UNUSUAL = (
 
 
 class LoggerConformance(CallbackConformance):
-    """What a logger has to pass. Define ``make``, and ``written`` to read back what it wrote."""
+    """What a logger has to pass. Define ``make``, and ``written`` to read back what it wrote.
+
+    Example:
+        >>> import hocket
+        >>> from hocket.loggers.memory import MemoryLogger
+        >>> class TestMemoryLogger(hocket.testkit.LoggerConformance):
+        ...     def make(self):
+        ...         return MemoryLogger()
+        ...     def written(self, logger, folder):
+        ...         return {name: [value for _, value in values] for name, values in logger.metrics.items()}
+    """
 
     kind = "loggers"
     #: What a logger raises ends no run, but a test.

@@ -27,7 +27,16 @@ _NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm
 
 
 class PrecisionConformance(RunConformance):
-    """What a precision has to pass. Define ``make``, and ``gradient_tolerance`` if it computes in fewer bits than float32."""
+    """What a precision has to pass. Define ``make``, and ``gradient_tolerance`` if it computes in fewer bits than float32.
+
+    Example:
+        >>> import hocket
+        >>> from hocket.precision.bf16 import BF16
+        >>> class TestBF16(hocket.testkit.PrecisionConformance):
+        ...     gradient_tolerance = 0.05
+        ...     def make(self):
+        ...         return BF16()
+    """
 
     kind = "precisions"
     #: How far the gradient may be from that in float64: the norm of the difference, divided by the norm. So for the loss.

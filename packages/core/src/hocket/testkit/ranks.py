@@ -25,6 +25,16 @@ def run_ranks(function: Callable[..., Any], world_size: int, *args: Any, timeout
     Raises:
         RankError: a rank raised (the message holds its traceback), died or did not end in time. The others are killed.
         RuntimeError: this process cannot be forked, because the platform does not know how or a GPU is in use.
+
+    Example:
+        >>> import torch
+        >>> from hocket.testkit import run_ranks
+        >>> def total(rank):
+        ...     tensor = torch.tensor(rank + 1)
+        ...     torch.distributed.all_reduce(tensor)
+        ...     return tensor.item()
+        >>> run_ranks(total, 2)
+        [3, 3]
     """
     check_forkable("run_ranks")
     with tempfile.TemporaryDirectory() as folder:

@@ -60,13 +60,12 @@ class SourceConformance:
     Batches are tensors, or tuples, lists and dicts of them. Between two batches the suite draws from the global generators, as
     models with dropout do.
 
-    Example::
-
-        class TestNumbers(hocket.testkit.SourceConformance):
-            kind = "numbers"
-
-            def make(self):
-                return Numbers(20)
+    Example:
+        >>> import hocket, torch
+        >>> class TestLists(hocket.testkit.SourceConformance):
+        ...     kind = "list"
+        ...     def make(self):
+        ...         return [torch.arange(4) + 4 * number for number in range(5)]
     """
 
     #: The ``kind`` of the adapter that is expected to serve the data.

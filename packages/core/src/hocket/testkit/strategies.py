@@ -26,6 +26,13 @@ class StrategyConformance(Conformance):
     """What a strategy has to pass, on ``world_size`` processes of this machine. Define ``make``.
 
     Everything is computed in double precision and compared with plain PyTorch on the same global batches in one process.
+
+    Example:
+        >>> import hocket, hocket_strategies
+        >>> class TestDDP(hocket.testkit.StrategyConformance):
+        ...     world_size = 2
+        ...     def make(self):
+        ...         return hocket_strategies.DDP()
     """
 
     kind = "strategies"

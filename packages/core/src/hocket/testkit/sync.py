@@ -84,6 +84,13 @@ def no_sync(simulate: bool | None = None) -> Iterator[_Guard]:
     printing one, ``torch.equal``, ``torch.allclose``, ``nonzero``, ``unique``, ``masked_select``, ``bincount``, indexing with
     a mask or with indices on the CPU, ``torch.tensor(…, device=…)`` of what is not on the device, and copies from or to the CPU
     that are not ``non_blocking``. Of the calling thread only, and not inside compiled code.
+
+    Example:
+        >>> import torch
+        >>> from hocket.testkit import no_sync
+        >>> loss = torch.ones(())
+        >>> with no_sync(simulate=True):
+        ...     scaled = loss * 2  # loss.item() would raise SynchronisationError
     """
     guard = _Guard(not torch.accelerator.is_available() if simulate is None else simulate)
     with ExitStack() as stack:

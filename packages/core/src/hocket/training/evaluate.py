@@ -30,6 +30,16 @@ class EvalSet:
         data: any iterable of batches.
         metrics: by name; None for the Trainer's ``metrics``.
         every: an interval such as ``"500ba"``; ``"0ba"`` for only when asked; None for the Trainer's ``eval_every``.
+
+    Example:
+        >>> import hocket, torch
+        >>> validation = [(torch.randn(8, 4), torch.randn(8, 1))]
+        >>> trainer = hocket.Trainer(
+        ...     model=torch.nn.Linear(4, 1), loss=torch.nn.MSELoss(), device="cpu",
+        ...     eval_data={"validation": hocket.EvalSet(validation, every="500ba"), "train-subset": validation},
+        ... )
+        >>> sorted(trainer.evaluate())
+        ['train-subset/loss', 'validation/loss']
     """
 
     def __init__(

@@ -8,7 +8,15 @@ from typing import Any
 
 
 class Decision(enum.Flag):
-    """What a plug-in may ask of the loop. Requests of all plug-ins and ranks are combined: one is enough."""
+    """What a plug-in may ask of the loop. Requests of all plug-ins and ranks are combined: one is enough.
+
+    Example:
+        >>> import hocket
+        >>> class StopWhenFit(hocket.Callback):
+        ...     def batch_end(self, state):
+        ...         if state.loss < 0.01:
+        ...             state.request(hocket.Decision.STOP, reason="the loss is small enough")
+    """
 
     NOTHING = 0
     STOP = enum.auto()  # end this fit after the batch (or epoch) under way

@@ -40,6 +40,11 @@ class FP16(Precision):
     Raises:
         ValueError: an argument is out of its range; later, a device other than cpu and cuda, or an optimizer such as LBFGS
             that computes gradients itself and could not be held back.
+
+    Example:
+        >>> import hocket, hocket_strategies, torch
+        >>> precision = hocket_strategies.FP16(growth_interval=500)  # or precision="fp16"
+        >>> trainer = hocket.Trainer(model=torch.nn.Linear(4, 1), precision=precision, device="cpu")
     """
 
     compute_dtype = torch.float16

@@ -22,6 +22,12 @@ class FP64(Precision):
     Floating-point numbers become float64 and complex ones complex128; integers and truth values stay as they are. While
     forward and loss run, float64 is torch's default dtype, so that ``torch.zeros(3)`` in a model is double too.
     For derivatives that are checked and for references that other precisions are compared with; slow on most GPUs.
+
+    Example:
+        >>> import hocket, torch
+        >>> trainer = hocket.Trainer(model=torch.nn.Linear(4, 1), precision="fp64", device="cpu")
+        >>> trainer.model_state_dict()["weight"].dtype
+        torch.float64
     """
 
     input_dtype = torch.float64

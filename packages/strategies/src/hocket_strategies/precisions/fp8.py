@@ -32,6 +32,14 @@ class FP8(Precision):
     Raises:
         ValueError: an unknown recipe; later, hardware without float8, or a model without a layer that could be converted.
         ImportError: torchao is not installed.
+
+    Example:
+        >>> import hocket, hocket_strategies, torch
+        >>> model = torch.nn.Sequential(torch.nn.Linear(32, 32), torch.nn.Linear(32, 16))
+        >>> precision = hocket_strategies.FP8(emulate=True, keep=["1"])
+        >>> trainer = hocket.Trainer(model=model, precision=precision, device="cpu")
+        >>> type(model[0]).__name__
+        'Float8Linear'
     """
 
     compute_dtype = torch.bfloat16

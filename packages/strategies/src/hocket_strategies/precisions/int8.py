@@ -25,6 +25,11 @@ class INT8(Precision):
     Raises:
         ImportError: torchao is not installed.
         ValueError: the model has no `nn.Linear`, or the strategy gives ranks only parts of weights.
+
+    Example:
+        >>> import hocket, torch
+        >>> trainer = hocket.Trainer(model=torch.nn.Linear(4, 1), loss=torch.nn.MSELoss(), precision="int8", device="cpu")
+        >>> values = trainer.evaluate([(torch.randn(8, 4), torch.randn(8, 1))])
     """
 
     def __init__(self) -> None:

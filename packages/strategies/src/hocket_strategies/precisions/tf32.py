@@ -20,6 +20,10 @@ class TF32(Precision):
     That is NVIDIA's Ampere and later; elsewhere the numbers are those of ``fp32``. The setting belongs to the process:
     it is made while forward, loss and backward of this Trainer run, and taken back after each. Convolutions are not
     affected: torch lets them use TensorFloat-32 anyway, unless ``torch.backends.cudnn.allow_tf32`` is False.
+
+    Example:
+        >>> import hocket, torch
+        >>> trainer = hocket.Trainer(model=torch.nn.Linear(4, 1), precision="tf32", device="cpu")
     """
 
     own_loop = True

@@ -67,6 +67,12 @@ class BF16True(StoredLow):
     """Weights, gradients and optimizer state in bfloat16; normalisation layers and the loss in float32.
 
     Half the memory of ``bf16``, and less exact: an update smaller than 1/256 of a weight is rounded away.
+
+    Example:
+        >>> import hocket, torch
+        >>> trainer = hocket.Trainer(model=torch.nn.Linear(4, 1), precision="bf16-true", device="cpu")
+        >>> trainer.model_state_dict()["weight"].dtype
+        torch.bfloat16
     """
 
     dtype = compute_dtype = torch.bfloat16
@@ -78,6 +84,12 @@ class FP16True(StoredLow):
     Gradients smaller than 6e-8 vanish and ones larger than 65504 overflow, and no loss scaling helps where gradients are
     stored in 16 bits: ``fp16`` and ``bf16-true`` train better. Raises ValueError for an optimizer whose ``eps`` is 0 in
     float16, such as AdamW's own: it would divide by zero.
+
+    Example:
+        >>> import hocket, torch
+        >>> trainer = hocket.Trainer(model=torch.nn.Linear(4, 1), precision="fp16-true", device="cpu")
+        >>> trainer.model_state_dict()["weight"].dtype
+        torch.float16
     """
 
     dtype = compute_dtype = torch.float16

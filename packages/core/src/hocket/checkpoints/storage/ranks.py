@@ -17,6 +17,11 @@ class Ranks:
         rank: which one, from 0.
         size: how many there are.
         gather: one picklable object of every rank, by rank. Nobody else uses its channel meanwhile.
+
+    Example:
+        >>> from hocket.checkpoints import Ranks
+        >>> Ranks().first(lambda: "the only rank calls this")
+        'the only rank calls this'
     """
 
     def __init__(self, rank: int = 0, size: int = 1, gather: Callable[[Any], list[Any]] | None = None) -> None:

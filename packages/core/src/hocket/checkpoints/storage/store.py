@@ -74,6 +74,15 @@ class Store:
             ``pip install 'hocket[remote]'``. A relative one counts from where the process is now.
             Links in it are no checkpoints.
         options: for the file system of a URL, as in ``fsspec.filesystem``.
+
+    Example:
+        >>> import tempfile, torch
+        >>> from hocket.checkpoints import Store
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     store = Store(folder)
+        ...     store.save("step-1", {"weights": torch.zeros(3)}, {"loss": 0.5})
+        ...     store.latest(), store.read("step-1")["weights"]
+        ('step-1', tensor([0., 0., 0.]))
     """
 
     def __init__(self, folder: str | os.PathLike[str], **options: Any) -> None:

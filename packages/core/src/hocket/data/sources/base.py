@@ -25,6 +25,17 @@ class DataSource:
         data: what is iterated.
         slices: what this rank computes on.
         given: the user's data, whose generators and samplers positions describe, where ``data`` is a changed copy.
+
+    Example:
+        >>> import hocket.data
+        >>> class Countdown:
+        ...     def __iter__(self): return iter((3, 2, 1))
+        >>> class CountdownSource(hocket.data.DataSource):
+        ...     kind = "countdown"
+        ...     @classmethod
+        ...     def serves(cls, data): return type(data).__name__ == "Countdown"
+        >>> list(CountdownSource(Countdown()))
+        [3, 2, 1]
     """
 
     kind: ClassVar[str] = ""
