@@ -205,7 +205,7 @@ def test_metrics_count_each_sample_once(tmp_path):
 
 
 def test_what_it_offers():
-    assert TensorParallel.offers == Need.SECOND_GRADIENT
+    assert TensorParallel.offers == Need.SECOND_GRADIENT | Need.SEVERAL_STEPS
 
 
 # --- plans

@@ -23,6 +23,13 @@ def sized(data: Iterable[Any], size: int, ranks: int = 1) -> Source:
 
     Raises:
         ValueError: ``size`` is not a number of samples, or there are more ``ranks`` than that.
+
+    Example:
+        >>> import torch
+        >>> from torch.utils.data import DataLoader
+        >>> from hocket.data import sized
+        >>> [len(batch) for batch in sized(DataLoader(torch.arange(10), batch_size=2), 4)]
+        [4, 4, 2]
     """
     loader, checked = resized(data, size, ranks)
     return adapt(loader, checked, given=data)
