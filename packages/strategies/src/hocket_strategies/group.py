@@ -272,10 +272,10 @@ class RankStrategy(Strategy):
 
     def _broadcast(self, tensors: list[Tensor]) -> None:
         """Copy rank 0's values into the tensors of all other ranks."""
-        for flat, alike in packed(tensors):
+        for flat, group in packed(tensors):
             dist.broadcast(flat, 0, group=self._group(flat))
             if self.rank:
-                unpack(flat, alike)
+                unpack(flat, group)
 
     def _group(self, tensor: Tensor) -> dist.ProcessGroup | None:
         return self._host if tensor.device.type == "cpu" else None
