@@ -78,7 +78,7 @@ def test_scalings_across_sequences_are_refused(scaling: float) -> None:
 @pytest.mark.parametrize(
     ("batch", "scaling", "error"),
     [
-        (batch_of(2, 6), 0.25, "6 tokens cannot be cut into 4 .* multiple of 4"),
+        (batch_of(2, 6), 0.25, "6 tokens cannot be split into 4 .* multiple of 4"),
         (batch_of(3, 8), 2, "3 sequences cannot be joined 2 by 2.*drop_last=True"),
         ({"input_ids": torch.zeros(2, 8), "labels": torch.zeros(2)}, 0.5, r"shape \(2,\) cannot follow .*\(2, 8\)"),
         ({"input_ids": torch.zeros(2, 8), "labels": torch.zeros(2, 4)}, 0.5, r"shape \(2, 4\) cannot follow"),

@@ -403,7 +403,7 @@ def test_what_zero_cannot_do_is_refused(tmp_path):
             ({"clip_gradients": 1.0}, DeepSpeed(1, config=clipped), ValueError, r"gradient_clipping=0.5"),
             ({"microbatch": 2}, DeepSpeed(config={"gradient_accumulation_steps": 2}), ValueError, "contradicts"),
             ({"microbatch": 2}, DeepSpeed(config={"train_micro_batch_size_per_gpu": 1}), ValueError, "contradicts"),
-            ({"optimizer": lbfgs}, DeepSpeed(1), ValueError, "once for each computation"),
+            ({"optimizer": lbfgs}, DeepSpeed(1), ValueError, "once per computation"),
             ({"model": Task(), "loss": None, "optimizer": None}, DeepSpeed(1), ValueError, "steps one optimizer"),
             ({"precision": "fp64"}, DeepSpeed(1), ValueError, "network.0.weight is float64"),
             ({"precision": "bf16"}, DeepSpeed(config={"bf16": {"enabled": True}}), PluginError, "would both convert"),

@@ -50,7 +50,7 @@ def test_stages_that_contradict(arguments):
     [("optimizer", "FusedAdam"), ("scheduler", "schedule='cosine"), ("train_batch_size", "global_batch=32")],
 )
 def test_sections_that_belong_elsewhere(section, instead):
-    with pytest.raises(ValueError, match=f"has '{section}', which hocket does not hand on.*{instead}"):
+    with pytest.raises(ValueError, match=f"has '{section}', which hocket does not pass on.*{instead}"):
         DeepSpeed(config={section: {}})
 
 

@@ -362,7 +362,7 @@ def test_optimizer_state_is_the_average_and_knows_ranks_that_never_stepped(tmp_p
 def test_what_is_refused():
     with pytest.raises(ValueError, match=r"every=0.*give 1 or more"):
         LocalSGD(every=0)
-    with pytest.raises(ValueError, match=r"LBFGS computes the gradients.*strategy='ddp'"):
+    with pytest.raises(ValueError, match=r"LBFGS recomputes the gradients.*strategy='ddp'"):
         LocalSGD().prepare_optimizer(torch.optim.LBFGS([nn.Parameter(torch.zeros(1))]))
 
 

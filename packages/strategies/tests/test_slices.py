@@ -531,7 +531,7 @@ def test_a_rank_without_any_data_is_told(uneven):
 
 def test_data_that_is_divided_already_has_no_global_batch():
     with pytest.raises(
-        RankError, match=r"global_batch=8 cannot be had of data that differs from rank to rank.*batch_size"
+        RankError, match=r"global_batch=8 does not apply to data that already differs between ranks.*batch_size"
     ):
         passes(lambda rank: [torch.zeros(4)], split_data=False, global_batch=8)
 
@@ -542,7 +542,7 @@ def test_a_distributed_sampler_is_left_in_charge():
         return DataLoader(numbers, 2, sampler=DistributedSampler(numbers, 2, rank, shuffle=False))
 
     (message,), nothing = warned_of(distributed)
-    assert "DistributedSampler is left in charge" in message and nothing == []
+    assert "DistributedSampler divides the data" in message and nothing == []
     assert passes(distributed) == [[[[0, 2], [4]]], [[[1, 3], [5]]]]
 
 

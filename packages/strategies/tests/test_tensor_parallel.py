@@ -221,7 +221,7 @@ def test_what_it_offers():
             "divides blocks.0.norm, a LayerNorm, but 'colwise' and 'rowwise' are for Linear",
         ),
         ({"embed": "rowwise"}, "embed.weight and head.weight are one parameter, .* divides them differently"),
-        (None, "has no plan for Network: its layers are not named as those of GPT-2 or Llama"),
+        (None, "has no plan for Network: its layers are not named like those of GPT-2 or Llama"),
     ],
 )
 def test_plans_that_cannot_be(tmp_path, plan, message):

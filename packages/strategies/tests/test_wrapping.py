@@ -89,7 +89,7 @@ def test_nothing_and_nonsense():
     with pytest.raises(ValueError, match=r"has no Blok. Its classes are Block, Embedding, LayerNorm"):
         units(Network(), "Blok")
     for wrong in (True, 0, [3], {"Block": 1, 2: 3}):
-        with pytest.raises(TypeError, match="is not a plan: give 'auto'"):
+        with pytest.raises(TypeError, match="is not valid: give 'auto'"):
             units(Network(), wrong)
 
 

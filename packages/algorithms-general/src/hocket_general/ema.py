@@ -17,16 +17,16 @@ from hocket.time import Interval, Time, Unit
 if TYPE_CHECKING:
     from hocket.state import State
 
-#: Units that advance with training alone, and alike on every rank. Seconds do not.
+#: Units that advance only with training, and identically on all ranks. Seconds do not.
 _UNITS = (Unit.BATCH, Unit.EPOCH, Unit.SAMPLE, Unit.TOKEN)
 
-#: From the first to the last of these the model holds the averages.
+#: The model holds the averages from the first to the last of these events.
 _BORROW = (Event.EVAL_BEFORE_ALL, Event.PREDICT_START)
 _RETURN = (Event.EVAL_AFTER_ALL, Event.PREDICT_END, Event.EXCEPTION, Event.CLOSE)
 
 
 def ema_smoothing(half_life: float, update_interval: float = 1) -> float:
-    """The share of the old average that one update keeps so that a weight's influence halves every ``half_life``.
+    """Return the fraction of the old average that one update keeps, so that a weight's influence halves every ``half_life``.
 
     ``2 ** -(update_interval / half_life)``, both in the same unit (batches, epochs, samples, tokens).
 
@@ -56,8 +56,8 @@ def ema_update(averages: Sequence[Tensor], values: Iterable[Tensor], smoothing: 
 
     Args:
         averages: tensors to change. They must not share memory with each other or with ``values``.
-        values: tensors of the same shapes, in the same order; DTensors where the averages are, sharded alike.
-        smoothing: the share of the old average that stays, in [0, 1].
+        values: tensors of the same shapes, in the same order; DTensors where the averages are, sharded identically.
+        smoothing: the fraction of the old average that is kept, in [0, 1].
 
     Raises:
         ValueError: ``smoothing`` is outside [0, 1], or the sequences differ in length or in a shape.
@@ -71,7 +71,7 @@ def ema_update(averages: Sequence[Tensor], values: Iterable[Tensor], smoothing: 
     """
     if not 0 <= smoothing <= 1:
         raise ValueError(
-            f"smoothing is {smoothing}, but it is the share of the old average that stays: give one in [0, 1]."
+            f"smoothing is {smoothing}, but it is the fraction of the old average that is kept: give one in [0, 1]."
         )
     values = list(values)
     if len(averages) != len(values):
@@ -87,7 +87,7 @@ def ema_update(averages: Sequence[Tensor], values: Iterable[Tensor], smoothing: 
                     f"An average of shape {tuple(average.shape)} cannot follow a value of shape {tuple(value.shape)}: "
                     f"pass averages and values in the same order."
                 )
-            average, value = local(average), local(value)  # element by element, so shards need no more than themselves
+            average, value = local(average), local(value)  # elementwise, so shards need no communication
             if average.is_floating_point() or average.is_complex():
                 means.append(average)
                 targets.append(value.to(average.dtype))
@@ -98,23 +98,23 @@ def ema_update(averages: Sequence[Tensor], values: Iterable[Tensor], smoothing: 
 
 
 class EMA(Algorithm):
-    """Evaluates and predicts with ``average = smoothing * average + (1 - smoothing) * weight`` (Polyak averaging).
+    """Evaluate and predict with ``average = smoothing * average + (1 - smoothing) * weight`` (Polyak averaging).
 
     Polyak and Juditsky 1992, "Acceleration of Stochastic Approximation by Averaging", with exponential weights. Training is
     not affected. Trainable parameters and the buffers of the ``state_dict`` are averaged in at least
     float32; integer buffers, and those that hold infinities (masks), follow the model. For an evaluation or a
-    prediction the averages are copied into the model's own tensors and the training weights are copied back
-    afterwards, exactly and even if it fails: optimizers and wrappers of the model keep their references, and shards
-    are averaged where they lie. Costs one more copy of the weights, and another one while evaluating. Of several EMAs
-    evaluation sees the first that has begun; :meth:`averaged` gives the others.
+    prediction the averages are copied into the model's own tensors. The training weights are restored bitwise
+    afterwards, even after a failure. Optimizers and wrappers of the model keep their references, and shards are averaged
+    in place. Costs one more copy of the weights, and another one while evaluating. With several EMAs, evaluation uses the
+    first that has started; :meth:`averaged` returns the others.
 
     Args:
-        half_life: after this time a weight's influence has halved, such as ``"1000ba"``, in ba, ep, sp or tok; the
+        half_life: the time in which a weight's influence halves, such as ``"1000ba"``, in ba, ep, sp or tok; the
             default when neither it nor ``smoothing`` is given. Exact for batches of different sizes too.
-        smoothing: instead of ``half_life``, the share of the old average that each update keeps, in [0, 1).
-        start: the average begins as a copy of the weights at the first update at or after this time: a share of the
-            duration such as ``"0.2dur"``, or a time such as ``"500ba"``. Before, the model is evaluated as it is.
-        update_interval: time between updates; ``"1ba"``, or one of the half-life's unit, unless given.
+        smoothing: instead of ``half_life``, the fraction of the old average that each update keeps, in [0, 1).
+        start: the average starts as a copy of the weights at the first update at or after this time: a fraction of the
+            duration such as ``"0.2dur"``, or a time such as ``"500ba"``. Before, the model itself is evaluated.
+        update_interval: time between updates; by default ``"1ba"``, or one of the half-life's unit.
 
     Raises:
         ValueError: both ``half_life`` and ``smoothing`` are given, or one of the arguments is out of its range; later,
@@ -142,12 +142,12 @@ class EMA(Algorithm):
     ) -> None:
         if half_life is not None and smoothing is not None:
             raise ValueError(
-                f"EMA was given half_life={str(half_life)!r} and smoothing={smoothing}, which say the same thing "
-                f"twice: give one of them. smoothing is 2 ** -(update_interval / half_life)."
+                f"EMA was given half_life={str(half_life)!r} and smoothing={smoothing}, which set the same "
+                f"quantity: give one of them. smoothing is 2 ** -(update_interval / half_life)."
             )
         if smoothing is not None and not 0 <= smoothing < 1:
             raise ValueError(
-                f"EMA was given smoothing={smoothing}, but it is the share of the old average that an update keeps: "
+                f"EMA was given smoothing={smoothing}, but it is the fraction of the old average that an update keeps: "
                 f"give a number in [0, 1), such as 0.999, or a half_life such as '1000ba'."
             )
         self.smoothing = smoothing
@@ -163,7 +163,7 @@ class EMA(Algorithm):
         if self.start.unit is Unit.SECOND:
             raise ValueError(
                 f"EMA was given start='{start}', but ranks would reach a wall-clock time at different batches: give a "
-                f"share of the duration such as '0.2dur', or epochs, batches, samples or tokens."
+                f"fraction of the duration such as '0.2dur', or epochs, batches, samples or tokens."
             )
         self._interval = Interval(self.update_interval)
         self._averages: dict[str, Tensor] = {}
@@ -173,14 +173,14 @@ class EMA(Algorithm):
     # --- on events
 
     def match(self, event: Event, state: State) -> bool:
-        """Always, but for updates: only when one is due."""
+        """Return True, except for updates that are not due."""
         if event not in (Event.BATCH_END, Event.EPOCH_END):
             return True
         counts_epochs = self.update_interval.unit is Unit.EPOCH
         return counts_epochs is (event is Event.EPOCH_END) and self._interval.due(state.previous, state.timestamp)
 
     def apply(self, event: Event, state: State) -> None:
-        """Update, put the averages into the model, or the training weights back."""
+        """Update the averages, copy them into the model, or restore the training weights."""
         if event in _RETURN:
             state.give_back(self)
         elif event in _BORROW:
@@ -213,7 +213,7 @@ class EMA(Algorithm):
     # --- the averages and the model
 
     def _pair(self, model: nn.Module) -> None:
-        """Line the averages up with the model's tensors; tensors that have none yet begin one with their value."""
+        """Match averages with the model's tensors; a tensor without an average starts one with its value."""
         tensors = dict(_tensors(model))
         self._check(tensors)
         for name, tensor in tensors.items():
@@ -229,17 +229,17 @@ class EMA(Algorithm):
             raise ValueError(
                 f"EMA holds averages that the model has no tensors for, of that name and shape: {', '.join(wrong[:5])}"
                 f"{f' and {len(wrong) - 5} more' if len(wrong) > 5 else ''}. Pass the model that was averaged, "
-                f"without wrappers, or begin a new average by loading the checkpoint without this algorithm's state."
+                f"without wrappers, or start a new average by loading the checkpoint without this algorithm's state."
             )
 
     def _borrow(self, state: State) -> None:
         if self._updated is None or state.borrower(tensor for _, tensor in _tensors(state.model)) is not None:
-            return  # of several averages the first that has begun is evaluated
+            return  # another EMA started first and is evaluated
         self._pair(state.model)
         state.borrow(self, ((tensor, average) for average, tensor in self._pairs))
 
     def averaged(self, model: nn.Module) -> dict[str, Any]:
-        """A ``state_dict`` of copies: the averages where there are any, cast to the model's dtypes.
+        """Return a ``state_dict`` of copies: averages where they exist, cast to the model's dtypes.
 
         Args:
             model: the model that was trained, without wrappers (``trainer.state.model``).
@@ -261,7 +261,7 @@ class EMA(Algorithm):
         """
         if self._updated is None:
             raise ValueError(
-                f"EMA has no average yet: none begins before start='{self.start}' and the first update, every "
+                f"EMA has no average yet: it starts with the first update after start='{self.start}', every "
                 f"'{self.update_interval}'. Train longer, or lower start or update_interval."
             )
         tensors = dict(_tensors(model))
@@ -279,11 +279,11 @@ class EMA(Algorithm):
     # --- checkpoints
 
     def state_dict(self) -> dict[str, Any]:
-        """The averages by the model's names, as shards where the weights are, and when they were last updated (or None)."""
+        """Return the averages by the model's names, sharded like the weights, and the time of the last update (or None)."""
         return {"averages": dict(self._averages), "updated": self._updated}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over averages, full ones or shards; they are compared with the model when training or evaluation begins."""
+        """Load averages, full or sharded; they are compared with the model when training or evaluation starts."""
         if state_dict.keys() != {"averages", "updated"}:
             raise ValueError(f"EMA's state has the keys 'averages' and 'updated', but was given {sorted(state_dict)}")
         self._averages = {name: average.detach().clone() for name, average in state_dict["averages"].items()}
@@ -302,7 +302,7 @@ def _positive(name: str, value: str | Time) -> Time:
 
 
 def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Parameters and the buffers that belong to the state dict, each once, by name."""
+    """Yield parameters and the buffers of the state dict by name, each once."""
     yield from model.named_parameters()
     seen: set[int] = set()
     for prefix, module in model.named_modules():
@@ -313,10 +313,10 @@ def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def _is_finite(buffer: Tensor) -> bool:
-    """Whether a mean of the buffer is a number; waits for the device."""
+    """Whether the buffer is finite, so that it has a mean; waits for the device."""
     return not buffer.is_floating_point() or bool(buffer.isfinite().all())
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
-    """Half precision would round small updates of an average away."""
+    """Return a dtype of at least 32 bits: half precision would round away small updates of an average."""
     return torch.promote_types(dtype, torch.float32) if dtype.is_floating_point else dtype

@@ -1,4 +1,4 @@
-"""The methods of this package without a Trainer: plain functions on tensors, for anyone's training loop."""
+"""The methods of this package as plain functions on tensors, for any training loop."""
 
 from __future__ import annotations
 

@@ -18,10 +18,10 @@ _KINDS = ("norm", "value", "adaptive")
 
 
 class GradientClipping(Algorithm):
-    """Clips the gradients of every batch before the optimizer steps; surrounds the action ``clip_gradients``.
+    """Clip the gradients of every batch before the optimizer steps; wraps the action ``clip_gradients``.
 
-    What optimizers hold is clipped, in one go. Several of them clip one after the other, in the order in which they are
-    named, and before the Trainer's own ``clip_gradients=``: by value and then by norm, say.
+    The gradients of all optimizers of the step are clipped together. Several instances clip one after the other, in the
+    order in which they are named, before the Trainer's own ``clip_gradients=``: by value and then by norm, for example.
 
     Args:
         kind: ``"norm"`` scales all gradients by one factor so that their joint L2 norm is at most ``threshold``
@@ -54,7 +54,7 @@ class GradientClipping(Algorithm):
 
     @hookimpl(wrapper=True)
     def clip_gradients(self, state: State) -> Generator[None, Tensor | bool, Tensor | bool]:
-        """Clip in place; the total norm before clipping where this, or whoever clips next, computed it."""
+        """Clip in place; return the total norm before clipping if this or the next implementation computed it."""
         norm = clip_gradients(state.trained_parameters(), self.kind, self.threshold)
         others = yield
         return others if norm is None else norm

@@ -1,4 +1,4 @@
-"""Label smoothing: targets that keep a little probability for every class."""
+"""Label smoothing: targets with a small probability for every class."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def smooth_labels(logits: Tensor, targets: Tensor, smoothing: float = 0.1, *, ignore_index: int = -100) -> Tensor:
-    """Targets mixed with the uniform distribution: ``(1 - smoothing) * target + smoothing / K`` over K classes.
+    """Mix targets with the uniform distribution: ``(1 - smoothing) * target + smoothing / K`` over K classes.
 
     Szegedy et al. 2016, "Rethinking the Inception Architecture", section 7 (arXiv 1512.00567).
 
@@ -45,7 +45,7 @@ def smooth_labels(logits: Tensor, targets: Tensor, smoothing: float = 0.1, *, ig
     """
     if not 0 <= smoothing <= 1:
         raise ValueError(
-            f"smoothing is {smoothing}, but it is a share of the probability mass: give a number in [0, 1]."
+            f"smoothing is {smoothing}, but it is a fraction of the probability mass: give a number in [0, 1]."
         )
     if not logits.is_floating_point() or logits.ndim < 2:
         raise TypeError(
@@ -75,8 +75,8 @@ def smooth_labels(logits: Tensor, targets: Tensor, smoothing: float = 0.1, *, ig
             smooth.scatter_(1, indices, 1 - smoothing + smoothing / classes)
         except RuntimeError as error:  # on the CPU; a device raises its own assertion, later
             raise ValueError(
-                f"Class indices must lie in [0, {classes}) for {classes} classes, or be ignore_index={ignore_index}, "
-                f"but they reach from {int(targets.min())} to {int(targets.max())}: pass the ignore_index that your "
+                f"Class indices must be in [0, {classes}) for {classes} classes, or be ignore_index={ignore_index}, "
+                f"but they range from {int(targets.min())} to {int(targets.max())}: pass the ignore_index that your "
                 f"labels use."
             ) from error
         return smooth.masked_fill_(ignored.unsqueeze(1), 0)
@@ -85,7 +85,7 @@ def smooth_labels(logits: Tensor, targets: Tensor, smoothing: float = 0.1, *, ig
 def soft_cross_entropy(
     logits: Tensor, targets: Tensor, reduction: Literal["mean", "sum", "none"] = "mean", *, ignore_index: int = -100
 ) -> Tensor:
-    """Cross entropy ``-sum_k t_k log softmax(logits)_k`` for class indices, or probabilities of any total mass.
+    """Return the cross entropy ``-sum_k t_k log softmax(logits)_k`` for class indices, or probabilities of any total mass.
 
     The mean divides by the total mass of the targets. With index targets that is the number of positions that are not
     ignored, as in :func:`torch.nn.functional.cross_entropy`; with the zero rows that :func:`smooth_labels` makes of
@@ -96,7 +96,7 @@ def soft_cross_entropy(
         targets: integer class indices ``(N,)`` or ``(N, d1, ...)``, or probabilities shaped like ``logits``.
         reduction: ``"mean"`` and ``"sum"`` give a scalar, ``"none"`` one loss per position, ``(N,)`` or ``(N, d1,
             ...)``.
-        ignore_index: this class index counts as no target; probabilities have no such thing.
+        ignore_index: positions with this class index are ignored; does not apply to probabilities.
 
     Raises:
         ValueError: an unknown ``reduction``.
@@ -119,19 +119,19 @@ def soft_cross_entropy(
 
 
 class LabelSmoothing(Algorithm):
-    """Trains on ``(1 - smoothing) * target + smoothing / K`` (Szegedy et al. 2016, section 7, arXiv 1512.00567).
+    """Train on ``(1 - smoothing) * target + smoothing / K`` (Szegedy et al. 2016, section 7, arXiv 1512.00567).
 
-    The targets of a microbatch are replaced while its loss is computed and are themselves again afterwards, so metrics
-    and evaluation never see smoothed ones. The loss has to accept class probabilities of shape ``(N, K, ...)``, as
+    The targets of a microbatch are replaced while its loss is computed and restored afterwards, so metrics and evaluation
+    never see smoothed ones. The loss has to accept class probabilities of shape ``(N, K, ...)``, as
     :func:`torch.nn.functional.cross_entropy` does, and should reduce with a mean: where index targets hold
-    ``ignore_index``, the other positions weigh more in turn, so that the mean over all positions is the mean over those
-    that count. A loss that counts targets itself, or sums, calls :func:`hocket_general.functional.smooth_labels`
+    ``ignore_index``, the other positions get more weight, so that the mean over all positions is the mean over those
+    that count. A loss that counts targets itself, or sums, should call :func:`hocket_general.functional.smooth_labels`
     instead.
 
     Args:
         smoothing: the mass given to the uniform distribution, in [0, 1].
         target_key: where in the batch the targets are: an index, a key, or an attribute.
-        ignore_index: the class index of positions that are no targets.
+        ignore_index: the class index of positions to ignore.
 
     Raises:
         ValueError: ``smoothing`` is outside [0, 1]; later, targets that do not fit the outputs.
@@ -152,7 +152,7 @@ class LabelSmoothing(Algorithm):
     def __init__(self, smoothing: float = 0.1, target_key: Any = 1, ignore_index: int = -100) -> None:
         if not 0 <= smoothing <= 1:
             raise ValueError(
-                f"LabelSmoothing was given smoothing={smoothing}, but it is a share of the probability mass: give a "
+                f"LabelSmoothing was given smoothing={smoothing}, but it is a fraction of the probability mass: give a "
                 f"number in [0, 1], such as 0.1."
             )
         self.smoothing = smoothing
@@ -161,7 +161,7 @@ class LabelSmoothing(Algorithm):
         self._targets: Tensor | None = None
 
     def apply(self, event: Event, state: State) -> None:
-        """Smooth the targets before the loss, put the originals back after it."""
+        """Smooth the targets before the loss, restore the originals after it."""
         if event is Event.BEFORE_LOSS:
             self._targets = get_item(state.batch, self.target_key)
             state.batch = set_item(state.batch, self.target_key, self._smoothed(state.outputs, self._targets))
@@ -179,5 +179,5 @@ class LabelSmoothing(Algorithm):
         smooth = smooth_labels(logits, targets, self.smoothing, ignore_index=self.ignore_index)
         if targets.shape == logits.shape:
             return smooth
-        # Without waiting for the device nobody knows whether a position is ignored; without one this multiplies by 1.0.
+        # Checking for ignored positions would wait for the device; if there are none, this multiplies by 1.0.
         return smooth.mul_(targets.numel() / (targets != self.ignore_index).sum())

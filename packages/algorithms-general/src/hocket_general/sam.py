@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 
 def sam_perturbation(gradients: Sequence[Tensor], rho: float = 0.05, epsilon: float = 1e-12) -> list[Tensor]:
-    """The step to the worst nearby weights, ``rho * g / (||g||_2 + epsilon)``, with one norm over all gradients.
+    """Return the step to the worst nearby weights, ``rho * g / (||g||_2 + epsilon)``, with one norm over all gradients.
 
     Foret et al. 2021, "Sharpness-Aware Minimization", equation 2 with p = 2 (arXiv 2010.01412). Computed on the device,
-    without waiting for it. Zero gradients give a zero step. Where ranks hold shards (DTensors), every rank has to call this.
+    without waiting for it. Zero gradients give a zero step. Collective if gradients are DTensors.
 
     Args:
         gradients: floating-point tensors of any shapes; left unchanged.
-        rho: the length of the whole step, in the units of the weights.
+        rho: the L2 norm of the joint step, in the units of the weights.
         epsilon: added to the norm.
 
     Returns:
@@ -45,7 +45,7 @@ def sam_perturbation(gradients: Sequence[Tensor], rho: float = 0.05, epsilon: fl
     if not gradients:
         return []
     with torch.no_grad():
-        # A narrow dtype would overflow in the sum of squares, and its smallest number is far above epsilon.
+        # A 16-bit sum of squares would overflow, and the smallest 16-bit number is far above epsilon.
         norm = total_norm([g if g.dtype.itemsize >= 4 else g.float() for g in gradients])
         scale = rho / (norm + epsilon)
         if len({(g.device, mesh_of(g)) for g in gradients}) == 1:
@@ -54,26 +54,26 @@ def sam_perturbation(gradients: Sequence[Tensor], rho: float = 0.05, epsilon: fl
 
 
 class SAM(Algorithm):
-    """Steps along the gradient taken at ``w + rho * g / (||g||_2 + epsilon)``.
+    """Step along the gradient taken at ``w + rho * g / (||g||_2 + epsilon)``.
 
     Foret et al. 2021, "Sharpness-Aware Minimization", equations 2 and 3 (arXiv 2010.01412).
 
-    It surrounds the action ``optimizer_step``: perturbs the weights along the batch's gradient, has the gradients of
-    the same batch computed again there, puts the very weights back, and lets the optimizer step. The optimizer is not
-    wrapped, so its state and its checkpoints are those of a run without SAM. The norm is one over the parameters of all
-    optimizers of the step, and over all ranks' samples; there is no wait for the device.
+    It wraps the action ``optimizer_step``: perturb the weights along the batch's gradient, recompute the gradients of the
+    same batch there, restore the weights bitwise, and let the optimizer step. The optimizer is not wrapped, so the format
+    of its state and its checkpoints is that of a run without SAM. The norm is taken over the parameters of all optimizers
+    of the step and the samples of all ranks, without waiting for the device.
 
-    A batch with SAM costs two forward and backward passes, and one copy of the weights while the second one runs.
-    ``state.loss`` stays the loss at the weights themselves. Batch-norm statistics see the batch a second time.
+    A batch with SAM costs two forward and backward passes, and one copy of the weights during the second one.
+    ``state.loss`` stays the loss at the unperturbed weights. Batch-norm statistics see the batch a second time.
 
     Args:
-        rho: the radius in which the worst point is looked for, in the units of the weights. 0 perturbs nothing.
+        rho: the radius in which to search for the worst point, in the units of the weights. 0 perturbs nothing.
         epsilon: added to the norm of the gradient.
         interval: take SAM's step on every ``interval``-th batch and a plain one on the others.
 
     Raises:
         ValueError: ``rho`` or ``epsilon`` is negative, or ``interval`` is less than 1; later, for an optimizer such as LBFGS
-            that computes gradients itself and would not look at SAM's.
+            that computes gradients itself and would ignore SAM's.
 
     Example:
         >>> import hocket, hocket_general, torch
@@ -108,7 +108,7 @@ class SAM(Algorithm):
             if needs_closure(optimizer):
                 raise ValueError(
                     f"SAM leaves its gradients for the optimizer to step with, but {type(optimizer).__name__} computes "
-                    "gradients itself, so SAM would have no effect. Leave SAM out, or take an optimizer such as SGD or AdamW."
+                    "gradients itself, so SAM would have no effect. Remove SAM, or choose an optimizer such as SGD or AdamW."
                 )
 
     @hookimpl(wrapper=True)
@@ -121,14 +121,14 @@ class SAM(Algorithm):
     def _sharpen(self, state: State, closure: Callable[[], Tensor]) -> None:
         parameters: list[Tensor] = [p for p in state.trained_parameters() if p.grad is not None]
         if not parameters:
-            return  # no gradient points anywhere; the optimizer decides what such a step is
+            return  # there are no gradients; the optimizer decides how to handle such a step
         loss, parts = state.loss, state.loss_parts
         with torch.no_grad():
             # Copies, because (w + e) - e is not w in floating point.
             weights = [p.detach().clone() for p in parameters]
             steps = sam_perturbation([p.grad for p in parameters if p.grad is not None], self.rho, self.epsilon)
             torch._foreach_add_(parameters, steps)
-            del steps  # the second backward pass needs the room
+            del steps  # frees memory for the second backward pass
         try:
             closure()
         finally:

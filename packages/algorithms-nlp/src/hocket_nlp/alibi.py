@@ -1,4 +1,4 @@
-"""ALiBi: attention with linear biases in the place of position embeddings, for models of transformers."""
+"""ALiBi: attention with linear biases instead of position embeddings, for models of transformers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hocket.algorithm import Algorithm, Phase
 from hocket.hookspecs import Event
 from hocket.surgery import NoEffectWarning, Replacement
 from hocket_nlp.linear_bias import IMPLEMENTATIONS, alibi_slopes, register
-from hocket_nlp.sequence_length import merge_and_cut, scale_sequence_length
+from hocket_nlp.sequence_length import merge_and_split, scale_sequence_length
 
 if TYPE_CHECKING:
     from hocket.state import State
@@ -29,20 +29,20 @@ def alibi(model: nn.Module, max_sequence_length: int) -> tuple[nn.Module, list[R
     "Train Short, Test Long", section 3 (arXiv 2108.12409). The paper is about decoders; in an encoder the bias is
     symmetric.
 
-    transformers looks its attention up by name, so the name in the model's configuration is changed to a biased twin of
-    ``sdpa`` or ``eager``; the model gets a configuration of its own. Before positions are replaced, a forward pass over
-    four zero vectors checks that every layer calls the biased attention and that the bias is right; it draws no random
-    numbers. ``save_pretrained`` keeps neither the name nor the absence of positions: apply this again to what
-    ``from_pretrained`` returns, and its warning about newly initialised positions is of no consequence.
+    transformers looks up attention by name, so the name in the model's configuration is changed to a biased variant of
+    ``sdpa`` or ``eager``; the model gets a private copy of its configuration. Before positions are replaced, a forward pass
+    over four zero vectors checks that every layer calls the biased attention and that the bias is right; it draws no random
+    numbers. ``save_pretrained`` saves neither the name nor the absence of positions: apply this again to the model that
+    ``from_pretrained`` returns. Its warning about newly initialised positions can be ignored.
 
     Args:
         model: ``GPT2Model``, ``BertModel`` or ``RobertaModel`` of transformers 5 or later, with any head, or a module
             that holds such models. Its attention implementation must be ``sdpa`` or ``eager``.
-        max_sequence_length: what the configuration will say, in tokens. BERT and RoBERTa take no longer sequences; in
-            GPT-2 nothing limits the length.
+        max_sequence_length: written into the configuration, in tokens. It is the longest sequence that BERT and RoBERTa
+            accept; GPT-2 has no limit.
 
     Returns:
-        The model, and which position embeddings were replaced.
+        The model, and a record of the replaced position embeddings.
 
     Raises:
         ImportError: transformers is older than 5.
@@ -52,7 +52,7 @@ def alibi(model: nn.Module, max_sequence_length: int) -> tuple[nn.Module, list[R
         RuntimeError: transformers does not use the biased attention. The model then computes what it did before.
 
     Warns:
-        NoEffectWarning: everything was done before.
+        NoEffectWarning: the model already has linear biases and this maximum length.
 
     Example:
         >>> import transformers
@@ -84,16 +84,16 @@ def alibi(model: nn.Module, max_sequence_length: int) -> tuple[nn.Module, list[R
 
 
 class ALiBi(Algorithm):
-    """Linear biases on attention instead of position embeddings (Press, Smith and Lewis 2022, arXiv 2108.12409).
+    """Use linear biases on attention instead of position embeddings (Press, Smith and Lewis 2022, arXiv 2108.12409).
 
-    Before training, the model is changed by :func:`alibi`. What ALiBi saves comes from training on shorter sequences
-    than it is used on: with ``train_sequence_length_scaling`` below 1 every training batch goes through
-    :func:`~hocket_nlp.functional.scale_sequence_length`. Batches of evaluation stay as they are.
+    Before training, the model is changed by :func:`alibi`. The savings come from training on shorter sequences than the
+    model is used on: with ``train_sequence_length_scaling`` below 1 every training batch is split by
+    :func:`~hocket_nlp.functional.scale_sequence_length`. Evaluation batches are not changed.
 
     Args:
         max_sequence_length: the longest sequence that the model will be used on, in tokens.
-        train_sequence_length_scaling: the length of training sequences relative to the loader's. 1 leaves batches
-            alone; 0.25 trains on four times as many sequences of a quarter of the length.
+        train_sequence_length_scaling: the length of training sequences relative to the loader's. 1 does not change
+            batches; 0.25 trains on four times as many sequences of a quarter of the length.
 
     Raises:
         ValueError: ``train_sequence_length_scaling`` is neither a whole number nor one divided by a whole number.
@@ -109,16 +109,16 @@ class ALiBi(Algorithm):
     phase = Phase.MODEL
 
     def __init__(self, max_sequence_length: int, train_sequence_length_scaling: float = 1.0) -> None:
-        merge_and_cut(train_sequence_length_scaling)
+        merge_and_split(train_sequence_length_scaling)
         self.max_sequence_length = max_sequence_length
         self.train_sequence_length_scaling = train_sequence_length_scaling
 
     def match(self, event: Event, state: State) -> bool:
-        """Always for the model; for batches where there is something to scale."""
+        """Return True for the model, and for batches if sequences are scaled."""
         return event is Event.INIT or self.train_sequence_length_scaling != 1
 
     def apply(self, event: Event, state: State) -> None:
-        """Change the model once, and the shape of every training batch."""
+        """Change the model once, and reshape every training batch."""
         if event is Event.INIT:
             state.model, changed = alibi(state.model, self.max_sequence_length)
             state.replacements += changed
@@ -126,7 +126,7 @@ class ALiBi(Algorithm):
             state.batch = scale_sequence_length(state.batch, self.train_sequence_length_scaling)
 
     def touches(self, model: nn.Module) -> Sequence[str]:
-        """The position embeddings that would go, and the attention that would be biased."""
+        """Return the position embeddings that would be replaced, and the attention that would be biased."""
         return [
             f"{site.positions}: Embedding -> NoPositions; linear biases in {len(site.attention)} layers of "
             f"{site.body.config.num_attention_heads} heads"
@@ -136,22 +136,22 @@ class ALiBi(Algorithm):
 
 
 class NoPositions(nn.Module):
-    """Stands where the position embedding stood: has no weight, takes any positions, returns a scalar zero to add."""
+    """Replaces a position embedding: has no weights, takes any positions, returns a scalar zero to add."""
 
     def forward(self, positions: Tensor) -> Tensor:
-        """Zero without dimensions: whatever it is added to keeps its shape and its dtype."""
+        """Return a 0-dimensional zero: adding it keeps shape and dtype."""
         return torch.zeros((), device=positions.device)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        register()  # a model that was pickled into another process needs the attention functions there
+        register()  # a model unpickled in another process needs the attention functions there
 
 
 # --- finding and checking
 
 
 class _Site(NamedTuple):
-    """One transformer: where its positions are, and which of its modules attend."""
+    """One transformer: its position embedding, and its attention modules."""
 
     name: str
     body: Any
@@ -189,7 +189,7 @@ def _sites(model: nn.Module) -> list[_Site]:
 
 
 def _check(site: _Site) -> None:
-    """Whether ALiBi can be applied; raises ValueError."""
+    """Raise ValueError if ALiBi cannot be applied."""
     kind, config, positions = type(site.body).__name__, site.body.config, getattr(site.holder, site.attribute)
     implementation = config._attn_implementation
     if not isinstance(positions, nn.Embedding | NoPositions):
@@ -199,7 +199,7 @@ def _check(site: _Site) -> None:
         )
     if site.body.get_input_embeddings().weight.is_meta:
         raise ValueError(
-            f"ALiBi tries its effect out, and {kind} is on the meta device, where nothing is computed: give it storage "
+            f"ALiBi checks its effect, but {kind} is on the meta device, where nothing is computed: give it storage "
             "first, with model.to_empty(device=...) or by loading its weights."
         )
     if implementation not in (*IMPLEMENTATIONS, *IMPLEMENTATIONS.values()):
@@ -223,7 +223,7 @@ def _check(site: _Site) -> None:
 
 
 def _own_configuration(model: nn.Module, body: Any) -> None:
-    """Models made from one configuration share it, and the others must not get biases from the change in this one."""
+    """Give the model its own configuration: other models made from the same one must not get biases."""
     shared = body.config
     own = copy.deepcopy(shared)
     for module in model.modules():
@@ -232,7 +232,7 @@ def _own_configuration(model: nn.Module, body: Any) -> None:
 
 
 def _bias_attention(site: _Site) -> None:
-    """Switch to the biased attention and see that it is used; raises RuntimeError, and switches back, if it is not."""
+    """Switch to the biased attention and check that it is used; otherwise switch back and raise RuntimeError."""
     before = site.body.config._attn_implementation
     name = IMPLEMENTATIONS.get(before, before)
     site.body.set_attn_implementation(name)
@@ -244,10 +244,10 @@ def _bias_attention(site: _Site) -> None:
 
 
 def _probe(site: _Site, name: str) -> None:
-    """A short forward pass in which every layer shows its attention pattern for keys that are all alike.
+    """Compare every layer's attention pattern for identical keys in a short forward pass.
 
-    With queries of zero the scores are the bias alone, and with the identity for values the output is the softmax of
-    the scores: what is compared does not depend on the weights.
+    With zero queries the scores are the bias alone, and with the identity for values the output is the softmax of the
+    scores, so the comparison does not depend on the weights.
     """
     import transformers
 
@@ -298,7 +298,7 @@ def _probe(site: _Site, name: str) -> None:
 
 
 def _expected_pattern(heads: int, length: int, causal: bool, device: torch.device) -> Tensor:
-    """``softmax(-slope * |i - j|)``, spelt out: ``(heads, length, length)``."""
+    """Return ``softmax(-slope * |i - j|)``, computed explicitly: ``(heads, length, length)``."""
     positions = torch.arange(length, device=device)
     distance = positions[:, None] - positions
     scores = -alibi_slopes(heads, device=device)[:, None, None] * distance.abs()
@@ -307,7 +307,7 @@ def _expected_pattern(heads: int, length: int, causal: bool, device: torch.devic
 
 @contextmanager
 def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Every module in evaluation mode, and afterwards each in the mode in which it was."""
+    """Set every module to evaluation mode, and restore each module's mode afterwards."""
     training = [module for module in model.modules() if module.training]
     model.eval()
     try:
@@ -330,7 +330,7 @@ def _remove_positions(site: _Site) -> list[Replacement]:
 
 
 def _resize(site: _Site, length: int) -> bool:
-    """Make room for sequences of this length; whether that changed anything."""
+    """Allow sequences of this length; return whether that changed anything."""
     # RoBERTa counts positions from padding_idx + 1 on.
     rows = length + getattr(site.holder, "padding_idx", -1) + 1
     if site.body.config.max_position_embeddings == rows:

@@ -1,4 +1,4 @@
-"""The methods of this package without a Trainer: plain functions on models and batches, for anyone's training loop."""
+"""The methods of this package as plain functions on models and batches, for any training loop."""
 
 from __future__ import annotations
 

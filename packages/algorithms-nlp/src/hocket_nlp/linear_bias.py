@@ -1,4 +1,4 @@
-"""Attention with linear biases, as attention and mask functions that transformers calls by name."""
+"""Attention and mask functions with linear biases, which transformers calls by name."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-#: The attention implementation of transformers that a model has -> the one with linear biases that replaces it.
+#: Attention implementation of transformers -> its replacement with linear biases.
 IMPLEMENTATIONS = {"sdpa": "hocket_alibi_sdpa", "eager": "hocket_alibi_eager"}
 
 
 def alibi_slopes(heads: int, *, device: torch.device | str | None = None) -> Tensor:
-    """What attention loses per token of distance, in each head.
+    """Return the slope of each head: the amount that attention scores decrease per token of distance.
 
     For a power of two the geometric sequence 2^(-8/heads), 2^(-16/heads), ..., 2^-8 (Press et al. 2022, section 3,
     arXiv 2108.12409). Otherwise that of the largest power of two below, followed by every other slope, from the first
@@ -42,7 +42,7 @@ def alibi_slopes(heads: int, *, device: torch.device | str | None = None) -> Ten
 
 
 def register() -> None:
-    """Make the implementations known to transformers under the names in ``IMPLEMENTATIONS``.
+    """Register the implementations with transformers under the names in ``IMPLEMENTATIONS``.
 
     Raises ImportError for a transformers older than 5.
     """
@@ -51,7 +51,7 @@ def register() -> None:
     if int(transformers.__version__.partition(".")[0]) < 5:
         raise ImportError(
             f"ALiBi needs transformers 5 or later, and {transformers.__version__} is installed: transformers 4 ignores "
-            "attention functions of one's own in some models without saying so. Type: pip install 'transformers>=5'."
+            "custom attention functions in some models without a warning. Type: pip install 'transformers>=5'."
         )
     for name, function in (("sdpa", sdpa_attention), ("eager", eager_attention)):
         transformers.AttentionInterface.register(IMPLEMENTATIONS[name], function)
@@ -59,7 +59,7 @@ def register() -> None:
 
 
 def biased_mask(*, config: Any, dtype: torch.dtype = torch.float32, kv_offset: int = 0, **kwargs: Any) -> Tensor:
-    """The mask of a forward pass, made once and shared by all layers: additive, with the biases already in it.
+    """Return the mask of a forward pass, made once and shared by all layers: additive, with the biases included.
 
     Query i and key j of head h get ``-slope_h * |i - j|``, or the lowest number of the dtype where the query may not
     see the key. The arguments are those of transformers' own mask functions: ``q_length`` and ``q_offset`` (or in 5.0
@@ -68,10 +68,10 @@ def biased_mask(*, config: Any, dtype: torch.dtype = torch.float32, kv_offset: i
 
     Returns:
         ``(B, heads + 1, Q, K)``, or ``(1, heads + 1, Q, K)`` where all sequences see the same, in the dtype in which
-        attention computes. The last head is empty: it marks the mask as ours, for masks that users make themselves are
-        passed on by transformers without coming here, and their biases are still to be added.
+        attention computes. The last head is empty and marks the mask as ours: transformers passes masks made by users on
+        without calling this function, and their biases must still be added.
     """
-    # By their own modules: torch 2.9 cannot compile an import from a lazy one, as transformers is.
+    # Import from submodules: torch 2.9 cannot compile an import from a lazy module such as transformers.
     from transformers.masking_utils import AttentionMaskInterface
 
     kwargs |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
@@ -93,7 +93,7 @@ def biased_mask(*, config: Any, dtype: torch.dtype = torch.float32, kv_offset: i
 def sdpa_attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
 ) -> tuple[Tensor, None]:
-    """transformers' ``sdpa`` attention with linear biases, from ``(B, heads, L, d)`` to ``(B, Q, heads, d)``."""
+    """Compute transformers' ``sdpa`` attention with linear biases, from ``(B, heads, L, d)`` to ``(B, Q, heads, d)``."""
     from transformers.modeling_utils import AttentionInterface
 
     mask = _with_biases(module, query, key, attention_mask, kwargs)
@@ -111,7 +111,7 @@ def eager_attention(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor]:
-    """Attention spelt out, with linear biases; also returns the weights ``(B, heads, Q, K)``."""
+    """Compute attention explicitly, with linear biases; also return the weights ``(B, heads, Q, K)``."""
     scores = query @ key.transpose(-1, -2) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
     weights = (scores + _with_biases(module, query, key, attention_mask, kwargs)).softmax(-1).to(value.dtype)
     weights = nn.functional.dropout(weights, dropout, module.training)
@@ -119,19 +119,19 @@ def eager_attention(
 
 
 def _with_biases(module: Any, query: Tensor, key: Tensor, mask: Tensor | None, kwargs: dict[str, Any]) -> Tensor:
-    """The additive mask ``(B or 1, heads, Q, K)`` in the query's dtype, from ours, the user's own, or none."""
+    """Return the additive mask ``(B or 1, heads, Q, K)`` in the query's dtype, from our mask, the user's, or none."""
     heads = query.shape[1]
     if heads != module.config.num_attention_heads or kwargs.get("cache") is not None:
         raise NotImplementedError(
             f"ALiBi was given {heads} of {module.config.num_attention_heads} attention heads"
-            f"{' and a paged cache' if kwargs.get('cache') is not None else ''}. It knows slopes and distances only "
-            "where a layer holds all of its heads and all keys in their order: do not shard attention over heads "
+            f"{' and a paged cache' if kwargs.get('cache') is not None else ''}. It needs layers "
+            "that hold all of their heads and all keys in order, for slopes and distances: do not shard attention over heads "
             "(tensor parallelism), and generate with model.generate."
         )
     if mask is not None and mask.shape[1] == heads + 1:
         return mask[:, :heads].to(query.dtype)
-    # The queries are the last of the keys. Behind them in a static cache there may be empty keys, and the distance is
-    # then too large, by the same amount for all that a query sees: softmax does not notice.
+    # The queries are the last keys. A static cache may have empty keys after them, and the distance is then too large, by the
+    # same amount for all keys of a query: softmax is invariant to that.
     keys = torch.arange(key.shape[2], device=query.device)
     queries = keys[keys.shape[0] - query.shape[2] :]
     biases = _biases(alibi_slopes(heads, device=query.device), queries, keys).to(query.dtype)
@@ -143,8 +143,8 @@ def _with_biases(module: Any, query: Tensor, key: Tensor, mask: Tensor | None, k
 
 
 def _biases(slopes: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
-    """``-slope * |i - j|`` of shape ``(1, heads, Q, K)``, for the positions of queries and keys.
+    """Return ``-slope * |i - j|`` of shape ``(1, heads, Q, K)``, for the positions of queries and keys.
 
-    Distances and not ``slope * j``, though softmax would give the same: what is near stays exact in bfloat16.
+    Softmax would give the same for ``slope * j``, but distances keep nearby keys exact in bfloat16.
     """
     return (slopes[:, None, None] * -(queries[:, None] - keys).abs())[None]

@@ -1,4 +1,4 @@
-"""The same tokens in shorter or longer sequences."""
+"""Rearrange tokens into shorter or longer sequences."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from hocket.data.batches import map_tensors
 
 
 def scale_sequence_length(batch: Any, scaling: float) -> Any:
-    """Every tensor ``(B, L, ...)`` of a batch as ``(B / scaling, L * scaling, ...)``.
+    """Reshape every tensor ``(B, L, ...)`` of a batch to ``(B / scaling, L * scaling, ...)``.
 
-    With ``scaling=0.25`` each sequence is cut into four, which follow each other in the batch; with ``scaling=2`` two
-    neighbours become one. Tensors share their storage where they can; the batch that was given is not changed.
+    With ``scaling=0.25`` each sequence is split into four, which follow each other in the batch; with ``scaling=2`` two
+    neighbours are joined. Tensors share storage where possible; the input batch is not changed.
 
     Args:
         batch: mappings (dict, BatchEncoding), sequences and dataclasses of tensors. ``B`` and ``L`` are those of
@@ -23,7 +23,7 @@ def scale_sequence_length(batch: Any, scaling: float) -> Any:
         scaling: a whole number, or one divided by a whole number.
 
     Raises:
-        ValueError: ``scaling`` is something else, ``B`` or ``L`` is not divisible, or a tensor (labels of whole
+        ValueError: ``scaling`` is another number, ``B`` or ``L`` is not divisible, or the shape of a tensor (labels of full
             sequences, attention masks of pairs) does not begin with ``(B, L)``.
 
     Example:
@@ -33,13 +33,13 @@ def scale_sequence_length(batch: Any, scaling: float) -> Any:
         >>> scale_sequence_length(batch, 0.25)["input_ids"].shape
         torch.Size([8, 4])
     """
-    merge, cut = merge_and_cut(scaling)
-    if merge == cut:
+    merge, split = merge_and_split(scaling)
+    if merge == split:
         return batch
     samples, length = _batch_and_length(batch)
-    if length % cut:
+    if length % split:
         raise ValueError(
-            f"Sequences of {length} tokens cannot be cut into {cut} of equal length: pad them to a multiple of {cut}, "
+            f"Sequences of {length} tokens cannot be split into {split} of equal length: pad them to a multiple of {split}, "
             f"or choose another scaling than {scaling:g}."
         )
     if samples % merge:
@@ -54,22 +54,22 @@ def scale_sequence_length(batch: Any, scaling: float) -> Any:
         if tensor.shape[:2] != (samples, length):
             raise ValueError(
                 f"A tensor of shape {tuple(tensor.shape)} cannot follow sequences of shape {(samples, length)} to "
-                "another length, since it does not hold one value for each token: use a scaling of 1, or leave it out "
-                "of the batch."
+                "another length, since it does not hold one value for each token: use a scaling of 1, or remove it "
+                "from the batch."
             )
-        return tensor.reshape(samples // merge * cut, length // cut * merge, *tensor.shape[2:])
+        return tensor.reshape(samples // merge * split, length // split * merge, *tensor.shape[2:])
 
     return map_tensors(scale, batch)
 
 
-def merge_and_cut(scaling: float) -> tuple[int, int]:
-    """How many sequences become one, and into how many one is cut; at least one of the two is 1. Raises ValueError."""
+def merge_and_split(scaling: float) -> tuple[int, int]:
+    """Return how many sequences to join, and how many to split one into; at least one is 1. Raises ValueError."""
     if 0 < scaling < math.inf:
-        merge, cut = (round(scaling), 1) if scaling >= 1 else (1, round(1 / scaling))
-        if math.isclose(scaling, merge / cut, rel_tol=1e-6):
-            return merge, cut
+        merge, split = (round(scaling), 1) if scaling >= 1 else (1, round(1 / scaling))
+        if math.isclose(scaling, merge / split, rel_tol=1e-6):
+            return merge, split
     raise ValueError(
-        f"Sequences cannot become {scaling} times as long without cutting across them: give a whole number, or one "
+        f"Sequences cannot become {scaling} times as long in equal parts: give a whole number, or one "
         "divided by a whole number, such as 0.25."
     )
 
@@ -81,7 +81,7 @@ def _batch_and_length(batch: Any) -> tuple[int, int]:
         map_tensors(lambda tensor: shapes.append(tuple(tensor.shape)) if tensor.dim() >= 2 else None, candidate)
     if not shapes:
         raise ValueError(
-            f"A batch of {type(batch).__name__} holds no tensor of shape (B, L), so it has no sequences to cut or "
+            f"A batch of {type(batch).__name__} holds no tensor of shape (B, L), so it has no sequences to split or "
             "join: use a scaling of 1, or let the loader give token tensors."
         )
     return shapes[0][0], shapes[0][1]

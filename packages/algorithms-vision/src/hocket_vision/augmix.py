@@ -34,7 +34,7 @@ Augmentation = Callable[[Any], Any]
 
 
 class _Draw(NamedTuple):
-    """What the strength of an operation is drawn from."""
+    """The source of an operation's random strength."""
 
     severity: float
     height: int
@@ -60,7 +60,7 @@ class _Draw(NamedTuple):
         return amount if self.integer(2) else -amount
 
     def factor(self) -> float:
-        """Strength of an enhancement around 1: more or less of it with equal chances."""
+        """Return the strength of an enhancement around 1: above or below with equal probability."""
         high, low = self.severity, 1 - 0.09 * self.severity
         return self.uniform(1.0, high) if self.integer(2) else self.uniform(low, 1.0)
 
@@ -122,7 +122,7 @@ OPERATIONS = {
     **{name: (op, _brightness if name == "brightness" else _Draw.factor) for name, op in _ENHANCEMENTS.items()},
     **{f"{name}_original": (op, _Draw.original_factor) for name, op in _ENHANCEMENTS.items()},
 }
-#: The operations of each augmentation set. "safe" leaves out those that overlap with ImageNet-C's corruptions.
+#: The operations of each augmentation set. "safe" omits those that overlap with ImageNet-C's corruptions.
 AUGMENTATION_SETS: dict[str, tuple[str, ...]] = {
     "all": (*_GEOMETRY_AND_TONE, *_ENHANCEMENTS),
     "safe": tuple(_GEOMETRY_AND_TONE),
@@ -133,7 +133,7 @@ AUGMENTATION_SETS: dict[str, tuple[str, ...]] = {
 def draw_augmentation(
     name: str, severity: float, height: int, width: int, *, generator: torch.Generator | None = None
 ) -> Augmentation:
-    """The operation ``name`` of :data:`AUGMENTATION_SETS` with a strength drawn for ``severity``.
+    """Return the operation ``name`` of :data:`AUGMENTATION_SETS` with a strength drawn for ``severity``.
 
     With ``L ~ U(0.1, severity)``: posterize to ``4 - int(0.4 L)`` bits, rotate by ``±int(3 L)`` degrees, solarize above
     ``256 - int(25.6 L)``, shear by ``±0.03 L``, translate by ``±int(L · side / 30)`` pixels, ``*_original``
@@ -151,13 +151,13 @@ def draw_augmentation(
 
 
 def mix_chains(image: ImageT, chains: Sequence[Sequence[Augmentation]], weights: Sequence[float], m: float) -> ImageT:
-    """``(1 - m) · image + m · Σ weights[k] · chains[k](image)`` (arXiv 1912.02781, algorithm 1, lines 5 to 15).
+    """Return ``(1 - m) · image + m · Σ weights[k] · chains[k](image)`` (arXiv 1912.02781, algorithm 1, lines 5 to 15).
 
     Args:
         image: PIL image, or tensor ``(C, H, W)``, uint8 or floating point. Integers are rounded to the nearest.
         chains: augmentations, applied from first to last; an empty chain is the image itself.
         weights: one per chain; they should sum to 1.
-        m: share of the mixture in the result, 0 to 1.
+        m: fraction of the mixture in the result, 0 to 1.
     """
     if len(weights) != len(chains):
         raise ValueError(f"Every chain needs a weight: there are {len(chains)} chains and {len(weights)} weights.")
@@ -185,7 +185,7 @@ def augmix(
 ) -> ImageT:
     """Mix one image with ``width`` randomly augmented versions of itself.
 
-    Weights of the versions are ``Dirichlet(alpha, …, alpha)``, the share of their mixture ``Beta(alpha, alpha)``
+    Weights of the versions are ``Dirichlet(alpha, …, alpha)``, the fraction of their mixture is ``Beta(alpha, alpha)``
     (arXiv 1912.02781, section 3).
 
     Args:
@@ -218,7 +218,7 @@ def augmix(
     draw = _Draw(severity, rows, columns, generator)
     names = AUGMENTATION_SETS[augmentation_set]
     weights = draw.dirichlet(alpha, width)
-    m = draw.dirichlet(alpha, 2)[0]  # Beta(a, a) is the first share of Dirichlet(a, a)
+    m = draw.dirichlet(alpha, 2)[0]  # Beta(a, a) is the first component of Dirichlet(a, a)
     chains = []
     for _ in range(width):
         length = 1 + draw.integer(3) if depth == -1 else depth
@@ -232,9 +232,9 @@ def augmix(
 
 
 class AugMix(Algorithm):
-    """Mixes each training image with augmented versions of itself (Hendrycks et al. 2020, arXiv 1912.02781).
+    """Mix each training image with augmented versions of itself (Hendrycks et al. 2020, arXiv 1912.02781).
 
-    Works on samples, where they are loaded: before the image becomes a tensor in a ``torchvision`` dataset, on ``input_key``
+    Acts on samples where they are loaded: before the image becomes a tensor in a ``torchvision`` dataset, on ``input_key``
     of a sample of any other map-style dataset; see :func:`hocket_vision.per_sample.apply_per_sample`.
 
     Args:
@@ -277,7 +277,7 @@ class AugMix(Algorithm):
         self.input_key = input_key
 
     def apply(self, event: Event, state: State) -> None:
-        """Have the samples of this fit augmented."""
+        """Augment the samples of this fit."""
         transform = partial(
             augmix,
             severity=self.severity,
@@ -306,7 +306,7 @@ def check_settings(severity: float, depth: int, width: int, alpha: float, augmen
 
 
 def _check_image(image: Any) -> tuple[int, int]:
-    """Height and width of an image that AugMix can work on."""
+    """Return height and width of an image, or raise if AugMix does not support it."""
     if not isinstance(image, Tensor):
         mode = getattr(image, "mode", None)
         if mode is None:
@@ -318,8 +318,8 @@ def _check_image(image: Any) -> tuple[int, int]:
         return image.height, image.width
     if image.dim() != 3:
         raise ValueError(
-            f"AugMix takes one image as a (C, H, W) tensor, but was given shape {tuple(image.shape)}. It draws anew "
-            "for every sample: apply it in the dataset, or to each image of a batch."
+            f"AugMix takes one image as a (C, H, W) tensor, but was given shape {tuple(image.shape)}. It draws "
+            "separately for every sample: apply it in the dataset, or to each image of a batch."
         )
     if image.dtype != torch.uint8 and not image.is_floating_point():
         raise TypeError(f"AugMix takes tensors of uint8 or floating point, but was given {image.dtype}.")

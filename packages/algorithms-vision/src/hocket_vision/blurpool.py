@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def blur(x: Tensor, kernel: Tensor, stride: Any = 1, padding_mode: str = "zeros") -> Tensor:
-    """Each channel filtered with ``kernel`` ``(1, 1, 3, 3)``, one pixel of padding, then every ``stride``-th pixel.
+    """Filter each channel with ``kernel`` ``(1, 1, 3, 3)``, with one pixel of padding; return every ``stride``-th pixel.
 
     ``(..., C, H, W) -> (..., C, ceil(H / stride), ceil(W / stride))``
     """
@@ -40,7 +40,7 @@ def blur(x: Tensor, kernel: Tensor, stride: Any = 1, padding_mode: str = "zeros"
 
 
 def _register_kernel(module: nn.Module, device: torch.device | None = None, dtype: torch.dtype | None = None) -> None:
-    # Not persistent: it is a constant, so that a checkpoint fits with and without BlurPool.
+    # The kernel is constant; not persistent, so that a checkpoint loads with and without BlurPool.
     line = torch.tensor([1.0, 2.0, 1.0], device=device, dtype=dtype)
     module.register_buffer("blur_kernel", torch.outer(line, line).reshape(1, 1, 3, 3) / 16, persistent=False)
 
@@ -68,7 +68,7 @@ class BlurConv2d(nn.Conv2d):
 
     @classmethod
     def from_conv(cls, conv: nn.Conv2d, blur_first: bool = True) -> BlurConv2d:
-        """The same convolution, with the very same parameters, and a blur. Draws no random numbers."""
+        """Return the same convolution with a blur; it has the same parameter objects. Draws no random numbers."""
         new = cls(
             conv.in_channels,
             conv.out_channels,
@@ -131,7 +131,7 @@ class BlurMaxPool2d(nn.MaxPool2d):
 
     @classmethod
     def from_maxpool(cls, pool: nn.MaxPool2d) -> BlurMaxPool2d:
-        """The same pooling, blurred."""
+        """Return the same pooling with a blur."""
         return cls(pool.kernel_size, pool.stride, pool.padding, pool.dilation, pool.return_indices, pool.ceil_mode)
 
     def reset_parameters(self) -> None:
@@ -145,7 +145,7 @@ class BlurMaxPool2d(nn.MaxPool2d):
         return blur(maxima, self.blur_kernel, self.stride)
 
     def _overhang(self, x: Tensor) -> tuple[int, int, int, int]:
-        """Pixels to add at the right and the bottom so that the last, partial window of ``ceil_mode`` becomes full."""
+        """Return the pixels to pad at the right and the bottom to complete the last, partial window of ``ceil_mode``."""
         extra = []
         for axis in (0, 1):
             kernel, stride, padding, dilation = (
@@ -155,7 +155,7 @@ class BlurMaxPool2d(nn.MaxPool2d):
             size = x.shape[axis - 2]
             span = size + 2 * padding - dilation * (kernel - 1) - 1
             missing = -span % stride
-            if span + missing >= size + padding:  # a window that would start outside is left out
+            if span + missing >= size + padding:  # a window that would start outside is skipped
                 missing = 0
             extra.append(missing)
         return (0, extra[1], 0, extra[0])
@@ -163,7 +163,7 @@ class BlurMaxPool2d(nn.MaxPool2d):
 
 @dataclass(frozen=True)
 class _Choice:
-    """Which modules to replace, and how."""
+    """The modules to replace, and how."""
 
     replace_convs: bool
     replace_maxpools: bool
@@ -174,7 +174,7 @@ class _Choice:
         if not (self.replace_convs or self.replace_maxpools):
             raise ValueError(
                 "BlurPool has nothing to replace: replace_convs and replace_maxpools are both False. Set one to True, or "
-                "leave BlurPool out."
+                "remove BlurPool."
             )
 
     def wants(self, module: nn.Module) -> bool:
@@ -199,7 +199,7 @@ class _Choice:
 
 
 def _obstacle(module: nn.Module) -> str:
-    """Why a module cannot be replaced, or nothing."""
+    """Return why a module cannot be replaced, or an empty string."""
     if isinstance(module, LazyModuleMixin):
         return f"{type(module).__name__}, which does not know its channels before its first batch"
     if type(module) not in (nn.Conv2d, nn.MaxPool2d):
@@ -223,16 +223,15 @@ def blurpool(
 
     A module is replaced if its stride exceeds 1 in some direction and, for a convolution, it has at least
     ``min_channels`` input channels (so that the image itself is not blurred). Output shapes, parameters (the same
-    objects: an optimizer made before goes on training them), hooks and the keys of the ``state_dict`` stay. Subclasses
-    of the two, whose forward may be their own, and pools with ``return_indices`` are left alone, with a warning that
-    names them.
+    objects: an existing optimizer still trains them), hooks and the keys of the ``state_dict`` stay. Subclasses of the
+    two, which may define their own forward, and pools with ``return_indices`` are not replaced; a warning names them.
 
     Args:
-        model: any module; it is not replaced itself, only what is in it.
+        model: any module; only its submodules are replaced.
         replace_convs, replace_maxpools: which of the two to replace.
         blur_first: blur the input of a strided convolution; otherwise convolve at stride 1, then blur and subsample,
             which is the paper's order and costs ``stride²`` times the convolution.
-        min_channels: least number of input channels of a convolution to replace.
+        min_channels: minimum number of input channels of a convolution to replace.
 
     Returns:
         The model and a record of each replacement; the list is empty if nothing matched, with a NoEffectWarning.
@@ -258,12 +257,12 @@ def _operate(model: nn.Module, choice: _Choice) -> list[Replacement]:
         if choice.wants(module) and (obstacle := _obstacle(module))
     ]
     if kept:
-        warnings.warn(f"BlurPool leaves modules that subsample as they are: {', '.join(kept)}.", stacklevel=3)
+        warnings.warn(f"BlurPool does not replace these subsampling modules: {', '.join(kept)}.", stacklevel=3)
     changed = replace_modules(model, choice.policies())
     if not changed:
         warnings.warn(
             f"BlurPool found nothing to replace in {type(model).__name__}: no Conv2d of at least {choice.min_channels} input "
-            "channels and no MaxPool2d with a stride above 1. Lower min_channels, or leave BlurPool out.",
+            "channels and no MaxPool2d with a stride above 1. Lower min_channels, or remove BlurPool.",
             NoEffectWarning,
             stacklevel=3,
         )
@@ -271,10 +270,10 @@ def _operate(model: nn.Module, choice: _Choice) -> list[Replacement]:
 
 
 class BlurPool(Algorithm):
-    """Low-pass filters feature maps before they are subsampled (Zhang 2019, arXiv 1904.11486).
+    """Low-pass filter feature maps before they are subsampled (Zhang 2019, arXiv 1904.11486).
 
-    Replaces strided convolutions and max pooling of the model, once, before optimizers exist; see :func:`blurpool`, whose
-    arguments it takes. Logs how many of each as ``blurpool/convs`` and ``blurpool/maxpools``.
+    Replaces strided convolutions and max pooling of the model, once, before optimizers exist. The arguments are those of
+    :func:`blurpool`. Logs the number of each as ``blurpool/convs`` and ``blurpool/maxpools``.
 
     Example:
         >>> import hocket, hocket_vision
@@ -297,14 +296,14 @@ class BlurPool(Algorithm):
         self._choice = _Choice(replace_convs, replace_maxpools, blur_first, min_channels)
 
     def apply(self, event: Event, state: State) -> None:
-        """Operate on the model."""
+        """Replace modules of the model."""
         changed = _operate(state.model, self._choice)
         state.replacements += changed
         convs = sum(isinstance(replacement.new, BlurConv2d) for replacement in changed)
         state.log({"blurpool/convs": convs, "blurpool/maxpools": len(changed) - convs})
 
     def touches(self, model: nn.Module) -> Sequence[str]:
-        """One line for each module that would be replaced."""
+        """Return one line for each module that would be replaced."""
         return [
             f"{name}: {type(model.get_submodule(name)).__name__} with a blur"
             for name in preview(model, self._choice.policies())

@@ -29,7 +29,7 @@ ImageT = TypeVar("ImageT", Tensor, "Image")
 def colout_indices(
     height: int, width: int, p_row: float = 0.15, p_col: float = 0.15, *, generator: torch.Generator | None = None
 ) -> tuple[Tensor, Tensor]:
-    """The rows and columns that stay: sorted int64 indices, ``int((1 - p) * size)`` of each, but at least one.
+    """Draw the rows and columns to keep: sorted int64 indices, ``int((1 - p) * size)`` of each, but at least one.
 
     Raises ValueError if a probability is outside ``[0, 1)``.
     """
@@ -38,7 +38,7 @@ def colout_indices(
 
 
 def take(image: ImageT, rows: Tensor, columns: Tensor) -> ImageT:
-    """The pixels of ``image``, a ``(..., H, W)`` tensor or PIL image, in these rows and columns, as the same kind."""
+    """Return ``image``, a ``(..., H, W)`` tensor or PIL image, reduced to these rows and columns."""
     if isinstance(image, Tensor):
         taken = image.index_select(-2, rows.to(image.device)).index_select(-1, columns.to(image.device))
         if image.dim() == 4 and image.is_contiguous(memory_format=torch.channels_last) and not image.is_contiguous():
@@ -85,12 +85,12 @@ def colout(
     resize_target: bool | Literal["auto"] = "auto",
     generator: torch.Generator | None = None,
 ) -> Any:
-    """Drop a random share of the rows and of the columns, the same ones of every image.
+    """Drop a random fraction of the rows and of the columns, the same ones of every image.
 
     Args:
         images: tensor ``(B, C, H, W)`` or ``(C, H, W)`` of any dtype, or a PIL image.
         targets: anything; pictures that belong to the images (masks, depth) lose the same rows and columns.
-        p_row, p_col: share of the rows and columns to drop, in ``[0, 1)``. ``int((1 - p) * size)`` stay, at least one.
+        p_row, p_col: fraction of the rows and columns to drop, in ``[0, 1)``. ``int((1 - p) * size)`` stay, at least one.
         resize_target: whether ``targets`` are such pictures. ``"auto"``: if they are a tensor that ends in the images'
             ``H, W`` and has the images' number of dimensions or one less, or a PIL image of the same size.
         generator: source of randomness; torch's default generator if None.
@@ -114,7 +114,7 @@ def colout(
         found = "there are none" if targets is None else f"they are {size_of(targets)}"
         raise ValueError(
             f"resize_target=True asks for targets as high and wide as the images, {(height, width)}, but {found}. "
-            "Leave resize_target='auto' for targets that are not pictures."
+            "Keep resize_target='auto' for targets that are not pictures."
         )
     rows, columns = colout_indices(height, width, p_row, p_col, generator=generator)
     images = take(images, rows, columns)
@@ -124,9 +124,9 @@ def colout(
 
 
 class ColOut(Algorithm):
-    """Drops random rows and columns of the training images: fewer pixels, less to compute.
+    """Drop random rows and columns of the training images, for less computation.
 
-    With ``batch``, on ``after_dataloader``: one draw for all images of a batch, on all ranks. Otherwise one for each
+    With ``batch``, draws once for all images of a batch, on all ranks, on ``after_dataloader``. Otherwise draws for each
     sample, where it is loaded; see :func:`hocket_vision.per_sample.apply_per_sample`.
 
     Args:
@@ -169,7 +169,7 @@ class ColOut(Algorithm):
         self.events = {Event.AFTER_DATALOADER} if batch else PER_SAMPLE_EVENTS  # type: ignore[misc]
 
     def apply(self, event: Event, state: State) -> None:
-        """Take rows and columns out of the batch, or have it done to each sample."""
+        """Drop rows and columns of the batch, or of each sample as it is loaded."""
         transform = partial(
             _colout_item,
             p_row=self.p_row,
@@ -185,7 +185,7 @@ class ColOut(Algorithm):
 
 
 def _colout_item(item: Any, *, input_key: Any, target_key: Any, **settings: Any) -> Any:
-    """A batch or a sample with fewer pixels; the one given is not changed."""
+    """Return a batch or a sample with fewer pixels; the input is not changed."""
     if isinstance(item, Tensor) or is_pil(item):
         return colout(item, **settings)
     if target_key is None:
@@ -195,18 +195,18 @@ def _colout_item(item: Any, *, input_key: Any, target_key: Any, **settings: Any)
 
 
 def check_arguments(p_row: float, p_col: float, resize_target: bool | str = "auto") -> None:
-    """Raise ValueError for arguments of ColOut that make no sense."""
+    """Raise ValueError for invalid arguments of ColOut."""
     for name, p in (("p_row", p_row), ("p_col", p_col)):
         if not 0 <= p < 1:
             raise ValueError(
-                f"{name} is the share of the image to drop and must be in [0, 1), but is {p}. Try {name}=0.15."
+                f"{name} is the fraction of the image to drop and must be in [0, 1), but is {p}. Try {name}=0.15."
             )
     if resize_target not in (True, False, "auto"):
         raise ValueError(f"resize_target must be True, False or 'auto', but is {resize_target!r}.")
 
 
 def size_of(image: Any) -> tuple[int, int]:
-    """Height and width of a ``(..., H, W)`` tensor or a PIL image. Raises TypeError for anything else."""
+    """Return height and width of a ``(..., H, W)`` tensor or a PIL image. Raises TypeError for anything else."""
     if isinstance(image, Tensor) and image.dim() >= 2:
         return image.shape[-2], image.shape[-1]
     if is_pil(image):

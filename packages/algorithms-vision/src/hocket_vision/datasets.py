@@ -17,16 +17,16 @@ def digits(
     num_workers: int = 0,
     drop_last: bool = False,
 ) -> DataLoader[tuple[torch.Tensor, ...]]:
-    """scikit-learn's 1,797 handwritten digits (UCI, Alpaydin and Kaynak 1998).
+    """Return scikit-learn's 1,797 handwritten digits (UCI, Alpaydin and Kaynak 1998).
 
     Args:
         split: ``"train"`` (1,437 images, shuffled) or ``"test"`` (360, in order): a stratified held-out fifth, always
-            the same one whatever the seed, so that no test image is ever trained on.
+            the same for every seed, so that no test image is ever trained on.
         batch_size: images per batch.
-        seed: of the order in which ``"train"`` is shuffled.
+        seed: seed of the shuffled order of ``"train"``.
         size: pixels on a side; above 8 the images are scaled up (bilinear, antialiased).
-        num_workers: processes that load; see :class:`torch.utils.data.DataLoader`.
-        drop_last: whether to leave out a last batch that is not full.
+        num_workers: number of loading processes; see :class:`torch.utils.data.DataLoader`.
+        drop_last: whether to drop an incomplete last batch.
 
     Returns:
         A loader of ``(images, labels)``: float32 ``(B, 1, size, size)`` in [0, 1] and int64 ``(B,)``.

@@ -1,4 +1,4 @@
-"""The methods as functions, for anyone's training loop.
+"""The methods as plain functions, for any training loop.
 
 ::
 

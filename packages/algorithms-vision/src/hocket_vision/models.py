@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 
 class ResidualBlock(nn.Module):
-    """Two 3×3 convolutions around which the input is added (He et al. 2015, arXiv 1512.03385, figure 2).
+    """Two 3×3 convolutions with a residual connection (He et al. 2015, arXiv 1512.03385, figure 2).
 
     ``(B, in_channels, H, W) -> (B, out_channels, ceil(H / stride), ceil(W / stride))``. Where the shape changes, the
     input goes through a strided 1×1 convolution (the paper's option B).
@@ -39,7 +39,7 @@ class ResidualBlock(nn.Module):
 def small_resnet(
     num_classes: int = 10, in_channels: int = 1, widths: Sequence[int] = (16, 32, 64), blocks_per_stage: int = 1
 ) -> nn.Sequential:
-    """A ResNet for images of 8×8 to 64×64 pixels, laid out like the CIFAR ResNets of arXiv 1512.03385, section 4.2.
+    """Return a ResNet for images of 8×8 to 64×64 pixels, laid out like the CIFAR ResNets of arXiv 1512.03385, section 4.2.
 
     A 3×3 convolution, then one stage of residual blocks per width, each but the first halving height and width, then
     the mean over the pixels and a linear classifier: ``(B, in_channels, H, W)`` to logits ``(B, num_classes)``. With

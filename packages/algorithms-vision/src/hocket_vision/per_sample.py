@@ -1,4 +1,4 @@
-"""Training data whose samples are transformed one by one, where they are loaded, with random numbers that can be repeated."""
+"""Transform samples of the training data one by one, where they are loaded, with reproducible random numbers."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def is_pil(item: Any) -> bool:
 
 
 class TransformedDataset(Dataset[Any]):
-    """A view of a map-style dataset in which every sample, or the image in it, is transformed.
+    """A view of a map-style dataset that transforms every sample, or the image in it.
 
-    With ``input_key=None``, ``transform`` is given the sample. Otherwise it is given an image: before that becomes a tensor
-    if ``dataset`` is a ``torchvision`` dataset with a ``transform`` (or a ``Subset`` of one), or else item ``input_key`` of
+    With ``input_key=None``, ``transform`` gets the sample. Otherwise it gets an image: before conversion to a tensor if
+    ``dataset`` is a ``torchvision`` dataset with a ``transform`` (or a ``Subset`` of one), or else item ``input_key`` of
     the sample. ``dataset`` itself is not changed.
 
-    The random numbers of a sample follow from ``seed``, :attr:`epoch` and its index alone, so they depend neither on the
-    number of workers or ranks nor on where a run was interrupted.
+    The random numbers of a sample are a function of ``seed``, :attr:`epoch` and its index. They do not depend on the
+    number of workers or ranks, or on interruptions.
 
     Raises TypeError for a dataset without indices.
     """
@@ -65,17 +65,17 @@ class TransformedDataset(Dataset[Any]):
 
     @property
     def epoch(self) -> int:
-        """The pass over the data for which random numbers are drawn; workers see it change."""
+        """The epoch for which random numbers are drawn; changes reach running workers."""
         return int(self._epoch)
 
     @epoch.setter
     def epoch(self, epoch: int) -> None:
         self._epoch.fill_(epoch)
-        self._look_inside()  # the transform of the data set may be another one by now
+        self._look_inside()  # the data set's transform may have been replaced
 
-    # While a pass begins, a view stands in for the data set of a loader.
+    # At the start of an epoch, a view replaces the data set of a loader.
 
-    #: Persistent workers that load from this view; the data set and the workers that it stands in for.
+    #: Persistent workers that load from this view; the replaced data set and its workers.
     _workers: Any = None
     _replaced: tuple[Any, Any] | None = None
 
@@ -111,12 +111,12 @@ class TransformedDataset(Dataset[Any]):
 
 
 def apply_per_sample(algorithm: Algorithm, event: Event, state: State, transform: Transform, input_key: Any) -> None:
-    """Have every pass over the training DataLoader load from a :class:`TransformedDataset`.
+    """Load every epoch of the training DataLoader from a :class:`TransformedDataset`.
 
-    For an algorithm to call in ``apply`` on ``PER_SAMPLE_EVENTS``. Several can do so: the first transforms first. A pass goes
-    on with the data set, and persistent workers with the copy of it, that they began with. So the user's loader has its own
-    ones back when the first batch is asked for: what else is done with it, evaluation included, sees samples as they are.
-    Raises TypeError for training data that is not a DataLoader over a map-style data set.
+    Algorithms call this in ``apply`` on ``PER_SAMPLE_EVENTS``. If several do, the first transforms first. An epoch keeps the
+    data set that it started with, and persistent workers keep their copy of it. So the user's loader gets its own data set
+    and workers back when the first batch is requested, and other uses of the loader, such as evaluation, see untransformed
+    samples. Raises TypeError for training data that is not a DataLoader over a map-style data set.
     """
     loader = underlying(state.train_loader)
     if not isinstance(loader, DataLoader):
@@ -144,12 +144,12 @@ def apply_per_sample(algorithm: Algorithm, event: Event, state: State, transform
             end_workers(None, view._workers)
 
 
-#: What stands in for the data set of a loader, for which loader, by algorithm.
+#: By algorithm: the view, and the loader whose data set it replaces.
 _views: weakref.WeakKeyDictionary[Algorithm, tuple[DataLoader[Any], TransformedDataset]] = weakref.WeakKeyDictionary()
 
 
 class _Step:
-    """A transform with the random numbers of the sample under way, to stand among other transforms."""
+    """A transform that draws from the current sample's random numbers, to be inserted among other transforms."""
 
     def __init__(self, transform: Transform) -> None:
         self.transform = transform
@@ -163,7 +163,7 @@ class _Step:
 
 
 def _insert(dataset: Any, step: _Step) -> Any:
-    """A shallow copy of ``dataset`` with ``step`` among its transforms, or None if it keeps no transform for images."""
+    """Return a shallow copy of ``dataset`` with ``step`` among its transforms, or None if it has no transform for images."""
     from torchvision.datasets import VisionDataset
     from torchvision.datasets.vision import StandardTransform
 
@@ -180,7 +180,7 @@ def _insert(dataset: Any, step: _Step) -> Any:
         return None
     joint = getattr(dataset, "transforms", None)
     if joint is not None and not isinstance(joint, StandardTransform):
-        return None  # a function of image and target together, that we cannot look into
+        return None  # an opaque function of image and target together
     view = copy.copy(dataset)
     view.transform = _before_tensors(getattr(dataset, "transform", None), step)
     view.transforms = StandardTransform(view.transform, getattr(dataset, "target_transform", None))
@@ -188,7 +188,7 @@ def _insert(dataset: Any, step: _Step) -> Any:
 
 
 def _before_tensors(transform: Any, step: _Step) -> Any:
-    """``transform`` with ``step`` before what makes a tensor of the image, or at the end."""
+    """Return ``transform`` with ``step`` before the conversion to a tensor, or at the end."""
     from torchvision.transforms import Compose, PILToTensor, ToTensor, v2
 
     if transform is None:

@@ -18,14 +18,16 @@ if TYPE_CHECKING:
 
 
 class TensorBoardLogger(Logger):
-    """Writes event files that ``tensorboard --logdir runs`` shows; values stand at the number of batches trained on.
+    """Write event files for ``tensorboard --logdir runs``; the step is the number of batches trained on.
 
-    Numbers become scalars (32-bit), images images, tables and finished artifacts (their paths) texts, and hyperparameters a
-    text and a row of the HParams page. A run that resumes before the last value that was written hides what it does again.
+    Numbers become 32-bit scalars, images become images, and tables and the paths of finished artifacts become texts.
+    Hyperparameters become a text and a row of the HParams page. If a run resumes before its last written value, TensorBoard
+    hides the values that are written again.
 
     Args:
-        folder: where event files go, in a folder of the run's name; None for ``tensorboard`` in the run's own folder.
-        flush_seconds: how long a value may stay in memory.
+        folder: parent folder of the event files, which get a subfolder named like the run; None for ``tensorboard`` in the
+            run's own folder.
+        flush_seconds: seconds that a value may stay in memory.
 
     Raises:
         ModuleNotFoundError: the package tensorboard is not installed.
@@ -50,18 +52,18 @@ class TensorBoardLogger(Logger):
         self._flush_seconds = flush_seconds
         self._open: SummaryWriter | None = None
 
-    # --- what is written down
+    # --- writing
 
     def log_hyperparameters(self, state: State, parameters: Mapping[str, Any]) -> None:
-        """As a text, and for the HParams page flattened to numbers and strings; values that are None are left out there."""
+        """Write a text, and for the HParams page flattened numbers and strings, without None."""
         from torch.utils.tensorboard.summary import hparams
 
         writer = self._writer(state)
         text = json.dumps(parameters, indent=2, default=str)
         writer.add_text("hyperparameters", f"```json\n{text}\n```", state.timestamp.batch)
-        # The values only: TensorBoard then finds out by itself which metrics there are, and how the run ends is not known.
+        # Write the values only: TensorBoard finds the metrics itself, and the final metrics are not known yet.
         _, values, _ = hparams(dict(_flat(parameters)), {})
-        # Not add_hparams, which would put them into a run of their own.
+        # add_hparams would write them into a separate run.
         writer.file_writer.add_summary(values)  # type: ignore[attr-defined]  # there since the line above
 
     def log_metrics(self, state: State, metrics: Mapping[str, float]) -> None:
@@ -71,20 +73,20 @@ class TensorBoardLogger(Logger):
             writer.add_scalar(name, value, step)
 
     def log_images(self, state: State, name: str, images: Sequence[Any]) -> None:
-        """One by one as ``name/0``, ``name/1`` …, so that they may differ in size."""
+        """Write images one by one as ``name/0``, ``name/1`` …, so that they may differ in size."""
         writer, step = self._writer(state), state.timestamp.batch
         for number, image in enumerate(images):
-            # NumPy, which is between here and the file, has no bfloat16.
+            # The writer converts to NumPy, which has no bfloat16.
             writer.add_image(f"{name}/{number}", image.float() if image.is_floating_point() else image, step)
 
     def log_table(self, state: State, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-        """As a text in Markdown."""
+        """Write the table as a Markdown text."""
         lines = [columns, ["---"] * len(columns), *rows]
         table = "\n".join(f"| {' | '.join(map(_cell, line))} |" for line in lines)
         self._writer(state).add_text(name, table, state.timestamp.batch)
 
     def log_artifact(self, state: State, name: str, path: Path) -> None:
-        """Where it is, as a text: event files hold no files."""
+        """Write the path as a text: event files cannot contain files."""
         self._writer(state).add_text(name, f"`{path}`", state.timestamp.batch)
 
     def flush(self, state: State) -> None:
@@ -93,7 +95,7 @@ class TensorBoardLogger(Logger):
             self._open.flush()
 
     def close(self, state: State) -> None:
-        """End the event file; what is logged later begins another one in the same folder."""
+        """Close the event file; later values start another one in the same folder."""
         if self._open is not None:
             self._open.close()
             self._open = None
@@ -103,9 +105,9 @@ class TensorBoardLogger(Logger):
             from torch.utils.tensorboard import SummaryWriter
 
             folder = state.run_folder / "tensorboard" if self._folder is None else self._folder / state.run_name
-            # Of a run that stopped later than where this one begins, TensorBoard forgets what comes after.
+            # TensorBoard then discards the values of an earlier run after the step at which this one starts.
             before = [file.name for file in folder.glob("*tfevents*")]
-            # It reads files in the order of their names, which begin with the second in which they were made.
+            # It reads files in the order of their names, which begin with the second of their creation.
             if any(name.startswith(f"events.out.tfevents.{int(time.time()):010d}") for name in before):
                 time.sleep(1 - time.time() % 1)
             self._open = SummaryWriter(

@@ -1,4 +1,4 @@
-"""Data parallelism: every rank holds the whole model, computes on batches of its own, and gradients are averaged."""
+"""Data parallelism: every rank holds the full model and computes on its own batches; gradients are averaged."""
 
 from __future__ import annotations
 
@@ -17,34 +17,32 @@ _COMPRESSIONS = ("bf16", "fp16", "powersgd")
 
 
 class DDP(RankStrategy):
-    """torch's DistributedDataParallel (Li et al. 2020, arXiv 2006.15704) over all ranks that were started.
+    """Train with torch's DistributedDataParallel (Li et al. 2020, arXiv 2006.15704) over all launched ranks.
 
     Pass ``devices=2`` to the Trainer, or start the script with ``hocket launch -n 2 script.py``, torchrun, ``srun`` or
-    ``mpirun``; a process group that is initialised already is used as it is. A loader's batches are each rank's own, and
-    those of all ranks together are one global batch, on whose mean loss they step; the Trainer's ``global_batch`` says how
-    large that is whatever the number of ranks, so that learning rate and number of steps do not depend on it.
+    ``mpirun``; an existing process group is used as it is. Each rank's loader yields its own batches. Together they form one
+    global batch, and all ranks step on its mean loss. The Trainer's ``global_batch`` fixes the size of the global batch, so
+    that learning rate and number of steps do not depend on the world size.
 
-    After every batch the buffers of rank 0 (running statistics of batch norm) become those of all ranks, so that all ranks
+    After every batch the buffers of rank 0 (running statistics of batch norm) are copied to all ranks, so that all ranks
     evaluate, average and save the same model.
 
     Args:
         static_graph: promise torch that every batch uses the same parameters in the same order. The first batch must not be
-            cut into microbatches (ValueError); later ones may be.
-        find_unused_parameters: look in every batch for parameters that the loss does not depend on; costs a pass over the
-            graph. Without it such parameters are an error.
-        bucket_cap_mb: reduce gradients in pieces of so many megabytes; None for torch's default.
-        compression: how gradients travel, from `torch.distributed.algorithms.ddp_comm_hooks`. ``"bf16"`` and ``"fp16"``
-            round them to 16 bits, and so their mean; under ``"fp16"`` gradients beyond 65504 become infinite.
+            split into microbatches (ValueError); later ones may be.
+        find_unused_parameters: search every batch for parameters that the loss does not depend on; costs a traversal of
+            the graph. Without it such parameters are an error.
+        bucket_cap_mb: size of a gradient bucket in megabytes; None for torch's default.
+        compression: a communication hook of `torch.distributed.algorithms.ddp_comm_hooks`. ``"bf16"`` and ``"fp16"``
+            round gradients, and so their mean, to 16 bits; under ``"fp16"`` gradients beyond 65504 become infinite.
             ``"powersgd"`` sends products of two thin matrices (Vogels et al. 2019, arXiv 1905.13727), from step 1000 on
-            unless configured: ``{"powersgd": {"matrix_approximation_rank": 2, "start_powerSGD_iter": 500}}``. What it
-            keeps for itself (errors to make up for, the last matrices) is not part of any state: a resumed run begins
-            without.
-        split_data: whether every rank is given the same data, of which it takes its share. False if the data of each rank
-            differs already, as with a data set that reads only its rank's files. So it does wherever a loader has a
-            DistributedSampler.
-        uneven: what happens in training where some rank has no batch left and others do, as with data of their own, or at
-            the end of a pass. ``"pad"``: it keeps them company, with a batch that counts nothing. ``"end"``: the pass is
-            over for all of them, and what the others have left is not trained on.
+            unless configured: ``{"powersgd": {"matrix_approximation_rank": 2, "start_powerSGD_iter": 500}}``. Its
+            internal state (error feedback, the last matrices) is in no checkpoint: a resumed run starts without it.
+        split_data: whether every rank is given the same data and takes its slice. Set it to False if each rank already has
+            different data, as with a data set that reads only its rank's files. A DistributedSampler implies False.
+        uneven: what happens in training when some rank runs out of batches before the others: with per-rank data, or at
+            the end of an epoch. ``"pad"``: that rank computes on a padding batch. ``"end"``: the epoch ends on all ranks,
+            and the remaining batches of the other ranks are skipped.
         timeout: seconds that a rank waits for the others before it raises `hocket_strategies.explained.CollectiveError`.
 
     Example:
@@ -79,9 +77,9 @@ class DDP(RankStrategy):
         }
         self._compression = _compression(compression)
         self._first_batch = True
-        #: The parameters of each model, and which of them were trained when it was wrapped.
+        #: The parameters of each model, and the ``requires_grad`` of each when the model was wrapped.
         self._known: OfModels[tuple[list[nn.Parameter], list[bool]]] = OfModels()
-        #: What reduces the gradients of the parameters of a step, by their ids; see `call_prepared`.
+        #: By the ids of a step's parameters: the DistributedDataParallel that reduces their gradients; see `call_prepared`.
         self._callers: OfModels[dict[tuple[int, ...], DistributedDataParallel]] = OfModels()
         #: Whether gradients are reduced in the current microbatch.
         self._last = True
@@ -89,9 +87,9 @@ class DDP(RankStrategy):
     # --- the model
 
     def prepare_model(self, module: nn.Module) -> nn.Module:
-        """The module in a DistributedDataParallel, with rank 0's weights and buffers everywhere.
+        """Wrap the module in a DistributedDataParallel, with rank 0's weights and buffers on all ranks.
 
-        A module without a parameter to train, or one rank alone, is left unwrapped.
+        A module without trainable parameters stays unwrapped, and so does any module on a single rank.
         """
         if self.world_size == 1:
             return module
@@ -104,7 +102,7 @@ class DDP(RankStrategy):
         return module
 
     def _wrap(self, wrapper: DistributedDataParallel, module: nn.Module) -> DistributedDataParallel:
-        """``wrapper``, which learns now which parameters are trained. Every rank has to call it."""
+        """Initialise ``wrapper`` with the parameters that are trainable now. Collective."""
         self._first_batch = True
         self._reducing(module, wrapper)
         parameters = list(module.parameters())
@@ -121,22 +119,22 @@ class DDP(RankStrategy):
         return wrapper
 
     def accumulate(self, module: nn.Module, last: bool) -> AbstractContextManager[Any]:
-        """Reduces gradients, and hands out rank 0's buffers, only when ``last``."""
+        """Reduce gradients, and broadcast rank 0's buffers, only when ``last``."""
         self._last = last
         if not isinstance(module, DistributedDataParallel):
             return nullcontext()
         parameters, trained = self._known[module.module]
         if _trained(parameters) != trained:
-            self._wrap(module, module.module)  # or else ranks would not exchange the gradients of what is trained since
+            self._wrap(module, module.module)  # otherwise gradients of newly trainable parameters would not be reduced
         if not last:
             if self._first_batch and module.static_graph:
                 raise ValueError(
-                    "static_graph=True cannot begin with a batch that is cut into microbatches: torch's reducer would "
-                    "fail, or average wrong gradients afterwards. Leave out static_graph or microbatch."
+                    "static_graph=True cannot begin with a batch that is split into microbatches: torch's reducer would "
+                    "fail, or average wrong gradients afterwards. Remove static_graph or microbatch."
                 )
             return module.no_sync()
         self._first_batch = False
-        return self._with_buffers_alike(module.module) if self._buffers[module.module] else self._explained
+        return self._with_synced_buffers(module.module) if self._buffers[module.module] else self._explained
 
     def call_prepared(
         self,
@@ -145,14 +143,14 @@ class DDP(RankStrategy):
         arguments: tuple[Any, ...],
         parameters: Sequence[nn.Parameter],
     ) -> Any:
-        """Call it within a DistributedDataParallel of ``parameters``, one for each set of them, which keeps their buckets."""
+        """Call ``function`` in a DistributedDataParallel of ``parameters``; each set of them has a wrapper with its buckets."""
         if not isinstance(module, DistributedDataParallel):
             return function(*arguments)
         trained = [parameter for parameter in parameters if parameter.requires_grad]
         callers = self._callers.setdefault(module.module, {})
         key = tuple(map(id, trained))
         if key not in callers:
-            # Nothing is written to the parameters, which may be in a graph already.
+            # init_sync would write to the parameters, which may already be in a graph.
             callers[key] = self._reducing(_Caller(trained), init_sync=False)
         caller = callers[key]
         with nullcontext() if self._last else caller.no_sync():
@@ -168,7 +166,7 @@ class DDP(RankStrategy):
 
 
 class _Caller(nn.Module):
-    """Holds parameters, and calls any function."""
+    """Hold parameters, and call any function as a forward pass."""
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
         super().__init__()
@@ -183,12 +181,12 @@ def _trained(parameters: Iterable[nn.Parameter]) -> list[bool]:
 
 
 def unwrapped(module: nn.Module) -> nn.Module:
-    """The module inside a DistributedDataParallel, or the module itself."""
+    """Return the module inside a DistributedDataParallel, or the module itself."""
     return module.module if isinstance(module, DistributedDataParallel) else module
 
 
 def _compression(given: str | Mapping[str, Any] | None) -> tuple[str, dict[str, Any]] | None:
-    """Name and options of a compression of gradients. Raises ValueError for one that is not known."""
+    """Return name and options of a gradient compression. Raises ValueError for an unknown one."""
     if given is None:
         return None
     named = {given: {}} if isinstance(given, str) else dict(given)
@@ -196,13 +194,13 @@ def _compression(given: str | Mapping[str, Any] | None) -> tuple[str, dict[str, 
     if len(named) != 1 or name not in _COMPRESSIONS or (options and name != "powersgd"):
         raise ValueError(
             f"compression={given!r} is not known. Write one of {', '.join(map(repr, _COMPRESSIONS))}, or with options of "
-            "torch's PowerSGDState {'powersgd': {'matrix_approximation_rank': 2}}; or leave it out."
+            "torch's PowerSGDState {'powersgd': {'matrix_approximation_rank': 2}}; or omit it."
         )
     return name, dict(options or {})
 
 
 def _compress(module: DistributedDataParallel, name: str, options: dict[str, Any]) -> None:
-    """Have gradients reduced by one of torch's communication hooks. Raises TypeError for an option it does not have."""
+    """Register one of torch's communication hooks. Raises TypeError for an unknown option."""
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
     if name == "powersgd":
@@ -215,6 +213,6 @@ def _compress(module: DistributedDataParallel, name: str, options: dict[str, Any
 
 @cache
 def _without_buffers() -> dict[str, Any]:
-    """What turns off DistributedDataParallel's own broadcast of buffers: renamed in torch, and the old name warns."""
+    """Return the option that disables DistributedDataParallel's buffer broadcast. torch renamed it, and the old name warns."""
     options = inspect.signature(DistributedDataParallel.__init__).parameters
     return {next(name for name in ("forward_sync_buffers", "broadcast_buffers") if name in options): False}

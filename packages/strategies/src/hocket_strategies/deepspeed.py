@@ -1,4 +1,4 @@
-"""DeepSpeed: its engine computes gradients, clips and steps; ZeRO keeps what it can in partitions, one on each rank."""
+"""DeepSpeed: its engine computes gradients, clips and steps; ZeRO partitions state over the ranks."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ from hocket_strategies.group import RankStrategy
 
 
 class DeepSpeed(RankStrategy):
-    """DeepSpeed's engine with ZeRO: optimizer state, gradients and weights in partitions over the ranks.
+    """Train with DeepSpeed's engine and ZeRO: optimizer state, gradients and weights are partitioned over the ranks.
 
-    Rajbhandari et al. 2020, "ZeRO", arXiv 1910.02054. Stage 0 is data parallelism, stage 1 partitions the state of the
-    optimizer, stage 2 gradients too, stage 3 also weights. Start scripts with ``torchrun`` or with DeepSpeed's launcher.
-    As with every strategy ``global_batch``, ``microbatch`` and ``clip_gradients`` of the Trainer count;
-    the engine does the clipping (from stage 1 on by norm only) and the accumulation. Needs
-    ``pip install 'hocket[deepspeed]'`` and, to build its extensions once, a C++ compiler and ninja.
+    Rajbhandari et al. 2020, "ZeRO", arXiv 1910.02054. Stage 0 is data parallelism, stage 1 partitions the optimizer
+    state, stage 2 also gradients, stage 3 also weights. Start scripts with ``torchrun`` or with DeepSpeed's launcher.
+    The Trainer's ``global_batch``, ``microbatch`` and ``clip_gradients`` apply, as with every strategy; the engine does
+    the clipping (from stage 1 on by norm only) and the accumulation. Needs ``pip install 'hocket[deepspeed]'`` and, to
+    build its extensions once, a C++ compiler and ninja.
 
-    From stage 1 on gradients are nowhere to be seen as a whole, and weights are copies of the engine's own. So
-    algorithms that act on gradients, the optimizer or the weights are refused, and gradients that are not finite are
-    noticed by the loss of the next batch.
+    From stage 1 on no rank has full gradients, and the model's weights are copies of the engine's. So algorithms that act
+    on gradients, the optimizer or the weights are refused, and non-finite gradients are noticed only by the loss of the
+    next batch.
 
     Args:
-        stage: of ZeRO, 0 to 3; None for the configuration's, or 2.
-        offload: keep the state of the optimizer (and at stage 3 weights) in the memory of the CPU.
+        stage: ZeRO stage, 0 to 3; None for the configuration's, or 2.
+        offload: keep the optimizer state (and at stage 3 weights) in CPU memory.
         config: further sections of DeepSpeed's configuration, or the path of its JSON file. ``gradient_clipping``,
-            ``gradient_accumulation_steps`` (pieces that each rank's batch is cut into) and
-            ``train_micro_batch_size_per_gpu`` (the size of these pieces) stand for the Trainer's arguments.
+            ``gradient_accumulation_steps`` (number of microbatches per rank) and ``train_micro_batch_size_per_gpu`` (size
+            of a microbatch) replace the Trainer's arguments.
         split_data, uneven: as for :class:`~hocket_strategies.ddp.DDP`.
 
     Raises:
@@ -73,16 +73,16 @@ class DeepSpeed(RankStrategy):
                 "of 0, 1, 2, 3; offload=True needs at least 1."
             )
         self.stage: int = given
-        #: Stage 0 leaves weights and gradients whole.
+        #: Stage 0 keeps full weights and gradients on every rank.
         self.offers = Need(0) if self.stage else type(self).offers & ~Need.SEVERAL_STEPS  # type: ignore[misc]  # by instance
         self._offload = offload
-        #: Pieces that a batch is to be cut into.
-        self._pieces = int(self._config.pop("gradient_accumulation_steps", 1))
-        self._piece = self._config.pop("train_micro_batch_size_per_gpu", None)
+        #: Number and size of microbatches, as configured.
+        self._microbatches = int(self._config.pop("gradient_accumulation_steps", 1))
+        self._microbatch_size = self._config.pop("train_micro_batch_size_per_gpu", None)
         self._engine: Any = None
         self._prepared: _Prepared | None = None
         self._optimizer: torch.optim.Optimizer | None = None
-        #: The parameters of each group of the optimizer, as they were before the engine took them away.
+        #: The parameters of each optimizer group, before the engine replaced them.
         self._groups: list[list[nn.Parameter]] = []
         self._dtype: torch.dtype | None = None
 
@@ -91,7 +91,7 @@ class DeepSpeed(RankStrategy):
     def setup_environment(self, device: Device) -> torch.device:
         """Join the other ranks; import DeepSpeed. Raises PluginError if it is not installed."""
         on = super().setup_environment(device)
-        os.environ.setdefault("LOCAL_RANK", str(self.local_rank))  # the engine insists on it
+        os.environ.setdefault("LOCAL_RANK", str(self.local_rank))  # the engine requires it
         if "deepspeed" not in sys.modules:
             os.environ.setdefault("DS_ACCELERATOR", on.type)
         deepspeed = zero_config.import_deepspeed()
@@ -109,30 +109,30 @@ class DeepSpeed(RankStrategy):
         if self._engine is not None and not dist.is_initialized():
             zero_state.forget_groups()
 
-    # --- what it can and cannot do
+    # --- checks
 
     def init(self, state: State) -> None:
-        """Take over the Trainer's clipping and precision; refuse what the engine would silently do otherwise."""
+        """Adopt the Trainer's clipping and precision; refuse plug-ins and settings that the engine would silently ignore."""
         if self.stage:
             for attachment in state.bus.attachments:
                 if attachment.kind == "algorithms" and attachment.obj.phase >= Phase.GRADIENT:
                     raise PluginError(
                         f"Algorithm '{attachment.name}' acts on {attachment.obj.phase.name.lower()}, which ZeRO stage "
                         f"{self.stage} "
-                        "keeps in partitions of its own. Leave it out, or write strategy={'deepspeed': {'stage': 0}}."
+                        "keeps in its own partitions. Remove it, or write strategy={'deepspeed': {'stage': 0}}."
                     )
         self._take_clipping(state)
         self._take_precision(state.precision)
-        if self._piece is not None:
-            if state.microbatch not in (None, self._piece):
+        if self._microbatch_size is not None:
+            if state.microbatch not in (None, self._microbatch_size):
                 raise ValueError(
-                    f"microbatch={state.microbatch} contradicts train_micro_batch_size_per_gpu={self._piece} in DeepSpeed's "
-                    "configuration. Give one of them."
+                    f"microbatch={state.microbatch} contradicts train_micro_batch_size_per_gpu={self._microbatch_size} in "
+                    "DeepSpeed's configuration. Give one of them."
                 )
-            state.microbatch = self._piece
-        elif self._pieces > 1 and state.microbatch is not None:
+            state.microbatch = self._microbatch_size
+        elif self._microbatches > 1 and state.microbatch is not None:
             raise ValueError(
-                f"microbatch={state.microbatch} contradicts gradient_accumulation_steps={self._pieces} in DeepSpeed's "
+                f"microbatch={state.microbatch} contradicts gradient_accumulation_steps={self._microbatches} in DeepSpeed's "
                 "configuration. Give one of them."
             )
 
@@ -154,20 +154,20 @@ class DeepSpeed(RankStrategy):
             low and precision.compute_dtype is not torch.float32
         ):
             raise PluginError(
-                f"Precision {type(precision).__name__} and DeepSpeed would both convert or scale. Leave precision= out and "
+                f"Precision {type(precision).__name__} and DeepSpeed would both convert or scale. Omit precision= and "
                 "configure DeepSpeed, as in strategy={'deepspeed': {'config': {'bf16': {'enabled': True}}}}, or use 'fp32' or "
                 "'bf16'."
             )
         if low:
             self._dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}[low[0]]
         elif precision.compute_dtype is torch.bfloat16:
-            # The engine switches autocast off unless it is configured to do it itself.
+            # The engine disables autocast unless its configuration enables it.
             self._config.setdefault("torch_autocast", {"enabled": True, "dtype": "torch.bfloat16"})
 
     # --- the model and its optimizer
 
     def prepare_model(self, module: nn.Module) -> nn.Module:
-        """The module, which the engine takes over as soon as there is an optimizer. Raises ValueError for 64-bit weights."""
+        """Return the module; the engine wraps it once there is an optimizer. Raises ValueError for 64-bit weights."""
         wide = next((name for name, p in module.named_parameters() if p.dtype is torch.float64), None)
         if wide and self.stage:
             raise ValueError(
@@ -177,13 +177,13 @@ class DeepSpeed(RankStrategy):
         return self._prepared
 
     def prepare_optimizer(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-        """Make the engine; the optimizer remains the one whose learning rate schedules set.
+        """Make the engine. Schedules still set the learning rate of this optimizer.
 
-        Raises ValueError for a second optimizer, and for one that computes gradients again.
+        Raises ValueError for a second optimizer, and for one that recomputes gradients.
         """
         if self._engine is not None or isinstance(optimizer, torch.optim.LBFGS):
             raise ValueError(
-                "DeepSpeed's engine steps one optimizer, once for each computation of gradients. Give one such as "
+                "DeepSpeed's engine steps one optimizer, once per computation of gradients. Give one such as "
                 "torch.optim.AdamW with parameter groups, or use strategy='ddp'."
             )
         assert self._prepared is not None
@@ -204,50 +204,50 @@ class DeepSpeed(RankStrategy):
                 config["zero_optimization"].setdefault("offload_param", where)
             config.setdefault("zero_force_ds_cpu_optimizer", False)
         config.setdefault("zero_allow_untested_optimizer", True)
-        config.setdefault("gradient_clipping", 0.0)  # or else it clips, from some version on
+        config.setdefault("gradient_clipping", 0.0)  # recent versions clip by default
         config.setdefault("steps_per_print", sys.maxsize)
-        # Which microbatch is the last of its batch, and what its loss counts for, the loop says.
+        # The loop decides which microbatch is the last of its batch, and how losses are weighted.
         return {**config, "train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 1}
 
     # --- the step
 
     @property
-    def _pieces_alike(self) -> bool:
+    def _equal_microbatches(self) -> bool:
         return self.stage > 1
 
     def batch_start(self, state: State) -> None:
-        """As many pieces as the configuration says."""
-        if self._pieces > 1 and self._piece is None:
-            state.microbatch = -(-count(state, state.batch).samples // self._pieces)
+        """Set the microbatch size from the configured number of microbatches."""
+        if self._microbatches > 1 and self._microbatch_size is None:
+            state.microbatch = -(-count(state, state.batch).samples // self._microbatches)
 
     @hookimpl(wrapper=True)
     def convert_batch(self, batch: Any):  # type: ignore[no-untyped-def]  # a generator of one value
-        """Inputs in the dtype of the weights, where the engine has made those 16-bit."""
+        """Convert inputs to the dtype of the weights, where the engine has made those 16-bit."""
         converted = yield
         return converted if self._dtype is None else Precision.convert_batch(_InputsOf(self._dtype), converted)
 
     def accumulate(self, module: nn.Module, last: bool) -> AbstractContextManager[Any]:
-        """Tells the engine which microbatch is the last."""
+        """Tell the engine whether this is the last microbatch."""
         if self._engine is not None:
             self._engine.set_gradient_accumulation_boundary(last)
         return nullcontext()
 
     def zero_grad(self) -> None:
-        """Forget gradients that the engine holds of a batch that was not stepped with, too."""
+        """Drop gradients, including those that the engine holds of a skipped batch."""
         if self._engine is not None and self.stage:
             zero_state.forget_gradients(self._engine)
 
     def backward(self, state: State, loss: Tensor) -> bool:
-        """The engine's."""
+        """Call the engine's backward."""
         self._engine.backward(state.bus.scale_loss(loss))
         return True
 
     def clip_gradients(self, state: State) -> bool | None:
-        """From stage 1 on the engine clips when it steps."""
+        """Clip at stage 0; from stage 1 on the engine clips when it steps."""
         return True if self.stage else None
 
     def optimizer_step(self, state: State, closure: Callable[[], Tensor]) -> bool:
-        """The engine's; False where it found an overflow in 16 bits. ``state.gradient_norm`` is known from here on."""
+        """Step the engine; return False if 16-bit gradients overflowed. Sets ``state.gradient_norm``."""
         self._engine.step()
         if self.stage:
             norm = self._engine.get_global_grad_norm()
@@ -257,7 +257,7 @@ class DeepSpeed(RankStrategy):
     # --- full state
 
     def model_state(self, module: nn.Module) -> dict[str, Any]:
-        """The full weights, on every rank; in 32 bits where the engine trains 16-bit copies of those."""
+        """Return the full weights on every rank; in 32 bits where the engine trains 16-bit copies."""
         return zero_state.full_weights(_inside(module))
 
     def load_model_state(self, module: nn.Module, state_dict: dict[str, Any]) -> bool:
@@ -266,7 +266,7 @@ class DeepSpeed(RankStrategy):
         return True
 
     def optimizer_state(self, module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        """The full state, as torch's optimizers have it, on every rank."""
+        """Return the full state on every rank, in the format of torch's optimizers."""
         if not self.stage:
             return super().optimizer_state(module, optimizer)
         return zero_state.full_optimizer_state(optimizer, self._groups)
@@ -282,7 +282,7 @@ class DeepSpeed(RankStrategy):
 
 
 class _Prepared(nn.Module):
-    """What the step calls: the engine, once there is one."""
+    """Call the engine once it exists, and the module before."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
-"""Gloo's threads come to rest before python ends.
+"""Wait for Gloo's threads before Python exits.
 
-They drop the tensors of a collective some time after it is over. If python has begun to end by then, the thread is ended where
-it waits for the interpreter, which aborts the process, after all its work was done: "terminate called without an active
+They free the tensors of a collective some time after it has completed. If Python is already exiting, the thread is terminated
+while it waits for the interpreter, and the process aborts although its work is done: "terminate called without an active
 exception" (pytorch#190489, torch 2.9 to 2.15).
 """
 
@@ -13,18 +13,18 @@ import time
 from functools import cache
 from pathlib import Path
 
-#: How often in a row nothing is seen to run. What waits for the interpreter gets it during the pauses.
+#: Idle observations in a row, and seconds between them. Threads that wait for the interpreter get it during the pauses.
 _LOOKS, _PAUSE = 3, 0.001
 
 
 @cache
 def wait_at_exit() -> None:
-    """Have the end of this process wait for its threads, for a second at most."""
-    atexit.register(come_to_rest)
+    """Make this process wait for its threads at exit, for at most a second."""
+    atexit.register(wait_for_threads)
 
 
-def come_to_rest(seconds: float = 1.0) -> None:
-    """Return when no other thread of this process wants to run, or after ``seconds``. Only Linux says what threads do."""
+def wait_for_threads(seconds: float = 1.0) -> None:
+    """Return when no other thread of this process is runnable, or after ``seconds``. Thread states are known on Linux only."""
     deadline, quiet = time.monotonic() + seconds, 0
     while quiet < _LOOKS and time.monotonic() < deadline:
         time.sleep(_PAUSE)
@@ -36,8 +36,8 @@ def _running() -> bool:
         if thread.name != str(os.getpid()):
             try:
                 state = (thread / "stat").read_text().rpartition(")")[2].split()[0]
-            except OSError:  # it has ended
+            except OSError:  # the thread has ended
                 continue
-            if state in "RD":  # it runs, wants to, or waits for a disk
+            if state in "RD":  # running, runnable, or waiting for a disk
                 return True
     return False

@@ -1,24 +1,24 @@
-"""What a rank says when the others do not answer."""
+"""Errors for ranks whose peers do not respond."""
 
 from __future__ import annotations
 
 import torch.distributed as dist
 
-#: How gloo's errors, which have no class of their own, can be told from others.
+#: Substrings that identify gloo's errors, which have no exception class.
 _GLOO = ("gloo", "pair closure")
 
 
 class CollectiveError(RuntimeError):
-    """The other ranks did not come in time, or one of them is gone."""
+    """Raised when other ranks do not respond in time, or a connection is lost."""
 
 
 class Explained:
-    """A context around collectives: turns torch's errors about other ranks into `CollectiveError`. Can be entered again.
+    """Turn torch's errors about other ranks into `CollectiveError`: a reentrant context around collectives.
 
     Args:
-        name: of the strategy.
-        rank, world_size: of this process.
-        seconds: how long torch was told to wait.
+        name: the strategy's name.
+        rank, world_size: those of this process.
+        seconds: torch's timeout.
     """
 
     def __init__(self, name: str, rank: int, world_size: int, seconds: float) -> None:
@@ -38,12 +38,12 @@ class Explained:
         if "timed out" in text.lower() or "timeout" in text.lower():
             raise CollectiveError(
                 f"{self._who}: waited {self._seconds:g} s for the others in vain. One of them hangs, is much slower, or "
-                "left out a collective, as where something that all should do stands behind an `if rank == 0`. Look at what "
-                "each rank said last and, with py-spy dump --pid, at where those that still run are; "
+                "skipped a collective, for example because a collective call is inside `if rank == 0`. Check the last output "
+                "of each rank and, with py-spy dump --pid, the stack of each rank that still runs; "
                 f"TORCH_DISTRIBUTED_DEBUG=DETAIL compares the collectives. To wait longer: {self._longer}."
             ) from error
         raise CollectiveError(
             f"{self._who}: the connection to another rank is gone or was never made. If that rank has raised or was killed, "
-            "its own last words say why; look at its output, and at dmesg for one that ran out of memory. If it still runs, "
-            "look at the network: MASTER_ADDR, a firewall, GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME."
+            "its last output says why; check it, and dmesg for a process that ran out of memory. If it still runs, "
+            "check the network: MASTER_ADDR, a firewall, GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME."
         ) from error

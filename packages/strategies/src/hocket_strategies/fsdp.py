@@ -1,4 +1,4 @@
-"""Fully sharded data parallelism: weights, gradients and optimizer state divided over ranks, gathered block by block."""
+"""Fully sharded data parallelism: weights, gradients and optimizer state are sharded over ranks and gathered unit by unit."""
 
 from __future__ import annotations
 
@@ -32,33 +32,34 @@ _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32,
 
 
 class FSDP(RankStrategy):
-    """torch's FSDP2, ``fully_shard`` (Zhao et al. 2023, arXiv 2304.11277), over all ranks that were started.
+    """Train with torch's FSDP2, ``fully_shard`` (Zhao et al. 2023, arXiv 2304.11277), over all launched ranks.
 
     Batches, gradients and results are those of ``ddp``; memory is divided. Parameters are replaced by DTensors of the same
-    names, of which each rank holds a shard along dimension 0. Where a model is one large module, nothing is saved at its
-    peak: ``wrap`` says which modules are gathered and freed one after the other.
+    names; each rank holds a shard along dimension 0. ``wrap`` selects the modules that are gathered and freed one after the
+    other. If the model is a single unit, its peak memory stays the same.
 
-    All ranks start from rank 0's weights and buffers. The other ranks may hand over a model on the meta device, which costs
-    no memory: ``with torch.device("meta" if rank else "cpu"): model = Model()``.
+    All ranks start from rank 0's weights and buffers. The other ranks may pass a model on the meta device, which costs no
+    memory: ``with torch.device("meta" if rank else "cpu"): model = Model()``.
 
     Args:
-        replicate: so many copies of the model, each sharded over ``shard`` ranks (hybrid sharding: gathering stays within
+        replicate: number of copies of the model, each sharded over ``shard`` ranks (hybrid sharding: gathering stays within
             the ranks of a copy, gradients are averaged over copies).
-        shard: over how many ranks a copy is sharded; None for all that ``replicate`` leaves.
-        wrap: ``"auto"``, classes or names of classes, the least number of parameters of a unit, or None; see
+        shard: number of ranks that a copy is sharded over; None for world size ÷ ``replicate``.
+        wrap: ``"auto"``, classes or names of classes, the minimum number of parameters of a unit, or None; see
             :func:`hocket_strategies.wrapping.units`.
-        param_dtype: what weights are gathered and computed in: ``"bf16"``, ``"fp16"``, ``"fp32"``, None for as they are
-            stored, ``"auto"`` for the half precision that the Trainer's ``precision`` computes in, if weights are in float32.
-        reduce_dtype: what gradients are averaged in, likewise; only where ``param_dtype`` is not None.
+        param_dtype: dtype in which weights are gathered and computed: ``"bf16"``, ``"fp16"``, ``"fp32"``, None for the
+            stored dtype, ``"auto"`` for the half precision that the Trainer's ``precision`` computes in, if weights are in
+            float32.
+        reduce_dtype: dtype in which gradients are averaged; only where ``param_dtype`` is not None.
         cpu_offload: keep shards, gradients and optimizer state in host memory and step there.
         reshard_after_forward: free a unit's weights after its forward pass and gather them again for backward; False keeps
-            them for speed, an int reshards to so many ranks. The model's own, outside of units, stay until backward.
+            them for speed, an int reshards to that many ranks. Weights outside of units stay gathered until backward.
         checkpoint: recompute the forward pass of these modules in backward instead of keeping activations: True for the
             units of ``wrap``, else classes or names as there.
         split_data, uneven, timeout: as for :class:`~hocket_strategies.ddp.DDP`.
 
     Raises:
-        ValueError: ``replicate × shard`` is not the number of ranks, or a dtype has another name.
+        ValueError: ``replicate × shard`` is not the number of ranks, or a dtype is unknown.
 
     Example:
         >>> import hocket, hocket_strategies, torch
@@ -104,27 +105,27 @@ class FSDP(RankStrategy):
         self._reduce_dtype = _dtype("reduce_dtype", reduce_dtype)
         self._device = torch.device("cpu")
         self._mesh: Any = None
-        #: Old parameter's id -> the one that took its place. Optimizers keep the old ones alive until they are told.
+        #: Old parameter's id -> its replacement. Optimizers keep the old ones alive until `prepare_optimizer`.
         self._moved: dict[int, nn.Parameter] = {}
-        #: Whether backward passes of a model reduce gradients at the moment; at first they do.
+        #: Whether backward passes of a model currently reduce gradients; at first they do.
         self._reducing: OfModels[bool] = OfModels()
         self._in_step: InStep | None = None
 
     def setup_environment(self, device: Device) -> torch.device:
-        """Join the ranks, then lay them out as a mesh."""
+        """Join the ranks and arrange them in a mesh."""
         self._device = super().setup_environment(device)
         self._mesh = make_mesh(self._device.type, degrees(self.world_size, self._given, self._name))
         self._keep_group()
         return self._device
 
     def _backend(self, on: torch.device) -> str:
-        # Norms of gradients in host memory are reduced there.
+        # With cpu_offload, gradient norms are reduced in host memory.
         return "cpu:gloo,cuda:nccl" if self._cpu_offload and on.type == "cuda" else super()._backend(on)
 
     # --- the model
 
     def prepare_model(self, module: nn.Module, precision: Any = None) -> nn.Module:
-        """The module itself, its parameters replaced by shards with rank 0's values.
+        """Return the module itself, its parameters replaced by shards with rank 0's values.
 
         Raises:
             ValueError: a parameter of rank 0 is on the meta device, or parameters on the meta device are tied.
@@ -146,18 +147,18 @@ class FSDP(RankStrategy):
             module.to_empty(device="cpu" if self._cpu_offload else self._device)
             for owner, name in self._buffers[module]:
                 owner[name] = None if (buffer := owner[name]) is None else buffer.to(self._device)
-        self._start_alike(before, module)
+        self._broadcast_initial(before, module)
         after = dict(module.named_parameters(remove_duplicate=False))
         self._moved = {id(parameter): after[name] for name, parameter in by_name.items()}
         return module
 
     def _parallelize(self, module: nn.Module) -> None:
-        """Divide single modules over ranks before the whole is sharded; nothing here."""
+        """Divide single modules over ranks before the model is sharded. Does nothing here."""
 
     def _shard(self, module: nn.Module, precision: Any, given: list[tuple[nn.Parameter, Tensor]]) -> None:
-        """Shard unit by unit. ``fully_shard`` moves a unit to the device as a whole; afterwards only its shard stays there.
+        """Shard unit by unit. ``fully_shard`` moves a full unit to the device; afterwards only its shard stays there.
 
-        The old parameters, which optimizers hold until `prepare_optimizer`, get back what they were ``given``.
+        The old parameters, which optimizers hold until `prepare_optimizer`, get their ``given`` values back.
         """
         options: dict[str, Any] = {
             "mesh": data_mesh(self._mesh),
@@ -174,8 +175,8 @@ class FSDP(RankStrategy):
         _give_back(given)
         if self.world_size > 1:
             self._in_step = InStep(self._name, self.rank, module, chosen, self.all_gather_object)
-        # What is outside of units stays gathered after forward, because backward comes next. Where it does not, weights that
-        # algorithms put in for an evaluation would be trained with.
+        # The root stays gathered after forward, because backward comes next. After an evaluation it does not, and training
+        # would use the weights that algorithms had swapped in for it.
         module.register_forward_hook(_reshard)
         if isinstance(module, Task) and type(module).eval_forward is not Task.eval_forward:
             _resharding(module, "eval_forward")
@@ -185,7 +186,7 @@ class FSDP(RankStrategy):
     def _policy(self, module: nn.Module, precision: Any) -> MixedPrecisionPolicy:
         if self._param_dtype == "auto":
             computed = getattr(precision, "compute_dtype", None)
-            # A precision that stores weights in 16 bits has chosen for each module.
+            # A precision that stores weights in 16 bits has chosen a dtype for each module.
             stored_wide = all(parameter.dtype is torch.float32 for parameter in module.parameters())
             dtype = computed if stored_wide and computed in (torch.bfloat16, torch.float16) else None
         else:
@@ -196,7 +197,7 @@ class FSDP(RankStrategy):
         if self._checkpoint is False or self._checkpoint is None:
             return
         for unit in units(module, self._wrap if self._checkpoint is True else self._checkpoint):
-            # Not a wrapper, which would change the names of parameters.
+            # A wrapper would change the names of parameters.
             unit.forward = partial(checkpoint, unit.forward, use_reentrant=False)  # type: ignore[method-assign]
 
     def _check_meta(self, tensors: dict[str, Tensor], by_name: dict[str, nn.Parameter]) -> None:
@@ -208,12 +209,12 @@ class FSDP(RankStrategy):
         if len(set(by_name.values())) < len(by_name):
             tied = next(name for name in by_name if name not in tensors)
             raise ValueError(
-                f"{tied} is tied to another parameter, which the meta device forgets. Build the model on the CPU on every rank."
+                f"{tied} is tied to another parameter; the meta device loses ties. Build the model on the CPU on every rank."
             )
 
     @torch.no_grad()
-    def _start_alike(self, before: dict[str, Tensor], module: nn.Module) -> None:
-        """Rank 0's parameters and buffers, sent one by one, of which each rank keeps its part."""
+    def _broadcast_initial(self, before: dict[str, Tensor], module: nn.Module) -> None:
+        """Broadcast rank 0's parameters and buffers one by one; each rank keeps its shards."""
         for name, target in _tensors(module).items():
             full = before[name].detach() if self.rank == 0 else None
             if full is None:
@@ -226,14 +227,14 @@ class FSDP(RankStrategy):
     # --- the optimizer
 
     def prepare_optimizer(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-        """The optimizer over the shards; state that it has already is sharded as its parameters are."""
+        """Return the optimizer over the shards; existing state is sharded like its parameters."""
         for group in optimizer.param_groups:
             group["params"][:] = [self._moved.get(id(p), p) for p in group["params"]]  # in place: LBFGS holds the list
         for old in [each for each in optimizer.state if id(each) in self._moved]:
             new, values = self._moved[id(old)], optimizer.state.pop(old)
             if any(isinstance(value, Tensor) and value.is_meta for value in values.values()):
                 raise ValueError(
-                    f"{type(optimizer).__name__} made state for parameters on the meta device, which has no values. Build "
+                    f"{type(optimizer).__name__} has state for parameters on the meta device, which has no values. Build "
                     "the model on the CPU on every rank, or choose another optimizer."
                 )
             optimizer.state[new] = {key: _like(value, new) for key, value in values.items()}
@@ -241,7 +242,7 @@ class FSDP(RankStrategy):
 
     @hookimpl(wrapper=True)
     def step_optimizer(self, optimizer: torch.optim.Optimizer):  # type: ignore[no-untyped-def]  # a generator of one value
-        """Says what to do where an optimizer cannot step on shards."""
+        """Explain the error of an optimizer that cannot step on shards."""
         try:
             return (yield)
         except Exception as error:
@@ -250,21 +251,21 @@ class FSDP(RankStrategy):
             raise
 
     def fingerprint(self) -> int:
-        """Of the units that have run, in order, and of the parameters that have a gradient."""
+        """Return a hash of the units that ran, in order, and of the parameters with gradients."""
         return 0 if self._in_step is None else self._in_step.fingerprint()
 
     def diverged(self) -> None:
-        """Raises SymmetryError."""
+        """Raise SymmetryError."""
         assert self._in_step is not None
         self._in_step.diverged()
 
     def accumulate(self, module: nn.Module, last: bool) -> AbstractContextManager[Any]:
-        """Reduces gradients, and hands out rank 0's buffers, only when ``last``."""
+        """Reduce gradients, and broadcast rank 0's buffers, only when ``last``."""
         if last is not self._reducing.get(module, True) and isinstance(module, FSDPModule):
             module.set_requires_gradient_sync(last)
             self._reducing[module] = last
         return (
-            self._with_buffers_alike(module)
+            self._with_synced_buffers(module)
             if last and self._buffers.get(module) and self.world_size > 1
             else nullcontext()
         )
@@ -276,33 +277,33 @@ class FSDP(RankStrategy):
         arguments: tuple[Any, ...],
         parameters: Sequence[nn.Parameter],
     ) -> Any:
-        """Call it as the forward pass of the module, which gathers its units and reduces their gradients."""
+        """Call ``function`` as the module's forward pass, which gathers its units and reduces their gradients."""
         return module(_Call(function), *arguments) if isinstance(module, FSDPModule) else function(*arguments)
 
     # --- state
 
     def model_state(self, module: nn.Module) -> dict[str, Any]:
-        """Copies on the CPU, gathered one by one: the full model need not fit on a device. Every rank has to call it."""
+        """Return copies on the CPU, gathered one by one: the full model need not fit on a device. Collective."""
         return {name: _full(value) for name, value in module.state_dict().items()}
 
     def model_shards(self, module: nn.Module) -> dict[str, Any]:
-        """The run's own shards."""
+        """Return the run's own shards, without a copy."""
         return dict(module.state_dict())
 
     def load_model_state(self, module: nn.Module, state_dict: dict[str, Any]) -> bool:
-        """See :meth:`hocket.hookspecs.StrategyHooks.load_model_state`. Nothing is sent: every rank brings the full state, or
-        its shards."""
+        """See :meth:`hocket.hookspecs.StrategyHooks.load_model_state`. Without communication: every rank passes the full state,
+        or its shards."""
         targets = module.state_dict()
         module.load_state_dict({name: _like(value, targets.get(name)) for name, value in state_dict.items()})
         return True
 
     def optimizer_state(self, module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        """A copy on the CPU of the ``state_dict`` that it would have in one process. Every rank has to call it."""
+        """Return a copy on the CPU of the ``state_dict`` of a single-process run. Collective."""
         state: dict[str, Any] = map_tensors(_full, optimizer.state_dict())
         return state
 
     def optimizer_shards(self, module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        """The run's own shards."""
+        """Return the run's own shards, without a copy."""
         return optimizer.state_dict()
 
     def load_optimizer_state(
@@ -311,7 +312,7 @@ class FSDP(RankStrategy):
         """See :meth:`hocket.hookspecs.StrategyHooks.load_optimizer_state`; the state may come from any strategy."""
         held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         keys = [key for group in state_dict["param_groups"] for key in group["params"]]
-        of = dict(zip(keys, held, strict=False))  # the optimizer itself refuses another number of parameters
+        of = dict(zip(keys, held, strict=False))  # the optimizer itself checks the number of parameters
         state = {
             key: {name: _like(value, of.get(key)) for name, value in values.items()}
             for key, values in state_dict["state"].items()
@@ -321,14 +322,14 @@ class FSDP(RankStrategy):
 
 
 class _Call:
-    """What a module's forward pass is given to call something else instead."""
+    """A function, passed to a module's forward pass to be called instead of it."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
 
 
 def _calling(module: nn.Module, name: str) -> None:
-    """Let the forward pass call other functions; refuse calls of parts of the module outside of it, which gather nothing."""
+    """Let the forward pass call other functions; refuse calls of submodules outside of it, which would not be gathered."""
     inner, inside = module.forward, False
 
     @wraps(inner)
@@ -369,19 +370,19 @@ def _dtype(argument: str, given: str | None) -> torch.dtype | None:
 
 
 def _tensors(module: nn.Module) -> dict[str, Tensor]:
-    """Parameters and buffers, persistent or not, each once."""
+    """Return parameters and buffers by name, persistent or not, each once."""
     return {**dict(module.named_parameters()), **dict(module.named_buffers())}
 
 
 def _like(value: Any, target: Any) -> Any:
-    """``value`` sharded like ``target`` where it is a full tensor of its shape; anything else as it is."""
+    """Return ``value`` sharded like ``target`` if it is a full tensor of the same shape, otherwise unchanged."""
     if isinstance(value, Tensor) and isinstance(target, Tensor) and value.shape == target.shape:
         return shard_like(value, target)
     return value
 
 
 def _full(value: Any) -> Any:
-    """A full copy on the CPU, so that a state is of one moment, whatever of it was sharded."""
+    """Return a full copy on the CPU, so that a state is one consistent snapshot, sharded or not."""
     return whole(value.detach()).to("cpu", copy=True) if isinstance(value, Tensor) else value
 
 
@@ -391,7 +392,7 @@ def _reshard(module: Any, inputs: Any, outputs: Any) -> None:
 
 
 def _resharding(module: Any, method: str) -> None:
-    """Gather around a method that is called instead of forward, and reshard after it."""
+    """Gather before a method that is called instead of forward, and reshard after it."""
     register_fsdp_forward_method(module, method)
     inner = getattr(module, method)
 

@@ -1,4 +1,4 @@
-"""Ranks that train together: joining a process group, sharing out data, collectives."""
+"""The base of strategies with several ranks: join a process group, divide data, run collectives."""
 
 from __future__ import annotations
 
@@ -37,78 +37,78 @@ _T = TypeVar("_T")
 
 
 class OfModels(WeakKeyDictionary[nn.Module, _T]):
-    """What is known of each model while it lives; in another process, nothing."""
+    """Data about models, held as long as they live. Pickles as empty."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), ()
 
 
 class RankStrategy(Strategy):
-    """What strategies of several ranks share. What they do to model and optimizer is up to their subclasses.
+    """Base class of strategies with several ranks. Subclasses prepare model and optimizer.
 
     Args:
-        split_data: whether every rank is given the same data, of which it takes its slice. False if the data of each rank
-            differs already.
-        uneven: what happens in training where some rank has no batch left and others do. ``"pad"``: it keeps them company,
-            with a batch that counts nothing. ``"end"``: the epoch is over for all of them.
-        timeout: seconds that a rank waits for the others before it raises `CollectiveError`; not for a process group that
-            was initialised before.
+        split_data: whether every rank is given the same data and takes its slice. False if each rank already has
+            different data.
+        uneven: what happens in training when some rank runs out of batches before the others. ``"pad"``: it computes on a
+            padding batch. ``"end"``: the epoch ends on all ranks.
+        timeout: seconds that a rank waits for the others before it raises `CollectiveError`; does not apply to an existing
+            process group.
 
     Raises:
-        ValueError: the timeout is not positive, or ``uneven`` is something else.
+        ValueError: the timeout is not positive, or ``uneven`` is neither ``"pad"`` nor ``"end"``.
     """
 
     distributed: ClassVar[bool] = True
-    #: Whether every rank has to take part in every forward pass, in evaluation too.
+    #: Whether every rank must take part in every forward pass, in evaluation too.
     together: ClassVar[bool] = False
 
-    #: Who uses the process group that one of them initialised; the last one to leave destroys it.
+    #: The users of a process group that one of them initialised; the last one to leave destroys it.
     _users: ClassVar[list[RankStrategy]] = []
-    #: Whether that group stays until the process ends.
+    #: Whether this group stays until the process ends.
     _kept: ClassVar[bool] = False
 
     def __init__(self, *, split_data: bool = True, uneven: str = "pad", timeout: float = 1800.0) -> None:
         if not timeout > 0:
             raise ValueError(
-                f"timeout={timeout!r} is not a time to wait; give a positive number of seconds, such as 1800."
+                f"timeout={timeout!r} is not a valid timeout; give a positive number of seconds, such as 1800."
             )
         if uneven not in ("pad", "end"):
             raise ValueError(
-                f"uneven={uneven!r} is not what ranks with unequal numbers of batches can do; write 'pad' (train until the "
-                "last has none left) or 'end' (until the first has)."
+                f"uneven={uneven!r} is not a policy for ranks with unequal numbers of batches; write 'pad' (train until the "
+                "last rank runs out) or 'end' (until the first does)."
             )
         self._split_data, self._uneven = split_data, uneven
         self._timeout = float(timeout)
         #: For objects and tensors on the CPU; None is the default group.
         self._host: dist.ProcessGroup | None = None
-        self._told: set[str] = set()
-        #: Where a model's buffers are: owner and name, because a module may put a new tensor there.
+        self._warned: set[str] = set()
+        #: A model's buffers by owner and name, because a module may assign a new tensor.
         self._buffers: OfModels[list[tuple[dict[str, Tensor | None], str]]] = OfModels()
 
     @property
     def _name(self) -> str:
-        """What users call it."""
+        """The strategy's name for users."""
         return type(self).__name__.lower()
 
     @property
-    def _pieces_alike(self) -> bool:
-        """Whether each microbatch is a collective."""
+    def _equal_microbatches(self) -> bool:
+        """Whether every rank needs the same number of microbatches, because each of them is a collective."""
         return self.together
 
     # --- processes
 
     def setup_environment(self, device: Device) -> torch.device:
-        """Join the ranks that a launcher started, or those of a process group that is initialised already.
+        """Join the ranks that a launcher started, or those of an existing process group.
 
         The backend is gloo on the CPU and nccl on NVIDIA and AMD GPUs. Raises RuntimeError if this process was started
-        alone, CollectiveError if the others do not come in time, ValueError for a device that neither serves.
+        alone, CollectiveError if the others do not join in time, ValueError for a device that neither backend supports.
         """
         joined = dist.is_available() and dist.is_initialized()
         found = launching.current() if joined else _from_environment(self._name)
         if joined:
             self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
             if found is not None and (found.rank, found.world_size) != (self.rank, self.world_size):
-                found = None  # of other processes than those that have joined
+                found = None  # the environment describes other processes than those of the group
         else:
             assert found is not None
             self.rank, self.world_size = found.rank, found.world_size
@@ -130,14 +130,14 @@ class RankStrategy(Strategy):
             _initialise(self._name, self._backend(on), found, on, self._timeout)
         if not joined or RankStrategy._users or RankStrategy._kept:
             RankStrategy._users.append(self)
-        # Agreeing on a few numbers must not make anyone wait for a GPU, so they never go there.
+        # Agreeing on a few numbers must not wait for a GPU, so they stay on the CPU.
         self._host = None if dist.get_backend() == "gloo" else _group_of_all_on_cpu(self._timeout)
         self._explained = Explained(self._name, self.rank, self.world_size, self._timeout)
         ending.wait_at_exit()
         return on
 
     def _backend(self, on: torch.device) -> str:
-        """What a process group is initialised with."""
+        """Return the backend that a process group is initialised with."""
         return _BACKENDS[on.type]
 
     def barrier(self) -> bool:
@@ -154,8 +154,8 @@ class RankStrategy(Strategy):
                 dist.destroy_process_group()
 
     def _keep_group(self) -> None:
-        """Keep the process group until the process ends: torch caches how DTensors travel by the layout of their mesh, with the
-        names of its groups, and a later mesh of this layout would look for groups that are gone."""
+        """Keep the process group until the process ends. torch caches DTensor redistributions by mesh layout, together with the
+        names of its groups; a later mesh of the same layout would look up groups that no longer exist."""
         if self in RankStrategy._users and not RankStrategy._kept:
             RankStrategy._kept = True
             atexit.register(_leave)
@@ -165,17 +165,17 @@ class RankStrategy(Strategy):
     def prepare_data(self, loader: Iterable[Any], train: bool, global_batch: int | None = None) -> Iterable[Any]:
         """Return this rank's slices of ``loader``; see :meth:`hocket.hookspecs.StrategyHooks.prepare_data`.
 
-        A DataLoader over a map-style data set loads only these, in the same shuffled order on every rank. Anything else
-        is read completely on every rank, which keeps its slice, with a warning. Data that differs from rank to rank already is
-        used as it is.
+        A DataLoader over a map-style data set loads only this slice; the shuffled order is identical on all ranks. Other data
+        is read in full by every rank, which keeps its slice, and a warning says so. Data that differs between ranks is used as
+        it is.
 
         Raises:
-            ValueError: the loader's DistributedSampler was made for another number of ranks, or for another rank;
-                ``global_batch`` is less than the number of ranks, or is given for data that differs from rank to rank.
+            ValueError: the loader's DistributedSampler was made for another world size or rank; ``global_batch`` is less than
+                the number of ranks, or is given for data that differs between ranks.
         """
         if self.world_size == 1:
             return super().prepare_data(loader, train, global_batch)
-        # Every sample of an evaluation counts, so that it never ends early.
+        # An evaluation counts every sample, so it never ends early.
         pad, end = train or self.together, train and self._uneven == "end"
         batch_sampler = getattr(loader, "batch_sampler", None)
         samplers = (getattr(loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None))
@@ -185,17 +185,17 @@ class RankStrategy(Strategy):
         if distributed is not None or not self._split_data:
             if global_batch is not None:
                 raise ValueError(
-                    f"global_batch={global_batch} cannot be had of data that differs from rank to rank already, because of a "
-                    "DistributedSampler or split_data=False. Leave it out and give each rank's loader a batch_size, or leave "
-                    "out the others."
+                    f"global_batch={global_batch} does not apply to data that already differs between ranks, because of a "
+                    "DistributedSampler or split_data=False. Omit it and give each rank's loader a batch_size, or remove "
+                    "the sampler or split_data=False."
                 )
             return adapt(loader, OwnData(loader, self, end)) if pad else loader
         data = sliced(loader, self, global_batch, train=train, pad=pad, end=end)
         if not isinstance(data, SlicedLoader):
-            self._tell(
+            self._warn_once(
                 f"Every rank reads all of the {type(loader).__name__} and keeps its slice, so reading does not get faster with "
                 "more ranks, and every rank must read the same. A DataLoader over a map-style data set is divided before it is "
-                f"read. If the data of each rank differs already, write strategy={{'{self._name}': {{'split_data': False}}}}."
+                f"read. If each rank already has different data, write strategy={{'{self._name}': {{'split_data': False}}}}."
             )
         return data
 
@@ -203,34 +203,34 @@ class RankStrategy(Strategy):
         if (sampler.rank, sampler.num_replicas) != (self.data_rank, self.data_ranks):
             raise ValueError(
                 f"The {type(sampler).__name__} was made for rank {sampler.rank} of {sampler.num_replicas}, but this is rank "
-                f"{self.data_rank} of {self.data_ranks}. Leave the sampler out: strategy='{self._name}' divides the batches."
+                f"{self.data_rank} of {self.data_ranks}. Remove the sampler: strategy='{self._name}' divides the batches."
             )
-        self._tell(
-            f"The loader's {type(sampler).__name__} is left in charge: batch_size counts for each of the {self.data_ranks} "
-            "ranks, and a sampler that repeats samples to make ranks even also trains on them, or counts them in "
-            "evaluation, more than once. Leave the sampler out to have the data divided exactly."
+        self._warn_once(
+            f"The loader's {type(sampler).__name__} divides the data: batch_size applies to each of the {self.data_ranks} "
+            "ranks, and samples that the sampler repeats to make ranks even are trained on, or counted in evaluation, more "
+            "than once. Remove the sampler to have the data divided exactly."
         )
 
-    def _tell(self, message: str) -> None:
-        if message not in self._told and self.rank == 0:
+    def _warn_once(self, message: str) -> None:
+        if message not in self._warned and self.rank == 0:
             warnings.warn(message, stacklevel=3)
-        self._told.add(message)
+        self._warned.add(message)
 
     @hookimpl(wrapper=True)
     def split_batch(self, batch: Any):  # type: ignore[no-untyped-def]  # a generator of one value
-        """Equally many microbatches on every rank where each is a collective; what is missing is padding."""
-        pieces = yield
-        if self._pieces_alike and self.world_size > 1:
-            most = int(self.all_reduce(torch.tensor(len(pieces)), "max"))
-            pieces = [*pieces, *[Padding(pieces[-1])] * (most - len(pieces))]
-        return pieces
+        """Give every rank the same number of microbatches where each is a collective, by adding padding."""
+        microbatches = yield
+        if self._equal_microbatches and self.world_size > 1:
+            most = int(self.all_reduce(torch.tensor(len(microbatches)), "max"))
+            microbatches = [*microbatches, *[Padding(microbatches[-1])] * (most - len(microbatches))]
+        return microbatches
 
     # --- collectives
 
     def all_reduce(self, tensor: Tensor, op: str) -> Tensor:
-        """Sum, mean, min or max over ranks, as a new tensor of the same shape and device, without a graph.
+        """Return the sum, mean, min or max over ranks as a new tensor of the same shape and device, without a graph.
 
-        The dtype stays, but for truth values, which count as int64 0 and 1, and the mean of integers, which is a float.
+        The dtype stays, except that bools become int64 0 and 1, and the mean of integers is a float.
         Raises ValueError for another ``op``.
         """
         if op not in _OPERATIONS:
@@ -256,13 +256,13 @@ class RankStrategy(Strategy):
             dist.broadcast_object_list(box, src=0, group=self._host)
         return box[0]
 
-    # --- rank 0's values everywhere
+    # --- broadcast rank 0's values
 
     def _watch_buffers(self, module: nn.Module) -> None:
         self._buffers[module] = [(owner._buffers, name) for owner in module.modules() for name in owner._buffers]
 
     @contextmanager
-    def _with_buffers_alike(self, module: nn.Module) -> Iterator[None]:
+    def _with_synced_buffers(self, module: nn.Module) -> Iterator[None]:
         with self._explained:
             yield
             self._broadcast_buffers(module)
@@ -271,11 +271,11 @@ class RankStrategy(Strategy):
         self._broadcast([buffer for owner, name in self._buffers[module] if (buffer := owner[name]) is not None])
 
     def _broadcast(self, tensors: list[Tensor]) -> None:
-        """Rank 0's values into the tensors of the others."""
-        for flat, alike in packed(tensors):
+        """Copy rank 0's values into the tensors of all other ranks."""
+        for flat, group in packed(tensors):
             dist.broadcast(flat, 0, group=self._group(flat))
             if self.rank:
-                unpack(flat, alike)
+                unpack(flat, group)
 
     def _group(self, tensor: Tensor) -> dist.ProcessGroup | None:
         return self._host if tensor.device.type == "cpu" else None
@@ -288,7 +288,7 @@ def _leave() -> None:
 
 def _group_of_all_on_cpu(seconds: float) -> dist.ProcessGroup:
     group = dist.new_group(backend="gloo", timeout=timedelta(seconds=seconds))
-    assert isinstance(group, dist.ProcessGroup)  # ranks that are left out get something else
+    assert isinstance(group, dist.ProcessGroup)  # ranks outside of the group get something else
     return group
 
 
@@ -298,7 +298,7 @@ _groups = itertools.count()
 
 
 def _from_environment(name: str) -> Environment:
-    """What the launcher said; where it started one process only, ranks meet on this machine."""
+    """Return the launcher's variables; for a single process with an address on this machine."""
     if not dist.is_available():
         raise RuntimeError(
             f"This build of torch has no torch.distributed, which strategy='{name}' needs. Use strategy='single'."
@@ -306,7 +306,7 @@ def _from_environment(name: str) -> Environment:
     found = launching.current()
     if found is None:
         raise RuntimeError(
-            f"strategy='{name}' found nobody to train with: no launcher has set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, "
+            f"strategy='{name}' found no other ranks: no launcher has set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, "
             f"nor the variables of SLURM or an MPI, and no process group is initialised. {launching.hint(os.environ)}Pass "
             "devices=2 to the Trainer, start the script once per GPU (or CPU rank), as in hocket launch -n 2 script.py or "
             "torchrun --nproc-per-node 2 script.py, or train in this process with strategy='single'."
@@ -325,9 +325,9 @@ def _from_environment(name: str) -> Environment:
 def _initialise(name: str, backend: str, found: Environment, on: torch.device, seconds: float) -> None:
     timeout = timedelta(seconds=seconds)
     assert found.master_address is not None and found.master_port is not None
-    # A prefix of its own for each restart and each group: ranks that found the addresses of an earlier one would wait for
-    # processes that are gone. (torch leaves that to its agent, whose store outlives the workers.) A store of rank 0's own is
-    # new with every restart, of which machines that came at different times have counted different numbers.
+    # Each restart and each group gets its own prefix: ranks that found the addresses of an earlier one would wait for processes
+    # that are gone. (torch leaves this to its agent, whose store outlives the workers.) A store that rank 0 opens is new with
+    # every restart, and machines that joined at different times have counted different numbers of restarts.
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if _of_the_agent() else "0"
     with Explained(name, found.rank, found.world_size, seconds):
         meeting = _store(found.master_address, found.master_port, found.rank, found.world_size, timeout)
@@ -344,14 +344,14 @@ def _initialise(name: str, backend: str, found: Environment, on: torch.device, s
 
 
 def _gpu(on: torch.device) -> str:
-    """What tells a GPU from all others, on any machine."""
+    """Return an identifier of a GPU that is unique over all machines."""
     return f"GPU {torch.cuda.get_device_properties(on).uuid} of {socket.gethostname()}"
 
 
 def _wait_for_all(name: str, store: dist.Store, found: Environment, seconds: float, gpu: str = "") -> None:
-    """Return once every rank has come; unlike torch's own waiting, it ends when a worker fails and says who is missing.
+    """Return once every rank has joined. Unlike torch's own waiting, stop when a worker fails, and name the missing ranks.
 
-    Raises ValueError if two ranks have the same ``gpu``, with which NCCL would fail, or wait for ever.
+    Raises ValueError if two ranks have the same ``gpu``: NCCL would fail, or wait forever.
     """
     deadline, pause = time.monotonic() + seconds, 0.01
     store.set(f"here/{found.rank}", gpu)
@@ -362,8 +362,8 @@ def _wait_for_all(name: str, store: dist.Store, found: Environment, seconds: flo
             missing = [rank for rank in range(found.world_size) if not store.check([f"here/{rank}"])]
             raise CollectiveError(
                 f"strategy='{name}', rank {found.rank} of {found.world_size}: ranks {missing} did not come to "
-                f"{found.master_address}:{found.master_port} within {seconds:g} s. Look at what they said last, and whether "
-                "they were started with the same WORLD_SIZE; where starting takes longer, write "
+                f"{found.master_address}:{found.master_port} within {seconds:g} s. Check their last output, and whether "
+                "they were started with the same WORLD_SIZE; if starting takes longer, write "
                 f"strategy={{'{name}': {{'timeout': {2 * seconds:g}}}}}."
             )
         time.sleep(pause)
@@ -373,13 +373,13 @@ def _wait_for_all(name: str, store: dist.Store, found: Environment, seconds: flo
         if others := [rank for rank, each in enumerate(gpus) if each.decode() == gpu and rank != found.rank]:
             raise ValueError(
                 f"strategy='{name}': rank {found.rank} and rank {others[0]} would both compute on {gpu}. Start one process per "
-                "GPU, or have the launcher show each process a GPU of its own (SLURM: srun --gpus-per-task=1)."
+                "GPU, or have the launcher show each process its own GPU (SLURM: srun --gpus-per-task=1)."
             )
 
 
 @cache
 def _store(address: str, port: int, rank: int, world_size: int, timeout: timedelta) -> dist.Store:
-    """The key-value store where ranks meet: the agent's where it opened one, otherwise rank 0's. Lives with the process."""
+    """Return the key-value store of the rendezvous: the agent's if it opened one, otherwise rank 0's. It is never closed."""
     return dist.TCPStore(
         address,
         port,
@@ -392,5 +392,5 @@ def _store(address: str, port: int, rank: int, world_size: int, timeout: timedel
 
 
 def _of_the_agent() -> bool:
-    """Whether torch's elastic agent has opened the store that its workers meet in."""
+    """Whether torch's elastic agent has opened the store for its workers."""
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"

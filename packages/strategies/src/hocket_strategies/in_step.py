@@ -1,7 +1,7 @@
-"""Ranks that shard a model run the same units in the same order, or training ends with what differs.
+"""Check that ranks which shard a model run the same units in the same order, and end training if they do not.
 
-Each unit is gathered by a collective. Where ranks run different units, as experts that are chosen by data, torch gathers parts
-of both into each, adds up gradients of different weights, or waits for ever: nothing that it does says so.
+Each unit is gathered by a collective. If ranks run different units, such as experts chosen by data, torch silently gathers
+parts of both into each, adds up gradients of different weights, or waits forever.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ _END = "nothing more"
 
 
 class InStep:
-    """Compares what ranks run: in the first forward pass unit by unit, before it is gathered; then by a number for each batch.
+    """Compare the units that ranks run: one by one in the first forward pass, before each is gathered; then a hash per batch.
 
     Args:
-        name, rank: of the strategy.
-        model: what was sharded; its whole forward pass is one of the units.
+        name, rank: those of the strategy.
+        model: the sharded model, which is itself a unit.
         chosen: the other units.
-        gather: one object of every rank, by rank.
+        gather: gathers one object from every rank, by rank.
     """
 
     def __init__(
@@ -37,9 +37,9 @@ class InStep:
         self._model = model
         self._parameters: dict[str, nn.Parameter] = {}
         names = {module: path for path, module in model.named_modules()}
-        # Hooks are not compiled: collectives of objects cannot be traced.
+        # The hooks are excluded from compilation: collectives of objects cannot be traced.
         for index, unit in enumerate(chosen, 1):
-            # Before fully_shard's own hook, which gathers.
+            # Must run before fully_shard's own hook, which gathers.
             runs = torch.compiler.disable(self._hook(index, names[unit]))
             unit.register_forward_pre_hook(runs, prepend=True)
         model.register_forward_hook(torch.compiler.disable(self._end))
@@ -63,15 +63,15 @@ class InStep:
             self._refuse("run", "; ".join(f"rank {rank}: {each}" for rank, each in enumerate(paths)))
 
     def fingerprint(self) -> int:
-        """Of the units since the last batch, in order, and of the parameters that have a gradient now."""
+        """Return a hash of the units since the last batch, in order, and of the parameters that have a gradient."""
         seen, self._seen = self._seen, 0
-        if not self._parameters:  # not earlier: those on the meta device are replaced
+        if not self._parameters:  # not earlier: parameters on the meta device are replaced
             self._parameters = dict(self._model.named_parameters())
         graded = bytes(parameter.grad is not None for parameter in self._parameters.values())
         return zlib.crc32(graded, seen)
 
     def diverged(self) -> None:
-        """Raise SymmetryError. Every rank has to call it."""
+        """Raise SymmetryError. Collective."""
         mine = {name for name, parameter in self._parameters.items() if parameter.grad is not None}
         graded = self._gather(mine)
         common = set.intersection(*graded)
@@ -84,19 +84,19 @@ class InStep:
     def _refuse(self, what: str, found: str) -> None:
         raise SymmetryError(
             f"strategy='{self._name}': ranks {what} different parts of the model: {found}. Weights are gathered, and gradients "
-            "added up, on all ranks at once, so modules that data or rank choose (such as experts) cannot be skipped by some. "
-            "Run all of them on every rank, those that are not chosen with weight 0, or use "
+            "added up, on all ranks at once, so no rank may skip a module that data or rank select (such as an expert). "
+            "Run all of them on every rank, those not selected with weight 0, or use "
             "strategy={'ddp': {'find_unused_parameters': True}}."
         )
 
 
 def not_on_shards(error: Exception, name: str, optimizer: optim.Optimizer) -> TypeError | None:
-    """What to do about an error of a step, if it is that the optimizer cannot work on DTensors."""
+    """Return an explanation of a step's error if the optimizer cannot work on DTensors, otherwise None."""
     text = str(error)
     if not any(word in text for word in ("DTensor", "placement", "harding")):
         return None
     return TypeError(
         f"strategy='{name}': {type(optimizer).__name__} cannot step on sharded parameters (DTensors). Use an optimizer that "
-        "works element by element, such as optimizer='adamw(lr=1e-3)', or strategy='ddp', where parameters are whole. "
+        "works element by element, such as optimizer='adamw(lr=1e-3)', or strategy='ddp', which does not shard parameters. "
         f"From torch: {text.splitlines()[0][:150]}"
     )

@@ -1,4 +1,4 @@
-"""Degrees of parallelism: how ranks are laid out as a mesh, checked in one place."""
+"""Degrees of parallelism: the layout of ranks as a mesh, checked in one place."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ AXES = ("replicate", "shard", "tensor")
 
 
 def degrees(world_size: int, given: Mapping[str, int | None], strategy: str) -> dict[str, int]:
-    """The degree of every axis of :data:`AXES`, outermost first, so that their product is ``world_size``.
+    """Return the degree of every axis of :data:`AXES`, outermost first; their product is ``world_size``.
 
     Args:
-        given: by axis; 1 where left out. One of them may be None: whatever the others leave.
-        strategy: what users call it, for messages.
+        given: degrees by axis; an omitted one is 1. One of them may be None: it is derived from the others.
+        strategy: the strategy's name, for messages.
 
     Raises:
-        ValueError: a degree is no positive int, two are None, or the product is not the number of ranks.
+        ValueError: a degree is not a positive int, two are None, or the product is not the number of ranks.
     """
     found = {axis: given.get(axis, 1) for axis in AXES}
     for axis, degree in found.items():
         if degree is not None and (isinstance(degree, bool) or not isinstance(degree, int) or degree < 1):
             raise ValueError(
-                f"strategy='{strategy}' was given {axis}={degree!r}: give a positive int, or None for what is left."
+                f"strategy='{strategy}' was given {axis}={degree!r}: give a positive int, or None for the remaining ranks."
             )
     known = prod(degree for degree in found.values() if degree is not None)
     open_axes = [axis for axis, degree in found.items() if degree is None]
     if len(open_axes) > 1:
         raise ValueError(
-            f"strategy='{strategy}' was given None for {' and '.join(open_axes)}, but only one of them can be what is left. "
+            f"strategy='{strategy}' was given None for {' and '.join(open_axes)}, but only one of them can be derived. "
             f"Give all but one, such as {_typed(strategy, {open_axes[-1]: 2})}."
         )
     if open_axes and world_size % known == 0:
@@ -48,30 +48,30 @@ def degrees(world_size: int, given: Mapping[str, int | None], strategy: str) -> 
 
 
 def make_mesh(device_type: str, sizes: Mapping[str, int]) -> Any:
-    """A ``DeviceMesh`` over all ranks with named axes: ``"shard"``, and of the others those of more than one rank."""
+    """Return a ``DeviceMesh`` over all ranks with named axes: ``"shard"``, and the other axes that have several ranks."""
     from torch.distributed.device_mesh import init_device_mesh
 
     kept = {axis: sizes[axis] for axis in AXES if axis == "shard" or sizes[axis] > 1}
     mesh = init_device_mesh(device_type, tuple(kept.values()), mesh_dim_names=tuple(kept))
     if mesh.ndim > 1:
-        mesh._flatten("all")  # lets a reduction over all axes be one operation
+        mesh._flatten("all")  # makes a reduction over all axes one operation
     return mesh
 
 
 def data_mesh(mesh: Any) -> Any:
-    """The part of a mesh over which data is divided and parameters are replicated and sharded: one axis or two."""
+    """Return the one or two axes over which data is divided and parameters are replicated and sharded."""
     names = [axis for axis in ("replicate", "shard") if axis in mesh.mesh_dim_names]
     return mesh[tuple(names)] if len(names) < mesh.ndim else mesh
 
 
 def data_group(mesh: Any) -> Any:
-    """The process group of the ranks of :func:`data_mesh`."""
+    """Return the process group of the ranks of :func:`data_mesh`."""
     over = data_mesh(mesh)
     return over.get_group() if over.ndim == 1 else over._flatten("data").get_group()
 
 
 def _fitting(world_size: int, given: Mapping[str, int | None]) -> dict[str, int]:
-    """Degrees near the given ones whose product is the number of ranks: the largest divisors, the last axis first."""
+    """Return degrees near the given ones whose product is the number of ranks: the largest divisors, the last axis first."""
     left, fits = world_size, {}
     for axis in reversed(list(given)):
         wanted = given[axis] or left

@@ -1,4 +1,4 @@
-"""Plans of tensor parallelism: which layer is divided how, and the layers of GPT-2 and Llama."""
+"""Plans of tensor parallelism: the style of each divided layer, and plans for GPT-2 and Llama."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_module, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
-#: By style: whether outputs (columns) or inputs are divided, and whether the other end is whole on every rank.
+#: By style: whether outputs (columns) or inputs are divided, and whether the other end is replicated.
 _STYLES = {
     "colwise": (True, False),
     "colwise_gather_output": (True, True),
@@ -22,8 +22,8 @@ _LLAMA = {
     **dict.fromkeys(("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"), "colwise"),
     **dict.fromkeys(("o_proj", "down_proj"), "rowwise"),
 }
-#: One layer holds queries, keys and values side by side, so its parts are not those of heads: attention itself is computed
-#: by every rank, from gathered outputs.
+#: One layer holds queries, keys and values side by side, so its shards do not match heads: every rank computes attention
+#: itself, from gathered outputs.
 _GPT2 = {
     "attn.c_attn": "colwise_gather_output",
     "attn.c_proj": "rowwise_split_input",
@@ -34,10 +34,10 @@ _VOCABULARY = {"embed_tokens": "rowwise", "wte": "rowwise", "lm_head": "colwise_
 
 
 def find_plan(model: nn.Module, given: Mapping[str, Any] | None, degree: int) -> dict[str, Any]:
-    """Style by full name of module: from the plan that the user gave, the model's own, or the one for its layers.
+    """Return styles by full module name: from the user's plan, the model's own, or the built-in one for its layers.
 
     Raises:
-        ValueError: there is none of these; or one names modules that are not there.
+        ValueError: there is no plan, or it names missing modules.
     """
     plan = given if given is not None else getattr(model, "tensor_parallel_plan", None)
     if plan is None:
@@ -70,8 +70,8 @@ def _built_in(model: nn.Module, degree: int) -> dict[str, Any]:
             plan[name] = style
     if not plan:
         raise ValueError(
-            f"strategy='tensor-parallel' has no plan for {type(model).__name__}: its layers are not named as those of GPT-2 or "
-            "Llama. Pass one by names of modules, such as strategy={'tensor-parallel': {'plan': {'*.fc1': 'colwise', "
+            f"strategy='tensor-parallel' has no plan for {type(model).__name__}: its layers are not named like those of GPT-2 "
+            "or Llama. Pass one by module names, such as strategy={'tensor-parallel': {'plan': {'*.fc1': 'colwise', "
             "'*.fc2': 'rowwise'}}}, or set the model's attribute tensor_parallel_plan."
         )
     for name in plan:
@@ -89,14 +89,14 @@ def _built_in(model: nn.Module, degree: int) -> dict[str, Any]:
 
 
 def _check_neighbours(name: str, plan: Mapping[str, Any], modules: Mapping[str, nn.Module]) -> None:
-    """A parameter between divided layers would see a part of the features only, and its gradient would be a part too."""
+    """Refuse parameters between divided layers: each rank would see, and compute gradients for, part of the features."""
     parent = name.rpartition(".")[0]
     for inner, _ in modules[parent].named_parameters():
         owner = f"{parent}.{inner}".rpartition(".")[0]
         if owner not in plan and plan[name] in ("colwise", "rowwise"):
             raise ValueError(
-                f"The built-in plan of tensor-parallel does not know {parent}.{inner}, next to layers that it divides: that "
-                "would be trained on a part of the features. Pass a plan= of your own."
+                f"The built-in plan of tensor-parallel does not know {parent}.{inner}, next to layers that it divides: it "
+                "would be trained on part of the features. Pass a custom plan=."
             )
 
 
@@ -114,10 +114,11 @@ def _check_heads(model: nn.Module, plan: Mapping[str, Any], degree: int) -> None
 
 
 def parallelize(model: nn.Module, plan: Mapping[str, Any], mesh: Any) -> None:
-    """Divide the modules of ``plan`` over ``mesh`` (one axis); each rank keeps a part of the values that it has.
+    """Divide the modules of ``plan`` over ``mesh`` (one axis); each rank keeps its part of its own values.
 
     Raises:
-        ValueError: a module cannot be divided in that style, or evenly; or only one of two that share a parameter is.
+        ValueError: a module cannot be divided in its style, or evenly; or modules that share a parameter are divided
+            differently.
     """
     modules = dict(model.named_modules())
     tied: dict[nn.Parameter, list[str]] = {}
@@ -140,11 +141,11 @@ def _style(name: str, module: nn.Module, style: Any) -> ParallelStyle:
     if not isinstance(module, nn.Linear | nn.Embedding):
         raise ValueError(
             f"The plan of tensor-parallel divides {name}, a {type(module).__name__}, but 'colwise' and 'rowwise' are for "
-            "Linear and Embedding layers. Give it a torch ParallelStyle, or leave it out."
+            "Linear and Embedding layers. Give it a torch ParallelStyle, or remove it."
         )
     if columns:
         return ColwiseParallel(output_layouts=Replicate() if is_whole else None)
-    # The inputs of an embedding are indices, which every rank has all of.
+    # The inputs of an embedding are indices, which are replicated.
     is_whole = is_whole or isinstance(module, nn.Embedding)
     return RowwiseParallel(input_layouts=Replicate() if is_whole else None)
 
@@ -155,7 +156,7 @@ def _check_even(name: str, module: nn.Module, degree: int) -> None:
             if placement.is_shard() and parameter.shape[placement.dim] % degree:
                 raise ValueError(
                     f"The plan of tensor-parallel divides {name}.{inner} of shape {tuple(parameter.shape)} along dimension "
-                    f"{placement.dim}, which {degree} ranks cannot divide evenly. Choose another tensor=, or leave {name} out "
+                    f"{placement.dim}, which {degree} ranks cannot divide evenly. Choose another tensor=, or remove {name} "
                     "of the plan."
                 )
 
@@ -166,7 +167,7 @@ def _tie(model: nn.Module, names: list[str]) -> None:
     if len(layouts) > 1:
         raise ValueError(
             f"{' and '.join(names)} are one parameter, but the plan of tensor-parallel divides them differently. Give both "
-            "modules styles that divide the same dimension, or leave both out."
+            "modules styles that divide the same dimension, or remove both."
         )
     for name in names[1:]:
         owner, _, leaf = name.rpartition(".")
@@ -174,12 +175,12 @@ def _tie(model: nn.Module, names: list[str]) -> None:
 
 
 def _is_conv1d(module: nn.Module) -> bool:
-    """transformers' linear layer with a transposed weight, (inputs, outputs)."""
+    """Whether this is transformers' linear layer with a transposed weight, (inputs, outputs)."""
     return type(module).__name__ == "Conv1D" and type(module).__module__.startswith("transformers.")
 
 
 class _Transposed(ParallelStyle):
-    """ColwiseParallel and RowwiseParallel for a weight of shape (inputs, outputs)."""
+    """ColwiseParallel or RowwiseParallel for a weight of shape (inputs, outputs)."""
 
     def __init__(self, columns: bool, is_whole: bool) -> None:
         super().__init__()

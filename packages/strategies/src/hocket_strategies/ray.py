@@ -1,4 +1,4 @@
-"""Ray Train: its workers as ranks, started, scaled and started again by Ray."""
+"""Ray Train: its workers as ranks, started, scaled and restarted by Ray."""
 
 from __future__ import annotations
 
@@ -18,12 +18,11 @@ from hocket_strategies.ddp import DDP
 
 
 class Ray(DDP):
-    """Data parallelism over the workers that Ray Train started, to which metrics are reported.
+    """Train data-parallel on the workers of Ray Train, and report metrics to it.
 
-    Moritz et al. 2018, "Ray", arXiv 1712.05889. `launch` starts the workers; in them this is ``ddp``, with the same
-    arguments, that reports to Ray after each evaluation, and at the end of a fit without one: the metrics, and as Ray's
-    checkpoint a folder with ``model.pt``, the ``state_dict`` of the model as it was evaluated. Needs
-    ``pip install 'hocket[ray]'``.
+    Moritz et al. 2018, "Ray", arXiv 1712.05889. `launch` starts the workers. In them this is ``ddp``, with the same
+    arguments. It reports to Ray after each evaluation, or at the end of a fit without one: the metrics, and as Ray's
+    checkpoint a folder with ``model.pt``, the ``state_dict`` of the evaluated model. Needs ``pip install 'hocket[ray]'``.
 
     Example:
         >>> import hocket, hocket_strategies, torch
@@ -42,7 +41,7 @@ class Ray(DDP):
             from ray.train import get_context
 
             workers = get_context().get_world_size()
-        except Exception as error:  # which one differs by version
+        except Exception as error:  # its class differs between versions
             raise RuntimeError(
                 "strategy='ray' found no Ray Train worker in this process. Start the function or script that makes the Trainer "
                 "with hocket_strategies.ray.launch(function, scaling={'num_workers': 2}), or use strategy='ddp' with torchrun."
@@ -52,16 +51,16 @@ class Ray(DDP):
         return on
 
     def eval_after_all(self, state: State) -> None:
-        """Report while the model still holds what was evaluated: averages, if there are any."""
+        """Report while the model still holds the evaluated weights, such as averages."""
         self._report(state)
 
     def fit_end(self, state: State) -> None:
-        """Report what there is, if nothing was evaluated."""
+        """Report the current metrics if nothing was evaluated."""
         if not self._reported:
             self._report(state)
 
     def _report(self, state: State) -> None:
-        """Every worker reports; Ray keeps the metrics of rank 0, and only together with a checkpoint."""
+        """Report from every worker; Ray keeps the metrics of rank 0, and only together with a checkpoint."""
         from ray.train import Checkpoint, report
 
         loss = {} if state.loss is None else {"train/loss": state.loss.item()}
@@ -84,18 +83,18 @@ def launch(
 ) -> Any:
     """Run a function or a script on each worker of a Ray Train `TorchTrainer`, and return Ray's ``Result``.
 
-    It has the metrics and the checkpoint that were reported last, and what the function returned on rank 0.
+    The result has the last reported metrics and checkpoint, and the function's return value on rank 0.
 
-    A worker group that fails is started again, as often as ``failure`` allows, and begins anew: what it resumes from is up
-    to the function, which finds the last checkpoint with `ray.train.get_checkpoint`. Where Ray is not initialised, it
-    initialises itself on this machine.
+    A worker group that fails is restarted, as often as ``failure`` allows, and calls the function from the beginning. The
+    function decides what to resume from; `ray.train.get_checkpoint` returns the last checkpoint. If Ray is not initialised,
+    it initialises itself on this machine.
 
     Args:
-        training: a function that makes a Trainer with ``strategy="ray"`` (or ``"auto"``) and fits it, or the path of a script
-            that does, which has to exist on each worker.
+        training: a function that makes a Trainer with ``strategy="ray"`` (or ``"auto"``) and fits it, or the path of such a
+            script, which must exist on each worker.
         arguments: keyword arguments of the function; for a script a list of strings, its command line.
-        scaling: `ray.train.ScalingConfig` or its arguments, such as ``{"num_workers": 4, "use_gpu": True}``; one worker if
-            left out.
+        scaling: `ray.train.ScalingConfig` or its arguments, such as ``{"num_workers": 4, "use_gpu": True}``; one worker by
+            default.
         failure: `ray.train.FailureConfig` or its arguments, such as ``{"max_failures": 3}``.
         run: further arguments of `ray.train.RunConfig`: name, storage_path.
         backend: of torch's process group; None for nccl with GPUs and gloo without.
@@ -119,7 +118,7 @@ def launch(
 def _work(
     training: Callable[..., Any] | str | Path, arguments: Mapping[str, Any] | Sequence[str] | None
 ) -> Callable[[], Any]:
-    """What a worker calls."""
+    """Return the function that each worker calls."""
     if callable(training):
         if arguments is not None and not isinstance(arguments, Mapping):
             raise TypeError(
@@ -138,7 +137,7 @@ def _work(
 
 
 def _run_script(path: str, arguments: list[str]) -> None:
-    """As ``python path arguments`` would, in this process."""
+    """Run ``python path arguments`` in this process."""
     before = sys.argv
     sys.argv = [path, *arguments]
     try:

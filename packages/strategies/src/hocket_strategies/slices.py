@@ -1,4 +1,4 @@
-"""Per-rank slices of global batches: every sample once, on one rank, and the same number of training batches everywhere."""
+"""Per-rank slices of global batches: every sample on exactly one rank, and the same number of training batches on each."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def is_distributed(sampler: Any) -> bool:
 
 
 class Kind(NamedTuple):
-    """What a global batch is while it is divided: the number of its parts, and some of them."""
+    """How a kind of global batch is divided: its length, and how to select a range."""
 
     size: Callable[[Any], int]
     cut: Callable[[Any, int, int], Any]
@@ -44,21 +44,21 @@ class Kind(NamedTuple):
 
 INDICES = Kind(len, lambda indices, start, stop: indices[start:stop])
 SAMPLES = Kind(lambda batch: count(batch).samples, slice_samples)
-#: As many batches as there are ranks, one for each.
+#: A list of batches, one per rank.
 BATCHES = Kind(len, lambda batches, start, stop: batches[start])
 
 
 class RankSlices(Slices):
-    """This rank's slices of global batches, which every rank reads completely.
+    """This rank's slices of global batches, which every rank reads in full.
 
-    Raises ValueError on all ranks where training ranks read different batches, as far as that shows.
+    Raises ValueError on all ranks if training ranks are seen to read batches of different sizes or numbers.
 
     Args:
-        divide: whether batches are the global ones. Otherwise they are each rank's own, and as many as there are ranks, one
-            after the other, make a global one.
+        divide: whether the data's batches are global batches. Otherwise each is one rank's batch, and one per rank in
+            sequence makes a global batch.
         pad: whether a rank without a slice gets `Padding`; otherwise it gets nothing.
-        end: whether the epoch ends before a global batch of which some rank has no slice.
-        check: what checks the batches that are read.
+        end: whether the epoch ends before a global batch in which some rank has no slice.
+        check: slices that check the batches as they are read.
     """
 
     def __init__(self, strategy: Strategy, *, divide: bool, pad: bool, end: bool, check: Slices | None = None) -> None:
@@ -73,11 +73,11 @@ class RankSlices(Slices):
         return self.of_rank(self._agreed(groups) if self.pad else groups, SAMPLES)
 
     def grouped(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """Return global batches, from batches."""
+        """Group batches into global batches."""
         return batches if self.divide else iter(lambda: list(islice(batches, self.each)), [])
 
     def of_rank(self, groups: Iterator[Any], divided: Kind) -> Iterator[Any]:
-        """Yield this rank's slices of global batches, which are ``divided`` as what they are, if they are."""
+        """Yield this rank's slices of global batches; ``divided`` is the kind of the global batches."""
         kind = divided if self.divide else BATCHES
         rank, ranks = self.strategy.data_rank, self.strategy.data_ranks
         for group in groups:
@@ -91,7 +91,7 @@ class RankSlices(Slices):
                 yield Padding(kind.cut(group, 0, 1))
 
     def _agreed(self, groups: Iterator[Any]) -> Iterator[Any]:
-        """Yield global batches; an error on every rank if they differ in size, or if some rank has none left."""
+        """Yield global batches; raise on every rank if they differ in size between ranks, or if some rank has none left."""
         kind, unit = (SAMPLES, "samples") if self.divide else (BATCHES, "batches")
         while True:
             read = next(groups, _END)
@@ -100,8 +100,8 @@ class RankSlices(Slices):
             if least != -most:
                 raise ValueError(
                     f"Ranks read different data: at the same place one has {least} {unit} and another one {-most} (0 means "
-                    "that its data has ended). Every rank must read the same and keeps its slice. If the data is divided "
-                    "over ranks already, write strategy={'ddp': {'split_data': False}}."
+                    "that its data has ended). Every rank must read the same and keeps its slice. If the data is already "
+                    "divided over ranks, write strategy={'ddp': {'split_data': False}}."
                 )
             if read is _END:
                 return
@@ -116,10 +116,10 @@ class RankSlices(Slices):
             return batches // ranks if self.end else -(-batches // ranks)
         if not self.end:
             return batches
-        raise TypeError("Of how many batches every rank has a slice is not known before they are read.")
+        raise TypeError("The number of batches with a slice for every rank is not known before they are read.")
 
     def length_of(self, sampler: Any) -> int:
-        """Return :meth:`length` for batches of indices, whose sizes a sampler of torch's says."""
+        """Return :meth:`length` for batches of indices, whose sizes torch's sampler determines."""
         if not (self.divide and self.end and isinstance(sampler, BatchSampler)):
             return self.length(len(sampler))
         last = 0 if sampler.drop_last else len(sampler.sampler) % sampler.batch_size  # type: ignore[arg-type]
@@ -132,7 +132,7 @@ def sliced(
     """Return this rank's slices of data that every rank is given; see `hocket.hookspecs.StrategyHooks.prepare_data`."""
     ranks = strategy.data_ranks
     if train and global_batch is None and (size := batch_size(loader)) is not None:
-        global_batch = size * ranks  # and not so many batches, so that what is left at the end is divided evenly
+        global_batch = size * ranks  # in samples and not in batches, so that the last one is divided evenly
     if global_batch is None:
         droppers = (loader, getattr(loader, "batch_sampler", None))
         end |= train and any(getattr(each, "drop_last", False) for each in droppers)
@@ -151,10 +151,10 @@ def sliced(
 
 
 class SlicedLoader(ByIndex):
-    """A DataLoader over a map-style data set that loads only this rank's slice of each global batch.
+    """Load only this rank's slice of each global batch from a DataLoader over a map-style data set.
 
-    Everything but the sampler is the loader's own: workers, collation, pinning. Batches come in order whatever ``in_order``
-    says: ranks that met them in different orders would mix samples of different global batches.
+    Everything but the sampler is the loader's own: workers, collation, pinning. Batches arrive in order regardless of
+    ``in_order``: otherwise ranks would combine samples of different global batches.
     """
 
     def __init__(self, loader: DataLoader[Any], slices: RankSlices, given: Any) -> None:
@@ -169,7 +169,7 @@ class SlicedLoader(ByIndex):
     def iterate(self) -> Iterator[Any]:
         """See :meth:`hocket.data.DataSource.iterate`."""
         if self._generator is not None:
-            # The sampler draws from it too and must draw the same on all ranks, but workers must not augment the same.
+            # The sampler draws from it too. It must draw the same on all ranks, but workers must augment differently.
             seed = int(torch.empty((), dtype=torch.int64).random_(generator=self._generator).item())
             vars(self.data)["generator"] = torch.Generator().manual_seed(seed + self._rank)
         self._sampler.real = real = deque[bool]()
@@ -183,7 +183,7 @@ def _marked(batches: Iterator[Any], real: deque[bool]) -> Iterator[Any]:
 
 
 class _SlicedSampler:
-    """Batch sampler: this rank's slice of each global batch of indices. Or sampler: of each of indices that are batches."""
+    """A batch sampler of this rank's slice of each global batch of indices, or a sampler of this rank's pre-made batches."""
 
     own_stream = True
 
@@ -191,7 +191,7 @@ class _SlicedSampler:
         self._batches, self._slices = batches, slices
         generators = _generators(loader, batches, getattr(batches, "sampler", None))
         self._same = _FromRank0(batches, generators, slices.strategy)
-        #: Of each batch of the latest epoch that was sampled and not yet yielded: whether it is a slice at all.
+        #: For each batch of the latest epoch that was sampled and not yet yielded: whether it is real, not padding.
         self.real: deque[bool] = deque()
 
     def __getattr__(self, name: str) -> Any:
@@ -218,9 +218,9 @@ class _SlicedSampler:
 
 
 class OwnData(Slices):
-    """Data that differs from rank to rank already. An epoch can be continued by as many ranks as began it only.
+    """Data that differs between ranks. An epoch can be continued only with the world size that began it.
 
-    A rank that runs out before the others repeats its last batch as `Padding`; with ``end`` the epoch is over for all of them
+    A rank that runs out before the others repeats its last batch as `Padding`; with ``end`` the epoch ends on all ranks
     instead. Raises ValueError on all ranks if one has no batch at all.
     """
 
@@ -229,7 +229,7 @@ class OwnData(Slices):
     def __init__(self, data: Iterable[Any], strategy: Strategy, end: bool) -> None:
         super().__init__((strategy.data_ranks, "batches"))
         self._strategy, self._end = strategy, end
-        #: Batches of this rank's data in this epoch.
+        #: Number of batches read from this rank's data in this epoch.
         self._read = 0
         lengths = strategy.all_gather_object(known_length(data))
         self._length = None if None in lengths else min(lengths) if end else max(lengths)
@@ -248,7 +248,7 @@ class OwnData(Slices):
         self._read = read
 
     def to_skip(self, read: int) -> tuple[int, bool]:
-        """See :meth:`hocket.data.Slices.to_skip`: a rank whose data has ended repeats its last batch, which is read in case."""
+        """See :meth:`hocket.data.Slices.to_skip`. The last batch is read again: a rank whose data has ended repeats it."""
         return max(read - 1, 0), read > 0
 
     def _together(self, batches: Iterator[Any], batch: Any) -> Iterator[Any]:
@@ -274,7 +274,7 @@ class OwnData(Slices):
     def length(self, batches: int) -> int:
         """See :meth:`hocket.data.Slices.length`."""
         if self._length is None:
-            raise TypeError("How many batches an epoch has is not known: the data of a rank does not say.")
+            raise TypeError("The number of batches of an epoch is not known: the data of a rank has no length.")
         return self._length
 
 
@@ -282,13 +282,13 @@ _END = object()
 
 
 class _FromRank0:
-    """What a sampler yields on rank 0, on every rank, by giving it rank 0's random numbers: one broadcast an epoch.
+    """Make a sampler yield the same on every rank as on rank 0, by broadcasting rank 0's RNG state once per epoch.
 
-    Rank 0's sampler finds the random numbers that it would find without the others, so that one seed gives the same global
-    batches for any number of ranks. The other ranks' own random numbers, which augment and drop out, are left alone.
+    Rank 0's sampler draws as in a single process, so that a seed gives the same global batches for any world size. The other
+    ranks' own random numbers, used for augmentation and dropout, are not affected.
     """
 
-    #: Samplers that keep drawing get a private stream here.
+    #: Samplers that keep drawing get a private RNG stream here.
     own_stream = True
 
     def __init__(self, sampler: Any, generators: list[torch.Generator], strategy: Strategy) -> None:
@@ -321,12 +321,12 @@ class _FromRank0:
             return items, pass_over(items, skip)
         with self._drawing(None):
             items, done = after(self._sampler, skip)
-            first = [] if skip else list(islice(items, 1))  # with it is drawn what there is to draw
+            first = [] if skip else list(islice(items, 1))  # the sampler draws its random numbers with the first item
         return chain(first, items), done
 
     @contextmanager
     def _drawing(self, stream: dict[str, Any] | None) -> Iterator[None]:
-        """Inside, random numbers are those of ``stream``, or where it begins rank 0's."""
+        """Draw from ``stream`` inside; at its beginning, from rank 0's random numbers."""
         own, begins = seeding.capture(devices=False), stream is None
         if begins:
             states = [generator.get_state() for generator in self._generators]
@@ -337,13 +337,13 @@ class _FromRank0:
         try:
             yield
         finally:
-            # With rank 0's data the first draw is a draw like any other; later ones are in a private stream, which training
-            # on no rank advances.
+            # The first draw advances rank 0's generators, as in a single process. Later ones use a private stream, which
+            # training does not advance on any rank.
             if not (begins and self._strategy.data_rank == 0):
                 seeding.restore(own)
 
 
 def _generators(*owners: Any) -> list[torch.Generator]:
-    """Return the generators that a loader and its samplers have for themselves."""
+    """Return the private generators of a loader and its samplers."""
     found = {id(g): g for owner in owners if isinstance(g := getattr(owner, "generator", None), torch.Generator)}
     return list(found.values())

@@ -1,4 +1,4 @@
-"""Who diverged, instead of ranks that wait for each other."""
+"""Report diverging ranks, instead of letting them wait for each other."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from hocket import Callback, State, hookimpl
 
 
 class SymmetryError(RuntimeError):
-    """Ranks are about to do different things."""
+    """Raised when ranks are about to do different things."""
 
 
 class SymmetryGuard(Callback):
-    """Compares, for debugging, what ranks do: before each collective which one it is, after each batch where the run is.
+    """Compare ranks, for debugging: each collective before it is called, and the position of the run after each batch.
 
-    Ranks have to call the same collectives in the same order; where one calls another, or one more, all would wait until the
-    timeout of the process group. With this callback all raise SymmetryError at once, and the message says what each rank was
-    about to do, on whose behalf, and how much was alike before. It costs a collective of its own for each one. What torch
-    does by itself, such as reducing gradients, is not seen.
+    Ranks must call the same collectives in the same order. If one calls a different or an additional collective, all wait
+    until the timeout of the process group. With this callback all ranks raise SymmetryError at once. The message names each
+    rank's next call, its caller, and the number of matching calls before. It doubles the number of collectives. Collectives
+    inside torch, such as gradient reduction, are not checked.
 
     Example:
         >>> import hocket, torch
@@ -31,46 +31,46 @@ class SymmetryGuard(Callback):
 
     def __init__(self) -> None:
         self._state: State | None = None
-        self._alike = 0
+        self._matched = 0
 
     def fit_start(self, state: State) -> None:
-        """From here on."""
+        """Start comparing."""
         self._state = state
 
     def eval_standalone_start(self, state: State) -> None:
-        """From here on."""
+        """Start comparing."""
         self._state = state
 
     def close(self, state: State) -> None:
-        """No longer."""
+        """Stop comparing."""
         self._state = None
 
     @hookimpl(wrapper=True)
     def all_reduce(self, tensor: Tensor, op: str) -> Generator[None, Any, Any]:
-        """Compares the operation, and the shape and type of what is reduced."""
+        """Compare the operation, and the tensor's shape and dtype."""
         self._compare(f"all_reduce('{op}') of {str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}")
         return (yield)
 
     @hookimpl(wrapper=True)
     def all_gather_object(self) -> Generator[None, Any, Any]:
-        """Compares that it is one."""
+        """Compare the kind of collective."""
         self._compare("all_gather_object")
         return (yield)
 
     @hookimpl(wrapper=True)
     def broadcast_object(self) -> Generator[None, Any, Any]:
-        """Compares that it is one."""
+        """Compare the kind of collective."""
         self._compare("broadcast_object")
         return (yield)
 
     @hookimpl(wrapper=True)
     def barrier(self) -> Generator[None, Any, Any]:
-        """Compares that it is one."""
+        """Compare the kind of collective."""
         self._compare("barrier")
         return (yield)
 
     def batch_end(self, state: State) -> None:
-        """Compares where the run is."""
+        """Compare the position of the run."""
         now = state.timestamp
         self._compare(
             f"the end of batch {now.batch} of epoch {now.epoch} with {now.sample} samples in all", asked=False
@@ -81,26 +81,26 @@ class SymmetryGuard(Callback):
         if state is None or state.strategy.world_size == 1:
             return
         mine = f"{what}, called by {_caller(state)}" if asked else what
-        past_the_bus: Any = state.strategy  # on which this listens
+        past_the_bus: Any = state.strategy  # calls through the bus would be compared again
         everyone = past_the_bus.all_gather_object(mine)
         if len(set(everyone)) > 1:
-            self._speak(everyone)
-        self._alike += 1
+            self._raise_divergence(everyone)
+        self._matched += 1
 
-    def _speak(self, everyone: list[str]) -> NoReturn:
+    def _raise_divergence(self, everyone: list[str]) -> NoReturn:
         doing: dict[str, list[str]] = {}
         for rank, what in enumerate(everyone):
             doing.setdefault(what, []).append(str(rank))
         rarest_first = sorted(doing.items(), key=lambda item: len(item[1]))
         found = "; ".join(f"rank {', '.join(ranks)}: {what}" for what, ranks in rarest_first)
         raise SymmetryError(
-            f"Ranks diverged after {self._alike} collectives and batches that were alike. {found}. Every rank has to call the "
-            "same collectives in the same order: look for an `if` that depends on the rank, or on data that ranks do not share."
+            f"Ranks diverged after {self._matched} identical collectives and batches. {found}. Every rank has to call the "
+            "same collectives in the same order: look for an `if` that depends on the rank, or on per-rank data."
         )
 
 
 def _caller(state: State) -> str:
-    """The attached plug-in that is nearest on the stack, or the loop."""
+    """Return the nearest attached plug-in on the stack, or the loop."""
     plugins = {
         id(attachment.obj): attachment
         for attachment in state.bus.attachments

@@ -16,26 +16,26 @@ from hocket_strategies.plans import find_plan, parallelize
 
 
 class TensorParallel(FSDP):
-    """Megatron's division of layers (Shoeybi et al. 2019, arXiv 1909.08053), with torch's ``parallelize_module``.
+    """Divide layers as Megatron does (Shoeybi et al. 2019, arXiv 1909.08053), with torch's ``parallelize_module``.
 
-    ``tensor`` neighbouring ranks compute one forward pass together on the same data: a ``"colwise"`` layer has a part of
-    its outputs on each of them, the ``"rowwise"`` one after it sums up. What the plan does not name is on all of them.
+    ``tensor`` neighbouring ranks compute one forward pass together on the same data: each holds part of the outputs of a
+    ``"colwise"`` layer, and the following ``"rowwise"`` layer sums them up. Modules outside of the plan are replicated.
     ``replicate × shard`` such groups divide each batch, and shard and average as ``fsdp`` does: a mesh of up to three axes.
 
-    The plan maps names of modules, in which ``*`` stands for anything, to ``"colwise"``, ``"rowwise"``,
-    ``"colwise_gather_output"`` (outputs whole on every rank), ``"rowwise_split_input"`` (inputs whole on every rank), or a
+    The plan maps module names, with ``*`` as wildcard, to ``"colwise"``, ``"rowwise"``, ``"colwise_gather_output"``
+    (replicated outputs), ``"rowwise_split_input"`` (replicated inputs), or a
     ``torch.distributed.tensor.parallel.ParallelStyle``. It comes from ``plan=``, else from the model's attribute
-    ``tensor_parallel_plan``, else there is one for models of transformers with the layers of GPT-2 or Llama. Divided
+    ``tensor_parallel_plan``, else from built-in plans for transformers models with the layers of GPT-2 or Llama. Divided
     dimensions must be divisible by ``tensor``.
 
     Args:
-        tensor: how many ranks divide layers; None for all that ``replicate`` and ``shard`` leave.
+        tensor: number of ranks that divide layers; None for world size ÷ (``replicate`` × ``shard``).
         plan: see above.
         replicate, shard, **options: as for :class:`~hocket_strategies.fsdp.FSDP`; ``shard`` is 1 unless given.
 
     Raises:
-        ValueError: ``replicate × shard × tensor`` is not the number of ranks; later, if there is no plan, it names a module
-            that is not there, or cannot be divided.
+        ValueError: ``replicate × shard × tensor`` is not the number of ranks; later, if there is no plan, or if it names a
+            missing module or one that cannot be divided.
 
     Example:
         >>> import hocket, hocket_strategies, torch
@@ -62,16 +62,16 @@ class TensorParallel(FSDP):
 
     @property
     def data_rank(self) -> int:
-        """Neighbours that divide layers have the same data."""
+        """Return the index of this rank's data; neighbours that divide layers have the same data."""
         return self.rank // self._degree
 
     @property
     def data_ranks(self) -> int:
-        """Groups of such neighbours."""
+        """Return the number of such groups of neighbours."""
         return self.world_size // self._degree
 
     def setup_environment(self, device: Any) -> Any:
-        """Join the ranks, then lay them out as a mesh."""
+        """Join the ranks and arrange them in a mesh."""
         on = super().setup_environment(device)
         self._degree = self._mesh["tensor"].size() if "tensor" in self._mesh.mesh_dim_names else 1
         self.data_group = data_group(self._mesh)
@@ -82,7 +82,7 @@ class TensorParallel(FSDP):
             return
         model = module.model if isinstance(module, Task) else module
         parallelize(model, find_plan(model, self._plan, self._degree), self._mesh["tensor"])
-        # Neighbours drop out the same activations and shuffle alike; with a seed they do already.
+        # Neighbours must drop out the same activations and shuffle identically; without a seed they would not.
         box = [seeding.capture()]
         group = self._mesh["tensor"].get_group()
         dist.broadcast_object_list(box, group=group, group_src=0)

@@ -1,4 +1,4 @@
-"""Which modules of a model are units of their own: gathered, freed and recomputed together."""
+"""Choose the units of a model: modules that are gathered, freed and recomputed together."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from typing import Any
 
 from torch import nn
 
-#: What to wrap: "auto", classes or their names, or the least number of parameters of a unit; None for nothing.
+#: Modules to wrap: "auto", classes or their names, or the minimum number of parameters of a unit; None for none.
 Wrap = str | int | type[nn.Module] | Sequence[str | type[nn.Module]] | None
 
-#: A unit by size, where nothing says what the blocks of a model are.
+#: Minimum number of parameters of a unit, if the blocks of a model are unknown.
 _SMALLEST = 1_000_000
 _NO_FORWARD = (nn.ModuleList, nn.ModuleDict)
 
 
 def units(model: nn.Module, wrap: Wrap = "auto") -> list[nn.Module]:
-    """The submodules of ``model`` to wrap, inner ones before those around them; never ``model`` itself.
+    """Return the submodules of ``model`` to wrap, inner ones before outer ones; never ``model`` itself.
 
     Args:
-        wrap: ``"auto"`` takes what the model calls its blocks (``_no_split_modules``, as models of transformers do), else the
+        wrap: ``"auto"`` takes the blocks that the model declares (``_no_split_modules``, as in transformers), else the
             elements of every ModuleList of two or more modules of one class, else units by size. Classes, or names of
-            classes: their instances, subclasses included. An int: units of at least so many parameters, counted without
-            those of units inside. None: nothing.
+            classes: their instances, subclasses included. An int: units of at least that many parameters, not counting
+            those of inner units. None: no units.
 
     Raises:
         TypeError: ``wrap`` is none of these. ValueError: no module is of a named class, or one shares a parameter with
@@ -38,7 +38,7 @@ def units(model: nn.Module, wrap: Wrap = "auto") -> list[nn.Module]:
     classes = [wrap] if isinstance(wrap, str | type) else wrap
     if not isinstance(classes, Iterable) or not all(isinstance(each, str | type) for each in classes):
         raise TypeError(
-            f"wrap={wrap!r} is not a plan: give 'auto', a number of parameters such as 1_000_000, classes or their names such "
+            f"wrap={wrap!r} is not valid: give 'auto', a number of parameters such as 1_000_000, classes or their names such "
             "as ['Block'], or None."
         )
     found = []
@@ -52,16 +52,16 @@ def units(model: nn.Module, wrap: Wrap = "auto") -> list[nn.Module]:
     for module in chosen:
         if shared := _shared(model, module):
             raise ValueError(
-                f"wrap={wrap!r}: {type(module).__name__} shares {shared} with the rest of the model, so it cannot be a unit of "
-                "its own. Name a class that holds all users of that parameter, or none of them."
+                f"wrap={wrap!r}: {type(module).__name__} shares {shared} with the rest of the model, so it cannot be a "
+                "separate unit. Name a class that holds all users of that parameter, or none of them."
             )
     return chosen
 
 
 def units_of_one_dtype(model: nn.Module, chosen: Iterable[nn.Module]) -> list[nn.Module]:
-    """``chosen``, and every submodule that holds parameters of another dtype than most of the model, inner ones first.
+    """Return ``chosen`` and every submodule whose parameters differ in dtype from most of the model, inner ones first.
 
-    Normalisation layers in float32 among layers in 16 bits, say: what is gathered together has one dtype.
+    Parameters that are gathered together must have one dtype. An example are float32 normalisation layers in a 16-bit model.
     """
     sizes: Counter[Any] = Counter()
     for parameter in model.parameters():
@@ -92,11 +92,11 @@ def _by_size(model: nn.Module, smallest: int) -> list[nn.Module]:
     seen: set[nn.Parameter] = set()
 
     def left(module: nn.Module) -> int:
-        """Parameters that no unit inside has taken."""
+        """Return the number of parameters outside of inner units."""
         own = [p for p in module.parameters(recurse=False) if p not in seen]
         seen.update(own)
         total = sum(parameter.numel() for parameter in own)
-        # Its projection is used without its forward, so it cannot be gathered there.
+        # Its output projection is used without calling its forward, so it would not be gathered.
         children: Any = () if isinstance(module, nn.MultiheadAttention) else module.children()
         if isinstance(module, nn.MultiheadAttention):
             total = sum(parameter.numel() for parameter in module.parameters())
@@ -111,7 +111,7 @@ def _by_size(model: nn.Module, smallest: int) -> list[nn.Module]:
 
 
 def _inner_first(model: nn.Module) -> list[nn.Module]:
-    """Every module once, after the modules in it."""
+    """Return every module once, after its submodules."""
     order: list[nn.Module] = []
     seen: set[nn.Module] = set()
 
@@ -132,7 +132,7 @@ def _ordered(model: nn.Module, chosen: Iterable[nn.Module]) -> list[nn.Module]:
 
 
 def _shared(model: nn.Module, unit: nn.Module) -> str | None:
-    """The name of a parameter of ``unit`` that modules outside of it use too."""
+    """Return the name of a parameter of ``unit`` that modules outside of it use too, or None."""
     inside = set(unit.modules())
     mine = {parameter: name for name, parameter in unit.named_parameters()}
     for module in model.modules():

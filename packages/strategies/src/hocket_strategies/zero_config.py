@@ -1,4 +1,4 @@
-"""What DeepSpeed is given: its configuration, and the package itself."""
+"""Read DeepSpeed's configuration, and import the package."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from hocket.plugins import PluginError
 
-#: Sections of a configuration that something else of hocket is for.
+#: Sections of a configuration that hocket's own arguments replace.
 _ELSEWHERE = {
     "optimizer": "Pass the optimizer to the Trainer, DeepSpeed's own too: "
     "optimizer=lambda parameters: deepspeed.ops.adam.FusedAdam(parameters, lr=1e-3).",
@@ -20,18 +20,18 @@ _ELSEWHERE = {
 
 
 def read(config: Mapping[str, Any] | str | Path | None) -> dict[str, Any]:
-    """A copy of the configuration. Raises ValueError for sections that hocket does not leave to DeepSpeed."""
+    """Return a copy of the configuration. Raises ValueError for sections that hocket's own arguments replace."""
     content = (
         json.loads(Path(config).read_text()) if isinstance(config, str | Path) else copy.deepcopy(dict(config or {}))
     )
     for section, instead in _ELSEWHERE.items():
         if section in content:
-            raise ValueError(f"DeepSpeed's configuration has {section!r}, which hocket does not hand on. {instead}")
+            raise ValueError(f"DeepSpeed's configuration has {section!r}, which hocket does not pass on. {instead}")
     return content
 
 
 def import_deepspeed() -> Any:
-    """The package. Raises PluginError if it is not installed."""
+    """Return the package. Raises PluginError if it is not installed."""
     try:
         import deepspeed
     except ModuleNotFoundError as error:
@@ -39,7 +39,7 @@ def import_deepspeed() -> Any:
             raise
         raise PluginError(
             "strategy='deepspeed' needs the package deepspeed, which is not installed. It comes with an extra; type: "
-            "pip install 'hocket[deepspeed]'. It builds parts of itself when they are first used, for which a C++ compiler "
-            "(g++) has to be there too. Without it, strategy='ddp' trains on the same processes."
+            "pip install 'hocket[deepspeed]'. It also needs a C++ compiler (g++) to build its extensions on first use. "
+            "Without it, strategy='ddp' trains on the same processes."
         ) from None
     return deepspeed

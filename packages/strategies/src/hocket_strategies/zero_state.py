@@ -1,4 +1,4 @@
-"""Full weights and optimizer state of a DeepSpeed engine: put together from the partitions of all ranks, and taken apart.
+"""Assemble full weights and optimizer state of a DeepSpeed engine from the partitions of all ranks, and load them back.
 
 Collective: every rank calls these functions with the same arguments.
 """
@@ -21,13 +21,13 @@ Groups = Sequence[Sequence[nn.Parameter]]
 
 
 def full_weights(module: nn.Module) -> dict[str, Any]:
-    """The state_dict of the module with whole weights: float32 where the engine has it, not the 16-bit copy."""
+    """Return the module's state_dict with full weights; in float32 where the engine has it, instead of the 16-bit copy."""
     return {name: _whole(value) for name, value in module.state_dict(keep_vars=True).items()}
 
 
 @torch.no_grad()
 def load_full_weights(module: nn.Module, state_dict: dict[str, Any], engine: Any = None) -> None:
-    """Undo `full_weights`. ``engine`` is None where nothing is partitioned. Raises RuntimeError unless every key fits."""
+    """Load `full_weights`. ``engine`` is None if nothing is partitioned. Raises RuntimeError unless every key fits."""
     held = module.state_dict(keep_vars=True)
     _check(module, held, state_dict)
     for name, target in held.items():
@@ -86,9 +86,9 @@ def _check(module: nn.Module, held: dict[str, Any], state_dict: dict[str, Any]) 
 
 
 def full_optimizer_state(optimizer: torch.optim.Optimizer, groups: Groups) -> dict[str, Any]:
-    """As `torch.optim.Optimizer.state_dict`, parameters numbered in the order of ``groups``.
+    """Return the state in the format of `torch.optim.Optimizer.state_dict`, with parameters numbered as in ``groups``.
 
-    The engine has replaced the optimizer's parameters by flat partitions, all of which have the same kinds of state.
+    The engine has replaced the optimizer's parameters by flat partitions, which all have the same kinds of state.
     """
     from deepspeed.utils import safe_get_full_optimizer_state
 
@@ -111,11 +111,11 @@ def full_optimizer_state(optimizer: torch.optim.Optimizer, groups: Groups) -> di
 def load_full_optimizer_state(
     optimizer: torch.optim.Optimizer, groups: Groups, state_dict: dict[str, Any], engine: Any
 ) -> None:
-    """Undo `full_optimizer_state`. Raises ValueError if the state is of other parameter groups."""
+    """Load `full_optimizer_state`. Raises ValueError if the state has other parameter groups."""
     sizes = [len(group["params"]) for group in state_dict["param_groups"]]
     if sizes != [len(group) for group in groups]:
         raise ValueError(
-            f"The state is of an optimizer with groups of {sizes} parameters, this one has {[len(g) for g in groups]}."
+            f"The state belongs to an optimizer with groups of {sizes} parameters, this one has {[len(g) for g in groups]}."
         )
     for group, saved in zip(optimizer.param_groups, state_dict["param_groups"], strict=True):
         group.update(copy.deepcopy(_settings(saved)))
@@ -130,7 +130,7 @@ def load_full_optimizer_state(
             elif key not in held:
                 held[key] = torch.zeros_like(flat)
     if kinds and hasattr(engine.optimizer, "_lazy_init_hp_params_optimizer_state"):
-        engine.optimizer._lazy_init_hp_params_optimizer_state()  # where safe_set_… finds what was just made
+        engine.optimizer._lazy_init_hp_params_optimizer_state()  # so that safe_set_… finds the new state
     for index, parameter in enumerate(chain.from_iterable(groups)):
         for key, value in states.get(index, {}).items():
             if key in flat_kinds:
@@ -138,12 +138,12 @@ def load_full_optimizer_state(
 
 
 def _set(parameter: nn.Parameter, value: Tensor, key: str | None = None) -> None:
-    """Set the engine's float32 copy of a parameter, or the state ``key`` of its optimizer, from the whole tensor."""
+    """Set the engine's float32 copy of a parameter, or its optimizer state ``key``, from the full tensor."""
     from deepspeed.utils import safe_set_full_fp32_param, safe_set_full_optimizer_state
 
     value = value.to(parameter.device, torch.float32)
     if _is_partitioned(parameter):
-        # DeepSpeed's own functions for whole values fail where ranks do not get equally many elements.
+        # DeepSpeed's own functions for full values fail if ranks get different numbers of elements.
         zero, size = parameter._z3_optimizer, parameter.ds_tensor.ds_numel  # type: ignore[attr-defined]
         start = dist.get_rank(parameter.ds_process_group) * size  # type: ignore[attr-defined]
         mine = torch.zeros(size, device=value.device)
@@ -161,7 +161,7 @@ def _settings(group: dict[str, Any]) -> dict[str, Any]:
 
 
 def _is_flat(value: Any) -> bool:
-    """Whether state has the shape of the parameter, unlike a number of steps."""
+    """Whether a state value has the shape of the parameter, unlike a step count."""
     return isinstance(value, Tensor) and value.dim() > 0
 
 
@@ -171,11 +171,11 @@ def _partitions(engine: Any) -> list[Tensor]:
     return list(getattr(zero, "fp32_partitioned_groups_flat", None) or zero.single_partition_of_fp32_groups)
 
 
-# --- what an engine keeps from one batch to the next
+# --- the engine's state between batches
 
 
 def forget_gradients(engine: Any) -> None:
-    """Drop the gradients of a batch, accumulated or reduced, that no step has used."""
+    """Drop accumulated or reduced gradients that no step has used."""
     zero = engine.optimizer
     zero.zero_grad()
     if hasattr(zero, "single_partition_of_fp32_groups"):  # stages 1 and 2
@@ -184,7 +184,7 @@ def forget_gradients(engine: Any) -> None:
 
 
 def forget_groups() -> None:
-    """Make DeepSpeed ask for process groups again, after those that it remembers were destroyed."""
+    """Make DeepSpeed look up process groups again, after those that it caches were destroyed."""
     from deepspeed.comm import comm
     from deepspeed.utils import groups
 

@@ -1,4 +1,4 @@
-"""For authors of plug-ins: conformance suites to inherit, ranks on one machine, and proof that nothing waits for the device.
+"""For plug-in authors: conformance suites to inherit, ranks on one machine, and a check that nothing waits for the device.
 
 ::
 
@@ -6,7 +6,7 @@
         def make(self):
             return GradientNoise()
 
-The suites need pytest and are imported when they are first used; the rest of the kit does without.
+The suites need pytest and are imported on first use; the rest of the kit does not need it.
 """
 
 from __future__ import annotations
@@ -64,13 +64,13 @@ def __dir__() -> list[str]:
 
 
 def _need_pytest(name: str) -> None:
-    """pytest is there, and will show what stood in an assertion of a suite that failed."""
+    """Import pytest, and have it rewrite the assertions of the suites."""
     try:
         import pytest
     except ModuleNotFoundError as error:
         raise ImportError(
             f"hocket.testkit.{name} is a suite of tests for pytest, which is not installed here ({error}). Type: pip "
-            "install pytest. Of hocket.testkit only the suites need it; run_ranks and no_sync do not."
+            "install pytest. Only the suites of hocket.testkit need it; run_ranks and no_sync do not."
         ) from None
     pytest.register_assert_rewrite(
         "hocket.testkit.conformance", "hocket.testkit.runs", *(f"hocket.testkit.{m}" for m in _SUITES.values())

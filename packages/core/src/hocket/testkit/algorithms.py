@@ -17,8 +17,8 @@ _SOURCE = re.compile(r"arxiv|doi\b|https?://|\b(19|20)\d\d\b|sources?:", re.IGNO
 
 
 class AlgorithmConformance(RunConformance):
-    """What an algorithm has to pass. Define ``make``; ``model``, ``data``, ``loss`` and ``arguments`` where the tiny
-    convolutional network on generated images is not what the method is for.
+    """The tests that every algorithm must pass. Define ``make``; also ``model``, ``data``, ``loss`` and ``arguments`` if the
+    method is not for a tiny convolutional network on generated images.
 
     Example:
         >>> import hocket, hocket_general
@@ -28,18 +28,18 @@ class AlgorithmConformance(RunConformance):
     """
 
     kind = "algorithms"
-    #: The method card, relative to the test file, where it is neither ``docs/algorithms/<name>.md`` nor the README.md.
+    #: Path of the method card, relative to the test file, if it is neither ``docs/algorithms/<name>.md`` nor the README.md.
     card: ClassVar[str | None] = None
 
     def make(self) -> hocket.Algorithm:
-        """A new algorithm."""
+        """Return a new algorithm."""
         algorithm: hocket.Algorithm = super().make()
         return algorithm
 
-    # --- what it says about itself
+    # --- declarations
 
     def test_declares_itself_properly(self) -> None:
-        """Events, phase and needs have their types; names of other algorithms are collections and not one string."""
+        """Events, phase and needs have the right types; names of other algorithms are collections, not a string."""
         algorithm = self.make()
         who = type(algorithm).__name__
         assert isinstance(algorithm, hocket.Algorithm), f"{who} is not a hocket.Algorithm. Inherit from it."
@@ -53,7 +53,7 @@ class AlgorithmConformance(RunConformance):
             assert well, f"{who}.{attribute} is {names!r}. Write a tuple of names: {attribute} = ('{names}',)."
 
     def test_names_its_source(self) -> None:
-        """Where the method comes from stands in the docstring of the class or of its module."""
+        """The docstring of the class or of its module names the source of the method."""
         cls = type(self.make())
         docs = f"{cls.__doc__ or ''}\n{inspect.getmodule(cls).__doc__ or ''}"
         assert _SOURCE.search(docs), (
@@ -85,26 +85,26 @@ class AlgorithmConformance(RunConformance):
         readmes = [folder / "README.md" for folder in folders if (folder / "pyproject.toml").is_file()]
         return next((path for path in [*cards, *readmes[:1]] if path.is_file()), None)
 
-    # --- what it does
+    # --- behaviour
 
     def test_has_an_effect(self) -> None:
-        """The weights, or what evaluation finds, are not those of a run without it."""
+        """The weights, or the evaluation metrics, differ from those of a run without it."""
         with_it, without = self.trainer(self.make()), self.trainer()
         metrics = with_it.fit().metrics, without.fit().metrics
         differs = difference(weights(with_it), weights(without)) or difference(*metrics)
         assert differs is not None, (
-            "Training with the algorithm gave bit for bit what training without it gives. Choose settings in make(), or a "
-            "model, for which it acts; an algorithm that must not change the numbers says so in `exempt`."
+            "Training with the algorithm is bitwise identical to training without it. Choose settings in make(), or a "
+            "model, for which it acts; declare an algorithm that must not change the numbers in `exempt`."
         )
 
     def test_works_with_microbatches(self) -> None:
-        """A batch in pieces trains as the batch in one piece does, to rounding."""
-        whole, cut = self.trainer(self.make()), self.trainer(self.make(), microbatch=3)
-        whole.fit()
-        cut.fit()
-        found = difference(weights(cut), weights(whole), self.tolerance("test_works_with_microbatches", 1e-4))
+        """Training with microbatches equals training on full batches, up to rounding."""
+        full, split = self.trainer(self.make()), self.trainer(self.make(), microbatch=3)
+        full.fit()
+        split.fit()
+        found = difference(weights(split), weights(full), self.tolerance("test_works_with_microbatches", 1e-4))
         assert found is None, (
-            f"With microbatch=3 the weights differ: {found}. Act on the whole batch (Event.AFTER_DATALOADER, "
-            "Event.AFTER_TRAIN_BATCH) or on every sample alike. If it is meant to differ, say why in `exempt`; if it is "
+            f"With microbatch=3 the weights differ: {found}. Act on the full batch (Event.AFTER_DATALOADER, "
+            "Event.AFTER_TRAIN_BATCH) or identically on every sample. If it is meant to differ, say why in `exempt`; if it is "
             "rounding, allow for it in `tolerances`."
         )

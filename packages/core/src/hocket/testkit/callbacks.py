@@ -10,7 +10,7 @@ from hocket.testkit.runs import RunConformance
 
 
 class CallbackConformance(RunConformance):
-    """What a callback has to pass. Define ``make``; one that stops runs should be made so that it does not stop these.
+    """The tests that every callback must pass. Define ``make``; configure it so that it does not stop these runs.
 
     Example:
         >>> import hocket
@@ -23,12 +23,12 @@ class CallbackConformance(RunConformance):
     kind = "callbacks"
 
     def make(self) -> hocket.Callback:
-        """A new callback."""
+        """Return a new callback."""
         callback: hocket.Callback = super().make()
         return callback
 
     def test_is_no_algorithm(self) -> None:
-        """Callbacks observe; what changes the run is a hocket.Algorithm."""
+        """Callbacks observe; a plug-in that changes the run is a hocket.Algorithm."""
         callback = self.make()
         assert isinstance(callback, hocket.Callback), (
             f"{type(callback).__name__} is not a hocket.Callback. Inherit from it."
@@ -36,7 +36,7 @@ class CallbackConformance(RunConformance):
         assert not isinstance(callback, hocket.Algorithm), f"{type(callback).__name__} is an algorithm; use that suite."
 
     def test_does_not_change_training(self) -> None:
-        """Weights, metrics and length of the run are bit for bit those of a run without it."""
+        """Weights, metrics and length of the run are bitwise identical to those of a run without it."""
         with_it, without = self.trainer(self.make()), self.trainer()
         result, expected = with_it.fit(), without.fit()
         found = (
@@ -45,18 +45,18 @@ class CallbackConformance(RunConformance):
             or difference(result.timestamp.batch, expected.timestamp.batch, at="the number of batches")
         )
         assert found is None, (
-            f"A run with the callback is not the run without it: {found}. A callback reads; to change the run, make it a "
-            "hocket.Algorithm. One that asks the loop for something says so in `exempt`."
+            f"A run with the callback differs from the run without it: {found}. A callback only reads; to change the run, make "
+            "it a hocket.Algorithm. Declare one that makes requests of the loop in `exempt`."
         )
 
     def test_closes_without_having_been_used(self) -> None:
-        """A run can end before it began."""
+        """Closing works if the run ended before training started."""
         trainer = self.trainer(self.make())
         trainer.close()
         trainer.close()
 
     def test_logs_the_same_in_turns(self) -> None:
-        """What it has logged in each of two runs that go on in turns are the names that it logs in one alone."""
+        """In each of two runs that train in turns, it logs the same names as in a single run."""
         plugins = [self.make() for _ in range(3)]
         logs = [MemoryLogger() for _ in plugins]
         alone, *turns = [
@@ -70,5 +70,5 @@ class CallbackConformance(RunConformance):
             got = {name: [batch for batch, _ in values] for name, values in log.metrics.items()}
             found = difference(got, expected, at="the batches at which values were logged")
             assert found is None, (
-                f"It logs otherwise when two Trainers train in turns: {found}. Keep everything in self or in the state."
+                f"It logs differently when two Trainers train in turns: {found}. Keep everything in self or in the state."
             )

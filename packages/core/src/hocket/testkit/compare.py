@@ -1,4 +1,4 @@
-"""Two nested values, compared bit for bit or within a tolerance."""
+"""Compare nested values bitwise or within a tolerance."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from torch import Tensor
 
 
 def difference(got: Any, expected: Any, tolerance: float = 0.0, at: str = "") -> str | None:
-    """The first difference in words, or None. NaN equals NaN.
+    """Return a description of the first difference, or None. NaN equals NaN.
 
     Args:
         got, expected: tensors, numbers and anything else that has ``==``, in mappings, sequences and dataclasses.
         tolerance: for floating-point values, absolute and relative to the largest expected value of the tensor; 0 for
             equal bits. Shapes and dtypes are always compared.
-        at: where in an enclosing value the two are, for the words.
+        at: path of the two in an enclosing value, for the description.
     """
     here = at or "the value"
     if isinstance(expected, Tensor):

@@ -1,11 +1,11 @@
-"""What the suites share: how a plug-in's author says what to test, and tests that every kind of plug-in has to pass.
+"""The base of all suites: hooks for authors to configure them, and tests that every kind of plug-in must pass.
 
-An inherited test may be left out or replaced only with a reason::
+An inherited test may be skipped or replaced only with a reason::
 
     class TestMixUp(hocket.testkit.AlgorithmConformance):
         exempt = {"test_works_with_microbatches": "each microbatch draws its own mixing ratio"}
 
-Without one, replacing it (or setting it to None) is an error when the class is made.
+Without a reason, replacing it (or setting it to None) is an error when the class is defined.
 """
 
 from __future__ import annotations
@@ -46,17 +46,17 @@ class Conformance:
 
     #: The kind of plug-in, one of `hocket.plugins.KINDS`.
     kind: ClassVar[str]
-    #: The short name, where no entry point declares the class (it was given to `hocket.plugins.register`).
+    #: The short name, if no entry point declares the class (it was passed to `hocket.plugins.register`).
     name: ClassVar[str | None] = None
-    #: Packages that importing the plug-in's module may bring, such as ``{"transformers"}``. What those do is their affair.
+    #: Packages that the plug-in's module may import, such as ``{"transformers"}``. Those are not checked.
     heavy: ClassVar[Collection[str]] = ()
     #: Inherited test -> why it does not apply. It is skipped with that reason, or may be replaced.
     exempt: ClassVar[Mapping[str, str]] = {}
-    #: Inherited test -> (another tolerance, why that one), for tests that compare within one.
+    #: Inherited test -> (tolerance, reason), for tests that compare within a tolerance.
     tolerances: ClassVar[Mapping[str, tuple[float, str]]] = {}
     #: The device to train on.
     device: ClassVar[str] = "cpu"
-    #: A folder of the test under way; runs are kept there.
+    #: The folder of the current test, where runs are stored.
     folder: Path
 
     # --- for authors
@@ -64,27 +64,27 @@ class Conformance:
     _runs = 0
 
     def make(self) -> Any:
-        """A new plug-in, as small as it can be while doing what it is for."""
+        """Return a new plug-in, as small as possible while still acting."""
         raise NotImplementedError(f"{type(self).__name__} needs a make(self) that returns a new plug-in to test.")
 
     def model(self) -> nn.Module:
-        """A new small model, or `hocket.Task`, to train; its weights are drawn from torch's generator, which is seeded."""
+        """Return a new small model, or `hocket.Task`, to train; draw its weights from torch's generator, which is seeded."""
         return convolutional_network()
 
     def data(self) -> Any:
-        """Training data: a list of batches, or a DataLoader over a map-style data set. Random numbers as in `model`."""
+        """Return training data: a list of batches, or a DataLoader over a map-style data set. Random numbers as in `model`."""
         return labelled_images()
 
     def loss(self) -> Any:
-        """The ``loss=`` of the Trainer; None for a model that has its own."""
+        """Return the ``loss=`` of the Trainer; None for a model that has its own."""
         return nn.functional.cross_entropy
 
     def optimizer(self, parameters: Any) -> torch.optim.Optimizer:
-        """The optimizer over a list of parameters."""
+        """Return the optimizer over a list of parameters."""
         return torch.optim.SGD(parameters, lr=0.05, momentum=0.9)
 
     def arguments(self) -> dict[str, Any]:
-        """More arguments for every Trainer of the suite, such as ``{"schedule": "cosine"}``."""
+        """Return further arguments for every Trainer of the suite, such as ``{"schedule": "cosine"}``."""
         return {}
 
     # --- for suites
@@ -97,7 +97,7 @@ class Conformance:
         self.folder = tmp_path
         before = footprint()
         yield
-        # What stays after the first test that caused it would be there before and after every later one.
+        # A change that persists would be blamed only on the first test that caused it.
         after = footprint()
         there = before["os.environ"]  # libraries add variables when they are first used
         after["os.environ"] = {name: value for name, value in after["os.environ"].items() if name in there}
@@ -107,8 +107,8 @@ class Conformance:
         )
 
     def trainer(self, plugin: Any = None, **changes: Any) -> hocket.Trainer:
-        """A Trainer of the reference run with ``plugin`` attached, or none of this kind; ``changes`` are its arguments."""
-        self._runs += 1  # each has a folder of its own
+        """Return a Trainer of the reference run with ``plugin`` attached, or none of this kind; ``changes`` are arguments."""
+        self._runs += 1  # each run has its own folder
         arguments = {
             "model": self.seeded(self.model),
             "loss": self.loss(),
@@ -130,11 +130,11 @@ class Conformance:
         return hocket.Trainer(**arguments)
 
     def two_steps(self) -> TwoSteps:
-        """A task that trains two of `model`, in a step each."""
+        """Return a task that trains two instances of `model`, each in its own step."""
         return TwoSteps((self.seeded(self.model), self.seeded(self.model)), self.loss(), self.optimizer)
 
     def seeded(self, make: Callable[[], Any]) -> Any:
-        """What ``make()`` gives when it finds the same global random numbers each time, which are as before afterwards."""
+        """Return ``make()``, called with fixed global random numbers, which are restored afterwards."""
         with seeding.preserved():
             random.seed(0)
             torch.manual_seed(0)
@@ -143,16 +143,16 @@ class Conformance:
             return make()
 
     def tolerance(self, test: str, default: float) -> float:
-        """What `tolerances` says for a test, or ``default``."""
+        """Return the tolerance of a test in `tolerances`, or ``default``."""
         return self.tolerances.get(test, (default, ""))[0]
 
     def plugin_name(self) -> str | None:
-        """The name that the plug-in goes by: as declared, or as `name` says. None if it has none."""
+        """Return the plug-in's name, as declared or from `name`; None if it has none."""
         cls = type(self.make())
         if self.name is not None:
             return self.name
         entry = catalog.entry_of(self.kind, cls)
-        if entry is None:  # a package may declare what it re-exports, under another module than the class's own
+        if entry is None:  # a package may declare a re-exported class, under another module than the class's own
             top = cls.__module__.partition(".")[0]
             near = (e for e in catalog.entries(self.kind) if e.target.partition(":")[0].partition(".")[0] == top)
             entry = next((e for e in near if e.api == catalog.API and e.load() is cls), None)
@@ -162,13 +162,13 @@ class Conformance:
         return import_in_fresh_process(type(self.make()).__module__, tuple(sorted(self.heavy)))
 
     def _files(self) -> list[Path]:
-        """Everything in the folder of the test."""
+        """Return everything in the folder of the test."""
         return sorted(path for path in self.folder.rglob("*") if path.is_file())
 
-    # --- what every plug-in has to pass
+    # --- tests for every plug-in
 
     def test_inherited_tests_are_all_there(self) -> None:
-        """Tests that are replaced or left out have a reason; so they have when the class is made, and here still."""
+        """Replaced or skipped tests have a reason: checked when the class is defined, and again here."""
         _check_exemptions(type(self))
 
     def test_make_gives_a_new_plugin_each_time(self) -> None:
@@ -226,7 +226,7 @@ class Conformance:
         assert not self._files(), f"Making the plug-in wrote {self._files()}. Write when there is something to write."
 
     def test_implements_known_hooks_only(self) -> None:
-        """It can be attached, which checks names and arguments of hooks, and then hears or does something."""
+        """It can be attached, which checks names and arguments of hooks, and implements at least one hook."""
         attachment = Attachment(self.kind, self.plugin_name() or "plugin", self.make())
         bus = Bus([attachment])
         hooks = [hook for hook in _hooks() if bus.listeners(hook)]
@@ -251,7 +251,7 @@ class Conformance:
         assert type(copied) is type(plugin)
         if hasattr(plugin, "state_dict"):
             found = difference(copied.state_dict(), plugin.state_dict(), at="state_dict()")
-            assert found is None, f"A pickled copy is another plug-in: {found}."
+            assert found is None, f"A pickled copy differs from the plug-in: {found}."
 
     # --- the mechanism
 
@@ -260,14 +260,14 @@ class Conformance:
         _check_exemptions(cls)
 
 
-#: What tests change themselves, and do not wait for.
+#: Entries of the footprint that tests change themselves.
 _OF_TESTS = ("the global random numbers", "running threads")
-#: Kinds of which a Trainer takes exactly one, by the argument.
+#: Kinds of which a Trainer takes exactly one, with the argument's name.
 _SINGLE = {"strategies": "strategy", "precisions": "precision"}
 
 
 def _check_exemptions(cls: type[Conformance]) -> None:
-    """Raises TypeError for an inherited test that is replaced without a reason, and for reasons that fit no test."""
+    """Raise TypeError for inherited tests that are replaced without a reason, and for reasons that match no test."""
     if _of_kit(cls):
         return
     tests = {name for base in cls.__mro__ if _of_kit(base) for name in vars(base) if name.startswith("test_")}
@@ -304,11 +304,11 @@ def _kebab(name: str) -> str:
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", name).lower()
 
 
-# --- what a test looks at
+# --- helpers of tests
 
 
 def weights(trainer: hocket.Trainer) -> dict[str, Any]:
-    """A copy of the full weights."""
+    """Return a copy of the full weights."""
     return {
         name: value.detach().clone() if isinstance(value, torch.Tensor) else copy.deepcopy(value)
         for name, value in trainer.model_state_dict().items()
@@ -316,7 +316,7 @@ def weights(trainer: hocket.Trainer) -> dict[str, Any]:
 
 
 def contents(data: Any) -> dict[str, Any]:
-    """What user's data holds, by reference: its batches or samples, and the attributes of a loader."""
+    """Return the contents of user data by reference: its batches or samples, and the attributes of a loader."""
     dataset = getattr(data, "dataset", None)
     if isinstance(data, Sequence):
         return {"batches": list(data)}
@@ -330,11 +330,11 @@ def contents(data: Any) -> dict[str, Any]:
 
 
 class Planned(Exception):
-    """What a test raises in the middle of training."""
+    """Raised by a test in the middle of training."""
 
 
 def raiser(hook: str, after: int = 1) -> Any:
-    """A callback that raises Planned the ``after``-th time that ``hook`` is called; both numbers can be written to."""
+    """Return a callback that raises Planned on the ``after``-th call of ``hook``; its count and ``after`` are writable."""
 
     def listen(self: Any, state: hocket.State) -> None:
         self.calls += 1
@@ -346,6 +346,6 @@ def raiser(hook: str, after: int = 1) -> Any:
 
 
 def parameters_of(cls: type) -> list[str]:
-    """The arguments of a class, those that are passed on (``**kwargs``) left out."""
+    """Return the arguments of a class, without those that are passed on (``**kwargs``)."""
     given = list(inspect.signature(cls).parameters.values())
     return [p.name for p in given if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]

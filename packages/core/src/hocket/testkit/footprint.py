@@ -1,4 +1,4 @@
-"""What a process shares between everyone in it, and plug-ins therefore leave alone."""
+"""Process-wide state, which plug-ins must not change."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _GLOBAL_HOOKS = (
 
 
 def footprint() -> dict[str, Any]:
-    """Everything of that kind by name, as values that can be compared and pickled."""
+    """Return process-wide state by name, as values that can be compared and pickled."""
     modules = torch.nn.modules.module
     root = logging.getLogger()
     return {
@@ -51,7 +51,7 @@ def footprint() -> dict[str, Any]:
 
 
 def _random_numbers() -> list[Any]:
-    """Where every global generator in use stands."""
+    """Return the state of every global generator in use."""
     numbers: list[Any] = [random.getstate(), torch.get_rng_state().tolist()]
     if numpy := sys.modules.get("numpy"):
         numbers.append([item.tobytes() if hasattr(item, "tobytes") else item for item in numpy.random.get_state()])
@@ -61,5 +61,5 @@ def _random_numbers() -> list[Any]:
 
 
 def changed(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
-    """The names of what differs between two footprints."""
+    """Return the names of the entries that differ between two footprints."""
     return [name for name in before if before[name] != after[name]]

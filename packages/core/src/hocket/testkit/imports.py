@@ -1,4 +1,4 @@
-"""What importing a module brings along and changes, seen in a process of its own."""
+"""Import a module in a separate process, to see what it imports and changes."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 
 
 class Imported(NamedTuple):
-    """What came of it."""
+    """The effects of an import."""
 
-    #: Top-level packages that were not there before.
+    #: Top-level packages that were not imported before.
     packages: frozenset[str]
-    #: What of the process is different; see `hocket.testkit.footprint`.
+    #: Changed entries of the footprint; see `hocket.testkit.footprint`.
     changed: list[str]
     #: Why it could not be imported, or empty.
     error: str = ""
@@ -29,8 +29,8 @@ def import_in_fresh_process(module: str, first: tuple[str, ...] = (), timeout: f
 
     The process sees this one's ``sys.path``. Raises RuntimeError if it dies or does not end in time (seconds).
     """
-    # A server that has imported torch once, and is forked for each module; elsewhere each process imports it anew. The
-    # server's socket is a file among the temporary ones, and the system limits its path to about a hundred bytes.
+    # A server imports torch once and is forked for each module; without forks each process imports torch again. The server's
+    # socket is a temporary file, and the system limits its path to about a hundred bytes.
     served = "forkserver" in multiprocessing.get_all_start_methods() and len(tempfile.gettempdir()) < 64
     context: Any = multiprocessing.get_context("forkserver" if served else "spawn")
     if served:
@@ -57,7 +57,7 @@ def _child(pipe: Any, module: str, first: Sequence[str]) -> None:
     from hocket.testkit.footprint import changed, footprint
 
     for name in first:
-        with contextlib.suppress(ImportError):  # what the plug-in may bring need not be installed
+        with contextlib.suppress(ImportError):  # allowed packages need not be installed
             importlib.import_module(name)
     before, there = footprint(), set(sys.modules)
     error = ""

@@ -22,7 +22,7 @@ _UNUSUAL = (
 
 
 class LoggerConformance(CallbackConformance):
-    """What a logger has to pass. Define ``make``, and ``written`` to read back what it wrote.
+    """The tests that every logger must pass. Define ``make``, and ``written`` to read back the written values.
 
     Example:
         >>> import hocket
@@ -35,19 +35,19 @@ class LoggerConformance(CallbackConformance):
     """
 
     kind = "loggers"
-    #: What a logger raises ends no run, but a test.
+    #: An exception of a logger never ends a run, but it fails a test.
     pytestmark = pytest.mark.filterwarnings("error::hocket.plugins.delivery.LoggerWarning")
 
     def make(self) -> hocket.Logger:
-        """A new logger that writes into the run's folder, or nowhere but into itself."""
+        """Return a new logger that writes into the run's folder, or only into memory."""
         logger: hocket.Logger = super().make()  # type: ignore[assignment]
         return logger
 
     def written(self, logger: Any, folder: Path) -> Mapping[str, Sequence[float]]:
-        """What the closed ``logger`` has written down of a run: every value by name, in order.
+        """Return the values of a run that the closed ``logger`` has written: every value by name, in order.
 
         Args:
-            logger: the one that ``make`` made.
+            logger: a logger from ``make``.
             folder: the folder of the run, which need not exist.
         """
         raise NotImplementedError(
@@ -59,9 +59,11 @@ class LoggerConformance(CallbackConformance):
         logger = self.make()
         assert isinstance(logger, hocket.Logger), f"{type(logger).__name__} is not a hocket.Logger. Inherit from it."
         hooks = [name for name in dir(logger) if name.startswith("log_")]
-        assert hooks, f"{type(logger).__name__} is told nothing. Implement log_metrics(self, state, metrics)."
+        assert hooks, (
+            f"{type(logger).__name__} implements no logging hook. Implement log_metrics(self, state, metrics)."
+        )
 
-    # --- what is written down
+    # --- contents
 
     def test_writes_down_what_is_logged(self) -> None:
         """Every value of a run, in order."""
@@ -72,7 +74,7 @@ class LoggerConformance(CallbackConformance):
         self._compare(logger, trainer, memory, "test_writes_down_what_is_logged")
 
     def test_goes_on_after_it_was_closed(self) -> None:
-        """A later fit is written down too, and what was there before is kept."""
+        """A later fit is written too, and earlier values are kept."""
         logger, memory = self.make(), MemoryLogger()
         trainer = self.trainer(logger, loggers=[memory], log_every="2ba")
         for _ in range(2):
@@ -82,7 +84,7 @@ class LoggerConformance(CallbackConformance):
         self._compare(logger, trainer, memory, "test_goes_on_after_it_was_closed")
 
     def test_two_runs_do_not_mix(self) -> None:
-        """Runs that go on in turns are written down each for itself."""
+        """Runs that train in turns are written separately."""
         loggers, memories = [self.make(), self.make()], [MemoryLogger(), MemoryLogger()]
         trainers = [
             self.trainer(logger, loggers=[memory], log_every="2ba", run_name=name, seed=seed)
@@ -96,7 +98,7 @@ class LoggerConformance(CallbackConformance):
             self._compare(logger, trainer, memory, "test_two_runs_do_not_mix")
 
     def test_values_that_are_not_finite(self) -> None:
-        """NaN and infinities are what one wants to see most; they are written down as what they are."""
+        """NaN and infinities, the values most worth seeing, are written unchanged."""
         values = [math.nan, math.inf, -math.inf, 0.0, 1e30, -1e-30]
         logger = self.make()
         trainer = self.trainer(logger)
@@ -109,7 +111,7 @@ class LoggerConformance(CallbackConformance):
         assert len(written) == len(values) and all(
             (math.isnan(got) and math.isnan(value)) or got == value or math.isclose(got, value, rel_tol=tolerance)
             for got, value in zip(written, values, strict=True)
-        ), f"Logged were {values}, written down {written}."
+        ), f"Logged: {values}; written: {written}."
 
     def test_nothing_to_write(self) -> None:
         """No metrics, no hyperparameters, a flush of nothing."""
@@ -121,7 +123,7 @@ class LoggerConformance(CallbackConformance):
 
     @pytest.mark.parametrize("name", _UNUSUAL, ids=range(len(_UNUSUAL)))
     def test_unusual_names(self, name: str) -> None:
-        """Names come from users and from layers; none of them ends a run, and none leads out of the run's folder."""
+        """Names come from users and from layers; no name ends a run, or leads out of the run's folder."""
         trainer = self.trainer(self.make())
         trainer.state.bus.log_metrics(trainer.state, {name: 1.0, f"layer/{name}": 2.0})
         trainer.state.bus.flush(trainer.state)
@@ -141,7 +143,7 @@ class LoggerConformance(CallbackConformance):
         trainer.close()
 
     def test_images_tables_and_artifacts(self) -> None:
-        """Everything else that can be logged; a logger that does not write it down is not told."""
+        """Images, tables and artifacts are written by loggers that implement their hooks."""
         trainer = self.trainer(self.make())
         state, bus = trainer.state, trainer.state.bus
         artifact = self.folder / "artifact.txt"
@@ -155,10 +157,10 @@ class LoggerConformance(CallbackConformance):
         bus.flush(state)
         trainer.close()
 
-    # --- where it is written down
+    # --- location
 
     def test_writes_nothing_unasked(self) -> None:
-        """A Trainer that was only made, and perhaps only planned, leaves no file and no folder."""
+        """A Trainer that was only constructed or planned leaves no file and no folder."""
         trainer = self.trainer(self.make())
         trainer.plan()
         trainer.close()
@@ -185,13 +187,13 @@ class LoggerConformance(CallbackConformance):
 
     def _check_folder(self, trainer: hocket.Trainer) -> None:
         outside = [path for path in self._files() if _folder(trainer) not in path.parents]
-        assert not outside, f"{outside} lies outside the run's folder. Write into state.run_folder."
+        assert not outside, f"{outside} is outside the run's folder. Write into state.run_folder."
 
     def _compare(self, logger: hocket.Logger, trainer: hocket.Trainer, memory: MemoryLogger, test: str) -> None:
         expected = {name: [value for _, value in values] for name, values in sorted(memory.metrics.items())}
         written = {name: list(values) for name, values in sorted(self.written(logger, _folder(trainer)).items())}
         found = difference(written, expected, self.tolerance(test, 1e-6), at="what was written")
-        assert found is None, f"The logger did not write down what was logged: {found}."
+        assert found is None, f"The written values differ from the logged ones: {found}."
 
 
 def _folder(trainer: hocket.Trainer) -> Path:

@@ -21,13 +21,13 @@ from hocket.testkit.footprint import changed, footprint
 from hocket.testkit.reference import batch_norm_network
 from hocket.testkit.runs import RunConformance
 
-#: How many steps scaling may skip on one batch: from a scale of 2^24 halved down to 1.
+#: Steps that scaling may skip on one batch: from a scale of 2^24 halved down to 1.
 _OVERFLOWS = 24
 _NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 
 class PrecisionConformance(RunConformance):
-    """What a precision has to pass. Define ``make``, and ``gradient_tolerance`` if it computes in fewer bits than float32.
+    """The tests that every precision must pass. Define ``make``, and ``gradient_tolerance`` for fewer bits than float32.
 
     Example:
         >>> import hocket
@@ -39,13 +39,13 @@ class PrecisionConformance(RunConformance):
     """
 
     kind = "precisions"
-    #: How far the gradient may be from that in float64: the norm of the difference, divided by the norm. So for the loss.
+    #: Allowed distance of the gradient from that in float64: the norm of the difference, divided by the norm. Also for losses.
     gradient_tolerance: ClassVar[float] = 1e-5
     #: The fewest bits in which the weights and statistics of normalisation layers may be kept.
     norm_bits: ClassVar[int] = 32
 
     def make(self) -> Precision:
-        """A new precision."""
+        """Return a new precision."""
         precision: Precision = super().make()
         return precision
 
@@ -62,7 +62,7 @@ class PrecisionConformance(RunConformance):
 
     @pytest.mark.parametrize("microbatch", [None, 3])
     def test_the_gradient_is_close_to_that_in_float64(self, microbatch: int | None) -> None:
-        """The gradient of a batch, as optimizers and plug-ins see it: unscaled, whole, however the batch was cut.
+        """Optimizers and plug-ins see the unscaled gradient of the full batch, with or without microbatches.
 
         Steps skipped because scaling overflowed are repeated on the same batch; whether the first scale overflows depends on
         the processor's arithmetic.
@@ -86,8 +86,8 @@ class PrecisionConformance(RunConformance):
         distance = ((got - expected).norm() / expected.norm()).item()
         assert distance <= self.gradient_tolerance, (
             f"The gradient is {distance:.2g} of its norm away from that in float64, and gradient_tolerance is "
-            f"{self.gradient_tolerance:g}. If the loss is scaled, unscale_gradients has to undo it; if this is what so few "
-            "bits give, declare it in gradient_tolerance."
+            f"{self.gradient_tolerance:g}. If the loss is scaled, unscale_gradients has to undo it; if so few "
+            "bits cannot do better, declare it in gradient_tolerance."
         )
         assert abs(seen.loss - loss) <= self.gradient_tolerance * (1 + abs(loss)), (
             f"The loss is {seen.loss}, expected {loss}."
@@ -122,7 +122,7 @@ class PrecisionConformance(RunConformance):
         assert found is None, f"Evaluation changed the weights: {found}."
 
     def test_normalisation_layers_keep_their_bits(self) -> None:
-        """Their weights and statistics are finite, wide enough to move, and have moved."""
+        """Their weights and statistics are finite, wide enough to change, and have changed."""
         trainer = self.trainer(self.make(), eval_data=None)
         norms = [module for module in trainer.state.task.modules() if isinstance(module, _NORMS)]
         before = [{k: v.clone() for k, v in norm.state_dict().items()} for norm in norms]
@@ -132,11 +132,11 @@ class PrecisionConformance(RunConformance):
                 what = f"{type(norm).__name__}.{name}"
                 if tensor.is_floating_point():
                     assert torch.finfo(tensor.dtype).bits >= self.norm_bits, (
-                        f"{what} is {tensor.dtype}: a running mean in so few bits stops to move, and so do weights near 1. "
+                        f"{what} is {tensor.dtype}: a running mean in so few bits stops changing, and so do weights near 1. "
                         f"Keep it in float32, or declare norm_bits = {torch.finfo(tensor.dtype).bits}."
                     )
                     assert tensor.isfinite().all(), f"{what} is not finite after training."
-                assert not torch.equal(tensor, old[name]), f"{what} did not move in training."
+                assert not torch.equal(tensor, old[name]), f"{what} did not change in training."
 
     # --- contexts and batches
 
@@ -158,7 +158,7 @@ class PrecisionConformance(RunConformance):
         assert not changed(before, footprint()), f"After an error {changed(before, footprint())} is not as before."
 
     def test_batches_are_converted_and_not_changed(self) -> None:
-        """Integers, truth values and what is no tensor pass through; the batch that was given is not written to."""
+        """Integers, bools and values other than tensors are unchanged; the input batch is not written to."""
         bus = self.trainer(self.make()).state.bus
         batch = {
             "floats": torch.rand(3, 2), "ids": torch.arange(3), "mask": torch.tensor([True, False, True]),
@@ -167,34 +167,34 @@ class PrecisionConformance(RunConformance):
         before = copy.deepcopy(batch)
         converted = bus.convert_batch(batch)
         found = difference(batch, before, at="the batch")
-        assert found is None, f"convert_batch changed what it was given: {found}. Return new tensors."
+        assert found is None, f"convert_batch changed its input: {found}. Return new tensors."
         for key in ("ids", "mask", "names", "nothing"):
             found = difference(converted[key], before[key], at=f"the batch's {key!r}")
-            assert found is None, f"convert_batch changed what is no floating-point tensor: {found}."
+            assert found is None, f"convert_batch changed a value that is not a floating-point tensor: {found}."
         assert converted["floats"].is_floating_point() and converted["nested"][0].dtype == converted["floats"].dtype
 
     # --- inside
 
     def _exact(self) -> tuple[Any, list[Any]]:
-        """The task in float64, by itself, and its batches."""
+        """Return the task in float64, without a Trainer, and its batches."""
         model = self.seeded(self.model).double()
         task = model if isinstance(model, hocket.Task) else SupervisedTask(model, self.loss())
         wide = [map_tensors(lambda t: t.double() if t.is_floating_point() else t, b) for b in self.seeded(self.data)]
         return task, wide
 
     def _reference(self, microbatch: int | None) -> tuple[Tensor, float]:
-        """Gradient and loss of the first batch, by plain PyTorch in float64."""
+        """Return gradient and loss of the first batch, by plain PyTorch in float64."""
         task, (batch, *_) = self._exact()
         samples, total = count(batch).samples, 0.0
-        for piece in split(batch, microbatch or samples):
-            loss = as_loss(task.loss(task(piece), piece)).value * (count(piece).samples / samples)
+        for part in split(batch, microbatch or samples):
+            loss = as_loss(task.loss(task(part), part)).value * (count(part).samples / samples)
             loss.backward()
             total += loss.item()
         return torch.cat([p.grad.flatten() for p in task.parameters() if p.grad is not None]), total
 
 
 class _Gradients(hocket.Callback):
-    """Keeps what is seen of a batch's gradients."""
+    """Record a batch's gradients, loss and gradient norm."""
 
     def __init__(self) -> None:
         self.gradients: list[Tensor] = []

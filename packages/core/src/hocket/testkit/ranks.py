@@ -13,18 +13,18 @@ __all__ = ["RankError", "run_ranks"]
 
 
 def run_ranks(function: Callable[..., Any], world_size: int, *args: Any, timeout: float = 60.0) -> list[Any]:
-    """Call ``function(rank, *args)`` in ``world_size`` processes at once; what each returned, by rank.
+    """Call ``function(rank, *args)`` in ``world_size`` concurrent processes; return the results by rank.
 
-    The ranks have joined a gloo process group, which ``strategy="ddp"`` uses as it is, and find the variables RANK,
-    LOCAL_RANK, WORLD_SIZE and LOCAL_WORLD_SIZE in their environment. They compute with one thread. They are forks of this
-    process: ``function`` and ``args`` may be anything, closures included; what is returned is pickled.
+    The ranks have joined a gloo process group, which ``strategy="ddp"`` uses as it is, and the variables RANK, LOCAL_RANK,
+    WORLD_SIZE and LOCAL_WORLD_SIZE are set. They compute with one thread. They are forks of this process: ``function`` and
+    ``args`` may be anything, closures included; results are pickled.
 
     Args:
         timeout: seconds after which the ranks that still run are killed.
 
     Raises:
         RankError: a rank raised (the message holds its traceback), died or did not end in time. The others are killed.
-        RuntimeError: this process cannot be forked, because the platform does not know how or a GPU is in use.
+        RuntimeError: this process cannot be forked, because the platform has no fork or a GPU is in use.
 
     Example:
         >>> import torch
@@ -42,9 +42,9 @@ def run_ranks(function: Callable[..., Any], world_size: int, *args: Any, timeout
         def rank_main(rank: int) -> Any:
             import torch.distributed as dist
 
-            # They meet in a file and not at a port: nobody can take it, and no rank has to be there first.
+            # Rendezvous in a file instead of a port: nobody else can take it, and no rank must be first.
             dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world_size)
-            dist.barrier()  # else one could leave while another is still connecting
+            dist.barrier()  # otherwise one could leave while another is still connecting
             result = function(rank, *args)
             if dist.is_initialized():
                 dist.barrier()  # nobody leaves while another still needs it

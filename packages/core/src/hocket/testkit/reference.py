@@ -1,4 +1,4 @@
-"""What the suites train unless a plug-in's author says otherwise."""
+"""The models and data that the suites train by default."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ CLASSES = 4
 
 
 class TwoSteps(Task):
-    """Trains two models on the same batches, each with an optimizer of its own, in a step of its own.
+    """Train two models on the same batches, each with its own optimizer and step.
 
     Args:
         models: two modules, or tasks of one step.
         loss: the loss function of modules.
-        optimizer: makes an optimizer of a list of parameters.
+        optimizer: makes an optimizer from a list of parameters.
     """
 
     def __init__(
@@ -31,38 +31,38 @@ class TwoSteps(Task):
         self._optimizer = optimizer
 
     def configure_optimizers(self) -> dict[str, Optimizer]:
-        """One for each model."""
+        """Return an optimizer for each model."""
         parts = {"first": self.first, "second": self.second}
         return {name: self._optimizer(list(part.parameters())) for name, part in parts.items()}
 
     def forward(self, batch: Any) -> Any:
-        """Outputs of the second model, for evaluation."""
+        """Return the outputs of the second model, for evaluation."""
         return self.second(batch)
 
     def loss(self, outputs: Any, batch: Any) -> Any:
-        """The second model's, for evaluation."""
+        """Return the second model's loss, for evaluation."""
         return self.second.loss(outputs, batch)
 
     def train_batch(self, batch: Any, step: Any) -> None:
-        """A step of the first model, then two of the second."""
+        """Take a step of the first model, then two of the second."""
         step(self.loss_of_first, batch, "first")
         for _ in range(2):
             step(self.loss_of_second, batch, "second")
 
     def loss_of_first(self, batch: Any) -> Any:
-        """The first model's."""
+        """Return the first model's loss."""
         return self.first.loss_of(batch)
 
     def loss_of_second(self, batch: Any) -> Any:
-        """The second model's."""
+        """Return the second model's loss."""
         return self.second.loss_of(batch)
 
 
 def convolutional_network() -> nn.Module:
-    """Logits ``(N, 4)`` for images ``(N, 3, 16, 16)``, without anything that mixes samples or draws random numbers.
+    """Return a model with logits ``(N, 4)`` for images ``(N, 3, 16, 16)`` that mixes no samples and draws no random numbers.
 
-    It has what methods for images look for: a strided convolution and a pooling with 16 channels, a normalisation, a ReLU,
-    a linear layer.
+    It has the layers that methods for images act on: a strided convolution and a pooling with 16 channels, a normalisation, a
+    ReLU, a linear layer.
     """
     return nn.Sequential(
         nn.Conv2d(3, 16, 3, padding=1),
@@ -78,7 +78,7 @@ def convolutional_network() -> nn.Module:
 
 
 def batch_norm_network() -> nn.Module:
-    """The same shapes with a batch norm and a layer norm, whose statistics and weights are delicate in few bits."""
+    """Return a model of the same shapes with batch norm and layer norm, which are sensitive to low precision."""
     return nn.Sequential(
         nn.Conv2d(3, 16, 3, stride=2, padding=1, bias=False),
         nn.BatchNorm2d(16),
@@ -91,9 +91,9 @@ def batch_norm_network() -> nn.Module:
 
 
 def labelled_images(samples: int = 29, batch_size: int = 8) -> list[tuple[Tensor, Tensor]]:
-    """Batches of float32 images ``(N, 3, 16, 16)`` in [0, 1] and int64 labels ``(N,)``; the last batch is smaller.
+    """Return batches of float32 images ``(N, 3, 16, 16)`` in [0, 1] and int64 labels ``(N,)``; the last batch is smaller.
 
-    Each class is a pattern of its own under noise, so that a small network learns it in a few steps.
+    Each class is a distinct pattern plus noise, so that a small network learns it in a few steps.
     """
     generator = torch.Generator().manual_seed(1)
     patterns = torch.rand(CLASSES, 3, 16, 16, generator=generator)

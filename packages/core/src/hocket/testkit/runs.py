@@ -1,4 +1,4 @@
-"""Tests for every plug-in that takes part in a run, whatever it does there."""
+"""Tests for every plug-in that takes part in a run."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from hocket.testkit.sync import no_sync
 
 
 class RunConformance(Conformance):
-    """Learning, randomness, state, data, other Trainers, and what happens when something goes wrong."""
+    """Test learning, randomness, state, data, other Trainers, and errors."""
 
     #: How long the reference model trains before its loss has to be lower.
     training: ClassVar[str] = "6ep"
@@ -44,9 +44,9 @@ class RunConformance(Conformance):
         )
 
     def test_is_deterministic(self) -> None:
-        """The same seed gives the same weights, bit for bit, and the same metrics."""
+        """The same seed gives bitwise identical weights and metrics."""
         first, second = self.trainer(self.make()), self.trainer(self.make())
-        torch.rand(3)  # the process's own random numbers are none of its business
+        torch.rand(3)  # the process's random numbers must not matter
         metrics = first.fit().metrics
         torch.rand(5)
         again = second.fit().metrics
@@ -61,24 +61,24 @@ class RunConformance(Conformance):
         if not _watch(plugin, armed):
             return
         trainer = self.trainer(plugin)
-        trainer.fit("1ep")  # what is measured once may be measured
+        trainer.fit("1ep")  # one-time measurements may wait
         armed.set()
         trainer.fit("1ep")
 
     def test_leaves_the_data_alone(self) -> None:
-        """The user's batches, samples and loader are after a run what they were before."""
+        """The user's batches, samples and loader are unchanged after a run."""
         trainer = self.trainer(self.make())
         data = trainer.state.train_data
         before = copy.deepcopy(contents(data))
         trainer.fit()
         found = difference(contents(data), before, at="the training data")
         assert found is None, (
-            f"The user's data is not what it was: {found}. Never write into state.batch: assign a new batch, such as "
+            f"The user's data has changed: {found}. Never write into state.batch: assign a new batch, such as "
             "state.batch = set_item(state.batch, 1, targets) from hocket.data.batches."
         )
 
     def test_two_trainers_do_not_notice_each_other(self) -> None:
-        """Two Trainers that train in turns end where each ends alone."""
+        """Two Trainers that train in turns end with the same weights as each alone."""
 
         def pair() -> list[hocket.Trainer]:
             return [self.trainer(self.make(), seed=seed) for seed in (17, 18)]
@@ -93,7 +93,7 @@ class RunConformance(Conformance):
         for one, other in zip(turns, alone, strict=True):
             found = difference(weights(one), weights(other), at="weights")
             assert found is None, (
-                f"A Trainer trains otherwise when another one trains too: {found}. Keep everything in self or in the state; "
+                f"A Trainer trains differently when another one trains too: {found}. Keep everything in self or in the state; "
                 "nothing in the class, the module or torch's global settings."
             )
 
@@ -111,15 +111,15 @@ class RunConformance(Conformance):
         )
         after.fit()
         found = difference(weights(after), weights(before), at="weights")
-        assert found is None, f"A run without the plug-in is not what it was before one with it: {found}."
+        assert found is None, f"A run without the plug-in differs after a run with it: {found}."
 
     def test_trains_the_same_when_pickled(self) -> None:
-        """A copy that travelled to another process does what the original does."""
+        """An unpickled copy trains like the original."""
         here, there = self.trainer(self.make()), self.trainer(pickle.loads(pickle.dumps(self.make())))
         here.fit()
         there.fit()
         found = difference(weights(there), weights(here), at="weights")
-        assert found is None, f"With a pickled copy of the plug-in training goes otherwise: {found}."
+        assert found is None, f"Training with a pickled copy of the plug-in differs: {found}."
 
     def test_keeps_its_state(self) -> None:
         """``state_dict`` goes through a file and into a fresh plug-in, which then holds the same."""
@@ -131,13 +131,13 @@ class RunConformance(Conformance):
         file = io.BytesIO()
         torch.save(state, file)
         file.seek(0)
-        self.trainer(fresh)  # a run is set up before its state is loaded
+        self.trainer(fresh)  # sets up a run, which happens before its state is loaded
         fresh.load_state_dict(torch.load(file, weights_only=True))
         found = difference(fresh.state_dict(), state, at="state_dict()")
-        assert found is None, f"A fresh plug-in that loaded a state holds another: {found}."
+        assert found is None, f"A fresh plug-in that loaded a state returns a different one: {found}."
 
     def test_resumes_in_the_middle(self) -> None:
-        """A run that continues from a state taken within an epoch ends bitwise as the run that the state was taken of."""
+        """A run resumed from a state within an epoch ends bitwise identical to the uninterrupted run."""
         whole, log, taken = self._whole_run("whole", take=True)
         assert taken, "The run ended before its second epoch. Give data() and make() that let it train two."
         for middle, state in taken.items():
@@ -166,7 +166,7 @@ class RunConformance(Conformance):
             before = weights(whole)
             whole.fit()
         except PlanError:
-            return  # by name, such as algorithms that act between a model's outputs and the loss
+            return  # refused by name, such as algorithms that act between a model's outputs and the loss
         after = weights(whole)
         for part in ("first", "second"):
             moved = [
@@ -199,7 +199,7 @@ class RunConformance(Conformance):
         return self.trainer(self.make(), loggers=loggers, log_every="1ba", run_name=name, **changes)
 
     def _difference_of_logs(self, got: _Logged, expected: _Logged, middle: int) -> str | None:
-        """Values count where they repeat at all, which those of clocks do not."""
+        """Compare the values that are reproducible, unlike those of clocks."""
         found = difference(got, expected, at="what was logged after it")
         at, wanted = ({name: [batch for batch, _ in rows] for name, rows in log.items()} for log in (got, expected))
         if found is None or (wrong := difference(at, wanted, at="the batches at which values were logged")):
@@ -211,17 +211,17 @@ class RunConformance(Conformance):
         )
 
     def test_refuses_a_state_that_is_not_its_own(self) -> None:
-        """An unknown key is an error that names it, and not dropped."""
+        """An unknown key is an error that names it; it is not dropped."""
         plugin = self.make()
         self.trainer(plugin).fit("1ba")
         with pytest.raises((ValueError, KeyError)) as refused:
             self.make().load_state_dict({**plugin.state_dict(), "no_such_key": 0})
         assert "no_such_key" in str(refused.value), (
-            f"load_state_dict refused an unknown key with {str(refused.value)!r}. Name the key, so that its owner finds it."
+            f"load_state_dict refused an unknown key with {str(refused.value)!r}. Name the key, so that the user finds it."
         )
 
     def test_an_evaluation_leaves_the_weights_alone(self) -> None:
-        """Training goes on with the weights that it had, whether an evaluation ends well or not."""
+        """Training continues with unchanged weights, whether an evaluation succeeds or fails."""
         planned = raiser("eval_after_forward", after=0)
         trainer = self.trainer(self.make(), callbacks=[planned])
         data = self.seeded(self.data)
@@ -238,7 +238,7 @@ class RunConformance(Conformance):
 
     @pytest.mark.parametrize("hook", ["before_forward", "before_loss", "after_train_batch", "batch_end", "eval_start"])
     def test_an_exception_leaves_nothing_behind(self, hook: str) -> None:
-        """Whatever raises, wherever: the exception leaves as it is, process and data are as before, training can go on."""
+        """After any exception in a hook, it propagates unchanged, process and data are unchanged, and training can continue."""
         trainer = self.trainer(self.make(), callbacks=[raiser(hook, after=1 if hook == "eval_start" else 2)])
         data = trainer.state.train_data
         batches = copy.deepcopy(contents(data))
@@ -252,7 +252,7 @@ class RunConformance(Conformance):
             f"After an exception in {hook}, {', '.join(different)} is not as before. Undo it on `exception` or `close`."
         )
         found = difference(contents(data), batches, at="the training data")
-        assert found is None, f"After an exception in {hook} the user's data is not what it was: {found}."
+        assert found is None, f"After an exception in {hook} the user's data has changed: {found}."
         trainer.close()
         trainer.close()
         with warnings.catch_warnings():
@@ -269,9 +269,9 @@ _Logged = dict[str, list[tuple[int, float]]]
 
 
 class _Takes(hocket.Callback):
-    """Keeps the Trainer's state after the first two batches of the second epoch, as a file would.
+    """Keep the Trainer's state after the first two batches of the second epoch, serialised.
 
-    Two, because what repeats every five batches would be the same again after the fifth.
+    Two, because behaviour that repeats every five batches would be the same again after the fifth.
     """
 
     trainer: hocket.Trainer
@@ -291,7 +291,7 @@ def _after(batch: int, log: MemoryLogger) -> _Logged:
     return {name: rows[name] for name in sorted(rows) if rows[name]}
 
 
-#: Events of every step on which what the state holds is on the device.
+#: Events of every step on which the state's tensors are on the device.
 _STEP = (
     Event.BEFORE_FORWARD, Event.AFTER_FORWARD, Event.BEFORE_LOSS, Event.AFTER_LOSS, Event.BEFORE_BACKWARD,
     Event.AFTER_BACKWARD, Event.AFTER_TRAIN_BATCH, Event.BATCH_END,
@@ -299,7 +299,7 @@ _STEP = (
 
 
 def _watch(plugin: Any, armed: threading.Event) -> bool:
-    """Have what a plug-in does on those events run under `no_sync` while ``armed``. False if it does nothing there."""
+    """Run the plug-in's hooks of those events under `no_sync` while ``armed``. Return False if it has none."""
 
     def watched(function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
@@ -327,7 +327,7 @@ def _loss(values: dict[str, float]) -> float:
 
 
 def _not_plain(value: Any, at: str) -> str | None:
-    """The first part of a state that is not of a plain type, in words."""
+    """Describe the first part of a state that is not of a plain type."""
     if value is None or isinstance(value, bool | int | float | str | torch.Tensor):
         return None
     if isinstance(value, dict):

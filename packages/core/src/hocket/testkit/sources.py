@@ -24,7 +24,7 @@ from hocket.training import seeding
 
 
 class Taken(NamedTuple):
-    """What a run knows after a batch, or between two epochs: its position, and the random numbers of the process."""
+    """The state of a run after a batch, or between two epochs: its position, and the random numbers of the process."""
 
     epoch: int
     #: Batches of the epoch that were yielded; None between two epochs.
@@ -37,7 +37,7 @@ class Taken(NamedTuple):
 
 
 class Part(Slices):
-    """Equal parts of every batch for so many ranks, or one part more for the first ones."""
+    """Divide every batch evenly over ranks; the first ranks get one sample more if it is not divisible."""
 
     def __init__(self, rank: int, ranks: int) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class Part(Slices):
 
 
 class SourceConformance:
-    """What an adapter has to pass. Define ``make``, which returns new data; the adapter has to be registered.
+    """The tests that every adapter must pass. Define ``make``, which returns new data; the adapter has to be registered.
 
     Batches are tensors, or tuples, lists and dicts of them. Between two batches the suite draws from the global generators, as
     models with dropout do.
@@ -72,11 +72,11 @@ class SourceConformance:
     kind = ""
     #: Epochs to compare.
     epochs = 2
-    #: By test, why it does not apply.
+    #: Test -> why it does not apply.
     exempt: dict[str, str] = {}
 
     def make(self) -> Any:
-        """Return new data, in the state in which a run finds it."""
+        """Return new data, in the state at the start of a run."""
         raise NotImplementedError(f"{type(self).__name__} needs a make(self) that returns new data to test.")
 
     def source(self, slices: Slices | None = None) -> Source:
@@ -115,7 +115,9 @@ class SourceConformance:
             found += _seen(source.begin(epoch))
         source.close()
         problem = difference(found, expected, at="[2 x the batch, or its random numbers]")
-        assert problem is None, f"A plain loop over the data is another one: {problem}. Draw what iter(data) draws."
+        assert problem is None, (
+            f"A plain loop over the data gives something else: {problem}. Draw what iter(data) draws."
+        )
 
     def test_continues_from_every_position(self) -> None:
         """The rest of the run is the same in a new process, from the middle of an epoch and from its end."""
@@ -143,7 +145,7 @@ class SourceConformance:
             assert problem is None, f"{each}: {problem}. A continued run is bitwise identical."
 
     def test_continues_where_it_is(self) -> None:
-        """A source whose iteration an exception ended begins again at a position of its own."""
+        """A source whose iteration an exception ended starts again at its own position."""
         run, taken = self._run()
         each = next(each for each in taken if each.batches is not None)
         source = self.source()
@@ -157,7 +159,7 @@ class SourceConformance:
         assert difference(rest, expected, at="the rest of the epoch") is None
 
     def test_another_number_of_ranks_continues(self) -> None:
-        """Two ranks that each compute on a part of every batch are continued by three, with the same batches."""
+        """Three ranks continue with the same batches where two ranks stopped."""
         run, taken = self._run()
         whole = [batch for epoch, _, batch in run if not epoch]
         cut = len(whole) // 2
@@ -193,7 +195,7 @@ class SourceConformance:
         assert length in (None, batches), f"length() is {length}, but an epoch has {batches} batches."
 
     def test_close_ends_worker_processes(self) -> None:
-        """And the source can be used again."""
+        """``close()`` ends worker processes, and the source can be used again."""
         others = {child.pid for child in multiprocessing.active_children()}
         source = self.source()
         next(source.begin(0))
@@ -206,7 +208,7 @@ class SourceConformance:
         source.close()
 
     def test_other_data_is_refused(self) -> None:
-        """A position of another kind, or in another number of batches, is an error that says so."""
+        """A position of another kind, or of another number of batches, is an error that says so."""
         _, taken = self._run()
         position = next(each.position for each in taken if each.batches is not None)
         source = self.source()
@@ -222,7 +224,7 @@ class SourceConformance:
     # --- runs
 
     def _run(self) -> tuple[list[tuple[int, int, Any]], list[Taken]]:
-        """Return the batches of a run, by epoch and number, and what was taken after each of them and between epochs."""
+        """Return the batches of a run, by epoch and number, and the states after each of them and between epochs."""
         source = self.source()
         _seed(4)
         run: list[tuple[int, int, Any]] = []
@@ -251,7 +253,7 @@ def _next(taken: Taken) -> tuple[int, int]:
 
 
 def _through_a_file(position: Position) -> Position:
-    """Return what a checkpoint holds of a position: nothing but tensors and plain values."""
+    """Return a position as read from a checkpoint: only tensors and plain values."""
     file = io.BytesIO()
     torch.save(position, file)
     file.seek(0)

@@ -23,7 +23,7 @@ _SAMPLES, _BATCH = 13, 4
 
 
 class StrategyConformance(Conformance):
-    """What a strategy has to pass, on ``world_size`` processes of this machine. Define ``make``.
+    """The tests that every strategy must pass, on ``world_size`` processes of this machine. Define ``make``.
 
     Everything is computed in double precision and compared with plain PyTorch on the same global batches in one process.
 
@@ -36,39 +36,39 @@ class StrategyConformance(Conformance):
     """
 
     kind = "strategies"
-    #: How many ranks to start; 1 for a strategy that knows no others.
+    #: How many ranks to start; 1 for a single-process strategy.
     world_size: ClassVar[int] = 2
-    #: What everything is computed in; float32, with a wider `weight_tolerance`, for a backend that has no double precision.
+    #: The dtype of all computation; float32, with a wider `weight_tolerance`, for a backend that has no double precision.
     dtype: ClassVar[torch.dtype] = torch.float64
-    #: How far weights may be from those of one process, absolute and relative to the largest.
+    #: Allowed distance of weights from those of one process, absolute and relative to the largest.
     weight_tolerance: ClassVar[float] = 1e-10
 
     def make(self) -> Strategy:
-        """A new strategy; called in each rank."""
+        """Return a new strategy; called in each rank."""
         strategy: Strategy = super().make()
         return strategy
 
     def run(self, function: Callable[..., Any]) -> list[Any]:
-        """What ``function(rank)`` returns in each rank, by rank. Ranks are forked and talk through gloo unless overridden."""
+        """Call ``function(rank)`` in each rank; return the results by rank. By default ranks are forked and use gloo."""
         return run_ranks(function, self.world_size)
 
     def model(self) -> nn.Module:
         return nn.Sequential(nn.Linear(5, 16), nn.Tanh(), nn.Linear(16, 8), nn.LayerNorm(8), nn.Linear(8, 3))
 
     def data(self) -> Any:
-        """13 samples of 5 numbers and a class, in batches of 4, which `trainer` makes the global ones: the last has one sample,
-        too few for two ranks."""
+        """Return 13 samples of 5 numbers and a class, in batches of 4. `trainer` makes these the global batches; the last one
+        has one sample, too few for two ranks."""
         return DataLoader(TensorDataset(torch.rand(_SAMPLES, 5).to(self.dtype), torch.randint(3, (_SAMPLES,))), _BATCH)
 
     def trainer(self, plugin: Any = None, **changes: Any) -> hocket.Trainer:
-        """As in every suite, but in `dtype`, and with the same global batches on any number of ranks."""
+        """Return a Trainer as in every suite, but in `dtype`, and with the same global batches for any world size."""
         parts = {"model": self.seeded(self.model).to(self.dtype), "global_batch": _BATCH}
         return super().trainer(plugin, **(parts | changes))
 
     def reference(self, clip: float | None, epochs: int = 2) -> tuple[dict[str, Tensor], list[float]]:
-        """The weights after training, and the loss of each batch: of a loop in plain PyTorch over the global batches.
+        """Return the weights after training, and the loss of each batch, of a plain PyTorch loop over the global batches.
 
-        Define it for a strategy that is meant to train otherwise, and compute the same without the strategy.
+        Override it for a strategy that trains differently by design, and compute the same without the strategy.
         """
         model = self.seeded(self.model).to(self.dtype)
         optimizer = self.optimizer(model.parameters())
@@ -102,18 +102,18 @@ class StrategyConformance(Conformance):
         for rank, (got, seen, counted) in enumerate(by_rank):
             found = difference(got, expected, self.weight_tolerance, at=f"the weights of rank {rank}")
             assert found is None, (
-                f"Training on {self.world_size} ranks is not training in one process on the same global batches: {found}. "
+                f"Training on {self.world_size} ranks differs from training in one process on the same batches: {found}. "
                 "Gradients are means over the samples of the global batch; ranks may have different numbers of them, or none."
             )
             found = difference(got, by_rank[0][0], at=f"the weights of rank {rank} against those of rank 0")
             assert found is None, f"Ranks hold different weights: {found}."
             found = difference(seen, losses, self.weight_tolerance, at="state.loss")
-            assert found is None, f"The loss of batches is not that of the global batch: {found}."
+            assert found is None, f"The loss of a batch is not that of the global batch: {found}."
             batches = -(-_SAMPLES // _BATCH)
             assert counted == (2, 2 * batches, 2 * _SAMPLES), f"Rank {rank} counted epochs, batches, samples {counted}."
 
     def test_trains_a_task_of_two_steps(self) -> None:
-        """Each step of a `hocket.Task` with two optimizers is that of one process; or the plan refuses the task."""
+        """Each step of a `hocket.Task` with two optimizers equals that of one process, or the plan refuses the task."""
 
         def rank_main(rank: int) -> Any:
             task = self.two_steps().to(self.dtype)
@@ -142,12 +142,12 @@ class StrategyConformance(Conformance):
                 else difference(got, expected, self.weight_tolerance, at=f"the weights of rank {rank}")
             )
             assert found is None, (
-                f"A task that steps two optimizers in turn ends elsewhere than in one process: {found}. Define call_prepared, "
-                "or leave hocket.Need.SEVERAL_STEPS out of `offers`."
+                f"A task that steps two optimizers in turn differs from one process: {found}. Define call_prepared, "
+                "or remove hocket.Need.SEVERAL_STEPS from `offers`."
             )
 
     def test_a_batch_size_is_each_ranks_own(self) -> None:
-        """Without ``global_batch`` ranks train on a loader's batch each, and on every sample of an epoch once."""
+        """Without ``global_batch`` each rank trains on a batch of the loader, and every sample of an epoch is used once."""
 
         def rank_main(rank: int) -> Any:
             trainer = self.trainer(self.make(), global_batch=None)
@@ -182,7 +182,7 @@ class StrategyConformance(Conformance):
                 f"A metric that adds up outputs came to {got_total}, over every sample once it is {total}."
             )
         # Ranks with the same data predict the same.
-        predicted = sum(number for _, number in {share for *_, share in by_rank})
+        predicted = sum(number for _, number in {part for *_, part in by_rank})
         assert predicted == _SAMPLES, f"{predicted} outputs were predicted for {_SAMPLES} samples."
 
     def test_two_trainers_in_turns(self) -> None:
@@ -208,7 +208,7 @@ class StrategyConformance(Conformance):
                 assert found is None, f"Trainers in the same processes disturb each other: {found}."
 
     def test_an_exception_on_all_ranks_ends_the_fit(self) -> None:
-        """It leaves as it is, and the same ranks can train again."""
+        """The exception propagates unchanged, and the same ranks can train again."""
 
         def rank_main(rank: int) -> Any:
             trainer = self.trainer(self.make(), callbacks=[raiser(Event.AFTER_LOSS.value, after=2)])
@@ -224,7 +224,7 @@ class StrategyConformance(Conformance):
         for got in self.run(rank_main):
             assert got is not None, "The exception did not leave fit()."
             found = difference(got, expected, self.weight_tolerance, at="weights")
-            assert found is None, f"After an exception, training again goes otherwise: {found}."
+            assert found is None, f"After an exception, training again differs: {found}."
 
     # --- state
 
@@ -234,9 +234,9 @@ class StrategyConformance(Conformance):
         def rank_main(rank: int) -> Any:
             trainer = self.trainer(self.make())
             state, bus = trainer.state, trainer.state.bus
-            whole = bus.model_state(state.prepared)
-            shapes = {name: tuple(value.shape) for name, value in whole.items()}
-            changed = {name: torch.full_like(value, 0.5) for name, value in whole.items()}
+            full = bus.model_state(state.prepared)
+            shapes = {name: tuple(value.shape) for name, value in full.items()}
+            changed = {name: torch.full_like(value, 0.5) for name, value in full.items()}
             bus.load_model_state(state.prepared, changed)
             values = {float(value) for tensor in bus.model_state(state.prepared).values() for value in tensor.flatten()}
             refused = False
@@ -250,11 +250,11 @@ class StrategyConformance(Conformance):
         task = {f"network.{name}": tuple(value.shape) for name, value in plain.state_dict().items()}
         for shapes, values, refused in self.run(rank_main):
             assert shapes == task, f"model_state has names and shapes {shapes}, expected {task}."
-            assert values == {0.5}, "What load_model_state was given is not what model_state returns afterwards."
+            assert values == {0.5}, "model_state does not return the state that load_model_state was given."
             assert refused, "load_model_state has to raise RuntimeError for a key that the model does not have."
 
     def test_training_goes_on_from_the_full_state(self) -> None:
-        """Weights and optimizer state of one Trainer, loaded into another: the second epoch is that of one long run."""
+        """Loading one Trainer's weights and optimizer state into another gives the same second epoch as one long run."""
 
         def rank_main(rank: int) -> Any:
             first, second = self.trainer(self.make()), self.trainer(self.make())
@@ -270,7 +270,7 @@ class StrategyConformance(Conformance):
         expected, _ = self.reference(None)
         for got in self.run(rank_main):
             found = difference(got, expected, self.weight_tolerance, at="weights")
-            assert found is None, f"Training does not go on from model_state and optimizer_state: {found}."
+            assert found is None, f"Training does not continue from model_state and optimizer_state: {found}."
 
     # --- collectives
 
@@ -323,7 +323,7 @@ class _Losses(hocket.Callback):
 
 
 class SumOfOutputs:
-    """A metric that a sample which is missing, or comes twice, makes wrong; combined over ranks by ``merge_state``."""
+    """A metric that missing or repeated samples make wrong; combined over ranks by ``merge_state``."""
 
     def __init__(self) -> None:
         self.total = 0.0

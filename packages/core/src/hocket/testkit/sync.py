@@ -1,4 +1,4 @@
-"""Proof that a piece of code never waits for the device, on machines with and without one."""
+"""Check that code never waits for the device, on machines with and without one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-#: Operations whose result, or its shape, the host has to know.
+#: Operations whose result, or its shape, the host must read.
 _WAITING = {
     "aten::_local_scalar_dense": "item(), float(), int(), bool() or an `if`",
     "aten::allclose": "torch.allclose",
@@ -25,20 +25,20 @@ _WAITING = {
     "aten::unique_consecutive": "unique",
     "aten::bincount": "bincount",
 }
-#: Methods that read on the host without an operation that a dispatcher would see, where the tensor is there already.
+#: Methods that read on the host; for tensors on the CPU, without an operation that a dispatcher would see.
 _READING = {Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.cpu, Tensor.__repr__}
 _MOVING = {Tensor.to, Tensor.cuda}
 _MAKING = {torch.tensor, torch.as_tensor, torch.asarray}
-#: Set on tensors that were made inside a guard from nothing but host memory.
+#: Set on tensors that were made inside a guard from host memory only.
 _MARK = "_hocket_on_host"
 
 
 class SynchronisationError(RuntimeError):
-    """Something would have made the host wait for the device."""
+    """Raised when an operation would make the host wait for the device."""
 
 
 class _Guard:
-    """What ``with no_sync() as guard`` gives."""
+    """The ``guard`` of ``with no_sync() as guard``."""
 
     def __init__(self, simulate: bool) -> None:
         self._simulate = simulate
@@ -46,7 +46,7 @@ class _Guard:
 
     @contextmanager
     def allow(self) -> Iterator[None]:
-        """Inside, waiting is all right: a logging interval, an evaluation."""
+        """Allow waiting inside, as in a logging interval or an evaluation."""
         self._allowed += 1
         try:
             yield
@@ -59,7 +59,7 @@ class _Guard:
         return self._simulate and tensor.device.type == "cpu" and not getattr(tensor, _MARK, False)
 
     def stands(self, device: Any) -> bool:
-        """Whether tensors that are copied to ``device`` are on the device then."""
+        """Whether ``device`` stands for the device, not the host."""
         return torch.device(device).type != "cpu" or self._simulate
 
     def refuse(self, what: str) -> None:
@@ -73,14 +73,14 @@ class _Guard:
 
 @contextmanager
 def no_sync(simulate: bool | None = None) -> Iterator[_Guard]:
-    """Inside, whatever would make the host wait for the device raises SynchronisationError; ``guard.allow()`` lets it.
+    """Raise SynchronisationError inside for operations that make the host wait for the device; ``guard.allow()`` permits them.
 
     Args:
-        simulate: whether tensors on the CPU stand for tensors on a device; None for: if torch finds no accelerator here.
-            Then tensors that existed before count as the device's, and so does what is computed with them. What is made
-            inside from nothing (random numbers of a CPU generator) is the host's, until ``.to(device)``.
+        simulate: whether tensors on the CPU stand for tensors on a device; None: if torch finds no accelerator. Then existing
+            tensors count as the device's, and so do results computed from them. Tensors made inside from scratch (random
+            numbers of a CPU generator) are the host's, until ``.to(device)``.
 
-    Seen are: ``item()``, ``tolist()``, ``numpy()``, ``cpu()``, ``float()``, ``int()``, ``bool()`` and `if` of a tensor,
+    Detects ``item()``, ``tolist()``, ``numpy()``, ``cpu()``, ``float()``, ``int()``, ``bool()`` and `if` of a tensor,
     printing one, ``torch.equal``, ``torch.allclose``, ``nonzero``, ``unique``, ``masked_select``, ``bincount``, indexing with
     a mask or with indices on the CPU, ``torch.tensor(…, device=…)`` of what is not on the device, and copies from or to the CPU
     that are not ``non_blocking``. Of the calling thread only, and not inside compiled code.
@@ -100,7 +100,7 @@ def no_sync(simulate: bool | None = None) -> Iterator[_Guard]:
 
 
 class _Methods(TorchFunctionMode):
-    """Sees the methods that are called on tensors."""
+    """Intercept the methods that are called on tensors."""
 
     def __init__(self, guard: _Guard) -> None:
         super().__init__()
@@ -117,7 +117,7 @@ class _Methods(TorchFunctionMode):
         if func in _MOVING:
             where = kwargs.get("device", args[1] if len(args) > 1 else None)
             where = "cuda" if func is Tensor.cuda and where is None else where
-            # A string was written down by someone who meant the host; `state.device` may happen to be the CPU.
+            # A literal "cpu" means the host; `state.device` may happen to be the CPU.
             if where == "cpu" and isinstance(where, str) and self._guard.on_device(args[0]):
                 self._guard.refuse("Tensor.to('cpu')")
             if isinstance(where, Tensor) and self._guard.on_device(where):
@@ -140,7 +140,7 @@ class _Methods(TorchFunctionMode):
 
 
 class _Operations(TorchDispatchMode):
-    """Sees the operations that are computed, those inside of other operations and of the backward pass too."""
+    """Intercept executed operations, including those inside of other operations and of the backward pass."""
 
     def __init__(self, guard: _Guard) -> None:
         super().__init__()
@@ -149,7 +149,7 @@ class _Operations(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         given = _tensors((args, kwargs))
-        # What torch.tensor() made of Python numbers was not there before, whatever it looks like.
+        # A tensor that torch.tensor() makes from Python numbers is new, although it arrives as an existing one.
         device = func._schema.name != "aten::lift_fresh" and any(map(self._guard.on_device, given))
         if device or func._schema.name == "aten::_to_copy":
             self._check(func._schema.name, args, kwargs)

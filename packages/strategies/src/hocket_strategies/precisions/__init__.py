@@ -1,1 +1,1 @@
-"""Precisions, each found by its entry point."""
+"""Precisions, discovered by their entry points."""

@@ -1,4 +1,4 @@
-"""The optional library that precisions of 8 bits need."""
+"""Import torchao, which the 8-bit precisions need."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 
 def torchao(module: str) -> Any:
-    """The module ``torchao.<module>``. Raises ImportError saying how to install it."""
+    """Return the module ``torchao.<module>``. Raises ImportError saying how to install it."""
     try:
         return importlib.import_module(f"torchao.{module}")
     except ImportError as error:

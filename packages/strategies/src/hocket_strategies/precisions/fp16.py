@@ -20,26 +20,26 @@ _DEVICES = ("cpu", "cuda")
 
 
 class FP16(Precision):
-    """Forward and loss under float16 autocast, the loss scaled so that small gradients do not vanish; weights in 32 bits.
+    """Compute forward and loss under float16 autocast with dynamic loss scaling; weights stay in 32 bits.
 
-    Micikevicius et al. 2018, "Mixed Precision Training" (arXiv 1710.03740), by way of `torch.amp.GradScaler`: the scale
-    falls when gradients overflow and grows after ``growth_interval`` steps without. A batch whose gradients overflow is not
-    trained on: no optimizer steps, on any rank, and schedules stay where they are. Such gradients are not what the
-    Trainer's ``nonfinite=`` is about; a loss that is not finite is.
+    Micikevicius et al. 2018, "Mixed Precision Training" (arXiv 1710.03740), using `torch.amp.GradScaler`: the scale
+    falls when gradients overflow and grows after ``growth_interval`` steps without overflow. If gradients overflow, no
+    optimizer steps on any rank, and schedules do not advance. The Trainer's ``nonfinite=`` does not apply to such
+    overflows; it does apply to a non-finite loss.
 
-    Logs ``precision/loss_scale``, what the next batch is scaled by, and ``precision/skipped_steps``, those so far.
-    Whether to step has to be known on the host, so it waits for the device once per computed gradient.
+    Logs ``precision/loss_scale``, the scale of the next batch, and ``precision/skipped_steps``, the number so far.
+    The host decides whether to step, so it waits for the device once per computed gradient.
 
     Args:
-        init_scale: the first factor.
-        growth_factor: what it grows by; more than 1.
-        backoff_factor: what it falls by; between 0 and 1.
-        growth_interval: so many steps in a row without overflow until it grows.
-        min_scale: an overflow that makes it fall below this has another cause and raises FloatingPointError.
+        init_scale: the initial scale.
+        growth_factor: factor by which it grows; more than 1.
+        backoff_factor: factor by which it falls; between 0 and 1.
+        growth_interval: number of consecutive steps without overflow after which it grows.
+        min_scale: an overflow that lowers the scale below this has another cause and raises FloatingPointError.
 
     Raises:
-        ValueError: an argument is out of its range; later, a device other than cpu and cuda, or an optimizer such as LBFGS
-            that computes gradients itself and could not be held back.
+        ValueError: an argument is out of range; later, for a device other than cpu and cuda, or an optimizer such as LBFGS
+            whose steps cannot be skipped because it computes gradients itself.
 
     Example:
         >>> import hocket, hocket_strategies, torch
@@ -76,14 +76,14 @@ class FP16(Precision):
             "growth_interval": growth_interval,
         }
         self.min_scale = min_scale
-        #: The scale of each step by its name, "" for that of all optimizers; and that of the current step.
+        #: The scale of each named step ("" for a step of all optimizers), and the scale of the current step.
         self._scales: dict[str, _Scale] = {}
         self._begin_with("cpu")
 
     # --- before training
 
     def convert_module(self, module: nn.Module) -> nn.Module:
-        """Begins anew on the run's device; the weights stay as they are."""
+        """Start with a new scale on the run's device; the weights are not converted."""
         if self.device.type not in _DEVICES:
             raise ValueError(
                 f"precision='fp16' runs on {' and '.join(_DEVICES)}, not on {self.device.type}. Pass device='cpu' or "
@@ -93,10 +93,10 @@ class FP16(Precision):
         return module
 
     def check_optimizer(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Refuse optimizers that cannot be held back."""
+        """Refuse optimizers whose steps cannot be skipped."""
         if needs_closure(optimizer):
             raise ValueError(
-                f"{type(optimizer).__name__} computes gradients itself, so precision='fp16' could not hold it back when "
+                f"{type(optimizer).__name__} computes gradients itself, so precision='fp16' could not skip its step when "
                 "they overflow. Pass precision='bf16' or 'fp32', or an optimizer such as SGD or AdamW."
             )
         return True
@@ -104,13 +104,13 @@ class FP16(Precision):
     # --- a batch
 
     def batch_start(self, state: State) -> None:
-        """Nothing has overflowed yet, whatever an exception has left."""
+        """Reset the overflow state, which an exception may have left behind."""
         for scale in self._scales.values():
             scale.begin()
         self._current = self._scales[""]
 
     def begin_step(self, name: str) -> bool:
-        """Use the scale of this step."""
+        """Select the scale of this step."""
         if name not in self._scales:
             self._scales[name] = _Scale(self.device.type, self._options)
         self._current = self._scales[name]
@@ -122,17 +122,17 @@ class FP16(Precision):
         return torch.autocast(self.device.type, dtype=torch.float16)
 
     def scale_loss(self, loss: torch.Tensor) -> torch.Tensor:
-        """The loss times the scale, in float32."""
+        """Return the loss times the scale, in float32."""
         self._current.adapt()
         return self._current.scaler.scale(loss)
 
     def unscale_gradients(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Divide by the scale, and mark on the device whether a gradient is not finite."""
+        """Divide by the scale, and record non-finite gradients on the device."""
         self._current.scaler.unscale_(optimizer)
         return True
 
     def overflowed(self, all_reduce: Callable[[torch.Tensor, str], torch.Tensor]) -> bool:
-        """Whether any gradient of this step was not finite, on any rank. Raises FloatingPointError if none is at any scale."""
+        """Whether any gradient of this step was non-finite on any rank. Raises FloatingPointError if so at every scale."""
         current = self._current
         flag = current.scaler.overflow
         if flag is None:
@@ -143,7 +143,7 @@ class FP16(Precision):
         if current.skip and (scale := scaler.get_scale()) * scaler.get_backoff_factor() < self.min_scale:
             raise FloatingPointError(
                 f"Gradients are not finite, nor were they in earlier batches, although the loss scale has fallen to {scale:g}: "
-                "this is no overflow that scaling causes. Look for the layer with detect_anomaly=True, lower the learning "
+                "the cause is not loss scaling. Find the layer with detect_anomaly=True, lower the learning "
                 "rate, or use precision='bf16' or 'fp32'."
             )
         return current.skip
@@ -154,7 +154,7 @@ class FP16(Precision):
         return not self._current.skip and super().step_optimizer(optimizer, closure)
 
     def batch_end(self, state: State) -> None:
-        """Adapt the scales, and log them, unless the batch was left out before gradients were there."""
+        """Adapt the scales, and log them, unless the batch was skipped before gradients were computed."""
         for name, scale in self._scales.items():
             if scale.end_step():
                 prefix = f"precision/{name}" if name else "precision"
@@ -164,7 +164,7 @@ class FP16(Precision):
 
     @property
     def skipped_steps(self) -> int:
-        """Steps that were not taken because their gradients overflowed."""
+        """Number of steps skipped because their gradients overflowed."""
         return sum(scale.skipped_steps for scale in self._scales.values())
 
     def _begin_with(self, device: str) -> None:
@@ -174,13 +174,13 @@ class FP16(Precision):
     # --- checkpoints
 
     def state_dict(self) -> dict[str, Any]:
-        """The scale, how many steps in a row did not overflow, and how many did in all; also of each step with a name."""
+        """Return the scale, the consecutive steps without overflow, and all skipped steps; also for each named step."""
         own = self._scales[""].state_dict()
         named = {name: scale.state_dict() for name, scale in self._scales.items() if name}
         return {**own, "steps": named} if named else own
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Undo :meth:`state_dict`; factors and intervals stay those of the constructor."""
+        """Restore :meth:`state_dict`; factors and intervals stay those of the constructor."""
         known = self._scales[""].state_dict()
         if state_dict.keys() - {"steps"} != known.keys():
             raise ValueError(f"FP16's state has the keys {sorted(known)}, but was given {sorted(state_dict)}.")
@@ -191,22 +191,22 @@ class FP16(Precision):
 
 
 class _Scale:
-    """A loss scale, and what became of the latest step that was taken with it."""
+    """A loss scale, and the outcome of the latest step that used it."""
 
     def __init__(self, device: str, options: Mapping[str, Any]) -> None:
         self.scaler = LossScaler(device, **options)
         self.skip = False
-        #: Whether a step was taken, or left out, that the scale does not know of yet.
+        #: Whether a step was taken or skipped that the scale has not been adapted to yet.
         self.decided = False
         self.skipped_steps = 0
 
     def end_step(self) -> bool:
-        """Adapt to the latest step, if gradients were computed, whether it was taken or not."""
+        """Adapt to the latest step if its gradients were computed, taken or not."""
         self.decided = self.scaler.overflow is not None
         return self.adapt()
 
     def adapt(self) -> bool:
-        """Draw the consequences of a step that was taken or left out, if there was one since the last time."""
+        """Adapt to a step that was taken or skipped since the last call, if any."""
         if not self.decided:
             return False
         self.skipped_steps += self.skip
@@ -215,12 +215,12 @@ class _Scale:
         return True
 
     def begin(self) -> None:
-        """A new step, whatever became of the last one."""
+        """Begin a new step, whatever the outcome of the last one."""
         self.scaler.begin()
         self.skip = self.decided = False
 
     def state_dict(self) -> dict[str, Any]:
-        """The scale, steps in a row that did not overflow, steps that did."""
+        """Return the scale, the consecutive steps without overflow, and the skipped steps."""
         self.adapt()
         own = self.scaler.state_dict()
         return {
@@ -228,7 +228,7 @@ class _Scale:
         }  # fmt: skip
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Undo :meth:`state_dict`."""
+        """Restore :meth:`state_dict`."""
         own = {"scale": state_dict["loss_scale"], "_growth_tracker": state_dict["good_steps"]}
         self.scaler.load_state_dict({**self.scaler.state_dict(), **own})
         self.skipped_steps = state_dict["skipped_steps"]

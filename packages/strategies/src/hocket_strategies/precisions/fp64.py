@@ -17,11 +17,11 @@ _WIDER = {torch.complex32: torch.complex128, torch.complex64: torch.complex128}
 
 
 class FP64(Precision):
-    """64-bit floats throughout: weights, buffers, inputs, loss, and what the model makes while it computes.
+    """Compute in 64-bit floats throughout: weights, buffers, inputs, loss, and tensors made inside the model.
 
-    Floating-point numbers become float64 and complex ones complex128; integers and truth values stay as they are. While
-    forward and loss run, float64 is torch's default dtype, so that ``torch.zeros(3)`` in a model is double too.
-    For derivatives that are checked and for references that other precisions are compared with; slow on most GPUs.
+    Floating-point tensors become float64 and complex ones complex128; integers and bools are unchanged. While forward and
+    loss run, float64 is torch's default dtype, so that ``torch.zeros(3)`` in a model is double too.
+    Use it for gradient checks and as a reference for other precisions; slow on most GPUs.
 
     Example:
         >>> import hocket, torch
@@ -33,7 +33,7 @@ class FP64(Precision):
     input_dtype = torch.float64
 
     def convert_module(self, module: nn.Module) -> nn.Module:
-        """Parameters and buffers in double precision, in place. Raises ValueError on a device that has none (mps)."""
+        """Convert parameters and buffers to double precision, in place. Raises ValueError on a device without it (mps)."""
         tensors = list(chain(module.parameters(), module.buffers()))
         if any(tensor.device.type == "mps" for tensor in tensors):
             raise ValueError(
@@ -41,16 +41,16 @@ class FP64(Precision):
             )
         module.double()
         for tensor in tensors:
-            if tensor.dtype in _WIDER:  # module.double() passes these by
+            if tensor.dtype in _WIDER:  # module.double() skips complex tensors
                 tensor.data = tensor.data.to(_WIDER[tensor.dtype])
         return module
 
     def convert_batch(self, batch: Any) -> Any:
-        """Every floating-point and complex tensor of the batch in double precision."""
+        """Return the batch with floating-point and complex tensors in double precision."""
         return map_tensors(_widen, batch)
 
     def forward_context(self) -> AbstractContextManager[Any]:
-        """float64 as the default dtype."""
+        """Make float64 the default dtype."""
         return _default_dtype()
 
 

@@ -1,4 +1,4 @@
-"""Linear layers that multiply in 8 bits, by torchao."""
+"""float8 linear layers, by torchao."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ _MULTIPLE = 16
 
 
 class FP8(Precision):
-    """Linear layers multiply in float8, in both passes; everything else runs under bfloat16 autocast; weights in 32 bits.
+    """Multiply in float8 in linear layers, forward and backward; the rest runs under bfloat16 autocast; weights in 32 bits.
 
     Micikevicius et al. 2022, "FP8 Formats for Deep Learning" (arXiv 2209.05433), by torchao's `convert_to_float8_training`.
     Each `nn.Linear` whose sizes are multiples of 16 becomes a ``Float8Linear`` with the same parameters; subclasses, and
-    layers named in ``keep``, stay. Scales are computed anew for each product, so there is nothing to save.
+    layers named in ``keep``, are not converted. Scales are recomputed for each product, so there is nothing to save.
 
     Args:
-        recipe: one scale for each tensor, ``"tensorwise"``, or for each row, ``"rowwise"``, which is closer and slower.
-        emulate: compute what float8 would give in wider floats: slow, but on every device. On a CPU ``"rowwise"`` always does.
-        keep: parts of names of layers that stay as they are, such as the last one: ``["head"]``.
+        recipe: one scale for each tensor, ``"tensorwise"``, or for each row, ``"rowwise"``, which is more exact and slower.
+        emulate: emulate float8 in wider floats: slow, but on every device. On a CPU ``"rowwise"`` always does.
+        keep: substrings of the names of layers to leave unconverted, such as the last one: ``["head"]``.
 
     Raises:
-        ValueError: an unknown recipe; later, hardware without float8, or a model without a layer that could be converted.
+        ValueError: an unknown recipe; later, for hardware without float8, or a model without a convertible layer.
         ImportError: torchao is not installed.
 
     Example:
@@ -54,7 +54,7 @@ class FP8(Precision):
         self._recipe, self._emulate, self._keep = recipe, emulate, tuple(keep)
 
     def convert_module(self, module: nn.Module) -> nn.Module:
-        """Linear layers that multiply in float8, in their places."""
+        """Replace linear layers by float8 ones."""
         float8 = torchao("float8")
         if not self._emulate:
             _check(self.device)
@@ -81,12 +81,12 @@ class FP8(Precision):
         return module
 
     def forward_context(self) -> AbstractContextManager[Any]:
-        """Autocast to bfloat16, for everything but the converted layers."""
+        """Autocast to bfloat16, except in the converted layers."""
         return torch.autocast(self.device.type, dtype=torch.bfloat16)
 
 
 def _check(device: torch.device) -> None:
-    """Raises ValueError where matrix products have no float8."""
+    """Raise ValueError if the device has no float8 matrix products."""
     if device.type == "cpu":
         return
     what = f"{device.type} devices"

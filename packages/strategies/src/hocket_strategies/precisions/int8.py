@@ -1,4 +1,4 @@
-"""Evaluation and prediction with weights of linear layers in 8 bits, by torchao."""
+"""Evaluation and prediction with int8 weights in linear layers, by torchao."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ if TYPE_CHECKING:
 
 
 class INT8(Precision):
-    """Evaluates and predicts with int8 weights in linear layers, trains in 32 bits: what a quantised model would do, measured.
+    """Evaluate and predict with int8 weights in linear layers, to measure the quantised model; train in 32 bits.
 
-    The weights of each `nn.Linear` are rounded to int8 with one scale for each output (torchao's ``Int8WeightOnlyConfig``)
-    when an evaluation or prediction begins to run, after algorithms such as EMA have lent theirs, and the 32-bit weights
-    are back when it ends or fails. Training neither sees nor changes by it; both are in memory meanwhile. Activations,
-    other layers, `Trainer.model_state_dict` and checkpoints stay in 32 bits.
+    When an evaluation or prediction starts, the weights of each `nn.Linear` are rounded to int8 with one scale per output
+    (torchao's ``Int8WeightOnlyConfig``). This happens after algorithms such as EMA have swapped in their weights. The 32-bit
+    weights are restored when it ends or fails, so training is not affected; meanwhile both are in memory. Activations, other
+    layers, `Trainer.model_state_dict` and checkpoints stay in 32 bits.
 
     Raises:
         ImportError: torchao is not installed.
-        ValueError: the model has no `nn.Linear`, or the strategy gives ranks only parts of weights.
+        ValueError: the model has no `nn.Linear`, or the strategy shards weights.
 
     Example:
         >>> import hocket, torch
@@ -33,11 +33,11 @@ class INT8(Precision):
     """
 
     def __init__(self) -> None:
-        #: Layers that compute with int8 weights now, and the weights that they get back.
+        #: Layers that currently compute with int8 weights, and their 32-bit weights.
         self._lent: list[tuple[nn.Linear, torch.Tensor]] = []
 
     def convert_module(self, module: nn.Module) -> nn.Module:
-        """Checks that there is something to quantise, and to quantise with; changes nothing."""
+        """Check that torchao is installed and that the model has linear layers; change nothing."""
         torchao("quantization")
         if not _linears(module):
             raise ValueError(
@@ -46,59 +46,59 @@ class INT8(Precision):
         return module
 
     def before_load(self, state: State) -> None:
-        """Refuse weights in parts, which cannot be rounded here."""
+        """Refuse sharded weights, which cannot be rounded here."""
         if Need.FULL_PARAMETERS not in state.strategy.offers:
             raise ValueError(
-                f"precision='int8' needs whole weights, and the strategy {type(state.strategy).__name__} holds parts of them. "
+                f"precision='int8' needs full weights, and the strategy {type(state.strategy).__name__} shards them. "
                 "Pass strategy='single' or 'ddp', or precision='fp32'."
             )
 
     # --- around evaluation and prediction
 
     def eval_before_forward(self, state: State) -> None:
-        """Int8 weights from the first batch on."""
-        self._lend(state)
+        """Use int8 weights from the first batch on."""
+        self._load_int8(state)
 
     def predict_before_forward(self, state: State) -> None:
-        """Int8 weights from the first batch on."""
-        self._lend(state)
+        """Use int8 weights from the first batch on."""
+        self._load_int8(state)
 
     def eval_end(self, state: State) -> None:
-        """The 32-bit weights again."""
-        self._take_back()
+        """Restore the 32-bit weights."""
+        self._restore()
 
     def predict_end(self, state: State) -> None:
-        """The 32-bit weights again."""
-        self._take_back()
+        """Restore the 32-bit weights."""
+        self._restore()
 
     def exception(self, state: State) -> None:
-        """The 32-bit weights again."""
-        self._take_back()
+        """Restore the 32-bit weights."""
+        self._restore()
 
     def close(self, state: State) -> None:
-        """The 32-bit weights again."""
-        self._take_back()
+        """Restore the 32-bit weights."""
+        self._restore()
 
-    def _lend(self, state: State) -> None:
+    def _load_int8(self, state: State) -> None:
         if self._lent:
             return
         for linear in _linears(state.task):
             self._lent.append((linear, linear.weight))
             linear._parameters["weight"] = _quantised(linear)
 
-    def _take_back(self) -> None:
+    def _restore(self) -> None:
         for linear, weight in self._lent:
-            linear._parameters["weight"] = weight  # type: ignore[assignment]  # it is the parameter that was there
+            linear._parameters["weight"] = weight  # type: ignore[assignment]  # the original parameter
         self._lent = []
 
 
 def _linears(module: nn.Module) -> list[nn.Linear]:
-    """Plain linear layers; what a subclass does with its weights is not known."""
+    """Return plain linear layers; subclasses may use their weights in other ways."""
     return [part for part in module.modules() if type(part) is nn.Linear and part.weight.is_floating_point()]
 
 
 def _quantised(linear: nn.Linear) -> nn.Parameter:
-    """Its weights as a tensor that stores int8 and multiplies like the rest; the layer stays as it is."""
+    """Return the layer's weights as a tensor subclass that stores int8; the layer is unchanged."""
     quantization = torchao("quantization")
     with torch.device("meta"):
         other = nn.Linear(linear.in_features, linear.out_features, bias=False)

@@ -1,4 +1,4 @@
-"""torch's GradScaler, with one verdict per step: over all optimizers, every gradient of the step, and all ranks."""
+"""torch's GradScaler with one overflow decision per step: over all optimizers, every gradient of the step, and all ranks."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ from torch import Tensor
 
 
 class LossScaler(torch.amp.GradScaler):
-    """Multiplies the loss, divides the gradients, and adapts the factor to where they overflow.
+    """Scale the loss, unscale the gradients, and adapt the scale to overflows.
 
-    torch decides for each optimizer whether it steps. Here whatever overflowed anywhere holds all of them back: gradients
-    are clipped together, so those of one optimizer would spoil the others'. Gradients may be computed several times in a
+    torch decides for each optimizer whether it steps. Here any overflow skips the step of all optimizers: gradients are
+    clipped together, so those of one optimizer would corrupt the others'. Gradients may be computed several times in a
     step, as SAM does.
 
     Args: those of `torch.amp.GradScaler`.
     """
 
-    #: 0-dimensional float32 on the device: 1.0 once a gradient of this step was not finite; None before the first.
+    #: 0-dimensional float32 on the device: 1.0 once a gradient of this step was non-finite; None before the first gradient.
     overflow: Tensor | None = None
 
     def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
-        """Divide its gradients by the scale, those that were computed anew in the same step too."""
+        """Divide the optimizer's gradients by the scale, also when they were recomputed in the same step."""
         self._per_optimizer_states.pop(id(optimizer), None)
         super().unscale_(optimizer)
 
     def _unscale_grads_(
         self, optimizer: torch.optim.Optimizer, inv_scale: Tensor, found_inf: Tensor, allow_fp16: bool
     ) -> dict[torch.device, Tensor]:
-        # One flag that all optimizers share, and that is never unmarked. It is there for optimizers without a gradient, too.
+        # All optimizers share one flag, which is never cleared within a step. It exists for optimizers without gradients, too.
         flags = super()._unscale_grads_(optimizer, inv_scale, found_inf, allow_fp16)
         overflow = self.overflow = torch.zeros_like(found_inf) if self.overflow is None else self.overflow
         for flag in flags.values():
@@ -35,12 +35,12 @@ class LossScaler(torch.amp.GradScaler):
         return {overflow.device: overflow}
 
     def begin(self) -> None:
-        """A new step, whatever became of the last one."""
+        """Begin a new step, whatever the outcome of the last one."""
         self.overflow = None
         self._per_optimizer_states.clear()
 
     @property
     def scale_tensor(self) -> Tensor:
-        """The factor, as a tensor of its own on the device: float32, 0-dimensional. After the first `scale`."""
+        """Return a copy of the scale on the device: float32, 0-dimensional. Call it after the first `scale`."""
         assert self._scale is not None
         return self._scale.clone()

@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 
 class TF32(Precision):
-    """32-bit floats whose matrix products may keep 10 bits of the mantissa, where the hardware has TensorFloat-32.
+    """Train in 32-bit floats; matrix products may keep 10 bits of the mantissa, where the hardware has TensorFloat-32.
 
-    That is NVIDIA's Ampere and later; elsewhere the numbers are those of ``fp32``. The setting belongs to the process:
-    it is made while forward, loss and backward of this Trainer run, and taken back after each. Convolutions are not
-    affected: torch lets them use TensorFloat-32 anyway, unless ``torch.backends.cudnn.allow_tf32`` is False.
+    Such hardware is NVIDIA's Ampere and later; elsewhere results are those of ``fp32``. The setting is process-wide: it is
+    set while forward, loss and backward of this Trainer run, and restored after each. Convolutions are not affected: torch
+    lets them use TensorFloat-32 anyway, unless ``torch.backends.cudnn.allow_tf32`` is False.
 
     Example:
         >>> import hocket, torch
@@ -29,16 +29,16 @@ class TF32(Precision):
     own_loop = True
 
     def forward_context(self) -> AbstractContextManager[Any]:
-        """TensorFloat-32 for matrix products."""
+        """Allow TensorFloat-32 in matrix products."""
         return _allowed()
 
     def backward_context(self) -> AbstractContextManager[Any]:
-        """The same."""
+        """Allow TensorFloat-32 in matrix products."""
         return _allowed()
 
     @hookimpl(wrapper=True)
     def backward(self, state: State, loss: torch.Tensor) -> Generator[None, bool, bool]:
-        """The same for the backward pass."""
+        """Allow TensorFloat-32 in the backward pass."""
         with self.backward_context():
             return (yield)
 
@@ -58,9 +58,9 @@ def _allowed() -> Iterator[None]:
 
 
 def _legacy() -> str:
-    """The older of torch's two settings; torch refuses to tell it if the newer one contradicts it."""
+    """Return the older of torch's two settings; reading it raises if the newer one contradicts it."""
     get: Callable[[], str] = torch.get_float32_matmul_precision
     try:
         return get()
     except RuntimeError:
-        return "highest"  # what it is unless it was set, and then contradicts
+        return "highest"  # torch's default; the actual value cannot be read

@@ -20,20 +20,20 @@ _NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm
 
 
 class StoredLow(Precision):
-    """What ``bf16-true`` and ``fp16-true`` share.
+    """Base class of ``bf16-true`` and ``fp16-true``.
 
-    Parameters and buffers, hence gradients and optimizer state too, are stored in 16 bits, but for torch's normalisation
-    layers, which are stored and computed in float32. The model and each of its layers see floating-point inputs in the
-    dtype of their weights; the loss sees the outputs in float32, and targets as the loader made them.
+    Parameters and buffers, hence gradients and optimizer state too, are stored in 16 bits. Only torch's normalisation
+    layers are stored and computed in float32. The model and each of its layers get floating-point inputs in the dtype of
+    their weights; the loss gets the outputs in float32, and targets as loaded.
 
-    The model is changed in place, for good: what casts stays on it as hooks.
+    The model is changed in place, permanently: the casts stay on it as hooks.
     """
 
     dtype: ClassVar[torch.dtype]
-    own_loop = True  # what `hocket.Runtime.setup` returns hands out float32
+    own_loop = True  # the model that `hocket.Runtime.setup` returns has float32 outputs
 
     def convert_module(self, module: nn.Module) -> nn.Module:
-        """Parameters and buffers in 16 bits, and what casts to and from them."""
+        """Convert parameters and buffers to 16 bits, and add hooks that cast inputs and outputs."""
         norms = [part for part in module.modules() if isinstance(part, _NORMS)]
         kept = {tensor for norm in norms for tensor in _own(norm)}
         for part in module.modules():
@@ -51,22 +51,22 @@ class StoredLow(Precision):
         return module
 
     def after_forward(self, state: State) -> None:
-        """Outputs in float32, for the loss."""
+        """Convert outputs to float32 for the loss."""
         state.outputs = _widened(state.outputs)
 
     def eval_after_forward(self, state: State) -> None:
-        """Outputs in float32, for loss and metrics."""
+        """Convert outputs to float32 for loss and metrics."""
         state.outputs = _widened(state.outputs)
 
     def predict_after_forward(self, state: State) -> None:
-        """Outputs in float32."""
+        """Convert outputs to float32."""
         state.outputs = _widened(state.outputs)
 
 
 class BF16True(StoredLow):
-    """Weights, gradients and optimizer state in bfloat16; normalisation layers and the loss in float32.
+    """Store weights, gradients and optimizer state in bfloat16; normalisation layers and the loss stay in float32.
 
-    Half the memory of ``bf16``, and less exact: an update smaller than 1/256 of a weight is rounded away.
+    Takes half the memory of ``bf16`` and is less exact: an update smaller than 1/256 of a weight is rounded away.
 
     Example:
         >>> import hocket, torch
@@ -79,11 +79,11 @@ class BF16True(StoredLow):
 
 
 class FP16True(StoredLow):
-    """Weights in float16, normalisation layers and the loss in float32: for evaluation, prediction, and careful training.
+    """Store weights in float16, for evaluation, prediction and careful training; normalisation layers and loss in float32.
 
-    Gradients smaller than 6e-8 vanish and ones larger than 65504 overflow, and no loss scaling helps where gradients are
+    Gradients smaller than 6e-8 vanish and larger ones than 65504 overflow. Loss scaling does not help where gradients are
     stored in 16 bits: ``fp16`` and ``bf16-true`` train better. Raises ValueError for an optimizer whose ``eps`` is 0 in
-    float16, such as AdamW's own: it would divide by zero.
+    float16, such as AdamW's default: it would divide by zero.
 
     Example:
         >>> import hocket, torch
