@@ -1,7 +1,7 @@
-"""One process, one device."""
+"""Training in one process, on one device."""
 
 from hocket.strategies.base import Strategy
 
 
 class SingleDevice(Strategy):
-    """Trains in this process, on one device."""
+    """Train in this process, on one device."""
