@@ -111,7 +111,7 @@ def test_a_cyclic_order(make) -> None:
 
 
 def test_a_conflict(make) -> None:
-    with refused(plugins.ConflictError, "'first'", "'second'", "Leave one of them out"):
+    with refused(plugins.ConflictError, "'first'", "'second'", "Remove one of them"):
         make(algorithms=[algorithm("First", conflicts=("second",)), algorithm("Second", phase=Phase.DATA)])
 
 
