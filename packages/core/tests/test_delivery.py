@@ -288,7 +288,7 @@ def test_a_thread_calls_no_collectives(tmp_path: Path) -> None:
         def log_metrics(self, state: Any) -> None:
             state.bus.all_reduce(torch.ones(()), "sum")
 
-    with pytest.warns(LoggerWarning, match="all_reduce is called by all ranks at once.*all_ranks = True"):
+    with pytest.warns(LoggerWarning, match="all_reduce is a collective that all ranks have to call.*all_ranks = True"):
         make(tmp_path, Asks()).fit()
 
 

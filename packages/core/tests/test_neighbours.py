@@ -142,8 +142,8 @@ def test_damaged_metadata(install: Install, metadata: Any, said: str) -> None:
         (callback("acme things:Mine"), "has to write module:Class"),
         (callback() + "mine = other_things:Mine\n", "declares 'mine' more than once"),
         (callback(name="mine and yours"), "'mine and yours' is not a valid name"),
-        (callback(name="mine(fast)"), "is not a name"),
-        (callback(name="deep/mine"), "is not a name"),
+        (callback(name="mine(fast)"), "is not a valid name"),
+        (callback(name="deep/mine"), "is not a valid name"),
         (b"[hocket.v1.callbacks]\nmine = acme_things:Mine\n" + b"#" * 1_000_001, "at most 1,000,000 are read"),
     ],
 )  # fmt: skip
@@ -433,7 +433,7 @@ def test_the_doctor_reports_all_of_it(
     assert "is not a valid name" in said["a-odd"][0]
     assert "cannot be read: UnicodeDecodeError" in said["a-bytes"][0]
     assert main(["plugins", "list", "--kind", "commands"]) == 0
-    assert "[cannot be used: 'odd name' is not a name" in capsys.readouterr().out
+    assert "[cannot be used: 'odd name' is not a valid name" in capsys.readouterr().out
 
 
 def test_many_neighbours_cost_little(install: Install, tmp_path: Path) -> None:

@@ -202,7 +202,7 @@ def test_equal_defaults_are_an_error_that_names_both(install, chosen) -> None:
 def test_a_default_that_leads_nowhere_is_reported(install) -> None:
     install("acme-cluster", {"defaults/distributed-strategy": "acme_cluster:Cluster", "defaults/colour": "a:B"})
     said = [text for dist, _, text in plugins.catalog.installed().problems if dist == "acme-cluster"]
-    assert len(said) == 2 and "declares a default for 'colour'" in said[0] and "none of its own strategies" in said[1]
+    assert len(said) == 2 and "declares a default for 'colour'" in said[0] and "not one of its strategies" in said[1]
     assert not [entry for entry in plugins.catalog.defaults("distributed-strategy") if entry.dist == "acme-cluster"]
 
 

@@ -209,7 +209,7 @@ class Runtime:
         return clip_gradients(parameters, "value", value)
 
     def step(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Step and set gradients to None. Return False if the precision skipped the step due to an overflow of scaled gradients."""
+        """Step and set gradients to None. Return False if the precision skipped the step because gradients overflowed."""
         self._gradients.finish(self.bus, optimizer)
         self.bus.overflowed(self.bus.all_reduce)
         stepped: bool = self.bus.step_optimizer(optimizer, _no_closure)

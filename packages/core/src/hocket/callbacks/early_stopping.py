@@ -80,14 +80,14 @@ class EarlyStopping(Callback):
         if label is None:
             sets = ", ".join(map(repr, state.eval_sets)) or "none"
             raise ValueError(
-                f"EarlyStopping monitors '{self.monitor}', but there is no evaluation set of that name. The sets are: {sets}. Give "
-                "monitor='label/name' with one of these labels, or 'train/name' for a train metric; sets are named by "
+                f"EarlyStopping monitors '{self.monitor}', but there is no evaluation set of that name. The sets are: {sets}. "
+                "Give monitor='label/name' with one of these labels, or 'train/name' for a train metric; sets are named by "
                 "eval_data={'label': …}."
             )
         if not state.eval_sets[label].every:
             warnings.warn(
-                f"EarlyStopping monitors '{self.monitor}', but '{label}' is evaluated on request only. Pass an interval, such as "
-                "eval_every='1ep'.",
+                f"EarlyStopping monitors '{self.monitor}', but '{label}' is evaluated on request only. Pass an interval, such "
+                "as eval_every='1ep'.",
                 stacklevel=2,
             )
 

@@ -46,7 +46,7 @@ class StrategyLike(Protocol):
 
     @property
     def data_rank(self) -> int:
-        """The index of this rank's slice of a global batch. Ranks that compute one forward pass together have the same slice."""
+        """The index of this rank's slice of a global batch. Ranks that compute one forward pass together have the same one."""
 
     @property
     def data_ranks(self) -> int:

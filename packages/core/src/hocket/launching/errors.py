@@ -56,7 +56,7 @@ class Failure:
 
 
 def write_error(error: BaseException, code: int = 1) -> None:
-    """Write ``error`` and its exit code to the launcher's error file, in the format of torch's agent; do nothing without one."""
+    """Write ``error`` and its exit code to the launcher's error file (if any), in the format of torch's agent."""
     name = os.environ.get(ERROR_FILE)
     if not name:
         return
