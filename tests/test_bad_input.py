@@ -111,7 +111,7 @@ def test_a_cyclic_order(make) -> None:
 
 
 def test_a_conflict(make) -> None:
-    with refused(plugins.ConflictError, "'first'", "'second'", "Leave one of them out"):
+    with refused(plugins.ConflictError, "'first'", "'second'", "Remove one of them"):
         make(algorithms=[algorithm("First", conflicts=("second",)), algorithm("Second", phase=Phase.DATA)])
 
 
@@ -246,7 +246,7 @@ def test_a_loader_without_length(make, data) -> None:
     result = make(train_data=loader, duration="2ep").fit()
     assert (result.timestamp.epoch, result.timestamp.batch) == (2, 6)
     trainer = make(train_data=Stream(), schedule="cosine")
-    with refused(ValueError, "How many batches an epoch has is not known"):
+    with refused(ValueError, "The number of batches per epoch is unknown"):
         trainer.fit()
 
 

@@ -157,7 +157,7 @@ def test_one_that_raises_ends_all(script, tmp_path):
     done = run(*HOCKET, "-m", "script", tmp_path, "raise", 0, PYTHONPATH=str(tmp_path))
     assert time.time() - float((tmp_path / "raised").read_text()) < 20
     assert done.returncode == 1
-    story = done.stderr.rpartition("hocket: the first to fail: ")[2]
+    story = done.stderr.rpartition("hocket: the first failure: ")[2]
     assert story.startswith("Rank 1 raised (exit code 1):") and "LookupError: not here" in story
     assert 'script.py", line' in story and "runpy" not in story
     assert "not here" in done.stderr.partition("CollectiveError")[0]  # the cause stands before what followed from it

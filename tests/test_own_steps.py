@@ -306,7 +306,7 @@ def test_strategies_that_step_everything_refuse_in_the_plan(tmp_path: Path) -> N
     class Whole(hocket.Strategy):
         offers = hocket.Need.FULL_PARAMETERS
 
-    with pytest.raises(PlanError, match=r"takes its steps itself.*steps all optimizers at once"):
+    with pytest.raises(PlanError, match=r"takes its own optimizer steps.*steps all optimizers at once"):
         trainer(Two(), tmp_path, strategy=Whole())
 
 

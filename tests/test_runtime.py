@@ -483,7 +483,7 @@ def test_what_a_checkpoint_does_not_hold(tmp_path: Any) -> None:
     model, optimizer = runtime.setup(model := network(), adam(model))
     runtime.save(tmp_path / "ckpt", model=model, losses=[1.0, 2.0])
     assert runtime.load(tmp_path / "ckpt", model=model) == {"losses": [1.0, 2.0]}
-    with pytest.raises(CheckpointError, match=r"does not hold optimizer\. It holds: losses, model"):
+    with pytest.raises(CheckpointError, match=r"does not contain optimizer\. It contains: losses, model"):
         runtime.load(tmp_path / "ckpt", model=model, optimizer=optimizer)
     with pytest.raises(ValueError, match="belongs to a model, and 0 were given"):
         runtime.save(tmp_path / "other", optimizer=optimizer)

@@ -233,7 +233,7 @@ def crowd(ours, tmp_path_factory):
 
 def test_the_list_shows_them_all(crowd):
     listed = crowd.listed()
-    assert listed["acme-future", "future"]["status"] == "speaks v2"
+    assert listed["acme-future", "future"]["status"] == "plug-in API v2"
     assert {("acme-broken", "broken"), ("acme-rival", "ema"), ("hocket-algorithms-general", "ema")} <= listed.keys()
     assert listed["hocket-algorithms-general", "sam"]["status"] == "usable"
 
@@ -263,7 +263,7 @@ def test_others_train_and_they_are_errors_only_where_they_are_named(crowd):
     assert "acme-broken 1.0" in broken and "No module named 'a_library_that_is_not_there'" in broken
     assert rival.startswith("AmbiguousPluginError")
     assert "'acme-rival/ema'" in rival and "'hocket-algorithms-general/ema'" in rival
-    assert future.startswith("UnknownPluginError") and "acme-future 1.0 speaks v2" in future
+    assert future.startswith("UnknownPluginError") and "acme-future 1.0 has plug-in API v2" in future
 
 
 @pytest.mark.long
@@ -277,5 +277,5 @@ def test_the_doctor_names_them_and_nobody_else(crowd):
         ("hocket-algorithms-general", "ema"),
     }
     assert "a_library_that_is_not_there" in problems["acme-broken", "broken"]
-    assert "speaks v2" in problems["acme-future", "future"]
+    assert "plug-in API v2" in problems["acme-future", "future"]
     assert "also provided by hocket-algorithms-general" in problems["acme-rival", "ema"]

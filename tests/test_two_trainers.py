@@ -118,7 +118,7 @@ def test_an_instance_belongs_to_one_trainer(data, model, argument: str, make: An
         first = None
     one = rf"{argument}=\[?{type(plugin).__name__}\(…\)"
     with pytest.raises(
-        plugins.PluginError, match=rf"another Trainer was made with \(run 'fold-1'\).*{one}.*or give its name"
+        plugins.PluginError, match=rf"belongs to another Trainer \(run 'fold-1'\).*{one}.*or give its name"
     ):
         quick(data, model, **{argument: given})
 

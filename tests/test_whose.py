@@ -177,7 +177,7 @@ def test_all_ranks_refuse_together(tmp_path: Path) -> None:
     "name", ["../../x", "/x", "a/b", "a\\b", "", ".", "..", ".x", "a\nb", "a\0", "x" * 300, " a", "ä" * 121]
 )
 def test_names_that_are_no_folder(name: str) -> None:
-    with pytest.raises(ValueError, match=r"run_name=.* (is a path|is no name of a folder).*such as"):
+    with pytest.raises(ValueError, match=r"run_name=.* (is a path|is not a valid folder name).*such as"):
         make(None, run_name=name)
     assert not list(Path().iterdir())
 

@@ -267,7 +267,7 @@ def test_parameters_and_buffers_are_named_where_asked_for() -> None:
         model.root[0] = float("nan")
     with pytest.raises(FloatingPointError, match=r"the loss; root \(1 of 5 parameters\)") as raised:
         trainer.fit("1ba")
-    assert "an earlier one spoilt them" in str(raised.value)
+    assert "An earlier step made them non-finite" in str(raised.value)
 
 
 @pytest.mark.parametrize("at", [3, 9])
@@ -387,7 +387,7 @@ def test_a_stop_leaves_the_rest_of_the_patience_to_the_next_fit() -> None:
 
 
 def test_what_can_never_be_watched_is_an_error() -> None:
-    with pytest.raises(ValueError, match=r"no evaluation set of that name\. There are: 'eval'"):
+    with pytest.raises(ValueError, match=r"no evaluation set of that name\. The sets are: 'eval'"):
         make(callbacks=[EarlyStopping("test/loss")], eval_data=batches()).fit()
     with pytest.raises(ValueError, match=r"no such metric\. There are: eval/loss"):
         make(callbacks=[EarlyStopping("eval/accuracy")], eval_data=batches()).fit()

@@ -222,7 +222,7 @@ def test_a_logger_that_hangs_holds_nobody_up(tmp_path: Path, hook: str) -> None:
 
 
 def test_what_waits_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(delivery, "_WAITING", 4)
+    monkeypatch.setattr(delivery, "_MAX_QUEUED", 4)
     go = threading.Event()
 
     class Stuck(Keep):
@@ -240,7 +240,7 @@ def test_what_waits_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     batches = [batch for batch, _ in logger.rows]
     assert len(batches) in (4, 5), "four wait, and one may be under way"
     assert batches[:4] == [1, 2, 3, 4] and batches == sorted(batches)
-    assert "is slower than training: 4 calls wait for it" in str(told[0].message)
+    assert "is slower than training: 4 calls are queued for it" in str(told[0].message)
     assert f"{10 - len(logger.rows)} rows dropped" in str(told[-1].message)
 
 
@@ -288,7 +288,7 @@ def test_a_thread_calls_no_collectives(tmp_path: Path) -> None:
         def log_metrics(self, state: Any) -> None:
             state.bus.all_reduce(torch.ones(()), "sum")
 
-    with pytest.warns(LoggerWarning, match="all_reduce is called by all ranks at once.*all_ranks = True"):
+    with pytest.warns(LoggerWarning, match="all_reduce is a collective that all ranks have to call.*all_ranks = True"):
         make(tmp_path, Asks()).fit()
 
 

@@ -388,15 +388,15 @@ def test_help_needs_no_torch():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["-n", "2", "/bin/sh", "x"], "/bin/sh is no Python script"),
+        (["-n", "2", "/bin/sh", "x"], "/bin/sh is not a Python script"),
         (["-n", "2", "absent.py"], "no file absent.py.*write -m absent"),
         (["-n", "2", "."], "no __main__.py"),
         (["-n", "2", "-m", "absent.module"], "no module absent"),
-        (["-n", "0", "script.py"], "-n 0 is not a number from 1 on, or auto"),
+        (["-n", "0", "script.py"], "-n 0 is not a positive integer, or auto"),
         (["-n", "many", "script.py"], "-n many is not"),
         (["--nnodes", "2:1", "script.py"], "the fewest come first, as in 1:2"),
         (["--nnodes", "2", "script.py"], "--rdzv-endpoint node1:29400"),
-        (["--nnodes", "1:2", "--node-rank", "0", "script.py"], "Leave out --node-rank"),
+        (["--nnodes", "1:2", "--node-rank", "0", "script.py"], "Remove --node-rank"),
         (["--nnodes", "2", "--node-rank", "2", "--rdzv-endpoint", "a:1", "script.py"], "counted from 0"),
         (["--nnodes", "2", "--node-rank", "1", "script.py"], "--rdzv-endpoint node1:29400"),
         (["--node-rank", "0", "--rdzv-backend", "c10d", "script.py"], "count themselves"),
@@ -461,7 +461,7 @@ def test_a_fork_that_is_killed_ends_the_others():
             os.kill(os.getpid(), signal.SIGKILL)
         time.sleep(60)
 
-    with pytest.raises(WorkerError, match=r"Rank 0 of 2 died without a word.*killed by SIGKILL"):
+    with pytest.raises(WorkerError, match=r"Rank 0 of 2 died without an exception.*killed by SIGKILL"):
         hocket.launch(function, 2)
 
 

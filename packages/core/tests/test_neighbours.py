@@ -141,9 +141,9 @@ def test_damaged_metadata(install: Install, metadata: Any, said: str) -> None:
         (callback("acme_things"), "'acme_things'; its author has to write module:Class"),
         (callback("acme things:Mine"), "has to write module:Class"),
         (callback() + "mine = other_things:Mine\n", "declares 'mine' more than once"),
-        (callback(name="mine and yours"), "'mine and yours' is not a name that can be typed"),
-        (callback(name="mine(fast)"), "is not a name"),
-        (callback(name="deep/mine"), "is not a name"),
+        (callback(name="mine and yours"), "'mine and yours' is not a valid name"),
+        (callback(name="mine(fast)"), "is not a valid name"),
+        (callback(name="deep/mine"), "is not a valid name"),
         (b"[hocket.v1.callbacks]\nmine = acme_things:Mine\n" + b"#" * 1_000_001, "at most 1,000,000 are read"),
     ],
 )  # fmt: skip
@@ -167,7 +167,7 @@ def test_entry_points_that_are_no_file(install: Install, make: Callable[[Path], 
 def test_naming_what_cannot_be_named_says_why(install: Install, name: str) -> None:
     install(callback(name=name), MINE)
     for spec in (name, {name: {}}):
-        with pytest.raises(plugins.BrokenPluginError, match="is not a name that can be typed"):
+        with pytest.raises(plugins.BrokenPluginError, match="is not a valid name"):
             build("callbacks", spec)
 
 
@@ -206,7 +206,7 @@ def test_one_distribution_twice(install: Install) -> None:
     install(callback(), MINE, version="1.0", where="second")
     install(callback(name="newer"), MINE, name="Acme-Things", version="2.0", where="first")
     assert "newer" in catalog.names("callbacks") and "mine" not in catalog.names("callbacks")
-    assert "installed twice: 2.0 in" in problems() and "2.0 counts; uninstall the other" in problems()
+    assert "installed twice: 2.0 in" in problems() and "2.0 is used; uninstall the other" in problems()
 
 
 def test_one_distribution_twice_and_the_same(install: Install) -> None:
@@ -310,7 +310,7 @@ def test_a_name_of_core_that_is_switched_off_is_not_a_strangers(
 ) -> None:
     install(callback(name="lr-monitor"), MINE)
     monkeypatch.setenv("HOCKET_DISABLE_PLUGINS", "dist:hocket")
-    with pytest.raises(plugins.UnknownPluginError, match="switched off by HOCKET_DISABLE_PLUGINS=dist:hocket"):
+    with pytest.raises(plugins.UnknownPluginError, match="HOCKET_DISABLE_PLUGINS=dist:hocket disables it"):
         plugins.get("callbacks", "lr-monitor")
 
 
@@ -430,10 +430,10 @@ def test_the_doctor_reports_all_of_it(
     assert "HOCKET_DISABLE_PLUGINS=dist:a-none" in said["a-none"][0]
     assert "ended with exit code 0" in said["a-exits"][0]
     assert said["a-loud"] == []
-    assert "is not a name that can be typed" in said["a-odd"][0]
+    assert "is not a valid name" in said["a-odd"][0]
     assert "cannot be read: UnicodeDecodeError" in said["a-bytes"][0]
     assert main(["plugins", "list", "--kind", "commands"]) == 0
-    assert "[cannot be used: 'odd name' is not a name" in capsys.readouterr().out
+    assert "[cannot be used: 'odd name' is not a valid name" in capsys.readouterr().out
 
 
 def test_many_neighbours_cost_little(install: Install, tmp_path: Path) -> None:

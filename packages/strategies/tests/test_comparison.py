@@ -45,7 +45,7 @@ DIFFERENT = {
     "labels": ({"eval_data": {"a": [1]}}, {"eval_data": {"b": [1]}}, "eval_data: 'b' .* instead of 'a'"),
     "no data": ({}, {"train_data": None}, "train_data: nothing instead of given"),
     "resume": ({}, {"resume": "auto"}, "resume: given instead of nothing"),
-    "plug-ins": ({}, {"callbacks": ["lr-monitor"]}, "other plug-ins than rank 0: .*lr-monitor"),
+    "plug-ins": ({}, {"callbacks": ["lr-monitor"]}, "different plug-ins from rank 0: .*lr-monitor"),
 }
 SAME = {"microbatch": ({"microbatch": 1}, {"microbatch": 2}), "weights": ({}, {"model": nn.Linear(8, 3)})}
 

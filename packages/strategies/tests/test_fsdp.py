@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import hocket
 from hocket import Need
-from hocket.distributed.dtensors import mesh_of, total_norm, whole
+from hocket.distributed.dtensors import full, mesh_of, total_norm
 from hocket.plugins.errors import PluginError
 from hocket.testkit.ranks import RankError, run_ranks
 from hocket_strategies import FSDP
@@ -422,7 +422,7 @@ def test_averages_of_one_process_go_on_as_shards(tmp_path):
         mine.state.bus.load_model_state(mine.state.prepared, {f"network.{k}": v for k, v in weights.items()})
         ema.load_state_dict(averages)
         mine.fit("1ba")
-        return {name: whole(value) for name, value in ema.state_dict()["averages"].items()}
+        return {name: full(value) for name, value in ema.state_dict()["averages"].items()}
 
     keep = 2 ** (-1 / 4)
     for found in run_ranks(rank_main, 2):

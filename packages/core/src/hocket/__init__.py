@@ -1,6 +1,6 @@
 """hocket: train PyTorch models with plug-ins that are discovered, checked before launch and measured.
 
-Names are imported when they are first used, so ``import hocket`` costs next to nothing.
+Names are imported on first use, so ``import hocket`` is cheap.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from hocket.training.evaluate import EvalSet
     from hocket.training.requests import Decision
 
-#: Public name -> the module that defines it; a module stands for itself.
+#: Public name -> the module that defines it; empty for a module.
 _PUBLIC = {
     "Algorithm": "hocket.algorithm",
     "Apart": "hocket.losses",
@@ -106,7 +106,7 @@ def __getattr__(name: str) -> Any:
     module = _PUBLIC[name]
     try:
         value = getattr(importlib.import_module(module), name) if module else importlib.import_module(f"hocket.{name}")
-    except UnicodeDecodeError as error:  # in torch, which looks at every distribution's entry points
+    except UnicodeDecodeError as error:  # in torch, which reads the entry points of every distribution
         from hocket.plugins import catalog, distributions
 
         for problem in catalog.installed().problems:

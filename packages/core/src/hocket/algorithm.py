@@ -1,4 +1,4 @@
-"""Algorithms: plug-ins that may change the run."""
+"""Algorithms: plug-ins that may change training."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Phase(enum.IntEnum):
-    """When an algorithm acts among those on the same event: what is earlier here acts earlier.
+    """The order of algorithms on the same event: earlier phases act first.
 
     Example:
         >>> from hocket import Phase
@@ -23,10 +23,10 @@ class Phase(enum.IntEnum):
         True
     """
 
-    SELECT = 10  # which samples are trained on at all
-    DATA = 20  # what the samples look like
-    MODEL = 30  # what the model is made of
-    PRECISION = 40  # in which numbers its modules compute; sees the modules that MODEL put in
+    SELECT = 10  # selection of the samples to train on
+    DATA = 20  # transforms of the samples
+    MODEL = 30  # surgery on the model
+    PRECISION = 40  # precision of its modules; runs after MODEL has inserted modules
     LOSS = 50  # targets and loss
     GRADIENT = 60  # gradients
     OPTIMIZER = 70  # the optimizer's step
@@ -34,7 +34,7 @@ class Phase(enum.IntEnum):
 
 
 class Need(enum.Flag):
-    """What an algorithm or a task needs of the strategy it runs under; the plan refuses a strategy that lacks it.
+    """Features of a strategy that an algorithm or a task needs; the plan refuses a strategy without them.
 
     Example:
         >>> import hocket
@@ -45,20 +45,20 @@ class Need(enum.Flag):
     """
 
     NOTHING = 0
-    FULL_PARAMETERS = enum.auto()  # sees whole parameters, not shards
-    SECOND_GRADIENT = enum.auto()  # computes the gradients of a batch more than once
-    SEVERAL_STEPS = enum.auto()  # steps some of the optimizers: tasks with a train_batch
+    FULL_PARAMETERS = enum.auto()  # full parameters instead of shards
+    SECOND_GRADIENT = enum.auto()  # computing the gradients of a batch more than once
+    SEVERAL_STEPS = enum.auto()  # stepping a subset of the optimizers, for tasks with train_batch
 
 
 class Algorithm:
-    """Changes the state on the events that it declares.
+    """Base class of algorithms, which change the state on the events that they declare.
 
-    Subclasses set ``events`` and implement :meth:`apply`. They may also implement *actions* by name
-    (:mod:`hocket.hookspecs.actions`), wrapped or not, and nothing else by name.
+    Subclasses set ``events`` and implement :meth:`apply`. They may also implement or wrap *actions* by name
+    (:mod:`hocket.hookspecs.actions`), but no other hooks.
 
-    Order on one event: ``phase``, then ``before`` / ``after``, then the order in which the user named the algorithms. On
-    ``after_x`` the user's order is reversed, and algorithms that also act on ``before_x`` come last, in the exact reverse of
-    their order there, so that paired work nests.
+    The order on one event is ``phase``, then ``before`` / ``after``, then the order in the user's list. On ``after_x`` the
+    user's order is reversed, and algorithms that also act on ``before_x`` come last, in the exact reverse of their order
+    there, so that paired operations nest.
 
     Example:
         >>> import hocket, torch
@@ -75,32 +75,32 @@ class Algorithm:
     #: Events on which :meth:`apply` is called.
     events: ClassVar[Collection[Event]] = ()
     phase: ClassVar[Phase] = Phase.MODEL
-    #: Names of algorithms that this one must act before / after, and cannot be combined with. Those absent do not matter.
+    #: Names of algorithms that this one must precede, must follow, or cannot be combined with. Absent ones are ignored.
     before: ClassVar[Collection[str]] = ()
     after: ClassVar[Collection[str]] = ()
     conflicts: ClassVar[Collection[str]] = ()
     needs: ClassVar[Need] = Need.NOTHING
 
     def match(self, event: Event, state: State) -> bool:
-        """Whether :meth:`apply` should run now; always, unless overridden. Must not change anything."""
+        """Whether :meth:`apply` should run now; True by default. Must not change anything."""
         return True
 
     def apply(self, event: Event, state: State) -> None:
-        """Act. Read and replace what you need in ``state``; ask the loop for things with ``state.request``.
+        """Act on an event: read and replace attributes of ``state``, or send requests to the loop with ``state.request``.
 
-        Random numbers come from ``state.generator(self)``: seeded, of its own, and kept in checkpoints.
+        Draw random numbers from ``state.generator(self)``, a private seeded generator that checkpoints save.
         """
         raise NotImplementedError(f"{type(self).__name__} declares events but no apply(event, state)")
 
     def touches(self, model: nn.Module) -> Sequence[str]:
-        """What surgery on ``model`` would replace, for the plan; one readable line each. Changes nothing."""
+        """Return a readable line for each module that surgery on ``model`` would replace. Changes nothing."""
         return ()
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs: tensors, numbers, strings, and lists and dicts of them."""
+        """Return the state to save in checkpoints: tensors, numbers, strings, and lists and dicts of them."""
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Undo :meth:`state_dict`. Raises ValueError for a key that this algorithm does not know."""
+        """Restore the state that :meth:`state_dict` returned. Raises ValueError for an unknown key."""
         if state_dict:
-            raise ValueError(f"{type(self).__name__} keeps no state, but was given {sorted(state_dict)}")
+            raise ValueError(f"{type(self).__name__} has no state, but was given {sorted(state_dict)}")

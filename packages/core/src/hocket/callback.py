@@ -6,11 +6,11 @@ from typing import Any
 
 
 class Callback:
-    """Implements hooks by name and observes; every event and action of :mod:`hocket.hookspecs` can be one of its methods.
+    """Base class of callbacks, which observe training. A method can implement any event or action of :mod:`hocket.hookspecs`.
 
-    ``def batch_end(self, state)`` listens; ``@hookimpl(wrapper=True) def forward(self, state, batch)`` surrounds an action.
-    A method asks only for the arguments that it uses. A public method that looks like a misspelt hook is an error when the
-    callback is attached; helpers start with an underscore or are called nothing like a hook.
+    ``def batch_end(self, state)`` listens to an event; ``@hookimpl(wrapper=True) def forward(self, state, batch)`` wraps an
+    action. A method declares only the arguments that it uses. Attaching a callback with a public method that looks like a
+    misspelt hook raises an error; name helpers with a leading underscore, or unlike any hook.
 
     Example:
         >>> import hocket
@@ -24,10 +24,10 @@ class Callback:
     """
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs: tensors, numbers, strings, and lists and dicts of them."""
+        """Return the state to save in checkpoints: tensors, numbers, strings, and lists and dicts of them."""
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Undo :meth:`state_dict`. Raises ValueError for a key that this callback does not know."""
+        """Restore the state that :meth:`state_dict` returned. Raises ValueError for an unknown key."""
         if state_dict:
-            raise ValueError(f"{type(self).__name__} keeps no state, but was given {sorted(state_dict)}")
+            raise ValueError(f"{type(self).__name__} has no state, but was given {sorted(state_dict)}")

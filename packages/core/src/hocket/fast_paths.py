@@ -1,8 +1,8 @@
-"""Shortcuts past torch's own functions for what every step does, each with what it saves and the plain way beside it.
+"""Faster replacements of torch functions that run in every step, each with its measured saving and a fallback.
 
-Results are bitwise those of the plain way. That is taken for arguments that a shortcut is not for, and where a future torch no
-longer has the names that a shortcut rests on: training is then slower and the same. `benchmarks/fast_paths.py` measures what
-each saves; one that saves less than 2 µs a step is deleted.
+Results are bitwise identical to the fallback. The fallback runs for arguments that a replacement does not support, and if a
+future torch removes the names that it depends on: training is then slower, with the same results.
+`benchmarks/fast_paths.py` measures each saving; a replacement that saves less than 2 µs a step is deleted.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ try:
     from torch.autograd import _profiler_enabled  # type: ignore[attr-defined]
     from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
-    #: The code of what torch puts around the step of every class of optimizers.
-    _RECORD = Optimizer.profile_hook_step(lambda: None).__code__
-except (ImportError, AttributeError):  # another torch: `step` calls `optimizer.step`
-    _RECORD = None  # type: ignore[assignment]
+    #: The code of the wrapper that torch puts around the step of every optimizer class.
+    _WRAPPER = Optimizer.profile_hook_step(lambda: None).__code__
+except (ImportError, AttributeError):  # another version of torch: `step` calls `optimizer.step`
+    _WRAPPER = None  # type: ignore[assignment]
 
 
 def step(optimizer: Optimizer) -> None:
-    """``optimizer.step()`` without torch's record for profilers and its calls of hooks, where nobody profiles or hooks in.
+    """Call ``optimizer.step()`` without torch's wrapper for profilers and hooks, if there is neither a profiler nor a hook.
 
-    Saves 8 to 24 µs. A class whose ``step`` is not torch's record around a function, by its code, is stepped as it is.
+    Saves 8 to 24 µs. If the ``step`` of a class is not torch's wrapper, compared by its code, it is called unchanged.
     """
-    inside = _inside(type(optimizer).step)
+    wrapped = _wrapped(type(optimizer).step)
     if (
-        inside is None
+        wrapped is None
         or "step" in vars(optimizer)
         or _profiler_enabled()
         or getattr(optimizer, "_optimizer_step_pre_hooks", True)
@@ -43,18 +43,18 @@ def step(optimizer: Optimizer) -> None:
     ):
         optimizer.step()
     else:
-        inside(optimizer)
+        wrapped(optimizer)
 
 
 @cache
-def _inside(method: Any) -> Callable[[Optimizer], Any] | None:
-    """The function that torch's record was put around, or None; others may have put something around the record."""
-    recorded = _RECORD is not None and getattr(method, "__code__", None) is _RECORD
-    return getattr(method, "__wrapped__", None) if recorded else None
+def _wrapped(method: Any) -> Callable[[Optimizer], Any] | None:
+    """Return the function inside torch's wrapper, or None if the outermost wrapper is not torch's."""
+    is_wrapper = _WRAPPER is not None and getattr(method, "__code__", None) is _WRAPPER
+    return getattr(method, "__wrapped__", None) if is_wrapper else None
 
 
 def norm(tensors: Sequence[Tensor], order: float) -> Tensor:
-    """`torch.nn.utils.get_total_norm` of tensors that are `hocket.distributed.dtensors.alike`, without grouping them by device.
+    """Return `torch.nn.utils.get_total_norm` of `hocket.distributed.dtensors.uniform` tensors, without grouping by device.
 
     Saves 5 to 10 µs for 4 tensors, 12 to 39 µs for 60.
     """
@@ -65,7 +65,7 @@ def norm(tensors: Sequence[Tensor], order: float) -> Tensor:
 
 
 def scale(tensors: Sequence[Tensor], factor: Tensor) -> None:
-    """Multiply tensors that are `alike` in place, in one operation and without grouping them.
+    """Multiply `uniform` tensors in place by a factor, in one operation and without grouping them.
 
     Saves 9 µs and more over `torch.nn.utils.clip_grads_with_norm_`.
     """
@@ -78,10 +78,10 @@ def scale(tensors: Sequence[Tensor], factor: Tensor) -> None:
 
 
 def non_finite(tensors: Sequence[Tensor]) -> Tensor | None:
-    """Return whether any element of plain tensors is not finite, or None if the shortcut cannot tell.
+    """Return whether any element of plain tensors is non-finite, or None if the operation does not support the tensors.
 
-    GradScaler looks with the same operation, which multiplies by one. Saves 44 µs for 4 small tensors over looking at their
-    norms, 2 ms for 60 of 10,000 elements.
+    GradScaler uses the same operation; here it multiplies by one. Compared with computing norms, it saves 44 µs for 4 small
+    tensors and 2 ms for 60 tensors of 10,000 elements.
     """
     check = getattr(torch, "_amp_foreach_non_finite_check_and_unscale_", None)
     if check is None:

@@ -1,4 +1,4 @@
-"""Loggers: plug-ins that write down."""
+"""Loggers: plug-ins that record values."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from hocket.callback import Callback
 
 
 class Logger(Callback):
-    """A callback that implements hooks of :mod:`hocket.hookspecs.loggers`, and runs after every other plug-in.
+    """Base class of loggers: callbacks with the hooks of :mod:`hocket.hookspecs.loggers`, called after every other plug-in.
 
-    A logger cannot stop a run: what it raises becomes one warning, and the rows that it did not write are counted. Nor can it
-    slow a run down: if it implements no hooks but those of :mod:`hocket.hookspecs.loggers` and the events between batches, it
-    is called in a thread of its own, in order, with a copy of the state without the current batch.
+    A logger cannot stop a run: its first exception becomes a warning, and lost rows are counted. Nor can it slow a run
+    down: if it implements only hooks of :mod:`hocket.hookspecs.loggers` and events between batches, it is called in a
+    separate thread, in order, with a copy of the state without the current batch.
 
-    Open files and connections when the first value arrives, not in ``__init__``; close them in ``close(state)`` and be
-    ready to open them again. ``state.run_folder`` is the folder to write into; asking for it creates it.
+    Open files and connections when the first value arrives, not in ``__init__``. Close them in ``close(state)``, and open
+    them again if more values arrive. Write into ``state.run_folder``; reading this attribute creates the folder.
 
     Example:
         >>> import hocket
@@ -22,12 +22,11 @@ class Logger(Callback):
         ...         print(state.timestamp.batch, metrics)
     """
 
-    #: Whether to call the logger on every rank, not only on rank 0. It is then called in place, and may call collectives.
+    #: Whether to call the logger on all ranks instead of rank 0. It is then called synchronously and may call collectives.
     all_ranks: bool = False
-    #: Whether to call the logger in place, and wait for it; None: if it has ``all_ranks`` or takes part in batches.
+    #: Whether to call the logger synchronously; None: if it has ``all_ranks`` or hooks called while a batch is in progress.
     synchronous: bool | None = None
-    #: Seconds that the end of a fit, and of the run, wait for rows that the thread has not written yet.
+    #: Seconds that the end of a fit, and of the run, wait for pending rows.
     deadline: float = 10.0
-    #: Whether it only shows values on a screen: such loggers are attached in ``fast_dev_run`` and ``overfit``, which leave
-    #: nothing, too.
+    #: Whether it only displays values. ``fast_dev_run`` and ``overfit``, which write no files, attach only such loggers.
     shows_only: bool = False

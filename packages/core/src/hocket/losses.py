@@ -1,4 +1,4 @@
-"""Losses: what loss functions may return, with what it is a mean or a sum over."""
+"""Losses: the return types of loss functions, with their weights and reductions."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ _NO_PARTS: Mapping[str, Tensor] = {}
 
 
 class Loss(NamedTuple):
-    """The loss of a (micro)batch, and what it is a mean or a sum over.
+    """The loss of a (micro)batch, with its weight and reduction.
 
-    ``value``: scalar tensor. ``weight``: what the mean or sum was taken over, as a number or scalar tensor (samples, tokens
-    that count, …), or None for the number of samples. ``parts``: named losses that ``value`` is the sum of, for the loggers.
-    ``reduction``: ``"mean"`` or ``"sum"``, or None for what the Trainer's ``loss_reduction`` says, else a mean. ``kept``: for
-    loss functions of `hocket.Task.train_batch`, what to return to it in ``StepResult.kept``: tensors with one entry for each
-    sample, in any nesting.
+    ``value``: a scalar tensor. ``weight``: the number of elements (samples, unmasked tokens, …) in the mean or sum, as a
+    number or scalar tensor; None for the number of samples. ``parts``: the named losses that ``value`` is the sum of, for the
+    loggers. ``reduction``: ``"mean"`` or ``"sum"``; None for the Trainer's ``loss_reduction``, else a mean. ``kept``: for loss
+    functions of `hocket.Task.train_batch`, values to return in ``StepResult.kept``: tensors with one entry for each sample,
+    in any nesting.
 
-    The loss of a batch is ``sum(weight * value) / sum(weight)`` over its microbatches and ranks, or ``sum(value)`` if it is a
-    sum, so its gradient does not depend on how the batch was split. Evaluation reports means:
-    ``sum(value) / sum(weight)`` for sums.
+    The loss of a batch is ``sum(weight * value) / sum(weight)`` over its microbatches and ranks, or ``sum(value)`` for a sum,
+    so its gradient does not depend on the split into microbatches. Evaluation reports means: ``sum(value) / sum(weight)``
+    for sums.
 
     Example:
         >>> import hocket, torch
@@ -41,9 +41,9 @@ class Loss(NamedTuple):
 
 
 class Apart:
-    """Losses out of one forward pass of which each moves the parameters of its own optimizer only.
+    """Several losses of one forward pass, each of which updates only the parameters of its own optimizer.
 
-    For loss functions of `hocket.Task.train_batch`. The names are those of the step's optimizers.
+    Return it from loss functions of `hocket.Task.train_batch`, with the names of the step's optimizers.
 
     Example:
         >>> import hocket
@@ -57,10 +57,10 @@ class Apart:
 
 
 def as_loss(returned: Any) -> Loss:
-    """Understand what a loss function may return: a scalar Tensor, ``(value, weight)``, a dict of named losses, a Loss.
+    """Convert the return value of a loss function: a scalar Tensor, ``(value, weight)``, a dict of named losses, or a Loss.
 
-    A dict is summed, unless it has a ``"total"``: that is the loss then, and the others are logged. A tensor of one element is
-    a scalar.
+    A dict is summed, unless it has a ``"total"``, which is then the loss, while the others are logged. A tensor of one
+    element counts as a scalar.
     """
     if isinstance(returned, Tensor):
         loss = Loss(returned)
@@ -80,8 +80,8 @@ def as_loss(returned: Any) -> Loss:
         number = isinstance(returned, int | float) or hasattr(returned, "__array__")
         raise TypeError(
             f"The loss function returned {type(returned).__name__}. It may return a scalar tensor (the mean over the "
-            "samples), (mean, weight) where weight says what the mean is over, or a dict of named scalar tensors, which are "
-            "added up. "
+            "samples), (mean, weight) where weight is the number of elements in the mean, or a dict of named scalar tensors, "
+            "which are added up. "
             + (
                 "A number has no gradient: return the tensor, without .item() or .numpy()."
                 if number
@@ -103,13 +103,13 @@ def _named(losses: Mapping[str, Any]) -> Loss:
         if not isinstance(value, Tensor) or value.dim():
             found = f"of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
             raise TypeError(
-                f"The loss named {name!r} is {found}. Named losses are scalar tensors; leave out anything else."
+                f"The loss named {name!r} is {found}. Named losses are scalar tensors; remove all other values."
             )
     if "total" not in losses:
         if "loss" in losses and len(losses) > 1:
             raise ValueError(
                 f"The loss function returned a dict of {', '.join(map(repr, losses))}, which would be added up. If 'loss' is "
-                "what to train on, call it 'total'; the others are then logged. If it is one of several, rename it."
+                "the loss to train on, call it 'total'; the others are then logged. If it is one of several, rename it."
             )
         return Loss(torch.stack(list(losses.values())).sum(), None, {k: v.detach() for k, v in losses.items()})
     return Loss(losses["total"], None, {k: v.detach() for k, v in losses.items() if k != "total"})
@@ -120,28 +120,28 @@ def _check_weight(weight: Any) -> None:
         return
     if not isinstance(weight, Tensor):
         raise TypeError(
-            f"The loss function returned (mean, weight) with the weight {weight!r}. A weight says what the mean is over: a "
-            "number or a scalar tensor, 0 or more."
+            f"The loss function returned (mean, weight) with the weight {weight!r}. A weight is the number of elements in the "
+            "mean: a number or a scalar tensor, 0 or more."
         )
     if weight.requires_grad:
         raise ValueError(
-            "The loss function returned two tensors with gradients. A tuple is (mean, weight), where weight says what the mean "
-            "is over, such as a number of tokens. Return the sum of two losses, a + b, or a dict of them, {'a': a, 'b': b}; a "
-            "weight that was computed with parameters, as weight.detach()."
+            "The loss function returned two tensors with gradients. A tuple is (mean, weight), where weight is the number of "
+            "elements in the mean, such as a number of tokens. Return the sum of two losses, a + b, or a dict of them, "
+            "{'a': a, 'b': b}. Return a weight that depends on parameters as weight.detach()."
         )
     if weight.dim():
         raise ValueError(
-            f"The loss function returned (mean, weight) with a weight of shape {tuple(weight.shape)}. It should be a scalar: "
-            "what the mean is over, such as mask.sum()."
+            f"The loss function returned (mean, weight) with a weight of shape {tuple(weight.shape)}. It should be a scalar, "
+            "the number of elements in the mean, such as mask.sum()."
         )
 
 
 def reduction_of(loss: Any) -> Literal["mean", "sum"] | None:
-    """What a loss function says about itself, as ``torch.nn.MSELoss(reduction="sum")`` does; None if it says nothing."""
-    said = loss.keywords.get("reduction") if isinstance(loss, functools.partial) else getattr(loss, "reduction", None)
-    return "sum" if said == "sum" else None
+    """Return the declared reduction of a loss function such as ``torch.nn.MSELoss(reduction="sum")``, or None if unknown."""
+    found = loss.keywords.get("reduction") if isinstance(loss, functools.partial) else getattr(loss, "reduction", None)
+    return "sum" if found == "sum" else None
 
 
 def own_loss(outputs: Any) -> Any:
-    """The loss in the outputs of a model that computes it itself, as those of transformers do; None if there is none."""
+    """Return the loss in the outputs of a model that computes it itself (as in transformers), or None."""
     return outputs.get("loss") if isinstance(outputs, Mapping) else getattr(outputs, "loss", None)

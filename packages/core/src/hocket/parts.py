@@ -1,4 +1,4 @@
-"""From what the Trainer's arguments name to the plug-ins of a run."""
+"""Resolve the Trainer's arguments to the plug-ins of a run."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from hocket import launching
 from hocket.devices import Device
 from hocket.hookspecs import PrecisionLike, StrategyLike
 from hocket.plugins import catalog
-from hocket.plugins.errors import AmbiguousPluginError, BrokenPluginError, PluginError, said
+from hocket.plugins.errors import AmbiguousPluginError, BrokenPluginError, PluginError, summarize
 from hocket.plugins.spec import Attachment, build
 
-#: What "auto" looks for where there are several processes.
+#: The role that "auto" resolves if there are several processes.
 _ROLE = "distributed-strategy"
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What a run is made of."""
+    """The plug-ins of a run."""
 
-    #: Everything that is attached to the bus.
+    #: All plug-ins to attach to the bus.
     attachments: list[Attachment]
     strategy: StrategyLike
     precision: PrecisionLike
     device: Device
-    #: What was chosen for ``"auto"``, and why.
+    #: The choices for ``"auto"``, with their reasons.
     reasons: Mapping[str, str]
 
 
@@ -45,7 +45,7 @@ def resolve(
     loggers: Sequence[Any] = (),
     devices: int | None = None,
 ) -> Parts:
-    """Import and make what the arguments name, and nothing else."""
+    """Import and instantiate the plug-ins that the arguments name, and no others."""
     reasons: dict[str, str] = {}
     processes = _check_devices(devices)
     if strategy == "auto":
@@ -61,8 +61,8 @@ def resolve(
     if processes > 1:
         if not one["strategies"].obj.distributed:
             raise ValueError(
-                f"devices={devices}, but strategy='{one['strategies'].name}' trains in one process. Leave out strategy=, "
-                "or devices=."
+                f"devices={devices}, but strategy='{one['strategies'].name}' trains in one process. Omit strategy= or "
+                "devices=."
             )
         one["devices"].obj.torch_device(processes - 1)  # raises if there are fewer
     several = {"algorithms": algorithms, "callbacks": callbacks, "loggers": loggers}
@@ -75,14 +75,14 @@ def resolve(
     return Parts(attachments, one["strategies"].obj, one["precisions"].obj, one["devices"].obj, reasons)
 
 
-def that_leave_nothing(parts: Parts) -> Parts:
-    """The same without the loggers that write something down: for tests of a run."""
+def without_writing_loggers(parts: Parts) -> Parts:
+    """Return the parts without loggers that write files, for ``fast_dev_run`` and ``overfit``."""
     shown = [v for v in parts.attachments if v.kind != "loggers" or getattr(v.obj, "shows_only", False)]
     return replace(parts, attachments=shown)
 
 
 def _distinct(attachments: list[Attachment]) -> list[Attachment]:
-    """The second of a name becomes ``name-2``."""
+    """Make names unique: the second plug-in of a name becomes ``name-2``."""
     names: set[str] = set()
     for attachment in attachments:
         name, number = attachment.name, 1
@@ -106,11 +106,11 @@ def _auto_strategy(devices: int) -> tuple[str, str]:
 
 
 def _distributed_strategy(world: int) -> catalog.Entry:
-    """The declared default with the highest priority; imported only if there are several to choose from."""
+    """Return the declared default with the highest priority. Candidates are imported only if there are several."""
     candidates = catalog.defaults(_ROLE)
     if not candidates:
         raise PluginError(
-            f"There are {world} processes, and no installed strategy that runs on several. Type: "
+            f"There are {world} processes, but no installed strategy supports several. Type: "
             f"pip install 'hocket[{catalog.extra_of('defaults', _ROLE)}]', or pass strategy='single' for independent runs."
         )
     if len(candidates) == 1:
@@ -121,32 +121,32 @@ def _distributed_strategy(world: int) -> catalog.Entry:
             priorities[entry] = getattr(entry.load(), "priority", 0)
         except BrokenPluginError as error:
             warnings.warn(
-                f"strategy='auto' skips the strategy '{entry.name}' of {entry.dist} {entry.version}: {said(error)}. "
-                f"HOCKET_DISABLE_PLUGINS=dist:{entry.dist} leaves it out.",
+                f"strategy='auto' skips the strategy '{entry.name}' of {entry.dist} {entry.version}: {summarize(error)}. "
+                f"Set HOCKET_DISABLE_PLUGINS=dist:{entry.dist} to disable it.",
                 stacklevel=5,
             )
     best = [entry for entry, priority in priorities.items() if priority == max(priorities.values())]
     if len(best) != 1:
         choices = " or ".join(f"strategy='{entry.dist}/{entry.name}'" for entry in best or candidates)
         raise AmbiguousPluginError(
-            f"There are {world} processes, and several distributions declare the strategy for that. Pass {choices}."
+            f"There are {world} processes, and several distributions declare a default strategy for them. Pass {choices}."
         )
     return best[0]
 
 
 def _check_devices(given: Any) -> int:
-    """Processes on this machine; 1 if nothing was said."""
+    """Return the number of processes on this machine; 1 if ``devices=`` was not given. Raises ValueError."""
     if given is None:
         return 1
     if isinstance(given, bool) or not isinstance(given, int) or given < 1:
         raise ValueError(
-            f"devices={given!r} is not a number of devices; give a positive int, such as 2, or None for what was started."
+            f"devices={given!r} is not a number of devices; give a positive int, such as 2, or None to start no processes."
         )
     return given
 
 
 def _auto_device() -> tuple[Device, str]:
-    """The device with the highest priority among those available here; one that cannot say is skipped, with a warning."""
+    """Return the available device with the highest priority. A device that raises is skipped, with a warning."""
     best: tuple[float, str, Device] | None = None
     for entry in catalog.choices("devices"):
         try:
@@ -157,8 +157,8 @@ def _auto_device() -> tuple[Device, str]:
             raise
         except BaseException as error:
             warnings.warn(
-                f"device='auto' skips the device '{entry.name}' of {entry.dist} {entry.version}: {said(error)}. Type `hocket "
-                f"plugins doctor` for more; HOCKET_DISABLE_PLUGINS=dist:{entry.dist} leaves it out.",
+                f"device='auto' skips the device '{entry.name}' of {entry.dist} {entry.version}: {summarize(error)}. Type "
+                f"`hocket plugins doctor` for details; set HOCKET_DISABLE_PLUGINS=dist:{entry.dist} to disable it.",
                 stacklevel=4,
             )
     if best is None:

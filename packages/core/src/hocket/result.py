@@ -1,4 +1,4 @@
-"""What a fit came to."""
+"""The result of a fit."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from hocket.time import Timestamp
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a fit came to.
+    """The result of a fit.
 
     Args:
-        metrics: the latest value of everything that was evaluated, as ``label/name``.
-        timestamp: how much of training is completed.
-        run_folder: where loggers wrote; exists if one did.
-        stop_reason: why a plug-in asked to stop, or empty.
-        costs: calls, own seconds and seconds inside by (plug-in, hook); filled with ``profile_plugins=True``.
-        checkpoints: the names of those there are, newest last.
+        metrics: the latest evaluation results, as ``label/name``.
+        timestamp: the completed part of training.
+        run_folder: the folder for loggers; it exists if one of them wrote to it.
+        stop_reason: the reason given by a plug-in that requested a stop, or empty.
+        costs: calls, own seconds and nested seconds by (plug-in, hook); filled with ``profile_plugins=True``.
+        checkpoints: the names of the existing checkpoints, newest last.
 
     Example:
         >>> import hocket, torch
@@ -43,12 +43,12 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What a plug-in took on one hook.
+    """The cost of a plug-in on one hook.
 
     Args:
-        calls: how often it was called.
-        seconds: in its own code. The sum over all plug-ins is what they cost together.
-        inside: in what it called or wrapped: the loop's closure, the wrapped action, other plug-ins.
+        calls: number of calls.
+        seconds: seconds in its own code. The sum over all plug-ins is their total cost.
+        inside: seconds in nested calls: the loop's closure, the wrapped action, other plug-ins.
     """
 
     calls: int

@@ -1,4 +1,4 @@
-"""Which run this is, and the folder that belongs to it alone."""
+"""The identity of a run, and its exclusive folder."""
 
 from __future__ import annotations
 
@@ -12,34 +12,34 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-#: The file in a run's folder that says whose it is.
+#: The file in a run's folder that names its owner.
 RECORD = "run.json"
-#: Characters and bytes that a name may have at most, so that it is a file name everywhere.
-_LONGEST = 128, 240
+#: Maximum number of characters and bytes of a name, so that it is a valid file name on all systems.
+_MAX_LENGTH = 128, 240
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A run's identity, which a resumed run inherits, and its name, which need not be unique."""
+    """The identity of a run, which a resumed run inherits, and its name, which need not be unique."""
 
     id: str
     name: str
-    #: Whether the name was made up, because none was given.
+    #: Whether the name was generated, because none was given.
     made_up: bool = False
 
     @classmethod
     def new(cls, name: str | None) -> Run:
-        """A run that begins now, named by date and time if not otherwise. Its identity is not drawn from training's numbers."""
+        """Return a new run, named by date and time if no name is given. Its id does not consume training's random numbers."""
         number = os.urandom(16).hex()
         return cls(number, name or f"{time.strftime('%Y%m%d-%H%M%S')}-{number[:4]}", made_up=name is None)
 
 
 class RunFolderError(ValueError):
-    """The folder is that of another run. The message says what to type."""
+    """The folder belongs to another run. The message says what to type."""
 
 
 def check_name(name: Any) -> str | None:
-    """Return a name that is one folder's, or None if none was given. Raises TypeError, ValueError."""
+    """Return the name if it is valid for a folder, or None if none was given. Raises TypeError, ValueError."""
     if name is None:
         return None
     if not isinstance(name, str):
@@ -47,41 +47,41 @@ def check_name(name: Any) -> str | None:
     short = name if len(name) <= 40 else f"{name[:40]}…"
     if "/" in name or "\\" in name:
         raise ValueError(
-            f"run_name={short!r} is a path. It is the name of one folder in folder=; give the rest there, such as "
-            "folder='runs/sweep', run_name='a'."
+            f"run_name={short!r} is a path. It should be the name of one folder in folder=; put the rest of the path there, "
+            "such as folder='runs/sweep', run_name='a'."
         )
-    fits = 0 < len(name) <= _LONGEST[0] and len(name.encode(errors="replace")) <= _LONGEST[1]
+    fits = 0 < len(name) <= _MAX_LENGTH[0] and len(name.encode(errors="replace")) <= _MAX_LENGTH[1]
     if not fits or not name.isprintable() or name != name.strip() or name.startswith("."):
         raise ValueError(
-            f"run_name={short!r} is no name of a folder. Give 1 to {_LONGEST[0]} printable characters without / and \\, that "
-            "begin with neither a dot nor a space, such as 'baseline-1'; or None for a name with date and time."
+            f"run_name={short!r} is not a valid folder name. Give 1 to {_MAX_LENGTH[0]} printable characters without / and \\, "
+            "not starting with a dot or a space, such as 'baseline-1'; or None for a name with date and time."
         )
     return name
 
 
 class RunFolder:
-    """The folder of a run below ``parent``; made, and marked as this run's, when it is first asked for.
+    """The folder of a run below ``parent``. It is created, and marked as this run's, when it is first claimed.
 
     Args:
-        continues: whether this run was resumed. Then files without a mark, which older versions wrote, are its own.
+        continues: whether this run was resumed. Files without a mark, which older versions wrote, are then its own.
     """
 
-    #: Whether what is written there is still there when the process has ended.
+    #: Whether the files persist after the process has ended.
     lasting = True
 
     def __init__(self, parent: Path, run: Run, continues: bool = False) -> None:
         self.path = parent / run.name
         self._run, self._continues, self._claimed = run, continues, False
-        #: Where the run writes checkpoints, and the earlier run whose folder this was.
+        #: The folder or URL of the run's checkpoints, and the id of the earlier run that owned this folder.
         self._checkpoints: str | None = None
         self._earlier: str | None = None
-        # As it is now: later there may be checkpoints of this run in it.
+        # Checked now, because the folder may contain checkpoints of this run later.
         self._unmarked = not continues and _has_files(self.path)
 
     def take_over(self, checkpoints: str) -> None:
-        """For a new run that may write its checkpoints there: the folder may be that of an earlier run that did, too.
+        """Let a new run with this checkpoint folder take over the run folder of an earlier run that used the same one.
 
-        That one is over, and never wrote a checkpoint or is replaced. What it logged stays.
+        The earlier run is over: it never wrote a checkpoint, or the new run replaces it. Its logs are kept.
         """
         self._checkpoints = checkpoints
         mark = _read_mark(self.path)
@@ -89,7 +89,7 @@ class RunFolder:
             self._earlier = mark["run"]
 
     def moved_from(self, checkpoints: str) -> str | None:
-        """For a run that goes on from its checkpoints there: where they were written when it was here last, if elsewhere."""
+        """Return the previous checkpoint folder of a resumed run if it differs from ``checkpoints``, else None."""
         self._checkpoints = checkpoints
         mark = _read_mark(self.path)
         before = mark.get("checkpoints") if mark and mark["run"] == self._run.id else None
@@ -98,7 +98,7 @@ class RunFolder:
         return before if "://" in before else os.path.normpath(os.path.join(os.path.realpath(self.path), before))
 
     def _relative(self, checkpoints: str) -> str:
-        """As the mark has it: both may be moved together."""
+        """Return the path relative to the run folder, as in the mark, so that both folders can be moved together."""
         if "://" in checkpoints:
             return checkpoints
         try:
@@ -114,17 +114,17 @@ class RunFolder:
             return
         if mark is not None and not owner:
             raise RunFolderError(
-                f"{self.path / RECORD} cannot be read, so nobody knows whose files are there. If they are of the run that is "
-                "resumed, remove this one file; else give another run_name."
+                f"{self.path / RECORD} cannot be read, so the owner of the files there is unknown. If they belong to the run "
+                "that is resumed, remove this one file; otherwise give another run_name."
             )
         raise RunFolderError(
-            f"{self.path} has the files of another run, which stay as they are. To continue that run, pass resume='auto' and "
-            f"its checkpoints=; for a new one, another run_name than {self._run.name!r}, or run_name=None, which makes one "
-            "up; or remove the folder, if nobody needs it."
+            f"{self.path} has the files of another run, which are not changed. To continue that run, pass resume='auto' and "
+            f"its checkpoints=. For a new run, pass another run_name than {self._run.name!r}, or run_name=None to generate "
+            "one; or remove the folder if it is not needed."
         )
 
     def claim(self) -> Path:
-        """The folder. Raises RunFolderError if it is another run's."""
+        """Create and mark the folder on the first call, and return it. Raises RunFolderError if another run owns it."""
         if not self._claimed:
             self.check()
             self.path.mkdir(parents=True, exist_ok=True)
@@ -132,13 +132,13 @@ class RunFolder:
             checkpoints = None if self._checkpoints is None else self._relative(self._checkpoints)
             _write_mark(self.path, self._run, checkpoints, replace)
             self._earlier = None
-            self.check()  # somebody else may have been first
+            self.check()  # another process may have been first
             self._claimed = True
         return self.path
 
 
 class TemporaryFolder(RunFolder):
-    """For a test of a run, which leaves nothing: removed with the object, or when the process ends."""
+    """A temporary folder for ``fast_dev_run`` and ``overfit``: removed with the object, or when the process ends."""
 
     lasting = False
 
@@ -147,13 +147,13 @@ class TemporaryFolder(RunFolder):
         self._made: Path | None = None
 
     def take_over(self, checkpoints: str) -> None:
-        """It is new."""
+        """Do nothing, since a temporary folder is new."""
 
     def check(self) -> None:
-        """Nobody else writes there."""
+        """Do nothing, since no other run writes to a temporary folder."""
 
     def claim(self) -> Path:
-        """A folder among the system's temporary ones."""
+        """Create a temporary folder on the first call, and return it."""
         if self._made is None:
             self._made = Path(tempfile.mkdtemp(prefix="hocket-test-"))
             weakref.finalize(self, shutil.rmtree, self._made, True)
@@ -161,7 +161,7 @@ class TemporaryFolder(RunFolder):
 
 
 def _read_mark(folder: Path) -> dict[str, Any] | None:
-    """What the mark says; None if there is no mark, nothing if it cannot be read."""
+    """Return the content of the mark; None without a mark, an empty dict if it cannot be read."""
     try:
         mark = json.loads((folder / RECORD).read_text(encoding="utf-8"))
         return {**mark, "run": str(mark["run"])}
@@ -172,7 +172,7 @@ def _read_mark(folder: Path) -> dict[str, Any] | None:
 
 
 def _write_mark(folder: Path, run: Run, checkpoints: str | None, replace: bool) -> None:
-    """Write the mark in one step; unless there is one, if it is not to be replaced."""
+    """Write the mark atomically. An existing mark is only overwritten with ``replace``."""
     record = folder / RECORD
     before = _read_mark(folder)
     if before is not None and (not replace or (before.get("run"), before.get("checkpoints")) == (run.id, checkpoints)):
@@ -187,17 +187,17 @@ def _write_mark(folder: Path, run: Run, checkpoints: str | None, replace: bool) 
         if before is not None:
             temporary.replace(record)
         else:
-            os.link(temporary, record)  # a rename would replace one that was written meanwhile
+            os.link(temporary, record)  # a rename would overwrite a mark that another process has just written
     except FileExistsError:
         pass
-    except OSError:  # file systems without hard links
+    except OSError:  # a file system without hard links
         temporary.rename(record)
     finally:
         temporary.unlink(missing_ok=True)
 
 
 def _has_files(folder: Path) -> bool:
-    """Whether there is anything but checkpoints, which have identities of their own."""
+    """Whether the folder contains anything other than checkpoints, which record their own run."""
     if not folder.is_dir():
         return folder.exists()
     return any(not (entry.name.startswith(".") or _of_checkpoints(entry)) for entry in folder.iterdir())

@@ -1,4 +1,4 @@
-"""The layer below the Trainer: processes, device, precision and strategy, for loops of your own."""
+"""The layer below the Trainer: processes, device, precision and strategy, for custom training loops."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ from hocket.training.accumulation import Gradients
 
 
 class Runtime:
-    """Joins the other processes and prepares models, optimizers and data for them; the loop is yours.
+    """Join the other processes and prepare models, optimizers and data for a custom training loop.
 
-    Gradients add up between steps, as in PyTorch. ``backward`` takes the mean of each loss over ranks, weighted by the samples
-    of their batches, and `accumulate` makes the mean over microbatches, however unevenly they are shared out. One process
-    without microbatches is bitwise identical to a plain loop.
+    Gradients accumulate between steps, as in PyTorch. ``backward`` takes the mean of each loss over ranks, weighted by the
+    samples of their batches. `accumulate` takes the mean over microbatches, however unevenly samples are distributed.
+    With one process and no microbatches, the result is bitwise identical to a plain PyTorch loop.
 
     Args:
         strategy, precision, device, devices: as in `hocket.Trainer`.
-        seed: for the process's random numbers, plus the rank; None leaves them alone.
-        plugins: restricts which installed plug-ins may be used: False for core's own, or a list of names.
+        seed: seed of the global random number generators, plus the rank; None leaves them unchanged.
+        plugins: restricts the installed plug-ins: False for core's plug-ins only, or a list of names.
 
     Raises:
-        hocket.plugins.PluginError: a plug-in is not there, or is broken.
-        TypeError, ValueError: an argument cannot be understood; the message says which and what to write. Or strategy or
-            precision acts on events of the Trainer's loop, which a loop of one's own does not have.
+        hocket.plugins.PluginError: a plug-in is missing or broken.
+        TypeError, ValueError: an argument is invalid; the message says which one and what to write. Or the strategy or
+            precision acts on events of the Trainer's loop, which a custom loop does not have.
 
     Example:
         >>> import hocket, torch
@@ -77,7 +77,7 @@ class Runtime:
 
     @classmethod
     def of(cls, parts: Parts, bus: Bus, devices: int | None, given: comparison.Given) -> Runtime:
-        """Of parts that were resolved already, as the Trainer's; seeds nothing. ``given`` has to be the same on all ranks."""
+        """Make a Runtime from resolved parts, for the Trainer, without seeding. ``given`` has to be identical on all ranks."""
         runtime = cls.__new__(cls)
         runtime._join(parts, bus, devices, given)
         return runtime
@@ -87,7 +87,7 @@ class Runtime:
         self.strategy, self.precision, self.device_kind = parts.strategy, parts.precision, parts.device
         if devices is not None and devices > 1:
             launching.start(devices)
-        #: Where this rank computes.
+        #: The device of this rank.
         self.device: torch.device = bus.setup_environment(parts.device)
         bus.on_rank(self.strategy.rank)
         self.precision.device = self.device
@@ -95,25 +95,25 @@ class Runtime:
         self._gradients = Gradients()
         weakref.finalize(self, parts.strategy.shutdown)
 
-    # --- who is who
+    # --- ranks
 
     @property
     def rank(self) -> int:
-        """Which of the processes this is, from 0."""
+        """The rank of this process, from 0."""
         return self.strategy.rank
 
     @property
     def world_size(self) -> int:
-        """How many processes there are."""
+        """The number of processes."""
         return self.strategy.world_size
 
     # --- set-up
 
     def setup(self, model: nn.Module, *optimizers: torch.optim.Optimizer) -> Any:
-        """The model to call, or ``(model, optimizer, …)``, moved, converted and wrapped as precision and strategy want it.
+        """Prepare a model, and optimizers if given, for device, precision and strategy.
 
-        What is called computes under the precision's context, and hands out 16-bit results as float32, so that losses are
-        computed in float32. The module itself stays ``model.module``.
+        Return the model to call, or ``(model, optimizer, …)``. The returned model computes under the precision's context and
+        converts 16-bit outputs to float32, so that losses are computed in float32. The given module is ``model.module``.
 
         Example:
             >>> import hocket, torch
@@ -129,26 +129,26 @@ class Runtime:
         return (called, *prepared) if optimizers else called
 
     def convert(self, module: Any) -> Any:
-        """The module on the device, in the dtypes that the precision stores it in."""
+        """Move the module to the device, and convert it to the storage dtypes of the precision."""
         return self.bus.convert_module(self.place(module))
 
     def place(self, module: Any) -> Any:
-        """The module on the device, unless the strategy moves it part by part."""
+        """Move the module to the device, unless the strategy moves it part by part."""
         return module if self.strategy.places else placement.move(module, self.device)
 
     def prepare(
         self, module: nn.Module, optimizers: Sequence[torch.optim.Optimizer]
     ) -> tuple[nn.Module, list[torch.optim.Optimizer]]:
-        """A converted module and its optimizers as the strategy wants them."""
+        """Return a converted module and its optimizers, prepared by the strategy."""
         for optimizer in optimizers:
             self.bus.check_optimizer(optimizer)
         prepared = self.bus.prepare_model(module, self.precision)
         return prepared, [self.bus.prepare_optimizer(optimizer) for optimizer in optimizers]
 
     def setup_data(self, loader: Iterable[Any], train: bool = True, *, global_batch: int | None = None) -> PreparedData:
-        """This rank's batches of ``loader``, on the device; see `hocket.Trainer` on ``global_batch``, for training data only.
+        """Return this rank's batches of ``loader``, on the device.
 
-        Raises ValueError if that cannot be had.
+        ``global_batch`` is for training data only, and described in `hocket.Trainer`. Raises ValueError if it is not possible.
 
         Example:
             >>> import hocket, torch
@@ -159,7 +159,7 @@ class Runtime:
             2
         """
         if global_batch is not None and not train:
-            raise ValueError(f"global_batch={global_batch} is for training data. Leave it out, or train=False.")
+            raise ValueError(f"global_batch={global_batch} is for training data only. Omit it, or omit train=False.")
         check_batches(loader, "loader")
         return PreparedData(self, self.bus.prepare_data(loader, train, global_batch), train)
 
@@ -167,13 +167,13 @@ class Runtime:
 
     @contextmanager
     def accumulate(self, model: nn.Module, last: bool = True) -> Iterator[None]:
-        """Around forward and backward of a microbatch; ranks exchange gradients only in the ``last`` one before a step.
+        """Accumulate gradients: use as the context of forward and backward of each microbatch.
 
-        A step is taken with the weighted mean over these blocks since the model's previous step. Losses within one block add
-        up. Nest the blocks of models that share a loss.
+        Ranks exchange gradients only in the ``last`` microbatch before a step. The step uses the weighted mean over all blocks
+        since the model's previous step. Losses within one block add up. Nest the blocks of models with a common loss.
 
-        After the last one rank 0's buffers, as the running statistics of batch norm, become those of all ranks. A loop that
-        does without this context exchanges gradients in every backward, and each rank's buffers stay its own.
+        After the last block, all ranks receive rank 0's buffers, such as the running statistics of batch norm. Without this
+        context, ranks exchange gradients in every backward, and buffers are not synchronized.
 
         Example:
             >>> import hocket, torch
@@ -194,21 +194,21 @@ class Runtime:
 
         Args:
             loss: a scalar, the mean over the batch.
-            weight: what that mean is over; None for the samples of this rank's latest batch from `setup_data`, or 1. A loss
-                of weight 0 counts nothing, even if it is NaN.
+            weight: the number of elements in that mean; None for the samples of this rank's latest batch from `setup_data`,
+                or 1. A loss of weight 0 does not count, even if it is NaN.
 
         Raises:
-            RuntimeError: weights within an `accumulate` block relate otherwise than in the blocks before, or this is called
-                after the block instead of within it.
+            RuntimeError: the weights within an `accumulate` block have other ratios than in previous blocks, or this is
+                called after the block instead of within it.
         """
         ranks = self.strategy.data_ranks
         if weight is not None:
             mine, everyone = weight, self._sum(weight)
         else:
             mine, everyone = self._gradients.batch or (1.0, float(ranks))
-        share = self._gradients.share(mine, everyone, ranks)
+        fraction = self._gradients.share(mine, everyone, ranks)
         with self.precision.backward_context():
-            self.bus.scale_loss(loss if share == 1 else loss * share).backward()
+            self.bus.scale_loss(loss if fraction == 1 else loss * fraction).backward()
 
     def clip_gradients(
         self,
@@ -218,7 +218,7 @@ class Runtime:
         norm: float | None = None,
         value: float | None = None,
     ) -> torch.Tensor | None:
-        """Clip what ``optimizer`` is about to step with, by joint 2-norm or by value; the norm before clipping, if by norm.
+        """Clip the gradients of ``optimizer`` by joint 2-norm or by value. Return the norm before clipping, if by norm.
 
         Raises ValueError unless exactly one of ``norm`` and ``value`` is given.
 
@@ -242,7 +242,7 @@ class Runtime:
         return clip_gradients(parameters, "value", value)
 
     def step(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Step and set gradients to None; False if the precision left the step out because scaled gradients overflowed."""
+        """Step and set gradients to None. Return False if the precision skipped the step because gradients overflowed."""
         self._gradients.finish(self.bus, optimizer)
         self.bus.overflowed(self.bus.all_reduce)
         stepped: bool = self.bus.step_optimizer(optimizer, _no_closure)
@@ -250,10 +250,10 @@ class Runtime:
         self.device_kind.batch_end()
         return stepped
 
-    # --- the others
+    # --- collectives
 
     def all_reduce(self, tensor: torch.Tensor, op: str = "mean") -> torch.Tensor:
-        """Mean, sum, min or max over ranks.
+        """Return the mean, sum, min or max of a tensor over ranks.
 
         Example:
             >>> import hocket, torch
@@ -265,11 +265,11 @@ class Runtime:
         return reduced
 
     def all_gather(self, item: Any) -> list[Any]:
-        """One picklable object of every rank, by rank."""
+        """Return the picklable objects of all ranks, by rank."""
         return list(self.bus.all_gather_object(item))
 
     def broadcast(self, item: Any) -> Any:
-        """Rank 0's picklable object, on every rank."""
+        """Return rank 0's picklable object on every rank."""
         return self.bus.broadcast_object(item)
 
     def barrier(self) -> None:
@@ -277,26 +277,26 @@ class Runtime:
         self.bus.barrier()
 
     def print(self, *values: Any, **options: Any) -> None:
-        """``print``, on rank 0."""
+        """Call ``print`` on rank 0 only."""
         if self.rank == 0:
             print(*values, **options)
 
     def model_state(self, model: nn.Module) -> dict[str, Any]:
-        """The full weights under the model's own names, on every rank, whatever the strategy."""
+        """Return the full weights under the names of the original model, on every rank, for any strategy."""
         return dict(self.bus.model_state(_inner(model)))
 
     def load_model_state(self, model: nn.Module, state_dict: dict[str, Any]) -> None:
-        """Undo `model_state`. Raises RuntimeError for keys that do not fit."""
+        """Load weights as `model_state` returns them. Raises RuntimeError for missing or unexpected keys."""
         self.bus.load_model_state(_inner(model), state_dict)
 
     def save(self, path: str | Path, **things: Any) -> None:
-        """Write a checkpoint folder (see `hocket.checkpoints.format`), with all ranks' random numbers and the loss scale.
+        """Write a checkpoint folder (see `hocket.checkpoints.format`), with the RNG states of all ranks and the loss scale.
 
-        ``things`` are kept by name: models, optimizers (together with exactly one model), whatever has a ``state_dict``, and
-        numbers, strings, tensors, lists and dicts. Every rank calls it and writes its shards; rank 0 writes the rest.
+        ``things`` are saved by name: models, optimizers (together with exactly one model), objects with a ``state_dict``, and
+        numbers, strings, tensors, lists and dicts. All ranks have to call it; each writes its shards, and rank 0 the rest.
 
         Raises:
-            CheckpointError: it could not be written; on every rank.
+            CheckpointError: the checkpoint could not be written; raised on all ranks.
 
         Example:
             >>> import hocket, tempfile, torch
@@ -316,11 +316,11 @@ class Runtime:
         format.write(Path(path), content, {"kind": "runtime"}, Ranks(self.rank, self.world_size, self.all_gather))
 
     def load(self, path: str | Path, **things: Any) -> dict[str, Any]:
-        """Undo `save`: load what is given here by name, continue random numbers and loss scale, and return the rest.
+        """Load a checkpoint into the given objects by name, restore RNG states and loss scale, and return the other values.
 
         Raises:
-            ValueError: it was saved under another precision, with a state of its own.
-            CheckpointError: there is no such checkpoint, it is damaged, or does not hold one of ``things``.
+            ValueError: it was saved under another precision that has state.
+            CheckpointError: there is no such checkpoint, it is damaged, or does not contain one of ``things``.
         """
         from hocket.checkpoints.storage import format
 
@@ -328,9 +328,9 @@ class Runtime:
         kept = {name: decode(value) for name, value in saved["things"].items()}
         if missing := sorted(things.keys() - kept.keys()):
             raise CheckpointError(
-                f"{path} does not hold {', '.join(missing)}. It holds: {', '.join(sorted(kept)) or 'nothing'}."
+                f"{path} does not contain {', '.join(missing)}. It contains: {', '.join(sorted(kept)) or 'nothing'}."
             )
-        # Models first: sharded optimizers look at their parameters.
+        # Models first: sharded optimizers read their parameters.
         for name, thing in sorted(things.items(), key=lambda item: not isinstance(item[1], nn.Module)):
             state = kept.pop(name)
             if isinstance(thing, nn.Module):
@@ -352,35 +352,35 @@ class Runtime:
         return thing.state_dict() if hasattr(thing, "state_dict") else thing
 
     def close(self) -> None:
-        """Leave the other processes. Happens by itself when the Runtime is forgotten."""
+        """Leave the process group. Called automatically when the Runtime is garbage-collected."""
         self.strategy.shutdown()
 
     def _sum(self, weight: float) -> float:
         if self.world_size == 1:
             return weight
-        alike = self.world_size // self.strategy.data_ranks  # ranks that compute on one share have the same weight
-        return self.bus.all_reduce(torch.tensor(weight, dtype=torch.float64), "sum").item() / alike
+        duplicates = self.world_size // self.strategy.data_ranks  # ranks with the same slice have the same weight
+        return self.bus.all_reduce(torch.tensor(weight, dtype=torch.float64), "sum").item() / duplicates
 
 
 class PreparedModel(nn.Module):
-    """What `Runtime.setup` returns; ``module`` is the model that was given."""
+    """A model prepared by `Runtime.setup`; ``module`` is the original model."""
 
     def __init__(self, runtime: Runtime, given: nn.Module, prepared: nn.Module) -> None:
         super().__init__()
         self.module = given
         self._bus, self._gradients = runtime.bus, runtime._gradients
-        vars(self)["_prepared"] = prepared  # not a submodule: its parameters would be there twice
+        vars(self)["_prepared"] = prepared  # not registered as a submodule, which would duplicate the parameters
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The prepared model's, under the precision's context; 16-bit results as float32."""
+        """Call the prepared model under the precision's context, and convert 16-bit outputs to float32."""
         with self._bus.forward_context():
             outputs = vars(self)["_prepared"](*args, **kwargs)
-        return batches.map_tensors(self._handed_out, outputs)
+        return batches.map_tensors(self._convert_output, outputs)
 
-    def _handed_out(self, tensor: torch.Tensor) -> torch.Tensor:
+    def _convert_output(self, tensor: torch.Tensor) -> torch.Tensor:
         if tensor.dtype in _HALF:
             tensor = tensor.float()
-        if tensor.grad_fn is not None:  # else it may be a parameter, which would collect hooks
+        if tensor.grad_fn is not None:  # otherwise it may be a parameter, which would accumulate hooks
             tensor.register_hook(self._gradients.gate)
         return tensor
 
@@ -389,29 +389,29 @@ _HALF = (torch.float16, torch.bfloat16)
 
 
 class PreparedData:
-    """Batches of this rank on its device.
+    """Iterate over the batches of this rank, on its device.
 
-    A rank without a share of a batch repeats one: in training, where `Runtime.backward` gives it no weight, and in evaluation
-    under strategies that compute together, such as fsdp. ``samples`` is then 0.
+    A rank without a slice of a batch repeats a batch as padding, with ``samples`` 0: in training, where `Runtime.backward`
+    gives it weight 0, and in evaluation under strategies whose ranks compute together, such as fsdp.
     """
 
     def __init__(self, runtime: Runtime, data: Iterable[Any], train: bool) -> None:
         self._runtime, self._data, self._train = runtime, data, train
-        self._at_hand: tuple[Any, bool] = (None, False)
+        self._current: tuple[Any, bool] = (None, False)
 
     @property
     def samples(self) -> int:
-        """What the batch at hand counts for on this rank: its samples, or 0 if it only keeps the other ranks company."""
-        batch, counts = self._at_hand
+        """Number of real samples in the current batch on this rank; 0 for a padding batch."""
+        batch, counts = self._current
         return batches.count(batch).samples if counts else 0
 
     def __len__(self) -> int:
-        return len(self._data)  # type: ignore[arg-type]  # TypeError is what len() raises if it has none
+        return len(self._data)  # type: ignore[arg-type]  # len() raises TypeError if the data has no length
 
     def __iter__(self) -> Iterator[Any]:
         runtime = self._runtime
         for batch in self._data:
-            self._at_hand = batch, counts = batches.unpadded(batch)
+            self._current = batch, counts = batches.unpadded(batch)
             if self._train:
                 mine = self.samples
                 runtime._gradients.batch = (mine, runtime._sum(mine))
@@ -421,13 +421,13 @@ class PreparedData:
             runtime.device_kind.batch_end()
 
     def set_epoch(self, epoch: int) -> None:
-        """Call ``set_epoch`` of samplers and data sets that have it."""
+        """Call ``set_epoch`` of samplers and data sets that define it."""
         set_epoch(self._data, epoch)
 
 
 _REPEATED = (
-    "This rank has no share of the batch and repeats one, because all ranks have to compute. Count what a batch counts for by "
-    "`data.samples`, of what setup_data returned: it is 0 now."
+    "This rank has no slice of the batch and repeats a batch as padding, because all ranks have to compute. Weight results by "
+    "`data.samples` of the object that setup_data returned: it is 0 for a padding batch."
 )
 
 
@@ -439,11 +439,11 @@ def _inner(model: nn.Module) -> nn.Module:
 def _check_own_loop(parts: Parts) -> None:
     hooks = [*(event.value for event in Event), *(name for name in vars(Actions) if not name.startswith("_"))]
     for argument, part in (("strategy", parts.strategy), ("precision", parts.precision)):
-        # Whoever writes the loop cuts the batches.
-        heard = [name for name in hooks if hasattr(type(part), name) and name != "split_batch"]
-        if heard and not getattr(part, "own_loop", False):
+        # A custom loop splits its batches itself.
+        used = [name for name in hooks if hasattr(type(part), name) and name != "split_batch"]
+        if used and not getattr(part, "own_loop", False):
             raise ValueError(
-                f"{argument} {type(part).__name__} acts on {', '.join(heard)}, which only the Trainer's loop has. Train with "
+                f"{argument} {type(part).__name__} acts on {', '.join(used)}, which only the Trainer's loop has. Train with "
                 f"hocket.Trainer, or give hocket.Runtime another {argument}, such as "
                 f"{'auto' if argument == 'strategy' else 'bf16'}."
             )
@@ -453,14 +453,14 @@ def _only_model(things: Mapping[str, Any]) -> nn.Module:
     models = [thing for thing in things.values() if isinstance(thing, nn.Module)]
     if len(models) != 1:
         raise ValueError(
-            f"The state of an optimizer belongs to a model, and {len(models)} were given. Give one, such as "
-            "save(path, model=model, optimizer=optimizer), and further pairs a checkpoint of their own."
+            f"The state of an optimizer belongs to exactly one model, but {len(models)} were given. Give one, such as "
+            "save(path, model=model, optimizer=optimizer), and save other pairs in separate checkpoints."
         )
     return models[0]
 
 
 def _no_closure() -> torch.Tensor:
     raise RuntimeError(
-        "This optimizer computes gradients again within its step, which needs a closure. Call optimizer.step(closure) "
+        "This optimizer computes gradients again within its step, so it needs a closure. Call optimizer.step(closure) "
         "yourself, or train with hocket.Trainer."
     )

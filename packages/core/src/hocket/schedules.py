@@ -1,17 +1,17 @@
-"""Learning-rate schedules: what the base learning rate of every parameter group is multiplied by at each step.
+"""Learning-rate schedules: the factor of the base learning rate of every parameter group at each step.
 
-A schedule is any callable that takes a `Clock` and returns a number. The classes here share two rules:
+A schedule is any callable that takes a `Clock` and returns a number. The classes here follow two rules:
 
 * The factor of a step is that of the time completed *before* it: the first step has ``t = 0``, as in
   ``torch.optim.lr_scheduler``.
 * ``warmup`` raises the factor from 0 along a straight line, ``t / warmup`` times the factor at which the schedule
-  starts, and reaches that exactly when the warm-up ends. So the first step of a run with warm-up has factor 0: it fills
-  the averages of the optimizer and moves nothing. The alternative, ``(t + 1) / warmup``, exists in batches only: how
-  many tokens or seconds the next step takes is not known before it.
+  starts, and reaches it exactly when the warm-up ends. So the first step of a run with warm-up has factor 0: it updates
+  the averages of the optimizer, but no weights. The alternative, ``(t + 1) / warmup``, is only possible for batches: the
+  number of tokens or seconds of the next step is not known in advance.
 
 Points in time (``t_max``, ``milestones``) are counted from the beginning of training, warm-up included. Lengths
 (``step_size``, ``decay_period``, ``t_0``) are counted from the end of the warm-up. Below, ``t`` is the time, ``w`` the
-warm-up and ``x = (t - w) / (t_max - w)``, at most 1: after ``t_max`` the factor stays where it is.
+warm-up and ``x = (t - w) / (t_max - w)``, at most 1: after ``t_max`` the factor is constant.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from hocket.time import Time, TimeError, Timestamp, Unit, whole
 
 @dataclass(slots=True)
 class Clock:
-    """What a schedule knows: where the run is, when it ends, and how many batches an epoch has (None: not known).
+    """The input of a schedule: the position and duration of the run, and the number of batches per epoch (None: unknown).
 
-    Times can be compared when they are of one kind: a share (``dur``) is one of ``max_duration`` and so is of its kind;
-    epochs and batches convert into each other through ``epoch_length``; samples, tokens and seconds convert into
-    nothing else, because how many there are in a batch changes during the run.
+    Times can be compared if their units convert. A fraction (``dur``) converts to the unit of ``max_duration``. Epochs and
+    batches convert into each other through ``epoch_length``. Samples, tokens and seconds do not convert, because their
+    number in a batch varies during the run.
 
     Example:
         >>> from hocket import Time, Timestamp
@@ -46,23 +46,23 @@ class Clock:
     epoch_length: int | None = None
 
     def progress(self, time: str | Time) -> float:
-        """How much of ``time``, counted from the beginning of training, is over: 0.5 at half of it, 2.0 at twice.
+        """Return elapsed training time as a multiple of ``time``: 0.5 at half of it, 2.0 at twice.
 
-        It advances with every batch, epochs included. Raises TimeError if ``time`` is zero, or in epochs while the
-        length of an epoch is not known.
+        It advances with every batch, also for epochs. Raises TimeError if ``time`` is zero, or is in epochs while the
+        length of an epoch is unknown.
         """
         time = Time.parse(time)
         unit = self.common_unit(time)
         length = self.convert(time, unit)
         if not length:
-            raise TimeError(f"There is no progress through {time}, which is over as it begins; give a longer time.")
+            raise TimeError(f"Progress through {time} is not defined, because its length is zero; give a longer time.")
         return self.now(unit) / length
 
     def common_unit(self, *times: Time) -> Unit:
-        """The unit in which all of ``times`` can be compared; zero times have no say.
+        """Return the unit in which all of ``times`` can be compared; zero times are ignored.
 
         Raises:
-            TimeError: there is none.
+            TimeError: there is no such unit.
         """
         units = {self.max_duration.unit if time.unit is Unit.DURATION else time.unit for time in times if time.value}
         if units == {Unit.EPOCH, Unit.BATCH}:
@@ -70,16 +70,16 @@ class Clock:
         if len(units) > 1:
             raise TimeError(
                 f"{', '.join(str(time) for time in times if time.value)} cannot be compared in a run of "
-                f"{self.max_duration}: only epochs and batches convert into each other, and 'dur' is a share of the "
-                f"run's duration. Give all of them in one unit, or as shares of the duration such as '0.05dur'."
+                f"{self.max_duration}: only epochs and batches convert into each other, and 'dur' is a fraction of the "
+                f"run's duration. Give all of them in one unit, or as fractions of the duration such as '0.05dur'."
             )
         return units.pop() if units else Unit.BATCH
 
     def convert(self, time: Time, unit: Unit) -> float:
-        """``time`` in ``unit``, as the float nearest to the exact value.
+        """Return ``time`` in ``unit``, as the float nearest to the exact value.
 
         Raises:
-            TimeError: the two do not convert, or only through the length of an epoch and that is not known.
+            TimeError: the units do not convert, or the conversion needs the length of an epoch and that is unknown.
         """
         value = _exact(time)
         if time.unit is Unit.DURATION:
@@ -93,16 +93,16 @@ class Clock:
         raise TimeError(f"{time} cannot be expressed in {unit}; only epochs and batches convert into each other.")
 
     def now(self, unit: Unit) -> float:
-        """Where the run is, in ``unit``; for epochs the fraction of the epoch under way counts, by batches.
+        """Return the position of the run in ``unit``; epochs include the fraction of the current epoch, by batches.
 
         Raises:
-            TimeError: ``unit`` is epochs and the length of an epoch is not known, or ``unit`` is ``dur``.
+            TimeError: ``unit`` is epochs and the length of an epoch is unknown, or ``unit`` is ``dur``.
         """
         timestamp = self.timestamp
         if unit is Unit.BATCH:
             return timestamp.batch
         if unit is Unit.EPOCH:
-            # One division of integers, so that the same moment is the same float here and in `convert`.
+            # One division of integers, so that the same position gives the same float here and in `convert`.
             length = self._epoch_length()
             return (timestamp.epoch * length + min(timestamp.batch_in_epoch, length)) / length
         return timestamp.count(unit)
@@ -110,27 +110,27 @@ class Clock:
     def _epoch_length(self) -> int:
         if not self.epoch_length:
             raise TimeError(
-                "How many batches an epoch has is not known, so epochs cannot be told apart from batches. Give the "
-                "duration and the schedule in 'ba', 'sp' or 'tok', or train on data that has a length."
+                "The number of batches per epoch is unknown, so epochs and batches do not convert. Give the duration and "
+                "the schedule in 'ba', 'sp' or 'tok', or train on data that has a length."
             )
         return self.epoch_length
 
 
 def _exact(time: Time) -> Fraction:
-    """The value as it was written: 0.07 as 7/100, so that 0.07 of 100 batches is 7 of them."""
+    """Return the decimal value exactly: 0.07 as 7/100, so that 0.07 of 100 batches is 7 batches."""
     return Fraction(str(time.value))
 
 
 class Schedule:
-    """The common part: parses times, brings them to one unit, warms up. Subclasses define :meth:`factor`.
+    """Base class of schedules: parses times, converts them to one unit, and warms up. Subclasses define :meth:`factor`.
 
     Args:
-        times: the times of the schedule, in the order in which :meth:`factor` wants them.
-        warmup: how long the factor rises from 0; ``"0ba"`` for no warm-up.
+        times: the times of the schedule, in the order of the arguments of :meth:`factor`.
+        warmup: length of the linear rise from 0; ``"0ba"`` for no warm-up.
 
     Raises:
         TimeError: a text is not a time; when called, also: the times have no common unit.
-        ValueError: an argument is out of its range; when called, also: what follows the warm-up has no room.
+        ValueError: an argument is out of its range; when called, also: the warm-up leaves no room for the schedule.
 
     Example:
         >>> import hocket
@@ -151,17 +151,17 @@ class Schedule:
         self._points: tuple[float, ...] = ()
 
     def factor(self, now: float, warmup: float, *times: float) -> float:
-        """The factor at ``now`` >= ``warmup``; everything in one unit."""
+        """Return the factor at ``now`` >= ``warmup``; all arguments are in one unit."""
         raise NotImplementedError(f"{type(self).__name__} needs a factor(now, warmup, ...)")
 
     def check(self, warmup: float, *times: float) -> None:
-        """Raise ValueError if the times, now in one unit, make no sense together."""
+        """Raise ValueError if the times, in one unit, are inconsistent."""
 
     def __call__(self, clock: Clock) -> float:
-        """What the base learning rates are multiplied by for the step that follows ``clock.timestamp``."""
+        """Return the factor of the base learning rates for the step after ``clock.timestamp``."""
         resolved = self._resolved_for
         if resolved is None or resolved[0] is not clock.max_duration or resolved[1] != clock.epoch_length:
-            self._resolve(clock)  # in the first step, and when a run is prolonged
+            self._resolve(clock)  # in the first step, and when the duration is extended
         points = self._points
         now, warmup = clock.now(self._unit), points[0]
         if now < warmup:
@@ -182,7 +182,7 @@ class Schedule:
 
 
 class Constant(Schedule):
-    """``alpha``, for ever.
+    """``alpha``, constantly.
 
     Example:
         >>> from hocket import Time, Timestamp
@@ -221,7 +221,7 @@ class Step(Schedule):
 
 
 class MultiStep(Schedule):
-    """``gamma ** n`` after ``n`` of the ``milestones``. One within the warm-up lowers what the warm-up leads to.
+    """``gamma ** n`` after ``n`` of the ``milestones``. A milestone within the warm-up lowers the target of the warm-up.
 
     Example:
         >>> from hocket import Time, Timestamp
@@ -272,8 +272,8 @@ class _UntilTMax(Schedule):
     def check(self, warmup: float, *times: float) -> None:
         if times[0] <= warmup:
             raise ValueError(
-                f"The warm-up of {self.warmup} is not over before t_max={self.t_max}, so {type(self).__name__} has no "
-                "room to change anything. Make the warm-up shorter or t_max later."
+                f"The warm-up of {self.warmup} is not over before t_max={self.t_max}, which leaves no time for "
+                f"{type(self).__name__}. Make the warm-up shorter or t_max later."
             )
 
     def factor(self, now: float, warmup: float, *times: float) -> float:
@@ -382,7 +382,7 @@ class CosineRestarts(Schedule):
         self.t_0 = _length("t_0", t_0)
         self.t_mult = _number("t_mult", t_mult)
         if t_mult < 1:
-            raise ValueError(f"t_mult is {t_mult}; cycles cannot get shorter without end, so give a number >= 1.")
+            raise ValueError(f"t_mult is {t_mult}; cycles cannot get shorter and shorter, so give a number >= 1.")
         self.alpha_f = _number("alpha_f", alpha_f)
         super().__init__((self.t_0,), warmup)
 
@@ -391,21 +391,21 @@ class CosineRestarts(Schedule):
         if ratio == 1:
             x = cycles - whole(cycles)
         else:
-            # n whole cycles take 1 + ratio + ... + ratio**(n - 1) of the first one.
+            # n full cycles take 1 + ratio + ... + ratio**(n - 1) times the first one.
             n = whole(math.log1p(cycles * (ratio - 1)) / math.log(ratio))
             x = (cycles - (ratio**n - 1) / (ratio - 1)) / ratio**n
-        # Below 0 by rounding at a restart.
+        # x may be slightly below 0 at a restart, due to rounding.
         return self.alpha_f + (1.0 - self.alpha_f) * (1.0 + math.cos(math.pi * max(x, 0.0))) / 2.0
 
 
 class WSD(Schedule):
     """Warm-up, stable, decay: 1 until ``t_max - decay``, then down to ``alpha_f`` at ``t_max``.
 
-    With ``y`` the share of the decay that is over, the factor is ``alpha_f + (1 - alpha_f) * f(y)`` and ``shape`` names
+    With ``y`` the completed fraction of the decay, the factor is ``alpha_f + (1 - alpha_f) * f(y)``, and ``shape`` selects
     f: ``"linear"`` is ``1 - y``, ``"sqrt"`` is ``1 - sqrt(y)``, ``"cosine"`` is ``(1 + cos(pi * y)) / 2``.
 
     Hu et al. 2024, section 4 (MiniCPM, arXiv 2404.06395) for the three stages; Hägele et al. 2024, section 3 (arXiv
-    2405.18392) for the linear and 1-sqrt shapes, of which the latter did better there.
+    2405.18392) for the linear and 1-sqrt shapes, where the latter performed better.
 
     Example:
         >>> from hocket import Time, Timestamp
@@ -461,7 +461,7 @@ def _number(name: str, value: float) -> float:
 def _length(name: str, time: str | Time) -> Time:
     parsed = Time.parse(time)
     if not parsed.value:
-        raise ValueError(f"{name} is {parsed}, but has to be longer than nothing.")
+        raise ValueError(f"{name} is {parsed}, but has to be longer than zero.")
     return parsed
 
 

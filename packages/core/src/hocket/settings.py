@@ -1,4 +1,4 @@
-"""The Trainer's settings: its arguments, checked before anything is built, in the form that a run uses."""
+"""The Trainer's settings: its checked arguments, in the form that a run uses."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ from hocket.training.until import duration
 if TYPE_CHECKING:
     from hocket.checkpoints.policy import Checkpoints
 
-#: What is not among the hyperparameters: data, and plug-ins, which stand there with their configuration.
+#: Arguments that are not hyperparameters: data, and plug-ins, which are listed with their configurations instead.
 _PARTS = {"train_data", "eval_data", "algorithms", "callbacks", "loggers", "strategy", "precision", "actions"}
-#: Arguments that may differ from rank to rank, or are compared as plug-ins, as data or after construction …
+#: Arguments that may differ between ranks, or are compared as plug-ins, as data or after construction …
 _OF_EACH_RANK = _PARTS | {
     "device", "devices", "optimizer", "microbatch", "folder", "plugins", "profile_plugins", "detect_anomaly", "resume",
     "checkpoints", "metrics", "train_metrics", "loss",
 }  # fmt: skip
-#: … and of these, those that all ranks are given or none.
+#: … and the subset that either all ranks or no rank must be given.
 _PRESENCE = ("train_data", "eval_data", "resume", "checkpoints", "loss", "metrics", "train_metrics", "optimizer")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """How a run is set up, but for its model, data and plug-ins; each field as the argument of `hocket.Trainer`.
+    """The settings of a run, except model, data and plug-ins; each field corresponds to an argument of `hocket.Trainer`.
 
-    `of` makes it, and is where each argument is checked: what cannot be understood fails before anything is built.
+    `of` creates the settings and checks each argument, so that invalid ones fail before anything is built.
     """
 
-    #: All arguments but the model, as they were given.
+    #: All arguments except the model, as given.
     given: Mapping[str, Any]
     seed: int | None
     global_batch: int | None
-    #: Whether this is a run of ``fast_dev_run``, whose limits and duration are that many batches.
+    #: Whether ``fast_dev_run`` was given; limits and duration are then that many batches.
     fast: bool
     duration: Time | None
     limit_train: int | None
@@ -62,7 +62,7 @@ class Settings:
     detect_anomaly: bool
     #: The arguments of `torch.compile`; None to compile nothing.
     compile: Mapping[str, Any] | None
-    #: None in runs that leave nothing, like ``resume``.
+    #: None, like ``resume``, for runs that write no files.
     checkpoints: Checkpoints | None
     resume: str | Path | None
     run_name: str | None
@@ -107,29 +107,29 @@ class Settings:
 
     @property
     def lasting(self) -> bool:
-        """Whether the run leaves files; tests of a run (``fast_dev_run``, ``overfit``) leave nothing."""
+        """Whether the run writes files; ``fast_dev_run`` and ``overfit`` do not."""
         return not self.fast and self.overfit is None
 
     def samples_per_microbatch(self, strategy: StrategyLike) -> int | None:
-        """Return what a run begins with; None for the whole batch. Raises ValueError where the strategy rules out "auto"."""
+        """Return the initial microbatch size; None for the full batch. Raises ValueError if the strategy rules out "auto"."""
         if self.microbatch == "auto" and Need.FULL_PARAMETERS not in strategy.offers:
             raise ValueError(
-                f"microbatch='auto' lets each rank try alone what fits, which it cannot under {type(strategy).__name__}: a "
-                "forward pass needs the other ranks, which would wait for one that runs out of memory. Give a number, such as "
-                "microbatch=8."
+                f"microbatch='auto' lets each rank search its largest size alone, which {type(strategy).__name__} does not "
+                "allow: a forward pass needs the other ranks, which would wait for a rank that runs out of memory. Give a "
+                "number, such as microbatch=8."
             )
         return None if self.microbatch == "auto" else self.microbatch
 
-    # --- what others show, compare and write down
+    # --- views for the plan, loggers and the comparison of ranks
 
     def facts(self, model: nn.Module, reasons: Mapping[str, str]) -> dict[str, str]:
-        """Return what the plan says first; ``reasons`` are those of what "auto" has chosen."""
+        """Return the first lines of the plan by topic; ``reasons`` are those for the choices of "auto"."""
         parameters = sum(parameter.numel() for parameter in model.parameters())
         described = f"{type(model).__name__}, {parameters:,} parameters"
         return {"model": described, "duration": str(self.duration or "given to fit"), **reasons}
 
     def hyperparameters(self, attachments: Sequence[Attachment]) -> dict[str, Any]:
-        """Return arguments and attached plug-ins as JSON-like values; whatever is not JSON-like by the name of its class."""
+        """Return arguments and attached plug-ins as JSON-like values; other objects are replaced by their class names."""
         attached: dict[str, Any] = {}
         for attachment in attachments:
             attached.setdefault(attachment.kind, {})[attachment.name] = plain(attachment.config)
@@ -140,7 +140,7 @@ class Settings:
         return {name: value for name, value in self.given.items() if name not in _OF_EACH_RANK}
 
     def given_on_all_ranks(self) -> dict[str, bool]:
-        """Return whether each argument was given of those that all ranks are given or none, whatever the value."""
+        """Return whether each argument was given that either all ranks or no rank must be given, with any value."""
         return {name: self.given[name] is not None for name in _PRESENCE}
 
 
@@ -167,7 +167,10 @@ def _clipping(given: Any) -> tuple[Any, float] | None:
 
 def _reduction(given: Any) -> Any:
     if given not in (None, "mean", "sum"):
-        raise ValueError(f"loss_reduction={given!r} is neither 'mean' nor 'sum'; None for what the loss function says.")
+        raise ValueError(
+            f"loss_reduction={given!r} is neither 'mean' nor 'sum'. Give one of them, or None to use the reduction of the "
+            "loss function."
+        )
     return given
 
 
@@ -178,7 +181,7 @@ def _policy(given: Any) -> Policy:
 
 
 def plain(value: Any) -> Any:
-    """JSON-like values as they are, all else as the name of its class."""
+    """Return JSON-like values unchanged, and other objects as their class names."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, Mapping):

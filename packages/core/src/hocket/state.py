@@ -1,4 +1,4 @@
-"""The state: the one mutable score that every plug-in reads."""
+"""The state of a run: the mutable object that every plug-in reads."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ if TYPE_CHECKING:
 
 
 class State:
-    """What is trained, with what, how far it is, and the batch under way.
+    """The state of a run: model, optimizers, progress and the current batch.
 
-    Algorithms may replace ``model``'s submodules, ``batch``, ``outputs`` and ``loss`` on the events that say so; callbacks
-    and loggers read. Nobody but the loop writes the rest: ask for things with :meth:`request`.
+    Algorithms may replace ``model``'s submodules, ``batch``, ``outputs`` and ``loss`` on the events that document it;
+    callbacks and loggers only read. Only the loop writes all other attributes; make requests to it with :meth:`request`.
 
     Example:
         >>> import hocket
@@ -61,31 +61,31 @@ class State:
         microbatch: int | None = None,
         resumes: str | Path | None = None,
     ) -> None:
-        #: What is trained: knows its batches and its loss.
+        #: The task that is trained, which defines its batches and its loss.
         self.task = task
         #: The module that the step calls: ``task``, as the strategy prepared it.
         self.prepared: nn.Module = task
         self.bus = bus
         self.strategy = strategy
         self.precision = precision
-        #: The device this rank computes on, and its kind.
+        #: The device of this rank, and its kind.
         self.device = device
         self.device_kind = device_kind
-        #: Which run this is; a resumed one is the run that it continues.
+        #: The identity of the run; a resumed run has that of the run it continues.
         self.run = run
         self.seed = seed
-        #: Samples per microbatch of this rank, or None for the whole batch.
+        #: Samples per microbatch of this rank, or None for the full batch.
         self.microbatch = microbatch
 
-        #: Everything whose gradients a step computes, whether an optimizer holds it or not.
+        #: All parameters whose gradients a step computes, whether in an optimizer or not.
         self.parameters: list[nn.Parameter] = []
         self.optimizers: list[torch.optim.Optimizer] = []
-        #: Their names, in the same order: those that the user gave, else numbers.
+        #: The names of the optimizers, in the same order: given by the user, else numbers.
         self.optimizer_names: list[str] = []
         self.schedules: list[LearningRate] = []
         #: Kind and threshold of gradient clipping, or None.
         self.clipping: tuple[Literal["norm", "value", "adaptive"], float] | None = None
-        #: What surgery replaced so far; algorithms add to it, so that optimizers are repaired.
+        #: Replacements by surgery so far; algorithms append to it, so that optimizers are updated.
         self.replacements: list[Replacement] = []
         #: The training data as the user gave it, and as this rank iterates it.
         self.train_data: Any = None
@@ -99,34 +99,34 @@ class State:
         self.step = Step()
         self.requests = Requests()
         self.generators = Generators(seed)
-        #: Tensors of the model that plug-ins have put other values into for a while.
+        #: Tensors of the model whose values plug-ins have replaced temporarily.
         self.borrowed = BorrowedTensors()
 
-        #: Whether losses are means or sums, where they do not say; None for means, which is checked.
+        #: Whether losses that do not declare it are means or sums; None for means, which is checked.
         self.loss_reduction: Literal["mean", "sum"] | None = None
 
-        #: The latest value of everything that was evaluated, as ``label/name``.
+        #: The latest evaluation results, as ``label/name``.
         self.metrics: dict[str, float] = {}
-        #: The evaluation set under way.
+        #: The label of the current evaluation set.
         self.eval_label: str | None = None
-        #: What is leaving fit, evaluate or predict.
+        #: The exception that is propagating out of fit, evaluate or predict.
         self.exception: BaseException | None = None
-        #: What was logged since the last logging interval ended: numbers, and scalar tensors still on their device.
+        #: Values logged since the last logging interval ended: numbers, and scalar tensors still on their device.
         self.logged: dict[str, float | Tensor] = {}
 
-        #: The ``resume`` that the Trainer was given.
+        #: The Trainer's ``resume`` argument.
         self.resumes: str | Path | None = resumes
-        #: What checkpoints of this run hold; the Trainer sets it before ``before_load``.
+        #: The content of this run's checkpoints; the Trainer sets it before ``before_load``.
         self.content: Content
 
-        #: The folder of this run, which is made when `run_folder` is first asked for.
+        #: The folder of this run, which is created when `run_folder` is first read.
         self.folder = folder
 
     # --- the model
 
     @property
     def model(self) -> nn.Module:
-        """What algorithms operate on: the module that the user gave."""
+        """The module given by the user, which algorithms operate on."""
         return self.task.model
 
     @model.setter
@@ -139,7 +139,7 @@ class State:
 
     @property
     def model_prefix(self) -> str:
-        """What the names of the model's weights begin with among those of the task, such as ``"network."``."""
+        """The prefix of the model's weights among the names of the task's weights, such as ``"network."``."""
         return next((f"{name}." for name, module in self.task.named_modules() if module is self.model and name), "")
 
     @property
@@ -148,14 +148,14 @@ class State:
         return self.optimizers if self.step.optimizers is None else self.step.optimizers
 
     def trained_parameters(self) -> list[nn.Parameter]:
-        """The parameters that the optimizers of the current step hold, in their order."""
+        """Return the parameters of the optimizers of the current step, in their order."""
         return [p for optimizer in self.step_optimizers for group in optimizer.param_groups for p in group["params"]]
 
-    # --- the batch under way; see `Step`
+    # --- the current batch; see `Step`
 
     @property
     def batch(self) -> Any:
-        """The batch: whole, a microbatch, or on the device, as the events say."""
+        """The current batch or microbatch, on the CPU or the device, as documented by each event."""
         return self.step.batch
 
     @batch.setter
@@ -164,7 +164,7 @@ class State:
 
     @property
     def outputs(self) -> Any:
-        """What the model returned for it."""
+        """The outputs of the model for ``batch``."""
         return self.step.outputs
 
     @outputs.setter
@@ -173,7 +173,7 @@ class State:
 
     @property
     def loss(self) -> Tensor | None:
-        """The mean loss of the microbatch under way, with its graph; after_train_batch and later: of the batch, detached."""
+        """The mean loss of the current microbatch, with its graph; from after_train_batch on, of the full batch, detached."""
         return self.step.loss
 
     @loss.setter
@@ -191,7 +191,7 @@ class State:
 
     @property
     def gradient_norm(self) -> Tensor | None:
-        """Norm of the gradients before clipping, where it was computed: a scalar on the device."""
+        """The norm of the gradients before clipping, a scalar on the device, or None if it was not computed."""
         return self.step.gradient_norm
 
     @gradient_norm.setter
@@ -200,22 +200,22 @@ class State:
 
     @property
     def batch_samples(self) -> int:
-        """Samples of the batch under way, over all ranks."""
+        """Number of samples in the current batch, over all ranks."""
         return self.step.counts.samples
 
     @property
     def batch_tokens(self) -> int:
-        """Tokens of the batch under way, over all ranks."""
+        """Number of tokens in the current batch, over all ranks."""
         return self.step.counts.tokens
 
     @property
     def rank_samples(self) -> int:
-        """Samples of it that this rank trains on; 0 where it only keeps the others company."""
+        """Number of samples in the current batch that this rank trains on; 0 for a padding batch."""
         return self.step.samples
 
     @contextmanager
     def another_step(self) -> Iterator[Step]:
-        """Inside, another batch is under way, as in an evaluation; afterwards the one before, as it was."""
+        """Use another `Step` inside the context, such as for an evaluation batch, and restore the previous one afterwards."""
         before, self.step = self.step, Step()
         try:
             yield self.step
@@ -241,17 +241,17 @@ class State:
 
     @property
     def epoch_length(self) -> int | None:
-        """Batches per epoch, once that is known."""
+        """Batches per epoch, or None as long as it is unknown."""
         return self.progress.epoch_length
 
     def elapsed(self) -> float:
-        """The share of ``max_duration`` that is done, 0.0 to 1.0; see `Progress.elapsed`."""
+        """Return the completed fraction of ``max_duration``, 0.0 to 1.0; see `Progress.elapsed`."""
         return self.progress.elapsed()
 
-    # --- asking the loop for something
+    # --- requests to the loop
 
     def request(self, decision: Decision, reason: str = "") -> None:
-        """Ask the loop to act. Heard at the next place where it can: requests are combined, and agreed over ranks.
+        """Request an action of the loop. It acts at the next possible point; requests are combined over plug-ins and ranks.
 
         Example:
             >>> import hocket
@@ -263,24 +263,24 @@ class State:
         self.requests.add(decision, reason)
 
     def request_microbatch(self, samples: int) -> None:
-        """Ask for microbatches of this many samples from the next batch on. The loss and its gradient do not depend on it."""
+        """Request microbatches of this many samples from the next batch on. Loss and gradient do not depend on it."""
         if samples < 1:
             raise ValueError(f"A microbatch holds at least one sample, not {samples}.")
         self.microbatch = samples
 
     @property
     def stop_reason(self) -> str:
-        """Why plug-ins asked to stop, or empty."""
+        """The reason given by plug-ins that requested a stop, or empty."""
         return self.requests.reason
 
-    # --- the model's tensors with other values for a while
+    # --- temporary values of the model's tensors
 
     def borrow(self, plugin: Any, values: Iterable[tuple[Tensor, Tensor]]) -> None:
-        """Put values into the model's own tensors until `give_back`: on ``eval_before_all`` or ``predict_start``.
+        """Replace values of the model's tensors until `give_back`; call it on ``eval_before_all`` or ``predict_start``.
 
         Args:
-            plugin: the algorithm or callback that borrows.
-            values: each of the model's tensors with the value to put there; shards (DTensors) where the model's are.
+            plugin: the algorithm or callback that borrows the tensors.
+            values: pairs of a tensor of the model and its new value, which is a shard (DTensor) if the tensor is one.
 
         Raises:
             ConflictError: another plug-in has borrowed one of these tensors; the message names both.
@@ -288,14 +288,14 @@ class State:
         self.borrowed.borrow(self._called(plugin), values)
 
     def give_back(self, plugin: Any) -> None:
-        """Put the training values back: on ``eval_after_all``, ``predict_end``, ``exception`` and ``close``.
+        """Restore the training values; call it on ``eval_after_all``, ``predict_end``, ``exception`` and ``close``.
 
-        Does nothing if this plug-in has borrowed nothing.
+        Does nothing if this plug-in has not borrowed any tensors.
         """
         self.borrowed.give_back(self._called(plugin))
 
     def borrower(self, tensors: Iterable[Tensor]) -> str | None:
-        """Return who has borrowed one of these tensors, such as ``"algorithm 'ema'"``, or None."""
+        """Return the plug-in that has borrowed one of these tensors, such as ``"algorithm 'ema'"``, or None."""
         return self.borrowed.borrower(tensors)
 
     def _called(self, plugin: Any) -> str:
@@ -305,29 +305,29 @@ class State:
     # --- randomness
 
     def generator(self, plugin: Any, *, per_rank: bool = False) -> torch.Generator:
-        """The plug-in's own random numbers, on the CPU: the same for one seed whatever other plug-ins are attached.
+        """Return the plug-in's private generator, on the CPU. For a given seed it does not depend on other plug-ins.
 
-        The same on every rank unless ``per_rank``: then they differ between ranks with data of their own. Without a seed they
-        start from the process's torch seed.
+        Its numbers are identical on all ranks, unless ``per_rank``: then they differ between ranks with different data.
+        Without a seed it starts from torch's global seed.
         """
         attachment = self.attachment_of(plugin)
         key = f"{attachment.kind}/{attachment.name}" + (f"@{self.strategy.data_rank}" if per_rank else "")
         return self.generators.of(key)
 
     def attachment_of(self, plugin: Any) -> Attachment:
-        """The name, distribution and configuration under which an attached plug-in goes."""
+        """Return the attachment of a plug-in: its name, distribution and configuration. Raises LookupError."""
         for attachment in self.bus.attachments:
             if attachment.obj is plugin:
                 return attachment
         raise LookupError(f"{type(plugin).__name__} is not attached to this Trainer.")
 
-    # --- writing down
+    # --- logging
 
     def snapshot(self, bus: Callable[[Bus], Any]) -> State:
-        """A copy to be read later, in another thread: as it is now, without the current batch and what came of it.
+        """Return a copy for another thread: the current state without the current batch and its results.
 
         Args:
-            bus: makes the copy's bus from this one's.
+            bus: makes the bus of the copy from the bus of this state.
         """
         taken = copy.copy(self)
         taken.progress, taken.metrics = self.progress.copy(), dict(self.metrics)
@@ -336,8 +336,9 @@ class State:
         return taken
 
     def log(self, values: Mapping[str, float | Tensor]) -> None:
-        """Values for the loggers, by name. Scalar tensors stay on their device until the logging interval ends; of several
-        values of one name within an interval, the last counts.
+        """Log values by name. Scalar tensors stay on their device until the logging interval ends.
+
+        Of several values of one name within an interval, the last one counts.
 
         Example:
             >>> import hocket
@@ -350,10 +351,10 @@ class State:
 
     @property
     def run_name(self) -> str:
-        """The run's name, which is that of its folder."""
+        """The name of the run and of its folder."""
         return self.run.name
 
     @property
     def run_folder(self) -> Path:
-        """The folder of this run and of no other; made when it is first asked for. Raises RunFolderError if it is another's."""
+        """The exclusive folder of this run, created on first access. Raises RunFolderError if another run owns it."""
         return self.folder.claim()

@@ -1,4 +1,4 @@
-"""Module surgery: replacing submodules of a model by class, and repairing the optimizer afterwards."""
+"""Module surgery: replace submodules of a model by class, and update the optimizer afterwards."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Build = Callable[[Any, int], nn.Module | None]
 
 
 class NoEffectWarning(UserWarning):
-    """A method found nothing in the model to change."""
+    """An algorithm found nothing to change in the model."""
 
 
 def _always(module: nn.Module) -> bool:
@@ -25,10 +25,10 @@ def _always(module: nn.Module) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """How modules of one class are replaced.
+    """A rule that replaces modules of one class.
 
-    ``build(module, index)`` makes the replacement; ``index`` counts the modules that the policy met before. ``matches``
-    says which modules of the class are meant, so that :func:`preview` can tell without building anything.
+    ``build(module, index)`` makes the replacement; ``index`` is the number of modules that the policy matched before.
+    ``matches`` selects modules of the class, so that :func:`preview` can list them without building anything.
 
     Example:
         >>> import torch
@@ -43,7 +43,7 @@ class Policy:
     matches: Callable[[Any], bool] = _always
 
 
-#: By class, subclasses included; of several that fit, the first one counts. A function stands for ``Policy(function)``.
+#: Policies by class, including subclasses; the first match counts. A function stands for ``Policy(function)``.
 Policies = Mapping[type[nn.Module], Policy | Build]
 
 
@@ -73,9 +73,9 @@ class Replacement:
 
 
 def preview(module: nn.Module, policies: Policies) -> list[str]:
-    """Names of the submodules that :func:`replace_modules` would offer to the policies, in order. Changes nothing.
+    """Return the names of the submodules that :func:`replace_modules` would offer to the policies, in order.
 
-    They are exactly those that would be replaced if no ``build`` returns None for a module that its policy matches.
+    All of them would be replaced if no ``build`` returned None. Changes nothing.
 
     Example:
         >>> import torch
@@ -98,19 +98,19 @@ def replace_modules(module: nn.Module, policies: Policies) -> list[Replacement]:
     """Replace the descendants of ``module`` that a policy matches.
 
     Breadth first, in the order of registration. ``module`` itself is never replaced, and replacements are not searched
-    again; call this on one to do so. A module that is used in several places is built once and replaced in all of them.
+    again; call this function on one to do so. A module that is used in several places is built once and replaced in all.
 
-    What is new in a replacement moves to the device and floating-point dtype of the module it replaces (where that has
-    no tensors: of the module around it) and takes over its train or eval mode. Forward and backward hooks move to the
-    replacement, and their handles still remove them; if the replacement contains the old module, they stay on that.
+    New parts of a replacement move to the device and floating-point dtype of the old module (or of its parent, if the old
+    module has no tensors) and take over its train or eval mode. Forward and backward hooks move to the replacement, and
+    their handles still remove them. If the replacement contains the old module, hooks stay on the old module.
 
-    Everything is built before anything is replaced: when this raises, ``module`` is as it was.
+    All replacements are built before the first one is inserted: if this raises, ``module`` is unchanged.
 
     Args:
         policies: by class; see :class:`Policy`.
 
     Returns:
-        What was replaced, in order; empty if nothing was.
+        The replacements, in order.
 
     Raises:
         TypeError: ``module`` is wrapped in DistributedDataParallel, or a policy did not return a module.
@@ -127,8 +127,8 @@ def replace_modules(module: nn.Module, policies: Policies) -> list[Replacement]:
     """
     if isinstance(module, nn.parallel.DistributedDataParallel):
         raise TypeError(
-            "The model is wrapped in DistributedDataParallel, which would go on reducing the gradients of parameters "
-            "that surgery removes. Do surgery on the model before it is wrapped."
+            "The model is wrapped in DistributedDataParallel, which would still reduce the gradients of parameters that "
+            "surgery removes. Do surgery on the model before it is wrapped."
         )
     replacements: list[Replacement] = []
 
@@ -149,7 +149,7 @@ def replace_modules(module: nn.Module, policies: Policies) -> list[Replacement]:
     for replacement in replacements:
         _carry_hooks(replacement)
     for container in containers:
-        # Not named_children(), which leaves out the second name of a module.
+        # Not named_children(), which omits the second name of a module.
         for name, child in list(container._modules.items()):
             if child in swaps:
                 setattr(container, name, swaps[child])
@@ -159,7 +159,7 @@ def replace_modules(module: nn.Module, policies: Policies) -> list[Replacement]:
 def _search(module: nn.Module, policies: Policies, found: Callable[..., bool]) -> list[nn.Module]:
     """Call ``found(name, child, container, policy, index)`` for matches; search those for which it returns False.
 
-    Returns the modules whose children were looked at.
+    Returns the modules whose children were searched.
     """
     normalised = {kind: policy if isinstance(policy, Policy) else Policy(policy) for kind, policy in policies.items()}
     indices: Counter[type[nn.Module]] = Counter()
@@ -184,7 +184,7 @@ def _search(module: nn.Module, policies: Policies, found: Callable[..., bool]) -
 
 
 def _move_new_parts(replacement: Replacement, container: nn.Module) -> None:
-    """Device, dtype and mode of what is in ``new`` and was not in ``old``, whose parts may well differ in them."""
+    """Set device, dtype and mode of parts of ``new`` that are not in ``old``; parts of ``old`` keep theirs."""
     old, new = replacement.old, replacement.new
     sources = [source for source in (old, container, replacement.root) if source is not None]
     first = next(chain.from_iterable(map(_tensors, sources)), None)
@@ -204,7 +204,7 @@ def _tensors(module: nn.Module) -> Iterator[Tensor]:
     return chain(module.parameters(), module.buffers())
 
 
-#: Where torch keeps the hooks of a module that act when it runs.
+#: Attributes of a module in which torch stores its forward and backward hooks.
 _HOOKS = (
     "_forward_hooks",
     "_forward_hooks_with_kwargs",
@@ -226,13 +226,13 @@ def _check_hooks(replacement: Replacement) -> None:
         return
     if "forward" in vars(old):
         raise ValueError(
-            f"The forward of {replacement.name} ({type(old).__name__}) was replaced on the instance, and the new one "
-            "would silently do without that. Do surgery before what changed it, or let the policy wrap the old module."
+            f"The forward of {replacement.name} ({type(old).__name__}) was replaced on the instance, and the new module "
+            "would silently ignore that. Do surgery before that change, or let the policy wrap the old module."
         )
     if _hooked(old) and _hooked(new):
         raise ValueError(
             f"Both {replacement.name} ({type(old).__name__}) and its replacement ({type(new).__name__}) have hooks; "
-            "which come first is not known. Remove those of the old module and register them again afterwards."
+            "their order is undefined. Remove those of the old module and register them again afterwards."
         )
 
 
@@ -240,20 +240,20 @@ def _carry_hooks(replacement: Replacement) -> None:
     old, new = replacement.old, replacement.new
     if _hooked(old) and old not in set(new.modules()):
         for name in _HOOKS:
-            setattr(new, name, getattr(old, name))  # the very dict, because that is what the handles refer to
+            setattr(new, name, getattr(old, name))  # the same dict object, which the handles refer to
         new._is_full_backward_hook = old._is_full_backward_hook
 
 
 def update_optimizer(optimizer: torch.optim.Optimizer, replacements: Iterable[Replacement]) -> None:
-    """Bring the parameter groups of ``optimizer`` in line with surgery, in time linear in the number of parameters.
+    """Update the parameter groups of ``optimizer`` after surgery, in time linear in the number of parameters.
 
-    Parameters that the model no longer uses leave their groups; new ones are appended to the group that the parameters
-    of the module they replace are in. If those are in no group, the new ones are left out too; where the old module had
-    no parameters at all, the new ones join the only group there is. The order of the others does not change.
+    Parameters that the model no longer uses are removed from their groups. New parameters are appended to the group of the
+    parameters that they replace, or skipped if those are in no group. If the old module had no parameters, the new ones
+    join the only group. The order of the other parameters does not change.
 
     Raises:
-        RuntimeError: the optimizer has state already, which may belong to parameters that are gone.
-        ValueError: there is no one group that new parameters belong to.
+        RuntimeError: the optimizer already has state, which may belong to removed parameters.
+        ValueError: the group of new parameters is ambiguous.
 
     Example:
         >>> import torch
@@ -267,9 +267,9 @@ def update_optimizer(optimizer: torch.optim.Optimizer, replacements: Iterable[Re
     """
     if optimizer.state:
         raise RuntimeError(
-            f"{type(optimizer).__name__} already has state for its parameters, and surgery would leave it with that of "
-            "weights that are gone. Do surgery before the first step, or make the optimizer afterwards: give the "
-            "Trainer a function of the parameters, such as optimizer=lambda params: torch.optim.AdamW(params)."
+            f"{type(optimizer).__name__} already has state for its parameters, and surgery would leave state of removed "
+            "weights. Do surgery before the first step, or make the optimizer afterwards: give the Trainer a function of "
+            "the parameters, such as optimizer=lambda params: torch.optim.AdamW(params)."
         )
     replacements = list(replacements)
     groups = optimizer.param_groups
@@ -288,9 +288,9 @@ def update_optimizer(optimizer: torch.optim.Optimizer, replacements: Iterable[Re
             origins = set(range(len(groups)))
         if new and len(origins) > 1:
             raise ValueError(
-                f"Of {replacement}, the {len(new)} new parameters have no one group to go to: the old ones are spread "
-                f"over, or could be in, groups {sorted(origins)} of {type(optimizer).__name__}. Make the optimizer "
-                "after surgery, or keep the parameters of this module in one group."
+                f"The group of the {len(new)} new parameters of {replacement} is ambiguous: the old ones are spread over, "
+                f"or could be in, groups {sorted(origins)} of {type(optimizer).__name__}. Make the optimizer after surgery, "
+                "or keep the parameters of this module in one group."
             )
         for parameter in new if origins else ():
             (index,) = origins
@@ -304,5 +304,5 @@ def update_optimizer(optimizer: torch.optim.Optimizer, replacements: Iterable[Re
         joined = {p: name for p, (i, name) in added.items() if i == index and p not in gone}
         if "param_names" in group:
             group["param_names"][:] = [group["param_names"][position] for position in kept] + list(joined.values())
-        # In place: some optimizers hold on to the list itself.
+        # In place: some optimizers keep a reference to the list.
         group["params"][:] = [group["params"][position] for position in kept] + list(joined)

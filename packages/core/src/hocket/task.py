@@ -1,4 +1,4 @@
-"""Tasks: what is trained, on which batches, towards which loss."""
+"""Tasks: models that define their batches and their loss."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 
 class Task(nn.Module):
-    """A model that knows its batches and its loss. Subclass it and define :meth:`forward` and :meth:`loss`.
+    """A model that defines its batches and its loss. Subclass it and define :meth:`forward` and :meth:`loss`.
 
-    A task of several steps, such as a GAN, defines :meth:`train_batch` instead. The other methods have defaults. ``self`` is
-    what algorithms operate on and what checkpoints hold.
+    A task of several steps, such as a GAN, defines :meth:`train_batch` instead. The other methods have defaults. Algorithms
+    operate on the task itself, and checkpoints save it.
 
     Example:
         >>> import hocket, torch
@@ -38,24 +38,24 @@ class Task(nn.Module):
     """
 
     def forward(self, batch: Any) -> Any:
-        """Outputs for a batch."""
+        """Return the outputs for a batch."""
         raise NotImplementedError(f"{type(self).__name__} needs a forward(batch)")
 
     def loss(self, outputs: Any, batch: Any) -> Tensor | tuple[Any, Any] | Mapping[str, Tensor] | Loss:
-        """The loss of a batch, as a scalar tensor, a dict of named scalar tensors (summed), or ``(value, weight)``."""
+        """Return the loss of a batch: a scalar tensor, a dict of named scalar tensors (summed), or ``(value, weight)``."""
         raise NotImplementedError(f"{type(self).__name__} needs a loss(outputs, batch)")
 
     def train_batch(self, batch: Any, step: Steps) -> None:
         """Train on a batch: step the optimizers, once or several times.
 
         ``step(loss_function, batch, *optimizers)`` computes the gradients of a loss function of one batch and steps the
-        optimizers named, all of them if none is; see `hocket.training.steps.Steps`. A loss function is a method of the task
-        that takes a batch and returns what :meth:`loss` may return. It may be called several times, with microbatches or at
-        perturbed weights, so everything it needs is in its batch, and it changes nothing.
+        named optimizers, or all if none is named; see `hocket.training.steps.Steps`. A loss function is a method of the task
+        that takes a batch and has the same return types as :meth:`loss`. It may be called several times, with microbatches or
+        at perturbed weights, so it must read only its batch, and must not change any state.
 
         Args:
-            batch: the whole batch, on the device.
-            step: what to call.
+            batch: the full batch, on the device.
+            step: the function to call for each step.
 
         Example:
             >>> import hocket, torch
@@ -68,24 +68,24 @@ class Task(nn.Module):
         step(self.loss_of, batch)
 
     def loss_of(self, batch: Any) -> Any:
-        """The loss of the outputs for a batch: the loss function of a task of one step."""
+        """Return the loss of the outputs for a batch. This is the loss function of a task of one step."""
         return self.loss(self(batch), batch)
 
     @property
     def owns_steps(self) -> bool:
-        """Whether it defines :meth:`train_batch`."""
+        """Whether the task defines :meth:`train_batch`."""
         return type(self).train_batch is not Task.train_batch
 
     def eval_forward(self, batch: Any) -> Any:
-        """Outputs for a batch in evaluation and prediction; as in training, unless overridden."""
+        """Return the outputs for a batch in evaluation and prediction; by default the same as in training."""
         return self(batch)
 
     def has_eval_loss(self, outputs: Any) -> bool:
-        """Whether :meth:`loss` understands what :meth:`eval_forward` returns; if not, evaluation reports metrics only."""
+        """Whether :meth:`loss` accepts the outputs of :meth:`eval_forward`; if not, evaluation reports metrics only."""
         return type(self).eval_forward is Task.eval_forward and type(self).loss is not Task.loss
 
     def metrics(self, split: str) -> Mapping[str, Any]:
-        """Fresh metrics by name for ``"train"`` or for the label of an evaluation set: objects with update, compute, reset.
+        """Return new metrics by name for ``"train"`` or the label of an evaluation set: objects with update, compute, reset.
 
         Example:
             >>> import hocket
@@ -102,18 +102,18 @@ class Task(nn.Module):
         return {}
 
     def update_metric(self, metric: Any, outputs: Any, batch: Any) -> None:
-        """Show a batch to a metric; ``metric.update(outputs, batch[1])`` unless overridden."""
+        """Update a metric with a batch; by default ``metric.update(outputs, batch[1])``."""
         metric.update(outputs, batches.get_item(batch, 1))
 
     def count(self, batch: Any) -> int | Counts:
-        """Samples, or (samples, tokens), in a batch; see :func:`hocket.data.batches.count`."""
+        """Return the number of samples, or (samples, tokens), in a batch; see :func:`hocket.data.batches.count`."""
         return batches.count(batch)
 
     def split(self, batch: Any, size: int) -> Sequence[Any]:
         """Split a batch into microbatches of at most ``size`` samples, as :meth:`count` counts them.
 
-        Together they hold every sample once, in order. See :func:`hocket.data.batches.split` for what is split unless this is
-        overridden; batches of graphs or packed sequences, for instance, need a method of their own.
+        Together they hold every sample once, in order. The default uses :func:`hocket.data.batches.split`; batches of graphs
+        or packed sequences, for instance, need a custom method.
 
         Example:
             >>> import hocket
@@ -129,11 +129,11 @@ class Task(nn.Module):
         return batches.split(batch, size, int(counted[0] if isinstance(counted, tuple) else counted))
 
     def join(self, parts: Sequence[Any]) -> Any:
-        """Undo :meth:`split`: one batch with the samples of all microbatches, for what loss functions keep (`hocket.Loss`)."""
+        """Join microbatches into one batch, the inverse of :meth:`split`; used for ``kept`` values of a `hocket.Loss`."""
         return batches.join(parts)
 
     def configure_optimizers(self) -> Any:
-        """An optimizer, a sequence of them, or a dict of them by name, for a Trainer that was given none.
+        """Return an optimizer, a sequence of optimizers or a dict of them by name, for a Trainer without ``optimizer=``.
 
         Example:
             >>> import hocket, torch
@@ -144,22 +144,22 @@ class Task(nn.Module):
         return None
 
     def extra_state(self) -> Any:
-        """What a resumed run needs besides parameters and buffers, such as a hidden state carried from batch to batch.
+        """Return state to save in checkpoints besides parameters and buffers, such as a hidden state carried between batches.
 
-        Tensors, numbers, strings, None, and lists and dicts of them; saved for each rank.
+        It may consist of tensors, numbers, strings, None, and lists and dicts of them, and is saved for each rank.
         """
         return None
 
     def load_extra_state(self, state: Any) -> None:
-        """Undo :meth:`extra_state`. Tensors arrive on the CPU; ranks that were not there before get what rank 0 saved.
+        """Restore the state that :meth:`extra_state` returned. Tensors are on the CPU; additional ranks get rank 0's state.
 
-        Not called for checkpoints without any.
+        Not called for checkpoints without extra state.
         """
         raise NotImplementedError(f"{type(self).__name__} needs a load_extra_state(state)")
 
     @property
     def model(self) -> nn.Module:
-        """What algorithms operate on and what checkpoints hold: the task, or the module that was assigned to ``self.model``."""
+        """The module that algorithms operate on and checkpoints save: the task, or the module assigned to ``self.model``."""
         model = self._modules.get("model")
         return self if model is None else model
 
@@ -169,14 +169,14 @@ class Task(nn.Module):
             self._modules["model"] = module
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name == "model":  # torch would add a submodule of that name, whatever property the class has
+        if name == "model":  # torch would add a submodule of that name despite the property
             object.__setattr__(self, name, value)
         else:
             super().__setattr__(name, value)
 
 
 class SupervisedTask(Task):
-    """An ordinary module and a loss function. Batches are ``(inputs, targets)``, or mappings of keyword arguments."""
+    """A task made of a module and a loss function. Batches are ``(inputs, targets)``, or mappings of keyword arguments."""
 
     def __init__(
         self, network: nn.Module, loss: Callable[[Any, Any], Any] | None, inputs: Any = None, targets: Any = None
@@ -187,7 +187,7 @@ class SupervisedTask(Task):
         self.loss_function = loss
 
     def forward(self, batch: Any) -> Any:
-        """``network(inputs)``, or ``network(**batch)`` for a mapping."""
+        """Return ``network(inputs)``, or ``network(**batch)`` for a mapping."""
         network = self.network
         if self.inputs is not None:
             return network(batches.part(batch, self.inputs))
@@ -196,7 +196,7 @@ class SupervisedTask(Task):
         return network(**batch) if isinstance(batch, Mapping) else network(batch)
 
     def loss(self, outputs: Any, batch: Any) -> Any:
-        """``loss(outputs, targets)``; for a mapping ``loss(outputs, batch)``; without a function, the model's own loss."""
+        """Return ``loss(outputs, targets)``; for a mapping ``loss(outputs, batch)``; without a function, the model's loss."""
         if self.loss_function is not None:
             return self.loss_function(outputs, self.targets_of(batch))
         own = own_loss(outputs)
@@ -208,18 +208,18 @@ class SupervisedTask(Task):
         return own
 
     def targets_of(self, batch: Any) -> Any:
-        """What the loss function compares outputs with."""
+        """Return the targets of a batch for the loss function."""
         if self.targets is not None:
             return batches.part(batch, self.targets)
         return batch[1] if isinstance(batch, tuple | list) else batch
 
     def update_metric(self, metric: Any, outputs: Any, batch: Any) -> None:
-        """``metric.update(outputs, targets)``; of outputs that have logits, as those of transformers, these."""
+        """Call ``metric.update(outputs, targets)``, with the logits if the outputs have any, as in transformers."""
         where = self.targets
         if where is None and isinstance(batch, Mapping):
             if "labels" not in batch or own_loss(outputs) is None:
                 raise ValueError(
-                    f"Which part of a batch metrics compare with is not known: it is a {type(batch).__name__} with "
+                    f"The targets for metrics are unknown: the batch is a {type(batch).__name__} with "
                     f"{', '.join(map(repr, batch))}. Pass targets= to the Trainer, such as targets='label'."
                 )
             where = "labels"
@@ -247,9 +247,9 @@ def task_of(model: nn.Module, loss: Callable[[Any, Any], Any] | None, inputs: An
     kind = type(model).__name__
     if inputs is not None or targets is not None:
         raise TypeError(
-            f"{kind} is a Task: its forward, loss and update_metric take what they need from a batch. Leave out inputs= and "
+            f"{kind} is a Task: its forward, loss and update_metric select their inputs from a batch. Omit inputs= and "
             "targets=."
         )
     if loss is not None:
-        raise TypeError(f"{kind} is a Task and has a loss of its own; leave out loss=.")
+        raise TypeError(f"{kind} is a Task, which defines its own loss. Omit loss=.")
     return model

@@ -1,4 +1,4 @@
-"""Time in training: lengths (`Time`), where a run is (`Timestamp`), and what recurs (`Interval`)."""
+"""Time in training: lengths (`Time`), the position of a run (`Timestamp`), and recurrence (`Interval`)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class TimeError(ValueError):
 
 
 class Unit(enum.StrEnum):
-    """What time is counted in. The value is the suffix in texts such as ``"10ep"``.
+    """A unit of training time. The value is the suffix in texts such as ``"10ep"``.
 
     Example:
         >>> from hocket.time import Unit
@@ -28,7 +28,7 @@ class Unit(enum.StrEnum):
     BATCH = "ba"
     SAMPLE = "sp"
     TOKEN = "tok"
-    DURATION = "dur"  # the share of the whole duration
+    DURATION = "dur"  # fraction of the total duration
     SECOND = "sec"  # wall-clock seconds of training
 
 
@@ -41,11 +41,11 @@ _FIELDS = {
     Unit.SECOND: "seconds",
 }
 _GRAMMAR = (
-    "Write a number and a unit: ep (epochs), ba (batches), sp (samples), tok (tokens), dur (share of the whole "
+    "Write a number and a unit: ep (epochs), ba (batches), sp (samples), tok (tokens), dur (fraction of the total "
     "duration), or a time of d, h, m or min, s or sec; for example '10ep', '1000ba', '5e6sp', '2e9tok', '0.1dur', "
     "'90min', '1h30m'."
 )
-# The exponent is bounded so that '1e999999999tok' is an error at once and not after computing that power.
+# The exponent is bounded so that '1e999999999tok' raises immediately instead of computing that power.
 _NUMBER = r"[0-9]+(?:_[0-9]+)*(?:\.[0-9]+)?(?:e[+-]?[0-9]{1,3})?"
 _COUNT = re.compile(rf"\s*({_NUMBER})\s*(ep|ba|sp|tok|dur)\s*", re.ASCII | re.IGNORECASE)
 _CLOCK = re.compile(
@@ -104,11 +104,10 @@ class Time:
 
     @classmethod
     def parse(cls, text: str | Time) -> Time:
-        """Read ``"10ep"``, ``"4_000ba"``, ``"5e6sp"``, ``"2e9tok"``, ``"0.1dur"``, ``"90min"``, ``"1h30m15s"``.
+        """Parse ``"10ep"``, ``"4_000ba"``, ``"5e6sp"``, ``"2e9tok"``, ``"0.1dur"``, ``"90min"``, ``"1h30m15s"``.
 
         Case and spaces around numbers and units do not matter. Days, hours, minutes and seconds stand in this order and
-        become seconds. A Time is returned as it is. Raises TimeError for everything else, a number without a unit
-        included.
+        become seconds. A Time is returned unchanged. Raises TimeError for anything else, including a number without a unit.
 
         Example:
             >>> import hocket
@@ -141,8 +140,8 @@ class Time:
             number = text.strip()
             raise TimeError(
                 f"{number!r} has no unit. Add the unit: '{number}ep' for epochs, '{number}ba' for batches, "
-                f"'{number}sp' for samples, '{number}tok' for tokens, '{number}s' for seconds, or 'dur' for a share of "
-                "the whole duration, as in '0.1dur'."
+                f"'{number}sp' for samples, '{number}tok' for tokens, '{number}s' for seconds, or 'dur' for a fraction of "
+                "the total duration, as in '0.1dur'."
             )
         raise TimeError(f"{text!r} is not a time. {_GRAMMAR}")
 
@@ -164,7 +163,7 @@ class Time:
     __rmul__ = __mul__
 
     def __truediv__(self, other: Any) -> Any:
-        """A float for a Time of the same unit, a Time for a number."""
+        """Return a float for a Time of the same unit, a Time for a number."""
         if isinstance(other, Time):
             return self.value / self._same(other, "divided by")
         return self._scaled(other, lambda a, b: a / b)
@@ -202,12 +201,12 @@ class Time:
 def _not_whole(number: object, unit: Unit) -> str:
     return (
         f"{number}{unit} is not a whole number of {_FIELDS[unit]}s. Give a whole number, or use a finer unit: batches "
-        "('ba') instead of epochs, or a share of the duration such as '0.1dur'."
+        "('ba') instead of epochs, or a fraction of the duration such as '0.1dur'."
     )
 
 
 def _as_float(number: Fraction | int) -> float:
-    """The nearest float, infinity included; Fraction itself raises OverflowError."""
+    """Return the nearest float, including infinity; Fraction itself raises OverflowError."""
     try:
         return float(number)
     except OverflowError:
@@ -216,7 +215,7 @@ def _as_float(number: Fraction | int) -> float:
 
 @dataclass(slots=True)
 class Timestamp:
-    """How much of training is completed. The loop moves it forward in place; keep a :meth:`copy` of what must not move.
+    """The completed part of training. The loop updates it in place; :meth:`copy` it to keep a value.
 
     Counts are over all ranks and are Python integers, so they cannot overflow. Seconds are wall-clock seconds spent on
     training batches: in total, within the epoch, and of the latest batch.
@@ -253,17 +252,17 @@ class Timestamp:
         self.batch_seconds = seconds
 
     def next_epoch(self) -> None:
-        """Count one epoch; what is counted within the epoch starts at zero again."""
+        """Count one epoch, and reset the counts within the epoch."""
         self.epoch += 1
         self.begin_epoch()
 
     def begin_epoch(self) -> None:
-        """Start at zero within the epoch, without counting one."""
+        """Reset the counts within the epoch, without counting an epoch."""
         self.batch_in_epoch = self.sample_in_epoch = self.token_in_epoch = 0
         self.epoch_seconds = 0.0
 
     def become(self, other: Timestamp) -> None:
-        """Take over all values of ``other``."""
+        """Copy all values of ``other`` into this timestamp."""
         self.epoch = other.epoch
         self.batch = other.batch
         self.sample = other.sample
@@ -276,24 +275,26 @@ class Timestamp:
         self.batch_seconds = other.batch_seconds
 
     def copy(self) -> Timestamp:
-        """A timestamp of its own with the same values."""
+        """Return a new timestamp with the same values."""
         made = Timestamp()
         made.become(self)
         return made
 
     def count(self, unit: Unit) -> int | float:
-        """What is completed in whole epochs, batches, samples, tokens, or in seconds, as a plain number.
+        """Return the number of completed epochs, batches, samples or tokens, or the seconds, as a plain number.
 
-        Raises TimeError for ``dur``: a timestamp does not know how long the run is going to be.
+        Raises TimeError for ``dur``, because a timestamp does not know the duration of the run.
         """
         field = _FIELDS.get(unit)
         if field is None:
-            raise TimeError("A timestamp does not know which share of the run is done; ask State.elapsed() for that.")
+            raise TimeError(
+                "A timestamp does not know the completed fraction of the run; call State.elapsed() instead."
+            )
         value: int | float = getattr(self, field)
         return value
 
     def get(self, unit: Unit) -> Time:
-        """:meth:`count` as a Time.
+        """Return :meth:`count` as a Time.
 
         Example:
             >>> import hocket
@@ -303,11 +304,11 @@ class Timestamp:
         return Time(self.count(Unit(unit)), Unit(unit))
 
     def state_dict(self) -> dict[str, int | float]:
-        """All values by name."""
+        """Return all values by name."""
         return {name: getattr(self, name) for name in _TIMESTAMP}
 
     def load_state_dict(self, state_dict: Mapping[str, int | float]) -> None:
-        """Undo :meth:`state_dict`. Raises ValueError, changing nothing, unless keys and types are exactly those."""
+        """Restore the values of :meth:`state_dict`. Raises ValueError, without changes, if keys or types differ."""
         if state_dict.keys() != _TIMESTAMP.keys():
             missing, unknown = _TIMESTAMP.keys() - state_dict.keys(), state_dict.keys() - _TIMESTAMP.keys()
             raise ValueError(
@@ -328,24 +329,24 @@ _TIMESTAMP: dict[str, type[int] | type[float]] = {
     field.name: float if field.name.endswith("seconds") else int for field in fields(Timestamp)
 }
 
-#: How much below a whole number a quotient of times counts as that number. Quotients such as 0.7 / 0.1 are off by about
-#: 1e-16 of their value; the tolerance is far above that, and far below one batch of any interval.
+#: A quotient of times this much below an integer counts as that integer. The rounding error of quotients such as 0.7 / 0.1
+#: is about 1e-16 of their value; the tolerance is far above that, and far below one batch of any interval.
 _TOLERANCE = 1e-9
 
 
 def whole(number: float) -> int:
-    """The floor of ``number`` (not negative), but the next integer if that is at most 1e-9 away."""
+    """Return the floor of a non-negative ``number``, but the next integer if that is at most 1e-9 away."""
     return int(number + _TOLERANCE)
 
 
 class Interval:
-    """Something that recurs: ``Interval("500ba")``, ``"1ep"``, ``"0.25dur"``, ``"10min"``, ``"3000sp"``.
+    """A recurring point in training: ``Interval("500ba")``, ``"1ep"``, ``"0.25dur"``, ``"10min"``, ``"3000sp"``.
 
     ``None``, ``0`` and ``"0ba"`` stand for never. ``every`` is the Time, or None for never. An interval is truthy
     unless it is never due.
 
     Raises:
-        TimeError: what was given is not a time.
+        TimeError: ``every`` is not a time.
 
     Example:
         >>> import hocket
@@ -362,7 +363,7 @@ class Interval:
         if every is not None and (isinstance(every, bool) or every != 0):
             every = Time.parse(every)  # type: ignore[arg-type]  # a number without a unit is refused there
         self.every: Time | None = every if isinstance(every, Time) and every.value else None
-        # Asked several times per batch, so that only look-ups and divisions are left to do then.
+        # Precomputed, because `due` is called several times per batch.
         unit = self.every.unit if self.every else None
         self._field = None if unit is None else _FIELDS.get(unit)
         self._amount: int | float = self.every.value if self.every else 0
@@ -370,7 +371,7 @@ class Interval:
 
     @classmethod
     def parse(cls, every: str | Time | Interval | int | None) -> Interval:
-        """The same as the constructor."""
+        """Return ``Interval(every)``."""
         return cls(every)
 
     def due(
@@ -383,11 +384,11 @@ class Interval:
         """Whether a multiple of the interval was reached: ``floor(previous / every) != floor(now / every)``.
 
         An interval in epochs is due only when an epoch has just been counted (``now.batch_in_epoch == 0``). One in
-        ``dur`` needs the shares of the duration that were done at both timestamps, from 0.0 to 1.0; a multiple counts
-        as reached 1e-9 intervals early, so that every multiple of ``0.1dur`` is met however the quotients were rounded.
+        ``dur`` needs the completed fractions of the duration at both timestamps, from 0.0 to 1.0. A multiple counts as
+        reached 1e-9 intervals early, so that rounding of quotients does not miss a multiple of ``0.1dur``.
 
         Raises:
-            TimeError: the interval is in ``dur`` and a share was not given.
+            TimeError: the interval is in ``dur`` and a fraction was not given.
 
         Example:
             >>> import hocket
@@ -403,8 +404,8 @@ class Interval:
             return False
         if elapsed_before is None or elapsed_now is None:
             raise TimeError(
-                f"Every {self.every} is a share of the whole duration; pass elapsed_before and elapsed_now, the shares "
-                "that were done at the two timestamps."
+                f"The interval {self.every} is a fraction of the total duration; pass elapsed_before and elapsed_now, the "
+                "completed fractions at the two timestamps."
             )
         return int(elapsed_before / amount + _TOLERANCE) != int(elapsed_now / amount + _TOLERANCE)
 
@@ -425,7 +426,7 @@ class Interval:
 
 
 def batches(given: int, argument: str = "every") -> int:
-    """A number of batches, where no other unit will do. Raises ValueError unless it is a positive int."""
+    """Check an argument that is a number of batches, and return it. Raises ValueError unless it is a positive int."""
     if type(given) is not int or given < 1:
         raise ValueError(f"{argument}={given!r} is not a number of batches; give an int of 1 or more, such as 10.")
     return given

@@ -1,4 +1,4 @@
-"""The Trainer: assembles a run from its parts and hands it to the loops."""
+"""The Trainer: assembles a run from its parts and runs the training loop."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from hocket.distributed.agreement import ranks_of
 from hocket.losses import reduction_of
 from hocket.optim.learning_rate import make_schedules
 from hocket.optim.optimizers import make_optimizers
-from hocket.parts import resolve, that_leave_nothing
+from hocket.parts import resolve, without_writing_loggers
 from hocket.plugins import claims, switches
 from hocket.plugins.bus import Bus
 from hocket.plugins.plan import Plan, make_plan
@@ -51,63 +51,64 @@ if TYPE_CHECKING:
 
 
 class Trainer:
-    """Trains, evaluates and predicts with the plug-ins that its arguments name, and no others.
+    """Train, evaluate and predict with the plug-ins that the arguments name, and no others.
 
-    Everything is resolved, checked against each other and set up here, so that what cannot work fails before training.
-    The Trainer holds no process-wide state: two of them in one process do not notice each other.
+    The constructor resolves all arguments, checks them against each other and sets up the run, so that errors appear before
+    training. The Trainer has no process-wide state: two Trainers in one process are independent.
 
     Args:
         model: an `nn.Module` together with ``loss``, or a `hocket.Task`.
         loss: ``(outputs, targets)`` to a scalar tensor, a dict of named ones, or ``(mean, weight)``; see `hocket.Loss`.
-        loss_reduction: ``"sum"`` for a loss that is a sum over the batch. None for what the loss function says, as
-            ``torch.nn.MSELoss(reduction="sum")`` does, else a mean, which is checked where it matters unless given.
-        inputs, targets: where they are in a batch: a name, an index or a function of it. None for ``(inputs, targets)``;
-            of a mapping the model is given everything by name, and the loss the mapping itself.
-        train_data: any iterable of batches that can be iterated every epoch. Its batches are each rank's own, as in PyTorch:
-            four ranks train on four of them at once.
-        global_batch: how many samples all ranks train on together in one step; then a DataLoader's ``batch_size`` does not
-            count, and any number of ranks sees the same global batches. Where the batch size cannot be set (iterable data,
-            batch samplers of your own), the data has to make batches of so many, which are divided.
-        eval_data: one such iterable (it is called ``"eval"``), or several by label; `hocket.EvalSet` for sets with metrics
-            or an interval of their own.
-        metrics: for evaluation, by name: objects with ``update``, ``compute`` and ``reset``, or a function that makes them.
-        train_metrics: the same over the training batches of each epoch.
+        loss_reduction: ``"sum"`` for a loss that is a sum over the batch. None for the declared reduction of the loss
+            function, such as ``torch.nn.MSELoss(reduction="sum")``, else a mean. An assumed mean is checked where it matters.
+        inputs, targets: their location in a batch: a name, an index or a function of the batch. None for
+            ``(inputs, targets)``; from a mapping the model receives all values by name, and the loss the mapping itself.
+        train_data: any iterable of batches that can be iterated every epoch. Each batch goes to one rank, as in PyTorch:
+            four ranks train on four batches at once.
+        global_batch: number of samples that all ranks together train on in one step. It replaces a DataLoader's
+            ``batch_size``, and global batches are the same for any world size. If the batch size cannot be set (iterable
+            data, custom batch samplers), the data has to yield batches of this size, which are divided.
+        eval_data: one such iterable (labelled ``"eval"``), or several by label; `hocket.EvalSet` for sets with custom
+            metrics or a custom interval.
+        metrics: evaluation metrics by name: objects with ``update``, ``compute`` and ``reset``, or a function that makes them.
+        train_metrics: metrics over the training batches of each epoch, in the same form.
         optimizer: a function of the parameters (called after surgery), an optimizer, a name such as ``"adamw(lr=1e-3)"``, or
             several; None to ask the task.
         schedule: a name such as ``"cosine(warmup=0.05dur)"``, a `hocket.schedules.Schedule`, a function of a
             `hocket.schedules.Clock` that returns a factor, or a function of the optimizer that returns a torch LRScheduler,
             which is stepped every ``schedule_every`` optimizer steps or epochs.
-        duration: such as ``"10ep"``, ``"5000ba"``, ``"1e9tok"``, ``"90min"``; `fit` can be given another.
+        duration: length of training, such as ``"10ep"``, ``"5000ba"``, ``"1e9tok"``, ``"90min"``; `fit` can override it.
         algorithms, callbacks, loggers: names, ``{"name": {...}}`` configurations or instances.
-        strategy, precision, device, actions: one each, likewise; ``"auto"`` chooses by the launch environment and hardware.
-        devices: how many processes of this machine train together, each on a device of its own. The others run this script
-            again; a script that a launcher started has its processes already. None for those, or this one alone.
-        microbatch: samples per forward pass; ``"auto"`` finds the most that fit, before the first step. The gradient does not
-            depend on it.
-        eval_every: how often to evaluate; the end of a fit always does. ``None`` for only when asked.
-        log_every: how often what was logged goes to the loggers.
+        strategy, precision, device, actions: one plug-in each, in the same form. ``"auto"`` chooses a strategy or device by
+            the launch environment and hardware.
+        devices: number of processes on this machine that train together, each on a separate device. The other processes run
+            this script again, unless a launcher has started them. None for the launcher's processes, or this one alone.
+        microbatch: samples per forward pass; ``"auto"`` finds the largest number that fits, before the first step. The
+            gradient does not depend on it.
+        eval_every: interval of evaluation; every fit also evaluates at its end. ``None`` to evaluate on request only.
+        log_every: interval at which logged values are passed to the loggers.
         clip_gradients: the largest norm, or ``("norm" | "value" | "adaptive", threshold)``.
-        nonfinite: what to do about a loss or gradient that is not finite: ``"raise"``, ``"skip"`` the batch, or ``"warn"``.
-        seed: makes the run repeatable, with random numbers of its own; None uses the process's.
-        deterministic: only deterministic kernels, during fit, evaluate and predict.
+        nonfinite: handling of a non-finite loss or gradient: ``"raise"``, ``"skip"`` the batch, or ``"warn"``.
+        seed: makes the run reproducible, with private random number generators; None uses the global ones.
+        deterministic: use only deterministic kernels during fit, evaluate and predict.
         compile: ``True`` or the keyword arguments of `torch.compile`.
-        checkpoints: what is written when, so that a run that was stopped can go on; see `hocket.Checkpoints`.
-        resume: the folder of a checkpoint to go on from, or ``"auto"`` for the newest valid one of ``checkpoints``, if any.
-        run_name: the name of this run, and of its folder in ``folder``; None makes one up. The files there are this run's
-            alone: a new run of the same name is refused, a resumed one continues them.
-        plugins: restricts which installed plug-ins may be used: False for core's own, or a list of names.
-        profile_plugins: measure what each plug-in takes on each hook.
-        limit_train, limit_eval, limit_predict: at most so many batches of an epoch or set.
-        fast_dev_run: run so many batches of training and of each evaluation set, and stop: a test of everything, which
-            begins anew and leaves nothing: no checkpoint, no file, no row of a logger.
-        overfit: train on the first so many batches only, the same in every epoch: a test that leaves nothing either.
-        detect_anomaly: torch's anomaly detection: the forward operation behind a NaN gradient, slowly.
-        sanity_eval: try so many batches of every evaluation set before training, and forget the results; callbacks and
-            loggers hear nothing of it.
+        checkpoints: the folder and interval of checkpoints, from which a run can resume; see `hocket.Checkpoints`.
+        resume: the folder of a checkpoint to resume from, or ``"auto"`` for the newest valid one of ``checkpoints``, if any.
+        run_name: the name of this run, and of its folder in ``folder``; None generates one. The folder belongs to this run
+            only: a new run of the same name is refused, a resumed run continues its files.
+        plugins: restricts the installed plug-ins: False for core's plug-ins only, or a list of names.
+        profile_plugins: measure the time of each plug-in on each hook.
+        limit_train, limit_eval, limit_predict: maximum number of batches of an epoch or set.
+        fast_dev_run: run this many batches of training and of each evaluation set as a test. It starts fresh and writes
+            nothing: no checkpoint, no file, no row of a logger.
+        overfit: train only on the first this many batches, the same in every epoch, as a test that writes nothing either.
+        detect_anomaly: enable torch's (slow) anomaly detection, which names the forward operation behind a NaN gradient.
+        sanity_eval: evaluate this many batches of every evaluation set before training, and discard the results. Callbacks
+            and loggers are not called.
 
     Raises:
-        hocket.plugins.PluginError: a plug-in is not there, is broken, or cannot be combined with another.
-        TypeError, ValueError: an argument cannot be understood; the message says which and what to write.
+        hocket.plugins.PluginError: a plug-in is missing or broken, or cannot be combined with another.
+        TypeError, ValueError: an argument is invalid; the message says which one and what to write.
 
     Example:
         >>> import hocket, torch
@@ -186,7 +187,7 @@ class Trainer:
                 actions=actions,
                 devices=devices,
             )
-        parts = parts if settings.lasting else that_leave_nothing(parts)
+        parts = parts if settings.lasting else without_writing_loggers(parts)
         claims.check(parts.attachments)
         if settings.deterministic:
             determinism.prepare(parts.device)
@@ -221,7 +222,7 @@ class Trainer:
         guard = NonFiniteGuard(settings.nonfinite, parts.device.asynchronous)
         compiled = None if settings.compile is None else partial(torch.compile, **settings.compile)
         self._loop = FitLoop(state, guard, settings.log_every, compiled)
-        self._closing = weakref.finalize(self, _close, state)  # before the runtime leaves the other processes
+        self._closing = weakref.finalize(self, _close, state)  # runs before the runtime leaves the process group
         with self._running(), switches.use(plugins):
             made_with = self._assemble(optimizer, schedule, schedule_every)
             self._loop.metrics = MetricSet("train", train_metrics, state)
@@ -247,7 +248,7 @@ class Trainer:
         claims.claim(parts.attachments, state.run_name)
 
     def _assemble(self, optimizer: Any, schedule: Any, schedule_every: str | Time) -> dict[str, str]:
-        """Model, surgery, optimizers, schedules: in the order in which they need each other.
+        """Set up model, surgery, optimizers and schedules, in the order of their dependencies.
 
         Returns the hyperparameters that optimizers were made with.
         """
@@ -264,10 +265,10 @@ class Trainer:
         state.schedules = make_schedules(schedule, state.optimizers, schedule_every)
         return made_with
 
-    # --- what it is for
+    # --- public methods
 
     def plan(self) -> Plan:
-        """Who acts when, what each needs, what surgery replaced; as it was worked out before surgery.
+        """Return the plan of the run, made before surgery: call orders, configurations and planned replacements.
 
         Example:
             >>> import hocket, torch
@@ -291,13 +292,13 @@ class Trainer:
     ) -> Result:
         """Train until the Trainer's duration is reached, or for ``duration`` more.
 
-        A fit continues where the last one ended, in the middle of an epoch too, unless there is new ``train_data``. Control-C
-        completes the batch in progress first, and the next fit continues after it; pressed again, it interrupts at once.
+        A fit continues where the last one ended, also within an epoch, unless it is given new ``train_data``. Ctrl-C stops
+        after the batch in progress, and the next fit continues from there; a second Ctrl-C interrupts immediately.
 
         Raises:
-            ValueError: something to train with is missing, or the training data yields nothing.
-            FloatingPointError: the loss is not finite, and ``nonfinite="raise"``.
-            RuntimeError: an exception left the last fit while the optimizer stepped, or a checkpoint half loaded.
+            ValueError: training data or an optimizer is missing, or the training data yields no batches.
+            FloatingPointError: the loss is non-finite, and ``nonfinite="raise"``.
+            RuntimeError: an exception interrupted the last fit in an optimizer step, or the loading of a checkpoint.
 
         Example:
             >>> import hocket, torch
@@ -319,7 +320,7 @@ class Trainer:
         }
         comparison.over_ranks(state.bus, state.strategy.world_size, comparison.of_values(asked))
         if self.settings.fast:
-            duration = "1ep"  # always so many batches
+            duration = "1ep"  # an epoch is limited to the given number of batches
         if train_data is not None:
             self._set_train_data(train_data)
         if eval_data is not None:
@@ -343,7 +344,9 @@ class Trainer:
         *,
         metrics: Mapping[str, Any] | Callable[[], Mapping[str, Any]] | None = None,
     ) -> dict[str, float]:
-        """Losses and metrics as ``label/name``, of ``data`` or of the Trainer's ``eval_data``; every sample counts once.
+        """Evaluate ``data``, or the Trainer's ``eval_data``, and return losses and metrics as ``label/name``.
+
+        Every sample counts once.
 
         Example:
             >>> import hocket, torch
@@ -365,7 +368,7 @@ class Trainer:
         return values
 
     def predict(self, data: Iterable[Any]) -> list[Any]:
-        """The model's outputs for every batch of ``data``, on the CPU; of n ranks each has every n-th batch.
+        """Return the model's outputs for every batch of ``data``, on the CPU. Each of n ranks predicts every n-th batch.
 
         Example:
             >>> import hocket, torch
@@ -381,9 +384,9 @@ class Trainer:
             return predict(self.state, data, self.settings.limit_predict)
 
     def model_state_dict(self, *, evaluated: bool = False) -> dict[str, Any]:
-        """The full weights under the names that the model itself gives them, on every rank, whatever the strategy.
+        """Return the full weights under the model's own names, on every rank, for any strategy.
 
-        With ``evaluated`` those that evaluation and prediction use, such as the averages of EMA, as copies.
+        With ``evaluated``, return copies of the weights that evaluation and prediction use, such as the averages of EMA.
 
         Example:
             >>> import hocket, torch
@@ -409,10 +412,10 @@ class Trainer:
         ignore: Sequence[str] = (),
         remap: Mapping[str, str] | None = None,
     ) -> Report:
-        """Begin with weights from a checkpoint or another tool's file, whatever the strategy. Every rank has to call it.
+        """Load initial weights from a checkpoint or a file of another tool, for any strategy. Every rank has to call it.
 
-        ``weights`` is what `hocket.checkpoints.read_weights` reads, or tensors by name; the rest, what is returned and
-        what is raised are as in `hocket.checkpoints.load_weights`, by the model's own names.
+        ``weights`` is a path that `hocket.checkpoints.read_weights` reads, or tensors by name. The other arguments, the
+        result and the errors are as in `hocket.checkpoints.load_weights`, with the model's own names.
 
         Example:
             >>> import hocket, torch
@@ -424,14 +427,14 @@ class Trainer:
         from hocket.checkpoints.weights import load_into
 
         if self._loop.stage:
-            raise RuntimeError("Weights cannot be loaded during a fit. Load them before it begins.")
+            raise RuntimeError("Weights cannot be loaded during a fit. Load them before fit starts.")
         return load_into(self.state, self.model_state_dict(), weights, strict, ignore, remap)
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that a resumed run needs to be the same to the last bit; see `hocket.checkpoints.content`.
+        """Return the state that makes a resumed run bitwise identical; see `hocket.checkpoints.content`.
 
-        Every rank has to call it, in a callback's ``batch_checkpoint`` or ``epoch_checkpoint``, where the fit can be continued,
-        or in ``fit_end`` or between fits, where another can begin.
+        Every rank has to call it. To continue the fit, call it in a callback's ``batch_checkpoint`` or ``epoch_checkpoint``;
+        to begin another fit, call it in ``fit_end`` or between fits.
 
         Example:
             >>> import hocket, torch
@@ -443,23 +446,24 @@ class Trainer:
         return self.state.content.state_dict()
 
     def load_state_dict(self, tree: Mapping[str, Any], strict: bool = True, ignore: Sequence[str] = ()) -> None:
-        """Undo `state_dict`, in a Trainer that was made alike; see `hocket.checkpoints.content`. Every rank has to call it.
+        """Load a `state_dict` into a Trainer with the same arguments; see `hocket.checkpoints.content`.
 
-        What globs in ``ignore`` match, such as ``"optimizers.*"`` or ``"model.network.head.*"``, stays as it is here.
+        Every rank has to call it. Entries that globs in ``ignore`` match, such as ``"optimizers.*"`` or
+        ``"model.network.head.*"``, are not loaded.
         """
         if self._loop.stage:
-            raise RuntimeError("State cannot be loaded during a fit. Load it before fit begins.")
+            raise RuntimeError("State cannot be loaded during a fit. Load it before fit starts.")
         self.state.content.load_state_dict(tree, strict, ignore)
 
     def close(self) -> None:
-        """Let plug-ins release what they hold. Happens by itself after an exception and at the end of the process.
+        """Release the resources of all plug-ins. Called automatically after an exception and at exit.
 
         A closed Trainer can be used again: a fit continues where the last one ended, and plug-ins are closed again afterwards.
         """
         self._loop.close()
         for evaluated in self.state.eval_sets.values():
             evaluated.source.close()
-        self._closing()  # once
+        self._closing()  # a finalizer, which runs at most once
 
     def __enter__(self) -> Trainer:
         return self
@@ -467,7 +471,7 @@ class Trainer:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    # --- inside
+    # --- internals
 
     def _result(self) -> Result:
         state = self.state
@@ -496,11 +500,11 @@ class Trainer:
         prepared = {label: PreparedSet(each, label, self.state, metrics, every, limit) for label, each in sets.items()}
         if self.settings.fast:
             for each in prepared.values():
-                each.every = Interval("1ep")  # those that are evaluated only when asked are tried, too
+                each.every = Interval("1ep")  # also test sets that are evaluated on request only
         return prepared
 
     def _set_time(self, duration: str | Time | None) -> bool:
-        """Work out when this fit ends; False if that is already past."""
+        """Compute the end of this fit. Return False if it is already reached."""
         state = self.state
         if not self._loop.has_data:
             raise ValueError("There is nothing to train on. Pass train_data= to the Trainer or to fit.")
@@ -520,9 +524,9 @@ class Trainer:
 
     @contextmanager
     def _running(self) -> Iterator[None]:
-        """The Trainer's own random numbers and kernels; after an exception, nothing left running."""
+        """Activate the Trainer's RNG state and kernel settings inside the context; close the Trainer after an exception."""
         state = self.state
-        if not self._closing.alive:  # it was closed before
+        if not self._closing.alive:  # the Trainer was closed before
             self._closing = weakref.finalize(self, _close, state)
         with ExitStack() as stack:
             stack.enter_context(self._randomness)
@@ -546,4 +550,4 @@ class Trainer:
 
 
 def _close(state: State) -> None:
-    state.bus.close(state)  # whatever is attached by then
+    state.bus.close(state)  # includes plug-ins attached later

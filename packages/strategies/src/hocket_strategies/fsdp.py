@@ -22,7 +22,7 @@ from torch.utils.checkpoint import checkpoint
 
 from hocket import Device, Need, Task, hookimpl
 from hocket.data.batches import map_tensors
-from hocket.distributed.dtensors import local, shard_like, whole
+from hocket.distributed.dtensors import full, local, shard_like
 from hocket_strategies.group import OfModels, RankStrategy
 from hocket_strategies.in_step import InStep, not_on_shards
 from hocket_strategies.mesh import data_mesh, degrees, make_mesh
@@ -383,7 +383,7 @@ def _like(value: Any, target: Any) -> Any:
 
 def _full(value: Any) -> Any:
     """Return a full copy on the CPU, so that a state is one consistent snapshot, sharded or not."""
-    return whole(value.detach()).to("cpu", copy=True) if isinstance(value, Tensor) else value
+    return full(value.detach()).to("cpu", copy=True) if isinstance(value, Tensor) else value
 
 
 def _reshard(module: Any, inputs: Any, outputs: Any) -> None:

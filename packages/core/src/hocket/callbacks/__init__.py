@@ -1,1 +1,1 @@
-"""Callbacks that core brings along; each is found by its entry point."""
+"""The built-in callbacks, each declared by an entry point."""

@@ -1,4 +1,4 @@
-"""Stopping when a metric no longer improves."""
+"""Early stopping when a metric no longer improves."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from hocket.training.requests import Decision
 
 
 class EarlyStopping(Callback):
-    """Stops when a metric has not improved for a while, and goes back to the best weights (Prechelt 1998).
+    """Stop when a metric has not improved for a while, and restore the best weights (Prechelt 1998).
 
-    With ``restore_best`` the model and the algorithms' states (such as EMA's averages) are, at the end of every fit, what they
-    were at the best evaluation, and so are the metrics of the result. A copy of them is kept on the CPU meanwhile. Optimizers
-    are left alone. A value that is not finite is no improvement. Evaluations by `Trainer.evaluate` do not count. A fit after
-    one that was stopped has the whole patience again.
+    With ``restore_best``, the end of every fit restores the model, the algorithms' states (such as EMA's averages) and the
+    metrics of the result from the best evaluation. A copy of them is kept on the CPU. Optimizers are not restored.
+    A non-finite value is not an improvement. Evaluations by `Trainer.evaluate` do not count. A fit after a stopped one
+    starts with the full patience again.
 
     Args:
         monitor: ``label/name`` of a metric, such as ``"test/accuracy"`` or ``"eval/loss"``; ``"train/name"`` for train metrics,
-            which are looked at after every epoch.
-        mode: whether ``"max"`` or ``"min"`` is better; None takes ``"min"`` for losses, errors and perplexities, ``"max"`` for
-            accuracies, and asks otherwise.
-        patience: how many evaluations, or how long (``"5ep"``, ``"2000ba"``, ``"0.1dur"``), may pass without an improvement.
-        min_delta: what counts as an improvement: more than this, in the metric's own unit.
-        restore_best: whether to go back.
+            which are checked after every epoch.
+        mode: whether ``"max"`` or ``"min"`` is better; None infers ``"min"`` for losses, errors and perplexities and ``"max"``
+            for accuracies, and raises otherwise.
+        patience: number of evaluations, or a length (``"5ep"``, ``"2000ba"``, ``"0.1dur"``), without an improvement.
+        min_delta: an improvement has to be larger than this, in the unit of the metric.
+        restore_best: whether to restore the best weights.
 
     Raises:
-        ValueError: ``mode`` is needed, or an argument is out of its range; when a fit starts: there is no such evaluation set;
-            at the first evaluation: there is no such metric.
+        ValueError: ``mode`` is needed, or an argument is out of its range. When a fit starts: there is no such evaluation set.
+            At the first evaluation: there is no such metric.
 
     Example:
         >>> import hocket, torch
@@ -60,88 +60,88 @@ class EarlyStopping(Callback):
         mode = _mode(monitor) if mode is None else mode
         if mode not in ("max", "min"):
             raise ValueError(
-                f"EarlyStopping cannot tell whether more of '{monitor}' is better; pass mode='max' or mode='min'."
+                f"EarlyStopping cannot infer whether a higher '{monitor}' is better; pass mode='max' or mode='min'."
             )
         self._patience = patience if isinstance(patience, int) else Time.parse(patience)
         if not 0 <= min_delta < math.inf or not (patience if isinstance(patience, int) else self._patience.value) > 0:  # type: ignore[union-attr]
             raise ValueError(
                 f"EarlyStopping was given patience={patience!r} and min_delta={min_delta}. Give a patience of at least one "
-                "evaluation, or of some time such as '5ep', and a min_delta that is finite and not negative."
+                "evaluation, or a length such as '5ep', and a min_delta that is finite and not negative."
             )
         self.monitor = monitor
         self._sign = 1.0 if mode == "max" else -1.0
         self._min_delta = min_delta
         self._restore_best = restore_best
-        #: The best value so far; infinitely bad before the first.
+        #: The best value so far; before the first evaluation, minus infinity (infinity for mode "min").
         self.best = -math.inf * self._sign
-        #: Looks since the best one, and when it was, in every unit.
+        #: Evaluations since the best one, and the position of that one in every unit.
         self._waited = 0
         self._improved_at: dict[str, float] = dict.fromkeys(Unit, 0.0)
         self._kept: dict[str, Any] = {}
-        self._due = False  # the set of the metric was evaluated just now
+        self._due = False  # whether the metric's set has just been evaluated
         self._standalone = False
 
-    # --- when to look
+    # --- when to check
 
     def fit_start(self, state: State) -> None:
-        """Refuses to wait for what will never be evaluated."""
+        """Check that the monitored set exists, and warn if it is not evaluated regularly."""
         if self.monitor.startswith("train/"):
             return
         label = next((label for label in state.eval_sets if self.monitor.startswith(f"{label}/")), None)
         if label is None:
             sets = ", ".join(map(repr, state.eval_sets)) or "none"
             raise ValueError(
-                f"EarlyStopping watches '{self.monitor}', but there is no evaluation set of that name. There are: {sets}. Give "
-                "monitor='label/name' with one of these labels, or 'train/name' for a train metric; sets are named by "
+                f"EarlyStopping monitors '{self.monitor}', but there is no evaluation set of that name. The sets are: {sets}. "
+                "Give monitor='label/name' with one of these labels, or 'train/name' for a train metric; sets are named by "
                 "eval_data={'label': …}."
             )
         if not state.eval_sets[label].every:
             warnings.warn(
-                f"EarlyStopping watches '{self.monitor}', but '{label}' is evaluated on request only. Pass eval_every='1ep' or "
-                "the like.",
+                f"EarlyStopping monitors '{self.monitor}', but '{label}' is evaluated on request only. Pass an interval, such "
+                "as eval_every='1ep'.",
                 stacklevel=2,
             )
 
     def eval_standalone_start(self, state: State) -> None:
-        """What `Trainer.evaluate` evaluates may be other data."""
+        """Ignore the sets of `Trainer.evaluate`, which may be other data."""
         self._standalone = True
 
     def eval_end(self, state: State) -> None:
-        """Notices that the set of the metric was evaluated."""
+        """Record that the metric's set was evaluated."""
         if not self._standalone and self.monitor.startswith(f"{state.eval_label}/"):
             self._due = True
 
     def eval_after_all(self, state: State) -> None:
-        """Training weights are in place again: the place to copy them."""
+        """Check the metric here, because the training weights are in place again and can be copied."""
         due, self._due = self._due, False
         if due:
-            self._look(state)
+            self._check(state)
 
     def eval_standalone_end(self, state: State) -> None:
-        """The fit's own evaluations count again."""
+        """Count the evaluations of a fit again."""
         self._standalone = False
 
     def exception(self, state: State) -> None:
-        """The evaluation under way does not count."""
+        """Discard the current evaluation."""
         self._due = self._standalone = False
 
     def epoch_end(self, state: State) -> None:
-        """Train metrics are there."""
+        """Check a train metric, which is available now."""
         if self.monitor.startswith("train/"):
-            self._look(state)
+            self._check(state)
 
-    # --- what to do
+    # --- stopping and restoring
 
-    def _look(self, state: State) -> None:
+    def _check(self, state: State) -> None:
         if self.monitor not in state.metrics:
             there = ", ".join(sorted(state.metrics)) or "none"
             raise ValueError(
-                f"EarlyStopping watches '{self.monitor}', but there is no such metric. There are: {there}."
+                f"EarlyStopping monitors '{self.monitor}', but there is no such metric. The metrics are: {there}."
             )
         value = state.metrics[self.monitor]
         if math.isfinite(value) and self._sign * (value - self.best) > self._min_delta:
             self.best = value
-            self._wait_from_now_on(state)
+            self._restart_patience(state)
             if self._restore_best:
                 algorithms = {v.name: v.obj.state_dict() for v in state.bus.attachments if v.kind == "algorithms"}
                 kept = {"model": state.bus.model_state(state.prepared), "algorithms": algorithms}
@@ -158,14 +158,14 @@ class EarlyStopping(Callback):
             state.request(
                 Decision.STOP, f"{self.monitor} has not improved on {self.best:.6g} for {self._patience}{evaluations}"
             )
-            self._wait_from_now_on(state)
+            self._restart_patience(state)
 
-    def _wait_from_now_on(self, state: State) -> None:
+    def _restart_patience(self, state: State) -> None:
         self._waited = 0
         self._improved_at = {unit: _now(state, unit) for unit in Unit}
 
     def fit_end(self, state: State) -> None:
-        """Goes back to the best."""
+        """Restore the best weights."""
         if self._restore_best and self._kept:
             state.bus.load_model_state(state.prepared, self._kept["model"])
             for attachment in state.bus.attachments:
@@ -176,12 +176,12 @@ class EarlyStopping(Callback):
     # --- checkpoints
 
     def state_dict(self) -> dict[str, Any]:
-        """The best value, what was kept of it, and how long ago it was."""
+        """Return the best value, the copies from that evaluation, and the position since which patience counts."""
         at = {str(unit): value for unit, value in self._improved_at.items()}
         return {"best": self.best, "waited": self._waited, "improved_at": at, "kept": self._kept}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Undo :meth:`state_dict`. Raises ValueError for keys that are not exactly those."""
+        """Restore the state that :meth:`state_dict` returned. Raises ValueError if the keys differ."""
         if state_dict.keys() != {"best", "waited", "improved_at", "kept"}:
             raise ValueError(
                 f"This is not the state of an EarlyStopping: it has {sorted(state_dict)}, and should have best, waited, "

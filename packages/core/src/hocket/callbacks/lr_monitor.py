@@ -1,4 +1,4 @@
-"""Learning rates."""
+"""Logging of learning rates."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from hocket.state import State
 
 
 class LRMonitor(Callback):
-    """Logs the learning rate of every parameter group, as it is used for the step under way.
+    """Log the learning rate of every parameter group, as used in the current step.
 
-    ``lr/group0``, ``lr/group1`` …; with several optimizers ``lr/optimizer0/group0`` and so on, or their names instead of
-    ``optimizer0``. Optimizers whose groups have no ``"lr"`` are left out.
+    The names are ``lr/group0``, ``lr/group1`` …; with several optimizers ``lr/optimizer0/group0`` and so on, or their names
+    instead of ``optimizer0``. Groups without ``"lr"`` are skipped.
 
     Example:
         >>> import hocket, torch
@@ -30,7 +30,7 @@ class LRMonitor(Callback):
     """
 
     def after_train_batch(self, state: State) -> None:
-        """Before the step: schedules have not moved on yet."""
+        """Log the rates before the step, since schedules have not changed them yet."""
         several = len(state.optimizers) > 1
         rates = {}
         for name, optimizer in zip(state.optimizer_names, state.optimizers, strict=True):
@@ -39,6 +39,6 @@ class LRMonitor(Callback):
             for index, group in enumerate(optimizer.param_groups):
                 rate = group.get("lr")
                 if rate is not None:
-                    # Schedules write into a rate that is a tensor; what is logged is read later.
+                    # Schedules update a tensor rate in place, and logged tensors are read later.
                     rates[f"{prefix}{index}"] = rate.clone() if isinstance(rate, Tensor) else rate
         state.log(rates)

@@ -1,4 +1,4 @@
-"""Memory of the process and its device."""
+"""Logging of the memory of the process and its device."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from hocket.state import State
 
 
 class MemoryMonitor(Periodic):
-    """Logs memory in bytes: ``memory/resident_peak`` of the process and, on devices that count it, what they count.
+    """Log memory in bytes: ``memory/resident_peak`` of the process, and the statistics of the device, if it has any.
 
-    ``memory/allocated``, ``memory/peak_allocated`` and so on are the names of the device's figures. Of this rank only. On
-    Windows Python does not tell the peak of a process, and it is left out.
+    The device's statistics are named ``memory/allocated``, ``memory/peak_allocated`` and so on. All values are those of this
+    rank only. On Windows Python does not provide the peak of a process, and it is omitted.
 
     Args:
-        every: how often.
+        every: how often to log.
 
     Example:
         >>> import hocket, torch

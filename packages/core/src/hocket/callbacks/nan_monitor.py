@@ -1,4 +1,4 @@
-"""Which tensors are not finite, by name."""
+"""Detection of non-finite tensors, by name."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from hocket.time import batches
 
 
 class NaNMonitor(Callback):
-    """Raises FloatingPointError naming what is not finite: gradients, and parameters and buffers if asked.
+    """Raise FloatingPointError naming non-finite gradients, and optionally non-finite parameters and buffers.
 
-    Finer than the Trainer's ``nonfinite=``, which it comes before. Looks at every tenth batch, and at any whose loss is not
-    finite: what is so once stays so, for a bad gradient spoils a weight and that all losses. A look reads all gradients, and
-    waits for the device; where that does not count, as in search of the first bad gradient, write
-    ``{"nan-monitor": {"every": 1}}``. On devices other than the CPU no loss is looked at in between.
+    It runs before the Trainer's ``nonfinite=`` and gives more detail. It checks every tenth batch, and any batch whose loss
+    is non-finite. Non-finite values persist, since one non-finite gradient makes a weight, and then all losses, non-finite.
+    A check reads all gradients and waits for the device. To find the first non-finite gradient at that cost, write
+    ``{"nan-monitor": {"every": 1}}``. On devices other than the CPU no losses are checked between the intervals.
 
-    Gradients are looked at before clipping, parameters and buffers before the step. Not for precisions that scale the loss,
-    unless ``gradients=False``: theirs are now and then infinite, and they skip these steps themselves.
+    Gradients are checked before clipping, parameters and buffers before the step. Do not use it with precisions that scale
+    the loss, unless ``gradients=False``: their gradients overflow occasionally, and they skip these steps themselves.
 
     Args:
-        every: look at every so many batches; best the Trainer's ``log_every``, when all wait for the device anyway.
-        gradients, parameters, buffers: what to look at besides the loss. When something was found, all parameters are
-            looked at, for they say whether it began before.
+        every: number of batches between checks; best the Trainer's ``log_every``, when the host waits for the device anyway.
+        gradients, parameters, buffers: the tensors to check besides the loss. After a finding all parameters are checked,
+            to report whether an earlier step caused it.
 
     Raises:
         ValueError: ``every`` is not a positive int.
@@ -47,22 +47,22 @@ class NaNMonitor(Callback):
         self._named: list[tuple[str, nn.Parameter]] = []
 
     def fit_start(self, state: State) -> None:
-        """Algorithms may have changed the model."""
+        """Collect the parameters by name, since algorithms may have changed the model."""
         self._named = [(name, parameter) for name, parameter in state.model.named_parameters() if parameter.numel()]
 
     def after_train_batch(self, state: State) -> None:
-        """Gradients are complete, unscaled and not yet clipped."""
+        """Check the gradients, which are complete, unscaled and not yet clipped."""
         if state.loss is None:
             return
         bad = not state.device_kind.asynchronous and not math.isfinite(state.loss.item())
         if not bad and (state.timestamp.batch + 1) % self._every:
             return
-        looked_at = self._tensors(state, self._parameters).values()
-        if bad or non_finite([tensor for tensors in looked_at for _, tensor in tensors]).item():
-            raise FloatingPointError(_complaint(state, self._tensors(state, True)))
+        checked = self._tensors(state, self._parameters).values()
+        if bad or non_finite([tensor for tensors in checked for _, tensor in tensors]).item():
+            raise FloatingPointError(_message(state, self._tensors(state, True)))
 
     def _tensors(self, state: State, parameters: bool) -> dict[str, list[tuple[str, Tensor]]]:
-        """What is looked at, by kind and name."""
+        """Return the tensors to check, by kind and name."""
         assert state.loss is not None
         found = {"loss": [("", state.loss)]}
         if self._buffers:
@@ -75,10 +75,10 @@ class NaNMonitor(Callback):
         return found
 
 
-def _complaint(state: State, found: dict[str, list[tuple[str, Tensor]]]) -> str:
+def _message(state: State, found: dict[str, list[tuple[str, Tensor]]]) -> str:
     bad = {kind: names for kind, tensors in found.items() if (names := _bad(tensors))}
     if "parameters" in bad:
-        bad.pop("gradients", None)  # they follow from these
+        bad.pop("gradients", None)  # a consequence of the parameters
     what = [
         "the loss" if kind == "loss" else f"{_some(names)} ({len(names)} of {len(found[kind])} {kind})"
         for kind, names in bad.items()
@@ -96,11 +96,11 @@ def _some(names: list[str]) -> str:
 
 def _advice(bad: dict[str, list[str]]) -> str:
     if "parameters" in bad or "buffers" in bad:
-        return "These were so before the step: an earlier one spoilt them. Lower the learning rate or clip gradients."
+        return "An earlier step made them non-finite. Lower the learning rate or clip gradients."
     if "loss" in bad:
-        return "Look at the batch and at what the loss is given; detect_anomaly=True finds the operation."
+        return "Check the batch and the inputs of the loss; detect_anomaly=True finds the operation."
     last = bad["gradients"][-1]
     return (
-        f"The loss is finite, so this begins in the backward pass, which goes from the last layer to the first: look at what "
-        f"'{last}' is given, or find the operation with detect_anomaly=True."
+        f"The loss is finite, so the cause is in the backward pass, which runs from the last layer to the first. Check the "
+        f"inputs of '{last}', or find the operation with detect_anomaly=True."
     )

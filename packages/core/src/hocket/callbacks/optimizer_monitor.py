@@ -1,4 +1,4 @@
-"""Norms of weights, gradients, updates and the optimizer's averages."""
+"""Logging of norms of weights, gradients, updates and the optimizer's averages."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from hocket.time import batches
 
 
 class OptimizerMonitor(Callback):
-    """Logs 2-norms over all trained parameters: of gradients (before clipping), weights, updates, and the optimizer's averages.
+    """Log 2-norms over all trained parameters: of gradients (before clipping), weights, updates and the optimizer's averages.
 
-    ``optimizer/gradient_norm``, ``optimizer/weight_norm``, ``optimizer/update_norm`` and, for Adam and its like,
-    ``optimizer/exp_avg_norm`` and ``optimizer/exp_avg_sq_norm``. The gradient is the one that the step is taken with, the
-    update all that the batch did to the weights, which are looked at afterwards. Values stay on the device; a batch that is
-    looked at keeps a copy of the weights while it steps, and passes over them and the gradients five times.
+    The names are ``optimizer/gradient_norm``, ``optimizer/weight_norm``, ``optimizer/update_norm`` and, for Adam and similar
+    optimizers, ``optimizer/exp_avg_norm`` and ``optimizer/exp_avg_sq_norm``. The gradient is the one used in the step, the
+    update is the total change of the weights by the batch, and the weights are those after it. Values stay on the device. A
+    monitored batch keeps a copy of the weights during its step, and reads weights and gradients five times.
 
     Args:
-        every: look at every so many batches; a multiple of the Trainer's ``log_every``, as of several values the last is
-            logged.
-        per_parameter: also log the first three of every parameter, such as ``optimizer/gradient_norm/head.weight``.
+        every: number of batches between measurements; best a multiple of the Trainer's ``log_every``, because only the last
+            value of a logging interval is logged.
+        per_parameter: also log the first three norms for every parameter, such as ``optimizer/gradient_norm/head.weight``.
 
     Example:
         >>> import hocket, torch
@@ -42,17 +42,17 @@ class OptimizerMonitor(Callback):
     def __init__(self, every: int = 50, per_parameter: bool = False) -> None:
         self._every = batches(every)
         self._per_parameter = per_parameter
-        #: The trained parameters and copies of what they were before the batch.
+        #: The trained parameters, and copies of their values before the batch.
         self._before: tuple[list[nn.Parameter], list[Tensor]] | None = None
 
     def before_train_batch(self, state: State) -> None:
-        """Keeps the weights; once, for a step that computes gradients several times has moved them by the second time."""
+        """Copy the weights, on the first call for a batch only: a step may compute gradients again at perturbed weights."""
         if self._before is None and (state.timestamp.batch + 1) % self._every == 0:
             parameters = state.trained_parameters()
             self._before = parameters, [parameter.detach().clone() for parameter in parameters]
 
     def after_train_batch(self, state: State) -> None:
-        """Gradients are complete, unscaled and not yet clipped."""
+        """Log norms of the gradients, which are complete, unscaled and not yet clipped."""
         if self._before is None:
             return
         gradients = [parameter.grad for parameter in state.trained_parameters() if parameter.grad is not None]
@@ -62,7 +62,7 @@ class OptimizerMonitor(Callback):
             state.log({f"optimizer/gradient_norm/{name}": _norm([p.grad]) for name, p in named if p.grad is not None})
 
     def batch_end(self, state: State) -> None:
-        """The step is taken."""
+        """Log norms of weights, updates and averages after the step."""
         if self._before is None:
             return
         (parameters, before), self._before = self._before, None
@@ -81,7 +81,7 @@ class OptimizerMonitor(Callback):
                     state.log({f"optimizer/update_norm/{name}": _norm([update])})
 
     def close(self, state: State) -> None:
-        """Forgets the weights of a batch that was interrupted."""
+        """Discard the copied weights of an interrupted batch."""
         self._before = None
 
 

@@ -1,4 +1,4 @@
-"""How long it will take."""
+"""Logging of the estimated remaining time."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from hocket.time import Time, Unit
 
 
 class RuntimeEstimator(Periodic):
-    """Logs ``time/remaining_seconds`` until the planned duration is over, evaluation included.
+    """Log ``time/remaining_seconds`` until the end of the planned duration, including evaluation.
 
-    Training takes what it took so far in this fit per share of the duration, its first ``skip`` batches aside. To this comes
-    what an evaluation took on average, for every evaluation that is still to come: of each set, from its first one on.
+    The estimate extrapolates the training time of this fit so far, without its first ``skip`` batches. It adds the mean
+    evaluation time of each set for every remaining evaluation, once the set has been evaluated.
 
     Args:
         every: how often to log.
-        skip: batches that do not count, because they warm up.
+        skip: number of warm-up batches to exclude.
 
     Example:
         >>> import hocket, torch
@@ -31,18 +31,21 @@ class RuntimeEstimator(Periodic):
         super().__init__(every)
         self._skip = skip
         self._batches = 0
-        self._from: tuple[float, float] = (0.0, 0.0)  # share of the duration and seconds when counting began
+        self._from: tuple[float, float] = (
+            0.0,
+            0.0,
+        )  # fraction of the duration and seconds at the start of the measurement
         self._evaluating = 0.0
-        self._evaluations: dict[str, tuple[int, float]] = {}  # by label: how many so far, and their seconds
+        self._evaluations: dict[str, tuple[int, float]] = {}  # by label: number of evaluations, and their seconds
 
     def fit_start(self, state: State) -> None:
-        """Counting begins anew."""
+        """Restart the measurement."""
         super().fit_start(state)
         self._batches, self._evaluations = 0, {}
         self._from = (state.elapsed(), state.timestamp.seconds)
 
     def batch_end(self, state: State) -> None:
-        """Logs, when it is due."""
+        """Count the batch, and log if the interval is due."""
         self._batches += 1
         if self._batches <= self._skip:
             self._from = (state.elapsed(), state.timestamp.seconds)
@@ -64,18 +67,18 @@ class RuntimeEstimator(Periodic):
         return seconds
 
     def eval_start(self, state: State) -> None:
-        """Starts the clock."""
+        """Start timing the evaluation."""
         self._evaluating = time.perf_counter()
 
     def eval_end(self, state: State) -> None:
-        """Stops it."""
+        """Add the time of the evaluation."""
         assert state.eval_label is not None
         times, seconds = self._evaluations.get(state.eval_label, (0, 0.0))
         self._evaluations[state.eval_label] = (times + 1, seconds + time.perf_counter() - self._evaluating)
 
 
 def _left(state: State, every: Time, elapsed: float) -> int:
-    """How many multiples of ``every`` are still to come; the end of the fit counts as one."""
+    """Return the number of remaining multiples of ``every``; the end of the fit counts as one."""
     unit, end = every.unit, state.max_duration
     assert end is not None
     if unit is Unit.DURATION:
@@ -85,5 +88,5 @@ def _left(state: State, every: Time, elapsed: float) -> int:
         if unit is Unit.EPOCH and state.epoch_length:
             now += state.timestamp.batch_in_epoch / state.epoch_length
         total = float(end.value) if unit is end.unit else now / elapsed
-    # A little less than a whole multiple, as quotients of floats are, is that multiple.
+    # The tolerance treats a quotient slightly below an integer, due to rounding, as that integer.
     return max(0, math.ceil(total / every.value - 1e-9) - math.floor(now / every.value + 1e-9))

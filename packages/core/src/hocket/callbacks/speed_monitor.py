@@ -1,4 +1,4 @@
-"""Throughput."""
+"""Logging of throughput."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from hocket.time import Timestamp
 
 
 class SpeedMonitor(Periodic):
-    """Logs samples, tokens and batches per second of training, over all ranks; and MFU where it can be known.
+    """Log samples, tokens and batches per second of training, over all ranks, and MFU if its inputs are known.
 
-    ``speed/samples_per_second``, ``speed/tokens_per_second`` (for batches that count tokens), ``speed/batches_per_second``,
-    ``speed/mfu``. Time spent on evaluation does not count. Never waits for the device: on one that computes ahead of the host,
-    figures over a few batches are the host's.
+    The names are ``speed/samples_per_second``, ``speed/tokens_per_second`` (for batches with token counts),
+    ``speed/batches_per_second`` and ``speed/mfu``. Evaluation time is excluded. The monitor never waits for the device: on an
+    asynchronous device, values over a few batches are the speed of the host.
 
-    MFU, model FLOPs utilisation, is the floating-point operations that the model needs, per second, over what all devices
-    could do at best (Chowdhery et al. 2022, arXiv 2204.02311, appendix B).
+    MFU, model FLOPs utilization, is the rate of floating-point operations that the model needs, divided by the peak rate of
+    all devices (Chowdhery et al. 2022, arXiv 2204.02311, appendix B).
 
     Args:
-        every: over how long each figure is taken, such as ``"50ba"``.
+        every: the interval that each value is measured over, such as ``"50ba"``.
         flops_per_sample: floating-point operations of forward and backward for one sample; about ``6 * parameters *
-            tokens`` for a transformer. Where it differs between batches, a function of the batch, which is given this rank's
-            batch as the loader made it; the batches of other ranks are taken to be alike.
-        peak_flops: per second of one device; None for what the device's kind knows of itself.
+            tokens`` for a transformer. If it differs between batches, pass a function of the batch. The function receives this
+            rank's batch as loaded; the batches of other ranks are assumed to need the same.
+        peak_flops: peak floating-point operations per second of one device; None for the known peak of the device kind.
 
     Raises:
         TypeError: ``flops_per_sample`` is neither a number nor a function.
@@ -57,11 +57,11 @@ class SpeedMonitor(Periodic):
         self._peak_flops = peak_flops
         self._since = Timestamp()
         self._flops = self._each = 0.0
-        #: What one device can do at best, if MFU is wanted and that is known.
+        #: The peak of one device if MFU is logged, else None.
         self._peak: float | None = None
 
     def fit_start(self, state: State) -> None:
-        """Figures begin anew."""
+        """Restart the measurement."""
         super().fit_start(state)
         self._since, self._flops, self._each, self._peak = state.timestamp.copy(), 0.0, 0.0, None
         if self._flops_per_sample is not None:
@@ -69,20 +69,20 @@ class SpeedMonitor(Periodic):
             self._peak = self._peak_flops or state.device_kind.peak_flops(dtype)
             if self._peak is None:
                 warnings.warn(
-                    f"SpeedMonitor cannot log speed/mfu: what {state.device.type} does at best in {dtype} is not known. Pass "
+                    f"SpeedMonitor cannot log speed/mfu: the peak of {state.device.type} in {dtype} is not known. Pass "
                     "peak_flops=, in operations per second of one device.",
                     stacklevel=2,
                 )
 
     @hookimpl(tryfirst=True)
     def after_dataloader(self, state: State) -> None:
-        """Looks at the batch as the loader made it, before algorithms change it."""
+        """Compute the operations per sample from the batch as loaded, before algorithms change it."""
         if self._peak is not None and self._flops_per_sample is not None:
             given = self._flops_per_sample
             self._each = given(state.batch) if callable(given) else given
 
     def batch_end(self, state: State) -> None:
-        """Counts, and logs when it is due."""
+        """Count the batch, and log if the interval is due."""
         self._flops += self._each * state.batch_samples
         super().batch_end(state)
 

@@ -16,7 +16,7 @@ __all__ = ["Command", "main"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code; a plug-in error is one paragraph on stderr and exit code 2."""
+    """Run one command and return its exit code. A plug-in error prints one paragraph on stderr and returns 2."""
     argv = list(sys.argv[1:] if argv is None else argv)
     _protect_torch()
     try:
@@ -29,15 +29,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _protect_torch() -> None:
-    """Beside entry points that cannot be read, torch can only be imported when it does not look for backends."""
+    """Disable torch's search for backends if an entry-point file is unreadable: importing torch would fail otherwise."""
     unreadable = [each for each in catalog.installed().problems if UNREADABLE in each.text]
     if unreadable and "torch" not in sys.modules and os.environ.setdefault(AUTOLOAD, "0") == "0":
         for dist, version, text in unreadable:
-            print(f"hocket: {dist} {version}: {text}. Without it, {AUTOLOAD}=0 is set for torch.", file=sys.stderr)
+            print(f"hocket: {dist} {version}: {text}. Until then, hocket sets {AUTOLOAD}=0 for torch.", file=sys.stderr)
 
 
 def _run(argv: list[str]) -> int:
-    # What follows `launch` is the script's, which may have a --no-plugins of its own.
+    # Arguments after `launch` belong to the script, which may define its own --no-plugins.
     own = argv.index("launch") if "launch" in argv[:2] else len(argv)
     plugins = False if "--no-plugins" in argv[:own] else None
     argv = [argument for argument in argv[:own] if argument != "--no-plugins"] + argv[own:]
@@ -52,7 +52,7 @@ def _run(argv: list[str]) -> int:
             return 0
         name, *rest = argv
         if name.startswith("-"):
-            raise PluginError(f"There is no option '{name}'. There are --no-plugins, --version and --help.")
+            raise PluginError(f"There is no option '{name}'. The options are --no-plugins, --version and --help.")
         command = catalog.get("commands", name)
         parser = argparse.ArgumentParser(prog=f"hocket {name}", description=command.summary, allow_abbrev=False)
         command.add_arguments(parser)
@@ -61,9 +61,9 @@ def _run(argv: list[str]) -> int:
 
 
 def _help() -> str:
-    """The names of the commands, and what each is for as far as its source shows: nothing is imported."""
+    """Return the names of the commands with their summaries, read from the sources without importing them."""
     lines = ["usage: hocket [--no-plugins] [--version] COMMAND …", ""]
     entries = {entry.name: entry for entry in catalog.choices("commands")}
     width = max(map(len, entries))
     lines += [f"  {name:<{width}}  {summary(entry)}".rstrip() for name, entry in entries.items()]
-    return "\n".join([*lines, "", "hocket COMMAND --help says more about one."])
+    return "\n".join([*lines, "", "Type hocket COMMAND --help for the arguments of a command."])

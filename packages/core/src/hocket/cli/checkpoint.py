@@ -1,4 +1,4 @@
-"""``hocket checkpoint inspect | verify | export | diff``: what a checkpoint holds. None of it is executed."""
+"""``hocket checkpoint inspect | verify | export | diff``: read checkpoints. No code in them is executed."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ from hocket.cli.command import Command
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """One sub-parser for each of the four. Checkpoints may be URLs."""
+    """Add a sub-parser for each of the four actions. Checkpoints may be URLs."""
     actions = parser.add_subparsers(dest="action", required=True)
-    inspect = actions.add_parser(
-        "inspect", help="what it holds: tensors with dtype and shape, everything else as it is"
-    )
+    inspect = actions.add_parser("inspect", help="print the content: dtype and shape of tensors, and all other values")
     inspect.add_argument("path", help="the checkpoint's folder or URL")
-    inspect.add_argument("--only", action="append", metavar="GLOB", help="parts of it by dotted path; may be repeated")
+    inspect.add_argument("--only", action="append", metavar="GLOB", help="entries by dotted path; may be repeated")
     inspect.add_argument("--json", action="store_true")
-    verify = actions.add_parser("verify", help="whether it is what was written, every byte of it; exit code 1 if not")
+    verify = actions.add_parser(
+        "verify", help="compare every byte with the recorded checksums; exit code 1 if any differs"
+    )
     verify.add_argument("paths", nargs="+", metavar="path")
     export = actions.add_parser(
-        "export", help="its weights as one safetensors file; other tools' files can be read too"
+        "export", help="write the weights to one safetensors file; also reads files of other tools"
     )
     export.add_argument(
         "path", help="a checkpoint, a .safetensors file, a file of torch.save, or a Hugging Face folder"
     )
     export.add_argument("out", help="the .safetensors file to write")
-    diff = actions.add_parser("diff", help="what differs between two checkpoints; exit code 1 if anything does")
+    diff = actions.add_parser("diff", help="print the differences of two checkpoints; exit code 1 if there are any")
     diff.add_argument("a")
     diff.add_argument("b")
-    diff.add_argument("--only", action="append", metavar="GLOB", help="parts of them by dotted path; may be repeated")
+    diff.add_argument("--only", action="append", metavar="GLOB", help="entries by dotted path; may be repeated")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Do what was asked. A checkpoint that cannot be read is one paragraph on stderr and exit code 2."""
+    """Run the action. A checkpoint that cannot be read prints one paragraph on stderr and returns 2."""
     from hocket.checkpoints.storage.errors import CheckpointError, printable
 
     try:
@@ -58,10 +58,11 @@ def _inspect(args: argparse.Namespace) -> int:
     rows = []
     for place, leaf in tree.leaves(structure):
         if tree.special(leaf) == "$tensor":
-            told = leaf["$tensor"]
-            size = math.prod(told["shape"]) * references.SIZES[told["dtype"]]
-            where = sorted({each["file"] for each in references.pieces(told)})
-            rows.append({"path": place, "dtype": told["dtype"], "shape": told["shape"], "bytes": size, "files": where})
+            tensor = leaf["$tensor"]
+            dtype, shape = tensor["dtype"], tensor["shape"]
+            size = math.prod(shape) * references.SIZES[dtype]
+            files = sorted({each["file"] for each in references.pieces(tensor)})
+            rows.append({"path": place, "dtype": dtype, "shape": shape, "bytes": size, "files": files})
         else:
             rows.append({"path": place, "value": leaf})
     if args.json:
@@ -91,7 +92,7 @@ def _short(value: Any) -> str:
 def _text(value: Any) -> str:
     try:
         return repr(value)
-    except ValueError:  # an integer of thousands of digits, whose decimal digits take for ever
+    except ValueError:  # Python refuses to convert integers of thousands of digits to decimal
         return hex(value) if isinstance(value, int) else f"a {type(value).__name__} of very large numbers"
 
 
@@ -127,7 +128,7 @@ def _diff(args: argparse.Namespace) -> int:
     for path in a:
         if path in b and (difference := _difference(a[path], b[path])):
             lines.append(f"! {path}: {difference}")
-    print("\n".join(map(printable, lines)) if lines else f"They hold the same {len(a)} values, bit by bit.")
+    print("\n".join(map(printable, lines)) if lines else f"All {len(a)} values are bitwise identical.")
     return int(bool(lines))
 
 
@@ -152,7 +153,7 @@ def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
 
 
 def _difference(a: Any, b: Any) -> str:
-    """In words, or empty. Tensors are compared bit by bit."""
+    """Describe the difference of two values, or return empty. Tensors are compared bit by bit."""
     import torch
 
     if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
@@ -170,4 +171,4 @@ def _difference(a: Any, b: Any) -> str:
     return f"{differing} of {a.numel()} elements differ, by {largest:.6g} at most"
 
 
-command = Command("Look into checkpoints: inspect, verify, export, diff", add_arguments, run)
+command = Command("Read checkpoints: inspect, verify, export, diff", add_arguments, run)

@@ -1,4 +1,4 @@
-"""What a command of ``hocket`` is: an entry point of kind ``commands`` that names a `Command`."""
+"""Commands of ``hocket``: an entry point of kind ``commands`` names a `Command`."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """One command. Its module should import nothing heavy before ``run`` is called: it is imported for ``--help``."""
+    """One command. Its module is imported for ``--help``, so it should defer heavy imports to ``run``."""
 
     #: One line for ``hocket --help``.
     summary: str
     #: Adds the command's arguments to its parser.
     add_arguments: Callable[[argparse.ArgumentParser], None]
-    #: Runs it and returns the exit code.
+    #: Runs the command and returns the exit code.
     run: Callable[[argparse.Namespace], int]

@@ -1,4 +1,4 @@
-"""Configuration files: YAML that says what a Trainer is given, checked against its signature."""
+"""Configuration files: YAML with the arguments of a Trainer, checked against its signature."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ def make_trainer(
     metrics: dict[str, nn.Module] | None = None,
     **arguments: Any,
 ) -> Trainer:
-    """A Trainer from the keys of a configuration file; the others are arguments of `hocket.Trainer`.
+    """Return a Trainer made from the keys of a configuration file; other keys are arguments of `hocket.Trainer`.
 
     Args:
         model: ``class_path`` of a module's class, or of a function that returns one, and its ``init_args``.
         data: a plug-in of kind ``datasets``, such as ``digits`` or ``{digits: {batch_size: 64}}``: its splits ``"train"``
             and ``"test"``.
-        train_data: instead of ``data``, likewise by ``class_path``.
-        eval_data: instead of ``data``, likewise; one or several by label.
-        metrics: for evaluation, by name, likewise.
+        train_data: training data by ``class_path``, instead of ``data``.
+        eval_data: one evaluation set by ``class_path``, or several by label, instead of ``data``.
+        metrics: evaluation metrics by name, each by ``class_path``.
     """
     if data is not None:
         train_data = build("datasets", data, "train").obj
@@ -47,9 +47,9 @@ def _keys() -> set[str]:
 
 
 def trainer_from(args: argparse.Namespace) -> Trainer:
-    """The Trainer that a file describes. Ends the process with a message if the file cannot be understood.
+    """Return the Trainer that a file describes. Exits the process with a message if the file cannot be parsed.
 
-    Raises PluginConfigError for a key or a value that the Trainer does not take.
+    Raises PluginConfigError for a key or a value that the Trainer does not accept.
     """
     parser = ArgumentParser(prog="hocket", usage=argparse.SUPPRESS, add_help=False)
     parser.add_argument("--config", action="config")
@@ -57,18 +57,18 @@ def trainer_from(args: argparse.Namespace) -> Trainer:
     for change in args.changes:
         if "=" not in change:
             parser.error(
-                f"'{change}' changes nothing. Write key=value, such as duration=2ep or model.init_args.width=8."
+                f"'{change}' is not an override. Write key=value, such as duration=2ep or model.init_args.width=8."
             )
         key, keys = change.partition("=")[0].partition(".")[0], _keys()
         if key not in keys:
             near = difflib.get_close_matches(key, keys, 1)
             raise PluginConfigError(
-                f"'{key}' is no key of a configuration. "
-                + (f"Did you mean '{near[0]}'?" if near else f"There are: {', '.join(sorted(keys))}.")
+                f"'{key}' is not a key of a configuration. "
+                + (f"Did you mean '{near[0]}'?" if near else f"The keys are {', '.join(sorted(keys))}.")
             )
     config = parser.parse_args(["--config", args.config, *(f"--{change}" for change in args.changes)])
     if config.seed is not None:
-        torch.manual_seed(config.seed)  # the model's first weights
+        torch.manual_seed(config.seed)  # for the initial weights of the model
     arguments = parser.instantiate(config).as_dict()
     del arguments["config"]
     try:

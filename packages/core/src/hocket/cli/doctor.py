@@ -1,4 +1,4 @@
-"""``hocket plugins doctor``: each plug-in imported in a process of its own."""
+"""``hocket plugins doctor``: import each plug-in in a separate process."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from hocket.cli.plugins import status
 from hocket.plugins import Entry, catalog, switches
 from hocket.plugins.distributions import AUTOLOAD
 
-#: Libraries that should stay out until a plug-in that needs them is named.
+#: Heavy libraries, which should only be imported if a plug-in that needs them is used.
 HEAVY = (
     "torchvision", "transformers", "deepspeed", "ray", "wandb", "mlflow", "comet_ml", "tensorboard", "matplotlib", "sklearn",
     "pandas", "tensorflow", "jax",
 )  # fmt: skip
 TIMEOUT = 120
 
-#: Begins the line of a child's report: what is imported may print, then and at exit.
+#: Prefix of the report line of a child: imported modules may also print, during import and at exit.
 _MARK = "hocket-doctor:"
-# torch is imported first, so that what is measured is what the plug-in adds to it.
+# torch is imported first, so that only the additional imports of the plug-in are measured.
 _CHILD = """
 import json, sys, time
 from hocket.plugins.catalog import Entry
@@ -47,7 +47,7 @@ print("\\n" + sys.argv[3] + json.dumps({"ms": ms, "modules": len(new), "error": 
 
 
 def run(args: argparse.Namespace) -> int:
-    """Examine everything; 1 if something is wrong."""
+    """Check all plug-ins and return 1 if there are problems, else 0."""
     allowed = switches.current()
     entries = catalog.entries(args.kind)
     usable = [entry for entry in entries if status(entry, allowed) == "usable" and entry.obj is None]
@@ -80,18 +80,18 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _problems(entry: Entry, error: str | None, usable: list[Entry]) -> list[str]:
-    """What is wrong with an entry, and what to do."""
+    """Return the problems of an entry, each with a remedy."""
     leave = f"upgrade or uninstall {entry.dist}, or set HOCKET_DISABLE_PLUGINS=dist:{entry.dist}"
     problems = [f"cannot be used: {entry.problem}"] if entry.problem else []
     if error:
-        problems.append(f"cannot be used: {error}. Install what it misses, {leave}")
+        problems.append(f"cannot be used: {error}. Install its missing dependencies, {leave}")
     others = [e.dist for e in usable if (e.kind, e.name) == (entry.kind, entry.name) and e.dist != entry.dist]
     if entry in usable and catalog.CORE in others:
-        problems.append(f"'{entry.name}' is hocket's own: write '{entry.dist}/{entry.name}' for this one")
+        problems.append(f"'{entry.name}' is a plug-in of hocket: write '{entry.dist}/{entry.name}' for this one")
     elif entry in usable and others and entry.dist != catalog.CORE:
         problems.append(f"also provided by {', '.join(others)}: write '{entry.dist}/{entry.name}'")
     if entry.api != catalog.API:
-        problems.append(f"speaks {entry.api}, this hocket speaks {catalog.API}")
+        problems.append(f"has plug-in API {entry.api}, and this hocket has {catalog.API}; upgrade one of them")
     return problems
 
 
@@ -115,7 +115,7 @@ def _probe(entry: Entry) -> dict[str, Any]:
 def _print(line: dict[str, Any]) -> None:
     mark = "PROBLEM" if line["problems"] else "ok" if line["import_ms"] is not None else line["status"]
     cost = "" if line["import_ms"] is None else f"{line['import_ms']:8.1f} ms  {line['modules']:5d} modules"
-    heavy = f"  brings {', '.join(line['heavy'])}" if line["heavy"] else ""
+    heavy = f"  imports {', '.join(line['heavy'])}" if line["heavy"] else ""
     print(f"{mark:<8} {line['kind']}/{line['name']} ({line['distribution']} {line['version']}) {cost}{heavy}")
     for problem in line["problems"]:
         print(f"         {problem}")

@@ -9,7 +9,7 @@ from hocket.cli.command import Command
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print losses and metrics of the configuration's evaluation sets."""
+    """Print losses and metrics of the evaluation sets in a configuration."""
     from hocket.cli.config import trainer_from
 
     with trainer_from(args) as trainer:

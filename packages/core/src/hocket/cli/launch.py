@@ -1,4 +1,4 @@
-"""``hocket launch -n 4 train.py …``: the same script in several processes that train together."""
+"""``hocket launch -n 4 train.py …``: run the same script in several processes that train together."""
 
 from __future__ import annotations
 
@@ -12,46 +12,46 @@ from hocket.cli.command import Command
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What to start, where and how often."""
+    """Add the target, the machines and the processes."""
     parser.add_argument(
         "-n",
         "--processes",
         metavar="N",
         default="auto",
-        help="on this machine; auto (the default): one per GPU, or one",
+        help="processes on this machine; auto (the default): one per GPU, or one without GPUs",
     )
     parser.add_argument("-m", "--module", action="store_true", help="the target is a module, as in python -m")
-    parser.add_argument("--nnodes", default="1", metavar="N", help="how many machines, or the fewest and the most: 1:2")
-    parser.add_argument("--node-rank", type=_count, metavar="N", help="this machine's number, if you want to say so")
-    parser.add_argument("--rdzv-endpoint", default="", metavar="HOST:PORT", help="where the machines meet")
-    parser.add_argument("--rdzv-backend", default="", metavar="NAME", help="how: c10d (the default), static or etcd-v2")
-    parser.add_argument("--rdzv-id", default="", metavar="NAME", help="the job's name, the same on every machine")
+    parser.add_argument("--nnodes", default="1", metavar="N", help="number of machines, or minimum and maximum: 1:2")
+    parser.add_argument("--node-rank", type=_count, metavar="N", help="this machine's number, for a static rendezvous")
+    parser.add_argument("--rdzv-endpoint", default="", metavar="HOST:PORT", help="address of the rendezvous")
+    parser.add_argument("--rdzv-backend", default="", metavar="NAME", help="c10d (the default), static or etcd-v2")
+    parser.add_argument("--rdzv-id", default="", metavar="NAME", help="the job's name, identical on all machines")
     parser.add_argument(
-        "--rdzv-conf", default="", metavar="KEY=VALUE,…", help="more for the backend, such as is_host=1,join_timeout=30"
+        "--rdzv-conf", default="", metavar="KEY=VALUE,…", help="backend options, such as is_host=1,join_timeout=30"
     )
-    parser.add_argument("--local-addr", metavar="HOST", help="how the other machines reach this one")
+    parser.add_argument("--local-addr", metavar="HOST", help="address of this machine for the other machines")
     parser.add_argument(
         "--max-restarts",
         type=_count,
         default=0,
         metavar="N",
-        help="how often all ranks are started again after a failure",
+        help="how often to restart all ranks after a failure",
     )
     parser.add_argument(
         "--threads",
         type=_positive,
         metavar="N",
-        help="per worker (default: OMP_NUM_THREADS, or its share of the processors)",
+        help="threads per worker (default: OMP_NUM_THREADS, or the processors divided by the workers)",
     )
     parser.add_argument(
-        "--log-folder", type=Path, metavar="FOLDER", help="keep each rank's output in a file of its own"
+        "--log-folder", type=Path, metavar="FOLDER", help="write each rank's output to a separate file there"
     )
     parser.add_argument("target", help="a Python script, or a module with -m")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="arguments of the target")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run them; the exit code is that of the rank that failed first."""
+    """Run the processes and return the exit code of the rank that failed first, or 0."""
     try:
         _check_target(args.target, args.module)
         nodes, settings = _nodes(args.nnodes), _settings(args.rdzv_conf)
@@ -81,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check_target(target: str, module: bool) -> None:
-    """Refuse what python cannot run, before anything is started. Raises ValueError."""
+    """Raise ValueError for a target that python cannot run, before any process is started."""
     if module:
         if PathFinder.find_spec(target.partition(".")[0], ["", *sys.path]) is None:
             raise ValueError(f"-m {target}: there is no module {target.partition('.')[0]}, neither here nor installed.")
@@ -98,8 +98,8 @@ def _check_target(target: str, module: bool) -> None:
         line = opened.readline(200)
     if file.suffix not in (".py", ".pyc", ".pyz", ".pyw") and not (line.startswith(b"#!") and b"python" in line):
         raise ValueError(
-            f"{target} is no Python script (it has neither the ending .py nor a first line that names python), and ranks are "
-            f"started with {Path(sys.executable).name}. Give the script that it runs, or -m and a module."
+            f"{target} is not a Python script (it has neither the suffix .py nor a first line that names python), and ranks "
+            f"are started with {Path(sys.executable).name}. Give the script that it runs, or -m and a module."
         )
 
 
@@ -115,7 +115,7 @@ def _nodes(given: str) -> tuple[int, int]:
     fewest, _, most = given.partition(":")
     nodes = _positive_in("--nnodes", fewest), _positive_in("--nnodes", most or fewest)
     if nodes[0] > nodes[1]:
-        raise ValueError(f"--nnodes {given}: the fewest come first, as in {nodes[1]}:{nodes[0]}.")
+        raise ValueError(f"--nnodes {given}: the minimum comes first, as in {nodes[1]}:{nodes[0]}.")
     return nodes
 
 
@@ -128,19 +128,19 @@ def _settings(given: str) -> dict[str, Any]:
 
 def _positive_in(option: str, given: str) -> int:
     if not given.isdecimal() or int(given) < 1:
-        raise ValueError(f"{option} {given} is not a number from 1 on{', or auto' if option == '-n' else ''}.")
+        raise ValueError(f"{option} {given} is not a positive integer{', or auto' if option == '-n' else ''}.")
     return int(given)
 
 
 def _count(given: str) -> int:
     if not given.isdecimal():
-        raise argparse.ArgumentTypeError(f"{given} is not a number from 0 on")
+        raise argparse.ArgumentTypeError(f"{given} is not an integer of 0 or more")
     return int(given)
 
 
 def _positive(given: str) -> int:
     if not given.isdecimal() or int(given) < 1:
-        raise argparse.ArgumentTypeError(f"{given} is not a number from 1 on")
+        raise argparse.ArgumentTypeError(f"{given} is not a positive integer")
     return int(given)
 
 

@@ -9,7 +9,7 @@ from hocket.cli.command import Command
 
 
 def run(args: argparse.Namespace) -> int:
-    """Set everything up, print the plan, train nothing."""
+    """Set up the run and print its plan, without training."""
     from hocket.cli.config import trainer_from
 
     with trainer_from(args) as trainer:
@@ -17,4 +17,4 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-command = Command("Print what training would do: who acts when, what surgery touches", add_arguments, run)
+command = Command("Print the plan of a run: call orders and surgery", add_arguments, run)

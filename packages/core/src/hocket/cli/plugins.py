@@ -1,4 +1,4 @@
-"""``hocket plugins list | info | doctor | hooks``: what is installed, and what it may do."""
+"""``hocket plugins list | info | doctor | hooks``: show the installed plug-ins and all hooks."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from hocket.plugins import KINDS, Entry, PluginError, UnknownPluginError, catalo
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """One sub-parser for each of the four."""
+    """Add a sub-parser for each of the four actions."""
     actions = parser.add_subparsers(dest="action", required=True)
     listing = actions.add_parser(
-        "list", help="every plug-in: kind, name, summary, distribution, version; imports nothing"
+        "list", help="list all plug-ins: kind, name, summary, distribution, version; imports nothing"
     )
     listing.add_argument("--kind", choices=KINDS)
     listing.add_argument("--json", action="store_true")
     info = actions.add_parser(
-        "info", help="one plug-in: signature, docstring, events, phase, needs; imports only that one"
+        "info", help="show one plug-in: signature, docstring, events, phase, needs; imports only that one"
     )
     info.add_argument("name")
     info.add_argument("--kind", choices=KINDS)
     doctor = actions.add_parser(
-        "doctor", help="import each on its own and report problems; exit code 1 if there are any"
+        "doctor", help="import each plug-in separately and report problems; exit code 1 if there are any"
     )
     doctor.add_argument("--kind", choices=KINDS)
     doctor.add_argument("--json", action="store_true")
-    actions.add_parser("hooks", help="every hook in call order, its arguments and who may return what")
+    actions.add_parser("hooks", help="list all hooks in call order, with arguments and return types")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Do what was asked."""
+    """Run the action."""
     if args.action == "list":
         return _list(args)
     if args.action == "info":
@@ -67,20 +67,20 @@ def _list(args: argparse.Namespace) -> int:
     }
     for row in rows:
         where = f"{row['distribution']:<{widths['distribution']}}  {row['version']:<{widths['version']}}"
-        said = f"[{row['status']}] " if row["status"] != "usable" else ""
+        note = f"[{row['status']}] " if row["status"] != "usable" else ""
         print(
-            f"{row['kind']:<{widths['kind']}}  {row['name']:<{widths['name']}}  {where}  {said}{row['summary']}".rstrip()
+            f"{row['kind']:<{widths['kind']}}  {row['name']:<{widths['name']}}  {where}  {note}{row['summary']}".rstrip()
         )
     return 0
 
 
 def status(entry: Entry, allowed: switches.Switches) -> str:
-    """``usable``, or why not."""
+    """Return ``usable``, or why the entry cannot be used."""
     if entry.api != catalog.API:
-        return f"speaks {entry.api}"
+        return f"plug-in API {entry.api}"
     if entry.problem:
         return f"cannot be used: {entry.problem}"
-    return "usable" if allowed.permit(entry) else "switched off"
+    return "usable" if allowed.permit(entry) else "disabled"
 
 
 def _info(args: argparse.Namespace) -> int:
@@ -89,13 +89,13 @@ def _info(args: argparse.Namespace) -> int:
     )
     if not kinds:
         everything = sorted({name for kind in KINDS for name in catalog.names(kind)})
-        for kind in KINDS:  # the kind in which the name is known or almost right has the best message
+        for kind in KINDS:  # prefer the message of a kind in which the name is known or almost right
             try:
                 catalog.find(kind, args.name)
             except UnknownPluginError as error:
-                if "Did you mean" in str(error) or "pip install" in str(error) or "speaks" in str(error):
+                if "Did you mean" in str(error) or "pip install" in str(error) or "plug-in API" in str(error):
                     raise
-        raise PluginError(f"There is no plug-in '{args.name}'. Installed are: {', '.join(everything)}.")
+        raise PluginError(f"There is no plug-in '{args.name}'. Installed: {', '.join(everything)}.")
     for kind in kinds:
         entry = catalog.find(kind, args.name)
         obj = entry.load()
@@ -116,7 +116,7 @@ def _signature(obj: object) -> str:
 
 
 def _declared(obj: object) -> dict[str, str]:
-    """What the class says about when it acts and what it needs."""
+    """Return the declarations of a class: events, phase, needs, constraints and hooks."""
     from hocket.hookspecs import SPECS
 
     found: dict[str, str] = {}
@@ -148,9 +148,9 @@ def _hooks() -> int:
             signature = inspect.signature(hook)
             arguments = ", ".join(parameter for parameter in signature.parameters if parameter != "self")
             returned = str(signature.return_annotation).replace("torch.", "")
-            who = f"first answer counts -> {returned}" if hook.hocket_spec["firstresult"] else "everybody listens"
+            who = f"first result counts -> {returned}" if hook.hocket_spec["firstresult"] else "all listeners run"
             print(f"  {name}({arguments})  [{who}]\n      {' '.join((hook.__doc__ or '').split())}")
     return 0
 
 
-command = Command("What is installed: list, info, doctor, hooks", add_arguments, run)
+command = Command("Show installed plug-ins: list, info, doctor, hooks", add_arguments, run)

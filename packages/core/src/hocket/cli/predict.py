@@ -9,14 +9,14 @@ from hocket.cli.command import Command
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Configuration, weights, set and where to write."""
+    """Add configuration, weights, evaluation set and output file."""
     add_weights(parser)
-    parser.add_argument("--set", default="test", help="the label of the evaluation set whose outputs are wanted")
+    parser.add_argument("--set", default="test", help="the label of the evaluation set to predict on")
     parser.add_argument("--out", required=True, help="the .safetensors file to write: one tensor `outputs`")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the model's outputs for a set, one row per sample."""
+    """Write the model's outputs for an evaluation set, one row per sample."""
     import torch
     from safetensors.torch import save_file
 
@@ -31,10 +31,12 @@ def run(args: argparse.Namespace) -> int:
             )
         outputs = trainer.predict(sets[args.set].data)
         if not all(isinstance(each, torch.Tensor) for each in outputs):
-            raise SystemExit("The model returns something other than a tensor, which this command cannot write down.")
+            raise SystemExit(
+                "The model's output is not a tensor; this command writes tensors only. Use Trainer.predict."
+            )
         save_file({"outputs": torch.cat(outputs).contiguous()}, args.out)
         print(f"{sum(map(len, outputs))} rows in {args.out}")
     return 0
 
 
-command = Command("Write a model's outputs for a set of a configuration", add_arguments, run)
+command = Command("Write a model's outputs for an evaluation set", add_arguments, run)

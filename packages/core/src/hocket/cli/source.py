@@ -1,4 +1,4 @@
-"""What a plug-in says about itself, read from its source: nothing is imported."""
+"""Summaries of plug-ins, read from their source files without importing them."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from hocket.plugins import Entry
 
 
 def summary(entry: Entry) -> str:
-    """The first line of the docstring, or what an instance was given first; empty where the source does not show it."""
+    """Return the first line of the docstring, or the first argument of an instance; empty if the source does not show it."""
     try:
         text = (entry.obj.__doc__ or "") if entry.obj is not None else _documented(*entry.target.split(":"))
         return text.strip().partition("\n")[0]
-    except Exception:  # source that cannot be found, read or parsed says nothing
+    except Exception:  # the source cannot be found, read or parsed
         return ""
 
 
@@ -28,7 +28,7 @@ def _documented(module: str, attribute: str) -> str:
     start = next((text.index(key) for key in keys if key in text), None)
     if start is None:
         return ""
-    # One definition is parsed and not the file: there may be many plug-ins.
+    # Parse only this definition and not the full file, for speed: there may be many plug-ins.
     definition = text[start + 1 :].splitlines(keepends=True)
     end = next((i for i, line in enumerate(definition[1:], 1) if line.strip() and line[0] not in " \t)#"), None)
     node = ast.parse("".join(definition[:end])).body[0]
@@ -43,7 +43,7 @@ def _documented(module: str, attribute: str) -> str:
 
 
 def _find(module: str) -> Path | None:
-    """The source file of a module; its packages are located one inside the other, and not run."""
+    """Return the source file of a module. Locate its parent packages one by one, without importing them."""
     path: list[str] | None = None
     spec: importlib.machinery.ModuleSpec | None = None
     for depth in range(1, module.count(".") + 2):

@@ -1,4 +1,4 @@
-"""Devices that core brings along."""
+"""The built-in devices."""
 
 from hocket.devices.base import Device
 

@@ -1,4 +1,4 @@
-"""The base of every device."""
+"""The base class of devices."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ class Device(ABC):
         ...         return torch.device(torch.accelerator.current_accelerator().type, local_rank)
     """
 
-    #: Kinds with a higher priority are preferred by ``device="auto"`` where they are available.
+    #: ``device="auto"`` chooses the available kind with the highest priority.
     priority: int = 0
-    #: Whether it computes while the host goes on, so that looking at a value makes the host wait.
+    #: Whether it computes asynchronously, so that reading a value makes the host wait.
     asynchronous: bool = True
 
     @abstractmethod
     def available(self) -> bool:
-        """Whether this machine has one that torch can use. Must not initialise it."""
+        """Whether this machine has such a device that torch can use. Must not initialize it."""
 
     @abstractmethod
     def torch_device(self, local_rank: int) -> torch.device:
-        """The device of the process with this rank on its machine."""
+        """Return the device of the process with this local rank."""
 
-    def batch_end(self) -> None:  # noqa: B027  # most have nothing to do
-        """Called after every batch of training and evaluation. A device that records operations computes them here."""
+    def batch_end(self) -> None:  # noqa: B027  # a no-op for most devices
+        """Run operations that the device has recorded. Called after every batch of training and evaluation."""
 
     def memory(self) -> dict[str, float]:
-        """Memory figures in bytes by name, such as ``peak_allocated``; empty if the device keeps none."""
+        """Return memory statistics in bytes by name, such as ``peak_allocated``; empty if the device has none."""
         return {}
 
     def peak_flops(self, dtype: torch.dtype) -> float | None:
-        """Floating-point operations per second that one device can do at best, or None where that is not known."""
+        """Return the peak floating-point operations per second of one device, or None if unknown."""
         return None

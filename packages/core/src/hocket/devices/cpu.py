@@ -6,7 +6,7 @@ from hocket.devices.base import Device
 
 
 class CPU(Device):
-    """The machine's processor; always there.
+    """The machine's processor, which is always available.
 
     Example:
         >>> import hocket, torch
@@ -18,9 +18,9 @@ class CPU(Device):
     asynchronous = False
 
     def available(self) -> bool:
-        """Always."""
+        """Return True."""
         return True
 
     def torch_device(self, local_rank: int) -> torch.device:
-        """``cpu``, for every rank."""
+        """Return ``cpu`` for every rank."""
         return torch.device("cpu")

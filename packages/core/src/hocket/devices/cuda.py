@@ -22,9 +22,9 @@ _PEAK_HALF = {
     "NVIDIA H20": 148e12, "NVIDIA B200": 2250e12,
     "AMD Instinct MI300X": 1307e12, "AMD Instinct MI325X": 1307e12,
 }  # fmt: skip
-#: These have no tensor cores for bfloat16.
+#: Cards whose tensor cores do not support bfloat16.
 _WITHOUT_BF16 = ("Tesla V100", "Tesla T4")
-#: These give every process of a machine the same environment, and so the same GPUs.
+#: Launchers that give every process of a machine the same environment, and so the same visible GPUs.
 _SHARING = ("torchrun", "hocket")
 
 
@@ -40,19 +40,21 @@ class CUDA(Device):
 
     def available(self) -> bool:
         """Whether torch sees a GPU."""
-        # torch.cuda.is_available() would start the driver, after which this process cannot be forked; this asks NVML first.
+        # torch.cuda.is_available() would initialize the driver, and this process could not be forked any more.
+        # device_count() queries NVML first.
         return torch.cuda.device_count() > 0
 
     def torch_device(self, local_rank: int) -> torch.device:
-        """One GPU per rank; raises ValueError if the machine has fewer.
+        """Return one GPU per rank; raises ValueError if the machine has fewer.
 
-        SLURM (``--gpus-per-task=1``), MPI and Ray may show each process GPUs of its own: there the local rank says nothing.
+        SLURM (``--gpus-per-task=1``), MPI and Ray may make different GPUs visible to each process, so that GPU indices are
+        not local ranks; the index then wraps around.
         """
         if torch.cuda._is_in_bad_fork():
             raise RuntimeError(
-                "This process was forked from one that had already asked for GPUs (torch.cuda.is_available() is enough), so "
-                "it cannot use them. In a notebook restart the kernel and call hocket before torch.cuda; elsewhere use "
-                "hocket launch, or pass device='cpu'."
+                "This process was forked from one that had already initialized the GPU driver (torch.cuda.is_available() is "
+                "enough), so it cannot use GPUs. In a notebook restart the kernel and call hocket before torch.cuda; elsewhere "
+                "use hocket launch, or pass device='cpu'."
             )
         count = torch.cuda.device_count()
         if not count:
@@ -70,7 +72,7 @@ class CUDA(Device):
         return torch.device("cuda", local_rank)
 
     def memory(self) -> dict[str, float]:
-        """The caching allocator's figures of the current GPU, in bytes."""
+        """Return the caching allocator's statistics of the current GPU, in bytes."""
         if not torch.cuda.is_initialized():
             return {}
         return {
@@ -81,9 +83,9 @@ class CUDA(Device):
         }
 
     def peak_flops(self, dtype: torch.dtype) -> float | None:
-        """Dense tensor-core peak for 16-bit dtypes of the cards in the table above, by their exact names."""
+        """Return the dense tensor-core peak for 16-bit dtypes of the cards in the table above, by their exact names."""
         name = torch.cuda.get_device_name()
         if dtype not in (torch.bfloat16, torch.float16) or (dtype is torch.bfloat16 and name.startswith(_WITHOUT_BF16)):
             return None
-        # Drivers before 470 leave out the maker.
+        # Drivers before 470 omit the manufacturer.
         return _PEAK_HALF.get(name, _PEAK_HALF.get(f"NVIDIA {name}"))

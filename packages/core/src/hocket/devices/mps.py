@@ -20,11 +20,11 @@ class MPS(Device):
         return torch.backends.mps.is_available()
 
     def torch_device(self, local_rank: int) -> torch.device:
-        """There is one per machine."""
+        """Return the only device of the machine; raises ValueError for a second process."""
         if local_rank:
             raise ValueError("A machine has one mps device, so it runs one process. Pass device='cpu' for several.")
         return torch.device("mps")
 
     def memory(self) -> dict[str, float]:
-        """Metal's figures, in bytes."""
+        """Return Metal's memory statistics, in bytes."""
         return {"allocated": float(torch.mps.current_allocated_memory())}

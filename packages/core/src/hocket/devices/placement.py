@@ -1,4 +1,4 @@
-"""Whether a model can be moved to where it is trained, and moving it."""
+"""Check that a model can be moved to its device, and move it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import nn
 
 
 def check_model(model: nn.Module, device: Any, materializes: bool = False) -> None:
-    """Refuse a model that cannot be moved to where it should be trained, naming the parameter. Raises TypeError, ValueError."""
+    """Raise TypeError or ValueError for a model that cannot be moved to its device; the message names the parameter."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"model={model!r} is {type(model).__name__}; give a torch.nn.Module or a hocket.Task.")
     places: dict[torch.device, str] = {}
@@ -21,8 +21,8 @@ def check_model(model: nn.Module, device: Any, materializes: bool = False) -> No
         places.pop(meta, None)
     if meta in places:
         raise ValueError(
-            f"{kind}.{places[meta]} is on the meta device and has no values. Give it some first: "
-            "model.to_empty(device='cpu'), then initialise or load the weights."
+            f"{kind}.{places[meta]} is on the meta device and has no values. Give it values first: "
+            "model.to_empty(device='cpu'), then initialize or load the weights."
         )
     if len(places) > 1:
         found = ", ".join(f"{kind}.{name} on {place}" for place, name in places.items())
@@ -37,7 +37,7 @@ def check_model(model: nn.Module, device: Any, materializes: bool = False) -> No
 
 
 def move(task: Any, device: torch.device) -> Any:
-    """The task on the device, but for what is on the meta device and has no values to move."""
+    """Move the task to the device, except tensors on the meta device, which have no values."""
     if any(tensor.is_meta for tensor in [*task.parameters(), *task.buffers()]):
         return task._apply(lambda tensor: tensor if tensor.is_meta else tensor.to(device))
     return task.to(device)

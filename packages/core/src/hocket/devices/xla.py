@@ -1,4 +1,4 @@
-"""What torch_xla compiles for: TPUs, and its own CPU client."""
+"""Devices of torch_xla: TPUs, and its CPU client."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from hocket.plugins.errors import PluginError
 
 
 class XLA(Device):
-    """A device behind torch_xla, one process on the first. ``PJRT_DEVICE`` says which hardware: ``TPU``, or ``CPU`` for trials.
+    """The first device of torch_xla, for one process. ``PJRT_DEVICE`` selects the hardware: ``TPU``, or ``CPU`` for trials.
 
-    Operations are only recorded until a value is looked at or a batch ends; then they are compiled, once for each shape.
+    Operations are recorded until a value is read or a batch ends; then they are compiled, once for each shape.
 
     Example:
         >>> from hocket.devices.xla import XLA
@@ -30,16 +30,16 @@ class XLA(Device):
         return bool(os.environ.get("PJRT_DEVICE")) and importlib.util.find_spec("torch_xla") is not None
 
     def torch_device(self, local_rank: int) -> torch.device:
-        """The first device. Raises PluginError if there is no torch_xla that works, ValueError for a second process."""
+        """Return the first device. Raises PluginError if torch_xla cannot be imported, ValueError for a second process."""
         if local_rank:
             raise ValueError(
-                "device='xla' runs one process: leave out devices= and the launcher, or pass device='cpu' or device='cuda'."
+                "device='xla' runs one process. Remove devices= and the launcher, or pass device='cpu' or device='cuda'."
             )
         device: torch.device = _torch_xla().device()
         return device
 
     def batch_end(self) -> None:
-        """Compute what was recorded, without waiting for it."""
+        """Run the recorded operations, without waiting for them."""
         _torch_xla().sync()
 
 
@@ -48,8 +48,8 @@ def _torch_xla() -> Any:
         return importlib.import_module("torch_xla")
     except ImportError as error:
         there = importlib.util.find_spec("torch_xla") is not None
-        problem = f"cannot be imported beside torch {torch.__version__} ({error})" if there else "is not installed"
+        problem = f"cannot be imported with torch {torch.__version__} ({error})" if there else "is not installed"
         raise PluginError(
-            f"device='xla' needs the package torch_xla, which {problem}. It comes with an extra, in an environment of its own "
-            "because it pairs with torch 2.9 only; type: pip install 'hocket[xla]'. Without it, pass device='auto'."
+            f"device='xla' needs the package torch_xla, which {problem}. Install the extra in a separate environment, because "
+            "it works with torch 2.9 only; type: pip install 'hocket[xla]'. Without it, pass device='auto'."
         ) from error

@@ -1,1 +1,1 @@
-"""What ranks do together: sharded tensors, and comparing and combining what each of them has."""
+"""Distributed helpers: sharded tensors, comparison of arguments over ranks, and agreement during training."""

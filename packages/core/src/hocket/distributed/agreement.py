@@ -1,4 +1,4 @@
-"""What ranks agree on while they train."""
+"""Agreement between ranks during training: batch counts, requests and time."""
 
 from __future__ import annotations
 
@@ -12,19 +12,22 @@ from hocket.training.requests import Decision
 _DECISIONS = (Decision.STOP, Decision.SKIP_BATCH, Decision.EVALUATE, Decision.CHECKPOINT)
 
 
-def total(state: State, handed_out: Counts, trained_on: int, skip: bool) -> tuple[Counts, int, bool]:
-    """Over all ranks: what the batch counts for, how many of its samples are trained on, whether any rank skips it."""
+def total(state: State, loaded: Counts, trained_on: int, skip: bool) -> tuple[Counts, int, bool]:
+    """Return the totals over all ranks: counts of the batch, samples trained on, and whether any rank skips the batch."""
     # int64 on the CPU: exact, and no rank waits for its device.
-    mine = torch.tensor([handed_out.samples, handed_out.tokens, trained_on, int(skip)])
+    mine = torch.tensor([loaded.samples, loaded.tokens, trained_on, int(skip)])
     *counts, skips = state.bus.all_reduce(mine, "sum").tolist()
-    # Ranks that compute on the same share have all counted it.
-    alike = state.strategy.world_size // state.strategy.data_ranks
-    samples, tokens, trained = (count // alike for count in counts)
+    # All ranks with the same slice have counted it.
+    duplicates = state.strategy.world_size // state.strategy.data_ranks
+    samples, tokens, trained = (count // duplicates for count in counts)
     return Counts(samples, tokens), trained, bool(skips)
 
 
 def decide(state: State) -> None:
-    """One rank's request is every rank's; the seconds of the batch are the mean over ranks, so that time is the same too."""
+    """Apply the requests of any rank on all ranks, and set the seconds of the batch to their mean over ranks.
+
+    Time is then identical on all ranks.
+    """
     world = state.strategy.world_size
     if world == 1:
         return
@@ -47,5 +50,5 @@ def decide(state: State) -> None:
 
 
 def ranks_of(state: State) -> Ranks:
-    """Return the ranks of a run, which all have to call the same."""
+    """Return the `Ranks` of a run; all ranks have to make the same calls on it."""
     return Ranks(state.strategy.rank, state.strategy.world_size, state.bus.all_gather_object)

@@ -1,4 +1,4 @@
-"""Ranks compare what they were given before they act on it: else they train different models, or wait for each other."""
+"""Compare the arguments of all ranks before using them. Otherwise ranks would train different models, or deadlock."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ if TYPE_CHECKING:
     from hocket.settings import Settings
     from hocket.state import State
 
-#: What was given, by name: one line or several that can be compared one by one.
+#: Descriptions of the arguments by name, each as lines that are compared one by one.
 Given = Mapping[str, Sequence[str]]
 
 
 def over_ranks(bus: Bus, world_size: int, given: Given) -> None:
-    """Refuse ranks that were given different things, by name. Every rank has to call it; costs one collective.
+    """Check that all ranks were given the same arguments. Every rank has to call it; it costs one collective.
 
     Raises:
-        PluginError: ranks attached different plug-ins. ValueError: anything else differs.
+        PluginError: ranks attached different plug-ins.
+        ValueError: any other argument differs; the message names it.
     """
     if world_size == 1:
         return
@@ -42,22 +43,24 @@ def over_ranks(bus: Bus, world_size: int, given: Given) -> None:
         ]
         if "plug-ins" in first and first["plug-ins"] != theirs.get("plug-ins"):
             raise PluginError(
-                f"Rank {rank} attached other plug-ins than rank 0: {'; '.join(found)}. Start every process with the same "
+                f"Rank {rank} attached different plug-ins from rank 0: {'; '.join(found)}. Start every process with the same "
                 "arguments and the same installed packages."
             )
         if found:
             raise ValueError(
-                f"Rank {rank} was given something else than rank 0: {'; '.join(found)}. Give all ranks the same; "
-                "docs/strategies.md says what may differ."
+                f"Rank {rank} was given different arguments from rank 0: {'; '.join(found)}. Give all ranks the same; "
+                "docs/strategies.md lists what may differ."
             )
-    raise ValueError("Ranks call different methods of the Trainer. Every rank has to call the same, in the same order.")
+    raise ValueError(
+        "Ranks call different methods of the Trainer. Every rank has to call the same methods in the same order."
+    )
 
 
 def _difference(name: str, first: Sequence[str], theirs: Sequence[str]) -> str:
     missing = [line for line in first if line not in theirs]
     extra = [line for line in theirs if line not in first]
     if not missing and not extra:
-        return f"{name}: another order"
+        return f"{name}: different order"
     shown = [
         ", ".join(lines[:3]) + (f" and {len(lines) - 3} more" if len(lines) > 3 else "") for lines in (extra, missing)
     ]
@@ -65,17 +68,17 @@ def _difference(name: str, first: Sequence[str], theirs: Sequence[str]) -> str:
 
 
 def of_plugins(attachments: Sequence[Attachment]) -> Given:
-    """Names, versions and configurations."""
+    """Describe plug-ins by name, version and configuration."""
     return {"plug-ins": [f"{v.kind} {v.name} ({v.dist} {v.version}) {text(dict(v.config))}" for v in attachments]}
 
 
 def of_values(given: Mapping[str, Any]) -> Given:
-    """Values by name."""
+    """Describe values by name."""
     return {name: [text(value)] for name, value in given.items()}
 
 
 def of_settings(settings: Settings, model: nn.Module) -> Given:
-    """Those of a Trainer that all ranks must be given alike, and the shapes of the model."""
+    """Describe the settings of a Trainer that have to be identical on all ranks, and the shapes of the model."""
     presence = {name: ["given"] if there else [] for name, there in settings.given_on_all_ranks().items()}
     return {**of_values(settings.of_all_ranks()), **presence, "model": _shapes(model)}
 
@@ -89,7 +92,7 @@ def _shapes(model: nn.Module) -> list[str]:
 
 
 def of_assembled(state: State) -> Given:
-    """What was made of the arguments: optimizers with their settings, and evaluation sets."""
+    """Describe the objects made from the arguments: optimizers with their settings, and evaluation sets."""
     optimizers = [
         f"{type(optimizer).__name__} of {len(group['params'])} parameters, "
         + text({key: value for key, value in group.items() if key != "params"})
@@ -100,7 +103,7 @@ def of_assembled(state: State) -> Given:
 
 
 def of_sets(sets: Mapping[str, Any]) -> list[str]:
-    """Evaluation sets: labels, intervals, limits and the names of metrics."""
+    """Describe evaluation sets by label, interval, limit and the names of metrics."""
     return [
         f"'{label}' every {each.every!r}, {each.limit} batches, {sorted(each.metrics.names)}"
         for label, each in sets.items()
@@ -108,7 +111,7 @@ def of_sets(sets: Mapping[str, Any]) -> list[str]:
 
 
 def text(value: Any) -> str:
-    """A description that is the same in every process: functions and objects without a repr of their own by their names."""
+    """Describe a value identically in every process. Functions, and objects without a custom repr, are given by name."""
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{key}: {text(item)}" for key, item in value.items()) + "}"
     if isinstance(value, list | tuple):

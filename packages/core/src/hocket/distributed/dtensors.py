@@ -1,4 +1,4 @@
-"""Tensors of which this rank may hold only a shard (torch's DTensor), next to plain ones. Plain ones are left to torch."""
+"""Functions on tensors that may be sharded (torch's DTensor) or plain. Plain tensors are passed on to torch."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from hocket import fast_paths
 
 
 def mesh_of(tensor: Tensor) -> Any:
-    """The DeviceMesh that a tensor is sharded over, or None for a plain tensor."""
-    # Looking for the attribute in vain would take longer than the rest of what is done with a small tensor.
+    """Return the DeviceMesh that a tensor is sharded over, or None for a plain tensor."""
+    # A failed attribute look-up would take longer than the other operations on a small tensor.
     if type(tensor) is Tensor or type(tensor) is Parameter:
         return None
     return getattr(tensor, "device_mesh", None)
 
 
 def by_mesh(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
-    """The tensors in groups that one (foreach) operation can take together: plain ones, and those of each mesh."""
+    """Group tensors so that one (foreach) operation can take each group: plain tensors, and those of each mesh."""
     groups: dict[Any, list[Tensor]] = {}
     for tensor in tensors:
         groups.setdefault(mesh_of(tensor), []).append(tensor)
@@ -30,25 +30,26 @@ def by_mesh(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
 
 
 def local(tensor: Tensor) -> Tensor:
-    """What this rank holds of a tensor, sharing its memory; a plain one as it is."""
+    """Return this rank's shard of a tensor, sharing its memory, or a plain tensor unchanged."""
     return tensor if mesh_of(tensor) is None else tensor.to_local()  # type: ignore[attr-defined, no-any-return]
 
 
-def whole(tensor: Tensor) -> Tensor:
-    """The full tensor, gathered from all ranks of its mesh, each of which has to call this; a plain one as it is."""
+def full(tensor: Tensor) -> Tensor:
+    """Gather the full tensor from all ranks of its mesh, which all have to call this, or return a plain tensor unchanged."""
     return tensor if mesh_of(tensor) is None else tensor.full_tensor()  # type: ignore[attr-defined, no-any-return]
 
 
 def place(tensor: Tensor) -> list[int]:
-    """The index, in the whole tensor, of the first element of the shard that this rank holds."""
-    (chunk,) = tensor.__create_chunk_list__()  # type: ignore[attr-defined]  # of torch.distributed.checkpoint's protocol
+    """Return the index, in the full tensor, of the first element of this rank's shard."""
+    (chunk,) = tensor.__create_chunk_list__()  # type: ignore[attr-defined]  # protocol of torch.distributed.checkpoint
     return list(chunk.offsets)
 
 
 def leads(tensor: Tensor) -> bool:
-    """Whether this rank is the first of those that hold the same shard.
+    """Whether this rank is the first of the ranks that hold the same shard.
 
-    Of the meshes that a tensor lies on all alike, as those of tensor-parallel neighbours, that with rank 0 is the first.
+    If a tensor exists identically on several meshes, such as those of tensor-parallel neighbours, the mesh with rank 0 is
+    the first.
     """
     mesh = mesh_of(tensor)
     placements = tensor.placements  # type: ignore[attr-defined]
@@ -57,7 +58,7 @@ def leads(tensor: Tensor) -> bool:
 
 
 def from_shard(shard: Tensor, like: Tensor) -> Tensor:
-    """The whole tensor, distributed as ``like`` is, of which this rank holds ``shard``. Nothing is sent."""
+    """Return the full tensor, distributed like ``like``, of which this rank holds ``shard``. Nothing is sent."""
     from torch.distributed.tensor import DTensor
 
     stride = torch.empty(like.shape, device="meta").stride()
@@ -74,14 +75,14 @@ def from_shard(shard: Tensor, like: Tensor) -> Tensor:
 
 @torch.no_grad()
 def shard_like(tensor: Tensor, like: Tensor) -> Tensor:
-    """What this rank holds of a full ``tensor`` that is distributed as ``like`` is, in a tensor of its own dtype.
+    """Distribute a full ``tensor`` like ``like``, keeping its dtype, and return this rank's part of it.
 
-    Every rank brings the same full tensor, of the shape of ``like``; nothing is sent. A tensor that is sharded already is
-    returned as it is, or gathered where ``like`` is plain.
+    Every rank passes the same full tensor, of the shape of ``like``; nothing is sent. A tensor that is already sharded is
+    returned unchanged, or gathered if ``like`` is plain.
     """
     mesh = mesh_of(like)
     if mesh is None:
-        return whole(tensor)
+        return full(tensor)
     if mesh_of(tensor) is not None:
         return tensor
     from torch.distributed.tensor import DTensor, Replicate
@@ -93,26 +94,26 @@ def shard_like(tensor: Tensor, like: Tensor) -> Tensor:
 
 
 def non_finite(tensors: Sequence[Tensor]) -> Tensor:
-    """Whether any element of any tensor is not finite: a plain scalar, the same on every rank that holds shards of them."""
+    """Return whether any element is non-finite, as a plain scalar that is identical on all ranks holding shards."""
     plain = tensors and all(mesh_of(tensor) is None for tensor in tensors)
     if plain and (found := fast_paths.non_finite(tensors)) is not None:
         return found
-    # torch 2.9 has no norm of sparse tensors.
+    # torch 2.9 does not implement norms of sparse tensors.
     values = [tensor.coalesce().values() if tensor.layout is torch.sparse_coo else tensor for tensor in tensors]
     return ~torch.isfinite(total_norm(values, float("inf")))
 
 
 @torch.no_grad()
 def total_norm(tensors: Sequence[Tensor], order: float = 2.0) -> Tensor:
-    """The joint norm of all elements of all tensors: a plain scalar, the same on every rank that holds shards of them.
+    """Return the joint norm of all elements, as a plain scalar that is identical on all ranks holding shards.
 
-    Without shards it is :func:`torch.nn.utils.get_total_norm` bit for bit. For shards it takes one reduction for each mesh
-    that they lie on, however many they are; torch's function takes one for each tensor, and refuses a second mesh.
+    Without shards the result is bitwise identical to :func:`torch.nn.utils.get_total_norm`. Shards take one reduction for
+    each mesh, regardless of their number; torch's function takes one for each tensor, and refuses a second mesh.
 
     Args:
-        order: 2 or infinity, in which a NaN among shards counts as infinity.
+        order: 2 or infinity. For infinity, a NaN among shards counts as infinity.
     """
-    if alike(tensors):
+    if uniform(tensors):
         return fast_paths.norm(tensors, order)
     norms = []
     for group in by_mesh(tensors):
@@ -123,8 +124,11 @@ def total_norm(tensors: Sequence[Tensor], order: float = 2.0) -> Tensor:
     return norms[0] if len(norms) == 1 else get_total_norm([norm.to(norms[0].device) for norm in norms], order)
 
 
-def alike(tensors: Sequence[Tensor]) -> bool:
-    """Whether there are any, and they are plain, dense, on one device and of one dtype: one foreach operation takes them."""
+def uniform(tensors: Sequence[Tensor]) -> bool:
+    """Whether tensors are plain, dense, of one device and one dtype, so that one foreach operation takes them all.
+
+    False for an empty sequence.
+    """
     if not tensors:
         return False
     device, dtype = tensors[0].device, tensors[0].dtype
@@ -137,7 +141,7 @@ def alike(tensors: Sequence[Tensor]) -> bool:
 def _norm_over_mesh(tensors: Sequence[Any], mesh: Any, order: float) -> Tensor:
     from torch.distributed.tensor import DTensor, Partial, Replicate
 
-    # Elements that several ranks hold would count several times in a sum over ranks; not so in a maximum.
+    # Elements held by several ranks would count several times in a sum over ranks, but not in a maximum.
     held: dict[int, list[Tensor]] = {}
     for tensor in tensors:
         if any(placement.is_partial() for placement in tensor.placements):
@@ -150,7 +154,7 @@ def _norm_over_mesh(tensors: Sequence[Any], mesh: Any, order: float) -> Tensor:
     some = next(iter(held.values()))[0]
     norms = {}
     for copies, locals_ in held.items():
-        if filled := [local for local in locals_ if local.numel()]:  # a rank may be without a part of a small tensor
+        if filled := [local for local in locals_ if local.numel()]:  # a rank's shard of a small tensor may be empty
             norms[copies] = get_total_norm(filled, order)
     if order == float("inf"):
         mine = get_total_norm(list(norms.values()), order) if norms else some.new_zeros(())

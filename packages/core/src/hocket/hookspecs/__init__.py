@@ -1,13 +1,13 @@
-"""The contract: every hook of the system, in five short files.
+"""The hook specifications: every hook of the system, in five short files.
 
-* :mod:`.events`      what happened: all listeners run, nothing is returned.
-* :mod:`.actions`     what is done: the first answer counts, core's default answers last, anyone may wrap.
-* :mod:`.strategies`  where it runs: processes, devices, collectives, full weights; what strategies have to be.
-* :mod:`.precision`   in which numbers: conversion, autocast, loss scaling; what precisions have to be.
-* :mod:`.loggers`     where it is written down.
+* :mod:`.events`      notifications: all listeners run, and their return values are ignored.
+* :mod:`.actions`     the steps of training: the first result counts, core's default runs last, any plug-in may wrap.
+* :mod:`.strategies`  processes, devices, collectives and full weights; the interface of strategies.
+* :mod:`.precision`   conversion, autocast and loss scaling; the interface of precisions.
+* :mod:`.loggers`     metrics, images, tables and artifacts to log.
 
-A plug-in implements a hook by defining a method of its name and asks only for the arguments that it uses. A method that
-is not a hook but looks like one is an error when the plug-in is attached, never a hook that silently does not run.
+A plug-in implements a hook by defining a method of that name, with only the arguments that it uses. A method that is not
+a hook but looks like one raises an error when the plug-in is attached, instead of silently never running.
 """
 
 from hocket.hookspecs.actions import Actions
@@ -17,7 +17,7 @@ from hocket.hookspecs.markers import hookimpl, hookspec
 from hocket.hookspecs.precision import PrecisionHooks, PrecisionLike
 from hocket.hookspecs.strategies import StrategyHooks, StrategyLike
 
-#: The specifications, in the order in which a run meets them.
+#: The specifications, in the order in which a run uses them.
 SPECS: tuple[type, ...] = (StrategyHooks, PrecisionHooks, Events, Actions, Loggers)
 
 __all__ = [

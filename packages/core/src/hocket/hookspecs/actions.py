@@ -1,15 +1,15 @@
-"""What is done. The first implementation that returns something answers; core's default answers last.
+"""Actions of the training loop. The first implementation that returns a value other than None counts; core's default is last.
 
 Override an action by implementing it, or surround it with ``@hookimpl(wrapper=True)``::
 
     @hookimpl(wrapper=True)
     def optimizer_step(self, state, closure):
         ...                      # before
-        result = yield           # everyone inside, the default last
+        result = yield           # the inner implementations, the default last
         return result            # after
 
-This is how SAM takes two steps, how loss scaling skips one and how an engine owns ``backward``, without the loop knowing
-any of them. An action nobody overrides or wraps costs one plain call.
+In this way SAM takes two steps, loss scaling skips one, and an engine replaces ``backward``, without special cases in the
+loop. An action without overrides or wrappers costs one plain call.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Actions:
-    """The actions of a step in the order in which they happen, then those of evaluation and prediction, and resuming."""
+    """The actions of a training step in call order, then those of evaluation, prediction and resuming."""
 
     @hookspec(firstresult=True)
     def gradients(self, state: State, /) -> bool:
@@ -42,40 +42,40 @@ class Actions:
 
     @hookspec(firstresult=True)
     def split_batch(self, state: State, batch: Any, size: int, /) -> Sequence[Any]:
-        """Cut a batch into microbatches of at most ``size`` samples; together they hold every sample once, in order.
+        """Split a batch into microbatches of at most ``size`` samples; together they hold every sample once, in order.
 
-        Strategies whose ranks compute in step may add ``hocket.data.batches.Padding`` at the end, which counts nothing.
+        Strategies whose ranks compute in lockstep may append ``hocket.data.batches.Padding``, which counts 0 samples.
         """
         raise NotImplementedError
 
     @hookspec(firstresult=True)
     def move_batch(self, state: State, batch: Any, /) -> Any:
-        """The (micro)batch on ``state.device``, floating-point inputs in the dtype that the precision wants."""
+        """Return the (micro)batch on ``state.device``, with floating-point inputs in the dtype of the precision."""
         raise NotImplementedError
 
     @hookspec(firstresult=True)
     def forward(self, state: State, batch: Any, /) -> Any:
-        """Outputs of the model for one microbatch, in training mode, under the precision's context."""
+        """Return the outputs of the model for one microbatch, in training mode, under the precision's context."""
         raise NotImplementedError
 
     @hookspec(firstresult=True)
     def loss(self, state: State, outputs: Any, batch: Any, /) -> Loss:
-        """The mean loss of one microbatch, the weight it counts with, and its named parts."""
+        """Return the mean loss of one microbatch, its weight, and its named parts."""
         raise NotImplementedError
 
     @hookspec(firstresult=True)
     def backward(self, state: State, loss: torch.Tensor, /) -> bool:
-        """Add the gradients of ``loss`` (a scalar, already multiplied by its share of the batch) to ``.grad``."""
+        """Add the gradients of ``loss`` (a scalar, already weighted by its fraction of the batch) to ``.grad``."""
         raise NotImplementedError
 
     @hookspec(firstresult=True)
     def clip_gradients(self, state: State, /) -> torch.Tensor | bool:
-        """Clip the gradients in place. The total norm before clipping if it is known (a scalar on the device), else True."""
+        """Clip the gradients in place. Return the total norm before clipping (a scalar on the device) if known, else True."""
         raise NotImplementedError
 
     @hookspec(firstresult=True)
     def optimizer_step(self, state: State, closure: Callable[[], torch.Tensor], /) -> bool:
-        """Step every optimizer from the gradients in ``.grad``. True if a step was taken, False if it was skipped.
+        """Step every optimizer with the gradients in ``.grad``. Return True if a step was taken, False if it was skipped.
 
         ``closure()`` computes the gradients of the same batch again, at the current weights, with the action `gradients`; it
         returns the mean loss.
@@ -84,30 +84,30 @@ class Actions:
 
     @hookspec(firstresult=True)
     def zero_grad(self, state: State, /) -> bool:
-        """Forget all gradients."""
+        """Clear all gradients."""
         raise NotImplementedError
 
     @hookspec(firstresult=True)
     def schedule_step(self, state: State, /) -> bool:
-        """Bring the learning rates to ``state.timestamp``; called after an optimizer step that was taken."""
+        """Set the learning rates for ``state.timestamp``. Not called after a skipped optimizer step."""
         raise NotImplementedError
 
     @hookspec(firstresult=True)
     def eval_forward(self, state: State, batch: Any, /) -> Any:
-        """Outputs for one microbatch of an evaluation or prediction, without gradients, in eval mode."""
+        """Return the outputs for one microbatch of an evaluation or prediction, without gradients, in eval mode."""
         raise NotImplementedError
 
     @hookspec(firstresult=True)
     def update_metric(self, state: State, metric: Any, outputs: Any, batch: Any, /) -> bool:
-        """Show one microbatch to a metric (anything with ``update``, ``compute`` and ``reset``)."""
+        """Update a metric (any object with ``update``, ``compute`` and ``reset``) with one microbatch."""
         raise NotImplementedError
 
     @hookspec(firstresult=True)
     def resume(self, state: State, where: str | Path, /) -> bool:
         """Continue from the checkpoint that ``Trainer(resume=where)`` names: a path, a URL, or ``"auto"``.
 
-        Called while the Trainer is made, between before_load and after_load. The default reads the checkpoint and loads it with
-        ``state.content``. `hocket.Checkpoints` also makes the run the one that wrote it.
+        Called in the constructor of the Trainer, between before_load and after_load. The default reads the checkpoint and
+        loads it with ``state.content``. `hocket.Checkpoints` also restores the identity of the run that wrote it.
 
         Raises:
             hocket.checkpoints.CheckpointError: there is no such checkpoint, or it is damaged.

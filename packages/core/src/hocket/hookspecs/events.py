@@ -1,9 +1,9 @@
-"""What happened. Every listener of an event runs; what it returns is ignored.
+"""Events of the training loop. Every listener of an event runs; return values are ignored.
 
-Each event is a hook of its (lower-case) name with one argument, the :class:`~hocket.State`. The order below is the order
-of a run; ``tests/test_event_order.py`` records it. Per event, algorithms run first, then callbacks, then loggers.
+Each event is a hook of its (lower-case) name with one argument, the :class:`~hocket.State`. Events are listed in the order
+of a run; ``tests/test_event_order.py`` records it. For each event, algorithms run first, then callbacks, then loggers.
 
-A listener that wants the loop to do something asks for it with ``state.request(Decision.STOP, reason=…)``.
+To make the loop act, a listener calls ``state.request(Decision.STOP, reason=…)``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Event(enum.Enum):
         'batch_end'
     """
 
-    # --- assembling: once per Trainer
+    # --- construction: once per Trainer
     INIT = "init"
     BEFORE_LOAD = "before_load"
     AFTER_LOAD = "after_load"
@@ -75,38 +75,38 @@ class Event(enum.Enum):
     PREDICT_BATCH_END = "predict_batch_end"
     PREDICT_END = "predict_end"
 
-    # --- whatever happens
+    # --- errors and clean-up
     EXCEPTION = "exception"
     CLOSE = "close"
 
     @property
     def closes(self) -> str | None:
-        """For ``after_x`` the name of the event that it closes, ``before_x``; else None."""
+        """The paired event ``before_x`` of an ``after_x`` event, else None."""
         return f"before_{self.value.removeprefix('after_')}" if self.value.startswith("after_") else None
 
 
 class Events:
     """A hook for each event, in the order of `Event`."""
 
-    # --- assembling: once per Trainer
+    # --- construction: once per Trainer
 
     @hookspec
     def init(self, state: State, /) -> None:
-        """The model is on its device, no optimizer exists yet: the place for surgery on ``state.model``."""
+        """The model is on its device and no optimizer exists yet. Do surgery on ``state.model`` here."""
 
     @hookspec
     def before_load(self, state: State, /) -> None:
-        """Optimizers and schedules exist; nothing was loaded from a checkpoint yet."""
+        """Optimizers and schedules exist; no checkpoint has been loaded yet."""
 
     @hookspec
     def after_load(self, state: State, /) -> None:
-        """The state is complete: fresh, or as the checkpoint left it."""
+        """The state is complete: fresh, or restored from the checkpoint."""
 
     # --- fit
 
     @hookspec
     def before_fit(self, state: State, /) -> None:
-        """`Trainer.fit` was called and can train. Nothing was logged, tried or trained yet: raise to refuse the fit."""
+        """`Trainer.fit` was called and is ready to train, but has logged nothing yet. Raise here to refuse the fit."""
 
     @hookspec
     def fit_start(self, state: State, /) -> None:
@@ -114,23 +114,23 @@ class Events:
 
     @hookspec
     def epoch_start(self, state: State, /) -> None:
-        """A new pass over the training data begins (not when a fit continues an epoch)."""
+        """A new epoch begins. Not called when a fit continues an epoch."""
 
     @hookspec
     def before_dataloader(self, state: State, /) -> None:
-        """The next batch is about to be asked for; also before the loader's end."""
+        """The next batch is about to be fetched. Also called before the loader turns out to be exhausted."""
 
     @hookspec
     def after_dataloader(self, state: State, /) -> None:
-        """``state.batch`` is the whole batch of this rank, not yet on the device."""
+        """``state.batch`` is the full batch of this rank, not yet on the device."""
 
     @hookspec
     def batch_start(self, state: State, /) -> None:
-        """The batch is counted. The last place at which SKIP_BATCH can be requested."""
+        """The batch size is known. This is the last event in which SKIP_BATCH can be requested."""
 
     @hookspec
     def before_train_batch(self, state: State, /) -> None:
-        """Before the gradients of a batch are computed (SAM: twice a batch)."""
+        """The gradients of a batch are about to be computed (with SAM, twice per batch)."""
 
     @hookspec
     def before_forward(self, state: State, /) -> None:
@@ -146,20 +146,21 @@ class Events:
 
     @hookspec
     def after_loss(self, state: State, /) -> None:
-        """``state.loss`` is the microbatch's mean loss, a scalar with a graph; it may be changed."""
+        """``state.loss`` is the microbatch's mean loss, a scalar with its graph; it may be replaced."""
 
     @hookspec
     def before_backward(self, state: State, /) -> None:
-        """Before the gradients of the microbatch are added to ``.grad``."""
+        """The gradients of the microbatch are about to be added to ``.grad``."""
 
     @hookspec
     def after_backward(self, state: State, /) -> None:
-        """After the gradients of the microbatch were added to ``.grad``."""
+        """The gradients of the microbatch have been added to ``.grad``."""
 
     @hookspec
     def after_train_batch(self, state: State, /) -> None:
-        """``.grad`` of every parameter is the whole batch's gradient, unscaled, reduced over ranks, not yet clipped;
-        ``state.batch`` is the whole batch again and ``state.loss`` its mean loss, detached.
+        """The gradients of the full batch are in ``.grad``: unscaled, reduced over ranks, not yet clipped.
+
+        ``state.batch`` is the full batch again, and ``state.loss`` its mean loss, detached.
         """
 
     @hookspec
@@ -178,11 +179,11 @@ class Events:
 
     @hookspec
     def eval_before_all(self, state: State, /) -> None:
-        """Before the first of the evaluation sets."""
+        """The first evaluation set is about to be evaluated."""
 
     @hookspec
     def eval_start(self, state: State, /) -> None:
-        """An evaluation set begins: ``state.eval_label``. The model is in eval mode."""
+        """The evaluation of the set ``state.eval_label`` begins. The model is in eval mode."""
 
     @hookspec
     def eval_batch_start(self, state: State, /) -> None:
@@ -194,19 +195,19 @@ class Events:
 
     @hookspec
     def eval_after_forward(self, state: State, /) -> None:
-        """``state.outputs`` is there; metrics have not seen it yet."""
+        """``state.outputs`` is set; metrics have not been updated with it yet."""
 
     @hookspec
     def eval_batch_end(self, state: State, /) -> None:
-        """Metrics have seen the batch."""
+        """Metrics have been updated with the batch."""
 
     @hookspec
     def eval_end(self, state: State, /) -> None:
-        """``state.metrics`` holds this set's values under ``label/name``."""
+        """``state.metrics`` contains this set's values as ``label/name``."""
 
     @hookspec
     def eval_after_all(self, state: State, /) -> None:
-        """After the last of the evaluation sets."""
+        """The last evaluation set has been evaluated."""
 
     @hookspec
     def eval_standalone_end(self, state: State, /) -> None:
@@ -216,19 +217,19 @@ class Events:
 
     @hookspec
     def batch_checkpoint(self, state: State, /) -> None:
-        """Everything of this batch is done, evaluation included."""
+        """All work of this batch is done, including evaluation."""
 
     @hookspec
     def epoch_checkpoint(self, state: State, /) -> None:
-        """Everything of this epoch is done, evaluation included."""
+        """All work of this epoch is done, including evaluation."""
 
     @hookspec
     def fit_end(self, state: State, /) -> None:
-        """The duration is over or a stop was requested; no further batch will be trained."""
+        """The duration is reached or a stop was requested; no further batch will be trained on."""
 
     @hookspec
     def after_fit(self, state: State, /) -> None:
-        """The fit is over: everything was logged, and every plug-in has acted on ``fit_end``. Not called after an exception."""
+        """The fit is over: all values were logged, and all listeners of ``fit_end`` have run. Not called after an exception."""
 
     # --- prediction
 
@@ -246,25 +247,25 @@ class Events:
 
     @hookspec
     def predict_after_forward(self, state: State, /) -> None:
-        """``state.outputs`` is there and may be changed."""
+        """``state.outputs`` is set and may be replaced."""
 
     @hookspec
     def predict_batch_end(self, state: State, /) -> None:
-        """The outputs were moved to the CPU and kept."""
+        """The outputs were moved to the CPU and stored."""
 
     @hookspec
     def predict_end(self, state: State, /) -> None:
         """`Trainer.predict` is about to return."""
 
-    # --- whatever happens
+    # --- errors and clean-up
 
     @hookspec
     def exception(self, state: State, /) -> None:
-        """``state.exception`` is leaving fit, evaluate or predict. Raising here hides nothing."""
+        """``state.exception`` is propagating out of fit, evaluate or predict. An error raised here does not hide it."""
 
     @hookspec
     def close(self, state: State, /) -> None:
-        """Release what you hold. Comes after an exception too, may come twice, a later fit may follow."""
+        """Release all resources. Also called after an exception; may be called twice, and a later fit may follow."""
 
 
 assert [event.value for event in Event] == [name for name in vars(Events) if not name.startswith("_")]

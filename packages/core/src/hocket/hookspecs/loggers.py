@@ -1,8 +1,8 @@
-"""Where it is written down. Every attached logger is told. Subclass :class:`hocket.Logger`.
+"""Logger hooks. Every attached logger is called. Subclass :class:`hocket.Logger`.
 
-Values arrive as plain numbers: what was logged as a tensor stays on its device until a logging interval ends and then
-comes over in one packed transfer. Only rank 0 is told, unless the logger sets ``all_ranks = True``; a logger that raises or is
-slow disturbs nobody (`hocket.plugins.delivery`).
+Values arrive as plain numbers. A tensor that is logged stays on its device until the logging interval ends; then all
+tensors are copied in one packed transfer. Loggers are called on rank 0 only, unless they set ``all_ranks = True``. A logger
+that raises or is slow does not affect training (`hocket.plugins.delivery`).
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ if TYPE_CHECKING:
 
 
 class Loggers:
-    """Everything that can be written down. ``state.timestamp`` says when it was."""
+    """The hooks for values to log. ``state.timestamp`` is their position in training."""
 
     @hookspec
     def log_hyperparameters(self, state: State, parameters: Mapping[str, Any], /) -> None:
-        """What the run was configured with; once, at its first fit. Values are JSON-like."""
+        """Log the configuration of the run. Called once, in its first fit. Values are JSON-like."""
 
     @hookspec
     def log_metrics(self, state: State, metrics: Mapping[str, float], /) -> None:
-        """Numbers by name, such as ``train/loss``, ``test/accuracy`` or ``lr/group0``."""
+        """Log numbers by name, such as ``train/loss``, ``test/accuracy`` or ``lr/group0``."""
 
     @hookspec
     def log_images(self, state: State, name: str, images: Sequence[Any], /) -> None:
-        """Images as uint8 or float tensors (C, H, W) on the CPU, floats in [0, 1]."""
+        """Log images: uint8 or float tensors (C, H, W) on the CPU, floats in [0, 1]."""
 
     @hookspec
     def log_table(self, state: State, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], /) -> None:
-        """A table of JSON-like cells."""
+        """Log a table of JSON-like cells."""
 
     @hookspec
     def log_artifact(self, state: State, name: str, path: Path, /) -> None:
-        """A finished file or folder worth keeping."""
+        """Log a finished file or folder."""
 
     @hookspec
     def flush(self, state: State, /) -> None:
-        """Write out what is buffered."""
+        """Write out buffered values."""

@@ -1,10 +1,10 @@
-"""The two pluggy markers of the project."""
+"""The two pluggy markers of hocket."""
 
 import pluggy
 
-#: Marks a specification. Only the files of this folder use it.
+#: Marks a specification. Used in this package only.
 hookspec = pluggy.HookspecMarker("hocket")
 
-#: Marks an implementation that needs options: ``@hookimpl(wrapper=True)`` surrounds an action (``result = yield``), and
-#: ``@hookimpl(trylast=True)`` answers after everyone else. A plain implementation needs no mark.
+#: Marks an implementation that needs options: ``@hookimpl(wrapper=True)`` wraps an action (``result = yield``), and
+#: ``@hookimpl(trylast=True)`` runs after all others. A plain implementation needs no marker.
 hookimpl = pluggy.HookimplMarker("hocket")

@@ -1,6 +1,6 @@
-"""In which numbers. Exactly one precision is attached; others may wrap its hooks. Subclass :class:`hocket.Precision`.
+"""Precision hooks. Exactly one precision is attached; plug-ins may wrap its hooks. Subclass :class:`hocket.Precision`.
 
-`PrecisionLike` is what precisions have to be, `PrecisionHooks` what they do.
+`PrecisionLike` defines the attributes and methods of a precision, `PrecisionHooks` its hooks.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 
 class PrecisionLike(Protocol):
-    """What the loop and plug-ins ask of a precision besides its hooks. :class:`hocket.Precision` has it all, for float32."""
+    """The interface of a precision besides its hooks. :class:`hocket.Precision` implements it for float32."""
 
-    #: Where this rank computes, whatever device the model comes on; the Trainer and Runtime set it before anything else.
+    #: The device that this rank computes on; the Trainer and Runtime set it before they call any hook.
     device: torch.device
 
     @property
     def input_dtype(self) -> torch.dtype | None:
-        """The dtype that floating-point inputs are converted to; None leaves them as the loader made them."""
+        """The dtype that floating-point inputs are converted to; None leaves them unchanged."""
 
     @property
     def compute_dtype(self) -> torch.dtype:
@@ -31,24 +31,24 @@ class PrecisionLike(Protocol):
 
     @property
     def own_loop(self) -> bool:
-        """Whether it also works under `hocket.Runtime`, which calls no events, although it implements some."""
+        """Whether it implements events or actions but also works under `hocket.Runtime`, which does not call them."""
 
     def backward_context(self) -> AbstractContextManager[Any]:
-        """Return a context for ``backward`` under `hocket.Runtime`; under the Trainer, wrap the action `backward` instead."""
+        """Return the context of ``backward`` under `hocket.Runtime`. Under the Trainer, wrap the action `backward` instead."""
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs, such as the loss scale."""
+        """Return the state to save in checkpoints, such as the loss scale."""
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
-        """Undo :meth:`state_dict`."""
+        """Restore the state that :meth:`state_dict` returned."""
 
 
 class PrecisionHooks:
-    """In the order of a run: convert once, then context, scale, unscale, a verdict and a step for every batch."""
+    """The hooks in call order: conversion once; then context, scaling, unscaling, overflow check and step for each batch."""
 
     @hookspec(firstresult=True)
     def convert_module(self, module: torch.nn.Module, /) -> torch.nn.Module:
-        """The module in the dtypes that it is stored in. Called once, before surgery and before optimizers exist."""
+        """Convert the module to its storage dtypes and return it. Called once, before surgery and before optimizers exist."""
         raise NotImplementedError
 
     @hookspec(firstresult=True)
@@ -58,42 +58,42 @@ class PrecisionHooks:
 
     @hookspec(firstresult=True)
     def convert_batch(self, batch: Any, /) -> Any:
-        """The batch with its floating-point tensors in the dtype that the module expects."""
+        """Return the batch with its floating-point tensors in the dtype that the module expects."""
         raise NotImplementedError
 
     @hookspec(firstresult=True)
     def begin_step(self, name: str, /) -> bool:
-        """A step of a `hocket.Task.train_batch` begins, whose scale and overflows are its own.
+        """Begin a step of `hocket.Task.train_batch`, which has its own loss scale and overflow handling.
 
-        ``name``: those of its optimizers, joined by "+"; "" for all of them. Not called for tasks of one step.
+        ``name``: the names of its optimizers, joined by "+"; "" for all of them. Not called for tasks of one step.
         """
         raise NotImplementedError
 
     @hookspec(firstresult=True)
     def forward_context(self) -> AbstractContextManager[Any]:
-        """Around forward and loss, in training, evaluation and prediction: autocast, or nothing."""
+        """Return the context of forward and loss in training, evaluation and prediction: autocast, or a null context."""
         raise NotImplementedError
 
     @hookspec(firstresult=True)
     def scale_loss(self, loss: torch.Tensor, /) -> torch.Tensor:
-        """What to call ``backward`` on."""
+        """Return the scaled loss to call ``backward`` on."""
         raise NotImplementedError
 
     @hookspec(firstresult=True)
     def unscale_gradients(self, optimizer: torch.optim.Optimizer, /) -> bool:
-        """Undo the scaling of the loss in ``.grad``; once per computed gradient, before anyone looks at it."""
+        """Undo the loss scaling in ``.grad``. Called once per computed gradient, before any plug-in reads it."""
         raise NotImplementedError
 
     @hookspec(firstresult=True)
     def overflowed(self, all_reduce: Callable[[torch.Tensor, str], torch.Tensor], /) -> bool:
-        """Whether the gradients of all optimizers, unscaled, overflowed because the loss is scaled; alike on every rank.
+        """Whether the unscaled gradients of any optimizer overflowed due to loss scaling; identical on all ranks.
 
-        Asked once per computed gradient, after clipping, with the strategy's ``all_reduce``. The step is then left out, and
-        such gradients are not what ``nonfinite=`` is about: they are the precision's own affair.
+        Called once per computed gradient, after clipping, with the strategy's ``all_reduce``. After an overflow the step is
+        skipped. ``nonfinite=`` does not apply to overflows caused by loss scaling.
         """
         raise NotImplementedError
 
     @hookspec(firstresult=True)
     def step_optimizer(self, optimizer: torch.optim.Optimizer, closure: Callable[[], torch.Tensor], /) -> bool:
-        """Step one optimizer; False if the step was skipped because the scaled gradients overflowed."""
+        """Step one optimizer. Return False if the step was skipped because the scaled gradients overflowed."""
         raise NotImplementedError

@@ -1,8 +1,8 @@
-"""Where it runs. Exactly one strategy is attached; others may wrap its hooks. Subclass :class:`hocket.Strategy`.
+"""Strategy hooks. Exactly one strategy is attached; plug-ins may wrap its hooks. Subclass :class:`hocket.Strategy`.
 
-`StrategyLike` is what strategies have to be, `StrategyHooks` what they do. Devices have no hooks: their contract is the
-abstract class :class:`hocket.Device`. Collectives are called by every rank in the same order; with one process they return
-their input.
+`StrategyLike` defines the attributes and methods of a strategy, `StrategyHooks` its hooks. Devices have no hooks: their
+interface is the abstract class :class:`hocket.Device`. All ranks have to call collectives in the same order; with one
+process, collectives return their input.
 """
 
 from __future__ import annotations
@@ -22,39 +22,39 @@ if TYPE_CHECKING:
 
 
 class StrategyLike(Protocol):
-    """What the loop and plug-ins ask of a strategy besides its hooks. :class:`hocket.Strategy` has it all, for one process."""
+    """The interface of a strategy besides its hooks. :class:`hocket.Strategy` implements it for one process."""
 
     @property
     def offers(self) -> Need:
-        """What algorithms may need of it; the plan refuses others."""
+        """The features that algorithms may use; the plan refuses algorithms that need others."""
 
     @property
     def distributed(self) -> bool:
-        """Whether it trains on several processes, which ``Trainer(devices=…)`` may start for it."""
+        """Whether it trains in several processes, which ``Trainer(devices=…)`` may start for it."""
 
     @property
     def rank(self) -> int:
-        """Of this process, from 0; like all numbers of ranks right from ``setup_environment`` on."""
+        """The rank of this process, from 0. All rank numbers are valid after ``setup_environment``."""
 
     @property
     def local_rank(self) -> int:
-        """Of this process among those of its machine."""
+        """The rank of this process among the processes of its machine."""
 
     @property
     def world_size(self) -> int:
-        """How many processes there are."""
+        """The number of processes."""
 
     @property
     def data_rank(self) -> int:
-        """Which share of a global batch this rank computes on. Ranks that compute one forward pass together have one share."""
+        """The index of this rank's slice of a global batch. Ranks that compute one forward pass together have the same one."""
 
     @property
     def data_ranks(self) -> int:
-        """How many shares a global batch has; a divisor of ``world_size``."""
+        """The number of slices of a global batch; a divisor of ``world_size``."""
 
     @property
     def data_group(self) -> Any:
-        """Process group of the ranks that hold the same part of the model and see other data; None for all ranks."""
+        """The process group of the ranks that hold the same part of the model and get different data; None for all ranks."""
 
     @property
     def averages_gradients(self) -> bool:
@@ -66,32 +66,35 @@ class StrategyLike(Protocol):
 
     @property
     def microbatch_events(self) -> bool:
-        """Whether the events from before_forward to after_backward happen.
+        """Whether the events from before_forward to after_backward are called.
 
-        False for an engine that answers the action `gradients` and computes a batch without them, as pipelines do. The plan
-        then refuses algorithms that act on these events.
+        False for an engine that implements the action `gradients` and computes a batch without them, as pipelines do. The
+        plan then refuses algorithms that act on these events.
         """
 
     @property
     def materializes(self) -> bool:
-        """Whether ``prepare_model`` gives values to parameters and buffers that are on the meta device."""
+        """Whether ``prepare_model`` initializes parameters and buffers that are on the meta device."""
 
     @property
     def places(self) -> bool:
-        """Whether ``prepare_model`` moves the model to the device, part by part, so that it need not fit there as a whole."""
+        """Whether ``prepare_model`` moves the model to the device part by part, so that the full model need not fit there."""
 
     @property
     def own_loop(self) -> bool:
-        """Whether it also works under `hocket.Runtime`, which calls no events, although it implements some."""
+        """Whether it implements events or actions but also works under `hocket.Runtime`, which does not call them."""
 
     def fingerprint(self) -> int:
-        """What this rank has done since the last call, below 2**32; after each batch it has to be the same on all ranks."""
+        """Return a hash, below 2**32, of this rank's operations since the last call.
+
+        It is compared after each batch and has to be identical on all ranks.
+        """
 
     def diverged(self) -> None:
-        """Raise an error that says how ranks differ. Called on every rank after their fingerprints did."""
+        """Raise an error that says how ranks differ. Called on every rank if their fingerprints differ."""
 
     def shutdown(self) -> None:
-        """Leave the other processes, if this strategy joined them itself."""
+        """Leave the process group, if this strategy joined it."""
 
 
 class StrategyHooks:
@@ -99,43 +102,43 @@ class StrategyHooks:
 
     @hookspec(firstresult=True)
     def setup_environment(self, device: Device, /) -> torch.device:
-        """Join the other processes (or none) and say on which device this one computes. Called once, first of all."""
+        """Join the other processes (if any) and return the device of this one. Called once, before all other hooks."""
         raise NotImplementedError
 
     @hookspec(firstresult=True)
     def prepare_model(self, module: torch.nn.Module, precision: PrecisionLike, /) -> torch.nn.Module:
-        """The module to call in training; parameters must stay reachable under plain names by ``model_state``.
+        """Return the module to call in training. ``model_state`` has to return its parameters under their plain names.
 
-        ``precision`` is what the run computes in, for strategies that send weights and gradients in another dtype.
+        ``precision`` is the precision of the run, for strategies that send weights and gradients in another dtype.
         """
         raise NotImplementedError
 
     @hookspec(firstresult=True)
     def prepare_optimizer(self, optimizer: torch.optim.Optimizer, /) -> torch.optim.Optimizer:
-        """The optimizer to step. It was made before ``prepare_model``; parameters which that replaced are exchanged here."""
+        """Return the optimizer to step. It was made before ``prepare_model``: exchange parameters replaced there."""
         raise NotImplementedError
 
     @hookspec(firstresult=True)
     def prepare_data(self, loader: Iterable[Any], train: bool, global_batch: int | None, /) -> Iterable[Any]:
-        """Return this rank's slices of a loader that every rank is given; every sample on exactly one rank.
+        """Return this rank's slices of a loader that every rank is given; every sample goes to exactly one rank.
 
-        The loader's batches are each rank's own: as many of them as there are ranks make a *global* batch. With
-        ``global_batch``, for training data only, a global batch has that many samples on any number of ranks, one included;
-        see `hocket.data.global_batches.sized`. Ranks that compute one forward pass together (``strategy.data_rank`` is the
-        same) have the same slices.
+        Each batch of the loader goes to one rank: one batch per rank makes a *global* batch. With ``global_batch``, for
+        training data only, a global batch has that many samples for any world size, including 1; see
+        `hocket.data.global_batches.sized`. Ranks that compute one forward pass together (with the same
+        ``strategy.data_rank``) get the same slices.
 
-        The result is an iterable, or a `hocket.data.Source` that divides what it reads (`hocket.data.adapt` with ``slices``);
-        an iterable gets the adapter of its kind. Ranks see the same number of training batches; one without a slice of a
-        global batch gets `hocket.data.batches.Padding`, a batch that counts 0 samples. Evaluation batches without a slice are
-        skipped, or padding where every rank has to take part in every forward pass.
+        The result is an iterable, or a `hocket.data.Source` that divides the data it reads (`hocket.data.adapt` with
+        ``slices``); an iterable gets the adapter of its kind. All ranks get the same number of training batches; a rank
+        without a slice of a global batch gets `hocket.data.batches.Padding`, a batch that counts 0 samples. Evaluation
+        batches without a slice are skipped, or padding if every rank has to take part in every forward pass.
 
-        Raises ValueError where ``global_batch`` cannot be had.
+        Raises ValueError if ``global_batch`` is not possible.
         """
         raise NotImplementedError
 
     @hookspec(firstresult=True)
     def accumulate(self, module: torch.nn.Module, last: bool, /) -> AbstractContextManager[Any]:
-        """Around forward and backward of a microbatch; gradients need to be reduced over ranks only when ``last``."""
+        """Return the context of forward and backward of a microbatch; only ``last`` has to reduce gradients over ranks."""
         raise NotImplementedError
 
     @hookspec(firstresult=True)
@@ -147,27 +150,27 @@ class StrategyHooks:
         parameters: Sequence[torch.nn.Parameter],
         /,
     ) -> Any:
-        """Call a function that calls parts of a prepared module, instead of the module itself, and return what it returns.
+        """Call a function that uses parts of a prepared module instead of the module itself, and return its result.
 
-        Such as a loss function of a `hocket.Task` that steps several optimizers. What a call of the module does for its
-        parameters, such as gathering their shards and reducing their gradients in the backward pass, is done for
-        ``parameters``; the others get no gradients. Called within `accumulate`, on all ranks alike.
+        An example is a loss function of a `hocket.Task` that steps several optimizers. For ``parameters``, do what a call of
+        the module would do, such as gathering shards and reducing gradients in the backward pass; the other parameters get
+        no gradients. All ranks call it, within `accumulate`.
         """
         raise NotImplementedError
 
     @hookspec(firstresult=True)
     def all_reduce(self, tensor: torch.Tensor, op: str, /) -> torch.Tensor:
-        """Sum, mean, min or max (``op``) of a tensor of one shape over ranks, as a new tensor or in place."""
+        """Return the sum, mean, min or max (``op``) of a tensor of one shape over ranks, as a new tensor or in place."""
         raise NotImplementedError
 
     @hookspec(firstresult=True)
     def all_gather_object(self, item: Any, /) -> list[Any]:
-        """One picklable object of every rank, by rank."""
+        """Return the picklable objects of all ranks, by rank."""
         raise NotImplementedError
 
     @hookspec(firstresult=True)
     def broadcast_object(self, item: Any, /) -> Any:
-        """Rank 0's object, on every rank."""
+        """Return rank 0's object on every rank."""
         raise NotImplementedError
 
     @hookspec(firstresult=True)
@@ -177,12 +180,12 @@ class StrategyHooks:
 
     @hookspec(firstresult=True)
     def model_state(self, module: torch.nn.Module, /) -> dict[str, Any]:
-        """The full ``state_dict`` of the module under the names of the unwrapped module, on every rank."""
+        """Return the full ``state_dict`` of the module, under the names of the unwrapped module, on every rank."""
         raise NotImplementedError
 
     @hookspec(firstresult=True)
     def model_shards(self, module: torch.nn.Module, /) -> dict[str, Any]:
-        """As ``model_state``, for checkpoints: DTensors where this rank holds a shard only. Nothing is gathered or copied."""
+        """Return ``model_state`` for checkpoints: DTensors where this rank holds only a shard, without gathering or copying."""
         raise NotImplementedError
 
     @hookspec(firstresult=True)
@@ -192,12 +195,12 @@ class StrategyHooks:
 
     @hookspec(firstresult=True)
     def optimizer_state(self, module: torch.nn.Module, optimizer: torch.optim.Optimizer, /) -> dict[str, Any]:
-        """The full state of the optimizer, on every rank."""
+        """Return the full state of the optimizer, on every rank."""
         raise NotImplementedError
 
     @hookspec(firstresult=True)
     def optimizer_shards(self, module: torch.nn.Module, optimizer: torch.optim.Optimizer, /) -> dict[str, Any]:
-        """As ``optimizer_state``, for checkpoints: DTensors where this rank holds a shard only."""
+        """Return ``optimizer_state`` for checkpoints: DTensors where this rank holds only a shard."""
         raise NotImplementedError
 
     @hookspec(firstresult=True)
@@ -208,5 +211,5 @@ class StrategyHooks:
         state_dict: dict[str, Any],
         /,
     ) -> bool:
-        """Load the full state of the optimizer, or that of ``optimizer_shards``."""
+        """Load the full state of the optimizer, or the state that ``optimizer_shards`` returned."""
         raise NotImplementedError

@@ -1,4 +1,4 @@
-"""Who this process trains with, and how the others are started: nothing here imports torch before it is needed."""
+"""Detect the ranks that this process trains with, and start them. torch is only imported when it is needed."""
 
 from hocket.launching.environment import Environment, environment, expand_hosts, hint
 from hocket.launching.errors import WorkerError

@@ -1,4 +1,4 @@
-"""``hocket launch`` hands over to torchrun's elastic agent, in this process."""
+"""Run torchrun's elastic agent in this process, for ``hocket launch``."""
 
 from __future__ import annotations
 
@@ -15,46 +15,46 @@ from typing import Any
 from hocket.launching.errors import Failure, exit_code, first, read_failure
 from hocket.launching.processes import threads_per_process
 
-#: Seconds that workers have to end after a signal before they are killed: for a batch and a checkpoint.
+#: Seconds from a signal until workers are killed, enough to finish a batch and write a checkpoint.
 SHUTDOWN = 30
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What to start on this machine, and how it meets the others. The defaults are one machine's."""
+    """The processes to start on this machine, and the rendezvous with other machines. The defaults are for one machine."""
 
     #: ``[script, …]`` or ``["-m", module, …]``, with the arguments.
     target: Sequence[str]
-    #: Processes on this machine.
+    #: Number of processes on this machine.
     processes: int
-    #: The fewest and the most machines.
+    #: Minimum and maximum number of machines.
     nodes: tuple[int, int] = (1, 1)
-    #: This machine's number, which makes the meeting a static one; None to let the machines count themselves.
+    #: This machine's number, for a static rendezvous; None if the rendezvous assigns the numbers.
     node_rank: int | None = None
     endpoint: str = ""
     backend: str = ""
-    #: The job's name, the same on every machine.
+    #: The job's name, identical on all machines.
     id: str = ""
-    #: What the backend of the meeting is told besides.
+    #: Further options of the rendezvous backend.
     settings: Mapping[str, Any] = field(default_factory=dict)
     local_address: str | None = None
     max_restarts: int = 0
-    #: Threads that a worker computes with; None for OMP_NUM_THREADS, or else its share of the processors.
+    #: Threads per worker; None for OMP_NUM_THREADS, or else the processors divided by the workers.
     threads: int | None = None
-    #: Where each rank's output is kept, besides being shown; None to keep none.
+    #: Folder to write each rank's output to, in addition to showing it; None to write none.
     log_folder: Path | None = None
 
 
 def run(job: Job) -> int:
-    """Start the workers, wait for them, and return the exit code: that of the rank that failed first, or 0.
+    """Start the workers, wait for them, and return the exit code of the rank that failed first, or 0.
 
-    Raises ValueError for what the agent cannot do.
+    Raises ValueError for a job that the agent cannot run.
     """
     from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, SignalException, Std
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    backend, endpoint = _meeting(job)
+    backend, endpoint = _rendezvous(job)
     with tempfile.TemporaryDirectory(prefix="hocket-") as scratch, _variables(job):
         folder = scratch if job.log_folder is None else str(job.log_folder)
         config = LaunchConfig(
@@ -75,40 +75,42 @@ def run(job: Job) -> int:
         try:
             elastic_launch(config, sys.executable)("-u", "-P", "-m", "hocket.launching.worker", *job.target)
         except ChildFailedError as error:
-            return _tell([read_failure(rank, each.exitcode, each.error_file) for rank, each in error.failures.items()])
+            return _report(
+                [read_failure(rank, each.exitcode, each.error_file) for rank, each in error.failures.items()]
+            )
         except SignalException as error:
             print(f"hocket: ended by {error.sigval.name}, and the workers with it.", file=sys.stderr)
-            return _agreed(Path(folder)) or 128 + error.sigval.value
+            return _announced_code(Path(folder)) or 128 + error.sigval.value
     return 0
 
 
-def _agreed(folder: Path) -> int | None:
-    """The exit code that all workers of the newest attempt announced, such as that of a run that has saved; else None."""
+def _announced_code(folder: Path) -> int | None:
+    """Return the exit code that all workers of the latest attempt recorded, such as after saving; else None."""
     attempts = sorted(folder.glob("*/attempt_*"), key=lambda attempt: attempt.stat().st_mtime)
     codes = {exit_code(rank / "error.json") for attempt in attempts[-1:] for rank in attempt.iterdir() if rank.is_dir()}
     return codes.pop() if len(codes) == 1 else None
 
 
-def _meeting(job: Job) -> tuple[str, str]:
-    """Backend and endpoint."""
+def _rendezvous(job: Job) -> tuple[str, str]:
+    """Return backend and endpoint of the rendezvous. Raises ValueError for options that do not fit together."""
     if job.node_rank is None:
         if job.backend == "static":
-            raise ValueError("--rdzv-backend static needs this machine's number, from 0 on: --node-rank 0.")
+            raise ValueError("--rdzv-backend static needs this machine's number, counted from 0: --node-rank 0.")
         if job.nodes[1] > 1 and not job.endpoint:
             raise ValueError(
-                "Several machines need to know where to meet. Give all of them the same machine and port, such as "
+                "Several machines need a common rendezvous. Give all of them the same host and port, such as "
                 "--rdzv-endpoint node1:29400, and the same --rdzv-id."
             )
         return job.backend or "c10d", job.endpoint or "localhost:0"
     if job.backend not in ("", "static"):
         raise ValueError(
-            f"--node-rank is for a static meeting; with --rdzv-backend {job.backend} the machines count themselves. Leave "
-            "out one of the two."
+            f"--node-rank is for a static rendezvous; --rdzv-backend {job.backend} assigns the numbers itself. Remove one of "
+            "the two."
         )
     if job.nodes[0] != job.nodes[1]:
         raise ValueError(
-            f"--node-rank numbers a fixed set of machines, but --nnodes {job.nodes[0]}:{job.nodes[1]} says that they come "
-            "and go. Leave out --node-rank."
+            f"--node-rank numbers a fixed set of machines, but --nnodes {job.nodes[0]}:{job.nodes[1]} lets them join and "
+            "leave. Remove --node-rank."
         )
     if job.node_rank >= job.nodes[1]:
         raise ValueError(f"--node-rank {job.node_rank} of --nnodes {job.nodes[1]}: machines are counted from 0.")
@@ -119,12 +121,12 @@ def _meeting(job: Job) -> tuple[str, str]:
 
 @contextmanager
 def _variables(job: Job) -> Iterator[None]:
-    """What workers and the agent find in the environment, as long as they run."""
+    """Set the environment variables of the agent and its workers inside the context."""
     threads = os.environ.get("OMP_NUM_THREADS", str(threads_per_process(job.processes)))
     variables = {
         "OMP_NUM_THREADS": threads if job.threads is None else str(job.threads),
-        # Else the agent keeps one store for all its life, where restarted ranks find the addresses of dead ones, and where
-        # a machine that was lost cannot join again.
+        # Otherwise the agent keeps one store for its lifetime: restarted ranks would find the addresses of dead ranks there,
+        # and a lost machine could not join again.
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
     }
     before = {name: os.environ.get(name) for name in (*variables, "TORCHELASTIC_SIGNALS_TO_HANDLE")}
@@ -138,10 +140,10 @@ def _variables(job: Job) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def _tell(failures: list[Failure]) -> int:
+def _report(failures: list[Failure]) -> int:
     root = first(failures)
     others = sorted(failure.rank for failure in failures if failure is not root)
-    ended = f"\n\nAfter it ended, or were ended: rank {', '.join(map(str, others))}." if others else ""
+    ended = f"\n\nFailed later, or were terminated: rank {', '.join(map(str, others))}." if others else ""
     sys.stdout.flush()
-    print(f"\nhocket: the first to fail: {root}{ended}\n", file=sys.stderr, flush=True)
+    print(f"\nhocket: the first failure: {root}{ended}\n", file=sys.stderr, flush=True)
     return root.shell_code

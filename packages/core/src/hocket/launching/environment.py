@@ -1,7 +1,7 @@
-"""Who started this process, and with whom it should train: read from the variables that launchers set.
+"""Detect the launcher, rank and world size of this process from the environment variables that launchers set.
 
 Sources: the manuals of torchrun, of SLURM's ``srun`` ("output environment variables"), of Open MPI's ``mpirun`` and of Ray
-Train; MPICH and Intel MPI document theirs less, and what their ``mpiexec`` sets was looked at.
+Train. MPICH and Intel MPI document their variables less; those were observed with ``mpiexec``.
 """
 
 from __future__ import annotations
@@ -11,36 +11,36 @@ import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-#: Where ranks meet if the launcher says nothing that all of them know; torch's own choice.
+#: Rendezvous port if the launcher sets no value common to all ranks; the same default as torch's.
 PORT = 29500
 
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """One process among those that were started together. What the launcher did not say is None."""
+    """One process among those that were started together. Values that the launcher does not set are None."""
 
     #: ``"torchrun"``, ``"hocket"``, ``"ray"``, ``"slurm"``, ``"open-mpi"``, ``"mpich"``, ``"intel-mpi"``, or ``"plain"`` for
-    #: RANK and WORLD_SIZE from anybody else.
+    #: RANK and WORLD_SIZE from any other launcher.
     launcher: str
     rank: int
     world_size: int
-    #: Rank among, and number of, the processes on this machine.
+    #: Rank within, and number of, the processes on this machine.
     local_rank: int | None = None
     local_world_size: int | None = None
-    #: Where rank 0 can be reached, and the TCP port that it opens for the others.
+    #: Address of rank 0, and the TCP port that it opens for the other ranks.
     master_address: str | None = None
     master_port: int | None = None
 
 
 def environment(variables: Mapping[str, str]) -> Environment | None:
-    """What ``variables``, such as ``os.environ``, say about this process; None if it was started alone.
+    """Read this process's environment from ``variables``, such as ``os.environ``; return None if it was started alone.
 
-    RANK and WORLD_SIZE count before what an MPI's ``mpirun`` sets, and that before SLURM's variables: a launcher may have
-    been started by another. MASTER_ADDR and MASTER_PORT are believed whoever set them. SLURM counts within a step only: a
-    batch script has the same variables, but runs once.
+    RANK and WORLD_SIZE take precedence over the variables of an MPI's ``mpirun``, and those over SLURM's variables, because
+    one launcher may have started another. MASTER_ADDR and MASTER_PORT are used from any launcher. SLURM's variables are used
+    within a job step only: a batch script has the same variables, but runs once.
 
     Raises:
-        ValueError: variables that contradict each other, are incomplete or are not numbers.
+        ValueError: the variables contradict each other, are incomplete or are not numbers.
     """
     for read in (_by_name, _open_mpi, _hydra, _slurm):
         found = read(variables)
@@ -51,7 +51,7 @@ def environment(variables: Mapping[str, str]) -> Environment | None:
 
 
 def hint(variables: Mapping[str, str]) -> str:
-    """Why a process that may expect others is alone, as a sentence; or empty."""
+    """Return a sentence that explains why a process of a SLURM job runs alone, or empty."""
     if _alone_in_a_job(variables):
         return (
             f"This SLURM job has {variables['SLURM_NTASKS']} tasks, but its batch script runs once; write srun before the "
@@ -60,7 +60,7 @@ def hint(variables: Mapping[str, str]) -> str:
     return ""
 
 
-# --- one function for each kind of launcher: None if it was not that one
+# --- one function for each kind of launcher; it returns None if another launcher started the process
 
 
 def _by_name(variables: Mapping[str, str]) -> Environment | None:
@@ -101,7 +101,7 @@ def _open_mpi(variables: Mapping[str, str]) -> Environment | None:
 
 
 def _hydra(variables: Mapping[str, str]) -> Environment | None:
-    """MPICH's process manager, which Intel MPI shares. SLURM sets the PMI variables too, but not the others."""
+    """Read the variables of Hydra, the process manager of MPICH and Intel MPI. SLURM also sets the PMI variables only."""
     if "PMI_RANK" not in variables or "MPI_LOCALRANKID" not in variables:
         return None
     world, local = _needed(variables, "PMI_SIZE", "PMI_RANK"), _number(variables, "MPI_LOCALNRANKS")
@@ -147,10 +147,10 @@ def _alone_in_a_job(variables: Mapping[str, str]) -> bool:
 
 
 def expand_hosts(hosts: str) -> Iterator[str]:
-    """The names in SLURM's short form, in its order: ``"gpu[08-10,12],login"`` is gpu08, gpu09, gpu10, gpu12, login.
+    """Expand SLURM's short form of host names, in order: ``"gpu[08-10,12],login"`` is gpu08, gpu09, gpu10, gpu12, login.
 
-    Leading zeros are kept, and brackets may stand anywhere in a name and more than once: the last one counts fastest.
-    Raises ValueError where a bracket is not closed, a range runs backwards or a name is missing.
+    Leading zeros are kept. A name may have several brackets, anywhere; the last bracket varies fastest.
+    Raises ValueError if a bracket is not closed, a range runs backwards or a name is missing.
     """
     for name in re.split(r",(?![^\[\]]*\])", hosts.strip()):
         texts = re.split(r"\[([^\[\]]*)\]", name)  # text, ranges, text, ranges, …, text
@@ -180,7 +180,7 @@ def _numbers(ranges: str, hosts: str) -> Iterator[str]:
 
 
 def _tasks_of(tasks: str, node: int) -> int:
-    """How many tasks the node has, from such as ``"2(x3),1"``: three nodes with two and one with one."""
+    """Return the number of tasks of a node. ``"2(x3),1"`` stands for three nodes with two tasks and one with one."""
     left = node
     for part in tasks.split(","):
         match = re.fullmatch(r"\s*([0-9]+)(?:\(x([0-9]+)\))?\s*", part)
@@ -189,7 +189,9 @@ def _tasks_of(tasks: str, node: int) -> int:
         left -= int(match[2] or 1)
         if left < 0:
             return int(match[1])
-    raise ValueError(f"SLURM's tasks per node, '{tasks}', say nothing about node {node}; they look like '2(x3),1'.")
+    raise ValueError(
+        f"SLURM's tasks per node, '{tasks}', do not include node {node}; a valid value looks like '2(x3),1'."
+    )
 
 
 # --- numbers
@@ -200,7 +202,7 @@ def _number(variables: Mapping[str, str], name: str) -> int | None:
     if not text:
         return None
     if not re.fullmatch(r"[0-9]+", text, re.ASCII):
-        raise ValueError(f"The environment variable {name}={text!r} should be a whole number, 0 or more.")
+        raise ValueError(f"The environment variable {name}={text!r} should be an integer, 0 or more.")
     return int(text)
 
 
@@ -215,7 +217,7 @@ def _needed(variables: Mapping[str, str], name: str, other: str = "") -> int:
 
 
 def _port(variables: Mapping[str, str], job: str | None) -> int:
-    """What all ranks of a job and few others agree on: below the ports that Linux hands out by itself, from 32768 on."""
+    """Return a port that all ranks of a job, and few other jobs, derive. It is below Linux's ephemeral ports (from 32768)."""
     given = _number(variables, "MASTER_PORT")
     return given if given is not None else PORT if job is None else 20000 + zlib.crc32(job.encode()) % 12000
 
@@ -245,8 +247,8 @@ def _check(found: Environment, variables: Mapping[str, str]) -> None:
     else:
         return
     names = _NAMES.get(found.launcher, ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"))
-    said = ", ".join(f"{name}={variables[name]}" for name in names if name in variables)
+    found_in = ", ".join(f"{name}={variables[name]}" for name in names if name in variables)
     raise ValueError(
-        f"By its environment this process is {wrong}: {said}. Start all ranks with one launcher, and unset what is left of "
-        "another."
+        f"According to its environment this process is {wrong}: {found_in}. Start all ranks with one launcher, and unset the "
+        "variables of any other."
     )

@@ -1,4 +1,4 @@
-"""Between a launcher and its workers: why a worker ended, written by itself into a file and read by the launcher."""
+"""Failures of workers: a worker writes its error to a file, and the launcher reads it."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import traceback
 from dataclasses import dataclass
 from pathlib import Path
 
-#: The variable that names the file. torch's elastic agent sets it, and reads the same file.
+#: The environment variable that names the file. torch's elastic agent sets it, and reads the same file.
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
-#: The variable with the file descriptor of a pipe that nobody writes to: it ends with the process that has the other end.
+#: The environment variable with the file descriptor of a pipe without data: it closes when the launcher ends.
 PIPE = "HOCKET_LAUNCHER_PIPE"
 
 
 class WorkerError(RuntimeError):
-    """A worker process raised or was killed; the message has its traceback. ``rank`` is which."""
+    """A worker process raised or was killed. The message has its traceback, and ``rank`` is its rank."""
 
     def __init__(self, rank: int, message: str) -> None:
         super().__init__(message)
@@ -26,13 +26,13 @@ class WorkerError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """The end of a worker with an exit code other than 0; -9 for one that signal 9 killed."""
+    """A worker that ended with a non-zero exit code; -9 stands for signal 9."""
 
     rank: int
     exit_code: int
-    #: Empty where the worker left no word.
+    #: Empty if the worker wrote no error file.
     traceback: str = ""
-    #: When it was written, in seconds since 1970; infinity if it was not.
+    #: When the worker wrote it, in seconds since 1970; infinity if it did not.
     time: float = float("inf")
 
     def __str__(self) -> str:
@@ -43,21 +43,20 @@ class Failure:
         number = -self.exit_code
         name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
         why = {
-            "SIGKILL": " That is what a machine does that is out of memory: see dmesg or the job's limits.",
+            "SIGKILL": " The usual cause is that the machine ran out of memory: see dmesg or the job's limits.",
             "SIGSEGV": " A library crashed: set PYTHONFAULTHANDLER=1 to see where.",
-            "SIGABRT": " A library gave up; what it said stands above.",
+            "SIGABRT": " A library aborted; see its message above.",
         }.get(name, "")
         return f"Rank {self.rank} was killed by {name}.{why}"
 
     @property
     def shell_code(self) -> int:
-        """The exit code that a shell would show: 128 and the signal's number for a process that was killed."""
+        """The exit code in a shell: 128 plus the signal's number for a killed process."""
         return self.exit_code if self.exit_code >= 0 else 128 - self.exit_code
 
 
 def write_error(error: BaseException, code: int = 1) -> None:
-    """Write ``error`` and the exit code that it leads to into the file that the launcher named, in the form that torch's agent
-    reads; nothing if it named none."""
+    """Write ``error`` and its exit code to the launcher's error file (if any), in the format of torch's agent."""
     name = os.environ.get(ERROR_FILE)
     if not name:
         return
@@ -71,17 +70,17 @@ def write_error(error: BaseException, code: int = 1) -> None:
 
 
 def read_failure(rank: int, exit_code: int, file: str | os.PathLike[str]) -> Failure:
-    """What the worker left in the file, or a failure without traceback."""
+    """Read a worker's failure from its error file; without a readable file, return a failure without traceback."""
     try:
         report = json.loads(Path(file).read_text())["message"]["extraInfo"]
         text = _without_launcher(report["py_callstack"])
         return Failure(rank, exit_code, text, float(report.get("time", report["timestamp"])))
-    except (OSError, ValueError, KeyError, TypeError):  # none, or one that somebody else wrote otherwise
+    except (OSError, ValueError, KeyError, TypeError):  # no file, or one in another format
         return Failure(rank, exit_code)
 
 
 def exit_code(file: str | os.PathLike[str]) -> int | None:
-    """The exit code that the worker said it would end with, or None if it left no word."""
+    """Return the exit code that the worker recorded, or None if it wrote no error file."""
     try:
         return int(json.loads(Path(file).read_text())["message"]["errorCode"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -89,10 +88,10 @@ def exit_code(file: str | os.PathLike[str]) -> int | None:
 
 
 def first(failures: list[Failure]) -> Failure:
-    """The one that the others followed from.
+    """Return the failure that caused the others.
 
-    A worker that was killed by a signal, but for SIGTERM, which launchers send to end the rest, cannot have followed from an
-    exception elsewhere within the moment in which they are looked at. Otherwise the earliest.
+    A worker killed by a signal other than SIGTERM comes first: an exception in another worker cannot have caused that in so
+    short a time. SIGTERM comes last, because launchers send it to terminate the other workers. Otherwise take the earliest.
     """
 
     def order(failure: Failure) -> tuple[bool, float, int]:
@@ -104,7 +103,7 @@ def first(failures: list[Failure]) -> Failure:
 
 
 def _without_launcher(text: str) -> str:
-    """A traceback without the frames that lead from `hocket.launching.worker` to the script."""
+    """Return the traceback without the frames between `hocket.launching.worker` and the script."""
     lines, kept, skipping = text.splitlines(keepends=True), [], False
     for line in lines:
         if line.startswith('  File "'):

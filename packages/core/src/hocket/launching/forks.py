@@ -1,7 +1,7 @@
-"""Ranks as forks of this process: for notebooks, and for tests.
+"""Start ranks as forks of this process, for notebooks and tests.
 
-Starting a Python process that imports torch takes seconds; a fork of one that has imported it takes milliseconds, and it has
-everything that was defined in a notebook.
+Starting a Python process that imports torch takes seconds. A fork of a process that has imported it takes milliseconds, and
+inherits all definitions of a notebook.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from typing import Any
 
 from hocket.launching.errors import Failure, WorkerError
 
-#: Seconds between looks at whether the forks still live.
+#: Seconds between checks whether the forks are still alive.
 _POLL = 0.2
 
 
 def launch(function: Callable[..., Any], processes: int, *args: Any, timeout: float | None = None) -> list[Any]:
-    """Call ``function(*args)`` in ``processes`` forks of this process that can train together; what each returned, by rank.
+    """Call ``function(*args)`` in ``processes`` forks of this process that train together, and return the results by rank.
 
-    For notebooks and interactive sessions, where ``Trainer(devices=2)`` has no script to run again. A Trainer that the function
-    makes is one of that many ranks. Function and arguments may be anything, closures included; what is returned is pickled,
-    and models and their weights stay as they were in this process. Ranks compute with one thread each.
+    Use it in notebooks and interactive sessions, where ``Trainer(devices=2)`` has no script to run again. A Trainer made in
+    the function is one of that many ranks. Function and arguments may be any objects, including closures. Results are
+    pickled; models and their weights in this process do not change. Each rank computes with one thread.
 
     Args:
-        timeout: seconds after which ranks that still run are killed; None to wait for ever.
+        timeout: seconds after which running ranks are killed; None to wait without limit.
 
     Raises:
         WorkerError: a rank raised (the message has its traceback), died or did not end in time. The others are killed.
-        RuntimeError: this process cannot be forked, because the platform does not know how or a GPU is in use.
+        RuntimeError: this process cannot be forked, because the platform does not support it or a GPU is in use.
 
     Example:
         >>> import hocket, torch
@@ -61,7 +61,7 @@ def launch(function: Callable[..., Any], processes: int, *args: Any, timeout: fl
             if rank == 0:
                 from torch.distributed import TCPStore
 
-                # On the socket that is open already, so that nobody else can take the port.
+                # On the socket that is already open, so that no other process can take the port.
                 store = TCPStore(
                     "127.0.0.1",
                     port,
@@ -83,7 +83,7 @@ def launch(function: Callable[..., Any], processes: int, *args: Any, timeout: fl
 def fork(
     function: Callable[[int], Any], processes: int, *, variables: dict[str, str], timeout: float | None = None
 ) -> list[Any]:
-    """Call ``function(rank)`` in each fork; see `launch`. ``variables`` come into the environment of all."""
+    """Call ``function(rank)`` in each fork; see `launch`. ``variables`` are added to the environment of every fork."""
     _import_before_forking()
     context = multiprocessing.get_context("fork")
     started, pipes = [], {}
@@ -92,14 +92,14 @@ def fork(
             receiving, sending = context.Pipe(duplex=False)
             process = context.Process(target=_rank, args=(rank, processes, variables, sending, function))
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore", DeprecationWarning)  # of forking with threads, from Python 3.12 on
+                warnings.simplefilter("ignore", DeprecationWarning)  # Python >= 3.12 warns about forking with threads
                 process.start()
             sending.close()
             started.append(process)
             pipes[receiving] = rank
         results = _collect(pipes, started, timeout)
         for process in started:
-            process.join(5.0)  # ends its own DataLoader workers, if it is let
+            process.join(5.0)  # give it time to terminate its DataLoader workers
         return results
     finally:
         for process in started:
@@ -111,28 +111,29 @@ def fork(
 
 
 def check_forkable(who: str) -> None:
-    """Raise RuntimeError if this process cannot be forked; ``who`` wants to."""
+    """Raise RuntimeError if this process cannot be forked; ``who`` names the caller in the message."""
     import torch
 
     if "fork" not in multiprocessing.get_all_start_methods():
-        raise RuntimeError(f"{who} forks, which {sys.platform} cannot. Start a script with torchrun instead.")
+        raise RuntimeError(f"{who} forks, which {sys.platform} does not support. Start a script with torchrun instead.")
     if torch.cuda.is_initialized():
         raise RuntimeError(
-            f"{who} forks, and a process that has used a GPU cannot be forked. Call it before anything touches "
-            "torch.cuda (in a notebook: restart the kernel first), or start a script with hocket launch instead."
+            f"{who} forks, and a process that has used a GPU cannot be forked. Call it before any use of torch.cuda (in a "
+            "notebook: restart the kernel first), or start a script with hocket launch instead."
         )
 
 
 def _check_driver(who: str) -> None:
-    """Raise RuntimeError if forks could not use the GPUs of this machine, although this process has not used one yet.
+    """Raise RuntimeError if forks could not use the GPUs of this machine, even though this process has not used one yet.
 
-    `torch.cuda.is_available()` starts the driver; a fork then finds it broken. Only a fork can tell, so ask one.
+    `torch.cuda.is_available()` initializes the driver, which is then unusable in forks. Only a fork can detect that, so
+    check it in one.
     """
     import torch
 
     reading, writing = os.pipe()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of forking with threads, from Python 3.12 on
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python >= 3.12 warns about forking with threads
         child = os.fork()
     if not child:
         os.write(writing, b"1" if torch.cuda._is_in_bad_fork() else b"0")
@@ -143,14 +144,14 @@ def _check_driver(who: str) -> None:
     os.waitpid(child, 0)
     if broken and torch.cuda.device_count():
         raise RuntimeError(
-            f"{who} forks, and forks of this process could not use its GPUs: something has asked for them already, such as "
-            "torch.cuda.is_available(). Call hocket.launch first (in a notebook: restart the kernel), start a script with "
+            f"{who} forks, and forks of this process could not use its GPUs: the driver is already initialized, for example "
+            "by torch.cuda.is_available(). Call hocket.launch first (in a notebook: restart the kernel), start a script with "
             "hocket launch instead, or set CUDA_VISIBLE_DEVICES= to train on the CPU."
         )
 
 
 def _import_before_forking() -> None:
-    """What ranks would otherwise import one by one, each on its own."""
+    """Import modules once that every rank would otherwise import itself."""
     import torch._dynamo
     import torch.distributed.checkpoint
     import torch.distributed.fsdp
@@ -158,12 +159,12 @@ def _import_before_forking() -> None:
 
 
 def _rank(rank: int, world_size: int, variables: dict[str, str], pipe: Any, function: Callable[[int], Any]) -> None:
-    """What a forked process does: never returns into the code of its parent, always reports."""
+    """Run in a forked process: call the function and report its result or error, without returning to the parent's code."""
     import torch
 
-    # First of all: the pool of threads that the parent computes with does not exist here, and waiting for it never ends.
+    # This comes first: the parent's thread pool does not exist in a fork, and waiting for it would never end.
     torch.set_num_threads(1)
-    gc.freeze()  # nor do finalizers of what the parent has left to collect find the threads that they would wait for
+    gc.freeze()  # likewise, finalizers of the parent's garbage would wait for threads that do not exist here
     os.environ.update(
         RANK=str(rank),
         LOCAL_RANK=str(rank),
@@ -173,9 +174,9 @@ def _rank(rank: int, world_size: int, variables: dict[str, str], pipe: Any, func
         **variables,
     )
     if sys.platform == "linux":
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # this machine's name need not have an address
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # the host name may not resolve to an address
     try:
-        # Pickled here and not by the pipe, which would pass tensors on as handles of shared memory that ends with us.
+        # Pickled here and not by the pipe, which would send tensors as handles of shared memory that ends with this process.
         report = (True, pickle.dumps(function(rank)))
     except BaseException:
         report = (False, pickle.dumps(traceback.format_exc()))
@@ -193,14 +194,14 @@ def _collect(pipes: dict[Any, int], processes: list[Any], timeout: float | None)
     while waiting:
         left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
         ready: list[Any] = multiprocessing.connection.wait(list(waiting), _POLL if left is None else min(left, _POLL))
-        # The end of a pipe is no sure sign of a rank's: its DataLoader workers hold it too, and outlive it by seconds.
+        # A closed pipe does not show reliably that a rank ended: its DataLoader workers hold the pipe too, for some seconds.
         ended = [p for p, rank in waiting.items() if processes[rank].exitcode is not None and not p.poll()]
         if not ready and not ended and left == 0.0:
             late = sorted(waiting.values())
             raise WorkerError(
                 late[0],
-                f"Ranks {late} of {world_size} did not end within {timeout:g} s and were killed. A collective that not "
-                "every rank calls waits forever; otherwise allow more with timeout=.",
+                f"Ranks {late} of {world_size} did not end within {timeout:g} s and were killed. A collective that some ranks "
+                "do not call waits forever; otherwise pass a larger timeout=.",
             )
         for pipe in dict.fromkeys([*ready, *ended]):
             rank = waiting.pop(pipe)
@@ -211,7 +212,7 @@ def _collect(pipes: dict[Any, int], processes: list[Any], timeout: float | None)
             except EOFError:
                 processes[rank].join(5.0)
                 why = Failure(rank, processes[rank].exitcode or 0)
-                raise WorkerError(rank, f"Rank {rank} of {world_size} died without a word. {why}") from None
+                raise WorkerError(rank, f"Rank {rank} of {world_size} died without an exception. {why}") from None
             if not succeeded:
                 raise WorkerError(rank, f"Rank {rank} of {world_size} raised:\n{pickle.loads(content)}")
             results[rank] = pickle.loads(content)

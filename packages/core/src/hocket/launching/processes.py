@@ -1,6 +1,6 @@
-"""A script that starts its own ranks: this process is rank 0, and the others run the same command line again.
+"""Start ranks from a script: this process is rank 0, and the other ranks run the same command line again.
 
-Nobody is left behind: workers end when this process does, however it ends, and it ends when one of them fails.
+No process is left running: workers end when this process ends for any reason, and it ends when one of them fails.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from hocket.launching.errors import ERROR_FILE, PIPE, Failure, WorkerError, firs
 if TYPE_CHECKING:
     import torch.distributed as dist
 
-#: Seconds for this process to notice by itself that a worker failed, before it is interrupted and then ended.
+#: Seconds for this process to raise the failure of a worker itself; after half of them it is interrupted, then terminated.
 GRACE = 10.0
 
 _workers: Workers | None = None
 
 
 def current() -> Environment | None:
-    """This process among those that it trains with; None if it is alone. Raises ValueError, see `environment`."""
+    """Return the environment of this process among its ranks; None if it is alone. Raises ValueError, see `environment`."""
     return _workers.environment if _workers else environment(os.environ)
 
 
 def start(devices: int) -> None:
-    """Start ranks 1 to ``devices`` - 1, unless a launcher has started as many on this machine.
+    """Start ranks 1 to ``devices`` - 1, unless a launcher has started ``devices`` processes on this machine.
 
     Raises:
-        RuntimeError: there is no script that could be run again.
-        ValueError: another number of processes has been started.
+        RuntimeError: there is no script to run again.
+        ValueError: a different number of processes has been started.
     """
     global _workers
     found = current()
@@ -46,7 +46,7 @@ def start(devices: int) -> None:
         if found.local_world_size not in (None, devices):
             by = "an earlier Trainer" if _workers else f"the launcher ({found.launcher})"
             raise ValueError(
-                f"devices={devices}, but {by} has started {found.local_world_size} on this machine. Leave out devices=, "
+                f"devices={devices}, but {by} has started {found.local_world_size} on this machine. Omit devices=, "
                 f"or pass devices={found.local_world_size}."
             )
         return
@@ -59,7 +59,7 @@ def start(devices: int) -> None:
 
 
 def cause_of(error: BaseException) -> BaseException:
-    """The failure of a worker that ``error`` followed from, or ``error`` itself."""
+    """Return the failure of a worker that caused ``error``, or ``error`` itself."""
     if _workers is None or isinstance(error, WorkerError):
         return error
     if isinstance(error, SystemExit):
@@ -68,25 +68,25 @@ def cause_of(error: BaseException) -> BaseException:
 
 
 def raise_failure() -> None:
-    """Raise WorkerError if a worker of this process has failed. For loops that wait for the others."""
+    """Raise WorkerError if a worker of this process has failed. Call it in loops that wait for other ranks."""
     if _workers is not None and (error := _workers.error()):
         raise error
 
 
 def threads_per_process(processes: int) -> int:
-    """The processors that this process may use, divided."""
+    """Return the number of processors that this process may use, divided by ``processes``."""
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, usable // processes)
 
 
 class Workers:
-    """Ranks 1 to ``number`` - 1 on this machine."""
+    """The processes of ranks 1 to ``number`` - 1 on this machine."""
 
     def __init__(self, command: list[str], number: int) -> None:
         import torch
         from torch.distributed import TCPStore
 
-        #: Where all meet. Opened here, so that nobody else can take the port before they do.
+        #: The rendezvous of all ranks. It is opened here, so that no other process can take the port.
         self.store: dist.Store = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False, multi_tenant=True)
         self.environment = Environment("hocket", 0, number, 0, number, "127.0.0.1", self.store.port)
         self._pid = os.getpid()
@@ -101,7 +101,7 @@ class Workers:
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads_per_process(number))),
         }
         if "OMP_NUM_THREADS" not in os.environ:
-            torch.set_num_threads(threads_per_process(number))  # this process is one of them
+            torch.set_num_threads(threads_per_process(number))  # this process is rank 0
         read, self._pipe = os.pipe()
         atexit.register(self._close)
         for rank in range(1, number):
@@ -110,7 +110,7 @@ class Workers:
                 "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(self.store.port), "HOCKET_LAUNCHED": "1",
                 ERROR_FILE: self._error_file(rank), PIPE: str(read),
             }  # fmt: skip
-            # In a process group of its own: ctrl-c is for this process, which then ends the others.
+            # In a separate process group, so that Ctrl-C reaches only this process, which then terminates the workers.
             self._processes[rank] = subprocess.Popen(
                 command, env=variables, stdin=subprocess.DEVNULL, pass_fds=[read], process_group=0
             )
@@ -118,16 +118,16 @@ class Workers:
         os.close(read)
 
     def error(self, wait: float = 0.0) -> WorkerError | None:
-        """What to raise if a worker has failed, or does within ``wait`` seconds."""
+        """Return the error to raise if a worker has failed, or fails within ``wait`` seconds; else None."""
         with self._changed:
             self._changed.wait_for(lambda: self._failures, wait)
             if not self._failures:
                 return None
             failure = first(list(self._failures.values()))
-        return WorkerError(failure.rank, f"{failure}\n\nThe main process, rank 0, ends with it.")
+        return WorkerError(failure.rank, f"{failure}\n\nTherefore the main process, rank 0, ends too.")
 
     def leave(self, code: object) -> None:
-        """This process ends with an exit code, and the others with the same: that is no failure of theirs."""
+        """Exit all ranks with this code without reporting a worker failure."""
         with self._changed:
             self._leaving = code
             self._failures = {rank: each for rank, each in self._failures.items() if each.exit_code != code}
@@ -136,11 +136,11 @@ class Workers:
         return str(Path(self._folder.name) / f"{rank}.json")
 
     def _watch(self, rank: int) -> None:
-        """Wait for the end of a worker; if it failed, see to it that this process ends too."""
+        """Wait until a worker ends; if it failed, make sure that this process ends too."""
         self._processes[rank].wait()
         if self._closing or not self._failed(rank):
             return
-        # Whatever waits for the worker raises by itself, but for what torch computes or waits for on a GPU.
+        # Code that waits for the worker raises by itself, unless torch is computing or waiting for a GPU.
         for act in (_thread.interrupt_main, self._give_up):
             time.sleep(GRACE / 2)
             if self._closing or not self._failed(rank):
@@ -157,7 +157,7 @@ class Workers:
         return True
 
     def _give_up(self) -> None:
-        """End the process at once, with the worker's last words."""
+        """Print the worker's failure and terminate this process immediately."""
         self._closing = True
         failure = first(list(self._failures.values()))
         sys.stdout.flush()
@@ -166,9 +166,9 @@ class Workers:
         os._exit(failure.shell_code)
 
     def _close(self) -> None:
-        """At the end of the process: wait for the others if it ended well, otherwise end them."""
+        """At exit, wait for the workers after a normal end, and terminate them otherwise."""
         if os.getpid() != self._pid:
-            return  # a fork of it
+            return  # a fork of this process
         self._closing = True
         try:
             if getattr(sys, "last_value", None) is None and not self._wait():
@@ -178,14 +178,14 @@ class Workers:
             self._folder.cleanup()
 
     def _wait(self) -> bool:
-        """Until all have ended, or one has failed: then False."""
-        told = time.monotonic() + 10.0
+        """Wait until all workers have ended. Return False if one has failed."""
+        next_message = time.monotonic() + 10.0
         while not any([self._failed(rank) for rank in self._processes]):
             running = [rank for rank, process in self._processes.items() if process.poll() is None]
             if not running:
                 return True
-            if time.monotonic() > told:
-                told = float("inf")
+            if time.monotonic() > next_message:
+                next_message = float("inf")
                 print(f"hocket: rank 0 is done and waits for ranks {running}.", file=sys.stderr, flush=True)
             time.sleep(0.05)
         return False

@@ -1,4 +1,4 @@
-"""How this process was started, and how to start its script once more."""
+"""Detect how this process was started, and build the command line that runs its script again."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ from pathlib import Path
 
 
 def command_again(devices: int) -> list[str]:
-    """The command line that runs this script in another process, as `hocket.launching.worker` does it.
+    """Return the command line that runs this script in another process, through `hocket.launching.worker`.
 
-    Raises RuntimeError where there is no script to run again, and says what to do instead.
+    Raises RuntimeError if there is no script to run again; the message says what to do instead.
     """
     options, kind, target, arguments = split(sys.orig_argv)
     main = sys.modules["__main__"]
     place = ""
     if multiprocessing.parent_process() is not None:
-        place = "in a process that another one of the script has started"
+        place = "in a child process of the script"
     elif hasattr(builtins, "get_ipython") or hasattr(sys, "ps1") or sys.flags.interactive:
         place = "in a notebook or an interactive session"
     elif not target or kind == "-c":
-        place = "where there is no file, but code from the standard input or from -c"
+        place = "for code from the standard input or from -c"
     elif getattr(getattr(main, "__spec__", None), "name", "") == "pytest.__main__" or Path(target).name in _PYTEST:
-        place = "under pytest, all of which would run again"
+        place = "under pytest, because the full test session would run again"
     elif getattr(sys, "frozen", False) or os.name != "posix":
         place = "in a frozen application" if os.name == "posix" else "on Windows"
     if place:
         raise RuntimeError(
-            f"Trainer(devices={devices}) runs the script again for every other rank, which cannot be done {place}. Put all "
-            f"that trains into a function and call hocket.launch(function, {devices}), or move it into a script of its own "
+            f"Trainer(devices={devices}) runs the script again for every other rank, which is not possible {place}. Put the "
+            f"training code into a function and call hocket.launch(function, {devices}), or move it into a separate script "
             f"and type: hocket launch -n {devices} script.py"
         )
     file = getattr(main, "__file__", None)
-    if not kind:  # the interpreter made it absolute when it started; the script may have changed the folder since
+    if not kind:  # Python made __file__ absolute at start-up; the script may have changed the working folder since
         target = os.path.abspath(file if file and os.path.basename(file) == os.path.basename(target) else target)
     return [
         sys.executable,
@@ -53,9 +53,9 @@ _PYTEST = ("pytest", "py.test")
 
 
 def split(argv: Sequence[str]) -> tuple[list[str], str, str, list[str]]:
-    """A command line of python: the interpreter's options; ``"-m"``, ``"-c"`` or ``""``; what to run; its arguments.
+    """Split a python command line into interpreter options; ``"-m"``, ``"-c"`` or ``""``; target; arguments of the target.
 
-    What to run is empty where it is the standard input.
+    The target is empty if python reads the standard input.
     """
     words = list(argv[1:])
     options: list[str] = []

@@ -1,7 +1,7 @@
-"""What a started worker runs: ``python -P -m hocket.launching.worker [-m] target arguments…``.
+"""The main module of a worker: ``python -P -m hocket.launching.worker [-m] target arguments…``.
 
-The target runs as ``__main__`` does. What this adds: an exception is written into the error file that the launcher named, the
-process ends within `GRACE` seconds after one whatever still runs in it, and it ends when the pipe to the launcher closes.
+The target runs as ``__main__``. In addition, the worker writes an exception to the launcher's error file, ends within `GRACE`
+seconds after an exception even if threads are still running, and ends when the pipe to the launcher closes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from hocket.launching.errors import PIPE, write_error
 
-#: Seconds that a process which raised has for tidying up; the other ranks wait for its end.
+#: Seconds for clean-up after an exception; the other ranks wait until this process ends.
 GRACE = 10.0
 
 
@@ -37,13 +37,13 @@ def main() -> None:
 
 
 def _run(target: str, arguments: list[str], module: bool) -> None:
-    # What python itself would put first; -P left it out, so that nothing there is taken for a part of hocket.
+    # Insert the path entry that Python would put first. -P omitted it, so that no module there shadows a part of hocket.
     if module:
         sys.argv = [target, *arguments]
         sys.path.insert(0, os.getcwd())
         runpy.run_module(target, run_name="__main__", alter_sys=True)
     else:
-        target = os.path.abspath(target)  # which python makes of __file__ too
+        target = os.path.abspath(target)  # as Python does for __file__
         sys.argv = [target, *arguments]
         if Path(target).is_file():
             sys.path.insert(0, str(Path(target).parent.resolve()))

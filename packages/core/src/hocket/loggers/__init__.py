@@ -1,1 +1,1 @@
-"""Loggers that core brings along; each is found by its entry point."""
+"""The built-in loggers, each declared by an entry point."""

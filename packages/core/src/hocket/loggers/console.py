@@ -1,4 +1,4 @@
-"""Lines on the console."""
+"""A logger that prints lines on the console."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from hocket.time import Timestamp
 
 
 class ConsoleLogger(Logger):
-    """Prints a line whenever values are logged, and one for each evaluation set: where training is, then names and values.
+    """Print a line whenever values are logged, and one for each evaluation set: the position, then names and values.
 
     Args:
-        file: where to; None for what ``sys.stderr`` is at the time.
+        file: the file to print to; None for the current ``sys.stderr``.
 
     Example:
         >>> import hocket, sys, torch
@@ -29,7 +29,7 @@ class ConsoleLogger(Logger):
         ep 0 ba 20  train/loss ...
     """
 
-    synchronous = True  # in the order of what else is printed
+    synchronous = True  # keeps the order relative to other output
     shows_only = True
 
     def __init__(self, file: IO[str] | None = None) -> None:
@@ -37,22 +37,22 @@ class ConsoleLogger(Logger):
         self._labels: set[str] = set()
 
     def eval_end(self, state: State) -> None:
-        """Remembers the set's label."""
+        """Record the label of the set."""
         self._labels.add(str(state.eval_label))
 
     def log_metrics(self, state: State, metrics: Mapping[str, float]) -> None:
-        """What is not from an evaluation first."""
+        """Print the values, one line for training and one for each evaluation set."""
         for values in by_set(metrics, self._labels).values():
             print(line(state.timestamp, values), file=self._file or sys.stderr, flush=True)
 
 
 def line(now: Timestamp, metrics: Mapping[str, float]) -> str:
-    """``ep 2 ba 45  train/loss 0.0123  test/accuracy 0.981``."""
+    """Format position and values, such as ``ep 2 ba 45  train/loss 0.0123  test/accuracy 0.981``."""
     return "  ".join([f"ep {now.epoch} ba {now.batch}", *(f"{name} {value:.4g}" for name, value in metrics.items())])
 
 
 def by_set(metrics: Mapping[str, float], labels: Collection[str]) -> dict[str | None, dict[str, float]]:
-    """The values of each evaluation set under its label, after what is of none of them under None."""
+    """Group values by the label of their evaluation set; values of no set come first, under None."""
     divided: dict[str | None, dict[str, float]] = {None: {}}
     for name, value in metrics.items():
         own = max((label for label in labels if name.startswith(f"{label}/")), key=len, default=None)

@@ -1,4 +1,4 @@
-"""A file of JSON lines."""
+"""A logger that writes a file of JSON lines."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ from hocket.state import State
 
 
 class JSONLinesLogger(Logger):
-    """Writes ``metrics.jsonl`` in the run's folder: one JSON object per line.
+    """Write ``metrics.jsonl`` in the run's folder: one JSON object per line.
 
-    Each line has ``epoch``, ``batch``, ``sample``, ``token`` and ``seconds``, and the values by name (``metric/epoch`` for one
-    that would be ``epoch``); the first line of a run has its ``hyperparameters`` and the ``run``'s identity. Lines are written
-    through at once, so a killed run loses at most the current line, whose rest is removed. A fit that resumes from a
-    checkpoint continues the file where it was then, so that every line is there once; if it is another file, or was changed
-    since, nothing is removed. A file of an earlier run is kept as ``metrics.earlier-1.jsonl``. With ``all_ranks``, ranks
-    other than 0 write ``metrics.rank1.jsonl`` and so on. JSON knows no numbers that are not finite: these are the strings
-    ``"NaN"``, ``"Infinity"``, ``"-Infinity"``, which Python's and
-    JavaScript's conversions to numbers read.
+    Each line has ``epoch``, ``batch``, ``sample``, ``token`` and ``seconds``, and the values by name (a metric named ``epoch``
+    becomes ``metric/epoch``). The first line of a run has its ``hyperparameters`` and the identity of the ``run``. Lines are
+    written without buffering: a killed run loses at most the current line, and the incomplete line is removed later.
+
+    A fit that resumes from a checkpoint truncates the file to its length at that checkpoint, so that no line appears twice.
+    Nothing is removed if it is another file, or was changed since. A file of an earlier run is kept as
+    ``metrics.earlier-1.jsonl``. With ``all_ranks``, ranks other than 0 write ``metrics.rank1.jsonl`` and so on. JSON has no
+    non-finite numbers: they are written as the strings ``"NaN"``, ``"Infinity"`` and ``"-Infinity"``, which Python and
+    JavaScript can convert to numbers.
 
     Args:
         filename: the name of the file within the run's folder.
@@ -41,28 +42,28 @@ class JSONLinesLogger(Logger):
         [10, 20]
     """
 
-    synchronous = True  # what a checkpoint counts is in the file
+    synchronous = True  # a checkpoint records the length of the file
 
     def __init__(self, filename: str = "metrics.jsonl") -> None:
         self.filename = filename
         self._file: IO[bytes] | None = None
-        #: Length and checksum of the file, or of what it was when the checkpoint was taken.
+        #: Length and checksum of the file, or those recorded in the checkpoint.
         self._size = self._sum = 0
         self._resumed = False
 
     def state_dict(self) -> dict[str, Any]:
-        """How long the file is, and its checksum."""
+        """Return the length of the file and its checksum."""
         return {"size": self._size, "sum": self._sum} if self._size else {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """The next fit continues the file there."""
+        """Restore length and checksum; the next fit continues the file from there."""
         if unknown := sorted(state_dict.keys() - {"size", "sum"}):
-            raise ValueError(f"JSONLinesLogger keeps size and sum of its file, but was given {unknown}.")
+            raise ValueError(f"The state of a JSONLinesLogger has the keys size and sum, but was given {unknown}.")
         self._close()
         self._size, self._sum, self._resumed = state_dict["size"], state_dict["sum"], True
 
     def fit_start(self, state: State) -> None:
-        """Removes what was written after the checkpoint that the run resumes from."""
+        """Remove lines written after the checkpoint that the run resumes from."""
         if self._resumed and (path := self._path(state)).exists():
             with path.open("r+b") as file:
                 if zlib.crc32(file.read(self._size)) == self._sum and file.tell() == self._size:
@@ -70,11 +71,11 @@ class JSONLinesLogger(Logger):
         self._resumed = False
 
     def log_hyperparameters(self, state: State, parameters: Mapping[str, Any]) -> None:
-        """One line, ``{"hyperparameters": …, "run": …}``."""
+        """Write a line ``{"hyperparameters": …, "run": …}``."""
         self._write(state, {"hyperparameters": _strict(parameters), "run": state.run.id})
 
     def log_metrics(self, state: State, metrics: Mapping[str, float]) -> None:
-        """One line."""
+        """Write a line with the position and the values."""
         now = state.timestamp
         line: dict[str, Any] = {"epoch": now.epoch, "batch": now.batch, "sample": now.sample, "token": now.token}
         line["seconds"] = round(now.seconds, 6)
@@ -82,7 +83,7 @@ class JSONLinesLogger(Logger):
         self._write(state, line)
 
     def close(self, state: State) -> None:
-        """Closes the file; it is opened again when there is more to write."""
+        """Close the file; the next write opens it again."""
         self._close()
 
     def _close(self) -> None:
@@ -98,7 +99,7 @@ class JSONLinesLogger(Logger):
     def _write(self, state: State, line: Mapping[str, Any]) -> None:
         try:
             text = _encode(line)
-        except ValueError:  # NaN and infinity, which are rare
+        except ValueError:  # non-finite values, which are rare
             text = _encode(_strict(line))
         data = text.encode() + b"\n"
         if self._file is None:
@@ -118,7 +119,7 @@ _encode = json.JSONEncoder(allow_nan=False, default=str).encode
 
 
 def _strict(value: Any) -> Any:
-    """The same with nothing in it that is not JSON, but for objects of other types."""
+    """Replace non-finite floats by strings and convert containers to JSON types. Objects of other types are unchanged."""
     if isinstance(value, float):
         return value if math.isfinite(value) else {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}[str(value)]
     if isinstance(value, Mapping):
@@ -129,35 +130,35 @@ def _strict(value: Any) -> Any:
 
 
 def _keep(path: Path, run: str) -> None:
-    """Give a file that another run began, in a folder that is this one's now, another name."""
+    """Rename the file if another run wrote it, in a folder that now belongs to this run."""
     try:
         with path.open("rb") as file:
-            whose = json.loads(file.readline(1 << 20))["run"]
+            owner = json.loads(file.readline(1 << 20))["run"]
     except (OSError, ValueError, KeyError, TypeError):
         return
-    if whose == run:
+    if owner == run:
         return
     number = 1
     while (kept := path.with_name(f"{path.stem}.earlier-{number}{path.suffix}")).exists():
         number += 1
     path.rename(kept)
-    print(f"hocket: {path} was of an earlier run; its lines are kept in {kept.name}.", file=sys.stderr, flush=True)
+    print(f"hocket: {path} belonged to an earlier run; its lines are kept in {kept.name}.", file=sys.stderr, flush=True)
 
 
 def _mend(path: Path) -> tuple[int, int]:
-    """End the file with a complete line, where a killed run left a part of one. Its length then, and its checksum."""
+    """Remove or complete the last line if a killed run left it incomplete. Return length and checksum of the file."""
     if not path.exists():
         return 0, 0
     with path.open("r+b") as file:
         content = file.read()
-        whole = content.rfind(b"\n") + 1
-        if whole < len(content):
+        complete = content.rfind(b"\n") + 1
+        if complete < len(content):
             try:
-                json.loads(content[whole:])
+                json.loads(content[complete:])
             except ValueError:
-                content = content[:whole]
-                file.truncate(whole)
+                content = content[:complete]
+                file.truncate(complete)
             else:
                 content += b"\n"
-                file.write(b"\n")  # only the end of the line was missing
+                file.write(b"\n")  # only the line break was missing
     return len(content), zlib.crc32(content)

@@ -1,4 +1,4 @@
-"""Everything that is logged, kept in lists."""
+"""A logger that keeps all values in memory."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from hocket.state import State
 
 
 class MemoryLogger(Logger):
-    """Keeps everything that is logged in memory, for notebooks and tests.
+    """Keep all logged values in memory, for notebooks and tests.
 
     Attributes:
-        metrics: by name, a list of ``(batch, value)``.
-        hyperparameters, images, tables, artifacts: what was logged of each, the latter by name.
+        metrics: a list of ``(batch, value)`` by name.
+        hyperparameters: the logged hyperparameters.
+        images, tables, artifacts: lists of the logged objects by name.
 
     Example:
         >>> import hocket, torch
@@ -30,7 +31,7 @@ class MemoryLogger(Logger):
         [10, 20]
     """
 
-    synchronous = True  # readable at once
+    synchronous = True  # values can be read immediately
 
     def __init__(self) -> None:
         self.metrics: dict[str, list[tuple[int, float]]] = {}
@@ -40,22 +41,22 @@ class MemoryLogger(Logger):
         self.artifacts: dict[str, list[Path]] = {}
 
     def log_hyperparameters(self, state: State, parameters: Mapping[str, Any]) -> None:
-        """Into ``hyperparameters``."""
+        """Store in ``hyperparameters``."""
         self.hyperparameters.update(parameters)
 
     def log_metrics(self, state: State, metrics: Mapping[str, float]) -> None:
-        """Into ``metrics``."""
+        """Store in ``metrics``."""
         for name, value in metrics.items():
             self.metrics.setdefault(name, []).append((state.timestamp.batch, value))
 
     def log_images(self, state: State, name: str, images: Sequence[Any]) -> None:
-        """Into ``images``."""
+        """Store in ``images``."""
         self.images.setdefault(name, []).append(list(images))
 
     def log_table(self, state: State, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-        """Into ``tables``, as ``(columns, rows)``."""
+        """Store in ``tables``, as ``(columns, rows)``."""
         self.tables.setdefault(name, []).append((list(columns), [list(row) for row in rows]))
 
     def log_artifact(self, state: State, name: str, path: Path) -> None:
-        """Into ``artifacts``."""
+        """Store in ``artifacts``."""
         self.artifacts.setdefault(name, []).append(Path(path))

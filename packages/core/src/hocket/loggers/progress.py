@@ -1,4 +1,4 @@
-"""A progress bar, or lines where there is no terminal."""
+"""A progress bar, or plain lines without a terminal."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from hocket.loggers.console import by_set, line
 from hocket.state import State
 from hocket.training import seeding
 
-with seeding.preserved():  # rich draws one of Python's random numbers while it is imported
+with seeding.preserved():  # importing rich draws a number from Python's global RNG
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn
     from rich.table import Column
 
 
 class ProgressLogger(Logger):
-    """Shows a progress bar with loss, speed and the time that is left; plain lines where the output is not a terminal.
+    """Show a progress bar with loss, speed and remaining time, or plain lines if the output is not a terminal.
 
-    The bar stands for the planned duration; a second one is there while a set is evaluated. It is drawn at most ten times a
-    second; between drawings a batch costs one look at the clock. What an evaluation came to is always printed as a line.
+    The bar covers the planned duration; a second bar appears during evaluation. It is drawn at most ten times a second;
+    between drawings a batch costs one clock read. Evaluation results are always printed as a line.
 
     Args:
-        file: where to; None for what ``sys.stderr`` is when a fit or an evaluation begins.
+        file: the file to print to; None for ``sys.stderr`` at the start of a fit or evaluation.
         seconds: time between plain lines about training.
 
     Example:
@@ -42,15 +42,15 @@ class ProgressLogger(Logger):
     def __init__(self, file: IO[str] | None = None, seconds: float = 10.0) -> None:
         self._file = file
         self._seconds = seconds
-        self._console: Console | None = None  # as long as there is something to show
-        self._bar: Progress | None = None  # if it is a terminal
+        self._console: Console | None = None  # None outside of a fit or evaluation
+        self._bar: Progress | None = None  # None without a terminal
         self._training: TaskID | None = None
         self._evaluation: TaskID | None = None
         self._evaluated = 0
         self._fitting = False
-        self._due = math.inf  # when to draw again, by the clock
-        self._began = (0.0, 0.0)  # the clock and the share of the duration, when the fit began
-        self._mark = (0, 0.0)  # batches and seconds from which speed is measured
+        self._due = math.inf  # clock time of the next drawing
+        self._began = (0.0, 0.0)  # clock time and fraction of the duration at the start of the fit
+        self._mark = (0, 0.0)  # batches and seconds since which speed is measured
         self._speed = 0.0
         self._values: dict[str, float] = {}
         self._labels: set[str] = set()
@@ -58,7 +58,7 @@ class ProgressLogger(Logger):
     # --- a fit
 
     def fit_start(self, state: State) -> None:
-        """Opens the bar."""
+        """Open the bar."""
         self._fitting = True
         self._began = (time.perf_counter(), state.elapsed())
         self._mark, self._speed = (state.timestamp.batch, state.timestamp.seconds), 0.0
@@ -67,16 +67,16 @@ class ProgressLogger(Logger):
             self._training = self._bar.add_task("training", total=1.0, status="")
 
     def batch_end(self, state: State) -> None:
-        """Draws, if the last drawing is old."""
+        """Draw if the next drawing is due."""
         if time.perf_counter() >= self._due:
             self._draw(state)
 
     def fit_end(self, state: State) -> None:
-        """The last values are still to come."""
+        """Keep the bar open until `flush`, since the last values are logged after this event."""
         self._fitting = False
 
     def flush(self, state: State) -> None:
-        """After a fit, draws how it ended and closes the bar."""
+        """After a fit, draw the final values and close the bar."""
         if self._console is not None and not self._fitting:
             self._draw(state)
             self.close(state)
@@ -84,7 +84,7 @@ class ProgressLogger(Logger):
     # --- an evaluation
 
     def eval_start(self, state: State) -> None:
-        """Says what is evaluated."""
+        """Show the label of the set, in a second bar."""
         if self._console is None:
             self._open()
         self._evaluated = 0
@@ -94,27 +94,27 @@ class ProgressLogger(Logger):
             self._bar.refresh()
 
     def eval_batch_end(self, state: State) -> None:
-        """Draws, if the last drawing is old."""
+        """Draw if the next drawing is due."""
         self._evaluated += 1
         if time.perf_counter() >= self._due:
             self._draw_evaluation(state)
 
     def eval_end(self, state: State) -> None:
-        """Takes the second bar away."""
+        """Remove the second bar."""
         self._labels.add(str(state.eval_label))
         if self._bar is not None and self._evaluation is not None:
             self._bar.remove_task(self._evaluation)
             self._evaluation = None
 
     def eval_standalone_end(self, state: State) -> None:
-        """Closes the bar."""
+        """Close the bar."""
         if not self._fitting:
             self.close(state)
 
-    # --- what is shown
+    # --- output
 
     def log_metrics(self, state: State, metrics: Mapping[str, float]) -> None:
-        """Prints what evaluations came to; the rest is shown when it is drawn next."""
+        """Print evaluation results; other values are shown in the next drawing."""
         for label, values in by_set(metrics, self._labels).items():
             if label is None:
                 self._values.update(values)
@@ -122,11 +122,11 @@ class ProgressLogger(Logger):
                 self._print(line(state.timestamp, values))
 
     def exception(self, state: State) -> None:
-        """Closes the bar, so that the message is readable."""
+        """Close the bar, so that the error message is readable."""
         self.close(state)
 
     def close(self, state: State) -> None:
-        """Gives the terminal back."""
+        """Release the terminal."""
         bar, self._bar, self._console = self._bar, None, None
         self._training = self._evaluation = None
         self._fitting, self._due = False, math.inf
@@ -141,27 +141,27 @@ class ProgressLogger(Logger):
             return
         status = TextColumn("{task.fields[status]}", markup=False, table_column=Column(no_wrap=True, ratio=1))
         columns = (TextColumn("{task.description}", markup=False), BarColumn(20), TaskProgressColumn(), status)
-        # No thread of its own: a bar that is drawn from batch_end cannot be left behind by a crash.
+        # No refresh thread: a bar that is only drawn from batch_end cannot outlive a crash.
         self._bar = Progress(*columns, console=self._console, auto_refresh=False, expand=True)
         self._bar.start()
 
     def _draw(self, state: State) -> None:
-        share, now = state.elapsed(), time.perf_counter()
+        done, now = state.elapsed(), time.perf_counter()
         self._due = now + (self._seconds if self._bar is None else 0.1)
         batch, seconds = state.timestamp.batch - self._mark[0], state.timestamp.seconds - self._mark[1]
         if seconds >= 1 or (not self._speed and seconds > 0):
             self._speed = batch / seconds
             self._mark = (state.timestamp.batch, state.timestamp.seconds)
         status = f"{self._speed:.3g} ba/s"
-        if share > self._began[1] and share < 1:
-            left = (now - self._began[0]) / (share - self._began[1]) * (1 - share)
+        if done > self._began[1] and done < 1:
+            left = (now - self._began[0]) / (done - self._began[1]) * (1 - done)
             status += f"  {datetime.timedelta(seconds=round(left))} left"
         training_first = sorted(self._values.items(), key=lambda item: not item[0].startswith("train/"))
         status += "  " + line(state.timestamp, dict(training_first[:4]))
         if self._bar is None:
-            self._print(f"{share:.0%}  {status}")
+            self._print(f"{done:.0%}  {status}")
         elif self._training is not None:
-            self._bar.update(self._training, completed=share, status=status)
+            self._bar.update(self._training, completed=done, status=status)
             self._bar.refresh()
 
     def _draw_evaluation(self, state: State) -> None:
@@ -180,7 +180,7 @@ class ProgressLogger(Logger):
 
 
 def _length(state: State) -> int | None:
-    """Return how many batches the set being evaluated has, or None where that is not known."""
+    """Return the number of batches of the set being evaluated, or None if unknown."""
     evaluated = state.eval_sets.get(str(state.eval_label))
     if evaluated is None:
         return None

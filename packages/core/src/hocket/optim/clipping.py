@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.utils import clip_grad_value_, clip_grads_with_norm_
 
 from hocket import fast_paths
-from hocket.distributed.dtensors import alike, by_mesh, total_norm
+from hocket.distributed.dtensors import by_mesh, total_norm, uniform
 
 
 @torch.no_grad()
@@ -66,7 +66,7 @@ def clip_gradients(
     if kind == "norm":
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         norm = total_norm(gradients)
-        if alike(gradients):
+        if uniform(gradients):
             fast_paths.scale(gradients, (threshold / (norm + 1e-6)).clamp(max=1.0))
             return norm
         for group in by_mesh(parameters):

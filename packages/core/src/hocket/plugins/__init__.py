@@ -1,7 +1,7 @@
-"""Plug-ins: what is installed, and how a name becomes a class. Never imports torch.
+"""Plug-ins: the installed entry points, and the lookup of a class by name. Never imports torch.
 
-``names(kind)`` and ``get(kind, name)`` look up, ``register(kind, name, cls)`` adds one for this process, ``entries()`` lists
-everything with its distribution, ``refresh()`` looks at the installed distributions again.
+``names(kind)`` and ``get(kind, name)`` look up plug-ins; ``register(kind, name, cls)`` adds one for this process.
+``entries()`` lists all plug-ins with their distributions, and ``refresh()`` scans the installed distributions again.
 """
 
 from hocket.plugins.catalog import Entry, entries, get, names, refresh, register, unregister

@@ -1,8 +1,9 @@
-"""The bus: the plug-ins of one Trainer, every hook folded into one plain callable.
+"""The bus: the plug-ins of one Trainer, with every hook compiled into one plain callable.
 
-pluggy registers and validates; the calls do not go through it. Per hook the bus compiles what is attached into a function:
-``bus.batch_end(state)``, ``bus.forward(state, batch)``. An event nobody listens to is a function that does nothing, an
-action nobody overrides is the bare default. Arguments are positional, in the order of the specification.
+pluggy registers and validates implementations, but calls do not go through it. For each hook the bus compiles the attached
+implementations into one function, such as ``bus.batch_end(state)`` or ``bus.forward(state, batch)``. An event without
+listeners is a no-op function; an action without overrides is the bare default. Arguments are positional, in the order of
+the specification.
 """
 
 from __future__ import annotations
@@ -26,16 +27,16 @@ from hocket.plugins.spec import Attachment
 _HOOKS = {hook for spec in SPECS for hook in vars(spec) if not hook.startswith("_")}
 _EVENTS = {event.value: event for event in Event}
 _ACTIONS = {name for name in vars(Actions) if not name.startswith("_")}
-#: Listeners of these all run, whatever the others raise.
+#: Every listener of these events runs, even if another one raises.
 _ALWAYS = {Event.EXCEPTION.value, Event.CLOSE.value}
-#: Events at whose end loggers should have written everything.
+#: After these hooks, loggers must have written all pending rows.
 _FINISHING = {"flush", Event.CLOSE.value}
-#: Kinds whose errors are the user's own, not a plug-in's: the default actions call the user's model and loss.
+#: Kinds whose errors get no plug-in note: the default actions call the user's model and loss, so the error is the user's.
 _TRANSPARENT = {"actions", "strategies", "precisions"}
 
 
 class _Registry(pluggy.PluginManager):
-    """pluggy, with our own notion of what is an implementation: every name put into the plug-in's namespace."""
+    """A pluggy manager that treats every name in the plug-in's namespace as an implementation, marked or not."""
 
     def parse_hookimpl_opts(self, plugin: Any, name: str) -> Any:
         function = vars(plugin).get(name)
@@ -53,7 +54,7 @@ class _Registry(pluggy.PluginManager):
 
 
 class _Implemented:
-    """The hooks of one plug-in. Unlike `types.SimpleNamespace`, those of two plug-ins without hooks are not equal."""
+    """The hooks of one plug-in. Compared by identity: two empty `types.SimpleNamespace` objects would be equal."""
 
     def __init__(self, hooks: dict[str, Callable[..., Any]]) -> None:
         vars(self).update(hooks)
@@ -62,17 +63,17 @@ class _Implemented:
 if TYPE_CHECKING:
 
     class _Hooks(Events, Actions, StrategyHooks, PrecisionHooks, Loggers):
-        """What the calls below look like to a type checker, and where an editor goes from one."""
+        """The signatures of the compiled hooks, for type checkers and editors."""
 
 else:
     _Hooks = object
 
 
 class Bus(_Hooks):
-    """Holds the attached plug-ins and calls them. One per Trainer; two buses share nothing.
+    """Hold the attached plug-ins and call their hooks. There is one bus per Trainer; two buses share no state.
 
-    Raises HookError for a hook that does not exist or an argument that it does not have, ConflictError and OrderError for
-    algorithms that cannot run together.
+    Raises HookError for an unknown hook or an unknown argument of a hook, and ConflictError or OrderError for algorithms
+    that cannot run together.
     """
 
     def __init__(self, attachments: Iterable[Attachment] = (), *, profile: bool = False) -> None:
@@ -81,19 +82,19 @@ class Bus(_Hooks):
             self._pluggy.add_hookspecs(spec)
         self._profile = profile
         self._attachments: dict[str, Attachment] = {}
-        #: Kinds of plug-ins that hear no events now.
+        #: Kinds of plug-ins whose event listeners are currently disabled.
         self._muted: tuple[str, ...] = ()
         self._deliveries: dict[str, Delivery] = {}
         self._rank = 0
-        #: (plug-in, hook) -> [calls, seconds of its own, seconds of what ran inside it], filled when ``profile`` is on.
+        #: (plug-in, hook) -> [calls, own seconds, seconds in nested timed calls], filled if ``profile`` is True.
         self.account: dict[tuple[str, str], list[float]] = {}
-        #: Of everything that is being timed, outermost first: seconds of what has run inside it so far.
-        self._inside: list[float] = []
+        #: Seconds spent in nested calls so far, for each function being timed, outermost first.
+        self._nested_seconds: list[float] = []
         self.attach(*attachments)
 
     @property
     def attachments(self) -> tuple[Attachment, ...]:
-        """What is attached, in the order in which it was."""
+        """Return the attached plug-ins, in the order of attachment."""
         return tuple(self._attachments.values())
 
     def attach(self, *attachments: Attachment) -> None:
@@ -102,7 +103,7 @@ class Bus(_Hooks):
             key = f"{attachment.kind}/{attachment.name}"
             if key in self._attachments:
                 raise HookError(
-                    f"{attachment.kind} '{attachment.name}' is attached already. Give the second one another name."
+                    f"{attachment.kind} '{attachment.name}' is already attached. Give the second one another name."
                 )
             implemented = _implementations(attachment)
             try:
@@ -124,7 +125,7 @@ class Bus(_Hooks):
         self._compile()
 
     def on_rank(self, rank: int) -> None:
-        """Which rank this is. On others than 0, only loggers with ``all_ranks`` are called from here on."""
+        """Set the rank of this process. On ranks other than 0, only loggers with ``all_ranks`` are called from now on."""
         self._rank = rank
         self._compile()
 
@@ -134,7 +135,7 @@ class Bus(_Hooks):
 
     @contextmanager
     def without(self, *kinds: str) -> Iterator[None]:
-        """Inside, plug-ins of these kinds hear no events; actions that they implement stay."""
+        """Call no event listeners of these kinds inside the context; the actions that they implement still run."""
         self._muted = kinds
         self._compile()
         try:
@@ -144,7 +145,7 @@ class Bus(_Hooks):
             self._compile()
 
     def listeners(self, hook: str) -> list[Attachment]:
-        """Who acts on a hook, in order; on an action, wrappers first."""
+        """Return the plug-ins that implement a hook, in call order; for an action, wrappers come first."""
         ordered = self._ordered(hook)
         if hook in _ACTIONS:
             ordered.sort(key=lambda impl: not impl.wrapper)
@@ -176,7 +177,7 @@ class Bus(_Hooks):
             setattr(self, hook, self._fold(hook))
 
     def _fold(self, hook: str) -> Callable[..., Any]:
-        """One plain callable for everything that is attached to a hook."""
+        """Compile all implementations of a hook into one plain callable."""
         caller = getattr(self._pluggy.hook, hook)
         argnames = caller.spec.argnames
         first = caller.spec.opts.get("firstresult")
@@ -189,7 +190,7 @@ class Bus(_Hooks):
         if hook in _FINISHING:
             calls += [(_finish(each, hook), "") for key, each in self._deliveries.items() if self._writes(key)]
         if hook in _ALWAYS:
-            folded = _all_whatever_happens([_noted(*call) for call in calls])
+            folded = _all_despite_errors([_noted(*call) for call in calls])
         elif first:
             folded = _first_result(hook, [_noted(*call) for call in calls])
         else:
@@ -201,7 +202,7 @@ class Bus(_Hooks):
         return folded
 
     def _call(self, hook: str, impl: pluggy.HookImpl, argnames: tuple[str, ...]) -> tuple[Callable[..., Any], str]:
-        """One implementation, called with positional arguments, and whose its errors are; "" where they are the user's."""
+        """Return one implementation as a positional callable, and the plug-in to name in its errors ("" for user errors)."""
         attachment = self._attachments[impl.plugin_name]
         function = _positional(impl.function, impl.argnames, argnames)
         if attachment.kind == "loggers" and not getattr(self._pluggy.hook, hook).spec.opts.get("firstresult"):
@@ -213,7 +214,7 @@ class Bus(_Hooks):
     def _wrap(
         self, hook: str, impl: pluggy.HookImpl, argnames: tuple[str, ...], inner: Callable[..., Any]
     ) -> Callable[..., Any]:
-        """A wrapper around everything inside it, with pluggy's semantics of ``wrapper=True``."""
+        """Wrap ``inner`` in a generator implementation, with pluggy's semantics of ``wrapper=True``."""
         attachment = self._attachments[impl.plugin_name]
         start = _positional(impl.function, impl.argnames, argnames)
         whose = _whose(attachment, hook)
@@ -252,27 +253,27 @@ class Bus(_Hooks):
         return self.account.setdefault((attachment.name, hook), [0, 0.0, 0.0])
 
     def _timed(self, function: Callable[..., Any], entry: list[float] | None) -> Callable[..., Any]:
-        """Add what the function takes to ``entry``: its own time, and that of what it calls and is timed, too."""
-        clock, inside = time.perf_counter, self._inside
+        """Time the function, and add to ``entry`` its own seconds and those of the timed functions that it calls."""
+        clock, nested = time.perf_counter, self._nested_seconds
 
         def timed(*args: Any) -> Any:
             begin = clock()
-            inside.append(0.0)
+            nested.append(0.0)
             try:
                 return function(*args)
             finally:
-                took, others = clock() - begin, inside.pop()
+                took, others = clock() - begin, nested.pop()
                 if entry is not None:
                     entry[0] += 1
                     entry[1] += took - others
                     entry[2] += others
-                if inside:
-                    inside[-1] += took
+                if nested:
+                    nested[-1] += took
 
         return timed
 
     def _with_timed_closure(self, function: Callable[..., Any], index: int) -> Callable[..., Any]:
-        """The loop's closure is not the time of the plug-in that calls it."""
+        """Exclude the loop's closure from the time of the plug-in that calls it."""
 
         def call(*args: Any) -> Any:
             return function(*args[:index], self._timed(args[index], None), *args[index + 1 :])
@@ -288,13 +289,13 @@ class Bus(_Hooks):
                     hint = f" Did you mean '{near[0]}'?" if near else ""
                     return (
                         f"{_whose(attachment, hook)} asks for the argument '{argument}', but the hook has "
-                        f"({', '.join(known)}).{hint} Ask only for those, by name."
+                        f"({', '.join(known)}).{hint} Use only these names."
                     )
         return f"{attachment.kind} '{attachment.name}' cannot be attached: {error}"
 
 
 def _implementations(attachment: Attachment) -> dict[str, Callable[..., Any]]:
-    """Hook name -> function, for everything that a plug-in implements. Raises HookError for what looks misspelt."""
+    """Return the implementations of a plug-in by hook name. Raises HookError for a method that looks like a misspelt hook."""
     obj = attachment.obj
     found: dict[str, Callable[..., Any]] = {}
     for name in dir(type(obj)) + list(getattr(obj, "__dict__", ())):
@@ -320,7 +321,7 @@ def _implementations(attachment: Attachment) -> dict[str, Callable[..., Any]]:
 
 
 def _listener(algorithm: Algorithm, event: Event) -> Callable[[Any], None]:
-    """What an algorithm does on one of its events, as a plain function of the state."""
+    """Return the listener of an algorithm for one of its events, as a plain function of the state."""
     apply, match = algorithm.apply, algorithm.match
     if type(algorithm).match is Algorithm.match:
         return lambda state: apply(event, state)
@@ -333,7 +334,7 @@ def _listener(algorithm: Algorithm, event: Event) -> Callable[[Any], None]:
 
 
 def _check_misspelt(attachment: Attachment, name: str) -> None:
-    """A public method that looks like a hook but is none is a mistake, not a helper."""
+    """Raise HookError for a public method whose name resembles a hook: it is more likely a typo than a helper."""
     function = inspect.getattr_static(type(attachment.obj), name, None)
     if not inspect.isfunction(function) or function.__module__.partition(".")[0] in {"hocket", "builtins"}:
         return
@@ -348,8 +349,8 @@ def _check_misspelt(attachment: Attachment, name: str) -> None:
 
 
 def _positional(function: Callable[..., Any], wanted: tuple[str, ...], given: tuple[str, ...]) -> Callable[..., Any]:
-    """``function``, which asks for the arguments ``wanted`` by name, as a function of the arguments ``given`` by position."""
-    # Parameters with defaults count as asked for when the hook has them: a hook's arguments are passed, always.
+    """Adapt ``function``, which takes some hook arguments by name, to the positional arguments ``given``."""
+    # A parameter with a default still receives the hook's argument of that name: a hook always passes its arguments.
     accepted = [p for p in inspect.signature(function).parameters if p in given]
     if tuple(accepted) == given:
         return function
@@ -367,7 +368,7 @@ def _finish(delivery: Delivery, hook: str) -> Callable[[Any], None]:
 
 
 def _silent(*args: Any) -> None:
-    """Nobody listens."""
+    """Do nothing: the hook has no listeners."""
 
 
 def _all(calls: list[tuple[Callable[..., Any], str]]) -> Callable[..., Any]:
@@ -380,7 +381,7 @@ def _all(calls: list[tuple[Callable[..., Any], str]]) -> Callable[..., Any]:
     def run(*args: Any) -> None:
         whose = ""
         try:
-            for call, whose in listeners:  # noqa: B007  # used where it was raised
+            for call, whose in listeners:  # noqa: B007  # the except clause reads `whose`
                 call(*args)
         except BaseException as error:
             _note(error, whose)
@@ -389,8 +390,8 @@ def _all(calls: list[tuple[Callable[..., Any], str]]) -> Callable[..., Any]:
     return run
 
 
-def _all_whatever_happens(calls: list[Callable[..., Any]]) -> Callable[..., Any]:
-    """Everyone runs. What was raised becomes notes on the exception that is under way, or else is raised at the end."""
+def _all_despite_errors(calls: list[Callable[..., Any]]) -> Callable[..., Any]:
+    """Call every listener even if one raises. Errors become notes on ``state.exception``; without one, the first is raised."""
 
     def run(state: Any) -> None:
         errors: list[Exception] = []
@@ -425,7 +426,7 @@ def _first_result(hook: str, calls: list[Callable[..., Any]]) -> Callable[..., A
                 return result
         if not candidates:
             raise HookError(
-                f"Nobody implements the action '{hook}'. Attach hocket's default actions, or one that does."
+                f"No plug-in implements the action '{hook}'. Attach hocket's default actions, or a plug-in that implements it."
             )
         return None
 

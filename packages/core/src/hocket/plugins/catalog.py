@@ -1,4 +1,4 @@
-"""The catalog: which plug-ins there are, by kind and name, without importing any of them."""
+"""The catalog: the available plug-ins by kind and name, without importing any of them."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ import importlib_metadata
 
 from hocket.plugins import distributions, switches
 from hocket.plugins.distributions import Problem, normal
-from hocket.plugins.errors import AmbiguousPluginError, BrokenPluginError, PluginError, UnknownPluginError, said
+from hocket.plugins.errors import AmbiguousPluginError, BrokenPluginError, PluginError, UnknownPluginError, summarize
 from hocket.plugins.kinds import KINDS, misfit
 from hocket.plugins.kinds import singular as singular
 
-#: The version of the contract that this core speaks.
+#: The plug-in API version of this core.
 API = "v1"
-#: The distribution of core, whose plug-ins are there whatever is switched off by number.
+#: The distribution of core, whose plug-ins are always available.
 CORE = "hocket"
-#: For what "auto" may choose a plug-in that its distribution declares in the group ``hocket.v1.defaults``, and of which kind.
+#: Roles for which "auto" may choose a plug-in declared in the entry-point group ``hocket.v1.defaults``, and their kinds.
 ROLES = {"distributed-strategy": "strategies"}
 _DEFAULTS = "defaults"
 
 
 @dataclass(frozen=True, order=True, slots=True)
 class Entry:
-    """One plug-in as its distribution declares it.
+    """One plug-in, as its distribution declares it.
 
     Example:
         >>> from hocket import plugins
@@ -47,15 +47,18 @@ class Entry:
     version: str
     #: ``module:attribute``.
     target: str
-    #: The version of the contract that it was written for.
+    #: The plug-in API version that it was written for.
     api: str = API
-    #: The class, for one that was registered in this process.
+    #: The class, for a plug-in registered in this process.
     obj: Any = field(default=None, compare=False, repr=False)
-    #: Why it cannot be used and what to do about that, or empty.
+    #: Why it cannot be used and how to fix that, or empty.
     problem: str = ""
 
     def load(self) -> Any:
-        """Import it. Raises BrokenPluginError if that fails, with the original error as the cause, or leads to no plug-in."""
+        """Import the plug-in and return it.
+
+        Raises BrokenPluginError if the import fails (with the original error as its cause) or finds no plug-in of this kind.
+        """
         if self.obj is not None:
             return self.obj
         module, _, attribute = self.target.partition(":")
@@ -63,16 +66,16 @@ class Entry:
         try:
             obj = functools.reduce(getattr, attribute.split("."), importlib.import_module(module))
         except KeyboardInterrupt:
-            raise  # the user's
-        except BaseException as error:  # a module that exits when it is imported does not end this process
+            raise  # pressed by the user
+        except BaseException as error:  # includes SystemExit: a module that calls sys.exit must not end this process
             raise BrokenPluginError(
-                f"{what} cannot be imported from {self.target}: {said(error)}. Install what it misses, upgrade {self.dist}, "
-                f"or leave '{self.name}' out."
+                f"{what} cannot be imported from {self.target}: {summarize(error)}. Install its missing dependencies, "
+                f"upgrade {self.dist}, or remove '{self.name}'."
             ) from error
         if wrong := misfit(self.kind, obj):
             raise BrokenPluginError(
-                f"{what} cannot be used: its entry point leads to {self.target}, but {wrong}. Upgrade {self.dist}, or leave "
-                f"'{self.name}' out; its author has to name a class of that kind."
+                f"{what} cannot be used: its entry point names {self.target}, but {wrong}. Upgrade {self.dist}, or remove "
+                f"'{self.name}'; its author has to name a class of that kind."
             )
         return obj
 
@@ -81,18 +84,18 @@ _registered: dict[tuple[str, str], Entry] = {}
 
 
 class Catalog(NamedTuple):
-    """What one look at the distributions has found."""
+    """The result of one scan of the distributions."""
 
     entries: tuple[Entry, ...]
-    #: Of distributions, not of one entry.
+    #: Problems of distributions rather than of single entries.
     problems: tuple[Problem, ...]
-    #: What distributions declare as the default for a role; ``name`` is the role.
+    #: Declared defaults for a role; ``name`` is the role.
     defaults: tuple[Entry, ...] = ()
 
 
 @functools.cache
 def installed() -> Catalog:
-    """Every entry point of a ``hocket.*`` group, whatever version it speaks; one look at the distributions."""
+    """Scan the distributions once and return every entry point of a ``hocket.*`` group, of any API version."""
     declared, problems = distributions.scan()
     found = sorted(entry for each in declared for entry in _entries_of(each))
     plugins = tuple(entry for entry in found if entry.kind != _DEFAULTS)
@@ -115,18 +118,16 @@ def _entries_of(declared: distributions.Declared) -> Iterator[Entry]:
         if several[point.group, point.name] > 1:
             problem = f"its entry_points.txt declares '{point.name}' more than once; keep one"
         elif api == API and kind not in (*KINDS, _DEFAULTS):
-            problem = f"'{kind}' is not a kind of plug-in; the kinds are {', '.join(KINDS)}"
+            problem = f"'{kind}' is not a kind of plug-in. The kinds are {', '.join(KINDS)}"
         elif not re.fullmatch(r"\w[\w.-]*", point.name):
-            problem = (
-                f"{point.name!r} is not a name that can be typed; its author has to use letters, digits and hyphens"
-            )
+            problem = f"{point.name!r} is not a valid name; its author has to use letters, digits and hyphens"
         elif declared.damage and not core:
             problem = declared.damage
         yield Entry(kind, point.name, dist, declared.version, target, api, problem=problem)
 
 
 def _target(value: str) -> tuple[str, str]:
-    """``module:attribute`` without spaces and extras, and what is wrong with that."""
+    """Return ``module:attribute`` without spaces and extras, and the problem with it, or empty."""
     match = importlib_metadata.EntryPoint.pattern.match(value)
     if match is None or not match["attr"]:
         return value, f"its entry point is {value!r}; its author has to write module:Class"
@@ -134,21 +135,19 @@ def _target(value: str) -> tuple[str, str]:
 
 
 def _wrong_default(default: Entry, plugins: Iterable[Entry]) -> str:
-    """Return what is wrong with a default that a distribution declares, or empty."""
+    """Return the problem with a declared default, or empty."""
     if default.api != API or default.problem:
         return default.problem
     if default.name not in ROLES:
         return f"it declares a default for '{default.name}', and the roles are {', '.join(ROLES)}; correct it"
     own = {(each.kind, each.target) for each in plugins if each.dist == default.dist}
     if (ROLES[default.name], default.target) not in own:
-        return (
-            f"its default '{default.name}' leads to {default.target}, none of its own {ROLES[default.name]}; correct it"
-        )
+        return f"its default '{default.name}' names {default.target}, which is not one of its {ROLES[default.name]}; correct it"
     return ""
 
 
 def refresh() -> None:
-    """Forget what was seen; the next question looks at the installed distributions again.
+    """Clear the cache, so that the next lookup scans the installed distributions again.
 
     Example:
         >>> from hocket import plugins
@@ -158,7 +157,7 @@ def refresh() -> None:
 
 
 def entries(kind: str | None = None) -> list[Entry]:
-    """Everything that is installed or registered, sorted; those that speak another version or are switched off, too.
+    """Return all installed and registered plug-ins, sorted, including disabled ones and those of another API version.
 
     Example:
         >>> from hocket import plugins
@@ -171,7 +170,7 @@ def entries(kind: str | None = None) -> list[Entry]:
 
 
 def names(kind: str) -> list[str]:
-    """Short names of the plug-ins of a kind that can be used, sorted.
+    """Return the short names of the usable plug-ins of a kind, sorted.
 
     Example:
         >>> from hocket import plugins
@@ -183,7 +182,7 @@ def names(kind: str) -> list[str]:
 
 
 def get(kind: str, name: str) -> Any:
-    """The class (or function) that goes by a name, or by ``distribution/name``. Imports it, and nothing else.
+    """Import and return the class (or function) with this name, or with ``distribution/name``. Imports no other plug-in.
 
     Raises UnknownPluginError, AmbiguousPluginError or BrokenPluginError.
 
@@ -196,7 +195,7 @@ def get(kind: str, name: str) -> Any:
 
 
 def find(kind: str, name: str) -> Entry:
-    """The entry that goes by a name, or by ``distribution/name``; what was registered in this process counts first."""
+    """Return the entry with this name, or with ``distribution/name``. Entries registered in this process take precedence."""
     _check_kind(kind)
     dist, _, short = name.rpartition("/")
     named = [
@@ -207,7 +206,7 @@ def find(kind: str, name: str) -> Entry:
     ]
     usable = _usable(named)
     registered = [entry for entry in usable if entry.obj is not None]
-    if not dist and any(entry.dist == CORE for entry in named):  # core's names lead to core's, whoever else takes them
+    if not dist and any(entry.dist == CORE for entry in named):  # a short name of core always means core's plug-in
         usable = [entry for entry in usable if entry.dist == CORE]
     candidates = registered or usable
     if not candidates:
@@ -225,9 +224,9 @@ def find(kind: str, name: str) -> Entry:
 
 
 def entry_of(kind: str, cls: type) -> Entry | None:
-    """The entry that declares a class, if there is one; under the module that defines it, or one that re-exports it.
+    """Return the entry that declares a class, or None; the entry may name the defining module or one that re-exports it.
 
-    Of several, that of the package that defines the class: others may declare it again.
+    If several entries declare the class, prefer a registered one, then one of the package that defines the class.
     """
 
     def declares(entry: Entry) -> bool:
@@ -236,7 +235,7 @@ def entry_of(kind: str, cls: type) -> Entry | None:
         module, _, attribute = entry.target.partition(":")
         try:
             return getattr(sys.modules.get(module), attribute, None) is cls
-        except Exception:  # of a module with a __getattr__ of its own
+        except Exception:  # from a module-level __getattr__
             return False
 
     own = cls.__module__.partition(".")[0].replace("_", "-")
@@ -247,7 +246,7 @@ def entry_of(kind: str, cls: type) -> Entry | None:
 
 
 def register(kind: str, name: str, cls: Any) -> None:
-    """Add a plug-in for this process, before installed ones of that name. Raises PluginError if there is one already.
+    """Add a plug-in for this process, with precedence over installed ones. Raises PluginError if the name is registered.
 
     Example:
         >>> import hocket, torch
@@ -259,7 +258,7 @@ def register(kind: str, name: str, cls: Any) -> None:
     _check_kind(kind)
     if (kind, name) in _registered:
         raise PluginError(
-            f"A {singular(kind)} '{name}' is registered already ({_registered[kind, name].target}). Choose another name, or "
+            f"A {singular(kind)} '{name}' is already registered ({_registered[kind, name].target}). Choose another name, or "
             f"call hocket.plugins.unregister('{kind}', '{name}') first."
         )
     where = f"{getattr(cls, '__module__', '')}:{getattr(cls, '__qualname__', '')}"
@@ -267,7 +266,7 @@ def register(kind: str, name: str, cls: Any) -> None:
 
 
 def unregister(kind: str, name: str) -> None:
-    """Undo :func:`register`. Raises UnknownPluginError if there is none of that name.
+    """Remove a plug-in that was added by :func:`register`. Raises UnknownPluginError if none of that name was registered.
 
     Example:
         >>> import hocket
@@ -279,14 +278,14 @@ def unregister(kind: str, name: str) -> None:
 
 
 def choices(kind: str) -> list[Entry]:
-    """What could be chosen for a user who names none: all that can be used, but for those that take a name of core's."""
+    """Return the usable plug-ins that "auto" may choose from, without those that reuse a name of core."""
     usable = _usable(entries(kind))
     own = {entry.name for entry in usable if entry.dist == CORE}
     return [entry for entry in usable if entry.dist == CORE or entry.name not in own]
 
 
 def defaults(role: str) -> list[Entry]:
-    """Return the usable plug-ins that are declared as the default for a role, one of `ROLES`. Imports nothing."""
+    """Return the usable plug-ins declared as the default for a role (one of `ROLES`). Imports nothing."""
     declared = {
         (entry.dist, entry.target)
         for entry in installed().defaults
@@ -296,14 +295,14 @@ def defaults(role: str) -> list[Entry]:
 
 
 def extra_of(kind: str, name: str) -> str | None:
-    """Return the extra of hocket that brings a plug-in, or the default for a role of kind ``"defaults"``; None if none does."""
+    """Return the extra of hocket that installs a plug-in (for kind ``"defaults"``, a role's default), or None."""
     extra: str | None = _known().get(kind, {}).get(name)
     return extra
 
 
 @functools.cache
 def _known() -> dict[str, dict[str, str]]:
-    import tomllib  # only now that there is something to explain
+    import tomllib  # only needed for error messages
 
     return tomllib.loads((Path(__file__).parent / "known.toml").read_text())
 
@@ -316,18 +315,19 @@ def _usable(among: Iterable[Entry]) -> list[Entry]:
 
 def _check_kind(kind: str) -> None:
     if kind not in KINDS:
-        raise PluginError(f"'{kind}' is not a kind of plug-in; the kinds are {', '.join(KINDS)}.")
+        raise PluginError(f"'{kind}' is not a kind of plug-in. The kinds are {', '.join(KINDS)}.")
 
 
 def _unknown(kind: str, name: str, short: str) -> str:
     what = f"There is no {singular(kind)} '{name}'"
     for entry in entries(kind):
         if entry.name == short and entry.api != API:
-            return f"{what} for this hocket: {entry.dist} {entry.version} speaks {entry.api} and this is {API}; upgrade one."
-        if entry.name == short and not switches.current().permit(entry):
             return (
-                f"{what}: {entry.dist} {entry.version} has it, but it is switched off by {switches.current().source}."
+                f"{what} for this hocket: {entry.dist} {entry.version} has plug-in API {entry.api}, and this hocket has {API}. "
+                "Upgrade one of them."
             )
+        if entry.name == short and not switches.current().permit(entry):
+            return f"{what}: {entry.dist} {entry.version} provides it, but {switches.current().source} disables it."
     known = _known().get(kind, {})
     if short in known:
         return f"{what} installed. It comes with an extra; type: pip install 'hocket[{known[short]}]'."
@@ -335,8 +335,8 @@ def _unknown(kind: str, name: str, short: str) -> str:
     near = _near(short, [*there, *known])
     if near in known and near not in there:
         return f"{what}. Did you mean '{near}'? It comes with an extra; type: pip install 'hocket[{known[near]}]'."
-    hint = f"Did you mean '{near}'?" if near else f"Installed are: {', '.join(there) or 'none'}."
-    return f"{what}. {hint} `hocket plugins list --kind {kind}` shows them all."
+    hint = f"Did you mean '{near}'?" if near else f"Installed: {', '.join(there) or 'none'}."
+    return f"{what}. {hint} `hocket plugins list --kind {kind}` lists them all."
 
 
 def _near(name: str, others: Iterable[str]) -> str | None:

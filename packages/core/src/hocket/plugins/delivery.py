@@ -1,4 +1,4 @@
-"""How loggers are called, so that none of them stops a run or slows it down."""
+"""Call loggers such that none of them stops a run or slows it down."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from typing import Any
 from hocket.hookspecs import Loggers, StrategyHooks
 from hocket.plugins.spec import Attachment
 
-#: Calls that wait for a logger's thread; later ones are dropped.
-_WAITING = 1000
-#: Seconds after which a thread without work ends.
-_IDLE = 1.0
-#: What can be read from a copy of the state: no batch is in progress. Loggers with hooks beyond these are called in place.
+#: Maximum number of calls queued for a logger's thread; further calls are dropped.
+_MAX_QUEUED = 1000
+#: Seconds without work after which a logger's thread ends.
+_IDLE_SECONDS = 1.0
+#: Hooks that can work on a snapshot of the state, since no batch is in progress. A logger with any other hook is synchronous.
 _BETWEEN_BATCHES = {name for name in vars(Loggers) if not name.startswith("_")} | {
     "fit_start", "fit_end", "epoch_start", "epoch_end", "eval_standalone_start", "eval_standalone_end", "eval_before_all",
     "eval_start", "eval_end", "eval_after_all", "predict_start", "predict_end", "exception", "close",
@@ -26,14 +26,14 @@ _COLLECTIVES = {name for name in vars(StrategyHooks) if not name.startswith("_")
 
 
 class LoggerWarning(UserWarning):
-    """A logger raised or was too slow, and what it should have written is lost."""
+    """A logger raised or was too slow, and some of its rows are lost."""
 
 
 class Delivery:
-    """Calls the hooks of one logger, in order. Exceptions become a warning, the first time, and a count of dropped rows.
+    """Call the hooks of one logger, in order. The first exception becomes a warning; later ones only count dropped rows.
 
-    A logger that only writes down is called in a thread, with a copy of the state; `finish` waits for it. One that declares
-    itself ``synchronous``, has ``all_ranks`` or takes part in batches is called in place.
+    By default a logger runs in its own thread, with a snapshot of the state, and `finish` waits for it. A logger is called
+    synchronously if it sets ``synchronous`` or ``all_ranks``, or has hooks that are called while a batch is in progress.
     """
 
     def __init__(self, attachment: Attachment, hooks: Iterable[str]) -> None:
@@ -46,25 +46,26 @@ class Delivery:
             f" of {attachment.dist} {attachment.version}" if attachment.dist else ""
         )
         self._deadline: float = getattr(attachment.obj, "deadline", 10.0)
-        self._told = False
-        self._begin()
+        self._warned = False
+        self._reset()
 
-    def _begin(self) -> None:
+    def _reset(self) -> None:
         self._process = os.getpid()
         self._changed = threading.Condition()
         self._calls: deque[tuple[str, Callable[..., Any], tuple[Any, ...]]] = deque()
         self._thread: threading.Thread | None = None
         self._ending = False
-        #: The hook that the thread is in.
+        #: The hook that the thread is executing, or empty.
         self._busy = ""
         self._dropped = self._written = 0
-        #: How much was written when waiting was given up; until there is more, nobody waits again.
+        #: The value of `_written` at the last timeout; `finish` waits again only once it has grown.
         self._stuck_at = -1
         self._message = ""
-        self._leaving: BaseException | None = None
+        #: A BaseException such as SystemExit, to be re-raised in the thread of the run.
+        self._exit: BaseException | None = None
 
     def of(self, hook: str, function: Callable[..., Any]) -> Callable[..., None]:
-        """``function``, the logger's own, as the run calls it."""
+        """Return the callable that the run calls in place of the logger's ``function``."""
         if self.synchronous:
 
             def call(*args: Any) -> None:
@@ -72,20 +73,20 @@ class Delivery:
                     function(*args)
                 except Exception as error:
                     self._failed(hook, error)
-                    self._speak()
+                    self._raise_pending()
 
         else:
 
             def call(*args: Any) -> None:
-                self._put(hook, function, args)
+                self._enqueue(hook, function, args)
 
         return call
 
     def finish(self, closing: bool) -> None:
-        """Wait for what was not written yet, ``deadline`` seconds at most, and say what was dropped.
+        """Wait up to ``deadline`` seconds for pending rows, and warn about dropped ones.
 
         Args:
-            closing: whether to drop what is not written by then, instead of leaving it to the thread.
+            closing: whether to drop rows that are still pending after the deadline, instead of leaving them to the thread.
         """
         if self._process == os.getpid() and (thread := self._thread):
             with self._changed:
@@ -93,9 +94,9 @@ class Delivery:
                 waiting = sum(hook.startswith("log_") for hook, *_ in self._calls)
                 if late:
                     self._stuck_at = self._written
-                    self._say(
+                    self._add_message(
                         f"{self._who} is still in {self._busy}() after {self._deadline:g} s, with {waiting} rows to write. "
-                        "Nobody waits for it any longer; what is not written when it is closed is dropped."
+                        "The run stops waiting for it; rows not written when the logger is closed are dropped."
                     )
                 if closing:
                     self._calls.clear()
@@ -106,35 +107,35 @@ class Delivery:
                 thread.join()
         if self._dropped:
             rows = "1 row" if self._dropped == 1 else f"{self._dropped} rows"
-            self._say(f"{self._who} does not have everything: {rows} dropped.")
+            self._add_message(f"{self._who} is incomplete: {rows} dropped.")
             self._dropped = 0
-        self._speak()
+        self._raise_pending()
 
     # --- the thread
 
-    def _put(self, hook: str, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
-        if self._process != os.getpid():  # a fork, without the thread
-            self._begin()
+    def _enqueue(self, hook: str, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        if self._process != os.getpid():  # a fork, which has no such thread
+            self._reset()
         state, *rest = args
         snapshot = getattr(state, "snapshot", None)
-        taken = (state if snapshot is None else snapshot(_Reading), *map(_copied, rest))
+        taken = (state if snapshot is None else snapshot(_BusWithoutCollectives), *map(_copied, rest))
         with self._changed:
             self._ending = False
-            if len(self._calls) < _WAITING:
+            if len(self._calls) < _MAX_QUEUED:
                 self._calls.append((hook, function, taken))
                 self._changed.notify_all()
             else:
                 self._dropped += hook.startswith("log_")
-                self._warn_once(f"{self._who} is slower than training: {_WAITING} calls wait for it.")
+                self._warn_once(f"{self._who} is slower than training: {_MAX_QUEUED} calls are queued for it.")
             if self._thread is None:
                 self._start()
-        self._speak()
+        self._raise_pending()
 
     def _start(self) -> None:
         self._thread = threading.Thread(target=self._work, name=f"hocket {self._who}", daemon=True)
         try:
             self._thread.start()
-        except RuntimeError:  # the interpreter ends
+        except RuntimeError:  # the interpreter is shutting down
             self._thread = None
             while self._calls:
                 self._call(*self._calls.popleft())
@@ -142,7 +143,7 @@ class Delivery:
     def _work(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._calls or self._ending, _IDLE)
+                self._changed.wait_for(lambda: self._calls or self._ending, _IDLE_SECONDS)
                 if not self._calls:
                     self._thread = None
                     return
@@ -160,13 +161,13 @@ class Delivery:
             function(*args)
         except Exception as error:
             self._failed(hook, error)
-        except BaseException as error:  # sys.exit: leaves where the run is
-            self._leaving = error
+        except BaseException as error:  # such as sys.exit: `_raise_pending` re-raises it in the thread of the run
+            self._exit = error
 
     def _idle(self) -> bool:
         return not self._calls and not self._busy
 
-    # --- what went wrong
+    # --- errors
 
     def _failed(self, hook: str, error: Exception) -> None:
         with self._changed:
@@ -175,27 +176,29 @@ class Delivery:
         self._warn_once(f"{self._who} raised {type(error).__name__} in {hook}(): {error} ({at.filename}:{at.lineno}).")
 
     def _warn_once(self, what: str) -> None:
-        if not self._told:
-            self._told = True
-            self._say(f"{what} Training goes on; rows that this logger does not write are dropped and counted.")
+        if not self._warned:
+            self._warned = True
+            self._add_message(
+                f"{what} Training continues; rows that this logger fails to write are dropped and counted."
+            )
 
-    def _say(self, message: str) -> None:
+    def _add_message(self, message: str) -> None:
         with self._changed:
             self._message = f"{self._message} {message}".lstrip()
 
-    def _speak(self) -> None:
-        """In the thread of the run, where warnings can be made errors."""
+    def _raise_pending(self) -> None:
+        """Emit pending warnings and exits in the thread of the run, where a filter may turn warnings into errors."""
         if self._message:
             with self._changed:
                 message, self._message = self._message, ""
             warnings.warn(message, LoggerWarning, stacklevel=3)
-        if self._leaving is not None:
-            leaving, self._leaving = self._leaving, None
-            raise leaving
+        if self._exit is not None:
+            pending, self._exit = self._exit, None
+            raise pending
 
 
-class _Reading:
-    """A bus for a logger's thread: no collectives, which other ranks and the run's own thread would not expect."""
+class _BusWithoutCollectives:
+    """A bus for a logger's thread that refuses collectives: other ranks and the thread of the run would not match them."""
 
     def __init__(self, bus: Any) -> None:
         self._bus = bus
@@ -203,14 +206,14 @@ class _Reading:
     def __getattr__(self, name: str) -> Any:
         if name in _COLLECTIVES:
             raise RuntimeError(
-                f"{name} is called by all ranks at once, and a logger on rank 0, in a thread. Set all_ranks = True in "
-                "the logger's class: it is then called in place, on every rank."
+                f"{name} is a collective that all ranks have to call, but this logger runs on rank 0 only, in a thread. Set "
+                "all_ranks = True in the logger's class: it is then called synchronously on every rank."
             )
         return getattr(self._bus, name)
 
 
 def _copied(argument: Any) -> Any:
-    """Containers and tensors copied: the caller may write into them before the thread has read them."""
+    """Copy containers and tensors: the caller may modify them before the thread reads them."""
     if isinstance(argument, Mapping):
         return {key: _copied(value) for key, value in argument.items()}
     if isinstance(argument, list | tuple):

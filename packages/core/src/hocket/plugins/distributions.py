@@ -1,4 +1,4 @@
-"""Entry points of the installed distributions, read however broken one of them is: what cannot be read is a `Problem`."""
+"""Read the entry points of the installed distributions. A broken distribution yields a `Problem`, never an exception."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from typing import Any, NamedTuple
 
 import importlib_metadata
 
-from hocket.plugins.errors import said
+from hocket.plugins.errors import summarize
 
-#: Entry points of hundreds of plug-ins take a few kilobytes.
-_LARGEST = 1_000_000
+#: Maximum size of an ``entry_points.txt`` in bytes. Entry points of hundreds of plug-ins take a few kilobytes.
+_MAX_BYTES = 1_000_000
 _FILE = "entry_points.txt"
-#: Begins the text of a problem that ends other programs, too, torch's search for backends among them …
+#: Prefix of the text of a problem that also crashes other programs, among them torch's search for backends …
 UNREADABLE = f"its {_FILE} cannot be read"
-#: … unless this variable is 0.
+#: … unless this environment variable is 0.
 AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 
 
@@ -32,7 +32,7 @@ class Point(NamedTuple):
 
 
 class Problem(NamedTuple):
-    """What is wrong with a distribution, and what to do about it."""
+    """A problem of a distribution, and how to fix it."""
 
     dist: str
     version: str
@@ -45,12 +45,12 @@ class Declared(NamedTuple):
     dist: str
     version: str
     points: list[Point]
-    #: What is wrong with its metadata, or empty.
+    #: The problem with its metadata, or empty.
     damage: str
 
 
 def parse(text: str) -> tuple[list[Point], list[str]]:
-    """Return the entry points of ``hocket.*`` groups, and the lines of those groups that are none, in words."""
+    """Return the entry points of ``hocket.*`` groups, and a message for each malformed line in those groups."""
     points, wrong = [], []
     group = ""
     for number, line in enumerate(text.splitlines(), 1):
@@ -69,7 +69,7 @@ def parse(text: str) -> tuple[list[Point], list[str]]:
 
 
 def scan() -> tuple[list[Declared], list[Problem]]:
-    """Look at every distribution on the path once. Of several with one name the first on the path counts, as for imports."""
+    """Scan every distribution on the path once. Of several with one name the first on the path counts, as for imports."""
     found: dict[str, Declared] = {}
     places: dict[str, str] = {}
     problems = []
@@ -78,16 +78,16 @@ def scan() -> tuple[list[Declared], list[Problem]]:
             problems.append(Problem("", "", trouble))
             continue
         stem, version = _stem(dist)
-        if stem.startswith("~"):  # what pip leaves when it is interrupted
+        if stem.startswith("~"):  # left over from an interrupted pip
             continue
         try:
             text = _read(dist)
             points, wrong = parse(text) if "hocket." in text else ([], [])
         except Exception as error:
-            problems.append(Problem(stem, version, f"{UNREADABLE}: {said(error)}. Install it again"))
+            problems.append(Problem(stem, version, f"{UNREADABLE}: {summarize(error)}. Install it again"))
             continue
         if not points and not wrong and normal(stem) not in found:
-            found[normal(stem)] = Declared(stem, version, [], "")  # one further down the path does not count
+            found[normal(stem)] = Declared(stem, version, [], "")  # shadows a later one on the path
             continue
         name, version, damage = _identity(dist, stem, version)
         problems += [Problem(name, version, each) for each in wrong]
@@ -102,20 +102,20 @@ def scan() -> tuple[list[Declared], list[Problem]]:
                 Problem(
                     name,
                     other.version,
-                    f"installed twice: {first.version} in {places.get(normal(name), 'a place before')} and {version} in "
-                    f"{_place(dist)}. {chosen.version} counts; uninstall the other",
+                    f"installed twice: {first.version} in {places.get(normal(name), 'an earlier place')} and {version} in "
+                    f"{_place(dist)}. {chosen.version} is used; uninstall the other",
                 )
             )
     return list(found.values()), problems
 
 
 def normal(dist: str) -> str:
-    """Return a distribution's name as it is compared: ``Acme_Things`` and ``acme-things`` are one."""
+    """Return the normalized name of a distribution: ``Acme_Things`` becomes ``acme-things``."""
     return re.sub(r"[-_.]+", "-", dist).lower()
 
 
 def _distributions() -> Iterator[tuple[Any, str]]:
-    """Every distribution that an import finder knows, or None and what one of the finders raised."""
+    """Yield every distribution of the import finders with ""; for a finder that raises, None and a message."""
     context = importlib_metadata.DistributionFinder.Context()  # type: ignore[no-untyped-call]
     for finder in sys.meta_path:
         try:
@@ -125,30 +125,33 @@ def _distributions() -> Iterator[tuple[Any, str]]:
         except Exception as error:
             yield (
                 None,
-                f"the import finder {finder!r} cannot list distributions: {said(error)}. Uninstall what brings it",
+                f"the import finder {finder!r} cannot list distributions: {summarize(error)}. Uninstall its package",
             )
 
 
 def _read(dist: Any) -> str:
-    """The entry points, empty if there are none. Raises OSError for what is no file, UnicodeDecodeError for what is no text."""
+    """Return the text of ``entry_points.txt``, or empty if there is none.
+
+    Raises OSError if it is not a regular file, UnicodeDecodeError if it is not UTF-8.
+    """
     folder = getattr(dist, "_path", None)
     if isinstance(folder, Path):
         try:
             file = os.stat(os.path.join(folder, _FILE))
         except (FileNotFoundError, NotADirectoryError):
             if os.path.islink(os.path.join(folder, _FILE)):
-                raise OSError("it is a link to nothing") from None
+                raise OSError("it is a broken link") from None
             return ""
         if not stat.S_ISREG(file.st_mode):
             raise OSError("it is not a file")
-        if file.st_size > _LARGEST:
-            raise OSError(f"it has {file.st_size:,} bytes, and at most {_LARGEST:,} are read")
+        if file.st_size > _MAX_BYTES:
+            raise OSError(f"it has {file.st_size:,} bytes, and at most {_MAX_BYTES:,} are read")
         return Path(folder, _FILE).read_text(encoding="utf-8")
     return dist.read_text(_FILE) or ""
 
 
 def _stem(dist: Any) -> tuple[str, str]:
-    """Name and version by the folder of the metadata, which costs no reading."""
+    """Return name and version from the name of the metadata folder, without reading a file."""
     folder = _printable(os.path.basename(str(getattr(dist, "_path", ""))))
     stem = re.sub(r"\.(dist|egg)-info$", "", folder)
     if stem == folder:
@@ -161,19 +164,19 @@ def _stem(dist: Any) -> tuple[str, str]:
 
 
 def _identity(dist: Any, stem: str, version: str) -> tuple[str, str, str]:
-    """Name, version and what is wrong with them, by the metadata; what these do not say, the folder's name has to."""
+    """Return name, version and their problem (or empty) from the metadata, falling back to the name of the folder."""
     try:
         metadata = dist.metadata
         given = {key: metadata[key] for key in ("Name", "Version")} if metadata is not None else {}
     except Exception as error:
-        return stem, version, f"its metadata cannot be read: {said(error)}. Install it again"
+        return stem, version, f"its metadata cannot be read: {summarize(error)}. Install it again"
     missing = [key for key in ("Name", "Version") if not given.get(key)]
     damage = f"its METADATA has no {' and no '.join(missing)}. Install it again" if missing else ""
     return _printable(given.get("Name") or stem), _printable(given.get("Version") or version), damage
 
 
 def _is_core(declared: Declared) -> bool:
-    """Whether this is what core is made of, and not a leftover by its name."""
+    """Whether this distribution is core itself, and not a leftover of the same name."""
     return any(point.group == "hocket.v1.actions" and point.name == "default" for point in declared.points)
 
 
@@ -182,5 +185,5 @@ def _place(dist: Any) -> str:
 
 
 def _printable(text: str) -> str:
-    """Text that every terminal takes: file names may hold anything."""
+    """Escape characters that cannot be encoded: file names may contain any bytes."""
     return text.encode("utf-8", "backslashreplace").decode().strip()

@@ -1,10 +1,10 @@
-"""What can go wrong with plug-ins. Every message says what was given, what is allowed and what to type next."""
+"""Errors of plug-ins. Every message says what was given, what is allowed and what to type next."""
 
 from __future__ import annotations
 
 
 class PluginError(Exception):
-    """The base of all of them."""
+    """Base class of all plug-in errors."""
 
 
 class UnknownPluginError(PluginError, LookupError):
@@ -16,7 +16,7 @@ class AmbiguousPluginError(PluginError, LookupError):
 
 
 class BrokenPluginError(PluginError):
-    """A plug-in cannot be imported or made; the original error is its ``__cause__``."""
+    """A plug-in cannot be imported or instantiated; the original error is its ``__cause__``."""
 
 
 class PluginConfigError(PluginError, TypeError, ValueError):
@@ -32,15 +32,15 @@ class ConflictError(PluginError):
 
 
 class OrderError(PluginError):
-    """Plug-ins want to act before one another in a cycle."""
+    """The ``before`` and ``after`` constraints of algorithms form a cycle."""
 
 
 class PlanError(PluginError):
     """The parts of a run do not fit together."""
 
 
-def said(error: BaseException) -> str:
-    """Return the class and the first line of the message of an error, whose own ``__str__`` may fail."""
+def summarize(error: BaseException) -> str:
+    """Return the class of an error and the first line of its message, even if its ``__str__`` fails."""
     try:
         first = str(error).strip().partition("\n")[0]
     except Exception:

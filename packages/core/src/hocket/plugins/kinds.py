@@ -1,11 +1,11 @@
-"""What can be a plug-in of which kind."""
+"""The kinds of plug-ins, and the requirements of each."""
 
 from __future__ import annotations
 
 import importlib
 from typing import Any
 
-#: What plug-ins can be. The entry-point group of a kind is ``hocket.v1.<kind>``.
+#: The kinds of plug-ins. The entry-point group of a kind is ``hocket.v1.<kind>``.
 KINDS = (
     "actions",
     "algorithms",
@@ -19,7 +19,7 @@ KINDS = (
     "schedules",
     "strategies",
 )
-#: The base class of a kind, imported when a plug-in of that kind is. The other kinds are anything that can be called.
+#: The base class of a kind, imported together with the first plug-in of that kind. Other kinds only need a callable.
 _BASES = {
     "algorithms": "hocket.algorithm:Algorithm",
     "commands": "hocket.cli.command:Command",
@@ -27,17 +27,17 @@ _BASES = {
     "precisions": "hocket.precision:Precision",
     "strategies": "hocket.strategies:Strategy",
 }
-#: Kinds of which an instance is declared; of all others a class, or a function that returns one.
+#: Kinds whose entry point names an instance. All others name a class, or a function that returns an instance.
 _INSTANCES = {"commands"}
 
 
 def singular(kind: str) -> str:
-    """``algorithm`` for ``algorithms``."""
+    """Return the singular of a kind, such as ``algorithm`` for ``algorithms``."""
     return {"strategies": "strategy", "actions": "actions"}.get(kind, kind.removesuffix("s"))
 
 
 def misfit(kind: str, obj: Any) -> str:
-    """Return why what an entry point leads to cannot be a plug-in of its kind, or empty if it can."""
+    """Return why ``obj`` cannot be a plug-in of this kind, or empty if it can."""
     base = _BASES.get(kind)
     if base is None:
         if kind in ("callbacks", "loggers") and not isinstance(obj, type):
@@ -50,12 +50,14 @@ def misfit(kind: str, obj: Any) -> str:
     if not isinstance(obj, type):
         return f"it is {_what(obj)} and not a class"
     return (
-        "" if issubclass(obj, wanted) or _alike(kind, obj) else f"{obj.__qualname__} is not a subclass of hocket.{name}"
+        ""
+        if issubclass(obj, wanted) or _conforms(kind, obj)
+        else f"{obj.__qualname__} is not a subclass of hocket.{name}"
     )
 
 
-def _alike(kind: str, cls: type) -> bool:
-    """Whether a class that does not inherit has all the same what the bus asks of it."""
+def _conforms(kind: str, cls: type) -> bool:
+    """Whether a class that does not inherit from the base still has the members that the bus needs."""
     return kind == "algorithms" and hasattr(cls, "apply") and hasattr(cls, "events") and hasattr(cls, "phase")
 
 

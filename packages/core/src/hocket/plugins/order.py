@@ -1,4 +1,4 @@
-"""Who comes first on a hook."""
+"""The call order of plug-ins on a hook."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ KINDS_IN_ORDER = ("actions", "strategies", "precisions", "algorithms", "callback
 
 
 def check_combination(algorithms: Sequence[Attachment]) -> None:
-    """Refuse conflicts and cycles among the algorithms of one run. Raises ConflictError or OrderError naming the members."""
+    """Check the algorithms of one run. Raises ConflictError for a conflict, OrderError for a cycle, both naming the members."""
     names = {attachment.name for attachment in algorithms}
     for attachment in algorithms:
         for other in sorted(names & set(attachment.obj.conflicts)):
             raise ConflictError(
                 f"Algorithms '{attachment.name}' and '{other}' cannot be combined: '{attachment.name}' declares that it "
-                f"conflicts with '{other}'. Leave one of them out of algorithms=[…]."
+                f"conflicts with '{other}'. Remove one of them from algorithms=[…]."
             )
     _sort(algorithms, _constraints(algorithms), key=lambda attachment: 0)
 
 
 def order(hook: str, attachments: Iterable[Attachment], listens: Callable[[Attachment, str], bool]) -> list[Attachment]:
-    """Return the plug-ins of one hook in the order in which they act: by kind; algorithms by phase, constraints, user order.
+    """Return the plug-ins of one hook in call order: by kind, and algorithms by phase, constraints and user order.
 
-    On ``after_x`` the user order is reversed, and algorithms that also listen to ``before_x`` act last, in the reverse of
-    their order there. ``listens(attachment, hook)`` says who listens to what.
+    On ``after_x`` the user order is reversed. Algorithms that also listen to ``before_x`` act last, in the reverse of
+    their order there. ``listens(attachment, hook)`` returns whether a plug-in implements a hook.
     """
     user = {attachment: index for index, attachment in enumerate(attachments)}
     algorithms = [attachment for attachment in user if attachment.kind == "algorithms"]
@@ -53,7 +53,7 @@ def order(hook: str, attachments: Iterable[Attachment], listens: Callable[[Attac
 
 
 def _constraints(algorithms: Sequence[Attachment]) -> set[tuple[Attachment, Attachment]]:
-    """Pairs (earlier, later), from ``before`` and ``after``; names that are not there do not matter."""
+    """Return pairs (earlier, later) from ``before`` and ``after``; names that are not attached are ignored."""
     edges = set()
     for attachment in algorithms:
         for other in algorithms:
@@ -69,15 +69,15 @@ def _constraints(algorithms: Sequence[Attachment]) -> set[tuple[Attachment, Atta
 def _sort(
     attachments: Sequence[Attachment], edges: set[tuple[Attachment, Attachment]], key: Callable[[Attachment], Any]
 ) -> list[Attachment]:
-    """Topological, and by ``key`` where the edges leave a choice."""
+    """Sort topologically, with ties broken by ``key``."""
     left = sorted(attachments, key=key)
     result: list[Attachment] = []
     while left:
         free = next((v for v in left if not any(later is v and earlier in left for earlier, later in edges)), None)
         if free is None:
             raise OrderError(
-                f"Algorithms {_cycle(left, edges)} each want to act before the next, which is a cycle. Leave one of them out "
-                "of algorithms=[…], or change the `before` / `after` of one that is yours."
+                f"Algorithms {_cycle(left, edges)} each have to act before the next, which is a cycle. Remove one of them "
+                "from algorithms=[…], or change the `before` / `after` of an algorithm of yours."
             )
         left.remove(free)
         result.append(free)
@@ -85,7 +85,7 @@ def _sort(
 
 
 def _cycle(left: Sequence[Attachment], edges: set[tuple[Attachment, Attachment]]) -> str:
-    """A cycle among ``left``, as readable text. Everything in ``left`` has a predecessor there: walk back until one repeats."""
+    """Return a cycle among ``left`` as text. Every member has a predecessor in ``left``: walk back until one repeats."""
     path = [left[0]]
     while path.count(path[-1]) < 2:
         path.append(next(earlier for earlier, later in edges if later is path[-1] and earlier in left))

@@ -1,4 +1,4 @@
-"""The plan of a run: who acts when, what each needs, what surgery will touch. Made, and checked, before anything happens."""
+"""The plan of a run: call orders, needs and planned surgery. It is made and checked before anything is changed."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from hocket.hookspecs import StrategyLike
     from hocket.task import Task
 
-#: Those that an engine that owns the whole batch may leave out.
-_OF_MICROBATCHES = (
+#: Events that a strategy without ``microbatch_events`` does not call.
+_MICROBATCH_EVENTS = (
     Event.BEFORE_FORWARD, Event.AFTER_FORWARD, Event.BEFORE_LOSS, Event.AFTER_LOSS, Event.BEFORE_BACKWARD, Event.AFTER_BACKWARD,
 )  # fmt: skip
 _ACTIONS = [name for name in vars(Actions) if not name.startswith("_")]
@@ -25,16 +25,16 @@ _ACTIONS = [name for name in vars(Actions) if not name.startswith("_")]
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a Trainer is going to do. ``print(plan)`` shows it."""
+    """The plan of a Trainer. ``print(plan)`` shows it."""
 
-    #: Lines about the run as a whole, by what they are about: model, duration, device …
+    #: Lines about the run, by topic: model, duration, device …
     run: Mapping[str, str]
     attachments: tuple[Attachment, ...]
-    #: Names of the plug-ins that act on each event, in order; events nobody hears are left out.
+    #: Names of the plug-ins that act on each event, in call order; events without listeners are omitted.
     events: Mapping[str, tuple[str, ...]]
     #: Names of the plug-ins that surround or replace each action, outermost first.
     actions: Mapping[str, tuple[str, ...]]
-    #: What each algorithm's surgery would replace.
+    #: Modules that each algorithm's surgery would replace.
     surgery: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def __str__(self) -> str:
@@ -53,7 +53,7 @@ class Plan:
 
 def _table(title: str, hooks: Mapping[str, tuple[str, ...]]) -> list[str]:
     if not hooks:
-        return [f"{title:<11} nobody but the loop itself"]
+        return [f"{title:<11} only the training loop"]
     width = max(map(len, hooks))
     return [f"{title:<11} in order"] + [
         f"            {hook:<{width}}  {' > '.join(who)}" for hook, who in hooks.items()
@@ -61,34 +61,34 @@ def _table(title: str, hooks: Mapping[str, tuple[str, ...]]) -> list[str]:
 
 
 def make_plan(bus: Bus, task: Task, strategy: StrategyLike, run: Mapping[str, str]) -> Plan:
-    """Work out the plan. Nothing is changed.
+    """Return the plan of a run, without changing anything.
 
     Raises:
-        PlanError: an algorithm or the task needs something of the strategy that it does not offer.
+        PlanError: an algorithm or the task needs a feature that the strategy does not offer.
     """
     if task.owns_steps and Need.SEVERAL_STEPS not in strategy.offers:
         raise PlanError(
-            f"{type(task).__name__} takes its steps itself, in train_batch, and strategy '{_name_of(strategy, bus)}' steps all "
-            "optimizers at once. Choose another strategy=, such as 'ddp'."
+            f"{type(task).__name__} takes its own optimizer steps in train_batch, but strategy '{_name_of(strategy, bus)}' "
+            "steps all optimizers at once. Choose another strategy=, such as 'ddp'."
         )
     for attachment in bus.attachments:
         needs = getattr(attachment.obj, "needs", None)
         if attachment.kind == "algorithms" and needs is not None and (missing := needs & ~strategy.offers):
             raise PlanError(
                 f"Algorithm '{attachment.name}' needs {_words(missing)}, which strategy "
-                f"'{_name_of(strategy, bus)}' does not offer. Leave '{attachment.name}' out, or choose another strategy=."
+                f"'{_name_of(strategy, bus)}' does not offer. Remove '{attachment.name}', or choose another strategy=."
             )
-        acts = [event.value for event in _OF_MICROBATCHES if event in getattr(attachment.obj, "events", ())]
+        acts = [event.value for event in _MICROBATCH_EVENTS if event in getattr(attachment.obj, "events", ())]
         if attachment.kind == "algorithms" and acts and not strategy.microbatch_events:
             raise PlanError(
-                f"Algorithm '{attachment.name}' acts on {', '.join(acts)}, and strategy '{_name_of(strategy, bus)}' computes "
-                "the gradients of a batch itself, without these events. Leave the algorithm out, or choose another strategy=."
+                f"Algorithm '{attachment.name}' acts on {', '.join(acts)}, but strategy '{_name_of(strategy, bus)}' computes "
+                "the gradients of a batch itself, without these events. Remove the algorithm, or choose another strategy=."
             )
     return Plan(
         run=run,
         attachments=bus.attachments,
-        events=_heard(bus, [event.value for event in Event]),
-        actions=_heard(bus, _ACTIONS),
+        events=_listeners(bus, [event.value for event in Event]),
+        actions=_listeners(bus, _ACTIONS),
         surgery={
             attachment.name: tuple(attachment.obj.touches(task.model))
             for attachment in bus.attachments
@@ -97,7 +97,7 @@ def make_plan(bus: Bus, task: Task, strategy: StrategyLike, run: Mapping[str, st
     )
 
 
-def _heard(bus: Bus, hooks: list[str]) -> dict[str, tuple[str, ...]]:
+def _listeners(bus: Bus, hooks: list[str]) -> dict[str, tuple[str, ...]]:
     who = {
         hook: tuple(attachment.name for attachment in bus.listeners(hook) if attachment.kind != "actions")
         for hook in hooks

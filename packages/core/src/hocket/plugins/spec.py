@@ -1,4 +1,4 @@
-"""Specifications: from a name, a name with arguments, a configuration or an instance to a plug-in that is ready."""
+"""Specifications: build a plug-in from a name, a name with arguments, a configuration, a class or an instance."""
 
 from __future__ import annotations
 
@@ -19,32 +19,32 @@ from hocket.plugins.errors import BrokenPluginError, PluginConfigError
 
 @dataclass(eq=False, slots=True)
 class Attachment:
-    """A plug-in of one Trainer: the object, and the name under which it goes there."""
+    """A plug-in attached to one Trainer: the object, and its name in that Trainer."""
 
     kind: str
     name: str
     obj: Any
-    #: The distribution it comes from and its version, where that is known.
+    #: The distribution that provides it and its version, if known.
     dist: str | None = None
     version: str | None = None
-    #: The arguments that it was made with.
+    #: The arguments that it was instantiated with.
     config: Mapping[str, Any] = field(default_factory=dict)
-    #: Whether it was given as an instance, so that what it was made with is not known.
+    #: Whether it was given as an instance, so that its arguments are unknown.
     instance: bool = False
 
 
 def build(kind: str, spec: Any, *arguments: Any) -> Attachment:
-    """The plug-in that ``spec`` describes.
+    """Build the plug-in that ``spec`` describes.
 
     Args:
         kind: one of `hocket.plugins.KINDS`.
         spec: ``"name"``, ``"distribution/name"``, ``"name(key=value, …)"``, ``{"name": {"key": value}}``, a class, or an
             instance.
-        arguments: what the class is given first, such as the parameters for an optimizer.
+        arguments: leading positional arguments of the class, such as the parameters for an optimizer.
 
     Raises:
         PluginConfigError: the specification cannot be understood or does not fit the signature of the class.
-        UnknownPluginError, AmbiguousPluginError, BrokenPluginError: there is no such plug-in, or it does not work.
+        UnknownPluginError, AmbiguousPluginError, BrokenPluginError: the name is unknown or ambiguous, or the plug-in is broken.
     """
     if isinstance(spec, str):
         name, config = _from_text(kind, spec)
@@ -67,19 +67,19 @@ def _from_text(kind: str, text: str) -> tuple[str, dict[str, Any]]:
         return parse_spec(text)
     except PluginConfigError:
         if any(entry.name == text.strip() for entry in catalog.entries(kind)):
-            catalog.find(kind, text.strip())  # raises, and says why a name like this cannot be used
+            catalog.find(kind, text.strip())  # raises an error that explains why this name cannot be used
         raise
 
 
 def parse_spec(text: str) -> tuple[str, dict[str, Any]]:
-    """Read ``name`` or ``name(key=value, …)``. Values are Python literals; what is none is taken as text: ``warmup=0.05dur``.
+    """Parse ``name`` or ``name(key=value, …)``. A value that is not a Python literal is text, such as in ``warmup=0.05dur``.
 
-    Raises PluginConfigError for everything else. Nothing is evaluated.
+    Raises PluginConfigError for any other form. Nothing is evaluated.
     """
     match = re.fullmatch(r"\s*([\w./-]+)\s*(?:\((.*)\))?\s*", text, re.DOTALL)
     if match is None:
         raise PluginConfigError(
-            f"{text!r} names no plug-in. Write a name, or a name with arguments such as 'cosine(warmup=0.05dur)'."
+            f"{text!r} does not name a plug-in. Write a name, or a name with arguments such as 'cosine(warmup=0.05dur)'."
         )
     name, inside = match[1], match[2]
     config: dict[str, Any] = {}
@@ -95,7 +95,7 @@ def parse_spec(text: str) -> tuple[str, dict[str, Any]]:
 
 
 def _split(inside: str, text: str) -> list[str]:
-    """At commas outside of brackets and quotes."""
+    """Split at commas outside of brackets and quotes."""
     parts, depth, quote, start, escaped = [], 0, "", 0, False
     for index, character in enumerate(inside):
         if quote:
@@ -111,7 +111,7 @@ def _split(inside: str, text: str) -> list[str]:
             parts.append(inside[start:index])
             start = index + 1
     if depth or quote:
-        raise PluginConfigError(f"Brackets or quotes in {text!r} do not match.")
+        raise PluginConfigError(f"Brackets or quotes in {text!r} do not match. Close each one.")
     parts.append(inside[start:])
     return [] if not inside.strip() else parts if parts[-1].strip() else parts[:-1]
 
@@ -133,7 +133,7 @@ def _from_mapping(kind: str, spec: Mapping[Any, Any]) -> tuple[str, dict[str, An
     )
 
 
-#: What an instance of a kind has to have besides hooks.
+#: The members that an instance of a kind must have.
 _CONTRACTS: dict[str, tuple[type, ...]] = {
     "strategies": (StrategyLike, StrategyHooks),
     "precisions": (PrecisionLike, PrecisionHooks),
@@ -163,7 +163,9 @@ def _check_instance(kind: str, obj: Any) -> None:
             f"hocket.{catalog.singular(kind).capitalize()}, which has a default for everything."
         )
     if kind == "callbacks" and hasattr(obj, "all_ranks"):
-        raise PluginConfigError(f"{type(obj).__name__} is a logger; pass it in loggers=[…], where one rank writes.")
+        raise PluginConfigError(
+            f"{type(obj).__name__} is a logger; pass it in loggers=[…], so that only one rank writes."
+        )
     if kind in ("callbacks", "loggers") and hasattr(obj, "apply") and hasattr(obj, "events") and hasattr(obj, "phase"):
         raise PluginConfigError(f"{type(obj).__name__} is an algorithm; pass it in algorithms=[…].")
 
@@ -176,7 +178,7 @@ def _attachment(kind: str, cls: type, obj: Any, config: Mapping[str, Any]) -> At
 
 
 def _name_of(kind: str, cls: type) -> str:
-    """The name that a class is declared under, or else its own in kebab case."""
+    """Return the declared name of a class, or else its class name in kebab case."""
     entry = catalog.entry_of(kind, cls)
     return (
         entry.name if entry else re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "-", cls.__name__).lower()
@@ -184,7 +186,7 @@ def _name_of(kind: str, cls: type) -> str:
 
 
 def _make(kind: str, name: str, cls: Any, arguments: tuple[Any, ...], config: Mapping[str, Any]) -> Any:
-    """Call the class, having checked the configuration against its signature."""
+    """Check the configuration against the signature of the class, and instantiate it."""
     what = f"{catalog.singular(kind)} '{name}'"
     if not callable(cls):
         raise BrokenPluginError(
@@ -202,12 +204,12 @@ def _make(kind: str, name: str, cls: Any, arguments: tuple[Any, ...], config: Ma
             near = difflib.get_close_matches(key, known, 1, 0.5)
             hint = f" Did you mean '{near[0]}'?" if near else ""
             raise PluginConfigError(
-                f"{what} has no argument '{key}'.{hint} It is {name}{_readable(signature, arguments)}."
+                f"{what} has no argument '{key}'.{hint} Its signature is {name}{_readable(signature, arguments)}."
             )
     missing = [p.name for p in parameters if p.name in known and p.default is p.empty and p.name not in config]
     if missing:
         raise PluginConfigError(
-            f"{what} needs {', '.join(missing)}. It is {name}{_readable(signature, arguments)}; write "
+            f"{what} needs {', '.join(missing)}. Its signature is {name}{_readable(signature, arguments)}; write "
             f"{{'{name}': {{'{missing[0]}': …}}}}."
         )
     hints = _hints(cls)
@@ -215,15 +217,15 @@ def _make(kind: str, name: str, cls: Any, arguments: tuple[Any, ...], config: Ma
         if key in hints and not _fits(value, hints[key]):
             raise PluginConfigError(
                 f"{what} was given {key}={value!r}, which is {type(value).__name__}; it should be "
-                f"{_type_name(hints[key])}. It is {name}{_readable(signature, arguments)}."
+                f"{_type_name(hints[key])}. Its signature is {name}{_readable(signature, arguments)}."
             )
     try:
         return cls(*arguments, **config)
     except (TypeError, ValueError) as error:
-        error.add_note(f"While making {what} with {dict(config)!r}.")
+        error.add_note(f"While instantiating {what} with {dict(config)!r}.")
         raise
     except Exception as error:
-        raise BrokenPluginError(f"{what} cannot be made: {type(error).__name__}: {error}.") from error
+        raise BrokenPluginError(f"{what} cannot be instantiated: {type(error).__name__}: {error}.") from error
 
 
 def _readable(signature: inspect.Signature, arguments: tuple[Any, ...]) -> str:
@@ -232,7 +234,7 @@ def _readable(signature: inspect.Signature, arguments: tuple[Any, ...]) -> str:
 
 
 def _hints(cls: Any) -> dict[str, Any]:
-    """The annotations of the arguments; none if they name what is imported for type checkers only."""
+    """Return the annotations of the arguments, or none if they refer to names imported under TYPE_CHECKING only."""
     try:
         return typing.get_type_hints(vars(cls).get("__init__", cls) if isinstance(cls, type) else cls)
     except Exception:
@@ -240,7 +242,7 @@ def _hints(cls: Any) -> dict[str, Any]:
 
 
 def _fits(value: Any, hint: Any) -> bool:
-    """Whether a value can be meant for an annotation. Only plain types are judged; for anything else the answer is yes."""
+    """Whether a value may fit an annotation. Only plain types are checked; any other annotation accepts every value."""
     origin = typing.get_origin(hint)
     if origin in (typing.Union, types.UnionType):
         return any(_fits(value, each) for each in typing.get_args(hint))

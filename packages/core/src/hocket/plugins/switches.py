@@ -1,10 +1,10 @@
-"""Switches: which of the installed plug-ins may be used. Matched against names, before anything is imported.
+"""Switches that restrict the installed plug-ins. They match names, before anything is imported.
 
-* ``HOCKET_PLUGINS=0`` leaves core's own only; ``HOCKET_PLUGINS=a,b`` those and these names.
-* ``HOCKET_DISABLE_PLUGINS=a,dist:b`` takes out plug-ins named ``a`` and everything of the distribution ``b``.
-* ``Trainer(plugins=False)`` or ``plugins=["a", "b"]``, and ``--no-plugins``, say the same for one Trainer or command.
+* ``HOCKET_PLUGINS=0`` permits only core's plug-ins; ``HOCKET_PLUGINS=a,b`` permits these names as well.
+* ``HOCKET_DISABLE_PLUGINS=a,dist:b`` disables plug-ins named ``a`` and all plug-ins of the distribution ``b``.
+* ``Trainer(plugins=False)`` or ``plugins=["a", "b"]``, and ``--no-plugins``, do the same for one Trainer or command.
 
-Instances and what the process registered itself are not affected: they were not found but given.
+Instances and plug-ins registered in this process are not affected, since the user chose them explicitly.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _CORE = "hocket"
 
 @dataclass(frozen=True, slots=True)
 class Switches:
-    """What is allowed."""
+    """The permitted and disabled plug-ins."""
 
-    #: Short names besides core's, or None for all.
+    #: Permitted short names besides core's, or None for all.
     only: frozenset[str] | None = None
     disabled: frozenset[str] = frozenset()
     disabled_dists: frozenset[str] = frozenset()
-    #: What set them, for messages.
+    #: The variables and arguments that set the switches, for messages.
     source: str = ""
 
     def permit(self, entry: Entry) -> bool:
@@ -45,7 +45,7 @@ class Switches:
         return self.only is None or entry.dist == _CORE or entry.name in self.only
 
     def warn_about_unmatched(self, entries: Iterable[Entry]) -> None:
-        """A name that matches nothing is probably misspelt."""
+        """Warn about a name that matches no plug-in, since it is probably misspelt."""
         if self in _warned or not (self.only or self.disabled or self.disabled_dists):
             return
         _warned.add(self)
@@ -53,7 +53,7 @@ class Switches:
         names, dists = {entry.name for entry in entries}, {normal(entry.dist) for entry in entries}
         for name in sorted((self.only or frozenset()) | self.disabled):
             if name not in names:
-                warnings.warn(f"{self.source} names '{name}', but no plug-in is called that.", stacklevel=4)
+                warnings.warn(f"{self.source} names '{name}', but there is no plug-in of that name.", stacklevel=4)
         for dist in sorted(self.disabled_dists - dists):
             warnings.warn(
                 f"{self.source} names 'dist:{dist}', but no distribution of that name has plug-ins.", stacklevel=4
@@ -65,7 +65,7 @@ _argument: ContextVar[bool | tuple[str, ...] | None] = ContextVar("hocket_plugin
 
 
 def current() -> Switches:
-    """What the environment and the Trainer (or command) under way say together."""
+    """Return the combined switches of the environment and of the current Trainer or command."""
     chosen = _argument.get()
     variable = os.environ.get("HOCKET_PLUGINS", "")
     disable = [item.strip() for item in os.environ.get("HOCKET_DISABLE_PLUGINS", "").split(",") if item.strip()]
@@ -92,7 +92,7 @@ def current() -> Switches:
 
 @contextmanager
 def use(plugins: bool | Sequence[str] | None) -> Iterator[None]:
-    """What a ``plugins=`` argument says, for everything that is looked up inside."""
+    """Apply a ``plugins=`` argument to all lookups inside the context."""
     if isinstance(plugins, str):
         raise TypeError(
             f"plugins={plugins!r} should be a list of names, such as plugins=['{plugins}'], or True or False."

@@ -1,4 +1,4 @@
-"""Precisions that core brings along."""
+"""The built-in precisions."""
 
 from hocket.precision.base import Precision
 

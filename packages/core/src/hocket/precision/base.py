@@ -1,4 +1,4 @@
-"""The base of every precision."""
+"""The base class of precisions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hocket.optim import optimizers
 
 
 class Precision:
-    """Full precision as the model came; subclasses override what differs. The contract: :mod:`hocket.hookspecs.precision`.
+    """Base class of precisions; by default it keeps the model's dtypes. See :mod:`hocket.hookspecs.precision`.
 
     Example:
         >>> import hocket, torch
@@ -25,7 +25,7 @@ class Precision:
         >>> trainer = hocket.Trainer(model=torch.nn.Linear(4, 1), precision=BF16Autocast(), device="cpu")
     """
 
-    # What each is stands in `hocket.hookspecs.PrecisionLike`.
+    # `hocket.hookspecs.PrecisionLike` documents these attributes.
     device: torch.device = torch.device("cpu")
     input_dtype: torch.dtype | None = None
     compute_dtype: torch.dtype = torch.float32
@@ -63,7 +63,7 @@ class Precision:
         return True
 
     def backward_context(self) -> AbstractContextManager[Any]:
-        """Around ``backward`` in loops of one's own (see `hocket.Runtime`); in the Trainer's wrap its action `backward`."""
+        """Return the context of ``backward`` under `hocket.Runtime`. Under the Trainer, wrap the action `backward` instead."""
         return nullcontext()
 
     def overflowed(self, all_reduce: Callable[[torch.Tensor, str], torch.Tensor]) -> bool:
@@ -72,15 +72,15 @@ class Precision:
 
     def step_optimizer(self, optimizer: torch.optim.Optimizer, closure: Callable[[], torch.Tensor]) -> bool:
         """See :meth:`hocket.hookspecs.PrecisionHooks.step_optimizer`."""
-        # LBFGS and its like cannot step without computing gradients again; the others must not.
+        # Optimizers such as LBFGS have to compute gradients again within a step; all others must not.
         optimizers.step(optimizer, closure)
         return True
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs, such as the loss scale."""
+        """Return the state to save in checkpoints, such as the loss scale."""
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Undo :meth:`state_dict`."""
+        """Restore the state that :meth:`state_dict` returned."""
         if state_dict:
-            raise ValueError(f"{type(self).__name__} keeps no state, but was given {sorted(state_dict)}")
+            raise ValueError(f"{type(self).__name__} has no state, but was given {sorted(state_dict)}")

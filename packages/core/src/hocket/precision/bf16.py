@@ -11,7 +11,7 @@ from hocket.precision.base import Precision
 
 
 class BF16(Precision):
-    """Forward and loss under bfloat16 autocast; weights, gradients and optimizer state stay in 32 bits.
+    """Compute forward and loss under bfloat16 autocast. Weights, gradients and optimizer state stay in 32 bits.
 
     bfloat16 has the range of float32, so the loss needs no scaling (Kalamkar et al. 2019, arXiv 1905.12322).
 
@@ -25,5 +25,5 @@ class BF16(Precision):
     compute_dtype = torch.bfloat16
 
     def forward_context(self) -> AbstractContextManager[Any]:
-        """Autocast to bfloat16."""
+        """Return autocast to bfloat16."""
         return torch.autocast(self.device.type, dtype=torch.bfloat16)

@@ -4,7 +4,7 @@ from hocket.precision.base import Precision
 
 
 class FP32(Precision):
-    """32-bit floats throughout: the model and the batches as they are.
+    """Train in single precision: neither the model nor the batches are converted.
 
     Example:
         >>> import hocket, torch

@@ -1,4 +1,4 @@
-"""Strategies that core brings along."""
+"""The built-in strategies."""
 
 from hocket.strategies.base import Strategy
 

@@ -1,4 +1,4 @@
-"""The base of every strategy: one process, one device."""
+"""The base class of strategies, for one process on one device."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hocket.devices import Device
 
 
 class Strategy:
-    """What one process on one device does; subclasses override what differs. Contract: :mod:`hocket.hookspecs.strategies`.
+    """Base class of strategies, with defaults for one process on one device. See :mod:`hocket.hookspecs.strategies`.
 
     Example:
         >>> import hocket, torch
@@ -25,10 +25,10 @@ class Strategy:
         >>> trainer = hocket.Trainer(model=torch.nn.Conv2d(3, 8, 3), strategy=ChannelsLast(), device="cpu")
     """
 
-    # What each is stands in `hocket.hookspecs.StrategyLike`.
+    # `hocket.hookspecs.StrategyLike` documents these attributes.
     offers: ClassVar[Need] = Need.FULL_PARAMETERS | Need.SECOND_GRADIENT | Need.SEVERAL_STEPS
     distributed: ClassVar[bool] = False
-    #: Of several that their distributions declare as ``distributed-strategy`` (`hocket.v1.defaults`) "auto" takes the highest.
+    #: "auto" chooses the highest priority among the declared defaults for ``distributed-strategy`` (`hocket.v1.defaults`).
     priority: ClassVar[float] = 0
     averages_gradients: bool = True
     microbatch_events: ClassVar[bool] = True
@@ -43,12 +43,12 @@ class Strategy:
 
     @property
     def data_rank(self) -> int:
-        """See :class:`hocket.hookspecs.StrategyLike`: here every rank has a share of its own."""
+        """See :class:`hocket.hookspecs.StrategyLike`: by default each rank has a different slice of the batch."""
         return self.rank
 
     @property
     def data_ranks(self) -> int:
-        """See :class:`hocket.hookspecs.StrategyLike`: here every rank has a share of its own."""
+        """See :class:`hocket.hookspecs.StrategyLike`: by default each rank has a different slice of the batch."""
         return self.world_size
 
     def setup_environment(self, device: Device) -> torch.device:
@@ -78,10 +78,10 @@ class Strategy:
         arguments: tuple[Any, ...],
         parameters: Sequence[nn.Parameter],
     ) -> Any:
-        """See :meth:`hocket.hookspecs.StrategyHooks.call_prepared`. Strategies of several ranks have to override it."""
+        """See :meth:`hocket.hookspecs.StrategyHooks.call_prepared`. Strategies for several ranks have to override it."""
         if self.world_size > 1:
             raise NotImplementedError(
-                f"Strategy {type(self).__name__} does not say how ranks reduce the gradients of a part of the model, so it "
+                f"Strategy {type(self).__name__} does not define how ranks reduce the gradients of a part of the model, so it "
                 "cannot train a Task with train_batch. Use strategy='ddp', or define call_prepared."
             )
         return function(*arguments)
@@ -114,7 +114,7 @@ class Strategy:
         return dict(module.state_dict())
 
     def model_shards(self, module: nn.Module) -> dict[str, Any]:
-        """See :meth:`hocket.hookspecs.StrategyHooks.model_shards`. Here what ``model_state`` returns."""
+        """See :meth:`hocket.hookspecs.StrategyHooks.model_shards`. By default the same as ``model_state``."""
         return self.model_state(module)
 
     def load_model_state(self, module: nn.Module, state_dict: dict[str, Any]) -> bool:
@@ -127,7 +127,7 @@ class Strategy:
         return optimizer.state_dict()
 
     def optimizer_shards(self, module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        """See :meth:`hocket.hookspecs.StrategyHooks.optimizer_shards`. Here what ``optimizer_state`` returns."""
+        """See :meth:`hocket.hookspecs.StrategyHooks.optimizer_shards`. By default the same as ``optimizer_state``."""
         return self.optimizer_state(module, optimizer)
 
     def load_optimizer_state(
@@ -138,4 +138,4 @@ class Strategy:
         return True
 
     def shutdown(self) -> None:
-        """Leave the other processes, if this strategy joined them itself."""
+        """Leave the process group, if this strategy joined it."""

@@ -1,10 +1,10 @@
-"""One process, one device."""
+"""Training in one process, on one device."""
 
 from hocket.strategies.base import Strategy
 
 
 class SingleDevice(Strategy):
-    """Trains in this process, on one device.
+    """Train in this process, on one device.
 
     Example:
         >>> import hocket, torch

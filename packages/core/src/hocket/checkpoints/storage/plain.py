@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from hocket.distributed.dtensors import whole
+from hocket.distributed.dtensors import full
 
 
 def encode(value: Any, where: str = "the state", gather: bool = True) -> Any:
@@ -21,7 +21,7 @@ def encode(value: Any, where: str = "the state", gather: bool = True) -> Any:
     if value is None or type(value) in (bool, int, float, str, bytes):
         return value
     if isinstance(value, torch.Tensor):
-        return whole(value.detach()) if gather else value.detach()
+        return full(value.detach()) if gather else value.detach()
     if isinstance(value, Counter):
         return {"~counter": _items(value, where, gather)}
     if isinstance(value, Mapping):
