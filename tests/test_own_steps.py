@@ -229,7 +229,7 @@ def test_gradients_computed_again_and_a_graph_in_the_batch_are_refused(tmp_path:
     def train_batch(task: Any, batch: Any, step: Any) -> None:
         step(lambda part: task.b(part).square().mean(), batch + task.a(batch).mean(), "a")
 
-    with pytest.raises(RuntimeError, match="cannot be computed again"):
+    with pytest.raises(RuntimeError, match="its graph can be used only once"):
         trainer(Wrong(train_batch), tmp_path, algorithms=["sam"]).fit()
 
 

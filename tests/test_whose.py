@@ -231,7 +231,7 @@ def test_a_trial_evaluation_and_a_plan_leave_nothing() -> None:
 
 def test_a_cache_that_cannot_be_written_ends_no_run() -> None:
     Path("runs").write_text("")
-    with pytest.warns(UserWarning, match=r"microbatch='auto' found 2, and cannot keep that in runs/microbatch\.json"):
+    with pytest.warns(UserWarning, match=r"microbatch='auto' found 2, but cannot store it in runs/microbatch\.json"):
         assert make(None, microbatch="auto", loggers=[]).fit().timestamp.batch == 9
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -181,7 +181,7 @@ class Runtime:
             mine, everyone = weight, self._sum(weight)
         else:
             mine, everyone = self._gradients.batch or (1.0, float(ranks))
-        share = self._gradients.share(mine, everyone, ranks)
+        share = self._gradients.loss_factor(mine, everyone, ranks)
         with self.precision.backward_context():
             self.bus.scale_loss(loss if share == 1 else loss * share).backward()
 
