@@ -51,7 +51,7 @@ class Entry:
 
 
 def numel(shape: Sequence[int]) -> int:
-    """How many elements a shape has. Raises ValueError where no tensor has as many; however long the shape is, it is quick."""
+    """Return the number of elements of a shape. Raises ValueError, quickly for any shape, if no tensor has as many."""
     if 0 in shape:
         return 0
     product = 1
@@ -63,7 +63,7 @@ def numel(shape: Sequence[int]) -> int:
 
 
 def lay_out(tensors: Iterable[tuple[str, str, tuple[int, ...]]]) -> tuple[bytes, list[Entry]]:
-    """The header for tensors given as name, torch's dtype and shape, and their entries, in the order of their bytes.
+    """Return the header for tensors given as name, torch's dtype and shape, and their entries in the order of their bytes.
 
     Wide elements come first, so that each tensor begins at a multiple of its element's size.
     """
@@ -80,7 +80,7 @@ def lay_out(tensors: Iterable[tuple[str, str, tuple[int, ...]]]) -> tuple[bytes,
 
 
 def read(stream: BinaryIO, size: int, file: str) -> tuple[bytes, list[Entry]]:
-    """The raw header of a file of ``size`` bytes and its entries in the order of their bytes, every number checked.
+    """Return the raw header of a file of ``size`` bytes and its entries in the order of their bytes, all checked.
 
     Raises CheckpointError, naming ``file``, unless the tensors fill the rest of the file without gap or overlap.
     """
@@ -119,5 +119,5 @@ def _entry(name: str, about: dict[str, Any]) -> Entry:
 
 
 def pickled(start: bytes) -> str:
-    """A clause for messages, if this is how pickles and ``torch.save``'s archives begin."""
+    """Return a clause for messages if the bytes begin a pickle or an archive of ``torch.save``, else an empty string."""
     return " but a pickle, which is never loaded" if start[:1] == b"\x80" or start[:2] == b"PK" else ""
