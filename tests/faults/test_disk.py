@@ -108,7 +108,7 @@ def test_the_pointer_on_a_full_disk(disk: Any) -> None:
     formats.write(folder / "c", tree(1.0), {})
     fill()
     with pytest.raises(
-        CheckpointError, match=f"could not be replaced: {message}.*The checkpoints themselves are whole"
+        CheckpointError, match=f"could not be replaced: {message}.*The checkpoints themselves are complete"
     ):
         Local(folder).point("c")
 

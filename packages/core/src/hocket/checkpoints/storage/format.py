@@ -252,7 +252,7 @@ def verify(path: Path | str) -> list[str]:
     problems = damage(folder)
     if folder.is_dir():
         extra = sorted(e.name for e in folder.iterdir() if e.name != manifests.NAME and not FILES.fullmatch(e.name))
-        problems += [f"{name}: it is no part of the checkpoint, and is never read." for name in extra]
+        problems += [f"{name}: it is not part of the checkpoint, and is never read." for name in extra]
     return problems
 
 
@@ -323,7 +323,7 @@ def _tree(folder: Path, manifest: Manifest, only: Sequence[str] | None) -> Any:
     for version in range(manifest.version, manifests.VERSION):
         node = manifests.UPGRADES[version](node)
     if not isinstance(node, dict):
-        raise CheckpointError(f"{name}: it is no JSON object.")
+        raise CheckpointError(f"{name}: it is not a JSON object.")
     if only is None:
         return node
     try:
@@ -343,7 +343,7 @@ def _listed(manifest: Manifest, node: Any, like: Like | None) -> list[_Wanted]:
         pieces = refs.pieces(reference)
         for name in (each["file"] for each in pieces):
             if name not in manifest.files or name == manifest.tree:
-                raise CheckpointError(f"{name}: it is wanted at '{place}', and is no shard that the manifest lists.")
+                raise CheckpointError(f"{name}: it is wanted at '{place}', and is not a shard that the manifest lists.")
         # Tensors with a custom memory format, or with shared memory, are read in full.
         shard = None if like is None or "stride" in reference else like(place, reference)
         if shard is not None:

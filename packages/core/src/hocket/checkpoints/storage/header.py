@@ -87,12 +87,12 @@ def read(stream: BinaryIO, size: int, file: str) -> tuple[bytes, list[Entry]]:
     raw = stream.read(8)
     length = int.from_bytes(raw, "little")
     if len(raw) < 8 or not 2 <= length <= min(LIMIT, size - 8):
-        raise CheckpointError(f"{file}: it is no safetensors file{pickled(raw)}.")
+        raise CheckpointError(f"{file}: it is not a safetensors file{pickled(raw)}.")
     text = stream.read(length)
     try:
         described = json.loads(text)
         if not isinstance(described, dict):
-            raise ValueError("its header is no JSON object")
+            raise ValueError("its header is not a JSON object")
         described.pop("__metadata__", None)
         entries = sorted((_entry(name, about) for name, about in described.items()), key=lambda e: (e.start, e.end))
         end = 0
@@ -103,7 +103,7 @@ def read(stream: BinaryIO, size: int, file: str) -> tuple[bytes, list[Entry]]:
         if 8 + length + end != size:
             raise ValueError(f"its header describes {8 + length + end} bytes, and it has {size}")
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise CheckpointError(f"{file}: it is no valid safetensors file: {error}{pickled(raw)}.") from None
+        raise CheckpointError(f"{file}: it is not a valid safetensors file: {error}{pickled(raw)}.") from None
     return raw + text, entries
 
 
@@ -112,7 +112,7 @@ def _entry(name: str, about: dict[str, Any]) -> Entry:
     if dtype not in DTYPES:
         raise ValueError(f"'{name}' has the unknown dtype {dtype!r}")
     if not isinstance(shape, list) or any(type(n) is not int or not 0 <= n < 2**63 for n in (*shape, start, end)):
-        raise ValueError(f"'{name}' has a shape or a position that is no number")
+        raise ValueError(f"'{name}' has a shape or a position that is not a number")
     if end - start != DTYPES[dtype][1] * numel(shape):
         raise ValueError(f"'{name}' has {end - start} bytes, which is not what its dtype and shape need")
     return Entry(name, dtype, tuple(shape), start, end)
