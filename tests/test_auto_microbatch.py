@@ -123,7 +123,7 @@ def test_memory_that_runs_out_later_halves_it(make) -> None:
     trainer, told = make(Limited(32)), make(Limited(32), microbatch=None)
     trainer.fit("1ba")
     trainer.state.model.limit = 9
-    with pytest.warns(UserWarning, match="Out of memory with 32 samples at once; going on with 16") as warned:
+    with pytest.warns(UserWarning, match="Out of memory with 32 samples at once; continuing with 16") as warned:
         trainer.fit()
     assert trainer.state.microbatch == 8 and len(warned) == 2
     told.fit()
@@ -168,7 +168,7 @@ def test_metrics_see_each_sample_once_though_a_batch_is_begun_again(make, where:
     trainer.fit("1ba")
     assert trainer.state.microbatch == 11
     trainer.state.model.left = passed
-    with pytest.warns(UserWarning, match="with 11 samples at once; going on with 5"):
+    with pytest.warns(UserWarning, match="with 11 samples at once; continuing with 5"):
         trainer.fit()
     told.fit("1ba")
     told.fit()

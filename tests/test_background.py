@@ -201,7 +201,7 @@ def test_where_nothing_can_be_started_on_error_says_what_happens(
         )
     with pytest.raises(CheckpointError, match=r"could not be written to .*(no room|new thread)"):
         run(tmp_path / "stops", True)
-    with pytest.warns(RuntimeWarning, match=r"could not be written to .*(no room|new thread).*goes on without it"):
+    with pytest.warns(RuntimeWarning, match=r"could not be written to .*(no room|new thread).*continues without it"):
         run(tmp_path / "goes on", True, policy={"on_error": "warn"})
 
 

@@ -237,7 +237,7 @@ def test_a_checkpoint_that_cannot_be_written(asynchronous: bool, uninterrupted: 
         trainer.fit()
     assert trainer.state.timestamp.batch == 0
     trainer = make("file/checkpoints", policy={"asynchronous": asynchronous, "every": "1ep", "on_error": "warn"})
-    with pytest.warns(RuntimeWarning, match="Training goes on without it"):
+    with pytest.warns(RuntimeWarning, match="Training continues without it"):
         trainer.fit()
     assert same(trained(trainer), uninterrupted)
 

@@ -151,7 +151,7 @@ def test_its_check_is_one_of_all_checks_before_anything_is_loaded() -> None:
     samples = HardSamples(6)
     trainer = make(None, samples, schedule="cosine")
     before = copy.deepcopy(trainer.model_state_dict())
-    with pytest.raises(ContentError, match=r"0 schedules .*Pass HardSamples\(4\)\. To leave parts out"):
+    with pytest.raises(ContentError, match=r"0 schedules .*Pass HardSamples\(4\)\. To omit parts"):
         trainer.load_state_dict(tree)
     assert samples.samples == [] and trainer.state.timestamp.batch == 0
     assert all(torch.equal(value, before[name]) for name, value in trainer.model_state_dict().items())

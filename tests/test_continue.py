@@ -225,7 +225,7 @@ def test_a_stream_that_raises_is_read_again() -> None:
     def run(bad: int) -> Any:
         trainer = make(Stream(bad))
         if bad >= 0:
-            with pytest.raises(Planned), pytest.warns(UserWarning, match="reads the batches of the epoch"):
+            with pytest.raises(Planned), pytest.warns(UserWarning, match="reads the past batches of the current epoch"):
                 trainer.fit()
         trainer.fit()
         return dict(trainer.state.model.layers.state_dict())
@@ -237,7 +237,7 @@ def test_an_iterator_that_raises_is_lost_and_other_data_is_not() -> None:
     trainer = make(iter(Stream(4)), duration="8ba")
     with pytest.raises(Planned):
         trainer.fit()
-    with pytest.raises(hocket.data.errors.DataError, match=r"iterator, which cannot be asked again.*train_data="):
+    with pytest.raises(hocket.data.errors.DataError, match=r"iterator, which cannot be restarted.*train_data="):
         trainer.fit()
     assert trainer.fit(train_data=Stream()).timestamp.batch == 8
 
@@ -408,7 +408,7 @@ def resumed(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
 )
 def test_another_configuration_is_said_in_one_line(before: Any, now: Any, words: str) -> None:
     (said,) = resumed(before, now)
-    assert "configured otherwise than that of the checkpoint" in said and words in said
+    assert "configured differently from the checkpoint.s" in said and words in said
 
 
 @pytest.mark.parametrize(

@@ -545,7 +545,7 @@ def test_torchdatas_loader_of_which_a_worker_has_ended() -> None:
     check(maker(lambda: stateful(Divided(), BATCH, num_workers=2)), [3, 4])
 
 
-@pytest.mark.filterwarnings("ignore:.*in progress again:UserWarning")
+@pytest.mark.filterwarnings("ignore:.*current epoch again:UserWarning")
 def test_streams_in_persistent_workers() -> None:
     """Workers that a resumed run starts draw a seed, which those that went on would not have drawn."""
     stateful = pytest.importorskip("torchdata.stateful_dataloader").StatefulDataLoader
@@ -562,9 +562,9 @@ def test_streams_of_evaluation_go_on() -> None:
     "data", [Batches, lambda: DataLoader(Stream(), BATCH), lambda: DataLoader(Stream(), 3, num_workers=2)]
 )
 def test_other_iterables_are_read_again_and_say_so(data: Any) -> None:
-    with pytest.warns(UserWarning, match="reads the batches of the epoch in progress again") as told:
+    with pytest.warns(UserWarning, match="reads the past batches of the current epoch again") as told:
         check(maker(data), [3])
-    assert len([each for each in told if "in progress again" in str(each.message)]) == 1
+    assert len([each for each in told if "current epoch again" in str(each.message)]) == 1
 
 
 def test_an_iterator_goes_on_where_it_was() -> None:

@@ -435,7 +435,7 @@ def test_the_same_weights_over_two_ranks(kind: type[Any], microbatch: int | None
 #: What sharded parameters do not allow, and what the error says.
 REFUSED = {
     DCGAN: "whose weights strategy='fsdp' has sharded",
-    ActorCritic: "hocket.Apart needs parameters that are whole",
+    ActorCritic: "hocket.Apart needs full parameters",
     Closure: "LBFGS cannot step on sharded parameters",
 }
 

@@ -231,7 +231,7 @@ def test_a_trial_evaluation_and_a_plan_leave_nothing() -> None:
 
 def test_a_cache_that_cannot_be_written_ends_no_run() -> None:
     Path("runs").write_text("")
-    with pytest.warns(UserWarning, match=r"microbatch='auto' found 2, and cannot keep that in runs/microbatch\.json"):
+    with pytest.warns(UserWarning, match=r"microbatch='auto' found 2, but cannot store it in runs/microbatch\.json"):
         assert make(None, microbatch="auto", loggers=[]).fit().timestamp.batch == 9
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -284,7 +284,7 @@ def test_a_run_goes_on_in_one_of_two_copies(capsys: Any) -> None:
                     make("copy", resume="auto")
 
     make(resume="auto", duration="2ep", callbacks=[Second()]).fit()
-    with pytest.raises(CheckpointError, match=r"went on to ep2-ba6.*resume='copy/ep1-ba3'"):
+    with pytest.raises(CheckpointError, match=r"continued to ep2-ba6.*resume='copy/ep1-ba3'"):
         make("copy", resume="auto")
     assert rows(file) == [1, 2, 3, 4, 5, 6]
     make("branch", resume="copy/ep1-ba3", duration="2ep").fit()
@@ -304,7 +304,7 @@ def test_the_newest_by_its_file_and_a_folder_of_several() -> None:
     with pytest.raises(CheckpointError, match=r"several checkpoints: ep1-ba3.*ck/ep3-ba9'.*resume='auto'"):
         make("b", resume="ck")
     for what in (True, False, 3, ""):
-        with pytest.raises(TypeError, match=f"resume={what!r} is no checkpoint\\. Give 'auto'"):
+        with pytest.raises(TypeError, match=f"resume={what!r} is not a checkpoint\\. Give 'auto'"):
             make("b", resume=what)
 
 

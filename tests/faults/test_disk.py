@@ -108,7 +108,7 @@ def test_the_pointer_on_a_full_disk(disk: Any) -> None:
     formats.write(folder / "c", tree(1.0), {})
     fill()
     with pytest.raises(
-        CheckpointError, match=f"could not be replaced: {message}.*The checkpoints themselves are whole"
+        CheckpointError, match=f"could not be replaced: {message}.*The checkpoints themselves are complete"
     ):
         Local(folder).point("c")
 
@@ -140,9 +140,9 @@ def test_a_run_that_goes_on_without(disk: Any) -> None:
     folder, fill, free, message = disk
     more = {"duration": "2ep", "policy": {"on_error": "warn", "keep": None}}
     trainer = make(folder / "run", At({7: fill, 9: free}), **more)
-    with pytest.warns(RuntimeWarning, match=f"{message}.*Training goes on without it") as told:
+    with pytest.warns(RuntimeWarning, match=f"{message}.*Training continues without it") as told:
         trainer.fit()
-    assert sum("goes on without" in str(each.message) for each in told) == 2
+    assert sum("continues without" in str(each.message) for each in told) == 2
     names = hocket.Checkpoints(folder / "run").store.names()
     assert names[5:] == ["ep1-ba6", "ep1-ba9", "ep1-ba10", "ep2-ba10"]
 

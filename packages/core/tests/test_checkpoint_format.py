@@ -308,7 +308,7 @@ def test_every_flipped_bit_is_found(tmp_path):
 def test_extra_files_are_named_and_never_read(tmp_path):
     tree = make(tmp_path / "c")
     (tmp_path / "c" / "model.pt").write_bytes(pickle.dumps(Executes()))
-    assert formats.verify(tmp_path / "c") == ["model.pt: it is no part of the checkpoint, and is never read."]
+    assert formats.verify(tmp_path / "c") == ["model.pt: it is not part of the checkpoint, and is never read."]
     assert same(formats.read(tmp_path / "c"), tree)
 
 
@@ -317,7 +317,7 @@ def test_what_is_no_checkpoint(tmp_path, problem):
     if problem == "a file":
         (tmp_path / "c").mkdir()
         (tmp_path / "c" / "tree.json").write_text("{}")
-    with pytest.raises(CheckpointError, match="is no checkpoint"):
+    with pytest.raises(CheckpointError, match="is not a checkpoint"):
         formats.read(tmp_path / "c")
 
 
@@ -401,7 +401,7 @@ def test_a_checkpoint_is_replaced_and_what_is_none_is_not(tmp_path):
     assert set(files_of(tmp_path / "c")) == {"manifest.json", *listed(tmp_path / "c")}
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "thesis.tex").write_text("…")
-    with pytest.raises(CheckpointError, match=r"is no checkpoint \(it has thesis\.tex\)"):
+    with pytest.raises(CheckpointError, match=r"is not a checkpoint \(it has thesis\.tex\)"):
         make(tmp_path / "data")
     assert files_of(tmp_path) == ["c", "data"] and files_of(tmp_path / "data") == ["thesis.tex"]
 

@@ -76,9 +76,9 @@ def test_remove_and_the_latest_file(tmp_path):
 @pytest.mark.parametrize("name", ["../x", "/x", "latest", "", ".x", "a/b", "a\n"])
 def test_names_that_are_none(store, name):
     for method in (store.read, store.remove, store.about):
-        with pytest.raises(ValueError, match="is no name for a checkpoint"):
+        with pytest.raises(ValueError, match="is not a name for a checkpoint"):
             method(name)
-    with pytest.raises(ValueError, match="is no name for a checkpoint"):
+    with pytest.raises(ValueError, match="is not a name for a checkpoint"):
         store.save(name, tree(1), {})
 
 
@@ -108,7 +108,7 @@ def test_damaged_ones_are_passed_over_by_name(tmp_path, damage):
     for value in range(3):
         store.save(f"ba{value}", tree(value), {})
     name = spoil(tmp_path / "ba2", damage)
-    with pytest.warns(DamagedCheckpointWarning, match=f"passes over 'ba2'.*{name}"):
+    with pytest.warns(DamagedCheckpointWarning, match=f"skips 'ba2'.*{name}"):
         assert store.latest() == "ba1"
     spoil(tmp_path / "ba1", "missing")
     spoil(tmp_path / "ba0", "flipped")
@@ -125,7 +125,7 @@ FORGED = {
     "a year of 400 digits": {"written": 10**400},
     "an endless year": {"written": 1e300},
     "a time that is text": {"written": "1"},
-    "a time that is no number": {"written": True},
+    "a time that is not a number": {"written": True},
     "about a list": {"about": [1]},
     "about in many levels": {"about": {"a": functools.reduce(lambda inner, _: [inner], range(300), 1)}},
     "about a name that is none": {"about": {"$class": "os.system"}},
@@ -144,7 +144,7 @@ def test_one_forged_manifest_is_named_and_the_others_are_used(tmp_path, forged):
     del content["sha256"]
     content["sha256"] = hashlib.sha256(json.dumps(content).encode()).hexdigest()
     (tmp_path / "bad" / "manifest.json").write_text(json.dumps(content))
-    with pytest.warns(DamagedCheckpointWarning, match="passes over 'bad'"):
+    with pytest.warns(DamagedCheckpointWarning, match="skips 'bad'"):
         name, _ = store.read_latest()
     assert name == "good" and list(store.abouts()) == ["good"]
     with pytest.raises(CheckpointError, match=r"bad/manifest\.json"):
@@ -166,7 +166,7 @@ def test_files_of_other_kinds_are_named_and_never_opened(tmp_path):
         file.unlink()
         os.mkfifo(file)
     (tmp_path / ".latest.0").mkdir()
-    with pytest.warns(DamagedCheckpointWarning, match="no regular file") as warned:
+    with pytest.warns(DamagedCheckpointWarning, match="not a regular file") as warned:
         assert store.read_latest()[0] == "good"
     assert len(warned) == 2
     store.remove("manifest")

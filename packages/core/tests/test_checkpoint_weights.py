@@ -266,7 +266,7 @@ def test_what_is_no_regular_file_is_never_opened(tmp_path):
     for path in (*paths[:3], tmp_path / "hf" / "pipe.safetensors"):
         os.mkfifo(path)
     for path in paths:
-        with pytest.raises(CheckpointError, match="no regular file"):
+        with pytest.raises(CheckpointError, match="not a regular file"):
             read_weights(path)
     with pytest.raises(CheckpointError, match="is not replaced"):
         export(write("safetensors", tmp_path, net().state_dict()), paths[0])
@@ -280,7 +280,7 @@ def test_what_is_no_regular_file_is_never_opened(tmp_path):
 @pytest.mark.parametrize("file", ["../x.safetensors", "/etc/passwd", "..", "a/b.bin"])
 def test_an_index_that_leaves_its_folder(tmp_path, file):
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"w": file}}))
-    with pytest.raises(CheckpointError, match=f"'{re.escape(file)}', which is no file of its own folder"):
+    with pytest.raises(CheckpointError, match=f"'{re.escape(file)}', which is not a file of its own folder"):
         read_weights(tmp_path)
 
 
@@ -351,7 +351,7 @@ def test_remap(rename, remap):
 
 def test_remaps_that_mean_nothing():
     state = net().state_dict()
-    with pytest.raises(ValueError, match="remap has enc, which no name is or begins with; beginnings end with a dot"):
+    with pytest.raises(ValueError, match="remap has enc, which no name equals or begins with; prefixes end with a dot"):
         load_weights(net(), state, remap={"enc": "0"})
     with pytest.raises(ValueError, match=r"gives '0\.bias' to two weights"):
         load_weights(net(), state, remap={"1.bias": "0.bias"})

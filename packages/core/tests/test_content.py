@@ -333,7 +333,7 @@ def test_weights_of_other_shapes() -> None:
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         other.load_state_dict(tree, strict=False)
-    assert any("1 loaded; left out of the checkpoint: network.weight" in str(each.message) for each in told)
+    assert any("1 loaded; skipped in the checkpoint: network.weight" in str(each.message) for each in told)
     assert torch.equal(other.model_state_dict()["bias"], tree["model"]["network.bias"])
 
 

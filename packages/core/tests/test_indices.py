@@ -16,7 +16,7 @@ from torch.utils.data import (
 )
 
 from hocket.data.generators import DataGenerators
-from hocket.data.indices import Indices, after, draws_once, pass_over
+from hocket.data.indices import Indices, after, draws_once, skip_items
 
 SAMPLERS = {
     "in order": lambda n: SequentialSampler(range(n)),
@@ -49,7 +49,7 @@ def test_what_comes_after(make, n, skip, size, drop_last) -> None:
 def test_passing_over_from_the_middle(kind, n, begin, skip) -> None:
     items = iter(kind(range(n)))
     read = len([*islice(items, begin)])
-    assert pass_over(items, skip) == min(skip, n - read)
+    assert skip_items(items, skip) == min(skip, n - read)
     assert list(items) == [*range(n)][read + skip :]
 
 
@@ -65,7 +65,7 @@ def test_a_shuffled_epoch_is_not_walked() -> None:
     items = iter(RandomSampler(range(10_000)))
     sys.setprofile(lambda frame, event, argument: calls.append(frame) if event == "call" else None)
     try:
-        done = pass_over(items, 9_000)
+        done = skip_items(items, 9_000)
     finally:
         sys.setprofile(None)
     assert done == 9_000 and len([*items]) == 1_000

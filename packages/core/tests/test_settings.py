@@ -27,7 +27,7 @@ class Untouched(hocket.Strategy):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"duration": "0.5dur"}, "a share of itself"),
+        ({"duration": "0.5dur"}, "a fraction of itself"),
         ({"duration": "10"}, "no unit"),
         ({"limit_train": 0}, "limit_train=0 is not a number of batches"),
         ({"limit_eval": 2.0}, "limit_eval=2.0 is not"),

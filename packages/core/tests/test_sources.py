@@ -222,7 +222,7 @@ LOADERS = {
 }
 
 
-@pytest.mark.filterwarnings("ignore:.*cannot be asked where it is")
+@pytest.mark.filterwarnings("ignore:.*has no position to save")
 @pytest.mark.parametrize("kind", LOADERS)
 def test_plain_loaders_keep_their_adapter_when_torch_gives_them_a_state(
     kind: str, monkeypatch: pytest.MonkeyPatch
@@ -254,7 +254,7 @@ def test_a_state_of_ones_own_is_used() -> None:
     assert adapt(Own(samples(), BATCH)).kind == "indices"
 
 
-@pytest.mark.filterwarnings("ignore:.*cannot be asked where it is")
+@pytest.mark.filterwarnings("ignore:.*has no position to save")
 def test_the_recorded_kind_is_used_if_it_can_serve() -> None:
     """Data that has got a state since is read again, as the checkpoint has it; what the kind cannot serve is refused."""
     before = adapt(DataLoader(Numbers(), BATCH))
@@ -452,7 +452,7 @@ def test_iterators_continue_in_the_next_epoch() -> None:
     source.restore(position)
     assert [batch.item() for batch in itertools.islice(source.begin(1), 2)] == [3, 4]
     again = adapt(iter([torch.tensor([i]) for i in range(10)]))
-    with pytest.warns(UserWarning, match="cannot be asked where it is"):
+    with pytest.warns(UserWarning, match="has no position to save"):
         position = source.position(2)
     assert next(again.begin(1, {**position, "earlier": 3})).item() == 5
     with pytest.raises(DataError, match="5 batches of the epoch are done, but the training data yields 2 now"):

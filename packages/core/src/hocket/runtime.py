@@ -206,9 +206,9 @@ class Runtime:
             mine, everyone = weight, self._sum(weight)
         else:
             mine, everyone = self._gradients.batch or (1.0, float(ranks))
-        fraction = self._gradients.share(mine, everyone, ranks)
+        factor = self._gradients.loss_factor(mine, everyone, ranks)
         with self.precision.backward_context():
-            self.bus.scale_loss(loss if fraction == 1 else loss * fraction).backward()
+            self.bus.scale_loss(loss if factor == 1 else loss * factor).backward()
 
     def clip_gradients(
         self,

@@ -15,7 +15,7 @@ from hocket import Strategy
 from hocket.data.adapters import adapt
 from hocket.data.batches import Padding, count, slice_samples, unpadded
 from hocket.data.global_batches import resized
-from hocket.data.indices import after, draws_once, pass_over
+from hocket.data.indices import after, draws_once, skip_items
 from hocket.data.loaders import batch_size, by_index, sampler_name, with_sampler
 from hocket.data.slices import Slices
 from hocket.data.source import Source, known_length
@@ -318,7 +318,7 @@ class _FromRank0:
         """See `hocket.data.indices.after`."""
         if not draws_once(self._sampler):
             items = iter(self)
-            return items, pass_over(items, skip)
+            return items, skip_items(items, skip)
         with self._drawing(None):
             items, done = after(self._sampler, skip)
             first = [] if skip else list(islice(items, 1))  # the sampler draws its random numbers with the first item

@@ -1,7 +1,7 @@
-"""Checkpoints: folders of safetensors and JSON that are whole or do not exist, and that execute nothing when read.
+"""Checkpoints: folders of safetensors and JSON that are complete or do not exist. Reading them executes nothing.
 
-`hocket.checkpoints.storage` writes and reads trees of data and knows no training. Beside it is the state of a run:
-`hocket.checkpoints.content` is what a run needs to continue, `hocket.checkpoints.policy` when it is written,
+`hocket.checkpoints.storage` writes and reads trees of data and does not depend on training.
+`hocket.checkpoints.content` has the state that a run needs to continue, `hocket.checkpoints.policy` decides when it is written,
 `hocket.checkpoints.weights` reads other tools' weights. See ``docs/checkpoints.md``.
 """
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from hocket.checkpoints.storage.store import Store
     from hocket.checkpoints.weights import export, load_weights, read_weights
 
-#: Public name -> the module that defines it; "" for a module of its name in `storage`. They are imported when they are first
-#: used: most of reading needs no torch.
+#: Public name -> the module that defines it; "" for a module of that name in `storage`. Modules are imported on first use,
+#: because most of reading needs no torch.
 _PUBLIC = {
     "Check": "component",
     "CheckpointError": "storage.errors",

@@ -1,9 +1,9 @@
-"""A checkpoint that is copied and written in a thread, while training goes on.
+"""Copy and write a checkpoint in a thread, while training continues.
 
-Parameters and optimizers' state are copied while the gradients of the next batch are computed, all else at once. Whoever would
-write to them meanwhile waits for the copy: the optimizer's step (an action that `Checkpoints` wraps), and before that every
-operation of torch, whether a model's, a plug-in's or a data set's, through ``.data`` too. What writes past torch's dispatcher,
-as NumPy does through ``tensor.numpy()`` and compiled code inside, is not seen.
+Parameters and optimizer states are copied while the gradients of the next batch are computed, everything else immediately.
+A write to them waits for the copy: the optimizer's step (an action that `Checkpoints` wraps), and before that every operation
+of torch, in a model, plug-in or data set, through ``.data`` too. Writes that bypass torch's dispatcher, by NumPy through
+``tensor.numpy()`` or inside compiled code, are not detected.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Background:
         self._watch: _Watch | None = None
 
     def start(self, state: State, snapshot: Snapshot, write: Callable[[Exception | None], None]) -> None:
-        """Copy the snapshot, in the thread what may wait, then call ``write`` there, with what went wrong before."""
+        """Copy the snapshot, the tensors that may wait in the thread, then call ``write`` there with the copy's exception."""
         places = {_address(each) for each in _stepped(state)} - {0}
         copied = threading.Event()
         try:
@@ -49,21 +49,21 @@ class Background:
 
             thread = threading.Thread(target=run, name="hocket-checkpoint")
             thread.start()
-        except Exception as error:  # no memory, no thread
+        except Exception as error:  # out of memory, or no thread can be started
             write(error)
             return
         self._thread, self._watch = thread, _Watch(places, copied)
         self._watch.__enter__()
 
     def settle(self) -> None:
-        """Before weights change: wait for the copy."""
+        """Wait for the copy. Called before weights change."""
         if self._watch is not None:
             self._watch.copied.wait()
             self._watch.__exit__(None, None, None)
             self._watch = None
 
     def join(self) -> None:
-        """Wait until it is written."""
+        """Wait until the checkpoint is written."""
         self.settle()
         if self._thread is not None:
             self._thread.join()
@@ -71,13 +71,13 @@ class Background:
 
 
 class _Watch(TorchDispatchMode):
-    """Sees every operation of torch, and lets none write to ``places`` before they are copied."""
+    """Intercept every operation of torch, and let none write to the addresses ``places`` before they are copied."""
 
     supports_higher_order_operators = True
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """What is compiled stays compiled, and is not looked into."""
+        """Leave compiled code compiled, and do not look inside it."""
         return True
 
     def __init__(self, places: set[int], copied: threading.Event) -> None:
@@ -94,7 +94,7 @@ class _Watch(TorchDispatchMode):
 
 
 def _written(func: Any, args: Any, kwargs: Mapping[str, Any]) -> Iterator[Tensor]:
-    """What an operation writes to."""
+    """Yield the tensors that an operation writes to."""
     for index, name in _outputs(func):
         value = args[index] if index < len(args) else kwargs.get(name)
         for each in value if isinstance(value, list | tuple) else (value,):
@@ -104,13 +104,13 @@ def _written(func: Any, args: Any, kwargs: Mapping[str, Any]) -> Iterator[Tensor
 
 @cache
 def _outputs(func: Any) -> tuple[tuple[int, str], ...]:
-    """Place and name of the arguments that an operation's schema says are written to."""
+    """Return index and name of the arguments that an operation writes to, by its schema."""
     arguments = func._schema.arguments if hasattr(func, "_schema") else ()
     return tuple((i, each.name) for i, each in enumerate(arguments) if each.alias_info and each.alias_info.is_write)
 
 
 def _stepped(state: State) -> Iterator[Tensor]:
-    """What optimizers' steps change."""
+    """Yield the tensors that optimizer steps change."""
     yield from state.task.parameters()
     for optimizer in state.optimizers:
         for kept in optimizer.state.values():
@@ -119,7 +119,7 @@ def _stepped(state: State) -> Iterator[Tensor]:
 
 
 def _address(tensor: Tensor) -> int:
-    """Of the memory that this rank has of it; 0 if it has none of its own, as tensors made of others."""
+    """Return the address of this rank's memory of a tensor; 0 without own memory, as in wrapper subclasses."""
     try:
         return local(tensor.detach()).untyped_storage().data_ptr()
     except RuntimeError:

@@ -1,4 +1,4 @@
-"""The parts that a checkpoint is made of. Each saves itself, checks itself and loads itself; see `Component`."""
+"""The components of a checkpoint. Each saves, checks and loads its own state; see `Component`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Like: TypeAlias = Callable[[str, dict[str, Any]], Tensor | None]
 
 
 class ContentError(PluginError, ValueError):
-    """A checkpoint that does not fit the Trainer that it is loaded into."""
+    """A checkpoint does not fit the Trainer that it is loaded into."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Saved:
     strict: bool
     #: Shapes of the checkpoint's weights by name, ignored ones included.
     weights: Mapping[str, tuple[int, ...]]
-    #: Whether the tree is used again, so that components may not keep its tensors.
+    #: Whether the tree is reused, so that components must not keep its tensors.
     copy: bool
 
     def decode(self, tree: Tree) -> Any:
@@ -57,19 +57,19 @@ class PerRank:
         ('of rank 0', ['of rank 0', 'of rank 2'])
     """
 
-    #: By rank of the run that saved them.
+    #: Indexed by rank of the saved run.
     states: Sequence[Any]
     rank: int
     world_size: int
 
     @property
     def existed(self) -> bool:
-        """Whether the saved run had a rank of this number."""
+        """Whether the saved run had this rank."""
         return self.rank < len(self.states)
 
     @property
     def own(self) -> Any:
-        """This rank's state; that of rank 0 for a rank that did not exist."""
+        """This rank's state; that of rank 0 for a new rank."""
         return self.states[self.rank if self.existed else 0]
 
     @property
@@ -80,7 +80,7 @@ class PerRank:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """What a component found out about its saved state.
+    """The result of checking a component's saved state.
 
     Example:
         >>> from hocket.checkpoints import Check, Component
@@ -94,11 +94,11 @@ class Check:
         ['The vocabulary differs.']
     """
 
-    #: What `Component.load_state_dict` gets: the saved state or, with ``strict=False``, the part of it that fits.
+    #: The argument of `Component.load_state_dict`: the saved state or, with ``strict=False``, the part of it that fits.
     state: Any = None
-    #: What does not fit and what to type, a sentence or two each. They are raised together, before anything is loaded.
+    #: Misfits and what to type next, a sentence or two each. They are raised together, before anything is loaded.
     problems: Sequence[str] = ()
-    #: What the user should know although it can be loaded.
+    #: Messages for the user about a state that can be loaded.
     warnings: Sequence[str] = ()
 
 
@@ -124,7 +124,7 @@ class Component:
         ...         self.queue.items = [item for state in saved.dealt for item in state["items"]]
     """
 
-    #: Where its state is in the checkpoint; it never changes. That of a plug-in is below ``components``.
+    #: The path of its state in the checkpoint, which must never change. For plug-ins it is below ``components``.
     path: str
     #: ``"run"`` if all ranks have the same state, or shards of it; ``"rank"`` if each has its own, which is then saved by rank.
     scope: Literal["run", "rank"] = "run"
@@ -146,8 +146,8 @@ class Component:
     def like(self) -> Like:
         """Return a function that says how this run shards a tensor, by its path below :attr:`path`.
 
-        It returns the DTensor or, for a tensor that is read whole, None. A tensor that is not sharded, or has another shape,
-        counts as None.
+        It returns the DTensor or, for a tensor that is read in full, None. A tensor that is not sharded, or has another
+        shape, counts as None.
         """
         return lambda path, reference: None
 
@@ -155,9 +155,9 @@ class Component:
         """Compare the saved state with this run. Changes nothing; called for all components before any is loaded.
 
         Args:
-            saved: what `state_dict` returned or, for ``scope = "rank"``, a `PerRank` of it.
+            saved: the saved result of `state_dict` or, for ``scope = "rank"``, a `PerRank` of it.
 
-        May raise a ValueError for what ``strict=False`` cannot leave out, either.
+        May raise a ValueError for a state that even ``strict=False`` cannot skip.
         """
         return Check(saved)
 

@@ -1,11 +1,10 @@
-"""What is in a checkpoint: the components of a run, from which another Trainer continues bitwise identically.
+"""The content of a checkpoint: the components of a run, from which another Trainer continues bitwise identically.
 
 The tree is made of dicts with string keys, lists, tensors, numbers, strings, bytes and None (`storage/plain.py`).
-States that differ between ranks are gathered under ``ranks``, by rank; all else is the same on every rank. Tensors are the
-run's own where that saves a copy: write the tree, or copy it, before training continues.
+States that differ between ranks are gathered under ``ranks``, by rank; everything else is identical on all ranks. Tensors may
+be the run's own, which saves a copy: write the tree, or copy it, before training continues.
 
-To save something more, add an entry to :func:`components_of`. Plug-ins and Tasks add theirs by
-``checkpoint_components(state)``.
+To save more state, add an entry to :func:`components_of`. Plug-ins and Tasks add theirs by ``checkpoint_components(state)``.
 """
 
 from __future__ import annotations
@@ -101,15 +100,15 @@ def components_of(
 
 
 class Content:
-    """Saves and loads the components of a run. Every rank calls its methods together.
+    """Save and load the components of a run. All ranks call its methods together.
 
     Args:
-        components: in the order in which they are saved and loaded. The last comes after those that plug-ins offer.
+        components: in the order in which they are saved and loaded. The last one comes after the components of plug-ins.
     """
 
     def __init__(self, state: State, components: Sequence[Component]) -> None:
         self._state, self._own = state, list(components)
-        #: The exception that left this run with parts of a checkpoint only, or empty.
+        #: The exception that interrupted loading, so that this run has parts of a checkpoint only; or empty.
         self._failed = ""
 
     @property
@@ -121,13 +120,13 @@ class Content:
     # --- save
 
     def worth_saving(self) -> bool:
-        """Whether every component lets a checkpoint be written now. The guard does not, if weights are not finite."""
-        return all([each.worth_saving() for each in self.components])  # a list: all of them are asked on every rank
+        """Whether every component allows a checkpoint to be written now. The guard does not if weights are non-finite."""
+        return all([each.worth_saving() for each in self.components])  # a list: every rank has to call all of them
 
     def state_dict(self, gather: bool = True) -> dict[str, Any]:
-        """The tree; unless ``gather``, with DTensors where this rank holds a shard only.
+        """Return the tree; unless ``gather``, sharded tensors are DTensors.
 
-        Raises RuntimeError in the middle of a batch, TypeError for a plug-in's state that is not plain data.
+        Raises RuntimeError in the middle of a batch, and TypeError if a plug-in's state is not plain data.
         """
         components = self.components
         for each in components:
@@ -142,7 +141,7 @@ class Content:
     # --- load
 
     def like(self) -> Like:
-        """How this run is sharded, by path in the tree: for `hocket.checkpoints.storage.format.read`."""
+        """Return a function that says how this run shards a tensor, by path, for `hocket.checkpoints.storage.format.read`."""
         functions = {f"{each.path}.": each.like() for each in self.components if each.scope == "run"}
 
         def like(path: str, reference: dict[str, Any]) -> Tensor | None:
@@ -157,17 +156,17 @@ class Content:
     def load_state_dict(
         self, tree: Mapping[str, Any], strict: bool, ignore: Sequence[str] = (), copy: bool = True
     ) -> None:
-        """Make this run continue where another was. The tree is not changed.
+        """Continue from the state of another run. The tree is not changed.
 
         Args:
-            strict: whether everything in the tree and in the run must have its counterpart; otherwise what has none, weights
-                of another shape included, is left as it is, with a warning.
-            ignore: globs of dotted paths in the tree; what they match is left as it is in the run.
-            copy: whether the tree is used again, so that none of its tensors may be kept.
+            strict: whether all state in the tree and in the run must have a counterpart. Otherwise state without one, weights
+                of another shape included, is skipped with a warning.
+            ignore: globs of dotted paths in the tree; the state of the run that they match is not changed.
+            copy: whether the tree is reused, so that none of its tensors may be kept.
 
         Raises:
             ContentError: something does not fit, such as another optimizer, or weights of another shape. Nothing was loaded.
-            Exception: of a component that failed to load. `check_loaded` refuses this run until another load succeeds.
+            Exception: that of a component that failed to load. `check_loaded` refuses this run until another load succeeds.
         """
         if tree.get("version") != VERSION:
             raise ContentError(
@@ -175,7 +174,7 @@ class Content:
                 "older."
             )
         if not tree["ranks"]:
-            raise ContentError("The checkpoint has the state of no rank: its list 'ranks' is empty.")
+            raise ContentError("The checkpoint has no rank's state: its list 'ranks' is empty.")
         weights = shapes_of(decode(tree["model"], copy=False))
         if ignore:
             tree = ignoring(tree, self.state_dict(), ignore)
@@ -204,7 +203,7 @@ class Content:
             )
 
     def _check(self, components: Sequence[Component], saved: Saved) -> list[tuple[Component, Check]]:
-        """The components to load. Raises what `load_state_dict` raises before anything is loaded; warns."""
+        """Return the components to load. Raises the errors of `load_state_dict` before anything is loaded, and warns."""
         checks, problems, messages = [], _unknown(components, saved.tree), list[str]()
         error: ValueError | None = None
         for component in components:
@@ -220,7 +219,7 @@ class Content:
                 checks.append((component, check))
         if problems and saved.strict:
             said = " ".join([*problems, *([] if error is None else [str(error)])])
-            raise ContentError(f"{said} To leave parts out, pass ignore=['…'] or strict=False.") from error
+            raise ContentError(f"{said} To omit parts, pass ignore=['…'] or strict=False.") from error
         if error is not None:
             raise error
         if problems:
@@ -230,7 +229,7 @@ class Content:
         return checks
 
     def _find(self, component: Component, components: Sequence[Component], tree: Mapping[str, Any]) -> tuple[bool, Any]:
-        """Whether the tree has the component's state, and that, without the keys of components below it."""
+        """Return whether the tree has the component's state, and the state, without the keys of components below it."""
         if component.scope == "rank":
             states = [_get(each, component.path) for each in tree["ranks"]]
             if all(each is _ABSENT for each in states):
@@ -246,20 +245,20 @@ class Content:
 
 
 def _unknown(components: Sequence[Component], tree: Mapping[str, Any]) -> list[str]:
-    """Problems with state that no component loads."""
+    """Return problems for the parts of the tree that no component loads."""
     problems = []
     for name in _names(tree):
         if not any(each.scope == "run" and _covers(each.path, name) for each in components) and name not in _FRAME:
-            problems.append(_nobody_loads(name, name))
+            problems.append(_unclaimed(name, name))
     of_ranks = dict.fromkeys(name for each in tree["ranks"] for name in _names(each))
     for name in of_ranks:
         if not any(each.scope == "rank" and _covers(each.path, name) for each in components):
-            problems.append(_nobody_loads(name, f"ranks.*.{name}"))
+            problems.append(_unclaimed(name, f"ranks.*.{name}"))
     return problems
 
 
 def _names(tree: Mapping[str, Any]) -> Iterator[str]:
-    """Names of the components in a tree: its keys, and those that plug-ins offered."""
+    """Yield the names of the components in a tree: its keys, and the paths of components of plug-ins."""
     for key, value in tree.items():
         if key == OFFERED:
             yield from (f"{OFFERED}.{name}" for name in value)
@@ -271,13 +270,13 @@ def _covers(path: str, name: str) -> bool:
     return path == name or path.startswith(f"{name}.")
 
 
-def _nobody_loads(name: str, glob: str) -> str:
+def _unclaimed(name: str, glob: str) -> str:
     who = "attach the plug-in that saved it" if name.startswith(f"{OFFERED}.") else "upgrade hocket"
-    return f"The checkpoint has '{name}', which nothing here loads: {who}, or leave it out: ignore=['{glob}']."
+    return f"The checkpoint has '{name}', which nothing here loads: {who}, or omit it by ignore=['{glob}']."
 
 
 class _Absent:
-    """What stands for a key that is not there."""
+    """A placeholder for a missing key."""
 
 
 _ABSENT = _Absent()
@@ -300,5 +299,5 @@ def _put(tree: dict[str, Any], path: str, value: Tree) -> None:
 
 
 def _copy(tensor: Tensor) -> Tensor:
-    """On the CPU: ranks cannot reach the devices of others."""
+    """Return a copy on the CPU, because other ranks cannot read this rank's device."""
     return tensor.to("cpu", copy=True)

@@ -1,4 +1,4 @@
-"""Tensors that a model carries from batch to batch where no checkpoint finds them: in attributes of its modules."""
+"""Warn of tensors that a model carries from batch to batch in attributes of modules, which checkpoints do not save."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from torch import Tensor, nn
 from hocket.state import State
 from hocket.task import Task
 
-#: Of a list or dict so many items are looked at.
+#: The number of items of a list or dict that are examined.
 _ITEMS = 100
 
 
 class HiddenTensors:
-    """Warns at a save, once, about tensors in attributes that have changed since the first batch.
+    """Warn once, at a save, about tensors in attributes that have changed since the first batch.
 
-    Constants and caches, such as those of rotary embeddings, are filled by then and stay as they are. Tensors with a
-    graph belong to the current batch. Only references are kept: no tensor lives longer for being looked at.
+    Constants and caches, such as those of rotary embeddings, are filled by then and do not change. Tensors with a graph belong
+    to the current batch. Only weak references are kept, so that no tensor lives longer.
     """
 
     def __init__(self) -> None:
@@ -28,7 +28,7 @@ class HiddenTensors:
         self._done = False
 
     def observe(self, state: State) -> None:
-        """Look at the model after the first batch; later calls do nothing."""
+        """Record the model's tensors after the first batch; later calls do nothing."""
         if self._seen is None:
             self._seen = {name: (weakref.ref(tensor), tensor._version) for name, tensor in _hidden(state.task)}
 
@@ -45,15 +45,15 @@ class HiddenTensors:
             self._done = True
             more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
             warnings.warn(
-                f"{', '.join(changed[:3])}{more} changed in training, but tensors in attributes are in no checkpoint: a "
-                "resumed run starts without them. If the next batch needs them, return them from Task.extra_state() and take "
-                "them back in load_extra_state(state), or use register_buffer(). If not, set them to None after the batch.",
+                f"{', '.join(changed[:3])}{more} changed in training, but checkpoints do not save tensors in attributes: a "
+                "resumed run starts without them. If the next batch needs them, return them from Task.extra_state() and "
+                "restore them in load_extra_state(state), or use register_buffer(). If not, set them to None after the batch.",
                 stacklevel=2,
             )
 
 
 def _hidden(task: Task) -> Iterator[tuple[str, Tensor]]:
-    """Tensors in attributes of modules, by name; none of a task or module that says itself what else is saved."""
+    """Yield tensors in attributes of modules, by name. Tasks and modules that define an extra state are skipped."""
     if type(task).extra_state is not Task.extra_state:
         return
     known = {id(tensor) for tensor in [*task.parameters(), *task.buffers()]}

@@ -1,4 +1,4 @@
-"""Leaving parts of a checkpoint out: in their place goes what the Trainer has already."""
+"""Ignore parts of a checkpoint: replace them by the Trainer's own state."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 
 
 def ignoring(tree: Mapping[str, Any], own: Mapping[str, Any], globs: Sequence[str]) -> dict[str, Any]:
-    """``tree`` with what ``own`` has, or nothing where it has nothing, wherever a glob matches the dotted path.
+    """Return ``tree`` with the parts whose dotted path matches a glob replaced by those of ``own``, or removed if it has none.
 
-    Plug-ins that are left out, ``plugins.KIND.NAME``, need not be attached.
+    Ignored plug-ins, ``plugins.KIND.NAME``, need not be attached.
 
     Args:
-        tree: of `hocket.checkpoints.content`.
-        own: that of the Trainer that it is to be loaded into.
+        tree: a tree of `hocket.checkpoints.content`.
+        own: the tree of the Trainer that loads it.
 
     Raises ValueError for a glob that matches nothing in either.
     """
@@ -40,7 +40,7 @@ def ignoring(tree: Mapping[str, Any], own: Mapping[str, Any], globs: Sequence[st
             return merge(value, other if isinstance(other, Mapping) else {}, path)
         if not ranks:
             return value
-        states = [*(other or ()), *({} for _ in value)]  # there may be other ranks now
+        states = [*(other or ()), *({} for _ in value)]  # the world size may differ
         return [
             merge(each, mine, f"{path}{rank}.") for rank, (each, mine) in enumerate(zip(value, states, strict=False))
         ]

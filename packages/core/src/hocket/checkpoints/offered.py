@@ -1,4 +1,4 @@
-"""Components that plug-ins and the Task offer by ``checkpoint_components(state)``."""
+"""Components that plug-ins and the Task add by ``checkpoint_components(state)``."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from hocket.plugins import catalog
 from hocket.plugins.errors import PluginError
 from hocket.state import State
 
-#: The key below which they are saved, so that core's own and theirs never have one name.
+#: The key below which they are saved, so that their names never collide with core's.
 OFFERED = "components"
 
 
 def offered(state: State) -> list[Component]:
-    """Return what is offered, in order of attachment.
+    """Return these components, in order of attachment.
 
-    Raises PluginError for what is no component, or for two of one path.
+    Raises PluginError for an object that is not a component, or for two components with one path.
     """
     found: dict[str, tuple[Component, str]] = {}
     for owner, what in _owners(state):
@@ -45,7 +45,7 @@ def _owners(state: State) -> Iterator[tuple[Any, str]]:
 
 
 class _Encoded(Component):
-    """Lets a component return any nesting that `encode` knows, and keeps its path apart from core's."""
+    """Wrap a component: encode any nesting that `encode` knows, and put its path below `OFFERED`."""
 
     def __init__(self, inner: Component, what: str) -> None:
         self.path, self.scope = f"{OFFERED}.{inner.path}", inner.scope

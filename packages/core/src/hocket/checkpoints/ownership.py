@@ -1,4 +1,4 @@
-"""Whose checkpoints those in a store are. A run overwrites, removes and ranks only its own."""
+"""Determine which run owns which checkpoints of a store. A run overwrites, removes and ranks only its own."""
 
 from __future__ import annotations
 
@@ -13,33 +13,37 @@ from hocket.checkpoints.storage.locks import InUse
 from hocket.checkpoints.storage.store import Store
 from hocket.run_folder import Run
 
-#: Names that runs give their checkpoints. Copies under other names are nobody's to remove.
+#: Names that runs give their checkpoints. No run removes copies under other names.
 NAME = re.compile(r"ep\d+-ba\d+")
 
 
 class Ownership:
-    """Knows which checkpoints of a store belong to a run, and refuses to begin where that would cost others theirs.
+    """Know which checkpoints of a store belong to a run, and refuse a run that would destroy those of other runs.
 
-    A checkpoint belongs to the run whose identity is in its manifest. Those of older versions have none: they belong to
-    the run that was resumed from one of them.
+    A checkpoint belongs to the run whose identity is in its manifest. Checkpoints of older versions have no identity: they
+    belong to the run that was resumed from one of them.
 
     Args:
-        overwrite: replace what is in the way: announced by `begin` and `resume`, and removed by `written`.
+        overwrite: replace conflicting checkpoints: `begin` and `resume` announce it, and `written` removes them.
     """
 
     def __init__(self, store: Store, overwrite: bool) -> None:
         self._store, self._overwrite = store, overwrite
         self._run = Run("", "")
         self._resumed = False
-        #: When the newest one of this run was written, as far as it knows.
+        #: When the newest known checkpoint of this run was written.
         self._newest = 0.0
-        #: What is replaced, until it is removed.
+        #: The checkpoints to replace, until they are removed.
         self._replaced: set[str] = set()
 
     # --- at the beginning of a run
 
     def begin(self, run: Run, readable: bool = True) -> None:
-        """Begin a new run. Raises CheckpointError if there are checkpoints of others; ``readable``: to resume from."""
+        """Begin a new run. Raises CheckpointError if there are checkpoints of other runs.
+
+        Args:
+            readable: whether one of them can be resumed from, for the message.
+        """
         there = self._there()
         problem = f"{self._store} has checkpoints of {_whose(there.values())}: {_list(there)}"
         problem += ". A new run never mixes with them." if readable else ", and none that can be resumed from."
@@ -49,14 +53,14 @@ class Ownership:
     def resume(self, run: Run, name: str, newest: bool, elsewhere: str | None = None) -> None:
         """Continue a run from its checkpoint ``name`` in this store.
 
-        Raises CheckpointError if others of this run were written after it, unless ``newest``: then they are damaged. And if
-        the run went on ``elsewhere``, where it wrote before, or is about to.
+        Raises CheckpointError if other checkpoints of this run were written after it, unless ``newest``: then those are
+        damaged. Raises it too if the run continued ``elsewhere``, the store that it wrote to before, or is writing there.
         """
         self._run, self._resumed, self._replaced = run, True, set()
         taken = self._store.about(name)["written"]
-        if elsewhere is not None and (why := self._went_on(elsewhere, taken)):
+        if elsewhere is not None and (why := self._continued(elsewhere, taken)):
             raise CheckpointError(
-                f"{self._store} is a copy of {elsewhere}, {why}. A run goes on in one of them, and logs to one folder. For a "
+                f"{self._store} is a copy of {elsewhere}, {why}. A run continues in one of them, and logs to one folder. For a "
                 f"second run that begins here, pass resume='{self._store.folder}/{name}' and another folder as checkpoints=; "
                 f"if the other is not needed, remove it."
             )
@@ -66,19 +70,19 @@ class Ownership:
             self._replaced = self._displace(later, problem)
         self.note()
 
-    def _went_on(self, elsewhere: str, taken: float) -> str:
-        """How the run went on elsewhere since then, or empty if it did not."""
+    def _continued(self, elsewhere: str, taken: float) -> str:
+        """Return how the run continued elsewhere since then, or empty if it did not."""
         try:
             there = Store(elsewhere)
             its = {name: about for name, about in there.abouts().items() if self._has(about)}
             if later := [name for name, about in its.items() if about["written"] > taken]:
-                return f"from which the run went on to {_list(later)}"
+                return f"from which the run continued to {_list(later)}"
             if its:
                 there.acquire(self._run.name)
                 there.release()
         except InUse:
             return "which the run is writing to now"
-        except (CheckpointError, OSError, ImportError, ValueError):  # it is not there any more, or out of reach
+        except (CheckpointError, OSError, ImportError, ValueError):  # removed, or unreachable
             pass
         return ""
 
@@ -100,7 +104,7 @@ class Ownership:
     # --- while it runs
 
     def check(self) -> None:
-        """Raise CheckpointError if another process has written here since this run looked last."""
+        """Raise CheckpointError if another process has written here since this run last checked."""
         news = [
             name
             for name, about in self._there().items()
@@ -114,25 +118,25 @@ class Ownership:
             )
 
     def note(self) -> None:
-        """Remember that what is there now is known to this run."""
+        """Record the current checkpoints as known to this run."""
         try:
             self._newest = max((about["written"] for about in self.own().values()), default=0.0)
-        except (CheckpointError, OSError):  # the store is gone for now: what is there later is taken to be this run's
+        except (CheckpointError, OSError):  # the store is unreachable: later checkpoints are assumed to be this run's
             self._newest = math.inf
 
     def about(self) -> dict[str, str]:
-        """What checkpoints of this run say of it."""
+        """Return the identity that checkpoints of this run record."""
         return {"id": self._run.id, "name": self._run.name}
 
     def own(self) -> dict[str, dict[str, Any]]:
-        """Return the description of each checkpoint of this run, oldest first, without the ones to be replaced."""
+        """Return the description of each checkpoint of this run, oldest first, without those to be replaced."""
         there = self._there()
         return {
             name: about for name, about in there.items() if about and self._has(about) and name not in self._replaced
         }
 
     def may_replace(self, name: str, about: Mapping[str, Any] | None) -> bool:
-        """Whether this run may write a checkpoint where there is one, which may be unreadable (None)."""
+        """Whether this run may replace a checkpoint; ``about`` is its description, None if it is unreadable."""
         return name in self._replaced or self._has(about)
 
     def written(self, name: str) -> None:
@@ -142,7 +146,7 @@ class Ownership:
                 self._store.remove(other)
 
     def _there(self) -> dict[str, dict[str, Any] | None]:
-        """The checkpoints of all runs, oldest first; None for those that cannot be read."""
+        """Return the checkpoints of all runs, oldest first; None for those that cannot be read."""
         return {name: about for name, about in self._store.existing().items() if NAME.fullmatch(name)}
 
     def _has(self, about: Mapping[str, Any] | None) -> bool:

@@ -1,7 +1,7 @@
-"""What a file of ``torch.save`` would make, counted before anything is made. Needs no torch.
+"""Count the objects in a file of ``torch.save`` before any of them is created. Needs no torch.
 
-torch's restricted unpickler executes nothing that a file names, but does all the work that it asks for. Files of a few bytes
-can ask for work without end: containers that hold each other, keys that take for ever to hash, buffers of any size, storages
+torch's restricted unpickler executes nothing that a file names, but performs all the work that it requests. Files of a few
+bytes can request endless work: containers that hold each other, keys that take forever to hash, buffers of any size, storages
 that end far behind the file.
 """
 
@@ -17,14 +17,14 @@ from typing import Any, BinaryIO
 
 from hocket.checkpoints.storage.errors import CheckpointError
 
-#: Objects that a file may unfold into beyond a few for each that is written in it, and how deep they may be nested.
+#: Objects that a file may unfold into, beyond a few for each that it contains, and how deeply they may be nested.
 OBJECTS, DEPTH = 1_000_000, 200
-#: The pickles of a file from before archives: magic number, protocol, the system, the content, names of storages.
+#: The number of pickles in a file of torch before archives: magic number, protocol, system, content, names of storages.
 _LEGACY = 5
 
 
 class _Object:
-    """An object that a pickle makes: what of it is written there, and the objects that it is made of or holds."""
+    """An object that a pickle creates: its literal value, and the objects that it is made of or holds."""
 
     __slots__ = ("below", "value")
 
@@ -33,7 +33,7 @@ class _Object:
 
 
 def check(path: Path) -> None:
-    """Raise CheckpointError if a file of ``torch.save`` asks for more than it has; anything else if it is damaged."""
+    """Raise CheckpointError if a file of ``torch.save`` requests more than it contains; other exceptions if it is damaged."""
     size = path.stat().st_size
     with path.open("rb") as file:
         if not zipfile.is_zipfile(file):
@@ -47,7 +47,7 @@ def check(path: Path) -> None:
         if sum(each.file_size for each in listed) > size:
             raise CheckpointError("its parts have more bytes than the file, and torch.save compresses nothing.")
         if "data.pkl" not in records or len({name.casefold() for name in records}) < len(listed):
-            raise CheckpointError("it is no archive of torch.save: it has no data.pkl, or two parts of one name.")
+            raise CheckpointError("it is not an archive of torch.save: it has no data.pkl, or two parts of one name.")
         stream = io.BytesIO(archive.read(records["data.pkl"]))
         _check(stream, {name: each.file_size for name, each in records.items()})
 
@@ -58,17 +58,17 @@ def _check(stream: BinaryIO, sizes: dict[str, int] | None) -> None:
 
 
 def _content(stream: BinaryIO, sizes: dict[str, int] | None) -> tuple[_Object, int]:
-    """What one pickle makes, and of how many instructions."""
+    """Return the object that one pickle creates, and the number of its instructions."""
     stack: list[_Object | None] = []  # None: a mark
     memo: dict[int, _Object] = {}
     count = 0
     start = stream.tell()
     if stream.read(1) != pickle.PROTO:  # torch's unpickler knows no older protocol
-        raise pickle.UnpicklingError("it is no pickle of protocol 2 or later")
+        raise pickle.UnpicklingError("it is not a pickle of protocol 2 or later")
     stream.seek(start)
 
     def pop(what: list[Any]) -> Iterator[_Object]:
-        """Objects from the stack, the last first, as an instruction declares them."""
+        """Yield the objects that an instruction takes from the stack, the last first."""
         for kind in reversed(what):
             if kind is pickletools.stackslice:
                 while (top := stack.pop()) is not None:
@@ -129,14 +129,14 @@ def _check_storage(made: _Object, sizes: dict[str, int]) -> None:
 
 
 def _element(kind: Any) -> int:
-    """The least bytes of an element of a storage, by the class that is named for it."""
+    """Return the minimum number of bytes of a storage's element, by the name of its class."""
     name = str(kind).rpartition(" ")[2]
     wide = {"Double": 8, "Long": 8, "Float": 4, "Int": 4, "Half": 2, "BFloat16": 2, "Short": 2}
     return {**wide, "ComplexDouble": 16, "ComplexFloat": 8}.get(name.removesuffix("Storage"), 1)
 
 
 def _measure(content: _Object, most: int) -> None:
-    """Raise CheckpointError for cycles, for many levels, and where objects that are held several times unfold into many."""
+    """Raise CheckpointError for cycles, for deep nesting, and for objects that are referenced so often that they explode."""
     found: dict[int, tuple[int, int]] = {}  # objects below, itself included, and levels
     entered: set[int] = set()
     left = [content]
@@ -147,7 +147,7 @@ def _measure(content: _Object, most: int) -> None:
         elif id(each) not in entered:
             entered.add(id(each))
             for child in each.below:
-                if id(child) in entered and id(child) not in found:  # it is one of those around this one
+                if id(child) in entered and id(child) not in found:  # the child contains this object
                     raise CheckpointError("its objects contain themselves.")
                 if child.below and id(child) not in found:
                     left.append(child)

@@ -1,4 +1,4 @@
-"""When checkpoints are written, how many are kept, and what happens when the process is told to end."""
+"""Decide when checkpoints are written and how many are kept, and end the run after a signal."""
 
 from __future__ import annotations
 
@@ -31,28 +31,28 @@ from hocket.training.requests import Decision
 
 
 class Checkpoints(Callback):
-    """Writes all that a run needs to continue as if it had never stopped: ``Trainer(checkpoints=Checkpoints("runs/a"))``.
+    """Write checkpoints, from which a run continues as if it had never stopped: ``Trainer(checkpoints=Checkpoints("runs/a"))``.
 
-    Every rank writes the shards that it holds, rank 0 the rest. A checkpoint is complete or not there, whenever a process
-    dies. The end of a fit writes one too. During a fit SIGTERM and SIGINT (Control-C) write one at the end of the batch, epoch
-    or fit under way, and end the run with `Interrupted`; another signal, a second or more after the first, ends it at once.
-    ``Trainer(resume="auto")`` continues from the newest valid one.
+    Every rank writes the shards that it holds, rank 0 the rest. A checkpoint is complete or does not exist, whenever a process
+    dies. One is written at the end of a fit too. During a fit SIGTERM and SIGINT (Control-C) write one at the end of the
+    current batch, epoch or fit, and end the run with `Interrupted`; another signal, a second or more after the first, ends it
+    at once. ``Trainer(resume="auto")`` continues from the newest valid checkpoint.
 
     Args:
-        folder: where to; any folder, or a URL that fsspec knows, such as ``"s3://bucket/runs/a"``. One that all ranks share
-            where they hold shards.
-        every: how often: ``"500ba"``, ``"1ep"``, ``"0.1dur"``, ``"30min"``; None for only at the end and when asked.
-        keep: how many of the latest to keep; None for all. Copies under other names, and links, stay.
-        best: ``(metric, "max" | "min", how many)``: write one after an evaluation in which the metric, such as
-            ``"test/accuracy"``, is among the best so many, and keep those.
-        asynchronous: write in a thread. What optimizers change is copied while the gradients of the next batch are computed,
-            the rest at once, into memory that is kept for the next; training waits for the last write if that takes longer
-            than the interval.
-        weights_only: model weights and what was attached; to publish, not to resume.
-        on_error: what a write that failed does to the run: ``"stop"`` it, or ``"warn"`` and go on.
-        overwrite: replace the checkpoints of an older run that a new one finds there, or later ones of the same run that is
-            resumed from an older one. One line says which; they are removed once there is a new one. Without it, such a run
-            is refused.
+        folder: the target: any folder, or a URL that fsspec supports, such as ``"s3://bucket/runs/a"``. If ranks hold shards,
+            all of them must be able to write to it.
+        every: the interval: ``"500ba"``, ``"1ep"``, ``"0.1dur"``, ``"30min"``; None for only at the end and on request.
+        keep: the number of latest checkpoints to keep; None for all. Copies under other names, and links, stay.
+        best: ``(metric, "max" | "min", number)``: after an evaluation in which the metric, such as ``"test/accuracy"``, is
+            among the best ``number``, write a checkpoint, and keep those.
+        asynchronous: write in a thread. Tensors that optimizers change are copied while the gradients of the next batch are
+            computed, the rest immediately. The memory of the copies is reused. If a write takes longer than the interval,
+            training waits for it.
+        weights_only: write only model weights and the descriptions of attached plug-ins; to publish, not to resume.
+        on_error: how to handle a failed write: ``"stop"`` the run, or ``"warn"`` and continue.
+        overwrite: replace the checkpoints of an older run that a new one finds there, or the later ones of a run that is
+            resumed from an earlier one. One line lists them; they are removed once there is a new checkpoint. Without it, such
+            a run is refused.
 
     Raises:
         ValueError: an argument is out of its range, or at the first evaluation: there is no such metric.
@@ -87,40 +87,40 @@ class Checkpoints(Callback):
             raise ValueError(f"on_error={on_error!r} is neither 'stop' nor 'warn'.")
         self.store = Store(folder)
         self._owned = Ownership(self.store, overwrite)
-        #: On rank 0, during a fit.
-        self._writes_alone = False
+        #: Whether this process holds the store's lock: on rank 0, during a fit.
+        self._holds_lock = False
         self._every = Interval(every)
         self._asynchronous, self._weights_only, self._on_error = asynchronous, weights_only, on_error
         self._state: Callable[[], State | None] = lambda: None
-        self._in_shares = self._every.every is not None and self._every.every.unit is Unit.DURATION
-        self._share = 0.0
+        self._by_duration = self._every.every is not None and self._every.every.unit is Unit.DURATION
+        self._fraction = 0.0
         #: Epoch and batch of the latest evaluation, by the set's label.
         self._evaluated: dict[str, tuple[int, int]] = {}
-        #: The batch of what was saved last, and the evaluations before it.
+        #: The batch of the latest checkpoint, and the evaluations before it.
         self._saved: tuple[int, dict[str, tuple[int, int]]] | None = None
         self._background, self._hidden = Background(), HiddenTensors()
         self._threads: Ranks | None = None
         self._failure: BaseException | None = None
         self._signals = Signals()
-        if asynchronous:  # a wrapper takes a microsecond of every step
+        if asynchronous:  # otherwise save the microsecond that a wrapper takes in every step
             self.optimizer_step = self._after_the_copy
 
     @hookimpl(tryfirst=True)
     def init(self, state: State) -> None:
-        """Write this run's state from here on, and forget another's.
+        """Write this run's state from now on, and discard that of an earlier Trainer.
 
-        Raises CheckpointError, on all ranks, if the run is a new one and there are checkpoints of others.
+        Raises CheckpointError, on all ranks, if the run is new and there are checkpoints of other runs.
         """
         if state.resumes is None:
             self.begin_run(state)
         self._state = weakref.ref(state)
-        self._saved, self._evaluated, self._share = None, {}, 0.0
+        self._saved, self._evaluated, self._fraction = None, {}, 0.0
         self._failure = self._threads = None
         self._background.join()
         self._background, self._hidden = Background(), HiddenTensors()
 
     def resume(self, state: State, where: str | Path) -> bool:
-        """Continue the run of a checkpoint of this store; begin one of its own from a checkpoint elsewhere."""
+        """Continue the run of a checkpoint of this store; begin a new run from a checkpoint elsewhere."""
         resuming.resume(state, where, self)
         return True
 
@@ -133,13 +133,13 @@ class Checkpoints(Callback):
     def continue_run(self, state: State, name: str, newest: bool) -> None:
         """For `resuming`: the run continues from this checkpoint of the store; see `Ownership.resume`.
 
-        Raises CheckpointError if the store is a copy, and the run went on from the other: its folder can follow only one.
+        Raises CheckpointError if the store is a copy, and the run continued from the original: its folder can follow only one.
         """
         elsewhere = state.folder.moved_from(self.store.where)
         ranks_of(state).first(lambda: self._owned.resume(state.run, name, newest, elsewhere))
 
     def before_fit(self, state: State) -> None:
-        """Raise CheckpointError, on all ranks, if another run writes here or has written."""
+        """Raise CheckpointError, on all ranks, if another run is writing here or has written."""
         with seeding.preserved(devices=False):
             ranks_of(state).first(lambda: self._take(state))
 
@@ -155,24 +155,24 @@ class Checkpoints(Callback):
         except BaseException:
             self.store.release()
             raise
-        self._writes_alone = True
+        self._holds_lock = True
 
     # --- when
 
     def fit_start(self, state: State) -> None:
-        """Listens to signals from here on, in the main thread. Raises ValueError if a Trainer that came later has these."""
+        """Handle signals from now on, in the main thread. Raises ValueError if these Checkpoints belong to a later Trainer."""
         if self._state() is not state:
             raise ValueError(
                 f"These Checkpoints in {self.store} were given to another Trainer after this one. Give each Trainer its own: "
                 f"checkpoints=hocket.Checkpoints({str(self.store.folder)!r})."
             )
-        if self._in_shares:
-            self._share = state.elapsed()
+        if self._by_duration:
+            self._fraction = state.elapsed()
         self._signals.listen()
 
     @hookimpl(wrapper=True)
     def _after_the_copy(self) -> Generator[None, bool, bool]:
-        """Wait, before the optimizer's step, until the weights are copied."""
+        """Wait until the weights are copied, before the optimizer's step."""
         self._background.settle()
         return (yield)
 
@@ -183,36 +183,36 @@ class Checkpoints(Callback):
     epoch_start = epoch_end = eval_before_all = fit_end = exception = _settle
 
     def eval_end(self, state: State) -> None:
-        """There may be a new best."""
+        """Record the evaluation, which may be a new best."""
         assert state.eval_label is not None
         self._evaluated[state.eval_label] = _place(state)
 
     def batch_end(self, state: State) -> None:
-        """A signal before this is heard after this batch, on all ranks: they agree on requests next."""
+        """Request a checkpoint if a signal arrived. Ranks agree on requests next, so all act after this batch."""
         if self._signals.received:
             state.request(Decision.CHECKPOINT)
 
     def batch_checkpoint(self, state: State) -> None:
-        """Writes if it is due, asked for, or the best so far."""
+        """Write a checkpoint if one is due, requested, or among the best."""
         self._hidden.observe(state)
         asked, due, best = state.requests.take(Decision.CHECKPOINT), self._due(state), self._is_among_the_best(state)
         if asked or due or best:
             self._save(state)
-        if asked and self._told_to_end(state):
+        if asked and self._signaled(state):
             self._end(state)
 
     def epoch_checkpoint(self, state: State) -> None:
-        """Writes if it is due, the best so far, or told to end since the last batch, as in an evaluation."""
-        due, best, told = self._due(state), self._is_among_the_best(state), self._told_to_end(state)
-        if due or best or told:
+        """Write a checkpoint if one is due, among the best, or if a signal arrived since the last batch."""
+        due, best, signaled = self._due(state), self._is_among_the_best(state), self._signaled(state)
+        if due or best or signaled:
             self._save(state)
-        if told:
+        if signaled:
             self._end(state)
 
     def after_fit(self, state: State) -> None:
-        """Write how the fit ended, unless what was written after its last batch and evaluation says as much.
+        """Write the final state, unless a checkpoint was written after the last batch and evaluation.
 
-        Weights to publish are those that plug-ins leave at the end of the fit.
+        ``weights_only`` always writes, because plug-ins may change the weights at the end of the fit.
         """
         self._wait(state)
         self._check_metric(state)
@@ -221,11 +221,11 @@ class Checkpoints(Callback):
         self._wait(state)
         self._signals.stop()
         self._release()
-        if self._told_to_end(state):
+        if self._signaled(state):
             self._end(state)
 
     def close(self, state: State) -> None:
-        """Waits for what is being written."""
+        """Wait for the checkpoint that is being written."""
         self._signals.stop()
         self._background.join()
         failure, self._failure = self._failure, None
@@ -234,15 +234,15 @@ class Checkpoints(Callback):
         self._release()
 
     def _release(self) -> None:
-        """From here to the next fit others may write."""
-        if self._writes_alone:
-            self._writes_alone = False
+        """Let other runs write until the next fit."""
+        if self._holds_lock:
+            self._holds_lock = False
             with seeding.preserved(devices=False):
                 self._owned.note()
                 self.store.release()
 
-    def _told_to_end(self, state: State) -> bool:
-        """Whether any rank was: every rank has to ask."""
+    def _signaled(self, state: State) -> bool:
+        """Whether any rank received a signal. Every rank has to call this."""
         return any(state.bus.all_gather_object(self._signals.received))
 
     def _end(self, state: State) -> NoReturn:
@@ -251,15 +251,15 @@ class Checkpoints(Callback):
         raise Interrupted(EXIT_CODE)
 
     def _due(self, state: State) -> bool:
-        if not self._in_shares:
+        if not self._by_duration:
             return self._every.due(state.previous, state.timestamp)
-        before, self._share = self._share, state.elapsed()
-        return self._every.due(state.previous, state.timestamp, before, self._share)
+        before, self._fraction = self._fraction, state.elapsed()
+        return self._every.due(state.previous, state.timestamp, before, self._fraction)
 
     # --- the best
 
     def _is_new(self, state: State, metric: str) -> bool:
-        """Whether a metric is of an evaluation right here: of its set or, like those of training, of any."""
+        """Whether a metric was computed right here: by its set's evaluation or, for one without a set, by any evaluation."""
         here = [label for label, place in self._evaluated.items() if place == _place(state)]
         its = [label for label in state.eval_sets if metric.startswith(f"{label}/")]
         return max(its, key=len) in here if its else bool(here)
@@ -277,10 +277,10 @@ class Checkpoints(Callback):
         if metric is None or not self._is_new(state, metric):
             return False
         self._check_metric(state)
-        self._wait(state)  # for the writer, which also removes
+        self._wait(state)  # for the writer, which also removes checkpoints
         leads = self._leads(state.metrics) if state.strategy.rank == 0 else None
         leads = bool(state.bus.broadcast_object(leads))
-        self._speak(state)
+        self._report_failure(state)
         return leads
 
     def _leads(self, metrics: Mapping[str, float]) -> bool:
@@ -318,20 +318,20 @@ class Checkpoints(Callback):
             if self._asynchronous:
                 self._background.start(state, snapshot, functools.partial(self._write, *arguments))
             else:
-                with seeding.preserved(devices=False):  # remote stores draw from them when they have to try again
+                with seeding.preserved(devices=False):  # retries of remote stores draw random numbers
                     self._write(*arguments)
         if not self._asynchronous:
-            self._speak(state)
+            self._report_failure(state)
 
     def note_saved(self, state: State) -> None:
-        """The store has what the state is now."""
+        """Record that the store has the current state."""
         self._saved = self._moment(state)
 
     def _moment(self, state: State) -> tuple[int, dict[str, tuple[int, int]]]:
         return state.timestamp.batch, dict(self._evaluated)
 
     def _writers(self, state: State, snapshot: Snapshot) -> Ranks | None:
-        """Who writes: every rank where there are shards, else rank 0; None on those that do not."""
+        """Return the ranks that write: all if there are shards, else rank 0; None on ranks that do not write."""
         strategy = state.strategy
         if not snapshot.sharded:
             return Ranks() if strategy.rank == 0 else None
@@ -355,21 +355,21 @@ class Checkpoints(Callback):
             self._failure = error
 
     def _wait(self, state: State) -> None:
-        """Until what is being written is written, on all ranks."""
+        """Wait until the current write has ended, on all ranks."""
         if self._asynchronous:
             self._background.join()
-            self._speak(state)
+            self._report_failure(state)
 
-    def _speak(self, state: State) -> None:
+    def _report_failure(self, state: State) -> None:
         failure, self._failure = self._failure, None
-        told = state.bus.broadcast_object(None if failure is None else f"{type(failure).__name__}: {failure}")
-        if told is None:
+        reason = state.bus.broadcast_object(None if failure is None else f"{type(failure).__name__}: {failure}")
+        if reason is None:
             return
         self._saved = None
-        message = f"{_NOT_WRITTEN.format(self.store)} {told}"
+        message = f"{_NOT_WRITTEN.format(self.store)} {reason}"
         if self._on_error == "stop":
             raise CheckpointError(message) from failure
-        warnings.warn(f"{message} Training goes on without it.", RuntimeWarning, stacklevel=2)
+        warnings.warn(f"{message} Training continues without it.", RuntimeWarning, stacklevel=2)
 
 
 _NOT_WRITTEN = "A checkpoint could not be written to {}:"

@@ -17,15 +17,16 @@ from hocket.state import State
 
 
 def recorded_algorithms(path: Path | str, every: bool = False) -> list[dict[str, dict[str, Any]]]:
-    """The algorithms that a checkpoint was taken with, by name and configuration, as ``Trainer(algorithms=…)`` takes them.
+    """Return the algorithms that a checkpoint was taken with, by name and configuration, for ``Trainer(algorithms=…)``.
 
     Args:
-        path: the checkpoint's folder or URL; one of weights only will do.
-        every: not only those that change what the model is made of, which its weights need (those that act on ``init``).
+        path: the checkpoint's folder or URL; a checkpoint of weights only suffices.
+        every: whether to return all algorithms. By default only those that change the model's structure (that act on
+            ``init``), which its weights need.
 
     Raises:
-        ContentError: one is not installed (the message names its distribution), is another class than it was, or was given as
-            an instance, whose configuration is not known.
+        ContentError: an algorithm is not installed (the message names its distribution), is of another class than it was, or
+            was given as an instance, whose configuration is not known.
         CheckpointError: there is no such checkpoint, or it is damaged.
 
     Example:
@@ -63,14 +64,14 @@ def recorded_algorithms(path: Path | str, every: bool = False) -> list[dict[str,
         if each["config"] is None:
             raise ContentError(
                 f"{path} does not say how its algorithm '{short}' was made, because it was given as an instance or with "
-                f"arguments that are no plain data. Pass one made alike: algorithms=[{found.__qualname__}(…)]."
+                f"arguments that are not plain data. Pass one made the same way: algorithms=[{found.__qualname__}(…)]."
             )
         specifications.append({name: decode(each["config"])})
     return specifications
 
 
 def warn_of_surgery(path: Path | str, state: State) -> None:
-    """Warn of algorithms that changed what a checkpoint's model is made of, if it is one of ours, and that are not here."""
+    """Warn if algorithms changed the model of a hocket checkpoint and are not attached here."""
     try:
         recorded = recorded_algorithms(path)
     except CheckpointError:
@@ -82,7 +83,7 @@ def warn_of_surgery(path: Path | str, state: State) -> None:
     missing = [each for each in recorded if not {name.rpartition("/")[2] for name in each} & here]
     if missing:
         warnings.warn(
-            f"The weights of {path} were trained in a model that algorithms had changed, and this Trainer has them not. Unless "
-            f"the model is changed already, give it algorithms={missing}.",
+            f"The weights of {path} were trained in a model that algorithms had changed, and this Trainer does not have these "
+            f"algorithms. Unless the model is changed already, give the Trainer algorithms={missing}.",
             stacklevel=4,
         )

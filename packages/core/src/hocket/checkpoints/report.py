@@ -1,4 +1,4 @@
-"""What differs between weights and the module that they are loaded into."""
+"""The differences between weights and the module that they are loaded into."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What did not fit: names that the module has and the weights have not, the reverse, and names with two shapes.
+    """The misfits: names missing from the weights, names missing from the module, and names with different shapes.
 
     Example:
         >>> import torch

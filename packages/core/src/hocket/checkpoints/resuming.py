@@ -1,4 +1,4 @@
-"""Continue a run from a checkpoint: which one, whose it is, and what is loaded."""
+"""Continue a run from a checkpoint: find it, determine which run owns it, and load it."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ def resume(state: State, where: str | Path, checkpoints: Checkpoints | None = No
     """
     if not isinstance(where, str | os.PathLike) or not os.fspath(where):
         raise TypeError(
-            f"resume={where!r} is no checkpoint. Give 'auto' for the newest where checkpoints= writes, a checkpoint such as "
-            "'runs/a/ep3-ba18', or None for a new run."
+            f"resume={where!r} is not a checkpoint. Give 'auto' for the newest in the folder of checkpoints=, a checkpoint "
+            "such as 'runs/a/ep3-ba18', or None for a new run."
         )
     ranks = ranks_of(state)
     own = None if checkpoints is None else checkpoints.store
     if where == "auto":
         if checkpoints is None or own is None:
             raise ValueError(
-                "resume='auto' looks where checkpoints are written; pass checkpoints=hocket.Checkpoints('runs/a') as well, or "
+                "resume='auto' searches the folder of checkpoints=; pass checkpoints=hocket.Checkpoints('runs/a') as well, or "
                 "the folder of a checkpoint as resume=."
             )
         store = own
@@ -56,16 +56,16 @@ def resume(state: State, where: str | Path, checkpoints: Checkpoints | None = No
         try:
             tree = store.read(name, like=state.content.like(), ranks=ranks)
         except CheckpointError as error:
-            error.add_note(f"While going on from '{name}' in {store}.")
+            error.add_note(f"While resuming from '{name}' in {store}.")
             raise
     if "version" not in tree:
         raise ValueError(
-            f"'{name}' in {store} holds weights only, which is not enough to resume from. Leave out resume=, and give the "
-            f"Trainer the weights to begin with: trainer.load_weights('{store.folder}/{name}')."
+            f"'{name}' in {store} holds weights only, which is not enough to resume from. Omit resume=, and begin with these "
+            f"weights: trainer.load_weights('{store.folder}/{name}')."
         )
     with seeding.preserved(devices=False):
         if checkpoints is not None and store is own:
-            # Without an identity: of a version before there were any. From here on it has one.
+            # Checkpoints of older versions have no run identity; from here on the run has one.
             named = None if state.run.made_up else state.run.name
             state.run = Run(
                 str(tree.get("run_id", state.run.id)), named or check_name(tree["run_name"]) or state.run.name
@@ -77,20 +77,20 @@ def resume(state: State, where: str | Path, checkpoints: Checkpoints | None = No
     try:
         state.content.load_state_dict(tree, strict=True, copy=False)
     except Exception as error:
-        error.add_note(f"While going on from '{name}' in {store}.")
+        error.add_note(f"While resuming from '{name}' in {store}.")
         raise
     if checkpoints is not None and store is own:
         checkpoints.note_saved(state)
 
 
 def _named(store: Store, name: str, path: str) -> str:
-    """The checkpoint that was meant: the file ``latest`` is the newest. Raises CheckpointError for a folder of several."""
+    """Return the name of the checkpoint; the file ``latest`` stands for the newest. Raises CheckpointError for a store."""
     there = store.names()
     if name == LATEST and there:
         return there[-1]
     if name not in there and (several := Store(path).names()):
         raise CheckpointError(
             f"{path} has several checkpoints: {', '.join(several)}. Pass one of them, such as resume='{path}/{several[-1]}'; "
-            f"or to go on in that folder from its newest, checkpoints=hocket.Checkpoints('{path}'), resume='auto'."
+            f"or to continue in that folder from its newest, checkpoints=hocket.Checkpoints('{path}'), resume='auto'."
         )
     return name

@@ -1,4 +1,4 @@
-"""Which checkpoints of a run are kept, and which are pruned: the latest, and the best by a metric."""
+"""Keep the latest checkpoints of a run and the best by a metric, and prune the others."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ Abouts: TypeAlias = Mapping[str, Mapping[str, Any]]
 
 
 class Retention:
-    """Keeps the latest ``keep`` checkpoints (None: all) and the best: ``(metric, "max" | "min", how many)``.
+    """Keep the latest ``keep`` checkpoints (None: all) and the best: ``(metric, "max" | "min", how many)``.
 
-    ``abouts()`` reads the descriptions of the run's checkpoints by name, oldest first; it is called only where they matter.
+    ``abouts()`` reads the descriptions of the run's checkpoints by name, oldest first; it is called only if needed.
     """
 
     def __init__(self, keep: int | None, best: tuple[str, Literal["max", "min"], int] | None) -> None:
@@ -24,7 +24,7 @@ class Retention:
 
     @property
     def metric(self) -> str | None:
-        """The metric that says which are the best."""
+        """The metric that ranks checkpoints, or None."""
         return None if self._best is None else self._best[0]
 
     def leads(self, metrics: Mapping[str, float], abouts: Callable[[], Abouts]) -> bool:
@@ -39,7 +39,7 @@ class Retention:
         return value > worst if mode == "max" else value < worst
 
     def superfluous(self, abouts: Callable[[], Abouts]) -> list[str]:
-        """Return the names of those to remove, oldest first."""
+        """Return the names of the checkpoints to remove, oldest first."""
         if self._keep is None:
             return []
         there = abouts()
@@ -47,7 +47,7 @@ class Retention:
         return [name for name in there if name not in kept]
 
     def _ranking(self, abouts: Abouts) -> list[tuple[float, str]]:
-        """Values and names of the best, the best first."""
+        """Return values and names of the best checkpoints, the best first."""
         if self._best is None:
             return []
         metric, mode, count = self._best

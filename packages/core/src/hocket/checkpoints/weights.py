@@ -1,4 +1,4 @@
-"""Weights from other tools' files, into a module and out to one safetensors file. Nothing in them is executed."""
+"""Read weights from other tools' files, load them into a module, and export them. Nothing in the files is executed."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ _HUGGING_FACE = (
     "pytorch_model.bin.index.json",
     "pytorch_model.bin",
 )
-#: Under which keys files hold weights, beside other things.
+#: The keys under which files hold weights, besides other content.
 _INSIDE = ("state_dict", "model_state_dict", "model")
-#: Where our own checkpoints hold weights, and what the names of those begin with.
+#: The keys of the weights and of their name prefix in our own checkpoints.
 _OF_OURS = ("model", "model_prefix")
-#: Beginnings of all names that say only how the module was wrapped.
+#: Name prefixes that wrappers add.
 _WRAPPERS = ("module.", "_orig_mod.")
-#: What checkpoints of Composer hold beside weights, for times and random numbers. A `_LeftOut` is made in their place.
+#: Classes in checkpoints of Composer besides weights, for times and random numbers. A `_Omitted` replaces their objects.
 _NOT_WEIGHTS = (
     "datetime.timedelta",
     "numpy.dtype",
@@ -48,14 +48,14 @@ _NOT_WEIGHTS = (
 )
 
 
-#: Characters that the names in a file may have together.
+#: Maximum number of characters of all names in a file together.
 _NAMES = 1 << 26
-#: Bytes that weights may have beyond what is stored of them, some times over: a number may be expanded to any shape.
+#: Bytes that weights may have beyond a multiple of the stored bytes: a number may be expanded to any shape.
 _EXPANDED = 1 << 30
 
 
-class _LeftOut:
-    """Stands for an object of a file that is no weight. Nothing is made of its arguments or its state."""
+class _Omitted:
+    """A placeholder for an object of a file that is not a weight. Its arguments and its state are ignored."""
 
     def __init__(self, *arguments: Any) -> None: ...
 
@@ -63,28 +63,28 @@ class _LeftOut:
 
 
 class Weights(dict[str, Tensor]):
-    """Weights by name, and the beginnings that were removed from all names, the outermost first."""
+    """Weights by name, and the prefixes that were removed from all names, the outermost first."""
 
     removed: tuple[str, ...] = ()
 
     def namings(self) -> list[dict[str, Tensor]]:
-        """The weights with none of the beginnings, with the innermost, and so on to the names as they were."""
+        """Return the weights without the removed prefixes, with the innermost, and so on to the original names."""
         beginnings = ["".join(self.removed[index:]) for index in range(len(self.removed), -1, -1)]
         return [{beginning + name: tensor for name, tensor in self.items()} for beginning in beginnings]
 
 
 def read_weights(path: Path | str) -> dict[str, Tensor]:
-    """Weights by name, on the CPU.
+    """Return weights by name, on the CPU.
 
     Args:
         path: a checkpoint of hocket or its URL (by the model's own names), a ``.safetensors`` file, a file of
             ``torch.save`` that holds a ``state_dict`` or is a checkpoint of Lightning or Composer, or a folder of Hugging Face,
             sharded or not.
-            Beginnings that all names share are removed where they come from a wrapper: ``module.``, ``_orig_mod.``, and
-            for Lightning and Composer ``model.``. `load_weights` still knows them, for a module that has such a part itself.
+            Prefixes of all names are removed if they come from a wrapper: ``module.``, ``_orig_mod.``, and for Lightning
+            and Composer ``model.``. `load_weights` still knows them, for a module that has such a submodule itself.
 
     Raises:
-        CheckpointError: it is none of these, is damaged, or would have to execute something.
+        CheckpointError: it is none of these, is damaged, or could be read only by executing code.
 
     Example:
         >>> import tempfile, torch
@@ -134,7 +134,7 @@ def _read_index(folder: Path, name: str) -> dict[str, Tensor]:
     weights: dict[str, Tensor] = {}
     for file in dict.fromkeys(places.values()):
         if file != Path(file).name or "\\" in file or file in ("", ".", ".."):
-            raise CheckpointError(f"{name}: it lists '{file}', which is no file of its own folder.")
+            raise CheckpointError(f"{name}: it lists '{file}', which is not a file of its own folder.")
         if not os.path.exists(folder / file):  # Path.exists raises for names that are too long
             raise CheckpointError(f"{file}: it is missing, though {name} lists it.")
         weights |= _read_file(folder / file)[0]
@@ -144,7 +144,7 @@ def _read_index(folder: Path, name: str) -> dict[str, Tensor]:
 
 
 def _read_file(path: Path) -> tuple[dict[str, Tensor], Sequence[str]]:
-    """The weights, and what may be removed from their names."""
+    """Return the weights, and the prefixes that may be removed from their names."""
     _check_kind(path)
     if path.name == manifests.LATEST and (name := manifests.pointed(path)):
         raise CheckpointError(f"{path} holds no weights: it names the newest checkpoint, so give: {path.parent / name}")
@@ -152,7 +152,7 @@ def _read_file(path: Path) -> tuple[dict[str, Tensor], Sequence[str]]:
         if path.suffix == ".safetensors":
             return shards.load(path), ()
         pickles.check(path)
-        with torch.serialization.safe_globals([(_LeftOut, name) for name in _NOT_WEIGHTS]):
+        with torch.serialization.safe_globals([(_Omitted, name) for name in _NOT_WEIGHTS]):
             content = torch.load(path, map_location="cpu", weights_only=True)
     except OSError as error:
         raise CheckpointError(f"{path}: it cannot be read: {error.strerror or error}.") from None
@@ -160,7 +160,7 @@ def _read_file(path: Path) -> tuple[dict[str, Tensor], Sequence[str]]:
         raise CheckpointError(f"{path}: {error}") from None
     except Exception as error:  # damage raises anything in unpicklers and archives
         raise CheckpointError(
-            f"{path}: it was not read: it is no file of torch.save, is damaged, or holds objects besides tensors, which "
+            f"{path}: it was not read: it is not a file of torch.save, is damaged, or holds objects besides tensors, which "
             f"hocket never makes from a file. If you trust it, save its state_dict alone. ({_first_line(error)})"
         ) from None
     if not isinstance(content, Mapping):
@@ -177,10 +177,10 @@ def _read_file(path: Path) -> tuple[dict[str, Tensor], Sequence[str]]:
 
 
 def _check_kind(path: Path) -> None:
-    """Links are followed: other tools' caches are made of them."""
+    """Raise CheckpointError unless it is a regular file. Links are followed, because other tools' caches consist of links."""
     if not stat.S_ISREG(path.stat().st_mode):
         raise CheckpointError(
-            f"{path}: it is no regular file (a pipe, a device, a socket or a folder), and is not read."
+            f"{path}: it is not a regular file (a pipe, a device, a socket or a folder), and is not read."
         )
 
 
@@ -189,7 +189,7 @@ def _first_line(error: BaseException) -> str:
 
 
 def _flat(content: Any, where: str) -> dict[str, Tensor]:
-    """Names and tensors, of dicts inside dicts too. Raises CheckpointError where there are no tensors at all."""
+    """Return tensors by name, of nested dicts too. Raises CheckpointError if there are no tensors at all."""
     found: dict[str, Tensor] = {}
     length = 0
 
@@ -219,7 +219,7 @@ def _flat(content: Any, where: str) -> dict[str, Tensor]:
 
 
 def _is_extra(name: str) -> bool:
-    """Whether it is the name of what a module keeps by ``get_extra_state``."""
+    """Whether it is the name of a module's extra state (``get_extra_state``)."""
     return name.rpartition(".")[2] == "_extra_state"
 
 
@@ -234,9 +234,9 @@ def _strip(weights: dict[str, Tensor], wrappers: Sequence[str]) -> Weights:
 
 
 def export(source: Path | str, target: Path | str) -> int:
-    """Write the weights of anything that `read_weights` reads to one safetensors file; returns how many tensors there are.
+    """Write the weights of anything that `read_weights` reads to one safetensors file; return the number of tensors.
 
-    ``target`` appears whole or not at all. Weights that are tied are written once per name.
+    ``target`` appears complete or not at all. Tied weights are written once per name.
 
     Example:
         >>> import tempfile, torch
@@ -250,7 +250,7 @@ def export(source: Path | str, target: Path | str) -> int:
     weights = read_weights(source)
     temporary = target.parent / f".{target.name}.{os.urandom(8).hex()}"
     if target.exists() and not target.is_file():
-        raise CheckpointError(f"{target} is no regular file, and is not replaced. Give another name.")
+        raise CheckpointError(f"{target} is not a regular file, and is not replaced. Give another name.")
     try:
         copies = {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in weights.items()}
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -275,16 +275,16 @@ def load_weights(
     ignore: Sequence[str] = (),
     remap: Mapping[str, str] | None = None,
 ) -> Report:
-    """Copy weights into a module, in its dtypes and on its devices; what did not fit.
+    """Copy weights into a module, in its dtypes and on its devices, and return a report of the misfits.
 
-    Extra state (``get_extra_state``) is loaded where ``state`` has it, and may be missing unless it is a tensor.
+    Extra state (``get_extra_state``) is loaded if ``state`` has it, and may be missing unless it is a tensor.
 
     Args:
         strict: whether anything that does not fit is an error; then nothing at all is loaded.
-        ignore: globs of the module's names that are left as they are and not reported, such as ``["head.*"]``.
-        remap: what names in ``state`` are in the module: whole names, or beginnings that end with a dot, as in
-            ``{"encoder.": "backbone.", "fc.weight": "head.weight"}`` (an empty beginning stands before every name). Whole
-            names go before beginnings, and long beginnings before short ones.
+        ignore: globs of the module's names that are not changed and not reported, such as ``["head.*"]``.
+        remap: new names for names in ``state``: full names, or prefixes that end with a dot, as in
+            ``{"encoder.": "backbone.", "fc.weight": "head.weight"}`` (an empty prefix matches every name). Full names take
+            precedence over prefixes, and long prefixes over short ones.
 
     Raises:
         CheckpointError: with ``strict``, listing everything that does not fit.
@@ -310,7 +310,7 @@ def load_into(
     ignore: Sequence[str],
     remap: Mapping[str, str] | None,
 ) -> Report:
-    """`Trainer.load_weights`, which knows the model's ``own`` weights. Raises as `load_weights`."""
+    """Implement `Trainer.load_weights`; ``own`` are the model's weights. Raises the errors of `load_weights`."""
     prefix = state.model_prefix
     given = weights if isinstance(weights, Mapping) else read_weights(weights)
     if not isinstance(weights, Mapping):
@@ -331,7 +331,7 @@ def _choose(
     remap: Mapping[str, str] | None,
     what: str,
 ) -> tuple[dict[str, Any], Report]:
-    """For `load_weights`: what of ``state`` fits a module of which ``own`` is the state, by the module's names."""
+    """Return the weights of ``state`` that fit a module with the state ``own``, by the module's names, and the misfits."""
     if isinstance(state, Weights) and not remap:
         state = max(state.namings(), key=lambda naming: len(naming.keys() & own.keys()))
     renamed = _renamed(state, remap or {})
@@ -341,7 +341,7 @@ def _choose(
 
     given = {name: value for name, value in renamed.items() if not ignored(name)}
     places = {_memory(own[name]) for name in given if name in own}
-    # Tied weights may be stored under one of their names only, and extra state that is no tensor is no weight.
+    # Tied weights may be stored under one of their names only, and extra state that is not a tensor is not a weight.
     wanted = [name for name in own if isinstance(own[name], Tensor) or not _is_extra(name)]
     missing = [name for name in wanted if name not in given and not ignored(name) and _memory(own[name]) not in places]
     unexpected = [name for name in given if name not in own]
@@ -372,12 +372,12 @@ def _renamed(state: Mapping[str, Any], remap: Mapping[str, str]) -> dict[str, An
             raise ValueError(f"remap gives '{new}' to two weights, one of them '{name}'.")
         made[new] = value
     if unused := sorted(set(remap) - used):
-        raise ValueError(f"remap has {some(unused)}, which no name is or begins with; beginnings end with a dot.")
+        raise ValueError(f"remap has {some(unused)}, which no name equals or begins with; prefixes end with a dot.")
     return made
 
 
 def _memory(value: Any) -> Any:
-    """Equal for entries of a state that are one tensor, and for no others."""
+    """Return a key that is equal only for entries of a state that are the same tensor."""
     if not isinstance(value, Tensor) or nn.parameter.is_lazy(value) or type(value) not in (Tensor, nn.Parameter):
         return id(value)
     return (

@@ -1,4 +1,4 @@
-"""Data: iterated from any position, by adapters; and samples with random numbers of their own."""
+"""Data that can be iterated from any position, by adapters; and random numbers per sample."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from hocket.data.source import Position, Source
     from hocket.data.sources.base import DataSource
 
-#: Public name -> the module that defines it, imported when first used: other modules of hocket need the small ones only.
+#: Public name -> the module that defines it. Modules are imported on first use, because most of hocket needs only small ones.
 _MODULES = {
     "Counts": "batches",
     "DataError": "errors",

@@ -1,4 +1,4 @@
-"""Which adapter serves which data: a registry of predicates, asked in the order of their priority."""
+"""The registry of data adapters, tried in the order of their priority."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ _ADAPTERS: list[type[DataSource]] = []
 
 
 def adapter(cls: _Adapter) -> _Adapter:
-    """Register an adapter in this process, for all data that its ``serves`` says it can serve.
+    """Register an adapter in this process, for all data for which its ``serves`` returns True.
 
-    Adapters are asked in the order of their ``priority``, the highest first. A library does this where it defines the data.
+    Adapters are tried in the order of their ``priority``, the highest first. A library registers its adapter in the module
+    that defines the data.
 
     Example:
         >>> import hocket.data
@@ -54,17 +55,17 @@ _CORE = tuple(_ADAPTERS)
 
 
 def serves_itself(data: Any) -> bool:
-    """Whether data is a source, or is served by an adapter that was registered beside those of core."""
+    """Whether data is a source, or is served by a registered adapter that is not one of core's."""
     return isinstance(data, Source) or any(cls.serves(data) for cls in _ADAPTERS if cls not in _CORE)
 
 
 def adapt(data: Any, slices: Slices | None = None, given: Any = None) -> Source:
-    """Return the source of ``data`` by the first adapter that serves it; data that is a source already stays as it is.
+    """Return the source of ``data`` by the first adapter that serves it; a source is returned as it is.
 
     Args:
-        data: what is iterated.
-        slices: what this rank computes on; None for everything.
-        given: the user's data, where ``data`` is a changed copy of it.
+        data: the data to iterate.
+        slices: this rank's slices of the batches; None for every batch in full.
+        given: the user's data, if ``data`` is a changed copy of it.
 
     Raises:
         TypeError: no adapter serves the data, or it is a source that would have to be divided.
@@ -93,9 +94,9 @@ def adapt(data: Any, slices: Slices | None = None, given: Any = None) -> Source:
 
 
 def as_recorded(source: Source, kind: str) -> Source:
-    """Return the source of the same data by an adapter of the kind that a position records, if one can still serve it.
+    """Return a source of the same data whose adapter is of the recorded ``kind``, if that one can still serve it.
 
-    A later version of hocket, torch or the data may come with a better adapter, which does not know the older position.
+    A later version of hocket, torch or the data may come with a better adapter, which cannot read the older position.
     """
     if source.kind != kind and isinstance(source, DataSource):
         for cls in _ADAPTERS:

@@ -1,4 +1,4 @@
-"""Refuse data that does not consist of batches, before a sample is taken for a batch."""
+"""Refuse data that does not consist of batches, before a sample is mistaken for a batch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hocket.data.adapters import serves_itself
 def check_batches(data: Any, argument: str) -> None:
     """Raise TypeError unless ``data`` may be an iterable of batches; nothing is read from it.
 
-    Data sets, tensors, arrays and tables are samples, which a DataLoader makes batches of.
+    Data sets, tensors, arrays and tables hold samples; a DataLoader makes batches of them.
     """
     if isinstance(data, DataLoader) or serves_itself(data):
         return

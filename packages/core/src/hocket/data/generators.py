@@ -14,10 +14,10 @@ from hocket.data.stateful import has_state
 
 
 class DataGenerators:
-    """The generators of a loader, its samplers and its data set: torch's, Python's and NumPy's; and samplers with a state.
+    """The generators of a loader, its samplers and its data set (torch's, Python's and NumPy's), and stateful samplers.
 
-    Only generators that are attributes of one of these are found; each is identified by the attribute. Samplers and data sets
-    that count or draw in another way should define ``state_dict`` and ``load_state_dict``, or ``set_epoch``.
+    Only generators that are attributes of one of these objects are found; each is identified by the attribute. Samplers and
+    data sets that count or draw in another way should define ``state_dict`` and ``load_state_dict``, or ``set_epoch``.
     """
 
     def __init__(self, data: Any) -> None:
@@ -28,7 +28,7 @@ class DataGenerators:
         return {place: encode(_state_of(source), place) for place, source in self._found()}
 
     def restore(self, states: Mapping[str, Any], *, samplers: bool = True) -> None:
-        """Undo :meth:`capture` for those that exist. ``samplers``: whether to restore samplers with a state too."""
+        """Undo :meth:`capture` for those that exist. ``samplers``: whether to restore stateful samplers too."""
         for place, source in self._found():
             if place in states and (samplers or not has_state(source)):
                 _restore(source, decode(states[place]))

@@ -1,4 +1,4 @@
-"""Global batches: what all ranks train on together in one step, and how many samples that is."""
+"""Global batches: the samples that all ranks together train on in one step, and their number."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from hocket.data.source import Source
 
 
 def sized(data: Iterable[Any], size: int, ranks: int = 1) -> Source:
-    """Return ``data`` in global batches of ``size`` samples, the last one perhaps smaller, unless it drops that.
+    """Return ``data`` in global batches of ``size`` samples; the last one may be smaller, unless ``drop_last`` drops it.
 
-    Where the batch size can be set, it is (see `hocket.data.loaders.batch_size`): samples, their order and ``drop_last``
-    stay. Other batches are taken as they are, and checked: DataError, while they are read, for one that is larger than
-    ``size``, and for one that is smaller where another follows.
+    If the batch size can be set, it is set (see `hocket.data.loaders.batch_size`): samples, their order and ``drop_last``
+    stay the same. Other data is used as it is, and its batches are checked as they are read: a batch larger than ``size``,
+    or a smaller one that is not the last, raises DataError.
 
     Raises:
-        ValueError: ``size`` is not a number of samples, or there are more ``ranks`` than that.
+        ValueError: ``size`` is not a number of samples, or is less than ``ranks``.
 
     Example:
         >>> import torch
@@ -36,11 +36,11 @@ def sized(data: Iterable[Any], size: int, ranks: int = 1) -> Source:
 
 
 def resized(data: Any, size: int, ranks: int = 1) -> tuple[Any, Slices]:
-    """Return the parts of `sized`: data whose batch size is set where it can be, and the check where it cannot."""
+    """Return data with the batch size set if it can be, and the slices that check it if it cannot; see `sized`."""
     if isinstance(size, bool) or not isinstance(size, int) or size < ranks:
         raise ValueError(
-            f"global_batch={size!r} is not enough for {ranks} rank{'s' if ranks > 1 else ''}: it is how many samples all ranks "
-            f"train on together in one step. Give an int of {ranks} or more."
+            f"global_batch={size!r} is not enough for {ranks} rank{'s' if ranks > 1 else ''}: it is the number of samples that "
+            f"all ranks together train on in one step. Give an int of {ranks} or more."
         )
     if not by_index(data) or data.batch_sampler is None:
         return data, Checked(size, type(data).__name__)
@@ -76,13 +76,13 @@ class CheckedSampler:
         return len(self._sampler)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):  # while it is copied or unpickled
+        if name.startswith("_"):  # __getattr__ runs before __init__ while a copy is made or unpickled
             raise AttributeError(name)
         return getattr(self._sampler, name)
 
 
 def checked(batches: Iterator[Any], size: int, samples: Callable[[Any], int], name: str) -> Iterator[Any]:
-    """Yield batches. Raises DataError for one of another size than ``size``, unless it is smaller and the last."""
+    """Yield batches. Raises DataError if one is larger than ``size``, or smaller and not the last."""
     before = size
     for batch in batches:
         found = samples(batch)
@@ -90,7 +90,7 @@ def checked(batches: Iterator[Any], size: int, samples: Callable[[Any], int], na
             wrong = f"{found} samples" if before == size else f"{before} samples that is not the last"
             raise DataError(
                 f"global_batch={size}, but the training data has a batch of {wrong}. The batch size of a {name} cannot be set "
-                f"from outside: have it make batches of {size}, or leave out global_batch; then its batches are each rank's "
+                f"from outside: have it make batches of {size}, or omit global_batch; then each rank trains on batches of its "
                 "own."
             )
         before = found

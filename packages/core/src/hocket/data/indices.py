@@ -1,4 +1,4 @@
-"""The indices of an epoch, from its beginning or its middle, without loading the samples."""
+"""Draw the indices of an epoch, from its beginning or its middle, without loading the samples."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torch.utils.data import (
 from hocket.data.generators import DataGenerators
 from hocket.training import seeding
 
-#: Samplers that draw from the global generators at most once an epoch, when they are asked for the first index.
+#: Samplers that draw from the global generators at most once an epoch, for the first index.
 DRAW_ONCE = (SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler, list, tuple, range)
 
 
@@ -29,23 +29,23 @@ def draws_once(sampler: Any) -> bool:
 
 
 def after(sampler: Any, skip: int) -> tuple[Iterator[Any], int]:
-    """Return what a sampler that :func:`draws_once` yields after ``skip`` items, and how many it skipped: it may have fewer."""
+    """Return an iterator over a sampler that :func:`draws_once` after ``skip`` items, and how many of them there were."""
     if getattr(sampler, "own_stream", False):
         items, skipped = sampler.after(skip)
         return items, skipped
     if type(sampler) is not BatchSampler or not skip:
         items = iter(sampler)
-        return items, pass_over(items, skip)
+        return items, skip_items(items, skip)
     size = sampler.batch_size
     indices, skipped = after(sampler.sampler, skip * size)
     done = skipped // size if sampler.drop_last else -(-skipped // size)
     return iter(BatchSampler(indices, size, sampler.drop_last)), done
 
 
-def pass_over(items: Iterator[Any], number: int) -> int:
+def skip_items(items: Iterator[Any], number: int) -> int:
     """Skip the next ``number`` items, and return how many there were.
 
-    With the first one torch's samplers draw a list, and then yield from it: millions of its items are skipped at once.
+    For the first item torch's samplers draw a list, and then yield from it: millions of its items are skipped at once.
     """
     done = sum(1 for _ in islice(items, min(number, 1)))
     drawn: Any = getattr(items, "gi_yieldfrom", items)
@@ -62,16 +62,16 @@ _LISTED: tuple[type, ...] = (type(iter([])), type(iter(())), type(iter(range(0))
 
 
 class Indices:
-    """Stands in for the index sampler of a DataLoader while an epoch begins, and records what is needed to begin it again.
+    """Replaces the index sampler of a DataLoader while an epoch begins, and records the RNG state to begin it again.
 
-    An epoch is a function of the random numbers that its sampler found when it was asked for the first item. So samplers that
-    keep drawing from the global generators get a private RNG stream after the first item, so that model code cannot disturb it.
+    An epoch is determined by the RNG state in which its sampler is asked for the first item. Samplers that keep drawing from
+    the global generators get a private RNG stream after the first item, so that model code cannot disturb it.
 
     Args:
-        sampler: what yields indices, or lists of them.
-        generators: those that it may draw from.
-        first: the random numbers to begin with, as :attr:`first`; None for those that are there.
-        skip: how many items to skip.
+        sampler: yields indices, or lists of them.
+        generators: the generators that it may draw from.
+        first: the RNG state to begin with, as :attr:`first`; None for the current state.
+        skip: the number of items to skip.
     """
 
     def __init__(
@@ -84,14 +84,14 @@ class Indices:
         self._iterator: Iterator[Any] | None = None
         self._stream: dict[str, Any] | None = None
         self._own_stream = not draws_once(sampler)
-        #: The random numbers found when the first item was asked for, global and of the generators, as a tree.
+        #: The RNG state in which the first item was asked for, global and of the generators, as a tree.
         self.first: dict[str, Any] | None = None
-        #: Items asked for, and whether there were no more.
+        #: Number of items drawn, and whether the sampler is exhausted.
         self.asked = 0
         self.ended = False
 
     def __iter__(self) -> Iterator[Any]:
-        return self  # a DataLoader may do this twice an epoch before it asks for anything
+        return self  # a DataLoader may call iter() twice an epoch before it draws an item
 
     def __len__(self) -> int:
         return len(self._sampler)
@@ -103,7 +103,7 @@ class Indices:
         return item
 
     def begin(self) -> None:
-        """Draw what is drawn first, and skip what is to be skipped. Does nothing the second time."""
+        """Start the sampler's iterator and skip items. Does nothing the second time."""
         if self._iterator is not None:
             return
         if self._given is not None:
@@ -133,7 +133,7 @@ class Indices:
 
     def _next_of_stream(self) -> Any:
         assert self._iterator is not None
-        if self._stream is None:  # a draw like any other
+        if self._stream is None:  # the first item is drawn from the global generators
             item = next(self._iterator)
             self._stream = seeding.capture(devices=False)
             return item

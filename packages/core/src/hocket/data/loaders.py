@@ -1,14 +1,15 @@
-"""torch's DataLoader: questions, changed copies, and the private names that hocket uses, in this file only.
+"""torch's DataLoader: queries, changed copies, and, in this file only, the private names that hocket uses.
 
-``tests/test_loaders.py`` checks every private name against the installed torch. What is lost if torch renames one:
+``tests/test_loaders.py`` checks every private name against the installed torch. If torch renames one:
 
 - ``_iterator``, the iterator that a loader with persistent workers keeps: workers are not ended at once, but by the garbage
   collector, and a resumed run starts them with other random numbers.
-- ``_iterator._index_sampler``: the second epoch of persistent workers would be drawn by the loader's own sampler, past what
-  checkpoints record. `standing_in` raises AttributeError instead.
-- ``_shutdown_workers`` of an iterator: workers of an epoch that an exception ends stay for five seconds each.
+- ``_iterator._index_sampler``: the second epoch of persistent workers would use the loader's own sampler, which checkpoints
+  do not record. `standing_in` raises AttributeError instead.
+- ``_shutdown_workers`` of an iterator: workers of an epoch that ends by an exception stay for five seconds each.
 - ``_dataset_fetcher.ended``: a stream that ended with a smaller last batch is continued with another epoch.
-- ``vars(loader)``, past ``DataLoader.__setattr__``: it forbids a new sampler because an iterator in progress would not notice.
+
+``vars(loader)`` bypasses ``DataLoader.__setattr__``, which forbids a new sampler because a running iterator would ignore it.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from hocket.data.stateful import has_state
 
-# --- questions
+# --- queries
 
 
 def by_index(data: Any) -> TypeGuard[DataLoader[Any]]:
@@ -33,7 +34,7 @@ def by_index(data: Any) -> TypeGuard[DataLoader[Any]]:
 
 
 def batch_size(data: Any) -> int | None:
-    """Return the samples of a batch where that can be set: a DataLoader's ``batch_size``, or that of torch's BatchSampler."""
+    """Return the batch size if it can be set: that of a DataLoader, or of torch's BatchSampler. Otherwise None."""
     sampler: Any = data.batch_sampler if by_index(data) else None
     if sampler is None or (data.batch_size is None and type(sampler) is not BatchSampler):
         return None
@@ -41,14 +42,14 @@ def batch_size(data: Any) -> int | None:
 
 
 def sampler_name(loader: DataLoader[Any]) -> str:
-    """Return the attribute whose items are a batch each; without a batch size a sample is a batch."""
+    """Return the name of the sampler that yields one item per batch; without a batch size every sample is a batch."""
     return "sampler" if loader.batch_sampler is None else "batch_sampler"
 
 
 def has_own_state(data: Any) -> bool:
-    """Whether data has a state, and not because torch's DataLoader itself has one (pytorch#166732 plans that).
+    """Whether data has a state that is not inherited from torch's DataLoader (pytorch#166732 plans one).
 
-    What torch will save there is bound to one process and one number of workers, so a plain DataLoader keeps its adapter.
+    The state planned there is tied to one process and one number of workers, so a plain DataLoader keeps its adapter.
     """
     inherited = (getattr(DataLoader, name, None) for name in ("state_dict", "load_state_dict"))
     own = (getattr(type(data), name, None) for name in ("state_dict", "load_state_dict"))
@@ -68,7 +69,7 @@ def with_sampler(loader: DataLoader[Any], **changes: Any) -> DataLoader[Any]:
 
 
 def exchange_dataset(loader: DataLoader[Any], dataset: Any, workers: Any) -> tuple[Any, Any]:
-    """Give a loader another data set, and the iterator whose persistent workers load from it; return what it had."""
+    """Give a loader another data set, and the iterator whose persistent workers load from it; return its previous ones."""
     before = loader.dataset, loader._iterator
     vars(loader).update(dataset=dataset, _iterator=workers)
     return before
@@ -76,7 +77,7 @@ def exchange_dataset(loader: DataLoader[Any], dataset: Any, workers: Any) -> tup
 
 @contextmanager
 def standing_in(loader: DataLoader[Any], name: str, indices: Any) -> Iterator[None]:
-    """Have iterators that begin inside take their indices from ``indices``; afterwards the loader is as before."""
+    """Have iterators that begin inside take their indices from ``indices``; restore the loader afterwards."""
     sampler = getattr(loader, name)
     vars(loader)[name] = indices
     try:
@@ -103,7 +104,7 @@ def has_workers(batches: Any) -> bool:
 
 
 def workers_alive(data: Any) -> bool:
-    """Whether there are worker processes that continue in the next epoch. torchdata keeps its iterator without any, too."""
+    """Whether worker processes live on into the next epoch. torchdata keeps its iterator even without workers."""
     persistent = isinstance(data, DataLoader) and data.persistent_workers and data.num_workers
     return bool(persistent) and data._iterator is not None
 
@@ -114,15 +115,15 @@ def end_workers(data: Any, batches: Any = None) -> None:
         if shutdown := getattr(iterator, "_shutdown_workers", None):
             shutdown()
     if getattr(data, "_iterator", None) is not None:
-        data._iterator = None  # else persistent workers that are gone are asked again
+        data._iterator = None  # otherwise the loader would use the dead persistent workers again
 
 
 def fetcher_of(batches: Iterator[Any]) -> ReferenceType[Any] | None:
-    """Return what an iterator of a DataLoader without workers loads samples with; it knows whether they have ended."""
+    """Return the fetcher of a DataLoader's iterator without workers, which knows whether the samples have ended."""
     fetcher = getattr(batches, "_dataset_fetcher", None)
     return None if fetcher is None else ref(fetcher)
 
 
 def has_ended(fetcher: ReferenceType[Any] | None) -> bool:
-    """Whether the samples ended with the last batch, a smaller one; the data set may have begun anew by then."""
+    """Whether the samples ended with the last, smaller batch; the data set may already have restarted."""
     return fetcher is not None and getattr(fetcher(), "ended", False)

@@ -1,4 +1,4 @@
-"""Random numbers per sample: the same in whichever process, and after whichever samples, it is loaded."""
+"""Random numbers per sample, which do not depend on the process that loads it or on the samples loaded before."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ def seeded(dataset: Any, seed: int = 0) -> SeededDataset:
     Python's, NumPy's and torch's global generators are seeded by ``(seed, epoch, index)`` while a sample is loaded, and
     restored afterwards. So random augmentation depends neither on the number of workers or ranks, nor on
     where a run was interrupted. **Exact resume with random augmentation in worker processes needs this**: workers that start
-    in the middle of an epoch have not drawn what those before them drew. (Without workers samples are loaded with the run's
-    own random numbers, which checkpoints hold.) Generators that the data set itself has are not seeded.
+    in the middle of an epoch have not drawn the random numbers of its beginning. (Without workers, samples are loaded with the
+    run's own random numbers, which checkpoints hold.) Generators of the data set itself are not seeded.
 
-    The Trainer sets the epoch. In a custom loop call ``set_epoch``; worker processes, persistent ones too, see it change.
+    The Trainer sets the epoch. In a custom loop call ``set_epoch``; it reaches worker processes, persistent ones too.
 
     Example:
         >>> import torch
@@ -51,8 +51,8 @@ class SeededDataset(Dataset[Any]):
     def __init__(self, dataset: Any, seed: int = 0) -> None:
         if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
             raise TypeError(
-                f"seeded() was given {type(dataset).__name__}, which has no indices that random numbers could belong to. Give "
-                "a map-style data set, one with __getitem__."
+                f"seeded() was given {type(dataset).__name__}, which has no indices to seed samples by. Give a map-style data "
+                "set, one with __getitem__."
             )
         self.dataset = dataset
         self.seed = seed

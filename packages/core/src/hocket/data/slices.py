@@ -1,4 +1,4 @@
-"""What one rank computes on, of the batches that a source reads."""
+"""Per-rank slices of the batches that a source reads."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass
 class Slices:
-    """The base: one rank computes on every batch, as it is. Strategies and ``global_batch=`` have their own.
+    """The base: one rank computes on every batch in full. Strategies and ``global_batch=`` have subclasses.
 
     Example:
         >>> import hocket.data
@@ -20,12 +20,12 @@ class Slices:
         [1, 3]
 
     Args:
-        global_batch: what makes a global batch, recorded in positions: so many ``"samples"``, or ``"batches"`` of the data.
-            None: as the data has it.
+        global_batch: the size of a global batch, in ``"samples"`` or in ``"batches"`` of the data; recorded in positions.
+            None: one batch of the data.
     """
 
     global_batch: tuple[int, str] | None = None
-    #: How many batches of the data make one that is yielded.
+    #: Number of batches of the data that make one yielded batch.
     each = 1
     #: Whether ranks read different data, so that their positions differ too.
     own = False
@@ -35,16 +35,16 @@ class Slices:
         return batches
 
     def read(self, yielded: int) -> int:
-        """Return how many batches were read in the epoch in progress, in units of those that are yielded."""
+        """Return how many batches were read in the current epoch, in units of yielded batches."""
         return yielded
 
     def resumed(self, read: int) -> None:
-        """So many batches of the epoch in progress were read before."""
+        """Set the number of batches of the current epoch that were read before a resume."""
 
     def to_skip(self, read: int) -> tuple[int, bool]:
-        """Return how many of the batches that were read need not be read again, and whether the next one only repeats."""
+        """Return how many of the ``read`` batches to skip, and whether the next batch was yielded before (see `slice`)."""
         return read, False
 
     def length(self, batches: int) -> int:
-        """Return the slices of an epoch of so many batches. Raises TypeError where that is not known."""
+        """Return the number of slices in an epoch of so many batches. Raises TypeError if it is unknown."""
         return batches

@@ -15,11 +15,11 @@ class Source(Protocol):
     """The batches that one rank computes on, epoch by epoch, and the position in them.
 
     **Random numbers.** ``begin()`` draws from the process's global generators exactly what ``iter(data)`` draws in a plain
-    loop, at the same place. ``begin(at=…)`` leaves the global generators as it found them: a checkpoint holds those of the
-    run, which are restored separately.
+    loop, at the same point. ``begin(at=…)`` does not change the global generators: a checkpoint holds those of the run, which
+    are restored separately.
 
-    **Positions** are taken between two batches of an epoch, or between two epochs. They may be costly to take (worker
-    processes are asked), so that happens for checkpoints only. ``hocket.testkit.SourceConformance`` checks an adapter.
+    **Positions** are taken between two batches of an epoch, or between two epochs, and for checkpoints only: they may be
+    costly, because worker processes are queried. ``hocket.testkit.SourceConformance`` checks an adapter.
 
     Example:
         >>> from hocket.data import Source, adapt
@@ -29,7 +29,7 @@ class Source(Protocol):
 
     #: The kind of data, recorded in positions: on resume the adapter of this kind is used if it can serve the data.
     kind: ClassVar[str]
-    #: What is iterated in the end.
+    #: The underlying data.
     data: Any
 
     def begin(self, epoch: int | None = None, at: Position | None = None) -> Iterator[Any]:
@@ -42,13 +42,13 @@ class Source(Protocol):
         ...
 
     def __iter__(self) -> Iterator[Any]:
-        """Return an iterator over an epoch of which no position will be asked, as `hocket.Runtime` does."""
+        """Return an iterator over an epoch without positions, for `hocket.Runtime`."""
         ...
 
     def position(self, batches: int | None = None) -> Position:
-        """Return the position after so many batches of the epoch in progress were yielded; None: between two epochs.
+        """Return the position after ``batches`` batches of the current epoch were yielded; None: between two epochs.
 
-        It has the ``kind``; all else is up to the adapter.
+        It has the ``kind``; everything else is up to the adapter.
         """
         ...
 
@@ -57,18 +57,18 @@ class Source(Protocol):
         ...
 
     def compatible(self, at: Position) -> str:
-        """Return why the epoch in which ``at`` was taken cannot be continued over this data, or an empty string."""
+        """Return why the epoch of the position ``at`` cannot be continued with this data, or an empty string."""
         ...
 
     def reshare(self, positions: Sequence[Position], ranks: int) -> Position:
-        """Return this rank's position out of those of another number of ranks than the ``ranks`` there are now.
+        """Return this rank's position from those of a run with another world size; ``ranks`` is the current one.
 
-        Raises DataError where ranks read different data, and were in the middle of an epoch.
+        Raises DataError if ranks read different data, and were in the middle of an epoch.
         """
         ...
 
     def length(self) -> int | None:
-        """Return the batches of an epoch, or None where that is not known. Never iterates."""
+        """Return the number of batches in an epoch, or None if it is unknown. Never iterates."""
         ...
 
     def close(self) -> None:
@@ -80,7 +80,7 @@ class Source(Protocol):
 def one_epoch(source: Source) -> Iterator[Iterator[Any]]:
     """Yield an iterator over a new epoch; an exception inside ends worker processes at once.
 
-    Left to the garbage collector, they would hold up the process for five seconds each.
+    Workers that the garbage collector ends hold up the process for five seconds each.
     """
     batches = source.begin()
     try:
@@ -91,12 +91,12 @@ def one_epoch(source: Source) -> Iterator[Iterator[Any]]:
 
 
 def underlying(data: Any) -> Any:
-    """Return what is iterated in the end, for what a strategy's ``prepare_data`` returned."""
+    """Return the underlying data of the object that a strategy's ``prepare_data`` returned."""
     return data.data if isinstance(data, Source) else data
 
 
 def known_length(data: Any, limit: int | None = None) -> int | None:
-    """Return ``len(data)``, at most ``limit``, or None where the data does not say."""
+    """Return ``len(data)``, at most ``limit``, or None if the data has no length."""
     try:
         known = len(data)
     except (TypeError, NotImplementedError):
@@ -105,7 +105,7 @@ def known_length(data: Any, limit: int | None = None) -> int | None:
 
 
 def set_epoch(data: Any, epoch: int) -> None:
-    """Call ``set_epoch`` of everything in a loader that has it, once each: loader, samplers and data set."""
+    """Call ``set_epoch`` of a loader, its samplers and its data set, once for each object that has it."""
     data, done = underlying(data), set()
     for owner in (data, *(getattr(data, name, None) for name in ("batch_sampler", "sampler", "dataset"))):
         for candidate in (owner, getattr(owner, "sampler", None), getattr(owner, "dataset", None)):

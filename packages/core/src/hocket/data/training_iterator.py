@@ -1,4 +1,4 @@
-"""The training data as the loop takes it: batch by batch, one epoch after another, across fits."""
+"""The training-data iterator: it yields batches, epoch after epoch, across fits."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ENDLESS = (itertools.cycle, itertools.repeat, itertools.count)
 
 
 def iterates_once(data: Any) -> bool:
-    """Whether data certainly cannot be iterated anew: a generator, or an iterator of Python itself or of a DataLoader."""
+    """Whether data certainly cannot be iterated again: a generator, or an iterator of Python itself or of a DataLoader."""
     if not isinstance(data, Iterator):
         return False
     builtin = type(data).__module__ in ("builtins", "itertools")
@@ -26,12 +26,12 @@ def iterates_once(data: Any) -> bool:
 
 
 class TrainingIterator:
-    """Yields training batches; an epoch that a fit leaves unfinished is continued by the next, in another process too.
+    """Yield training batches. The next fit continues an unfinished epoch, in another process too.
 
     Args:
-        source: data that can be iterated once an epoch.
-        limit: at most so many batches an epoch.
-        overfit: keep the first so many batches and repeat only them, in the same order.
+        source: the data of each epoch.
+        limit: the maximum number of batches per epoch.
+        overfit: train only on the first so many batches, in the same order every epoch.
     """
 
     def __init__(self, source: Source, limit: int | None = None, overfit: int | None = None) -> None:
@@ -45,16 +45,16 @@ class TrainingIterator:
         self._batches: Iterator[Any] | None = None
         self._handed_out = 0
         self._once = isinstance(source.data, Iterator)
-        self._read = 0  # batches of earlier epochs, where the data is an iterator
-        #: A batch that was handed out and not trained on.
+        self._read = 0  # batches of earlier epochs, if the data is an iterator
+        #: A batch that was returned by `next` and not trained on.
         self._back: tuple[Any, bool] | None = None
         #: Whether the data raised an exception, which its iterator may not survive.
         self._failed = False
-        #: Why the epoch in progress cannot be continued, if so.
+        #: Why the current epoch cannot be continued; empty if it can.
         self._lost = ""
-        #: The position that a checkpoint has, until the epoch is resumed there.
+        #: The position of a checkpoint, until the epoch is resumed there.
         self._position: Mapping[str, Any] | None = None
-        #: Batches in an epoch, or None while that is not known; learned from the first epoch that ends.
+        #: Number of batches in an epoch, or None while it is unknown; set at the latest when an epoch ends.
         self.length = self._limited(source.length())
 
     def _limited(self, length: int | None) -> int | None:
@@ -72,7 +72,7 @@ class TrainingIterator:
         return isinstance(self._source.data, _ENDLESS) and self._limit is None
 
     def check(self, epochs: float, batches: float) -> None:
-        """Raise DataError for so many more epochs, or batches, of data that can be iterated once and has fewer."""
+        """Raise DataError if the data can be iterated only once, and has fewer than so many more epochs or batches."""
         data = self._source.data
         once = iterates_once(data) and not self.endless and self._limit is None
         if once and (epochs > 1 or batches > length_hint(data, sys.maxsize)):
@@ -87,9 +87,9 @@ class TrainingIterator:
         self._handed_out = 0
 
     def resume(self, epoch: int) -> None:
-        """Continue the epoch of the position that `load_state_dict` was given; do nothing for an epoch that began here.
+        """Continue the epoch of the position given to `load_state_dict`. Does nothing for an epoch that began here.
 
-        Raises DataError where the data is not what it was.
+        Raises DataError if the data has changed.
         """
         if self._lost:
             raise DataError(self._lost)
@@ -116,19 +116,19 @@ class TrainingIterator:
                 raise
         if not self._handed_out:
             self.close()
-            raise DataError(self._nothing())
+            raise DataError(self._empty_message())
         self.length = self._handed_out
         self._read += self._handed_out if self._once else 0
-        # An iterator that continues where the last epoch was cut off is what some people mean by an epoch of a stream.
+        # For an iterator over a stream, the next epoch continues where `limit` ended this one.
         self._batches = None
         return None
 
     def put_back(self, handed_out: tuple[Any, bool]) -> None:
-        """Return the batch that :meth:`next` returned last once more."""
+        """Have :meth:`next` return its last batch again."""
         self._back = handed_out
 
     def suspend(self) -> None:
-        """End worker processes, and an iterator that has raised; :meth:`resume` continues the epoch as in another process."""
+        """End worker processes, or an iterator that raised; :meth:`resume` continues the epoch as in another process."""
         failed, self._failed, back = self._failed, False, self._back
         data = self._source.data
         workers: Any = getattr(data, "num_workers", 0)
@@ -137,12 +137,12 @@ class TrainingIterator:
         kind = type(data).__name__
         position = None
         if self._once:
-            why = f"The training data ({kind}) is an iterator, which cannot be asked again for the batch after which it raised."
+            why = f"The training data ({kind}) is an iterator, which cannot be restarted after the exception that it raised."
         else:
             try:
                 position = self.state_dict()
             except Exception as error:
-                why = f"The training data ({kind}) does not say where it is after an exception: {error}."
+                why = f"The position of the training data ({kind}) cannot be read after an exception: {error}."
         self.close()
         if position is None:
             self._lost = (
@@ -153,14 +153,14 @@ class TrainingIterator:
             self._back = back
 
     def close(self) -> None:
-        """Forget the epoch in progress and end the worker processes of a DataLoader that iterates."""
+        """Discard the current epoch and end the worker processes of a running DataLoader."""
         self._source.close()
         self._batches, self._position, self._back, self._lost = None, None, None, ""
 
     # --- checkpoints
 
     def state_dict(self) -> dict[str, Any]:
-        """Return this rank's position as a tree. The names of its keys are those of the first checkpoints."""
+        """Return this rank's position as a tree. Its keys keep their names for compatibility with older checkpoints."""
         if self._position is not None:
             return dict(self._position)
         in_progress = self._batches is not None
@@ -173,7 +173,7 @@ class TrainingIterator:
         }
 
     def load_state_dict(self, tree: Mapping[str, Any]) -> None:
-        """Undo :meth:`state_dict`: `resume` continues the epoch in progress, or the next one begins as it would have."""
+        """Undo :meth:`state_dict`: `resume` continues a current epoch; between epochs, the next one begins as it would have."""
         self.close()
         self._read, self.length = tree["read"], tree["length"] if self.length is None else self.length
         if tree["under_way"]:
@@ -182,15 +182,15 @@ class TrainingIterator:
             self._source.restore({**tree["pass"], "earlier": self._read if self._once else 0})
 
     def reshare(self, trees: Sequence[Mapping[str, Any]], ranks: int) -> Mapping[str, Any]:
-        """Return this rank's position out of those of another number of ranks; see :meth:`hocket.data.Source.reshare`."""
+        """Return this rank's position from those of a run with another world size; see :meth:`hocket.data.Source.reshare`."""
         return {**trees[0], "pass": self._source.reshare([tree["pass"] for tree in trees], ranks)}
 
-    def _nothing(self) -> str:
+    def _empty_message(self) -> str:
         kind = type(self._given).__name__
         if isinstance(self._given, Iterator):
             return (
                 f"The training data ({kind}) yielded no batch: it is an iterator, which can be iterated once, and it is "
-                "exhausted. Pass something that starts anew each time, such as a list or a DataLoader."
+                "exhausted. Pass an iterable that starts anew each time, such as a list or a DataLoader."
             )
         return (
             f"The training data ({kind}) yielded no batch. Check that the data set is not empty, and that drop_last=True "

@@ -1,4 +1,4 @@
-"""Worker processes of DataLoaders that end with the run, and not by signals to the whole process group."""
+"""Protect worker processes of DataLoaders from signals to the process group, so that they end with the run."""
 
 from __future__ import annotations
 
@@ -17,11 +17,10 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 @contextmanager
 def sheltered(loader: Any) -> Iterator[None]:
-    """Have workers that ``loader`` starts inside end when this process says so, or with it, and not by other signals.
+    """Have workers that ``loader`` starts inside end only by a signal from this process, or with it.
 
-    Clusters, torch's elastic agent and Control-C signal all processes of a run at once. A worker that obeyed would deprive the
-    run of batches that it needs to complete the current one. Where the platform does not say who sent a signal, this does
-    nothing.
+    Clusters, torch's elastic agent and Control-C signal all processes of a run at once. If a worker ended then, the run could
+    not complete the current batch. Does nothing on platforms that do not report the sender of a signal.
     """
     if not (isinstance(loader, DataLoader) and loader.num_workers and hasattr(signal, "sigwaitinfo")):
         yield
@@ -43,13 +42,13 @@ class _Start:
         self._initialize = initialize
 
     def __call__(self, number: int) -> None:
-        signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # where workers are not forked from the loader's thread
-        threading.Thread(target=_obey_the_parent, args=(os.getppid(),), daemon=True).start()
+        signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # spawned workers do not inherit the mask
+        threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
         if self._initialize is not None:
             self._initialize(number)
 
 
-def _obey_the_parent(parent: int) -> None:
+def _end_with_parent(parent: int) -> None:
     while True:
         received = signal.sigwaitinfo(_SIGNALS)
         if received.si_pid == parent and received.si_signo == signal.SIGTERM:

@@ -24,28 +24,28 @@ def clip_gradients(
 ) -> Tensor | None:
     """Clip the gradients of ``parameters`` in place, without waiting for the device.
 
-    Gradients of which each rank holds shards (DTensors, over one mesh or several) are clipped as the full ones would be;
-    then every rank has to call this.
+    Sharded gradients (DTensors, over one mesh or several) are clipped as the full ones would be; then every rank has to call
+    this.
 
     Args:
-        parameters: those without a gradient are left out.
+        parameters: those without a gradient are skipped.
         kind: ``"norm"`` scales all gradients together so that their joint 2-norm is at most ``threshold`` (Pascanu et
             al. 2013, algorithm 1, arXiv 1211.5063). ``"value"`` clamps each element to ``[-threshold, threshold]``.
             ``"adaptive"`` scales the gradient G of each unit to a norm of at most ``threshold * max(||W||, floor)``, W
             the weights of the unit (Brock et al. 2021, eq. 3, arXiv 2102.06171). A unit is one index of dimension 0,
-            that is an output feature or filter of torch's layers; biases, gains and scalars are one unit as a whole.
-            The paper does not clip the last linear layer: leave it out of ``parameters`` to do the same.
+            that is an output feature or filter of torch's layers; a bias, gain or scalar is one unit. The paper does
+            not clip the last linear layer: omit it from ``parameters`` to do the same.
         threshold: positive; for ``"adaptive"`` something like 0.01 at large batches up to 0.16 at small ones. With
             infinity, ``"norm"`` only measures.
-        floor: for ``"adaptive"``, what the norm of a unit's weights counts for at least, so that units that begin at
-            zero can learn.
+        floor: for ``"adaptive"``, a lower bound of the norm of a unit's weights, so that units that begin at zero can
+            learn.
 
     Returns:
-        For ``"norm"`` the joint norm before clipping, a scalar tensor on the device of the gradients; else None. A norm
-        that is not finite makes gradients non-finite, where it is for the caller to notice.
+        For ``"norm"`` the joint norm before clipping, a scalar tensor on the device of the gradients; else None. A
+        non-finite norm makes the gradients non-finite; the caller has to check for that.
 
     Raises:
-        ValueError: ``kind`` is none of the three, or ``threshold`` or ``floor`` is not positive.
+        ValueError: ``kind`` is not one of the three, or ``threshold`` or ``floor`` is not positive.
 
     Example:
         >>> import torch
@@ -88,9 +88,9 @@ def clip_gradients(
 
 
 def _unit_norms(tensor: Tensor) -> Tensor:
-    """2-norms over all dimensions but the first, which stay as size 1; of vectors and scalars, over everything."""
+    """Return the 2-norms over all dimensions but the first, kept as size 1; for vectors and scalars the norm of all."""
     dimensions = list(range(1, tensor.ndim)) or None
-    # Low-precision formats overflow or vanish when squared; float32 and float64 keep their own precision.
+    # Low-precision formats overflow or underflow when squared; float32 and float64 keep their precision.
     dtype = torch.float32 if tensor.dtype in (torch.float16, torch.bfloat16) else None
     norms: Tensor = torch.linalg.vector_norm(tensor, dim=dimensions, keepdim=dimensions is not None, dtype=dtype)
     return norms

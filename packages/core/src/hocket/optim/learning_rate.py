@@ -1,4 +1,4 @@
-"""Learning rates over time: hocket's schedules and torch's schedulers, stepped alike."""
+"""Learning-rate schedules: one interface for hocket's schedules and torch's schedulers."""
 
 from __future__ import annotations
 
@@ -19,30 +19,33 @@ class LearningRate(Protocol):
     """Sets the learning rates of one optimizer."""
 
     def start(self, state: State) -> None:
-        """A fit begins: bring the learning rates to ``state.timestamp``."""
+        """Set the learning rates for ``state.timestamp``, as a fit begins."""
 
     def step(self, state: State) -> None:
-        """An optimizer has stepped, and ``state.timestamp`` counts the batch; ``state.step.taken`` says which and how often."""
+        """Update the learning rates after a step: ``state.timestamp`` already counts the batch.
+
+        ``state.step.taken`` says which optimizers have stepped, and how often.
+        """
 
     def epoch_end(self, state: State) -> None:
-        """``state.timestamp`` counts one more epoch."""
+        """Update the learning rates after an epoch: ``state.timestamp`` already counts it."""
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs beside the learning rates, which optimizers keep."""
+        """Return the state that a resumed run needs, besides the learning rates themselves, which optimizers save."""
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Undo :meth:`state_dict`."""
 
 
 class Scheduled:
-    """Base learning rates times a schedule's factor: a function of time, so there is nothing to remember but the base."""
+    """Base learning rates times a schedule's factor. The factor is a function of time, so only the base is stored."""
 
     def __init__(self, optimizer: Optimizer, schedule: Callable[[Clock], float]) -> None:
         self._optimizer = optimizer
         self._schedule = schedule
         self._clock: Clock | None = None
-        #: The duration for which the optimizer has the right learning rates already, as a checkpoint left them.
-        self._right_for: str | None = None
+        #: The duration for which the optimizer's learning rates, restored from a checkpoint, are valid already.
+        self._valid_for: str | None = None
         for group in optimizer.param_groups:
             group.setdefault("initial_lr", float(group["lr"]))
 
@@ -50,8 +53,8 @@ class Scheduled:
         """See :class:`LearningRate`."""
         assert state.max_duration is not None
         self._clock = Clock(state.timestamp, state.max_duration, state.epoch_length)
-        right_for, self._right_for = self._right_for, None
-        if right_for != str(state.max_duration):
+        valid_for, self._valid_for = self._valid_for, None
+        if valid_for != str(state.max_duration):
             self.step(state)
 
     def step(self, state: State) -> None:
@@ -64,30 +67,30 @@ class Scheduled:
             if "initial_lr" not in group:  # added since by add_param_group
                 group["initial_lr"] = float(group["lr"])
             rate = group["initial_lr"] * factor
-            if isinstance(group["lr"], torch.Tensor):  # compiled and captured optimizers keep theirs on the device
+            if isinstance(group["lr"], torch.Tensor):  # compiled and captured optimizers keep the rate on the device
                 group["lr"].fill_(rate)
             else:
                 group["lr"] = rate
 
     def epoch_end(self, state: State) -> None:
-        """Every step was enough."""
+        """Do nothing: `step` keeps the rates up to date."""
 
     def state_dict(self) -> dict[str, Any]:
-        """See :class:`LearningRate`. A step that was left out has left learning rates behind time, where they shall stay."""
-        return {"duration": self._right_for if self._clock is None else str(self._clock.max_duration)}
+        """See :class:`LearningRate`. If a step was skipped, the learning rate lags the timestamp; it is restored as saved."""
+        return {"duration": self._valid_for if self._clock is None else str(self._clock.max_duration)}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """See :class:`LearningRate`."""
-        self._clock, self._right_for = None, state_dict["duration"]
+        self._clock, self._valid_for = None, state_dict["duration"]
 
 
 class Stepped:
-    """A torch LRScheduler, stepped every so many *optimizer* steps or epochs."""
+    """A torch LRScheduler, stepped every N *optimizer* steps or epochs."""
 
     def __init__(self, scheduler: LRScheduler, every: Time) -> None:
         if isinstance(scheduler, ReduceLROnPlateau):
             raise TypeError(
-                "ReduceLROnPlateau wants a metric at each step, which a schedule does not have. Use another scheduler, or "
+                "ReduceLROnPlateau needs a metric at each step, which a schedule does not have. Use another scheduler, or "
                 "step it from a callback: def eval_end(self, state): scheduler.step(state.metrics['test/loss'])."
             )
         if every.unit not in (Unit.BATCH, Unit.EPOCH) or not every.value:
@@ -99,7 +102,7 @@ class Stepped:
         self._steps = 0
 
     def start(self, state: State) -> None:
-        """Torch's schedulers set the first learning rate when they are made."""
+        """Do nothing: torch's schedulers set the first learning rate when they are created."""
 
     def step(self, state: State) -> None:
         """See :class:`LearningRate`."""
@@ -125,12 +128,12 @@ class Stepped:
 
 
 def make_schedules(given: Any, optimizers: Sequence[Optimizer], every: str | Time) -> list[LearningRate]:
-    """One schedule for every optimizer, or a sequence of one each.
+    """Return the schedule of every optimizer.
 
     Args:
         given: a name or configuration such as ``"cosine(warmup=0.05dur)"``; a `hocket.schedules.Schedule`, or any function of
             a `Clock` that returns a number; a torch LRScheduler or a function of the optimizer that returns one; a sequence of
-            those; None.
+            those, one for each optimizer; None.
         every: how often torch's schedulers are stepped.
 
     Raises:
@@ -157,7 +160,7 @@ def _make(given: Any, optimizer: Optimizer, every: Time) -> LearningRate:
     if callable(given) and not isinstance(given, LRScheduler):
         try:
             made = given(optimizer)
-        except (AttributeError, TypeError):  # an optimizer is no clock
+        except (AttributeError, TypeError):  # a function of a clock, called with an optimizer
             if not _takes_a_clock(given):
                 raise
             return Scheduled(optimizer, given)
@@ -171,14 +174,14 @@ def _make(given: Any, optimizer: Optimizer, every: Time) -> LearningRate:
         )
     if made.optimizer is not optimizer:
         raise ValueError(
-            f"The {type(made).__name__} belongs to another {type(made.optimizer).__name__} than the one that is trained "
-            "with. Make it from the same optimizer, or pass a function of the optimizer."
+            f"The {type(made).__name__} belongs to another {type(made.optimizer).__name__} than the one used for training. "
+            "Make it from the same optimizer, or pass a function of the optimizer."
         )
     return Stepped(made, every)
 
 
 def _takes_a_clock(schedule: Callable[[Any], Any]) -> bool:
-    """Whether a function is one of a `Clock`: given one, it returns a number, or asks it for what is not known yet."""
+    """Whether a function takes a `Clock`: it returns a number, or raises TimeError for a time that is not known yet."""
     try:
         return isinstance(schedule(Clock(Timestamp(), Time(1, Unit.BATCH))), int | float)
     except TimeError:

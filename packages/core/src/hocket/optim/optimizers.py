@@ -1,4 +1,4 @@
-"""Optimizers: made from what the Trainer was given, checked, and repaired after surgery."""
+"""Create, check, and after surgery repair, the optimizers given to the Trainer."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from hocket.task import Task
 
 
 def make_optimizers(given: Any, task: Task, replacements: Sequence[Replacement]) -> dict[str, Optimizer]:
-    """The optimizers of a run by name; those without are numbered.
+    """Return the optimizers of a run by name; optimizers without a name are numbered.
 
     Args:
         given: an Optimizer; a function of the list of parameters that returns one; a name or configuration such as
-            ``"adamw(lr=1e-3)"``; a sequence of those; a dict of those by name, in which all but instances are of the
-            parameters of the task's (or its model's) submodule of that name; or None to ask ``task.configure_optimizers()``.
-        task: after surgery; its model's parameters are what optimizers may hold.
-        replacements: what surgery replaced; instances are repaired by them.
+            ``"adamw(lr=1e-3)"``; a sequence of those; a dict of those by name, in which all but instances get the
+            parameters of the task's (or its model's) submodule of that name; or None to call ``task.configure_optimizers()``.
+        task: the task after surgery; optimizers may hold only its parameters.
+        replacements: the modules that surgery replaced; instances are repaired by them.
 
     Raises:
-        TypeError: what was given is none of these. ValueError: an optimizer holds no parameters, parameters that the
+        TypeError: ``given`` is none of these. ValueError: an optimizer holds no parameters, parameters that the
             model does not have, or one that another holds. RuntimeError: an instance has state and surgery was done.
     """
     if given is None:
@@ -44,9 +44,9 @@ def make_optimizers(given: Any, task: Task, replacements: Sequence[Replacement])
 
 
 def _named(given: Mapping[Any, Any], task: Task) -> dict[str, nn.Module]:
-    """The module that each optimizer is of; empty if this is no dict of optimizers by name, but one plug-in's configuration.
+    """Return each optimizer's module by name; empty if the dict is not optimizers by name but one plug-in's configuration.
 
-    Raises ValueError if one of them is of no module.
+    Raises ValueError if only some of the names are submodules.
     """
     if not given:
         return {}
@@ -62,19 +62,19 @@ def _named(given: Mapping[Any, Any], task: Task) -> dict[str, nn.Module]:
         return found
     missing = next(name for name in given if name not in found)
     raise ValueError(
-        f"optimizer={{{missing!r}: …}} names no part of {type(task.model).__name__}, which has "
+        f"optimizer={{{missing!r}: …}} names no submodule of {type(task.model).__name__}, which has "
         f"{', '.join(name for name, _ in task.model.named_children()) or 'none'}. An optimizer that is given by name and not "
-        "as an instance is made of the parameters of that part."
+        "as an instance gets the parameters of that submodule."
     )
 
 
 def needs_closure(optimizer: Optimizer) -> bool:
-    """Whether it computes gradients in its steps: LBFGS, and classes that say ``requires_closure = True``."""
+    """Whether it computes gradients in its steps: LBFGS, and classes with ``requires_closure = True``."""
     return isinstance(optimizer, torch.optim.LBFGS) or bool(getattr(type(optimizer), "requires_closure", False))
 
 
 def step(optimizer: Optimizer, closure: Callable[[], Any]) -> None:
-    """``optimizer.step()``, with the closure for those that need one."""
+    """Call ``optimizer.step()``, with the closure for optimizers that need one."""
     if needs_closure(optimizer):
         optimizer.step(closure)
     else:
@@ -91,7 +91,7 @@ def _make(given: Any, part: nn.Module, replacements: Sequence[Replacement]) -> O
         model = part.model if isinstance(part, Task) else part
         raise ValueError(
             f"{type(model).__name__} has no parameter that requires a gradient, so there is nothing to optimize. "
-            "Leave out optimizer= to evaluate or predict only, or set requires_grad on what should be trained."
+            "Omit optimizer= to evaluate or predict only, or set requires_grad on the parameters to train."
         )
     if isinstance(given, str | Mapping):
         made = build("optimizers", given, parameters).obj

@@ -89,7 +89,7 @@ class SourceConformance:
         if (test := request.function.__name__) in self.exempt:
             pytest.skip(self.exempt[test])
         with seeding.preserved(), warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=".*cannot be asked where it is")
+            warnings.filterwarnings("ignore", message=".*has no position to save")
             yield
 
     # --- the suite

@@ -1,1 +1,1 @@
-"""The loops: what happens, in the order in which it happens."""
+"""The training, evaluation and prediction loops, and the default actions of a step."""

@@ -1,4 +1,4 @@
-"""The step from top to bottom: what each action does unless a plug-in does it. The hooks: :mod:`hocket.hookspecs.actions`."""
+"""The default implementation of each action of a step. Plug-ins override them by :mod:`hocket.hookspecs.actions`."""
 
 from __future__ import annotations
 
@@ -19,51 +19,51 @@ from hocket.training.means import Part, Weighting, mean, on_device
 from hocket.training.step import count
 
 
-class Shown(Protocol):
-    """What is shown a microbatch, as metrics are."""
+class OutputObserver(Protocol):
+    """An object that is updated with every microbatch, such as the metrics."""
 
     def update(self, outputs: Any, batch: Any) -> None:
-        """See a microbatch on its device, and the outputs for it."""
+        """Process a microbatch on its device, and the outputs for it."""
 
 
 class DefaultActions:
-    """Plain PyTorch, one line or two for each action. The hooks: :mod:`hocket.hookspecs.actions`."""
+    """Each action in plain PyTorch. See the hooks in :mod:`hocket.hookspecs.actions`."""
 
     def gradients(self, state: State) -> bool:
-        """In microbatches, if the Trainer was given a size."""
+        """Compute the gradients, in microbatches if the Trainer was given a size."""
         compute_gradients(state)
         return True
 
     def split_batch(self, state: State, batch: Any, size: int) -> Sequence[Any]:
-        """Split by the task; views along dimension 0 unless it says otherwise."""
-        pieces = state.task.split(batch, size)
-        if type(pieces) is list:
-            return pieces
-        if isinstance(pieces, torch.Tensor | Mapping | str) or not isinstance(pieces, Iterable):
+        """Call the task's ``split``, which by default returns views along dimension 0."""
+        microbatches = state.task.split(batch, size)
+        if type(microbatches) is list:
+            return microbatches
+        if isinstance(microbatches, torch.Tensor | Mapping | str) or not isinstance(microbatches, Iterable):
             raise TypeError(
-                f"split(batch, size) of {type(state.task).__name__} returned {type(pieces).__name__}. It returns a list of "
-                "batches of at most size samples each."
+                f"split(batch, size) of {type(state.task).__name__} returned {type(microbatches).__name__}. It returns a list "
+                "of batches of at most size samples each."
             )
-        return list(pieces)
+        return list(microbatches)
 
     def move_batch(self, state: State, batch: Any) -> Any:
-        """To the device, then as the precision wants it."""
+        """Move the batch to the device, then have the precision convert it."""
         return state.bus.convert_batch(batches.move(batch, state.device))
 
     def forward(self, state: State, batch: Any) -> Any:
-        """The prepared model, under the precision's context."""
+        """Call the prepared model in the precision's context."""
         with state.bus.forward_context():
             if state.step.optimizers is None:
                 return state.prepared(batch)
             return state.bus.call_prepared(state.prepared, state.task, (batch,), state.trained_parameters())
 
     def loss(self, state: State, outputs: Any, batch: Any) -> Loss:
-        """The task's loss, under the precision's context."""
+        """Compute the task's loss in the precision's context."""
         with state.bus.forward_context():
             return as_loss(state.task.loss(outputs, batch))
 
     def backward(self, state: State, loss: torch.Tensor) -> bool:
-        """Scaled as the precision wants it."""
+        """Backpropagate the loss, scaled by the precision."""
         step = state.step
         try:
             if step.inputs is None:
@@ -81,7 +81,7 @@ class DefaultActions:
         return True
 
     def clip_gradients(self, state: State) -> torch.Tensor | bool:
-        """As the Trainer's ``clip_gradients`` says; over all parameters that the optimizers of the step hold."""
+        """Clip as configured by the Trainer's ``clip_gradients``, over all parameters of the step's optimizers."""
         if state.clipping is None:
             return True
         kind, threshold = state.clipping
@@ -89,36 +89,36 @@ class DefaultActions:
         return True if norm is None else norm
 
     def optimizer_step(self, state: State, closure: Callable[[], torch.Tensor]) -> bool:
-        """Every optimizer of the step, by way of the precision."""
+        """Have the precision step every optimizer of the step."""
         taken = False
         for optimizer in state.step_optimizers:
             taken |= state.bus.step_optimizer(optimizer, closure)
         return taken
 
     def zero_grad(self, state: State) -> bool:
-        """Sets gradients to None; of parameters that no optimizer holds, too."""
+        """Set all gradients to None, those of parameters without an optimizer too."""
         for parameter in state.parameters:
             parameter.grad = None
         return True
 
     def schedule_step(self, state: State) -> bool:
-        """Every schedule of the Trainer."""
+        """Step every learning-rate schedule of the Trainer."""
         for schedule in state.schedules:
             schedule.step(state)
         return True
 
     def eval_forward(self, state: State, batch: Any) -> Any:
-        """The task's ``eval_forward``, under the precision's context."""
+        """Call the task's ``eval_forward`` in the precision's context."""
         with state.bus.forward_context():
             return state.task.eval_forward(batch)
 
     def update_metric(self, state: State, metric: Any, outputs: Any, batch: Any) -> bool:
-        """The task says what of a batch a metric sees."""
+        """Call the task's ``update_metric``, which chooses the metric's inputs."""
         state.task.update_metric(metric, outputs, batch)
         return True
 
     def resume(self, state: State, where: str | Path) -> bool:
-        """Load the checkpoint into a run of its own."""
+        """Load the checkpoint; the run itself is a new one."""
         from hocket.checkpoints import resuming
 
         resuming.resume(state, where)
@@ -126,54 +126,60 @@ class DefaultActions:
 
 
 def compute_gradients(
-    state: State, split: Callable[[Any], Sequence[Any]] | None = None, shown: Shown | None = None
+    state: State, split: Callable[[Any], Sequence[Any]] | None = None, observer: OutputObserver | None = None
 ) -> None:
-    """Leave in ``.grad`` the gradients of the mean loss of the global batch, and that loss in ``state.loss``.
+    """Compute the gradients of the mean loss of the global batch into ``.grad``, and store that loss in ``state.loss``.
 
-    Each microbatch's loss is multiplied by its share of the samples. Where the loss says that it is a mean over something
-    else, what was accumulated is rescaled by what that came to in the end. A batch that is in one piece is not touched, so
-    it gives the very bits of a plain loop.
+    Each microbatch's loss is multiplied by its fraction of the samples. If a loss comes with a weight of its own, the
+    accumulated gradients are rescaled by the total weight at the end. The loss of a batch that is not split is not
+    multiplied, so the gradients are bitwise identical to those of a plain loop.
 
-    Where the strategy does not average gradients, those in ``.grad`` are of the mean over this rank's samples, and zero
-    where it has none.
+    If the strategy does not average gradients, ``.grad`` has those of the mean over this rank's samples, and zeros on a
+    rank without samples.
 
     Args:
-        split: the batch to its microbatches; None to split it as ``state.microbatch`` says.
-        shown: what sees the outputs; None for the metrics of the step.
+        split: a function that returns the microbatches of a batch; None to split by ``state.microbatch``.
+        observer: updated with the outputs; None for the metrics of the step.
     """
     bus, step = state.bus, state.step
-    mine, everyone, metrics = step.samples, step.trained_on, shown or step.metrics
+    mine, everyone, metrics = step.samples, step.trained_on, observer or step.metrics
     bus.before_train_batch(state)
     bus.zero_grad(state)
-    whole, world = step.batch, state.strategy.world_size
+    full_batch, world = step.batch, state.strategy.world_size
     world = 1 if world == 1 else state.strategy.data_ranks
     step.kept = []
     if step.boundary is not None:
         step.boundary.begin()
+    # Strategies average gradients over the ranks with different data, so the sum over them is `world` times the mean.
     weighting = Weighting(everyone, world) if state.strategy.averages_gradients else Weighting(max(mine, 1))
     if split is not None:
-        pieces = split(whole)
+        microbatches = split(full_batch)
     else:
-        pieces = [whole] if state.microbatch is None else bus.split_batch(state, whole, state.microbatch)
+        microbatches = (
+            [full_batch] if state.microbatch is None else bus.split_batch(state, full_batch, state.microbatch)
+        )
     rescale = None
-    if len(pieces) == 1 and world == 1:
+    if len(microbatches) == 1 and world == 1:
         with bus.accumulate(state.prepared, True):
-            step.losses = compute_microbatch(state, whole, mine, None, metrics)[3]
+            step.losses = compute_microbatch(state, full_batch, mine, None, metrics)[3]
     else:
         parts = []
-        left, carry = mine, step.carry
-        for number, (piece, carried) in enumerate(zip(pieces, _split_carry(state, pieces, split), strict=True), 1):
-            piece, counts = unpadded(piece)
-            samples = 0 if not counts else mine if piece is whole else min(mine, count(state, piece).samples)
-            left -= samples
+        remaining, carry = mine, step.carry
+        carries = _split_carry(state, microbatches, split)
+        for number, (microbatch, carried) in enumerate(zip(microbatches, carries, strict=True), 1):
+            microbatch, counts = unpadded(microbatch)
+            samples = (
+                0 if not counts else mine if microbatch is full_batch else min(mine, count(state, microbatch).samples)
+            )
+            remaining -= samples
             step.carry = carried
-            with bus.accumulate(state.prepared, number == len(pieces)):
-                parts.append(Part(*compute_microbatch(state, piece, samples, weighting, metrics)))
+            with bus.accumulate(state.prepared, number == len(microbatches)):
+                parts.append(Part(*compute_microbatch(state, microbatch, samples, weighting, metrics)))
         step.carry = carry
-        if left:
-            raise ValueError(_lost(state, mine, left))
+        if remaining:
+            raise ValueError(_miscounted(state, mine, remaining))
         rescale = mean(state, parts, weighting)
-    step.batch, step.outputs = whole, None
+    step.batch, step.outputs = full_batch, None
     if step.boundary is not None:
         step.boundary.backward()
 
@@ -188,27 +194,27 @@ def compute_gradients(
     step.gradient_norm = None if type(norm) is bool else norm
 
 
-def _lost(state: State, samples: int, left: int) -> str:
+def _miscounted(state: State, samples: int, remaining: int) -> str:
     return (
-        f"A batch of {samples} samples was split into microbatches that count {samples - left} together, so "
-        f"{'some would be lost' if left > 0 else 'some would count twice'}. Check split and count of "
-        f"{type(state.task).__name__}: split(batch, size) returns every sample once, and count(batch) counts them alike in the "
-        "batch and in its parts."
+        f"A batch of {samples} samples was split into microbatches that count {samples - remaining} together, so "
+        f"{'some would be lost' if remaining > 0 else 'some would count twice'}. Check split and count of "
+        f"{type(state.task).__name__}: split(batch, size) returns every sample once, and count(batch) counts samples the same "
+        "way in the batch and in its microbatches."
     )
 
 
 def _split_carry(
-    state: State, pieces: Sequence[Any], split: Callable[[Any], Sequence[Any]] | None
+    state: State, microbatches: Sequence[Any], split: Callable[[Any], Sequence[Any]] | None
 ) -> Sequence[tuple[Any, ...]]:
-    """What the loss function is given besides each microbatch."""
+    """Split the step's ``carry`` as the batch was split, and return the loss function's extra arguments per microbatch."""
     carry = state.step.carry
-    if not carry or carry[0] is None or len(pieces) == 1:
-        return [carry] * len(pieces)
+    if not carry or carry[0] is None or len(microbatches) == 1:
+        return [carry] * len(microbatches)
     assert state.microbatch is not None
     of_each = split(carry[0]) if split is not None else state.bus.split_batch(state, carry[0], state.microbatch)
-    if len(of_each) != len(pieces):
+    if len(of_each) != len(microbatches):
         raise ValueError(
-            f"A batch was split into {len(pieces)} microbatches, and what its step carries into {len(of_each)}. Both hold one "
+            f"A batch was split into {len(microbatches)} microbatches, and its carry into {len(of_each)}. Both need one "
             "entry for each sample along dimension 0 (a hidden state of shape (layers, samples, features) is carried as "
             f"hidden.transpose(0, 1)); or define split(batch, size) in {type(state.task).__name__} for both."
         )
@@ -216,9 +222,15 @@ def _split_carry(
 
 
 def compute_microbatch(
-    state: State, batch: Any, samples: int, weighting: Weighting | None, metrics: Shown | None
+    state: State, batch: Any, samples: int, weighting: Weighting | None, metrics: OutputObserver | None
 ) -> tuple[Any, ...]:
-    """Forward, loss and backward: what makes a `Part`. Without a ``weighting`` the loss is taken as it is."""
+    """Run forward, loss and backward, and return the fields of a `Part`.
+
+    Args:
+        samples: number of samples that count; 0 for a padding microbatch.
+        weighting: what the loss counts for; None to leave the loss as it is.
+        metrics: updated with the outputs, unless None.
+    """
     others = state.step.others
     for parameter in others:
         parameter.requires_grad_(False)
@@ -230,7 +242,7 @@ def compute_microbatch(
 
 
 def _compute_microbatch(
-    state: State, batch: Any, samples: int, weighting: Weighting | None, metrics: Shown | None
+    state: State, batch: Any, samples: int, weighting: Weighting | None, metrics: OutputObserver | None
 ) -> tuple[Any, ...]:
     bus, step = state.bus, state.step
     step.batch = bus.move_batch(state, batch)
@@ -245,7 +257,7 @@ def _compute_microbatch(
         loss, apart = _call_loss_function(state)
     step.loss, own, parts, reduction, kept = loss
     summed = False
-    if weighting is not None:
+    if weighting is not None:  # otherwise the loss is used as it is
         summed = (reduction or state.loss_reduction) == "sum"
         if own is None and not summed:
             weight_of = step.weight_of
@@ -267,7 +279,7 @@ def _compute_microbatch(
     elif weighting is not None:
         weight = samples if own is None or not samples else own
         if isinstance(weight, torch.Tensor):
-            weight = on_device(weight, step.loss)  # a count times a number would be float32
+            weight = on_device(weight, step.loss)  # an integer tensor times a Python float would be float32
         factor = weighting.share(weight)
     if factor is not None:
         _gate(step.outputs, weight)
@@ -281,10 +293,10 @@ def _compute_microbatch(
 
 
 def _call_loss_function(state: State) -> tuple[Loss, Mapping[str, torch.Tensor] | None]:
-    """The loss of the current microbatch by the step's own function, and the losses that it keeps apart."""
+    """Call the step's loss function for the current microbatch; return the loss, and the losses of `hocket.Apart` or None."""
     step, function = state.step, state.step.loss_function
     assert function is not None
-    ends = () if step.boundary is None else step.boundary.tensors
+    graph_tensors = () if step.boundary is None else step.boundary.tensors
     apart: Mapping[str, torch.Tensor] | None = None
 
     def call(*args: Any) -> Any:
@@ -294,7 +306,7 @@ def _call_loss_function(state: State) -> tuple[Loss, Mapping[str, torch.Tensor] 
             apart = returned.losses
         loss = as_loss(returned)
         kept = map_tensors(torch.Tensor.detach, loss.kept)
-        return loss._replace(kept=kept), ends  # graphs that belong to the step, for strategies that look for them
+        return loss._replace(kept=kept), graph_tensors  # strategies look for the step's graph in the returned tensors
 
     with state.bus.forward_context():
         arguments = (step.batch, *step.carry)
@@ -303,7 +315,7 @@ def _call_loss_function(state: State) -> tuple[Loss, Mapping[str, torch.Tensor] 
 
 
 def _backward_apart(state: State, losses: Mapping[str, torch.Tensor], factor: Any) -> None:
-    """Backward of each loss into the parameters of its own optimizer only."""
+    """Backpropagate each loss into the parameters of its own optimizer only."""
     step = state.step
     optimizers = dict(zip(state.optimizer_names, state.optimizers, strict=True))
     if {id(optimizers.get(name)) for name in losses} != set(map(id, state.step_optimizers)):
@@ -315,7 +327,7 @@ def _backward_apart(state: State, losses: Mapping[str, torch.Tensor], factor: An
         held = [p for group in optimizers[name].param_groups for p in group["params"] if p.requires_grad]
         if any(mesh_of(parameter) is not None for parameter in held):
             raise ValueError(
-                "hocket.Apart needs parameters that are whole on every rank, and this strategy shards them. Use "
+                "hocket.Apart needs full parameters on every rank, and this strategy shards them. Use "
                 "strategy='ddp', or take a step for each loss."
             )
         step.inputs = [*held, *(() if step.boundary is None else step.boundary.leaves)]
@@ -327,11 +339,11 @@ def _backward_apart(state: State, losses: Mapping[str, torch.Tensor], factor: An
 
 
 def _gate(outputs: Any, weight: float | torch.Tensor) -> None:
-    """Let no gradient through to the outputs where the weight is 0.
+    """Zero the gradients of the outputs if the weight is 0.
 
-    A mean over nothing is 0 / 0: multiplied by 0, its gradient is still not a number.
+    A mean over no samples is NaN, and 0 times its gradient is NaN too.
     """
-    if isinstance(weight, torch.Tensor) and weight.device.type != "cpu":  # the host does not wait for it
+    if isinstance(weight, torch.Tensor) and weight.device.type != "cpu":  # compared on the device, without a sync
         map_tensors(lambda t: t.requires_grad and t.register_hook(lambda g: torch.where(weight != 0, g, 0.0)), outputs)
     elif not weight:
         map_tensors(lambda t: t.requires_grad and t.register_hook(torch.zeros_like), outputs)

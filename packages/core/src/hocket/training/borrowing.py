@@ -1,4 +1,4 @@
-"""Other values in the model's own tensors, as averages during an evaluation, and the training values meanwhile."""
+"""Put other values into the model's tensors for a while, such as weight averages during an evaluation."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hocket.plugins.errors import ConflictError, PluginError
 
 
 class BorrowedTensors:
-    """Who has borrowed which of the model's tensors. Plug-ins call `State.borrow` and `State.give_back`.
+    """Track which plug-in has borrowed which of the model's tensors. Plug-ins call `State.borrow` and `State.give_back`.
 
     Tensors keep their identity and memory, so that optimizers and wrappers of the model keep their references.
     """
@@ -21,12 +21,12 @@ class BorrowedTensors:
         self._kept: dict[str, list[tuple[Tensor, Tensor]]] = {}
 
     def borrower(self, tensors: Iterable[Tensor]) -> str | None:
-        """Return who has borrowed one of these tensors, or None."""
+        """Return the name of the plug-in that has borrowed one of these tensors, or None."""
         asked = {id(tensor) for tensor in tensors}
         return next((who for who, kept in self._kept.items() if any(id(tensor) in asked for tensor, _ in kept)), None)
 
     def borrow(self, who: str, values: Iterable[tuple[Tensor, Tensor]]) -> None:
-        """Copy each value into its tensor, and keep what was there.
+        """Copy each value into its tensor, and keep the training value.
 
         Raises ConflictError if one of the tensors is borrowed already: the second borrower would keep the values of the first,
         and give those back as training values.
@@ -34,8 +34,8 @@ class BorrowedTensors:
         pairs = list(values)
         if (first := self.borrower(tensor for tensor, _ in pairs)) is not None:
             raise ConflictError(
-                f"{who} cannot put values into the model while {first} has its own there. Leave out one of the two; a plug-in "
-                "that should make way for others asks state.borrower(tensors) first."
+                f"{who} cannot put values into the model while {first} has its own there. Remove one of the two; a plug-in "
+                "that should give way to others asks state.borrower(tensors) first."
             )
         self._kept.setdefault(who, []).extend((tensor, tensor.detach().clone()) for tensor, _ in pairs)
         with torch.no_grad():
@@ -43,7 +43,7 @@ class BorrowedTensors:
                 tensor.copy_(value)
 
     def give_back(self, who: str) -> None:
-        """Copy the training values back. Does nothing for who has borrowed nothing."""
+        """Copy the training values back. Does nothing for a plug-in that has borrowed nothing."""
         with torch.no_grad():
             for tensor, value in self._kept.pop(who, ()):
                 tensor.copy_(value)
@@ -54,7 +54,7 @@ class BorrowedTensors:
             self.give_back(who)
 
     def check_returned(self, event: str) -> None:
-        """Raise PluginError if tensors are still borrowed after the event at which all have to be back."""
+        """Raise PluginError if tensors are still borrowed after ``event``, by which all must be returned."""
         if self._kept:
             raise PluginError(
                 f"{' and '.join(self._kept)} borrowed the model's tensors and has not given them back: training would continue "

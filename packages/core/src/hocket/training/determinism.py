@@ -1,4 +1,4 @@
-"""Only deterministic kernels, during fit, evaluate and predict."""
+"""Restrict fit, evaluate and predict to deterministic kernels."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from hocket.devices.cuda import CUDA
 
 
 def prepare(device: Device) -> None:
-    """Before a GPU is used: torch 2.9 runs cuBLAS deterministically only under an environment variable, which this sets.
+    """Set the environment variable that torch before 2.10 needs for a deterministic cuBLAS. Call it before a GPU is used.
 
-    Raises RuntimeError where it is too late for that.
+    Raises RuntimeError if CUDA is initialized already, or if the variable has another value.
     """
     known, name = (":4096:8", ":16:8"), "CUBLAS_WORKSPACE_CONFIG"
     if (
@@ -36,7 +36,7 @@ def prepare(device: Device) -> None:
 
 @contextmanager
 def kernels() -> Iterator[None]:
-    """Only deterministic kernels inside; torch raises where an operation has none."""
+    """Use deterministic kernels only. Inside, torch raises for operations without one."""
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     benchmark = torch.backends.cudnn.benchmark
     torch.use_deterministic_algorithms(True)

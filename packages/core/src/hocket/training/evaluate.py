@@ -1,4 +1,4 @@
-"""Evaluation: every sample once, nothing else changed."""
+"""Evaluate on every sample once, without side effects on training."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from hocket.training.step import count
 
 
 class EvalSet:
-    """Data to evaluate on, with metrics and an interval of its own.
+    """Evaluation data with its own metrics and interval.
 
     Args:
         data: any iterable of batches.
         metrics: by name; None for the Trainer's ``metrics``.
-        every: an interval such as ``"500ba"``; ``"0ba"`` for only when asked; None for the Trainer's ``eval_every``.
+        every: an interval such as ``"500ba"``; ``"0ba"`` for only on request; None for the Trainer's ``eval_every``.
 
     Example:
         >>> import hocket, torch
@@ -54,7 +54,7 @@ class EvalSet:
 
 
 class PreparedSet:
-    """An evaluation set as one run uses it: this rank's slices of the data, metrics of its own, the defaults filled in."""
+    """An evaluation set prepared for one run: this rank's slices of the data, its own metrics, and defaults filled in."""
 
     def __init__(
         self, given: EvalSet, label: str, state: State, metrics: Any, every: Interval, limit: int | None
@@ -65,11 +65,11 @@ class PreparedSet:
         self.every = every if given.every is None else given.every
         self.limit = limit
         self._weight: weights.Weight | None = None
-        #: Samples of the first batch, until one of another size was seen and the loss was checked.
+        #: Samples of the first batch; None once a batch of another size was seen and the loss was checked.
         self._samples: int | None = 0
 
     def weighted(self, state: State, label: str, loss: Loss, precise: torch.dtype) -> torch.Tensor:
-        """A sum over the batch and what it is over, as a vector of two numbers."""
+        """Return the sum of the loss over the batch and its weight, as a vector of two numbers."""
         summed = (loss.reduction or state.loss_reduction) == "sum"
         weight: Any = loss.weight
         if weight is None and not summed:
@@ -84,11 +84,11 @@ class PreparedSet:
                 self._check(state, label, samples)
         value = loss.value.to(precise)
         weight = on_device(weight, value)
-        value = torch.where(weight != 0, value, 0.0)  # the mean over nothing is not a number
+        value = torch.where(weight != 0, value, 0.0)  # a mean with weight 0 is NaN
         return torch.stack([value if summed else value * weight, weight])
 
     def _check(self, state: State, label: str, samples: int) -> None:
-        """Warn of a loss that is a sum, once there are batches of different sizes."""
+        """Warn if the loss is a sum, once there are batches of different sizes."""
         if self._samples is None or not samples or state.loss_reduction is not None:
             return
         if self._samples in (0, samples):
@@ -106,16 +106,16 @@ class PreparedSet:
 def evaluate(
     state: State, sets: Mapping[str, PreparedSet], between: Callable[[], None] | None = None
 ) -> dict[str, float]:
-    """Values of all sets as ``label/name``, the loss as ``label/loss``; also put into ``state.metrics`` and logged.
+    """Evaluate all sets, and return their metrics as ``label/name`` and losses as ``label/loss``.
 
-    ``between`` is called between batches, and may raise.
+    The values are also stored in ``state.metrics`` and logged. ``between`` is called between batches, and may raise.
 
-    Submodules are in eval mode and get back the mode that each of them had; what ``state`` held of a training batch and the
-    global random numbers are as before, whatever happens.
+    The model is in eval mode meanwhile. Afterwards, and after exceptions too, the mode of each submodule, the training batch
+    in ``state`` and the global random numbers are restored.
     """
     bus = state.bus
     values: dict[str, float] = {}
-    with _undisturbed(state):
+    with _training_state_preserved(state):
         bus.eval_before_all(state)
         for label, evaluated in sets.items():
             state.eval_label = label
@@ -140,7 +140,7 @@ def _evaluate_set(
     bus, step, metrics = state.bus, state.step, evaluated.metrics
     limits = [each for each in (limit, evaluated.limit) if each is not None]
     metrics.reset()
-    # The exact mean over samples or tokens, however they are divided into batches: sums in double precision where it exists.
+    # Sums in double precision, where the device has it, make the mean exact whatever the batch size.
     precise = torch.float32 if state.device.type == "mps" else torch.float64
     sums = torch.zeros(2, dtype=precise, device=state.device)
     seen = 0
@@ -165,7 +165,8 @@ def _evaluate_set(
             state.device_kind.batch_end()
     if not any(bus.all_gather_object(seen)):
         raise ValueError(
-            f"The evaluation set '{label}' yielded no batch. If it is an iterator, pass something that starts anew."
+            f"The evaluation set '{label}' yielded no batch. If it is an iterator, pass an iterable that starts anew, such "
+            "as a list or a DataLoader."
         )
     total, over = bus.all_reduce(sums, "sum").tolist()
     return {**({f"{label}/loss": total / over} if over else {}), **metrics.compute()}
@@ -174,10 +175,10 @@ def _evaluate_set(
 def sanity_check(
     state: State, sets: Mapping[str, PreparedSet], batches: int, between: Callable[[], None] | None = None
 ) -> None:
-    """Try so many batches of every set, and forget the results.
+    """Evaluate on the first ``batches`` batches of every set, and discard the results.
 
-    Algorithms hear the whole sequence of events, which the model may depend on; callbacks and loggers hear nothing. Data,
-    metrics and random numbers are afterwards as before.
+    Algorithms get all events, because the model may depend on them; callbacks and loggers get none. Data, metrics and
+    random numbers are restored afterwards.
 
     Raises ValueError for an iterator, whose batches would be used up.
     """
@@ -188,14 +189,14 @@ def sanity_check(
             raise ValueError(
                 f"sanity_eval={batches} would use up the first batches of the evaluation set '{label}', an iterator "
                 f"({type(data).__name__}) that can be iterated once. Pass what it iterates over, such as the list or the "
-                "DataLoader itself, or leave out sanity_eval."
+                "DataLoader itself, or omit sanity_eval."
             )
     requests, logged, positions = state.requests.state_dict(), dict(state.logged), {}
     for label, each in sets.items():
         positions[label] = each.source.position()
     bus = state.bus
     try:
-        with bus.without("callbacks", "loggers"), state.generators.preserved(), _undisturbed(state):
+        with bus.without("callbacks", "loggers"), state.generators.preserved(), _training_state_preserved(state):
             bus.eval_before_all(state)
             for label, each in sets.items():
                 state.eval_label = label
@@ -214,7 +215,7 @@ def sanity_check(
 
 
 @contextmanager
-def _undisturbed(state: State) -> Iterator[None]:
+def _training_state_preserved(state: State) -> Iterator[None]:
     label = state.eval_label
     try:
         with state.another_step(), seeding.preserved(), eval_mode(state.task), torch.no_grad():

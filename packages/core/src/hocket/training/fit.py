@@ -1,7 +1,7 @@
-"""The melody: one fit, read from top to bottom.
+"""The training loop.
 
-`run` is a fit, `_epoch` one epoch, `_batch` one optimizer step; `hocket.training.actions` is what it is made from.
-Every ``bus.…(state)`` is an event that plug-ins hear or an action that they may replace.
+`run` is a fit, `_epoch` an epoch, `_batch` an optimizer step; `hocket.training.actions` has the default actions.
+Every ``bus.…(state)`` notifies plug-ins of an event, or calls an action that they may replace.
 """
 
 from __future__ import annotations
@@ -29,27 +29,27 @@ from hocket.training.requests import Decision
 from hocket.training.step import count
 from hocket.training.steps import Steps
 
-#: Where in a fit an exception can be raised, in order; a fit continues in each but ``"step"``. ``"batch"``, ``"epoch"`` and
-#: ``"over"`` are those in which checkpoints are taken.
+#: The stages of a fit, in order. After an exception a fit can be continued in each of them but ``"step"``. Checkpoints are
+#: taken in ``"batch"``, ``"epoch"`` and ``"over"``.
 STAGES = ("start", "epoch_start", "data", "gradients", "step", "batch_end", "after_batch", "batch", "epoch_end",
           "after_epoch", "epoch", "end", "over")  # fmt: skip
 _INCOMPLETE = ("gradients", "step")
-#: What is not exact where a fit continues after an exception.
-_SAID = {
+#: Warnings where a fit does not continue exactly after an exception, by stage.
+_INEXACT = {
     "gradients": "in batch {}, before the optimizer stepped. Training continues with that batch, from the weights before it, "
     "but random numbers, batch statistics and metrics may have advanced. Resume from a checkpoint for a bitwise identical run.",
-    "epoch_start": "in epoch_start after batch {}, which plug-ins now hear again.",
-    "batch_end": "in batch_end after batch {}. Training continues after it; plug-ins that had not heard it do not.",
-    "epoch_end": "in epoch_end after batch {}. Training continues after it; plug-ins that had not heard it do not.",
+    "epoch_start": "in epoch_start after batch {}. All plug-ins are called with epoch_start again.",
+    "batch_end": "in batch_end after batch {}. Training continues after it; the remaining plug-ins miss that batch_end.",
+    "epoch_end": "in epoch_end after batch {}. Training continues after it; the remaining plug-ins miss that epoch_end.",
 }
 
 
 class FitLoop:
-    """Trains until ``progress.fit_until``. One per Trainer: a pass over the data that one fit cuts off, the next continues.
+    """Train until ``progress.fit_until``. A Trainer has one loop: the next fit continues an epoch that the last one left.
 
     Args:
-        guard: what to do about losses and gradients that are not finite.
-        log_every: when what was logged is handed to the loggers.
+        guard: handles non-finite losses and gradients.
+        log_every: the interval at which logged values are passed to the loggers.
         compiled: see `hocket.training.steps.Steps`.
     """
 
@@ -57,33 +57,33 @@ class FitLoop:
         self, state: State, guard: NonFiniteGuard, log_every: Interval, compiled: Callable[[Any], Any] | None = None
     ) -> None:
         self.state = state
-        #: Where batches come from, and metrics over those of an epoch; the Trainer sets them.
+        #: The training data, and the metrics over an epoch; the Trainer sets them.
         self.data: TrainingIterator
         self.metrics: MetricSet
         self._guard = guard
         self._log_every = log_every
         self._written_at = -1
-        #: What a task that takes its steps itself is given; None for others.
+        #: The ``step`` argument of a task with `train_batch`; None for other tasks.
         self._steps = Steps(state, self._step, compiled) if state.task.owns_steps else None
         #: The batch after which each evaluation set was evaluated last, by label.
         self._evaluated_at: dict[str, int] = {}
-        #: The metrics, if there are any.
-        self._shown: MetricSet | None = None
+        #: The metrics, or None if there are none.
+        self._active_metrics: MetricSet | None = None
         self._clock = 0.0
-        #: The shares of the duration before and after the latest batch, kept up to date where an interval is in shares.
-        self._shares = (0.0, 0.0)
-        self._in_shares = False
-        #: Where in a fit this is, "" outside; see `STAGES`.
+        #: The fractions of the duration before and after the latest batch, maintained if an interval is in ``dur``.
+        self._fractions = (0.0, 0.0)
+        self._by_duration = False
+        #: The current stage of the fit, "" outside; see `STAGES`.
         self.stage = ""
-        #: The place at which a checkpoint was taken or an exception left the fit, until a fit continues there.
+        #: The position at which a checkpoint was taken or an exception ended the fit, until a fit continues there.
         self.left: Mapping[str, Any] | None = None
-        #: What the exception was.
+        #: The exception, as text.
         self._raised = ""
         #: Control-C during this fit.
         self._interruption = Interruption()
-        #: The evaluation sets that are due after the batch or epoch in progress, until all of them were evaluated.
+        #: The evaluation sets due after the current batch or epoch, until all of them were evaluated.
         self._due: list[str] | None = None
-        #: The batch in progress, as the iterator returned it.
+        #: The current batch, as the iterator returned it.
         self._handed_out: tuple[Any, bool] = (None, False)
 
     @property
@@ -94,7 +94,7 @@ class FitLoop:
     # --- a fit
 
     def run(self, interruption: Interruption | None = None) -> None:
-        """Everything from fit_start to fit_end. After an exception the next call continues in :attr:`left`."""
+        """Run everything from fit_start to fit_end. After an exception the next call continues from :attr:`left`."""
         self._interruption = interruption or Interruption()
         self.stage = "start"
         try:
@@ -107,15 +107,18 @@ class FitLoop:
 
     def _leave(self, error: BaseException) -> None:
         if self.stage == "start":
-            return  # to be continued where it was before
+            return  # `left` still has the position before this fit
         if self.stage == "gradients":
             self.data.put_back(self._handed_out)
         self.left, self._raised = self._place(self.stage), f"{type(error).__name__}: {error}".rstrip(": ")
         for schedule in self.state.schedules:
-            schedule.load_state_dict(schedule.state_dict())  # the next fit leaves learning rates as they are
+            schedule.load_state_dict(schedule.state_dict())  # so that the next fit keeps the learning rates
 
     def check(self) -> None:
-        """Before a fit: raise RuntimeError where an exception left no place to continue from; warn of what is not exact."""
+        """Raise RuntimeError if the last fit cannot be continued after its exception; warn if it continues inexactly.
+
+        Called before a fit.
+        """
         stage = "" if self.left is None else self.left["stage"]
         batch = self.state.timestamp.batch
         if self.state.strategy.world_size > 1:
@@ -133,8 +136,8 @@ class FitLoop:
                 "resume='auto' it continues from the latest checkpoint, with model=trainer.state.model it begins a run from "
                 "these weights."
             )
-        if self._raised and stage in _SAID:
-            warnings.warn(f"The last fit raised {self._raised} {_SAID[stage].format(batch)}", stacklevel=3)
+        if self._raised and stage in _INEXACT:
+            warnings.warn(f"The last fit raised {self._raised} {_INEXACT[stage].format(batch)}", stacklevel=3)
 
     def _run(self) -> None:
         state, bus = self.state, self.state.bus
@@ -144,9 +147,9 @@ class FitLoop:
         train_mode(state.task)
         state.parameters = list(state.task.parameters())
         intervals = [self._log_every, *(each.every for each in state.eval_sets.values())]
-        self._shown = self.metrics if self.metrics else None
-        self._in_shares = any(each.every is not None and each.every.unit is Unit.DURATION for each in intervals)
-        self._shares = (0.0, state.elapsed()) if left is None else left["shares"]
+        self._active_metrics = self.metrics if self.metrics else None
+        self._by_duration = any(each.every is not None and each.every.unit is Unit.DURATION for each in intervals)
+        self._fractions = (0.0, state.elapsed()) if left is None else left["shares"]
         for schedule in state.schedules if not self._over() else ():
             schedule.start(state)
         bus.fit_start(state)
@@ -161,12 +164,12 @@ class FitLoop:
         self._evaluate({label: s for label, s in state.eval_sets.items() if s.every and at.get(label) != now})
         self._train_metrics()
         self._guard.fit_end(state)
-        self._write_down()  # a run that resumes from the end has it
+        self._write_logs()  # before the checkpoint, so that a run resumed from it has these logs
         self._checkpoint("over", bus.fit_end)
-        self._write_down()
+        self._write_logs()
 
     def _finish(self, stage: str) -> None:
-        """Complete the batch or epoch in which a checkpoint was taken, or an exception raised."""
+        """Complete the batch or epoch in which a checkpoint was taken or an exception was raised."""
         progress = self.state.progress
         if stage in ("batch_end", "after_batch"):
             self._after_batch()
@@ -175,7 +178,7 @@ class FitLoop:
         elif stage in ("epoch_end", "after_epoch"):
             self._after_epoch()
         elif stage == "epoch":
-            self._write_down()
+            self._write_logs()
         elif stage == "gradients":
             progress.ready = progress.started = progress.processed
         if self._over() and self.data.in_progress and self._at_epoch_end():
@@ -196,7 +199,7 @@ class FitLoop:
         return timestamp.count(until.unit) >= until.value
 
     def close(self) -> None:
-        """End the worker processes of the training data; the next fit continues the epoch all the same."""
+        """End the worker processes of the training data; the next fit still continues the epoch."""
         if self.has_data:
             self.data.suspend()
 
@@ -249,9 +252,9 @@ class FitLoop:
     def _after_epoch(self) -> None:
         self.stage = "after_epoch"
         agreement.decide(self.state)
-        self._evaluate_what_is_due()
+        self._evaluate_due_sets()
         self._checkpoint("epoch", self.state.bus.epoch_checkpoint)
-        self._write_down()
+        self._write_logs()
 
     # --- a batch
 
@@ -267,7 +270,7 @@ class FitLoop:
         total, trained_on, several = handed_out, mine, state.strategy.world_size > 1
         if several:
             total, trained_on, skip = agreement.total(state, handed_out, mine, skip)
-        step.counts, step.samples, step.trained_on, step.metrics = total, mine, trained_on, self._shown
+        step.counts, step.samples, step.trained_on, step.metrics = total, mine, trained_on, self._active_metrics
         state.progress.started += 1
 
         stepped = False
@@ -287,16 +290,16 @@ class FitLoop:
         self._after_batch()
 
     def _step(self) -> bool:
-        """Compute the gradients of the current step and step its optimizers; False if guard or precision skip that."""
+        """Compute gradients and step the optimizers of the current step. Return False if guard or precision skip the step."""
         state, bus, step = self.state, self.state.bus, self.state.step
 
         def closure() -> torch.Tensor:
-            step.metrics = None  # they have seen the batch
+            step.metrics = None  # they were updated with this batch already
             kept = step.kept
             bus.gradients(state)
             step.kept = kept
             self._guard.allows(state)
-            return step.loss  # type: ignore[return-value]  # there now
+            return step.loss  # type: ignore[return-value]  # set by `gradients`
 
         bus.gradients(state)
         allowed = self._guard.allows(state)
@@ -308,16 +311,16 @@ class FitLoop:
         self.stage = "after_batch"
         if state.strategy.world_size > 1:
             agreement.decide(state)
-        if self._in_shares or state.eval_sets:
-            self._evaluate_what_is_due()
+        if self._by_duration or state.eval_sets:
+            self._evaluate_due_sets()
         self._checkpoint("batch", state.bus.batch_checkpoint)
         self._batch_completed()
 
     def _batch_completed(self) -> None:
         state = self.state
         state.progress.completed += 1
-        if self._log_every.due(state.previous, state.timestamp, *self._shares):
-            self._write_down()
+        if self._log_every.due(state.previous, state.timestamp, *self._fractions):
+            self._write_logs()
 
     # --- at the boundaries
 
@@ -327,7 +330,7 @@ class FitLoop:
         self.stage = "end" if stage == "over" else "data"
 
     def state_dict(self) -> dict[str, Any]:
-        """Where in a fit this is, as a tree. Raises RuntimeError in the middle of a batch."""
+        """Return the position in the fit as a tree. Raises RuntimeError in the middle of a batch."""
         left = self.left if not self.stage else None
         complete = self.stage in ("", "batch", "epoch", "over") if left is None else left["stage"] not in _INCOMPLETE
         if not complete or self.state.eval_label is not None:
@@ -340,32 +343,32 @@ class FitLoop:
     def _place(self, stage: str) -> dict[str, Any]:
         return {
             "stage": stage,
-            "shares": list(self._shares),
+            "shares": list(self._fractions),
             "evaluated_at": dict(self._evaluated_at),
             "written_at": self._written_at,
             "due": self._due,
         }
 
     def load_state_dict(self, tree: Mapping[str, Any]) -> None:
-        """Undo :meth:`state_dict`: the next fit goes on where the one was that the state was taken in."""
+        """Undo :meth:`state_dict`: the next fit continues at the position of the saved one."""
         at, self._written_at = tree["evaluated_at"], tree["written_at"]
         # Older checkpoints hold one number for all sets.
         self._evaluated_at = dict.fromkeys(self.state.eval_sets, at) if isinstance(at, int) else dict(at)
         self.left, self._raised = tree if tree["stage"] else None, ""
         self._due = tree.get("due")
 
-    def _evaluate_what_is_due(self) -> None:
+    def _evaluate_due_sets(self) -> None:
         state = self.state
         if self._due is None:
-            if self._in_shares:
-                self._shares = (self._shares[1], state.elapsed())
+            if self._by_duration:
+                self._fractions = (self._fractions[1], state.elapsed())
             if not state.eval_sets:
                 return
             wanted = state.requests.take(Decision.EVALUATE)
             self._due = [
                 label
                 for label, each in state.eval_sets.items()
-                if wanted or each.every.due(state.previous, state.timestamp, *self._shares)
+                if wanted or each.every.due(state.previous, state.timestamp, *self._fractions)
             ]
         self._evaluate({label: each for label, each in state.eval_sets.items() if label in self._due})
         self._due = None
@@ -380,10 +383,10 @@ class FitLoop:
         self.state.metrics.update(values := self.metrics.compute())
         self.state.log(values)
 
-    def _write_down(self) -> None:
+    def _write_logs(self) -> None:
         if self.state.loss is not None and self._written_at != self.state.timestamp.batch:
             self._written_at = self.state.timestamp.batch
-            if self._steps is None:  # which log themselves
+            if self._steps is None:  # steps of a `train_batch` log their own losses
                 self.state.log({"train/loss": self.state.loss})
                 self.state.log({f"train/{name}": value for name, value in self.state.loss_parts.items()})
         self._guard.interval_end(self.state)

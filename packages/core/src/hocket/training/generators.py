@@ -1,4 +1,4 @@
-"""Random numbers of plug-ins: seeded, each their own, kept in checkpoints."""
+"""Seeded random number generators of plug-ins, saved in checkpoints."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from torch import Tensor
 
 
 class Generators:
-    """One generator on the CPU for each key that was asked for.
+    """CPU generators by key, created on request.
 
     Args:
-        seed: of the run; None for what the process's torch generator was seeded with.
+        seed: the run's seed; None for the initial seed of the process's torch generator.
     """
 
     def __init__(self, seed: int | None) -> None:
@@ -22,7 +22,7 @@ class Generators:
         self._made: dict[str, torch.Generator] = {}
 
     def of(self, key: str) -> torch.Generator:
-        """The generator of this key: the same numbers for one seed, whatever others there are."""
+        """Return the generator of this key. Its numbers depend on the seed and the key only."""
         if key not in self._made:
             seed = torch.initial_seed() if self._seed is None else self._seed
             self._made[key] = torch.Generator().manual_seed((seed * 0x9E3779B1 + zlib.crc32(key.encode())) % 2**63)
@@ -30,7 +30,7 @@ class Generators:
 
     @contextmanager
     def preserved(self) -> Iterator[None]:
-        """Whatever is drawn inside, afterwards all are as before; one that was made inside begins anew."""
+        """Restore all generators afterwards; those created inside are reseeded."""
         states = self.state_dict()
         try:
             yield
@@ -42,10 +42,10 @@ class Generators:
                     generator.manual_seed(generator.initial_seed())
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Where they are on this rank."""
+        """Return the state of each generator of this rank, by key."""
         return {key: generator.get_state() for key, generator in self._made.items()}
 
     def load_state_dict(self, states: Mapping[str, Tensor]) -> None:
-        """Undo :meth:`state_dict`; who holds a generator already finds it changed."""
+        """Undo :meth:`state_dict`, in place: references to existing generators stay valid."""
         for key, state in states.items():
             self._made.setdefault(key, torch.Generator()).set_state(state)

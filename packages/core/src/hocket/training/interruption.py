@@ -1,4 +1,4 @@
-"""Control-C, acted upon between batches, where a fit can be continued exactly."""
+"""Defer Control-C until the end of the current batch, from where a fit can be continued exactly."""
 
 from __future__ import annotations
 
@@ -9,37 +9,37 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-#: Seconds in which two signals are one: launchers pass on to a process what a terminal has sent it already.
-_ONE = 1.0
+#: Seconds within which two signals count as one: launchers forward a signal that the terminal has sent to the process too.
+_DUPLICATE = 1.0
 
 
 class Interruption:
-    """Whether Control-C was pressed. The second one, a second or more after the first, interrupts at once."""
+    """Record Control-C until `check`. A second one, a second or more after the first, interrupts at once."""
 
     def __init__(self) -> None:
-        self._told: float | None = None
+        self._received_at: float | None = None
 
-    def tell(self, number: int, frame: FrameType | None) -> None:
+    def handle(self, number: int, frame: FrameType | None) -> None:
         """Handle the signal."""
         now = time.monotonic()
-        if self._told is not None and now - self._told > _ONE:
-            self._told = None
+        if self._received_at is not None and now - self._received_at > _DUPLICATE:
+            self._received_at = None
             raise KeyboardInterrupt
-        self._told = self._told or now
+        self._received_at = self._received_at or now
 
     def check(self) -> None:
-        """Raise KeyboardInterrupt here, if Control-C was pressed before."""
-        if self._told is not None:
-            self._told = None
-            raise KeyboardInterrupt("Control-C: the batch in progress was completed, and fit() continues after it")
+        """Raise KeyboardInterrupt if Control-C was pressed."""
+        if self._received_at is not None:
+            self._received_at = None
+            raise KeyboardInterrupt("Control-C: the current batch was completed, and fit() continues after it")
 
 
 @contextmanager
 def deferred(alone: bool) -> Iterator[Interruption]:
-    """Let Control-C wait for the next :meth:`Interruption.check`, or the end.
+    """Defer Control-C until the next :meth:`Interruption.check`, or the end of the block.
 
-    Not where the program handles SIGINT itself, outside the main thread, and with several ranks, which would stop at different
-    batches.
+    Does nothing if the program handles SIGINT itself, outside the main thread, or with several ranks, which would stop at
+    different batches.
     """
     interruption = Interruption()
     default = signal.default_int_handler
@@ -50,11 +50,11 @@ def deferred(alone: bool) -> Iterator[Interruption]:
     ):
         yield interruption
         return
-    tell = interruption.tell
-    signal.signal(signal.SIGINT, tell)
+    handler = interruption.handle
+    signal.signal(signal.SIGINT, handler)
     try:
         yield interruption
     finally:
-        if signal.getsignal(signal.SIGINT) is tell:
+        if signal.getsignal(signal.SIGINT) is handler:
             signal.signal(signal.SIGINT, default)
     interruption.check()

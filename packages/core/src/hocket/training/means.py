@@ -1,4 +1,4 @@
-"""The mean loss of a global batch and its gradients: weighted means over microbatches and ranks."""
+"""Compute the mean loss of a global batch as a weighted mean over microbatches and ranks, and scale its gradients."""
 
 from __future__ import annotations
 
@@ -34,8 +34,11 @@ class Weighting(NamedTuple):
 
 
 class Part(NamedTuple):
-    """What is left of a microbatch: its mean loss, the weight of that, whether the loss itself gave it, named losses; or a
-    sum, and 1 or 0."""
+    """The loss of one microbatch, and its weight.
+
+    ``value`` is a mean, ``weight`` its weight, ``own`` whether the loss function returned that weight, and ``parts`` the named
+    losses. With ``summed``, ``value`` is a sum, and ``weight`` is 1, or 0 for padding.
+    """
 
     value: torch.Tensor
     weight: float | torch.Tensor
@@ -45,9 +48,9 @@ class Part(NamedTuple):
 
 
 def on_device(number: float | torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """A scalar with the device and dtype of ``like``; a Python number gets there without a copy, for which the host waits.
+    """Return a scalar with the device and dtype of ``like``. A Python number needs no copy for which the host would wait.
 
-    Of 16 bits it is float32: bfloat16 cannot count to 257, and float16 not beyond 65,504.
+    For 16-bit dtypes the scalar is float32: bfloat16 cannot count to 257, and float16 not beyond 65,504.
     """
     dtype = torch.float32 if like.dtype in (torch.bfloat16, torch.float16) else like.dtype
     if isinstance(number, torch.Tensor):
@@ -56,9 +59,9 @@ def on_device(number: float | torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 
 
 def _names(state: State, parts: Sequence[Part]) -> Sequence[str]:
-    """Of the named losses, on all ranks alike: those of the first batch. What one has not is 0, and so is its share of the sum.
+    """Return the loss names agreed on by all ranks in the first batch. A missing loss counts as 0.
 
-    Raises ValueError for one that no rank had in the first batch.
+    Raises ValueError for a name that no rank had in the first batch.
     """
     here = sorted({name for part in parts for name in part.parts})
     if state.strategy.world_size == 1:
@@ -70,8 +73,8 @@ def _names(state: State, parts: Sequence[Part]) -> Sequence[str]:
     if new := [name for name in here if name not in agreed]:
         raise ValueError(
             f"The loss named {', '.join(map(repr, new))} in batch {state.timestamp.batch} was not there in the first batch, "
-            f"with {', '.join(map(repr, agreed)) or 'none'}, and ranks add up what they agreed on then. Return it "
-            "in every batch, as loss * 0 where there is none."
+            f"with {', '.join(map(repr, agreed)) or 'none'}, and ranks reduce the losses that they agreed on then. Return it "
+            "in every batch, as loss * 0 where it does not apply."
         )
     return agreed
 
@@ -79,20 +82,20 @@ def _names(state: State, parts: Sequence[Part]) -> Sequence[str]:
 def mean(state: State, parts: Sequence[Part], weighting: Weighting) -> torch.Tensor | None:
     """Set the loss of the batch to the weighted mean over its microbatches and ranks.
 
-    Returns what gradients have still to be multiplied by, if losses came with weights of their own.
+    Returns the factor that the gradients still have to be multiplied by, if losses came with their own weights; else None.
     """
     names = _names(state, parts)
     nothing: Any = torch.zeros_like(parts[0].value) if names else None
     values = [value for part in parts for value in (part.value, *(part.parts.get(name, nothing) for name in names))]
     own = any(part.own for part in parts)
-    here: Any  # what the losses of this rank are means over
+    here: Any  # total weight on this rank
     if own:
         stacked = torch.stack(values).view(len(parts), -1)
         each_weight = torch.stack([on_device(part.weight, stacked) for part in parts])
         stacked = stacked.to(each_weight)
-        # The mean over nothing, as of a piece of which all tokens are ignored, is not a number and counts nothing.
+        # A mean with weight 0, as of a microbatch in which all tokens are ignored, is NaN and must not count.
         here, sums = each_weight.sum(), each_weight @ torch.where(each_weight[:, None] != 0, stacked, 0.0)
-    else:  # numbers, which need not go to the device
+    else:  # the weights are Python numbers, which need no transfer to the device
         each: list[Any] = [part.weight for part in parts for _ in range(1 + len(names))]
         values = [value if weight else torch.zeros_like(value) for value, weight in zip(values, each, strict=True)]
         here = sum(part.weight for part in parts)
@@ -106,18 +109,18 @@ def mean(state: State, parts: Sequence[Part], weighting: Weighting) -> torch.Ten
         here = 1  # the sum is not divided
     total = here
     if state.strategy.world_size > 1:
-        packed = torch.cat([on_device(here, sums).view(1), sums])  # float32 where sums are of 16 bits
+        packed = torch.cat([on_device(here, sums).view(1), sums])  # float32 if the sums are 16-bit
         reduced = state.bus.all_reduce(packed, "sum")
-        # Ranks that compute on the same data have all added it.
+        # Ranks that compute on the same data each contributed to the sum.
         total = state.strategy.world_size // state.strategy.data_ranks if summed else reduced[0]
         sums = reduced[1:]
     state.step.loss, *means = (sums / total).unbind()
     state.step.losses = dict(zip(names, means, strict=True))
     if not own:
         return None
-    # Losses of transformers are float32, whatever the model is.
+    # Losses of transformers are float32, whatever the model's dtype.
     dtype = torch.promote_types(sums.dtype, state.trained_parameters()[0].dtype)
     if state.strategy.averages_gradients:
-        identical = state.strategy.world_size // state.strategy.data_ranks  # ranks that have added the same weight
-        return torch.as_tensor(weighting.correction(total.to(dtype) / identical))
-    return torch.where(here > 0, weighting.correction(here.to(dtype)), 0.0)  # nothing on this rank may count
+        replicas = state.strategy.world_size // state.strategy.data_ranks  # each of them contributed the same weight
+        return torch.as_tensor(weighting.correction(total.to(dtype) / replicas))
+    return torch.where(here > 0, weighting.correction(here.to(dtype)), 0.0)  # the weight on this rank may be 0

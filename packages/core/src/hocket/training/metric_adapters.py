@@ -1,7 +1,7 @@
-"""Metrics of different libraries: how their sums are saved, restored, and combined over ranks.
+"""Save, restore and combine over ranks the metrics of different libraries.
 
-Metrics of torchmetrics are recognized by their class; nothing is imported for that. Only this file writes its private
-``_update_count``: without it a restored metric warns that it has seen nothing.
+Metrics of torchmetrics are recognized by their class, without importing anything. Only this file writes their private
+``_update_count``: without it a restored metric warns that ``compute`` was called before ``update``.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class MetricAdapter:
         return self.reduces_itself or hasattr(self.metric, "merge_state")
 
     def to(self, device: torch.device) -> None:
-        """Move it to a device, where it has ``to``."""
+        """Move it to a device, if it has ``to``."""
         if hasattr(self.metric, "to"):
             self.metric = self.metric.to(device)
 
@@ -69,7 +69,7 @@ class MetricAdapter:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Compute without other processes inside."""
+        """Have ``compute`` not reduce over processes inside."""
         yield
 
 

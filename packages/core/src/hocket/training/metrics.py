@@ -1,4 +1,4 @@
-"""Metrics of one set of data: anything with ``update``, ``compute`` and ``reset``."""
+"""The metrics of one data set: any objects with ``update``, ``compute`` and ``reset``."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ from hocket.training.metric_adapters import adapted
 class MetricSet:
     """The metrics of one label, over all ranks.
 
-    Metrics that reduce over processes themselves (torchmetrics) are left to it; those with ``merge_state`` (torcheval) are
-    merged here. Any other kind would count only its own rank's samples, and is refused where there are several.
+    Metrics that reduce over processes themselves (torchmetrics) do so; those with ``merge_state`` (torcheval) are merged
+    here. Any other metric would count only the samples of its own rank, and is refused if there are several ranks.
 
     Args:
-        label: what their values go by, as ``label/name``.
-        metrics: objects by name, copied so that no two sets share one; or a function that returns such a mapping.
+        label: the prefix of their values, as in ``label/name``.
+        metrics: objects by name, copied so that no two sets have one object in common; or a function that returns such a
+            mapping.
 
     Raises:
-        TypeError: one has no update, compute or reset, or cannot be combined over ranks.
+        TypeError: a metric has no update, compute or reset, or cannot be combined over ranks.
     """
 
     def __init__(
@@ -78,7 +79,7 @@ class MetricSet:
                 self._state.bus.update_metric(self._state, each.metric, outputs, batch)
 
     def compute(self) -> dict[str, float]:
-        """Values as ``label/name``: numbers, one each for a metric that returns several. Empty if nothing was seen."""
+        """Return the values as ``label/name``, several for a metric that returns several. Empty without any update."""
         bus = self._state.bus
         if not self._metrics or not any(seen := bus.all_gather_object(self._seen)):
             return {}
@@ -87,7 +88,7 @@ class MetricSet:
         values: dict[str, Any] = {}
         for name, each in self._metrics.items():
             if self._state.strategy.world_size > 1 and not each.reduces_itself:
-                # One of the ranks that saw the same samples is enough.
+                # Of the ranks that saw the same samples, only one counts.
                 slices = dict(bus.all_gather_object((self._state.strategy.data_rank, each.metric)))
                 first, *others = (seen for _, seen in sorted(slices.items(), key=lambda item: item[0]))
                 each = adapted(copy.deepcopy(first))
@@ -96,7 +97,7 @@ class MetricSet:
         return scalars.to_floats(values)
 
     def _compute_together(self) -> dict[str, float]:
-        """Compute from the sums of all ranks: torchmetrics that keep lists would wait forever for a rank without any."""
+        """Compute from the sums of all ranks: torchmetrics with list states would wait forever for a rank without updates."""
         mine = self.state_dict()
         slices = dict(self._state.bus.all_gather_object((self._state.strategy.data_rank, mine)))
         self.load_state_dicts([seen for _, seen in sorted(slices.items())])
@@ -124,9 +125,9 @@ class MetricSet:
         )
 
     def load_state_dicts(self, trees: Sequence[Mapping[str, Any]]) -> None:
-        """Undo :meth:`state_dict`, of several ranks: what they have seen is put together here. None: nothing was seen.
+        """Undo :meth:`state_dict`: merge the states of several ranks into this one. An empty sequence resets the metrics.
 
-        Raises ValueError for other metrics than these.
+        Raises ValueError for the state of other metrics.
         """
         self.reset()
         for tree in trees:
@@ -143,7 +144,7 @@ class MetricSet:
 
 
 def _named(name: str, value: Any) -> dict[str, Any]:
-    """A number under its name; the elements of a mapping or a vector under ``name/key``."""
+    """Return a number under its name, and the elements of a mapping or a vector under ``name/key``."""
     if isinstance(value, Mapping):
         return {key: item for part, inner in value.items() for key, item in _named(f"{name}/{part}", inner).items()}
     if isinstance(value, torch.Tensor) and value.dim() == 1 and value.numel() > 1:

@@ -1,4 +1,4 @@
-"""``microbatch="auto"``: the largest that fits in memory, found before the first step, and a smaller one if that was wrong."""
+"""``microbatch="auto"``: find the largest microbatch that fits in memory, and halve it if memory still runs out."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from hocket.training.step import count
 
 
 class AutoMicrobatch(Callback):
-    """Answers the action `gradients`: in microbatches that fit.
+    """Implement the action `gradients` with microbatches that fit in memory.
 
     Args:
         cache: see :func:`largest_microbatch`.
@@ -38,11 +38,11 @@ class AutoMicrobatch(Callback):
 
     @classmethod
     def attachment(cls, cache: Path | None) -> Attachment:
-        """It as a plug-in."""
+        """Return it as an attached plug-in."""
         return Attachment("callbacks", "auto-microbatch", cls(cache))
 
     def gradients(self, state: State) -> bool:
-        """See :func:`hocket.training.actions.compute_gradients`. Where memory runs out, with half the microbatch from now on.
+        """Call :func:`hocket.training.actions.compute_gradients`. If memory runs out, halve the microbatch from now on.
 
         With several ranks it raises torch.OutOfMemoryError instead: the others may be in the middle of a collective.
         """
@@ -50,14 +50,14 @@ class AutoMicrobatch(Callback):
         if state.microbatch is None:
             state.request_microbatch(largest_microbatch(state, step.samples, self._cache))
         whole, tried = step.batch, [state.microbatch or step.samples]
-        once = None if step.metrics is None else _Once(state, step.metrics)
+        once = None if step.metrics is None else _OncePerSample(state, step.metrics)
 
         def split(batch: Any) -> list[Any]:
-            """Microbatches of the last size tried, within those of the sizes before, which metrics may have seen."""
-            pieces = [batch]
+            """Split by all sizes tried, one after another: metrics may have seen microbatches of the earlier sizes."""
+            microbatches = [batch]
             for size in tried:
-                pieces = [part for piece in pieces for part in state.bus.split_batch(state, piece, size)]
-            return pieces
+                microbatches = [part for each in microbatches for part in state.bus.split_batch(state, each, size)]
+            return microbatches
 
         while True:
             try:
@@ -74,34 +74,35 @@ class AutoMicrobatch(Callback):
                     )
                 if size == 1 or state.strategy.world_size > 1:
                     raise
-            # The error has gone, and with it the graph of the failed try.
+            # Outside of the except block: the error, and with it the graph of the failed attempt, is freed.
             step.batch, step.outputs, step.loss = whole, None, None
             tried.append(size // 2)
             state.request_microbatch(size // 2)
             if once is not None:
-                once.begin_again()
-            warnings.warn(f"Out of memory with {size} samples at once; going on with {size // 2}.", stacklevel=2)
+                once.restart()
+            warnings.warn(f"Out of memory with {size} samples at once; continuing with {size // 2}.", stacklevel=2)
 
 
-class _Once:
-    """Shows metrics each sample of a batch once, although the batch is begun again."""
+class _OncePerSample:
+    """Update metrics once with each sample of a batch, even if the batch is restarted."""
 
     def __init__(self, state: State, metrics: MetricSet) -> None:
         self._state, self._metrics = state, metrics
-        self._shown = self._passed = 0
+        #: Samples that the metrics were updated with, and samples since the latest start of the batch.
+        self._updated = self._seen = 0
 
-    def begin_again(self) -> None:
-        self._passed = 0
+    def restart(self) -> None:
+        self._seen = 0
 
     def update(self, outputs: Any, batch: Any) -> None:
-        self._passed += count(self._state, batch).samples
-        if self._passed > self._shown:
+        self._seen += count(self._state, batch).samples
+        if self._seen > self._updated:
             self._metrics.update(outputs, batch)
-            self._shown = self._passed
+            self._updated = self._seen
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether memory of a device, or of the host, ran out. Libraries below torch, and mps, raise a plain RuntimeError."""
+    """Whether a device or the host ran out of memory. Libraries below torch, and mps, raise a plain RuntimeError."""
     return isinstance(error, torch.OutOfMemoryError) or (
         isinstance(error, RuntimeError) and any(text in str(error) for text in _OUT_OF_MEMORY)
     )
@@ -112,18 +113,18 @@ _OUT_OF_MEMORY = ("out of memory", "_STATUS_ALLOC_FAILED", "can't allocate memor
 
 
 def largest_microbatch(state: State, mine: int, cache: Path | None) -> int:
-    """A size with which the batch under way is cut into as few microbatches as fit, on every rank, and as even ones.
+    """Return a size that splits the current batch into the fewest microbatches that fit on every rank, evenly sized.
 
-    It is found by bisection, with forward and backward.
+    The size is found by bisection, with forward and backward.
 
-    Every rank tries alone, without a collective, so none waits for one that ran out of memory; then they agree on the
-    smallest. Parameters, buffers, gradients, random numbers and plug-ins do not notice. What was found is kept in ``cache``
-    for runs of the same model, batch shapes, precision, kind of device and number of ranks.
+    Every rank tries on its own, without a collective, so that no rank waits for one that ran out of memory; then they agree
+    on the smallest size. Parameters, buffers, gradients, random numbers and plug-ins are restored afterwards. The result is
+    stored in ``cache`` for runs of the same model, batch shapes, precision, kind of device and world size.
 
     Args:
-        mine: samples of this rank's batch; 0 for one without a share.
-        cache: a JSON file, or None to keep nothing. One that cannot be read counts as empty; if it cannot be written, there is
-            a warning.
+        mine: samples of this rank's batch; 0 for a padding batch.
+        cache: a JSON file, or None to store nothing. An unreadable file counts as empty; if it cannot be written, there is a
+            warning.
 
     Raises:
         torch.OutOfMemoryError: not even one sample fits, on some rank.
@@ -145,15 +146,15 @@ def largest_microbatch(state: State, mine: int, cache: Path | None) -> int:
             _write(cache, {**_read(cache), key: agreed})
         except OSError as error:
             warnings.warn(
-                f"microbatch='auto' found {agreed}, and cannot keep that in {cache} for later runs: {error.strerror or error}. "
-                "Training goes on; the next run looks again.",
+                f"microbatch='auto' found {agreed}, but cannot store it in {cache} for later runs: {error.strerror or error}. "
+                "Training continues; the next run searches again.",
                 stacklevel=2,
             )
     return agreed
 
 
 def _bisect(state: State, batch: Any, samples: int) -> int:
-    """The best size, 0 for none; what is larger than something that does not fit is taken not to fit either."""
+    """Return the best size, or 0 if none fits. If a size does not fit, larger ones are assumed not to fit either."""
     if _fits(state, batch, samples):
         return samples
     fits, too_large = 0, samples
@@ -163,13 +164,13 @@ def _bisect(state: State, batch: Any, samples: int) -> int:
             fits = middle
         else:
             too_large = middle
-    # 32 samples of which 31 fit are twice 16: a piece of one would be slow, and too small for batch norm.
+    # If 31 of 32 samples fit, use 16 twice: a microbatch of one sample would be slow, and too small for batch norm.
     return math.ceil(samples / math.ceil(samples / fits)) if fits else 0
 
 
 def _fits(state: State, batch: Any, size: int) -> bool:
     buffers = [(buffer, buffer.clone()) for buffer in state.task.buffers()]
-    # Most optimizers keep two more values for each parameter, from their first step on.
+    # Most optimizers allocate two more values for each parameter in their first step.
     reserved = [
         torch.empty_like(parameter)
         for optimizer in state.optimizers
@@ -178,7 +179,7 @@ def _fits(state: State, batch: Any, size: int) -> bool:
         for parameter in group["params"] * 2
     ]
     try:
-        with _unnoticed(state):
+        with _run_state_preserved(state):
             return _try(state, batch, size)
     finally:
         del reserved
@@ -191,15 +192,15 @@ def _fits(state: State, batch: Any, size: int) -> bool:
 
 
 def _try(state: State, batch: Any, size: int) -> bool:
-    """Whether forward, loss and backward of a microbatch fit, as in training, plug-ins included.
+    """Whether forward, loss and backward of a microbatch fit in memory, as in training, plug-ins included.
 
-    A function of its own: an error that it catches holds the graph until it returns.
+    It is a separate function because a caught error keeps the graph alive until the function returns.
     """
     bus, prepared = state.bus, state.prepared
-    # The task itself: what the strategy made of it may wait for other ranks.
+    # The task itself, because the module that the strategy prepared may wait for other ranks.
     state.prepared = state.task
     try:
-        for _ in range(2):  # gradients of the first are there during the second
+        for _ in range(2):  # the second runs while the gradients of the first occupy memory
             with bus.accumulate(prepared, False):
                 compute_microbatch(state, bus.split_batch(state, batch, size)[0], size, Weighting(1), None)
         return True
@@ -212,8 +213,8 @@ def _try(state: State, batch: Any, size: int) -> bool:
 
 
 @contextmanager
-def _unnoticed(state: State) -> Iterator[None]:
-    """Random numbers, what was logged, and the state of plug-ins that act on microbatches, are afterwards as before."""
+def _run_state_preserved(state: State) -> Iterator[None]:
+    """Restore random numbers, logged values and the state of plug-ins that act on microbatches afterwards."""
     acting = [
         attachment.obj for attachment in state.bus.attachments
         if has_state(attachment.obj)
@@ -235,7 +236,7 @@ def _unnoticed(state: State) -> Iterator[None]:
         state.logged = logged
 
 
-#: The hooks that are called for each microbatch, in which a plug-in might remember something.
+#: The hooks that are called for each microbatch, in which a plug-in might change its state.
 _OF_MICROBATCHES = {
     "convert_batch", "move_batch", "before_forward", "forward", "after_forward", "before_loss", "loss", "after_loss",
     "before_backward", "scale_loss", "backward", "after_backward",
@@ -243,7 +244,7 @@ _OF_MICROBATCHES = {
 
 
 def _key(state: State, batch: Any) -> str:
-    """What the answer depends on, as a short text."""
+    """Return the cache key: a digest of everything that the size depends on."""
     shapes: list[Any] = []
     map_tensors(lambda tensor: shapes.append((tuple(tensor.shape), str(tensor.dtype))), batch)
     parameters = [(name, tuple(value.shape), str(value.dtype)) for name, value in state.model.named_parameters()]

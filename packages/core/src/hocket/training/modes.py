@@ -12,28 +12,28 @@ from hocket.task import Task
 
 
 def train_mode(task: Task) -> None:
-    """Put a model that is in eval mode as a whole, as every ``from_pretrained`` returns it, into train mode, and say so.
+    """Put a model into train mode, with a warning, if all of it is in eval mode, as ``from_pretrained`` returns it.
 
-    Submodules in eval mode stay so where others are in train mode, such as frozen BatchNorm. Whole blocks with parameters to
-    train are named, since wrapping a pretrained model looks the same.
+    If some submodules are in train mode, those in eval mode stay so, such as a frozen BatchNorm. A warning names blocks with
+    parameters to train among them, because a wrapped pretrained model looks the same.
     """
     model, kind = task.model, type(task.model).__name__
     names = [name for name, module in model.named_modules() if module.training]
     if not names:
         model.train()
         message = (
-            f"{kind} was in eval mode, in which Dropout and BatchNorm do not train; it is put into train mode. Put it there "
-            "yourself, with model.train(), and then those submodules into eval mode that should stay in it."
+            f"{kind} was in eval mode, in which Dropout and BatchNorm do not train; it is put into train mode. To avoid this "
+            "warning, call model.train() yourself, and then eval() on the submodules that should stay in eval mode."
         )
     elif not model.training:
         message = (
-            f"{kind} is in eval mode and parts of it in train mode ({_some(names)}), and stays so. Type model.train() "
-            "before fit to put all of it into train mode."
+            f"{kind} is in eval mode and parts of it in train mode ({_some(names)}). These modes are kept. Call "
+            "model.train() before fit to put all of it into train mode."
         )
     elif blocks := _blocks(model):
         message = (
-            f"Submodules with parameters to train are in eval mode, in which Dropout and BatchNorm do not train, and stay so: "
-            f"{_some(blocks)}. Type model.train() before fit to put all of them into train mode."
+            f"Submodules with parameters to train are in eval mode, in which Dropout and BatchNorm do not train: "
+            f"{_some(blocks)}. These modes are kept. Call model.train() before fit to put all of them into train mode."
         )
     else:
         return
@@ -41,7 +41,7 @@ def train_mode(task: Task) -> None:
 
 
 def _blocks(model: nn.Module) -> list[str]:
-    """The outermost submodules in eval mode that have submodules and parameters to train."""
+    """Return the outermost submodules in eval mode that have submodules and parameters to train."""
     found: list[str] = []
     for name, module in model.named_modules():
         inside = any(name.startswith(f"{outer}.") for outer in found)
@@ -57,7 +57,7 @@ def _some(names: list[str]) -> str:
 
 @contextmanager
 def eval_mode(task: Task) -> Iterator[None]:
-    """``task.eval()`` inside; afterwards every submodule has the mode back that it had, frozen ones included."""
+    """Put the task into eval mode inside; afterwards restore the mode of every submodule, frozen ones included."""
     modes: list[tuple[nn.Module, bool]] = [(module, module.training) for module in task.modules()]
     task.eval()
     try:
@@ -65,6 +65,6 @@ def eval_mode(task: Task) -> Iterator[None]:
     finally:
         for module, training in modes:  # outer ones first
             if module.training is not training:
-                module.train(training)  # which a model may override, as LoRA does to take merged weights apart
+                module.train(training)  # models may override it, as LoRA does to unmerge weights
         for module, training in modes:
             module.training = training

@@ -17,9 +17,9 @@ from hocket.training.modes import eval_mode
 
 
 def predict(state: State, data: Iterable[Any], limit: int | None = None) -> list[Any]:
-    """The outputs for one batch after the other, on the CPU; of this rank's slices of the data where there are several.
+    """Return the outputs for each batch, on the CPU; with several ranks, for this rank's slices of the data.
 
-    Modes of submodules, the batch under way and the global random numbers are as before, whatever happens.
+    The modes of submodules, the current batch and the global random numbers are restored, after exceptions too.
     """
     bus = state.bus
     outputs = []

@@ -1,4 +1,4 @@
-"""How far a run is, and how long it is to be."""
+"""The progress of a run, and its planned length."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from hocket.time import Time, Timestamp, Unit
 
 @dataclass(slots=True)
 class Progress:
-    """Counters of a whole run. The fit loop moves them; an exception leaves them where they were."""
+    """The counters of a run. The fit loop advances them; an exception leaves them as they are."""
 
-    #: Batches handed out by the loader; those of which batch_start is over; those with which the optimizer has stepped, or
-    #: which were skipped; those of which batch_checkpoint is over.
+    #: Batches that the loader returned; that are past batch_start; with which the optimizer stepped, or which were skipped;
+    #: and that are past batch_checkpoint.
     ready: int = 0
     started: int = 0
     processed: int = 0
@@ -22,16 +22,16 @@ class Progress:
     #: Completed epochs, batches, samples, tokens and seconds; ``previous`` is one batch (or epoch) earlier.
     timestamp: Timestamp = field(default_factory=Timestamp, compare=False)  # has wall-clock seconds
     previous: Timestamp = field(default_factory=Timestamp, compare=False)
-    #: The planned length of training, counted from its beginning: what schedules and :meth:`elapsed` refer to.
+    #: The planned length of training, counted from its beginning; schedules and :meth:`elapsed` refer to it.
     max_duration: Time | None = None
-    #: When the fit under way ends, counted from the beginning of training, and the duration that it was given.
+    #: When the current fit ends, counted from the beginning of training, and the duration that it was given.
     fit_until: Time | None = None
     fit_asked: str | None = None
-    #: Batches per epoch, once that is known.
+    #: Batches per epoch, or None while that is unknown.
     epoch_length: int | None = None
 
     def elapsed(self) -> float:
-        """The share of ``max_duration`` that is done, 0.0 to 1.0; advances every batch, whatever the unit.
+        """Return the fraction of ``max_duration`` that is done, 0.0 to 1.0. It advances every batch, whatever the unit.
 
         Epochs advance by batch once the length of an epoch is known: from the loader, or after the first epoch.
         """
@@ -50,13 +50,13 @@ class Progress:
         return min(done / end.value, 1.0)
 
     def copy(self) -> Progress:
-        """One that stays as it is now."""
+        """Return a copy that does not change as training continues."""
         taken = copy.copy(self)
         taken.timestamp, taken.previous = self.timestamp.copy(), self.previous.copy()
         return taken
 
     def state_dict(self) -> dict[str, int]:
-        """The counters; timestamps and durations are saved beside them."""
+        """Return the counters; timestamps and durations are saved separately."""
         return {name: getattr(self, name) for name in _COUNTERS}
 
     def load_state_dict(self, saved: Mapping[str, int]) -> None:

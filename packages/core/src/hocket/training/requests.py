@@ -1,4 +1,4 @@
-"""What plug-ins ask of the loop."""
+"""Requests of plug-ins to the training loop."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 class Decision(enum.Flag):
-    """What a plug-in may ask of the loop. Requests of all plug-ins and ranks are combined: one is enough.
+    """A plug-in's request to the training loop. The loop acts if any plug-in on any rank requests it.
 
     Example:
         >>> import hocket
@@ -19,14 +19,14 @@ class Decision(enum.Flag):
     """
 
     NOTHING = 0
-    STOP = enum.auto()  # end this fit after the batch (or epoch) under way
-    SKIP_BATCH = enum.auto()  # do not train on this batch; heard until batch_start is over
+    STOP = enum.auto()  # end this fit after the current batch (or epoch)
+    SKIP_BATCH = enum.auto()  # do not train on this batch; accepted until batch_start is over
     EVALUATE = enum.auto()  # evaluate after this batch
     CHECKPOINT = enum.auto()  # write a checkpoint after this batch
 
 
 class Requests:
-    """What was requested and not yet acted upon. Plug-ins add to it (`State.request`), the loop takes from it."""
+    """Pending requests. Plug-ins add to them (`State.request`), the loop takes them."""
 
     __slots__ = ("_reasons", "pending")
 
@@ -35,13 +35,13 @@ class Requests:
         self._reasons: list[str] = []
 
     def add(self, decision: Decision, reason: str = "") -> None:
-        """One more."""
+        """Add a request."""
         self.pending |= decision
         if reason:
             self._reasons.append(reason)
 
     def take(self, decision: Decision) -> bool:
-        """Whether this was requested; forgets the request."""
+        """Whether this was requested. Clears the request."""
         if self.pending is Decision.NOTHING or not self.pending & decision:
             return False
         self.pending &= ~decision
@@ -51,11 +51,11 @@ class Requests:
 
     @property
     def reason(self) -> str:
-        """Why plug-ins asked to stop, or empty."""
+        """The reasons why plug-ins asked to stop, or empty."""
         return "; ".join(self._reasons)
 
     def state_dict(self) -> dict[str, Any]:
-        """Decisions and reasons, as plain data."""
+        """Return decisions and reasons as plain data."""
         return {"decisions": [each.name for each in Decision if each in self.pending], "reasons": list(self._reasons)}
 
     def load_state_dict(self, tree: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""What was logged, from the device to the loggers."""
+"""Transfer logged values from the device to the loggers."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ _PACKED = {torch.float32, torch.bfloat16, torch.float16}
 
 
 def flush(state: State) -> None:
-    """Hand everything that was logged since the last flush to the loggers; tensors come over in one transfer per device."""
+    """Pass all values logged since the last flush to the loggers, with one transfer per device."""
     values, state.logged = state.logged, {}
     if values:
         state.bus.log_metrics(state, to_floats(values))
 
 
 def to_floats(values: dict[str, Any]) -> dict[str, float]:
-    """Numbers and scalar tensors as floats, in the same order; tensors of one device are packed into one transfer.
+    """Convert numbers and scalar tensors to floats, in the same order. Tensors on one device are packed into one transfer.
 
-    Raises TypeError for anything that is not one number.
+    Raises TypeError for a value that is not a single number.
     """
     by_device: dict[torch.device, list[str]] = {}
     for name, value in values.items():
@@ -36,7 +36,7 @@ def to_floats(values: dict[str, Any]) -> dict[str, float]:
         if device.type != "cpu" and len(names) > 1 and all(values[name].dtype in _PACKED for name in names):
             packed = torch.stack([values[name].detach().reshape(()).float() for name in names])
             numbers.update(zip(names, packed.tolist(), strict=True))
-        else:  # nothing to wait for; or float32 would round these
+        else:  # no transfer to save, or values that float32 would round
             numbers.update((name, values[name].item()) for name in names)
     try:
         return {name: numbers[name] if name in numbers else float(values[name]) for name in values}

@@ -1,4 +1,4 @@
-"""Random numbers: a stream of its own for each Trainer, and evaluation that leaves the stream alone."""
+"""Global random numbers: a private stream for each Trainer, which evaluation does not advance."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 
 
 def capture(*, devices: bool = True) -> dict[str, Any]:
-    """The state of every global generator in use: Python's, torch's on the CPU and on ``devices``, NumPy's if imported."""
+    """Return the state of the global generators: Python's, torch's on the CPU and on ``devices``, NumPy's if imported."""
     state: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
     if numpy := sys.modules.get("numpy"):
         state["numpy"] = numpy.random.get_state()
@@ -29,7 +29,7 @@ def capture(*, devices: bool = True) -> dict[str, Any]:
 
 
 def restore(state: dict[str, Any]) -> None:
-    """Undo what has happened since :func:`capture`."""
+    """Restore the state that :func:`capture` returned."""
     random.setstate(state["python"])
     torch.set_rng_state(state["torch"])
     if "numpy" in state and (numpy := sys.modules.get("numpy")):
@@ -43,20 +43,24 @@ def restore(state: dict[str, Any]) -> None:
 
 
 def _restore_cuda(states: list[torch.Tensor], computed_on: int | None) -> None:
-    """``computed_on`` is the GPU that the saving process computed on; None in checkpoints that do not know it."""
+    """Restore the CUDA generators.
+
+    Args:
+        computed_on: the GPU that the saving process computed on; None for older checkpoints, which do not record it.
+    """
     started = torch.cuda.is_initialized()
     if not states and started:
-        torch.cuda.manual_seed_all(torch.initial_seed())  # as they began
+        torch.cuda.manual_seed_all(torch.initial_seed())  # as before their first use
         return
     if computed_on is not None and started and (here := torch.cuda.current_device()) != computed_on:
-        torch.cuda.set_rng_state(states[computed_on], here)  # the rank's numbers follow it to another GPU
+        torch.cuda.set_rng_state(states[computed_on], here)  # the rank keeps its random numbers on another GPU
         return
     for device, each in enumerate(states[: torch.cuda.device_count()]):
         torch.cuda.set_rng_state(each, device)
 
 
 def to_tree(state: dict[str, Any]) -> dict[str, Any]:
-    """What :func:`capture` returned, as tensors, numbers and strings in dicts and lists."""
+    """Convert the result of :func:`capture` to tensors, numbers and strings in dicts and lists."""
     version, words, gauss = state["python"]
     tree = {**state, "python": {"version": version, "words": torch.tensor(words), "gauss": gauss}}
     if "numpy" in state:
@@ -82,8 +86,8 @@ def from_tree(tree: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def seed_everything(seed: int) -> None:
-    """The global generators begin anew: Python's, torch's, NumPy's if imported."""
-    seed %= 2**32  # NumPy accepts no more
+    """Seed the global generators: Python's, torch's, NumPy's if imported."""
+    seed %= 2**32  # NumPy accepts no larger seed
     random.seed(seed)
     torch.manual_seed(seed)
     if numpy := sys.modules.get("numpy"):
@@ -93,13 +97,13 @@ def seed_everything(seed: int) -> None:
 
 
 def _xla() -> Any:
-    """torch_xla's generator, if something in this process computes there; asking it would initialise the device."""
+    """Return torch_xla's generator if the XLA runtime is initialized. Calling it earlier would initialize the device."""
     torch_xla = sys.modules.get("torch_xla")
     return torch_xla.core.xla_model if torch_xla and torch_xla._XLAC._xla_runtime_is_initialized() else None
 
 
 def seed_host(seed: int) -> None:
-    """:func:`seed_everything` without the devices: for code that runs in worker processes, where they must not be woken."""
+    """Seed as :func:`seed_everything`, without the devices: worker processes must not initialize them."""
     random.seed(seed)
     torch.default_generator.manual_seed(seed % 2**63)
     if numpy := sys.modules.get("numpy"):
@@ -108,7 +112,7 @@ def seed_host(seed: int) -> None:
 
 @contextmanager
 def preserved(devices: bool = True) -> Iterator[None]:
-    """Whatever is drawn inside, the global generators, or those of the host alone, go on as if nothing had been."""
+    """Restore the global generators afterwards; with ``devices=False`` those of the host only."""
     state = capture(devices=devices)
     try:
         yield
@@ -117,23 +121,23 @@ def preserved(devices: bool = True) -> Iterator[None]:
 
 
 class RandomStream:
-    """The global random numbers of one Trainer: inside ``with stream:`` they continue where the last ``with`` ended.
+    """The global random numbers of one Trainer. Inside ``with stream:`` they continue where the last ``with`` block ended.
 
-    With ``seed=None`` the stream is the process's own, untouched. Otherwise it begins at the seed, plus the rank, so that
-    dropout differs between ranks; the caller's generators are as before once the block is left.
+    With ``seed=None`` the stream is that of the process, untouched. Otherwise it begins at the seed plus the rank, so that
+    dropout differs between ranks, and the caller's generators are restored at the end of the block.
     """
 
     def __init__(self, seed: int | None, rank: int = 0) -> None:
         self._start = None if seed is None else seed + rank
         self._inside: dict[str, Any] | None = None
         self._outside: dict[str, Any] = {}
-        #: Whether the stream is now what the global generators yield.
-        self._flows = self._start is None
+        #: Whether the global generators currently yield this stream.
+        self._active = self._start is None
 
     def __enter__(self) -> None:
         if self._start is None:
             return
-        self._flows = True
+        self._active = True
         self._outside = capture()
         if self._inside is not None:
             restore(self._inside)
@@ -143,18 +147,18 @@ class RandomStream:
     def __exit__(self, *error: object) -> None:
         if self._start is not None:
             self._inside = capture()
-            self._flows = False
+            self._active = False
             restore(self._outside)
 
     def state_dict(self) -> dict[str, Any] | None:
-        """Where the stream is, as a tree (see :func:`to_tree`); None for one that has not begun."""
-        state = capture() if self._flows else self._inside
+        """Return the stream's state as a tree (see :func:`to_tree`), or None if it has not begun."""
+        state = capture() if self._active else self._inside
         return None if state is None else to_tree(state)
 
     def load_state_dict(self, tree: Mapping[str, Any] | None) -> None:
-        """Go on where another stream was. With ``seed=None`` the process's own random numbers do."""
+        """Undo :meth:`state_dict`: continue a saved stream. With ``seed=None`` that sets the process's global generators."""
         state = None if tree is None else from_tree(tree)
-        if not self._flows:
+        if not self._active:
             self._inside = state
         elif state is not None:
             restore(state)

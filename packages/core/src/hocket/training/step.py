@@ -1,4 +1,4 @@
-"""One step of the optimizers: the batch that it takes, and what came of it."""
+"""One optimizer step: its batch and its results."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ if TYPE_CHECKING:
 
 
 class Step:
-    """The current batch and what came of it. Training has one, as has each step of a `hocket.Task.train_batch`; evaluations
-    and predictions have one each."""
+    """The current batch and the results computed from it.
+
+    Training has one, as does each step of a `hocket.Task.train_batch`, each evaluation and each prediction.
+    """
 
     __slots__ = (
         "batch", "boundary", "carry", "counts", "gradient_norm", "inputs", "kept", "loss", "loss_function", "loss_names",
@@ -27,70 +29,74 @@ class Step:
     )  # fmt: skip
 
     def __init__(self) -> None:
-        #: The batch (see the events for when it is whole, a microbatch, or on the device), and the model's outputs for it.
+        #: The batch (the events say when it is the full batch, a microbatch, or on the device), and the model's outputs.
         self.batch: Any = None
         self.outputs: Any = None
-        #: The mean loss of the microbatch under way, with its graph; after_train_batch and later: of the batch, detached.
+        #: The mean loss of the current microbatch, with its graph; from after_train_batch on that of the batch, detached.
         self.loss: torch.Tensor | None = None
         #: The named losses that ``loss`` is the sum of, from after_train_batch on.
         self.losses: Mapping[str, torch.Tensor] = {}
-        #: Norm of the gradients before clipping, where clipping by norm computed it: a scalar on the device.
+        #: Gradient norm before clipping, if clipping by norm computed it: a scalar on the device.
         self.gradient_norm: torch.Tensor | None = None
-        #: Samples and tokens of the batch as it was handed out, over all ranks.
+        #: Samples and tokens of the batch as the loader returned it, over all ranks.
         self.counts = Counts(0)
-        #: Samples that this rank trains on, 0 where it only keeps the others company; and all ranks together.
+        #: Number of real samples in the current batch on this rank, 0 for a padding batch; and on all ranks together.
         self.samples = 0
         self.trained_on = 0
-        #: Shown the outputs; None where the gradients of the batch are computed again.
+        #: Updated with the outputs; None if there are none, or while the gradients of the batch are recomputed.
         self.metrics: MetricSet | None = None
-        #: The names in ``losses`` that ranks have agreed on; None before the first batch, and where there is one rank.
+        #: The loss names that ranks agreed on; None before the first batch, and for a single rank.
         self.loss_names: Sequence[str] | None = None
-        #: How losses without a weight are weighted, as a function of the batch; None until that matters.
+        #: The weight of a loss that comes without one, as a function of the batch; None until it is needed.
         self.weight_of: Callable[[Any], torch.Tensor | None] | None = None
 
-        # What only the steps of a `hocket.Task.train_batch` have; see `hocket.training.steps`.
+        # Only for the steps of a `hocket.Task.train_batch`; see `hocket.training.steps`.
         #: The names of its optimizers, joined by "+"; "" for all of them.
         self.name = ""
-        #: Those that it steps, None for all; and the trained parameters of the others, which get no gradients.
+        #: The optimizers that it steps, None for all; and the trained parameters of the others, which get no gradients.
         self.optimizers: Sequence[torch.optim.Optimizer] | None = None
         self.others: Sequence[torch.nn.Parameter] = ()
         #: The loss as a function of a microbatch; None for the model's forward pass and then the task's loss.
         self.loss_function: Callable[..., Any] | None = None
-        #: What the loss function is given besides the microbatch, nothing or one thing; and what it kept of each microbatch.
+        #: The loss function's second argument, as a tuple of none or one; and what it kept of each microbatch.
         self.carry: tuple[Any, ...] = ()
         self.kept: list[Any] = []
-        #: Where graphs of tensors in the batch end; see `Boundary`.
+        #: The leaves that replace tensors with a graph in the batch; see `Boundary`.
         self.boundary: Boundary | None = None
-        #: What the next backward pass accumulates gradients in, None for everything; and whether the graph is used again.
+        #: The ``inputs`` of the next backward, None for all leaves; and whether to retain the graph.
         self.inputs: Sequence[torch.Tensor] | None = None
         self.retain_graph = False
 
-        #: How often each optimizer has stepped in the batch, by id; None where all of them step once.
+        #: Number of steps of each optimizer in the batch, by id; None if all of them step once.
         self.taken: Mapping[int, int] | None = None
 
     def without_batch(self) -> Step:
-        """A copy of the numbers alone."""
-        taken = copy.copy(self)
-        taken.batch = taken.outputs = taken.loss = taken.gradient_norm = None
-        taken.losses = {}
-        return taken
+        """Return a copy without tensors: the counts and settings only."""
+        copied = copy.copy(self)
+        copied.batch = copied.outputs = copied.loss = copied.gradient_norm = None
+        copied.losses = {}
+        return copied
 
 
 class Boundary:
-    """Leaves in place of the tensors of a batch that have a graph, so that each microbatch ends there and the graph, which
-    they share, is passed once."""
+    """Replace the tensors of a batch that have a graph by leaves.
+
+    The backward of each microbatch ends at the leaves, so that the graph, which all microbatches have in common, is
+    traversed only once.
+    """
 
     def __init__(self) -> None:
         self._tensors: list[torch.Tensor] = []
         self._leaves: list[torch.Tensor] = []
-        self._passed = False
+        #: Whether backward has traversed the graph, which frees it.
+        self._traversed = False
 
     @classmethod
     def of(cls, batch: Any) -> tuple[Any, Boundary | None]:
-        """The batch with leaves, and its boundary; None if no tensor has a graph."""
+        """Return the batch with leaves, and its boundary, or None if no tensor has a graph."""
         boundary = cls()
-        cut = map_tensors(boundary._leaf, batch)
-        return (cut, boundary) if boundary._tensors else (batch, None)
+        with_leaves = map_tensors(boundary._leaf, batch)
+        return (with_leaves, boundary) if boundary._tensors else (batch, None)
 
     def _leaf(self, tensor: torch.Tensor) -> torch.Tensor:
         if tensor.grad_fn is None:
@@ -101,28 +107,28 @@ class Boundary:
 
     @property
     def tensors(self) -> Sequence[torch.Tensor]:
-        """Those with a graph."""
+        """The original tensors, with their graphs."""
         return self._tensors
 
     @property
     def leaves(self) -> Sequence[torch.Tensor]:
-        """What microbatches are made of instead."""
+        """The leaves that replace them in microbatches."""
         return self._leaves
 
     def begin(self) -> None:
-        """Before the gradients of the batch are computed. Raises RuntimeError if that is not possible, again."""
-        if self._passed:
+        """Prepare for computing the gradients of the batch. Raises RuntimeError if they were computed before."""
+        if self._traversed:
             raise RuntimeError(
-                "The batch of this step has a tensor that was computed in train_batch with gradients, which cannot be "
-                "computed again, and SAM, LBFGS and a smaller microbatch after a memory error compute gradients again. "
-                "Compute that tensor in the loss function instead, or detach it."
+                "The batch of this step has a tensor that train_batch computed with gradients, and its graph can be used only "
+                "once. SAM, LBFGS and a smaller microbatch after a memory error compute gradients again. Compute that tensor "
+                "in the loss function instead, or detach it."
             )
         for leaf in self._leaves:
             leaf.grad = None
 
     def backward(self) -> None:
-        """Pass on the gradients of all microbatches."""
-        self._passed = True
+        """Backpropagate the accumulated gradients of the leaves into the original tensors."""
+        self._traversed = True
         pairs = [(tensor, leaf.grad) for tensor, leaf in zip(self._tensors, self._leaves, strict=True)]
         reached = [(tensor, gradient) for tensor, gradient in pairs if gradient is not None]
         if reached:
@@ -131,7 +137,7 @@ class Boundary:
 
 
 def count(state: State, batch: Any) -> Counts:
-    """What the task says that a batch counts for."""
+    """Return the task's count of samples and tokens in a batch. Raises ValueError if it is not a valid count."""
     counted = state.task.count(batch)
     if isinstance(counted, Counts):
         return counted

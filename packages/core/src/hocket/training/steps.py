@@ -1,4 +1,4 @@
-"""Several steps of the optimizers in one batch: what `hocket.Task.train_batch` calls."""
+"""Take several optimizer steps in one batch; `hocket.Task.train_batch` calls this."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 
 class StepResult(NamedTuple):
-    """What came of a step.
+    """The result of a step.
 
     ``loss``: the mean over the batch of all ranks, a scalar without a graph; ``losses``: the named losses that it is the sum
-    of. ``gradient_norm``: before clipping, where clipping by norm computed it. ``taken``: whether the optimizers have stepped;
-    False where the loss was not finite under ``nonfinite="skip"``, or scaled gradients overflowed. ``kept``: what the loss
-    function kept (`hocket.Loss`), of the whole batch; where the step was not taken, the ``carry`` that it was given.
+    of. ``gradient_norm``: before clipping, if clipping by norm computed it. ``taken``: whether the optimizers have stepped;
+    False if the loss was non-finite under ``nonfinite="skip"``, or scaled gradients overflowed. ``kept``: what the loss
+    function kept (`hocket.Loss`), for the full batch; if the step was not taken, the ``carry`` that it was given.
     """
 
     loss: Tensor
@@ -42,9 +42,9 @@ _NOTHING: Any = object()
 class Steps:
     """Call it to take a step: ``step(loss_function, batch, *optimizers)``. One per Trainer.
 
-    Each step has everything that the step of a task with one loss has: zero gradients, microbatches with exact weights, loss
-    scaling, clipping, the guard against non-finite losses, plug-ins. Parameters that only other optimizers hold get no
-    gradients in it.
+    Each step does everything that the step of a task with one loss does: it zeroes gradients, weights microbatches exactly,
+    scales the loss, clips gradients, guards against non-finite losses and calls plug-ins. Parameters that only other
+    optimizers hold get no gradients.
 
     Args:
         take: computes the gradients of the current step and steps; see `hocket.training.fit.FitLoop`.
@@ -58,7 +58,7 @@ class Steps:
         compiled: Callable[[Callable[..., Any]], Callable[..., Any]] | None,
     ) -> None:
         self._state, self._take, self._compiled = state, take, compiled
-        #: A step for each loss function and its optimizers, which remembers what its losses are means over.
+        #: A `Step` for each loss function and its optimizers, which remembers how its losses are weighted.
         self._steps: dict[tuple[str, str], Step] = {}
         self._functions: dict[Any, Callable[..., Any]] = {}
         #: The batch that `train_batch` was given, and whether it counts.
@@ -66,7 +66,7 @@ class Steps:
         self._counts = False
         #: Whether `train_batch` is running, and whether a step is.
         self._open = self._busy = False
-        #: The precision's context around `train_batch`, which steps are outside of.
+        #: The precision's context around `train_batch`; steps leave it.
         self._context: AbstractContextManager[Any] | None = None
         self._checked = False
 
@@ -78,16 +78,16 @@ class Steps:
         """Compute the gradients of ``loss_function(batch)`` and step.
 
         Args:
-            loss_function: a method of the task that takes a batch, or with ``carry`` a batch and what to carry, and returns
-                what `hocket.Task.loss` may return. It may be called with parts of the batch, and several times.
-            batch: what the loss is computed on, made from the batch that `train_batch` was given. A tensor in it that has a
-                graph passes its gradients on once, when all microbatches are done.
-            optimizers: names of those to step; none for all.
+            loss_function: a method of the task that takes a batch, or with ``carry`` a batch and the carry, and returns
+                what `hocket.Task.loss` may return. It may be called several times, with microbatches.
+            batch: the loss function's input, made from the batch that `train_batch` was given. If a tensor in it has a graph,
+                gradients flow through that graph once, after the last microbatch.
+            optimizers: names of the optimizers to step; none for all.
             carry: a second argument of the loss function, split as the batch is, such as a hidden state.
 
         Raises:
             ValueError: there is no optimizer of that name.
-            RuntimeError: called within a loss function or outside of `train_batch`; or ranks do different things.
+            RuntimeError: called within a loss function or outside of `train_batch`; or ranks take different steps.
         """
         if not self._open or self._busy:
             raise RuntimeError(
@@ -116,7 +116,7 @@ class Steps:
             outer.taken.update(map(id, state.optimizers if step.optimizers is None else step.optimizers))
         outer.loss, outer.losses, outer.gradient_norm = step.loss, step.losses, step.gradient_norm
         before = None if carry is _NOTHING else carry
-        if step.loss is None:  # no rank has a sample of it
+        if step.loss is None:  # no rank has a sample in this step
             return StepResult(torch.zeros((), device=state.device), {}, None, False, before)
         self._log(step)
         kept, step.kept = state.task.join(step.kept) if step.kept else None, []
@@ -124,15 +124,15 @@ class Steps:
 
     @property
     def batch(self) -> int:
-        """The number of the current batch, from 0, for steps that are not taken in every one."""
+        """The number of the current batch, from 0, for steps that are not taken in every batch."""
         return self._state.timestamp.batch
 
     def any(self, flag: bool | Tensor) -> bool:
-        """Whether ``flag`` is true on any rank: what to decide on where ranks must do the same. Waits for the device."""
+        """Whether ``flag`` is true on any rank. Decide by it where all ranks must do the same. Waits for the device."""
         return bool(self._agree("any", "", float(bool(flag))))
 
     def mean(self, value: float | Tensor) -> float:
-        """The mean of a number over ranks. Waits for the device."""
+        """Return the mean of a number over ranks. Waits for the device."""
         return self._agree("mean", "", float(value)) / self._state.strategy.world_size
 
     # --- what the loop calls
@@ -141,7 +141,7 @@ class Steps:
         """Call the task's `train_batch` with the current batch, and return whether an optimizer has stepped.
 
         Args:
-            counts: whether the batch counts; if not, it is padding, on which this rank computes with weight 0.
+            counts: False for a padding batch, on which this rank computes with weight 0.
         """
         state, bus = self._state, self._state.bus
         taken: Counter[int] = Counter()
@@ -158,8 +158,8 @@ class Steps:
             self._open, self._whole = False, None
         if returned is not None:
             raise TypeError(
-                f"train_batch of {type(state.task).__name__} returned {type(returned).__name__}, and nothing was trained with "
-                "it. Call step(loss_function, batch) instead of returning a loss."
+                f"train_batch of {type(state.task).__name__} returned {type(returned).__name__}, which is not used for "
+                "training. Call step(loss_function, batch) instead of returning a loss."
             )
         self._check_weights()
         state.step.batch = whole
@@ -199,14 +199,14 @@ class Steps:
         for name in names:
             if name not in there:
                 raise ValueError(
-                    f"step(…, {name!r}) names no optimizer; there {'is' if len(there) == 1 else 'are'} "
+                    f"step(…, {name!r}) does not name an optimizer; there {'is' if len(there) == 1 else 'are'} "
                     f"{', '.join(map(repr, there))}. Name them in configure_optimizers, which may return a dict, or in the "
                     f"Trainer's optimizer={{{name!r}: …}}."
                 )
         return [there.index(name) for name in dict.fromkeys(names)]
 
     def _count(self, name: str, batch: Any) -> tuple[int, int]:
-        """The samples that this rank trains on in a step, and those of all ranks."""
+        """Return the number of samples in a step on this rank, and on all ranks together."""
         state = self._state
         if not self._counts:
             mine = 0
@@ -224,7 +224,7 @@ class Steps:
         return mine, int(self._agree("step", name, mine)) // identical
 
     def _agree(self, what: str, name: str, value: float) -> float:
-        """The sum of ``value`` over ranks, all of which have to ask for the same; RuntimeError says which do not."""
+        """Return the sum of ``value`` over ranks. Raises RuntimeError, naming each rank's call, if the calls differ."""
         state = self._state
         world = state.strategy.world_size
         if world == 1:
@@ -236,7 +236,7 @@ class Steps:
             said = {"return": "returned from train_batch", "any": "called step.any", "mean": "called step.mean"}
             doing = state.bus.all_gather_object(said.get(what, f"called step(…) for {name or 'all optimizers'}"))
             raise RuntimeError(
-                "Ranks do different things in train_batch: "
+                "Ranks make different calls in train_batch: "
                 + "; ".join(f"rank {rank} {each}" for rank, each in enumerate(doing))
                 + ". All take the same steps; decide with step.any(flag) or step.mean(number), which are the same on all ranks."
             )
@@ -249,7 +249,7 @@ class Steps:
 
     @contextmanager
     def _within(self) -> Iterator[None]:
-        """The precision's context, but not during steps."""
+        """Enter the precision's context; steps leave it meanwhile (`_outside`)."""
         self._context = self._state.bus.forward_context()
         self._context.__enter__()
         try:
@@ -268,7 +268,7 @@ class Steps:
             self._context.__enter__()
 
     def _check_listeners(self) -> None:
-        """Raise PlanError for algorithms that act where a loss function of the task's own has nothing for them."""
+        """Raise PlanError for algorithms that act between model and loss: a custom loss function computes both in one call."""
         if self._checked:
             return
         self._checked = True
@@ -278,8 +278,8 @@ class Steps:
             if names := [attachment.name for attachment in attachments if attachment.kind == "algorithms"]:
                 raise PlanError(
                     f"Algorithm {', '.join(map(repr, names))} acts on {event}, between a model's outputs and the loss, which "
-                    f"the loss functions of {type(self._state.task).__name__}.train_batch compute in one. Leave it out, or "
-                    "train with step(self.loss_of, batch), where forward(batch) and loss(outputs, batch) are apart."
+                    f"the loss functions of {type(self._state.task).__name__}.train_batch compute in one call. Remove it, or "
+                    "train with step(self.loss_of, batch), which calls forward(batch) and loss(outputs, batch) separately."
                 )
         if self._state.step.metrics is not None:
             warnings.warn(
@@ -288,11 +288,11 @@ class Steps:
             )
 
     def _check_weights(self) -> None:
-        """Raise RuntimeError if `train_batch` changed a parameter with a graph, which trains something else in silence."""
+        """Raise RuntimeError if `train_batch` changed a parameter under autograd: such a parameter silently does not train."""
         if any(parameter.grad_fn is not None for parameter in self._state.parameters):
             named = self._state.task.named_parameters()
             name = next(name for name, parameter in named if parameter.grad_fn is not None)
             raise RuntimeError(
-                f"train_batch changed {name} under autograd, so that it is no parameter any more. Change weights under "
-                "torch.no_grad()."
+                f"train_batch changed {name} under autograd, so that it is not a leaf any more and gets no gradient. Change "
+                "weights under torch.no_grad()."
             )

@@ -1,4 +1,4 @@
-"""When a fit ends."""
+"""Determine when a fit ends."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from hocket.training.fit import FitLoop
 def fit_until(
     state: State, loop: FitLoop, planned: Time | None, asked: str | Time | None, asked_before: str | None
 ) -> Time | None:
-    """Counted from the beginning of training; None, with a warning, if that is already past.
+    """Return the end of a fit, counted from the beginning of training; None, with a warning, if it is already past.
 
     Args:
         planned: the Trainer's duration.
-        asked: what this fit was given, on top of what is done.
-        asked_before: what the fit before it was given, whose checkpoint this one may go on from.
+        asked: the duration of this fit, on top of the training done so far.
+        asked_before: the duration of the previous fit, whose checkpoint this one may continue.
 
     Raises:
-        ValueError: there is no duration, or one that cannot be had. DataError: the data never ends, and epochs are counted.
+        ValueError: there is no duration, or it cannot be reached. DataError: the data never ends, and epochs are counted.
     """
-    goes_on = loop.left is not None and (None if asked is None else str(asked)) == asked_before
-    if goes_on and state.progress.fit_until is not None and (asked is not None or planned is None):
+    continues = loop.left is not None and (None if asked is None else str(asked)) == asked_before
+    if continues and state.progress.fit_until is not None and (asked is not None or planned is None):
         until = state.progress.fit_until
     elif asked is not None:
         more = duration(asked)
@@ -35,10 +35,12 @@ def fit_until(
             warnings.warn(f"Training is over: {until} are done. Pass fit(duration=…) for more.", stacklevel=4)
             return None
     else:
-        raise ValueError("How long to train is not known. Pass duration='10ep' or the like to the Trainer or to fit.")
+        raise ValueError(
+            "There is no duration to train for. Pass duration='10ep' or the like to the Trainer or to fit."
+        )
     if until.unit is Unit.EPOCH and loop.data.endless:
         raise DataError(
-            f"The training data never ends, so a duration of {until.value} epochs does not either. Give the duration in "
+            f"The training data never ends, and neither does a duration of {until.value} epochs. Give the duration in "
             "batches ('1000ba') or limit an epoch with limit_train=1000."
         )
     left = until.value - state.timestamp.count(until.unit)
@@ -47,10 +49,10 @@ def fit_until(
 
 
 def duration(given: str | Time) -> Time:
-    """A Time to train for. Raises TimeError for a share of the duration."""
+    """Parse a duration to train for. Raises TimeError for a fraction of the duration (``dur``)."""
     time = Time.parse(given)
     if time.unit is Unit.DURATION:
         raise TimeError(
-            f"A duration of {time} is a share of itself. Give it in ep, ba, sp, tok, or as a time such as '90min'."
+            f"A duration of {time} is a fraction of itself. Give it in ep, ba, sp, tok, or as a time such as '90min'."
         )
     return time

@@ -1,6 +1,6 @@
-"""What a loss without a weight is a mean over: found out once, where it matters.
+"""Determine, once and if needed, how to weight a loss that comes without a weight: what it is a mean over.
 
-One batch in one piece on one rank needs no weights. Several microbatches or ranks do, and so does an evaluation.
+A batch that is not split, on one rank, needs no weights. Several microbatches or ranks do, and so does an evaluation.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from hocket.training import seeding
 if TYPE_CHECKING:
     from hocket.state import State
 
-#: The weight of the loss of a batch; None for its samples.
+#: Returns the weight of a batch's loss; None for its number of samples.
 Weight = Callable[[Any], Tensor | None]
 
 
@@ -34,27 +34,27 @@ def by_samples(batch: Any) -> None:
 
 
 def nothing(batch: Any) -> Tensor:
-    """The loss is a mean over no label at all, and what such means are over shows in a later batch only."""
+    """The loss is a mean over no label at all; a later batch will show how to weight it."""
     return torch.zeros((), dtype=torch.int64)
 
 
 def in_training(state: State, loss: Loss, samples: int) -> Weight:
-    """How to weight the losses of microbatches and ranks, found out with the first one that is not `nothing`.
+    """Return how to weight the losses of microbatches and ranks, determined on the first that is not `nothing`.
 
     Args:
         samples: samples in ``state.batch``.
 
     Raises:
-        ValueError: the loss is a sum over samples, or the model's own, and what that is a mean over is not certain.
+        ValueError: the loss is a sum over samples; or the model computes it, and its weight cannot be determined.
     """
     if own_loss(state.outputs) is loss.value:
         weight = of_own_loss(state)
         if weight is None:
             raise ValueError(
-                f"{type(state.model).__name__} computes its loss itself, and what that is a mean over is not certain, so "
+                f"{type(state.model).__name__} computes its loss itself, and it is not certain what that is a mean over, so "
                 "microbatches and ranks cannot be given weights. Return it with its weight, for instance "
-                "loss=lambda outputs, batch: (outputs.loss, (batch['labels'] != -100).sum()), or the number of samples if that "
-                "is what the mean is over; or train on one rank without microbatch=."
+                "loss=lambda outputs, batch: (outputs.loss, (batch['labels'] != -100).sum()), or with the number of samples "
+                "for a mean over samples; or train on one rank without microbatch=."
             )
         return weight
     if (weight := of_labels(state)) is not None:
@@ -64,16 +64,16 @@ def in_training(state: State, loss: Loss, samples: int) -> Weight:
     found = tried(state, samples)
     if found == "sum":
         raise ValueError(
-            "The loss of a sample given twice is twice its loss, so this is a sum over samples and not a mean: where a batch "
-            "is split into microbatches or divided over ranks the two differ. If you mean the sum, pass "
+            "The loss of a sample given twice is twice its loss, so this is a sum over samples and not a mean: if a batch "
+            "is split into microbatches or divided over ranks, the two differ. If you mean the sum, pass "
             "loss_reduction='sum' to the Trainer, or return hocket.Loss(value, reduction='sum'). Else take the mean, "
-            "for instance with reduction='mean'; loss_reduction='mean' leaves the loss as it is."
+            "for instance with reduction='mean'; loss_reduction='mean' uses the loss as it is."
         )
     if found == "neither":
         warnings.warn(
             "The loss of several samples is not the mean of their losses, so a batch that is split into microbatches or "
-            "divided over ranks has another loss than a batch in one piece: the mean of theirs, weighted by samples. If the "
-            "loss is a mean over something else, such as labels that count, return (mean, weight); if this is meant, pass "
+            "divided over ranks has another loss than the full batch: the mean of the parts, weighted by samples. If the "
+            "loss is a mean over something else, such as labels that count, return (mean, weight); if this is intended, pass "
             "loss_reduction='mean' to the Trainer.",
             stacklevel=2,
         )
@@ -81,26 +81,26 @@ def in_training(state: State, loss: Loss, samples: int) -> Weight:
 
 
 def in_evaluation(state: State, loss: Loss, label: str) -> Weight:
-    """As `in_training`, but what is not certain is weighted by samples, with a warning."""
+    """As `in_training`, but weight by samples, with a warning, if the weight cannot be determined."""
     if own_loss(state.outputs) is not loss.value:
         return of_labels(state) or by_samples
     weight = of_own_loss(state)
     if weight is None:
         warnings.warn(
-            f"{type(state.model).__name__} computes its loss itself, and what that is a mean over is not certain: "
-            f"{label}/loss is the mean over batches, weighted by their samples. Pass loss= a function that returns "
-            "(mean, weight) for another one.",
+            f"{type(state.model).__name__} computes its loss itself, and it is not certain what that is a mean over: "
+            f"{label}/loss is the mean over batches, weighted by their samples. For another weight, pass loss= a function "
+            "that returns (mean, weight).",
             stacklevel=2,
         )
     return by_samples if weight is None else weight
 
 
 def of_labels(state: State) -> Weight | None:
-    """The weights of torch's losses over classes: what their mean divides by. None for other losses.
+    """Return the weights of torch's classification losses: the divisors of their means. None for other losses.
 
-    Labels that are ignored and class weights make that something else than samples. One label for each sample, of one weight
-    and none of them ignored in the first batch, is plain classification, whose gradients no step has to rescale; ranks, which
-    have to decide alike, do not look.
+    With ignored labels or class weights the divisor is not the number of samples. One label per sample, without class weights
+    and with no ignored label in the first batch, is plain classification, whose gradients need no rescaling. With several
+    ranks labels are not looked at, because all ranks must decide the same.
     """
     task = state.task
     said = _classes(task.loss_function) if isinstance(task, SupervisedTask) else None
@@ -117,7 +117,7 @@ def of_labels(state: State) -> Weight | None:
 
     def counted(batch: Any) -> Tensor:
         labels = targets_of(batch)
-        if labels.is_floating_point():  # classes that were mixed: a mean over all of them
+        if labels.is_floating_point():  # class probabilities, as from mixup: a mean over all labels
             return labels.new_full((), labels.numel() // labels.size(1))
         counts = labels != ignored
         return (
@@ -130,7 +130,7 @@ def of_labels(state: State) -> Weight | None:
 
 
 def _classes(loss: Any) -> tuple[Tensor | None, int] | None:
-    """Class weights and the label to ignore of one of torch's losses over classes; None for other losses."""
+    """Return class weights and the label to ignore of one of torch's classification losses; None for other losses."""
     keywords: Mapping[str, Any] = {}
     if isinstance(loss, functools.partial) and not loss.args:
         loss, keywords = loss.func, loss.keywords
@@ -142,15 +142,15 @@ def _classes(loss: Any) -> tuple[Tensor | None, int] | None:
 
 
 def tried(state: State, samples: int) -> Literal["mean", "sum", "neither"] | None:
-    """What the loss of several samples is of their losses; of one sample, of that given twice. None if it cannot be tried.
+    """Whether the loss of several samples is the mean or the sum of their losses, or neither; None if that cannot be tried.
 
-    Only losses are computed, without gradients, and what the task keeps in buffers and attributes is put back. A loss function
-    of `hocket.Task.train_batch` includes its forward pass.
+    A single sample is tried twice in one batch. Only losses are computed, without gradients, and the task's buffers and
+    attributes are restored. A loss function of `hocket.Task.train_batch` includes its forward pass.
     """
     function = state.step.loss_function
     several = list(range(min(samples, 8))) if samples > 1 else [0, 0]
     try:
-        with torch.no_grad(), seeding.preserved(), _put_back(state.task), state.bus.forward_context():
+        with torch.no_grad(), seeding.preserved(), _restored(state.task), state.bus.forward_context():
 
             def loss_of(indices: list[int]) -> Tensor:
                 batch = batches.take_samples(state.batch, indices, samples)
@@ -172,15 +172,15 @@ def tried(state: State, samples: int) -> Literal["mean", "sum", "neither"] | Non
                 return "mean"
             if abs(together - sum(losses)) <= allowed * len(losses):
                 return "sum"
-            # A loss that is not the same again draws random numbers.
+            # If the loss differs when computed again, it draws random numbers.
             return "neither" if float(loss_of(several)) == together else None
-    except Exception:  # outputs or losses that are not made of samples
+    except Exception:  # outputs or losses that cannot be split into samples
         return None
 
 
 @contextlib.contextmanager
-def _put_back(task: nn.Module) -> Iterator[None]:
-    """Give all modules the attributes and buffers that they had, and buffers their values."""
+def _restored(task: nn.Module) -> Iterator[None]:
+    """Restore the attributes and buffers of all modules, and the values of buffers, afterwards."""
     kept = [(module, dict(vars(module)), dict(module._buffers)) for module in task.modules()]
     values = [(buffer, buffer.clone(), buffer._version) for buffer in task.buffers()]
     try:
@@ -198,10 +198,10 @@ def _put_back(task: nn.Module) -> Iterator[None]:
 
 
 def of_own_loss(state: State) -> Weight | None:
-    """How to weight the model's own loss: by the labels that count, if its value is their mean; None if it is not.
+    """Return how to weight the model's own loss: by the labels that count, if its value is their mean; None otherwise.
 
-    That is the case for the models of transformers: cross-entropy over the labels that are not -100, shifted by one for causal
-    language models. Instead of knowing their classes this computes the loss once more. `nothing` if there are none.
+    Models of transformers compute the cross-entropy over the labels other than -100, shifted by one for causal language
+    models. Their classes need not be known: the loss is computed once more and compared. `nothing` if no label counts.
     """
     value = own_loss(state.outputs)
     tolerance = max(1e-5, 2 * torch.finfo(value.dtype).eps)
@@ -215,11 +215,11 @@ def of_own_loss(state: State) -> Weight | None:
                     found.setdefault(key, []).append((name, weight))
     if not found:
         return None
-    # Labels that are the inputs, as in language models without padding.
+    # The inputs may fit as labels too, as in language models without padding, so prefer the usual keys.
     readings = dict(found[next((key for key in _LABELS if key in found), next(iter(found)))])
     if len(readings) == 1:
         return next(iter(readings.values()))
-    # A model that has learnt nothing yet may give all tokens the same probability, which fits both.
+    # An untrained model may give all tokens the same probability, which fits both readings.
     kind = str(getattr(state.model, "loss_type", None) or type(state.model).__name__)
     if "CausalLM" in kind or "LMHead" in kind:
         return readings.get("shifted")
@@ -237,7 +237,7 @@ def _labels(batch: Any) -> Iterator[tuple[Any, Tensor]]:
 
 
 def _readings(key: Any, labels: Tensor, outputs: Any) -> Iterator[tuple[str, Weight, Tensor]]:
-    """Names, weights and values of what the loss may be: a mean over labels or samples."""
+    """Yield the name, weight and expected value of each possible loss: means over labels or samples."""
     floating: list[Tensor] = []
     batches.map_tensors(lambda tensor: floating.append(tensor) if tensor.is_floating_point() else None, outputs)
     for logits in floating:
@@ -263,6 +263,6 @@ def _counted(labels: Tensor) -> Tensor:
 def _cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     labels = labels.long()
     outside = ((labels < 0) & (labels != -100)) | (labels >= logits.size(-1))
-    if outside.any():  # other whole numbers, not labels
+    if outside.any():  # other integers, not labels
         return torch.tensor(math.nan)
     return F.cross_entropy(logits.flatten(0, -2), labels.flatten(), ignore_index=-100).cpu()

@@ -1,4 +1,4 @@
-"""What a run is configured with, and what of that a resumed run has changed."""
+"""A run's configuration, and warnings of differences when a run resumes."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _ATTACHED = ("algorithms", "callbacks", "precisions", "actions")
 
 
 class Configuration(Component):
-    """Arguments and hyperparameters, as plain data. Nothing is loaded: differences are warned of when a run resumes.
+    """Arguments and hyperparameters, as plain data. Nothing is loaded; a resumed run warns of differences.
 
     Args:
         arguments: those of the Trainer.
-        hyperparameters: what optimizers were made with; see :func:`hyperparameters`.
+        hyperparameters: the initial ones of the optimizers; see :func:`hyperparameters`.
     """
 
     path = "configuration"
@@ -34,34 +34,34 @@ class Configuration(Component):
         self._state, self._arguments, self._hyperparameters = state, arguments, dict(hyperparameters)
 
     def state_dict(self, gather: bool) -> Tree:
-        """Both, as text."""
+        """Return both as text."""
         given = {name: self._arguments[name] for name in _ARGUMENTS}
         texts = {name: repr(each) if isinstance(each, Schedule) else repr(plain(each)) for name, each in given.items()}
         return {"arguments": texts, "optimizers": self._hyperparameters}
 
     def check(self, saved: Tree, checkpoint: Saved) -> Check:
-        """Warn of everything that is known on both sides and differs."""
+        """Warn of every difference that is known on both sides."""
         found = list(_plugins(self._state, checkpoint.tree["attached"]))
         if saved is not None:
             now = self.state_dict(gather=False)
             found += _different(saved["arguments"], now["arguments"], "{} was {}, is {}")
             found += _different(saved["optimizers"], now["optimizers"], "{} was and stays {}, not {}")
         message = (
-            f"This run is configured otherwise than that of the checkpoint: {'; '.join(found)}. To continue as it was, give "
-            "the Trainer what it was given then."
+            f"This run is configured differently from the checkpoint's: {'; '.join(found)}. To continue as before, give the "
+            "Trainer the same arguments as then."
         )
         return Check(warnings=[message] if found else [])
 
     def absent(self, checkpoint: Saved) -> Check:
-        """Older checkpoints say only what was attached."""
+        """Compare only the attached plug-ins: older checkpoints record nothing else."""
         return self.check(None, checkpoint)
 
     def load_state_dict(self, saved: Any) -> None:
-        """Nothing to load."""
+        """Do nothing."""
 
 
 def hyperparameters(optimizers: Sequence[Optimizer]) -> dict[str, str]:
-    """Of every parameter group, as text by its place, such as ``"optimizers.0.lr"``."""
+    """Return the hyperparameters of every parameter group as text, by keys such as ``"optimizers.0.lr"``."""
     found: dict[str, str] = {}
     for number, optimizer in enumerate(optimizers):
         for index, group in enumerate(optimizer.param_groups):

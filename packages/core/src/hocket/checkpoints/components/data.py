@@ -1,4 +1,4 @@
-"""Positions in the data."""
+"""The positions in training and evaluation data."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ class TrainingData(Component):
         self._kept: PerRank | None = None
 
     def state_dict(self, gather: bool) -> Tree:
-        """The iterator's, or None without data."""
+        """Return the iterator's state, or None without data."""
         return self._loop.data.state_dict() if self._loop.has_data else None
 
     def check(self, saved: PerRank, checkpoint: Saved) -> Check:
-        """Raise DataError for an epoch over data of each rank's own, which other ranks were in."""
+        """Raise DataError if the world size changed within an epoch in which each rank read data of its own."""
         if self._loop.has_data:
             self._mine(saved)
         return Check(saved)
 
     def load_state_dict(self, saved: PerRank) -> None:
-        """Move the iterator there, or keep the position for it."""
+        """Move the iterator to the position, or keep the position until there is data."""
         self._kept = saved
         if self._loop.has_data:
             self.data_is_set()
@@ -52,14 +52,14 @@ class TrainingData(Component):
             self._state.progress.epoch_length = self._loop.data.length
 
     def _mine(self, saved: PerRank) -> Any:
-        """This rank's position; None for a checkpoint of a run without data."""
+        """Return this rank's position; None for a checkpoint of a run without data."""
         if len(saved.states) == saved.world_size:
             return saved.states[saved.rank]
         return None if saved.states[0] is None else self._loop.data.reshare(saved.states, saved.world_size)
 
 
 class EvaluationData(Component):
-    """The positions between evaluations, for data that continues where the last iteration ended."""
+    """The positions between evaluations, for data that continues from the end of the last iteration."""
 
     path, scope = "eval_data", "rank"
 
@@ -67,11 +67,11 @@ class EvaluationData(Component):
         self._state = state
 
     def state_dict(self, gather: bool) -> Tree:
-        """By the set's label."""
+        """Return the positions by the set's label."""
         return {label: each.source.position() for label, each in self._state.eval_sets.items()}
 
     def load_state_dict(self, saved: PerRank) -> None:
-        """Of the sets that are there; a rank that did not exist takes those of rank 0."""
+        """Restore the positions of existing sets; a new rank takes those of rank 0."""
         for label, each in self._state.eval_sets.items():
             if label in saved.own:
                 each.source.restore(saved.own[label])

@@ -8,7 +8,7 @@ from hocket.training.guard import NonFiniteGuard
 
 
 class Guard(Stateful):
-    """Its counters; it also keeps non-finite weights out of checkpoints."""
+    """The guard's counters; it also keeps non-finite weights out of checkpoints."""
 
     def __init__(self, state: State, guard: NonFiniteGuard) -> None:
         super().__init__("guard", guard, "the guard")

@@ -1,4 +1,4 @@
-"""The model's weights, and what weights do not tell: frozen parameters and modules in eval mode."""
+"""The model's weights, its frozen parameters and its modules in eval mode."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hocket.state import State
 
 
 class Model(Component):
-    """The weights by the task's names."""
+    """The model's weights, by the task's names."""
 
     path = "model"
 
@@ -23,18 +23,18 @@ class Model(Component):
         self._state = state
 
     def state_dict(self, gather: bool) -> Tree:
-        """Full weights with ``gather``, else this rank's shards."""
+        """Return full weights with ``gather``, else this rank's shards."""
         bus = self._state.bus
         weights = (bus.model_state if gather else bus.model_shards)(self._state.prepared)
         return encode(dict(weights), "the model", gather)
 
     def like(self) -> Like:
-        """As the model is sharded now."""
+        """Return the model's current shards by path."""
         shards = self._state.bus.model_shards(self._state.prepared)
         return lambda path, reference: shards.get(path)
 
     def check(self, saved: Tree, checkpoint: Saved) -> Check:
-        """Compare names and shapes; with ``strict=False`` keep those that the model has, and its own for the others."""
+        """Compare names and shapes; with ``strict=False`` load the weights that fit and keep the model's own for the others."""
         weights: dict[str, Any] = decode(saved, copy=False)  # loading copies them
         if checkpoint.strict:
             misfit = _misfit(self._state, weights)
@@ -45,12 +45,12 @@ class Model(Component):
             for name, value in weights.items()
             if name in here and getattr(value, "shape", None) == getattr(here[name], "shape", None)
         }
-        left_out, missing = sorted(weights.keys() - fitting.keys()), sorted(here.keys() - fitting.keys())
+        skipped, missing = sorted(weights.keys() - fitting.keys()), sorted(here.keys() - fitting.keys())
         message = (
-            f"The model's weights: {len(fitting)} loaded; left out of the checkpoint: {', '.join(left_out) or 'none'}; left as "
-            f"they were in the model: {', '.join(missing) or 'none'}."
+            f"The model's weights: {len(fitting)} loaded; skipped in the checkpoint: {', '.join(skipped) or 'none'}; unchanged "
+            f"in the model: {', '.join(missing) or 'none'}."
         )
-        return Check({**here, **fitting}, warnings=[message] if left_out or missing else [])
+        return Check({**here, **fitting}, warnings=[message] if skipped or missing else [])
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         """Load full weights or shards."""
@@ -58,9 +58,9 @@ class Model(Component):
 
 
 def by_own_names(state: State, weights: Mapping[str, Any]) -> dict[str, Any]:
-    """Return weights by the names that the model itself gives them, instead of the task's.
+    """Return weights by the model's own names instead of the task's.
 
-    Raises PluginError if the strategy's names are others.
+    Raises PluginError if the strategy uses other names.
     """
     prefix = state.model_prefix
     own = {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}
@@ -81,14 +81,14 @@ class Modes(Component):
         self._state = state
 
     def state_dict(self, gather: bool) -> Tree:
-        """Names of both."""
+        """Return the names of both."""
         return {
             "frozen": [name for name, each in self._state.task.named_parameters() if not each.requires_grad],
             "eval": [name for name, each in self._state.task.named_modules() if not each.training],
         }
 
     def load_state_dict(self, saved: Mapping[str, list[str]]) -> None:
-        """Freeze and switch as saved."""
+        """Freeze parameters and set the modes of modules as saved."""
         frozen, evaluating = set(saved["frozen"]), set(saved["eval"])
         for name, parameter in self._state.task.named_parameters():
             if parameter.requires_grad is (name in frozen):
@@ -98,13 +98,13 @@ class Modes(Component):
 
 
 def _misfit(state: State, saved: Mapping[str, Any]) -> str:
-    """How the saved weights differ from the model's, and what to type; empty if they have the same names and shapes."""
+    """Return how the saved weights differ from the model's, and what to type; empty if names and shapes are the same."""
     here = state.bus.model_shards(state.prepared)
     before, now = shapes_of(saved), shapes_of(here)
-    left_alone = _with_ways_of_their_own(state.task)
+    custom = _prefixes_with_custom_loading(state.task)
 
     def compared(names: Iterable[str]) -> tuple[str, ...]:
-        return tuple(name for name in names if not name.startswith(left_alone))
+        return tuple(name for name in names if not name.startswith(custom))
 
     other = compared(name for name in before if before[name] != now.get(name, before[name]))
     report = Report(
@@ -117,13 +117,13 @@ def _misfit(state: State, saved: Mapping[str, Any]) -> str:
     paths = [f"model.{name}" for name in (*report.missing, *report.unexpected, *other)]
     differences = str(report).replace("\n", "; ")
     return (
-        f"The model is not the checkpoint's: {differences}. Give the Trainer the model that was trained, or leave these out: "
+        f"The model is not the checkpoint's: {differences}. Give the Trainer the model that was trained, or omit these by "
         f"ignore={listed(paths)}."
     )
 
 
-def _with_ways_of_their_own(task: nn.Module) -> tuple[str, ...]:
-    """Beginnings of the names in modules that themselves decide what they load, such as buffers of any size."""
+def _prefixes_with_custom_loading(task: nn.Module) -> tuple[str, ...]:
+    """Return the name prefixes of modules with custom loading, such as of buffers of any size."""
     found = []
     for name, module in task.named_modules():
         hooks = module._load_state_dict_pre_hooks.values()

@@ -1,4 +1,4 @@
-"""Optimizers with what they keep for each parameter, and the schedules of their learning rates."""
+"""Optimizers with their state for each parameter, and the learning-rate schedules."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hocket.checkpoints.report import Shape, listed
 from hocket.checkpoints.storage.plain import encode
 from hocket.state import State
 
-#: The path of what an optimizer keeps for a parameter.
+#: The path of an optimizer's state for a parameter.
 _OF_PARAMETER = re.compile(r"(\d+)\.state\.state\.~int\.(\d+)\.")
 
 
@@ -40,7 +40,7 @@ class Optimizers(Component):
         }
 
     def like(self) -> Like:
-        """As the parameter is sharded that a tensor is kept for."""
+        """Return for each tensor of state the parameter that it belongs to, whose sharding it has."""
         parameters = [
             [parameter for group in optimizer.param_groups for parameter in group["params"]]
             for optimizer in self._state.optimizers
@@ -58,7 +58,7 @@ class Optimizers(Component):
         return like
 
     def check(self, saved: Tree, checkpoint: Saved) -> Check:
-        """Compare classes, and for each optimizer of the same class the parameters that it keeps state for."""
+        """Compare classes, and for each optimizer of the same class the parameters with state."""
         state, problems, states = self._state, [], []
         before, here = _classes(saved), [class_of(optimizer) for optimizer in state.optimizers]
         if before != here:
@@ -120,7 +120,7 @@ class Schedules(Component):
 
 
 def in_order(numbered: Mapping[str, Any]) -> list[Any]:
-    """The values of ``"0"``, ``"1"``, ``"2"`` …"""
+    """Return the values of ``"0"``, ``"1"``, ``"2"`` …"""
     return [numbered[str(index)] for index in range(len(numbered))]
 
 
@@ -131,22 +131,22 @@ def _classes(saved: Tree) -> list[str]:
 def _fitting(
     state: State, index: int, saved: Mapping[str, Any], weights: Mapping[str, Shape]
 ) -> tuple[Mapping[str, Any] | None, str]:
-    """What of its saved state an optimizer can take, or None; and what it cannot take, with what to type, or nothing.
+    """Return the part of its saved state that an optimizer can load, or None; and the problem and what to type, or empty.
 
     Args:
-        index: which of the Trainer's optimizers.
-        weights: the shapes of the weights that it was saved with.
+        index: the number of the Trainer's optimizer.
+        weights: the shapes of the saved weights.
     """
     optimizer = state.optimizers[index]
     own = state.bus.optimizer_shards(state.prepared, optimizer)
     if not all(isinstance(each.get("state"), Mapping) and "param_groups" in each for each in (saved, own)):
-        return saved, ""  # of a form that only the optimizer itself knows
+        return saved, ""  # in a format that only the optimizer itself knows
     kind = type(optimizer).__name__
     before, now = _numbers(saved), _numbers(own)
     if (sizes := [len(group) for group in before]) != [len(group) for group in now]:
         return None, (
             f"The checkpoint's {kind} has groups of {sizes} parameters, and the Trainer's has {[len(group) for group in now]}. "
-            "Give the Trainer the same optimizer= and model, or leave the optimizer's state out: ignore=['optimizers.*']."
+            "Give the Trainer the same optimizer= and model, or omit the optimizer's state by ignore=['optimizers.*']."
         )
     names = {id(parameter): name for name, parameter in state.task.named_parameters()}
     parameters = chain.from_iterable(group["params"] for group in optimizer.param_groups)
@@ -162,7 +162,7 @@ def _fitting(
     rest = {number: values for number, values in saved["state"].items() if number not in misfits}
     return {**saved, "state": rest}, (
         f"The checkpoint's {kind} has state of other shapes for {', '.join(misfits.values())}. To begin anew with these, pass "
-        f"ignore={listed([f'optimizers.{index}.state.state.~int.{number}.*' for number in misfits])}, and with all, "
+        f"ignore={listed([f'optimizers.{index}.state.state.~int.{number}.*' for number in misfits])}; with all, "
         "ignore=['optimizers.*']."
     )
 
@@ -172,6 +172,6 @@ def _numbers(saved: Mapping[str, Any]) -> list[list[Any]]:
 
 
 def _kept(values: Any) -> set[Shape]:
-    """Shapes of what an optimizer keeps for a parameter, without single numbers."""
+    """Return the shapes of an optimizer's state for a parameter, without 0-dimensional tensors."""
     tensors = values.values() if isinstance(values, Mapping) else ()
     return {tuple(each.shape) for each in tensors if isinstance(each, Tensor) and each.ndim}

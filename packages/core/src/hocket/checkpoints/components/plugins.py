@@ -1,4 +1,4 @@
-"""The attached plug-ins: what each is, and the state that it keeps."""
+"""The attached plug-ins: their descriptions and their state."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from hocket.plugins import catalog
 from hocket.plugins.spec import Attachment
 from hocket.state import State
 
-#: Kinds of which there can be any number; of the others there is always one, which may be another than before. Loggers may be
-#: others, too: training does not depend on them.
+#: Kinds with any number of plug-ins. Of other kinds there is always one, which may differ from the saved one. Loggers may
+#: differ too, because training does not depend on them.
 _SEVERAL = ("algorithms", "callbacks")
 
 
@@ -29,7 +29,7 @@ class Plugins(Component):
         self._state = state
 
     def state_dict(self, gather: bool) -> Tree:
-        """The state of each that has some."""
+        """Return the state of each plug-in that has some."""
         states: dict[str, dict[str, Any]] = {}
         for attachment in self._state.bus.attachments:
             if has_state(attachment.obj) and (state := attachment.obj.state_dict()):
@@ -39,7 +39,7 @@ class Plugins(Component):
         return states
 
     def like(self) -> Like:
-        """As the parameter is sharded whose name ends the path: so plug-ins name what they keep of shards."""
+        """Return the parameter whose name ends the path: plug-ins name sharded tensors by the parameter with that sharding."""
         state = self._state
         named = dict([*state.model.named_parameters(), *state.prepared.named_parameters()])
 
@@ -52,7 +52,7 @@ class Plugins(Component):
         return like
 
     def check(self, saved: Tree, checkpoint: Saved) -> Check:
-        """Compare what is attached now with what was attached then."""
+        """Compare the plug-ins attached now with those attached then."""
         attached = {(attachment.kind, attachment.name): attachment for attachment in self._state.bus.attachments}
         fitting = {
             (kind, name): checkpoint.decode(saved[kind][name])
@@ -93,13 +93,13 @@ def _problems(
         keeps = kind in _SEVERAL and has_state(attachment.obj) and bool(attachment.obj.state_dict())
         if (kind, name) not in described and (kind == "algorithms" or keeps):
             problems.append(
-                f"The {catalog.singular(kind)} '{name}' is attached, but the checkpoint was taken without it. Leave it out."
+                f"The {catalog.singular(kind)} '{name}' is attached, but the checkpoint was taken without it. Remove it."
             )
     return problems
 
 
 def how_to_get(kind: str, each: Mapping[str, Any]) -> str:
-    """What to type for a plug-in that a checkpoint was taken with."""
+    """Return what to type to attach a plug-in that a checkpoint was taken with."""
     short = short_name(each["name"])
     if {short, each["name"]} & set(catalog.names(kind)):
         return f"Pass {kind}=['{short}'] to the Trainer."
@@ -112,12 +112,12 @@ def how_to_get(kind: str, each: Mapping[str, Any]) -> str:
 
 
 def short_name(name: str) -> str:
-    """Without the number that the second plug-in of a name gets."""
+    """Return the name without the number that the second plug-in of a name gets."""
     return name.rpartition("-")[0] if name.rpartition("-")[2].isdigit() else name
 
 
 def described(attachments: tuple[Attachment, ...]) -> list[dict[str, Any]]:
-    """What is attached; its configuration is None where that is not known, or is no plain data."""
+    """Return descriptions of attached plug-ins. A configuration that is unknown or not plain data is None."""
     return [
         {
             "kind": attachment.kind,

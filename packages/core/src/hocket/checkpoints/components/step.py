@@ -1,4 +1,4 @@
-"""What the latest step came to, which is logged later."""
+"""The results of the latest step, which are logged later."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ class Batch(Component):
         self._state = state
 
     def state_dict(self, gather: bool) -> Tree:
-        """Over all ranks."""
+        """Return them, over all ranks."""
         state = self._state
         norm = encode(state.gradient_norm)
         return {"samples": state.batch_samples, "tokens": state.batch_tokens, "norm": norm}
 
     def check(self, saved: Tree, checkpoint: Saved) -> Check:
-        """Whatever was saved fits."""
+        """Accept any saved state."""
         return Check(checkpoint.decode(saved))
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Into the step."""
+        """Set them in the step."""
         step = self._state.step
         step.counts, step.gradient_norm = Counts(saved["samples"], saved["tokens"]), saved["norm"]
 
@@ -44,15 +44,15 @@ class Losses(Component):
         self._state = state
 
     def state_dict(self, gather: bool) -> Tree:
-        """The loss and its parts by name."""
+        """Return the loss, and its parts by name."""
         return encode([self._state.loss, dict(self._state.loss_parts)])
 
     def check(self, saved: PerRank, checkpoint: Saved) -> Check:
-        """Whatever was saved fits; a rank that did not exist takes those of rank 0."""
+        """Accept any saved state; a new rank takes that of rank 0."""
         return Check(checkpoint.decode(saved.own))
 
     def load_state_dict(self, saved: list[Any]) -> None:
-        """Into the step."""
+        """Set them in the step."""
         loss, self._state.step.losses = saved
         self._state.step.loss = None if loss is None else loss.to(self._state.device)
 
@@ -66,9 +66,9 @@ class RankSamples(Component):
         self._state = state
 
     def state_dict(self, gather: bool) -> Tree:
-        """Their number."""
+        """Return their number."""
         return self._state.rank_samples
 
     def load_state_dict(self, saved: PerRank) -> None:
-        """Into the step; a rank that did not exist takes those of rank 0."""
+        """Set it in the step; a new rank takes that of rank 0."""
         self._state.step.samples = saved.own

@@ -1,4 +1,4 @@
-"""What a Task keeps besides parameters and buffers."""
+"""The state of a Task besides parameters and buffers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hocket.task import Task
 
 
 class ExtraState(Component):
-    """`hocket.Task.extra_state` of this rank; a rank that did not exist takes that of rank 0."""
+    """`hocket.Task.extra_state` of this rank; a new rank takes that of rank 0."""
 
     path, scope = "task", "rank"
 
@@ -19,11 +19,11 @@ class ExtraState(Component):
         self._state = state
 
     def state_dict(self, gather: bool) -> Tree:
-        """What the task returns."""
+        """Return the task's extra state."""
         return encode(self._state.task.extra_state(), f"extra_state() of {type(self._state.task).__name__}")
 
     def check(self, saved: PerRank, checkpoint: Saved) -> Check:
-        """Refuse a state that the task does not take back."""
+        """Refuse a state that the task cannot load."""
         takes = type(self._state.task).load_extra_state is not Task.load_extra_state
         problems = []
         if not takes and any(each is not None for each in saved.states):
@@ -34,10 +34,10 @@ class ExtraState(Component):
         return Check(checkpoint.decode(saved.own) if takes else None, problems)
 
     def absent(self, checkpoint: Saved) -> Check:
-        """Older checkpoints have none."""
+        """Accept older checkpoints, which have none."""
         return Check()
 
     def load_state_dict(self, saved: Any) -> None:
-        """Hand it to the task, if there is any."""
+        """Pass it to the task, if there is any."""
         if saved is not None:
             self._state.task.load_extra_state(saved)

@@ -1,4 +1,4 @@
-"""Components that need no class of their own: attributes, and objects with ``state_dict`` and ``load_state_dict``."""
+"""General components: for attributes, and for objects with ``state_dict`` and ``load_state_dict``."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from hocket.time import Time, Unit
 
 
 class HasState(Protocol):
-    """An object that saves itself."""
+    """An object with ``state_dict`` and ``load_state_dict``."""
 
     def state_dict(self) -> Any:
-        """Its state."""
+        """Return its state."""
 
     def load_state_dict(self, state: Any, /) -> None:
         """Undo :meth:`state_dict`."""
 
 
 class Description(Component):
-    """What a checkpoint says about the run; nothing is loaded.
+    """A description of the run; nothing is loaded.
 
     Args:
-        describe: returns it, as plain data.
+        describe: returns the description as plain data.
     """
 
     def __init__(self, path: str, describe: Callable[[], Tree]) -> None:
@@ -35,11 +35,11 @@ class Description(Component):
         return self._describe()
 
     def absent(self, checkpoint: Saved) -> Check:
-        """Older checkpoints say less."""
+        """Accept older checkpoints, which describe less."""
         return Check()
 
     def load_state_dict(self, saved: Any) -> None:
-        """Nothing to load."""
+        """Do nothing."""
 
 
 class Attribute(Component):
@@ -49,11 +49,11 @@ class Attribute(Component):
         self.path, self._owner, self._name = path, owner, name
 
     def state_dict(self, gather: bool) -> Tree:
-        """The value."""
+        """Return the value."""
         return encode(getattr(self._owner, self._name), self._name)
 
     def check(self, saved: Tree, checkpoint: Saved) -> Check:
-        """Whatever was saved fits."""
+        """Accept any saved state."""
         return Check(checkpoint.decode(saved))
 
     def load_state_dict(self, saved: Any) -> None:
@@ -65,7 +65,7 @@ class TimeAttribute(Attribute):
     """A `hocket.Time`, or None."""
 
     def state_dict(self, gather: bool) -> Tree:
-        """Number and unit."""
+        """Return number and unit."""
         time = getattr(self._owner, self._name)
         return None if time is None else [time.value, str(time.unit)]
 
@@ -75,7 +75,7 @@ class TimeAttribute(Attribute):
 
 
 class AttributeIfNone(Attribute):
-    """Loaded only where the run does not know the value by itself."""
+    """An attribute that is loaded only if the run has no value."""
 
     def load_state_dict(self, saved: Any) -> None:
         """Set it if it is None."""
@@ -94,15 +94,15 @@ class Stateful(Component):
         self.path, self._owner, self._what = path, owner, what
 
     def complete(self) -> None:
-        """The owner raises if its state cannot be taken."""
+        """Take the state once: the owner raises if that is not possible."""
         self._owner.state_dict()
 
     def state_dict(self, gather: bool) -> Tree:
-        """The owner's."""
+        """Return the owner's state."""
         return encode(self._owner.state_dict(), self._what, gather)
 
     def check(self, saved: Tree, checkpoint: Saved) -> Check:
-        """Whatever was saved fits."""
+        """Accept any saved state."""
         return Check(checkpoint.decode(saved))
 
     def load_state_dict(self, saved: Any) -> None:
@@ -111,10 +111,10 @@ class Stateful(Component):
 
 
 class StatefulOfRank(Component):
-    """An object with a state of its own on every rank.
+    """An object whose state differs between ranks.
 
     Args:
-        fresh: whether it stays as it is on a rank that did not exist, or continues from the state of rank 0.
+        fresh: whether it stays as it is on a new rank; otherwise that continues from the state of rank 0.
     """
 
     scope = "rank"
@@ -123,10 +123,10 @@ class StatefulOfRank(Component):
         self.path, self._owner, self._fresh = path, owner, fresh
 
     def state_dict(self, gather: bool) -> Tree:
-        """The owner's, which is plain data."""
+        """Return the owner's state, which is plain data."""
         return self._owner.state_dict()
 
     def load_state_dict(self, saved: PerRank) -> None:
-        """Load this rank's."""
+        """Load this rank's state."""
         if saved.existed or not self._fresh:
             self._owner.load_state_dict(saved.own)

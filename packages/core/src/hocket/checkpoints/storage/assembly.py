@@ -1,4 +1,4 @@
-"""Tensors out of what is stored of them: whole ones, views of shared memory, and shards out of the pieces that meet them."""
+"""Assemble tensors from files: full tensors, views of shared memory, and shards from the stored pieces that overlap them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _Slices = tuple[slice, ...]
 
 @dataclass(slots=True)
 class _Part:
-    """Where a piece meets a tensor."""
+    """The overlap of a stored piece and a tensor."""
 
     tensor: Tensor
     there: _Slices
@@ -29,18 +29,17 @@ class _Part:
     shape: list[int]
 
     def view(self) -> Tensor | None:
-        """The piece's own place in the tensor, if the file can be read into it."""
+        """Return the piece's view of the tensor, if the file can be read directly into it."""
         view = self.tensor[self.there]
         return view if list(view.shape) == self.shape and view.is_contiguous() else None
 
 
 class Assembly:
-    """Makes tensors of references: the same of the same, shared memory of shared memory.
+    """Make tensors from references. Equal references give the same tensor, and shared memory stays shared.
 
     Args:
-        wanted: references, each with a tensor of which this rank holds a shard, and is to hold the same shard of what is
-            made; or None for the whole.
-        device: of the tensors.
+        wanted: references, each with a DTensor whose sharding the result gets on this rank, or None for the full tensor.
+        device: the device of the tensors.
     """
 
     def __init__(self, wanted: Iterable[tuple[dict[str, Any], Tensor | None]], device: torch.device | str) -> None:
@@ -75,7 +74,7 @@ class Assembly:
         return tensor
 
     def target(self, file: str, entry: Entry) -> Tensor | None:
-        """Where to read a file's entry to; see `shards.read`."""
+        """Return the memory to read a file's entry into; see `shards.read`."""
         parts = self._parts.get((file, entry.name), [])
         if (file, entry.name) in self._kept or len(parts) > 1:
             return shards.new(entry)
@@ -85,7 +84,7 @@ class Assembly:
         return shards.new(entry) if view is None else view
 
     def filled(self, file: str, entry: Entry, tensor: Tensor) -> None:
-        """Take what was read."""
+        """Copy an entry that was read to the tensors that need it."""
         for part in self._parts.get((file, entry.name), ()):
             if tensor.data_ptr() != part.tensor[part.there].data_ptr():
                 stored = tensor if tensor.dtype == part.tensor.dtype else tensor.view(part.tensor.dtype)
@@ -94,7 +93,7 @@ class Assembly:
             self._kept[file, entry.name] = tensor.to(self._device)
 
     def __call__(self, reference: dict[str, Any]) -> Tensor:
-        """The tensor, once its files were read. Raises ValueError if the reference does not fit what is stored."""
+        """Return the tensor, once its files were read. Raises ValueError if the reference does not fit the stored data."""
         key = _key(reference)
         if (like := self._like.pop(key, None)) is not None:
             self._made[key] = from_shard(self._made[key].to(self._device), like)
@@ -108,7 +107,7 @@ class Assembly:
 
 
 def box(reference: dict[str, Any], like: Tensor | None) -> tuple[list[int], list[int]]:
-    """What is needed of a tensor: index of the first element and shape."""
+    """Return the part of a tensor that is needed: index of the first element, and shape."""
     if like is None:
         return [0] * len(reference["shape"]), reference["shape"]
     return place(like), list(local(like).shape)

@@ -1,4 +1,4 @@
-"""How a checkpoint that was written beside its place gets there in one step, and stays there if the power fails."""
+"""Publish a checkpoint atomically, from the temporary folder beside it, so that it survives a power failure."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from hocket.checkpoints.storage.manifest import FILES
 
 
 def check_target(path: Path) -> None:
-    """Raise CheckpointError if something else than a checkpoint is at the path."""
+    """Raise CheckpointError if the path exists and is not a checkpoint."""
     if path.is_symlink() or (path.exists() and not path.is_dir()):
-        raise CheckpointError(f"{path} is no folder, and is not replaced by a checkpoint. Give another name.")
+        raise CheckpointError(f"{path} is not a folder, and is not replaced by a checkpoint. Give another name.")
     if path.is_dir():
         names = {entry.name for entry in path.iterdir()}
         if manifests.NAME not in names and (foreign := sorted(name for name in names if not FILES.fullmatch(name))):
             raise CheckpointError(
-                f"{path} is no checkpoint (it has {foreign[0]}), and is not replaced. Give another name."
+                f"{path} is not a checkpoint (it has {foreign[0]}), and is not replaced. Give another name."
             )
 
 
 def publish(temporary: Path, path: Path) -> None:
-    """Give the files their place. Their names depend on their content, so new ones can lie beside those they replace."""
+    """Move the files to their final folder. File names depend on content, so new files can coexist with those they replace."""
     if not path.exists():
         temporary.rename(path)
         flush(path.parent)
@@ -64,7 +64,7 @@ def flush(folder: Path) -> None:
 
 @contextmanager
 def errors(path: Path) -> Iterator[None]:
-    """Says what it means when a checkpoint could not be written."""
+    """Raise OSErrors as a CheckpointError that says that the checkpoint was not written."""
     try:
         yield
     except OSError as error:
@@ -72,7 +72,7 @@ def errors(path: Path) -> Iterator[None]:
 
 
 def reason(error: OSError, path: Path) -> str:
-    """Why something could not be written at ``path``, without its full stop."""
+    """Return why writing to ``path`` failed, without a full stop."""
     if error.errno not in (errno.ENOSPC, errno.EDQUOT):
         return str(error.strerror or error)
     there = next((folder for folder in path.absolute().parents if folder.exists()), Path())

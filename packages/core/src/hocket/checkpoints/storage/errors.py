@@ -1,15 +1,16 @@
-"""What goes wrong with checkpoints."""
+"""Errors and warnings of checkpoints."""
 
 from __future__ import annotations
 
-#: Characters that a message may have: names inside files have any length.
+#: Maximum number of characters of a message: names inside files have any length.
 _LONGEST = 10_000
 
 
 class CheckpointError(RuntimeError):
     """A checkpoint could not be written or read. The message names the file and what is wrong with it.
 
-    Names from files may be long, or change a terminal: the message is cut in the middle, unprintable characters are escaped.
+    Names from files may be long, or control a terminal: long messages are shortened in the middle, and unprintable characters
+    are escaped.
     """
 
     def __init__(self, message: str = "") -> None:
@@ -17,7 +18,7 @@ class CheckpointError(RuntimeError):
 
 
 def printable(text: str) -> str:
-    """The text as a terminal may have it: line ends stay, other unprintable characters are escaped, and the middle is cut."""
+    """Return text that is safe for a terminal: unprintable characters but line ends are escaped, and long text is shortened."""
     if len(text) > _LONGEST:
         half = _LONGEST // 2
         text = f"{text[:half]} … {text[-half:]}"
@@ -25,4 +26,4 @@ def printable(text: str) -> str:
 
 
 class DamagedCheckpointWarning(UserWarning):
-    """A checkpoint was passed over because it is not what was written."""
+    """A checkpoint was skipped because it is damaged."""

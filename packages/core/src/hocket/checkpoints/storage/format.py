@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 
     Like = Callable[[str, dict[str, Any]], torch.Tensor | None]
 
-#: Bytes after which a shard is full. Small checkpoints are of several too, so that all threads have something to read.
+#: Bytes after which a shard is full. Small checkpoints have several shards too, so that all threads have something to read.
 SHARD = 1 << 27
 SHARDS, LEAST = 16, 1 << 23
-#: How many are written and read at a time, one per thread: while one waits for the disk, others are hashed.
+#: Number of shards written and read at a time, one per thread: while one waits for the disk, others are hashed.
 THREADS = 4
 #: Bytes up to which a shard also takes the next top-level entry of the tree.
 SMALL = 1 << 20
@@ -44,22 +44,22 @@ _R = TypeVar("_R")
 
 
 def write(path: Path | str, tree: Mapping[str, Any] | Snapshot, about: Mapping[str, Any], ranks: Ranks = ALONE) -> None:
-    """Write a checkpoint so that, whatever happens, ``path`` is what it was before or the whole new checkpoint.
+    """Write a checkpoint so that, whatever happens, ``path`` is unchanged or has the complete new checkpoint.
 
-    A checkpoint that is there already is replaced. The tensors must not change before this returns.
+    An existing checkpoint is replaced. The tensors must not change before this returns.
 
     Args:
         tree: dicts (with str keys), lists and tuples of tensors, numbers, strings, bools, None and bytes. Tensors that
-            share memory are stored once, and share it again when read. Or what was made of one before.
+            share memory are stored once, and share it again when read. Or a `Snapshot` of such a tree.
         about: values of the same kinds except tensors. ``format``, ``hocket`` (the version) and ``written`` (seconds since
-            1970) are added where they are not given.
-        ranks: who calls this together, with the same arguments, into one folder. Each writes its shards of DTensors; what is
-            no DTensor is written by rank 0, which takes it to be the same on all.
+            1970) are added if they are not given.
+        ranks: the ranks that call this together, with the same arguments and one folder. Each writes its shards of DTensors;
+            rank 0 writes everything else, which is assumed to be identical on all ranks.
 
     Raises:
-        TypeError: something in the tree cannot be stored; the message says where it is.
-        CheckpointError: the disk is full, or cannot be written to; or ``path`` is there and is no checkpoint. On every rank
-            if on one.
+        TypeError: something in the tree cannot be stored; the message names its path.
+        CheckpointError: the disk is full, or cannot be written to; or ``path`` exists and is not a checkpoint. If it is raised
+            on one rank, it is raised on all.
     """
     from hocket.checkpoints.storage.snapshot import Snapshot
 
@@ -98,7 +98,7 @@ def write(path: Path | str, tree: Mapping[str, Any] | Snapshot, about: Mapping[s
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What a rank has written: its files, and of each sharded tensor its path and the rank's piece, or None."""
+    """The files that a rank has written, and for each sharded tensor its path and the rank's piece, or None."""
 
     files: dict[str, File]
     pieces: list[tuple[str, dict[str, Any] | None]]
@@ -127,7 +127,7 @@ def write_part(folder: Path, snapshot: Snapshot, ranks: Ranks) -> Part:
 
 
 def finish(folder: Path, snapshot: Snapshot, parts: Sequence[Part], about: Mapping[str, Any]) -> None:
-    """Write rank 0's tree and, last of all, the manifest. Raises CheckpointError unless the ranks' pieces are whole tensors."""
+    """Write rank 0's tree and finally the manifest. Raises CheckpointError unless the ranks' pieces make up full tensors."""
     encoded = trees.encode(_about(about), lambda path, value: None, "about")
     for index, (path, reference, _) in enumerate(snapshot.sharded):
         found = [part.pieces[index] if len(part.pieces) > index else ("", None) for part in parts]
@@ -157,7 +157,7 @@ def _about(about: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _parts(stored: Sequence[Stored]) -> list[list[Stored]]:
-    """Shards: large ones are of one top-level entry of the tree, so that parts of a checkpoint can be read alone."""
+    """Group tensors into shards. A large shard has one top-level entry of the tree, so that parts can be read alone."""
     parts: list[list[Stored]] = []
     size, top = 0, None
     full = min(SHARD, max(LEAST, sum(each.tensor.nbytes for each in stored) // SHARDS))
@@ -179,18 +179,18 @@ def read(
     only: Sequence[str] | None = None,
     like: Like | None = None,
 ) -> dict[str, Any]:
-    """The tree that was written, its tensors on ``device`` and without gradients.
+    """Read the tree of a checkpoint, with tensors on ``device`` and without gradients.
 
     Args:
-        only: globs of dotted paths, such as ``["model", "optimizers.0.*"]``: what matches, and what is below it. Lists lose the
-            items that do not match; files that hold none of it are not read.
-        like: which tensors are wanted as DTensors: called with a path and what the tree says of the tensor there (``dtype``,
-            ``shape``, and ``pieces`` where it was one), returns a DTensor of that shape that is distributed as this one is to
-            be, or None. Of such a tensor only what this rank holds is read. Nothing is sent.
+        only: globs of dotted paths, such as ``["model", "optimizers.0.*"]``: read the matches, and everything below them. Lists
+            lose the items that do not match; files without matches are not read.
+        like: chooses the tensors to read as DTensors. It is called with a path and the description of the tensor there
+            (``dtype``, ``shape``, and ``pieces`` if it was sharded), and returns a DTensor of that shape with the wanted
+            sharding, or None. Only this rank's shard of such a tensor is read. Nothing is communicated.
 
     Raises:
-        CheckpointError: it is no checkpoint, is damaged, has an unknown format version, or has nothing that matches ``only``.
-            The message names the file.
+        CheckpointError: it is not a checkpoint, is damaged, has an unknown format version, or has nothing that matches
+            ``only``. The message names the file.
     """
     from hocket.checkpoints.storage import shards
     from hocket.checkpoints.storage.assembly import Assembly
@@ -222,7 +222,7 @@ def read(
 
 
 def needed(path: Path | str, only: Sequence[str] | None = None, like: Like | None = None) -> list[str]:
-    """Names of the shards that `read` would read. The folder need not have them yet. Raises CheckpointError."""
+    """Return the names of the shards that `read` would read. The folder need not have them yet. Raises CheckpointError."""
     folder = Path(path)
     manifest = manifests.load(folder)
     listed = _listed(manifest, _tree(folder, manifest, only), like)
@@ -230,12 +230,12 @@ def needed(path: Path | str, only: Sequence[str] | None = None, like: Like | Non
 
 
 def about(path: Path | str) -> dict[str, Any]:
-    """What the writer said about the checkpoint. Raises CheckpointError if there is none."""
+    """Return the writer's description of the checkpoint. Raises CheckpointError if there is none."""
     return decode_about(manifests.load(Path(path)))
 
 
 def decode_about(manifest: Manifest) -> dict[str, Any]:
-    """The same, for a manifest."""
+    """Return the writer's description from a manifest."""
     try:
         made: dict[str, Any] = trees.decode(manifest.about, lambda reference: None)
     except ValueError as error:
@@ -244,20 +244,20 @@ def decode_about(manifest: Manifest) -> dict[str, Any]:
 
 
 def verify(path: Path | str) -> list[str]:
-    """What is wrong with a checkpoint, each beginning with the file's name; empty if it is as it was written.
+    """Return the problems of a checkpoint, each beginning with the file's name; empty if it is undamaged.
 
-    Files that the manifest does not list are named too, though `read` never looks at them. Needs no torch.
+    Files that the manifest does not list are named too, although `read` ignores them. Needs no torch.
     """
     folder = Path(path)
     problems = damage(folder)
     if folder.is_dir():
         extra = sorted(e.name for e in folder.iterdir() if e.name != manifests.NAME and not FILES.fullmatch(e.name))
-        problems += [f"{name}: it is no part of the checkpoint, and is never read." for name in extra]
+        problems += [f"{name}: it is not part of the checkpoint, and is never read." for name in extra]
     return problems
 
 
 def damage(folder: Path) -> list[str]:
-    """As `verify`, without the files that `read` never looks at."""
+    """Return problems as `verify`, without the files that `read` ignores."""
     try:
         manifest = manifests.load(folder)
     except CheckpointError as error:
@@ -283,14 +283,14 @@ def damage(folder: Path) -> list[str]:
 
 
 def structure(path: Path | str, only: Sequence[str] | None = None) -> Any:
-    """The tree's JSON (see `.tree`), every reference checked. Needs no torch. Raises CheckpointError."""
+    """Return the tree's JSON (see `.tree`), with every reference checked. Needs no torch. Raises CheckpointError."""
     folder = Path(path)
     return _wanted(folder, manifests.load(folder), only)[0]
 
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """A tensor of the tree, and the files that are read for what is wanted of it."""
+    """A tensor of the tree, and the files to read for it."""
 
     place: str
     reference: dict[str, Any]
@@ -301,7 +301,7 @@ class _Wanted:
 def _wanted(
     folder: Path, manifest: Manifest, only: Sequence[str] | None, like: Like | None = None
 ) -> tuple[Any, list[_Wanted]]:
-    """The tree's JSON, and its tensors. Nothing that was stated is taken on trust."""
+    """Return the tree's JSON and its tensors. Every statement in the files is checked."""
     node = _tree(folder, manifest, only)
     listed = _listed(manifest, node, like)
     entries = {}
@@ -323,7 +323,7 @@ def _tree(folder: Path, manifest: Manifest, only: Sequence[str] | None) -> Any:
     for version in range(manifest.version, manifests.VERSION):
         node = manifests.UPGRADES[version](node)
     if not isinstance(node, dict):
-        raise CheckpointError(f"{name}: it is no JSON object.")
+        raise CheckpointError(f"{name}: it is not a JSON object.")
     if only is None:
         return node
     try:
@@ -343,8 +343,8 @@ def _listed(manifest: Manifest, node: Any, like: Like | None) -> list[_Wanted]:
         pieces = refs.pieces(reference)
         for name in (each["file"] for each in pieces):
             if name not in manifest.files or name == manifest.tree:
-                raise CheckpointError(f"{name}: it is wanted at '{place}', and is no shard that the manifest lists.")
-        # What has a memory format of its own, or shares memory, is read whole.
+                raise CheckpointError(f"{name}: it is wanted at '{place}', and is not a shard that the manifest lists.")
+        # Tensors with a custom memory format, or with shared memory, are read in full.
         shard = None if like is None or "stride" in reference else like(place, reference)
         if shard is not None:
             from hocket.checkpoints.storage.assembly import box
@@ -355,7 +355,7 @@ def _listed(manifest: Manifest, node: Any, like: Like | None) -> list[_Wanted]:
 
 
 def _parallel(function: Callable[[_T], _R], items: Sequence[_T]) -> list[_R]:
-    """Map, on a few threads if there are several items: hashing and files leave the interpreter to others."""
+    """Map, on a few threads if there are several items: hashing and file access release the GIL."""
     if len(items) < 2:
         return [function(item) for item in items]
     with ThreadPoolExecutor(min(THREADS, len(items))) as pool:

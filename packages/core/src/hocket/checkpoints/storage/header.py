@@ -51,7 +51,7 @@ class Entry:
 
 
 def numel(shape: Sequence[int]) -> int:
-    """How many elements a shape has. Raises ValueError where no tensor has as many; however long the shape is, it is quick."""
+    """Return the number of elements of a shape. Raises ValueError, quickly for any shape, if no tensor has as many."""
     if 0 in shape:
         return 0
     product = 1
@@ -63,7 +63,7 @@ def numel(shape: Sequence[int]) -> int:
 
 
 def lay_out(tensors: Iterable[tuple[str, str, tuple[int, ...]]]) -> tuple[bytes, list[Entry]]:
-    """The header for tensors given as name, torch's dtype and shape, and their entries, in the order of their bytes.
+    """Return the header for tensors given as name, torch's dtype and shape, and their entries in the order of their bytes.
 
     Wide elements come first, so that each tensor begins at a multiple of its element's size.
     """
@@ -80,19 +80,19 @@ def lay_out(tensors: Iterable[tuple[str, str, tuple[int, ...]]]) -> tuple[bytes,
 
 
 def read(stream: BinaryIO, size: int, file: str) -> tuple[bytes, list[Entry]]:
-    """The raw header of a file of ``size`` bytes and its entries in the order of their bytes, every number checked.
+    """Return the raw header of a file of ``size`` bytes and its entries in the order of their bytes, all checked.
 
     Raises CheckpointError, naming ``file``, unless the tensors fill the rest of the file without gap or overlap.
     """
     raw = stream.read(8)
     length = int.from_bytes(raw, "little")
     if len(raw) < 8 or not 2 <= length <= min(LIMIT, size - 8):
-        raise CheckpointError(f"{file}: it is no safetensors file{pickled(raw)}.")
+        raise CheckpointError(f"{file}: it is not a safetensors file{pickled(raw)}.")
     text = stream.read(length)
     try:
         described = json.loads(text)
         if not isinstance(described, dict):
-            raise ValueError("its header is no JSON object")
+            raise ValueError("its header is not a JSON object")
         described.pop("__metadata__", None)
         entries = sorted((_entry(name, about) for name, about in described.items()), key=lambda e: (e.start, e.end))
         end = 0
@@ -103,7 +103,7 @@ def read(stream: BinaryIO, size: int, file: str) -> tuple[bytes, list[Entry]]:
         if 8 + length + end != size:
             raise ValueError(f"its header describes {8 + length + end} bytes, and it has {size}")
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise CheckpointError(f"{file}: it is no valid safetensors file: {error}{pickled(raw)}.") from None
+        raise CheckpointError(f"{file}: it is not a valid safetensors file: {error}{pickled(raw)}.") from None
     return raw + text, entries
 
 
@@ -112,12 +112,12 @@ def _entry(name: str, about: dict[str, Any]) -> Entry:
     if dtype not in DTYPES:
         raise ValueError(f"'{name}' has the unknown dtype {dtype!r}")
     if not isinstance(shape, list) or any(type(n) is not int or not 0 <= n < 2**63 for n in (*shape, start, end)):
-        raise ValueError(f"'{name}' has a shape or a position that is no number")
+        raise ValueError(f"'{name}' has a shape or a position that is not a number")
     if end - start != DTYPES[dtype][1] * numel(shape):
         raise ValueError(f"'{name}' has {end - start} bytes, which is not what its dtype and shape need")
     return Entry(name, dtype, tuple(shape), start, end)
 
 
 def pickled(start: bytes) -> str:
-    """A clause for messages, if this is how pickles and ``torch.save``'s archives begin."""
+    """Return a clause for messages if the bytes begin a pickle or an archive of ``torch.save``, else an empty string."""
     return " but a pickle, which is never loaded" if start[:1] == b"\x80" or start[:2] == b"PK" else ""

@@ -1,4 +1,4 @@
-"""One run at a time writes to a store: locks that a process loses with its end, however it ends."""
+"""Locks that let one run at a time write to a store, and that a process loses however it ends."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ except ImportError:  # Windows, where folders are not locked
 
 #: The lock's file or object in a store.
 NAME = ".lock"
-#: Seconds that a lock of a store behind a URL outlives a process that was killed on another machine.
+#: Seconds that the lock of a store behind a URL outlives a process that was killed on another machine.
 LEASE = 60.0
-#: Seconds within which a fork, such as a data worker, lets go of the lock that its parent held.
+#: Seconds within which a fork, such as a data worker, releases the lock that its parent held.
 FORK = 10.0
 
 
@@ -34,13 +34,13 @@ class InUse(CheckpointError):
 
 
 class Lock(Protocol):
-    """Held from when it is made."""
+    """A lock, held from its creation."""
 
     def check(self) -> None:
         """Raise InUse if it was lost."""
 
     def release(self) -> None:
-        """Let others have it. In a fork nothing happens: it is the parent's."""
+        """Release it. Does nothing in a fork, because the parent owns the lock."""
 
 
 def _in_use(where: str, holder: Mapping[str, Any]) -> InUse:
@@ -52,7 +52,7 @@ def _in_use(where: str, holder: Mapping[str, Any]) -> InUse:
 
 
 def _holder(run: str) -> dict[str, Any]:
-    """What a lock says about this process."""
+    """Return the description of this process in a lock."""
     machine, pid = _machine(), os.getpid()
     return {"run": run, "host": socket.gethostname(), "pid": pid, "machine": machine, "began": _began(pid)}
 
@@ -61,9 +61,9 @@ def _holder(run: str) -> dict[str, Any]:
 
 
 class FileLock:
-    """An flock, which the kernel takes from a process that ends. Its file is removed when it is released.
+    """An flock, which the kernel releases when the process ends. Its file is removed when it is released.
 
-    Raises InUse, and OSError where the folder cannot be made or does not know locks.
+    Raises InUse, and OSError if the folder cannot be created or does not support locks.
     """
 
     def __init__(self, folder: Path, run: str) -> None:
@@ -85,14 +85,14 @@ class FileLock:
                 holder = _parse(file.read())
                 file.close()
                 if _is_alive(holder) is False and time.monotonic() - began < FORK:
-                    time.sleep(0.05)  # it was killed, and what it had just forked is still beginning
+                    time.sleep(0.05)  # it was killed, and a process that it had just forked is still starting
                     continue
                 raise _in_use(str(self._path.parent), holder) from None
             except OSError:
                 file.close()
                 raise
             self._file = file
-            if not self._there():  # removed by whoever released it meanwhile
+            if not self._there():  # removed meanwhile by a process that released it
                 self._file = None
                 file.close()
         _close_in_forks(self._file)
@@ -132,7 +132,7 @@ _registered = False
 
 
 def _close_in_forks(file: IO[bytes]) -> None:
-    """Else a data worker that outlives a killed process for a moment would still hold its lock."""
+    """Close the file in forks: a data worker that outlives a killed process for a moment would still hold its lock."""
     global _registered
     _open.add(file)
     if not _registered and hasattr(os, "register_at_fork"):
@@ -144,12 +144,11 @@ def _close_in_forks(file: IO[bytes]) -> None:
 
 
 class Lease:
-    """An object that a thread renews. One that is not renewed for ``seconds`` is of a process that is gone.
+    """An object that a thread renews. If it is not renewed for ``seconds``, its process counts as dead.
 
-    Whether it is renewed is seen by looking twice, so clocks need not agree. Whoever was killed on this machine is known to be
-    gone at once.
+    Renewal is detected by reading twice, so clocks need not agree. A process killed on this machine is detected at once.
 
-    Raises InUse, and what the file system raises.
+    Raises InUse, and the errors of the file system.
     """
 
     def __init__(self, fs: Any, root: str, where: str, run: str, seconds: float, retry: Callable[..., Any]) -> None:
@@ -188,7 +187,7 @@ class Lease:
         raw = self._encoded()
         try:
             self._fs.pipe_file(self._path, raw, mode="create")
-        except Exception:  # it is there; or file system or server know no such mode
+        except Exception:  # it exists; or the file system or server does not support this mode
             if self._read() is not None:
                 return False
             self._fs.pipe_file(self._path, raw)
@@ -196,13 +195,13 @@ class Lease:
 
     def _renew(self) -> None:
         while not self._stop.wait(self._seconds / 6):
-            with suppress(Exception):  # the server is not there for now; `check` says so when it matters
+            with suppress(Exception):  # the server is unreachable for now; `check` raises when it matters
                 if self._is_mine():
                     self._content["renewed"] += 1
                     self._fs.pipe_file(self._path, self._encoded())
 
     def check(self) -> None:
-        """Raise InUse if another run has taken this one to be gone."""
+        """Raise InUse if another run took the lock, having assumed that this process is dead."""
         self._retry("check the lock", self._check)
 
     def _check(self) -> None:
@@ -217,8 +216,8 @@ class Lease:
         if self._process != os.getpid():
             return
         self._stop.set()
-        self._thread.join()  # else it would be back
-        with suppress(Exception):  # it ends by itself
+        self._thread.join()  # otherwise the thread could write the object again
+        with suppress(Exception):  # the lease expires anyway
             if self._is_mine():
                 self._remove()
 
@@ -251,7 +250,7 @@ def _parse(raw: bytes | None) -> dict[str, Any]:
 
 
 def _machine() -> str:
-    """The same for processes that see each other's ids as these are: of one boot, outside of containers or in the same one."""
+    """Return an id that is equal for processes with common process ids: of one boot and one PID namespace."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {os.readlink('/proc/self/ns/pid')}"
@@ -270,7 +269,7 @@ def _began(pid: int) -> str:
 
 
 def _is_alive(holder: Mapping[str, Any]) -> bool | None:
-    """Whether the process runs; None if that cannot be known here."""
+    """Whether the process is running; None if that cannot be determined here."""
     machine, began, pid = holder.get("machine"), holder.get("began"), holder.get("pid")
     if not machine or machine != _machine() or not began or not isinstance(pid, int):
         return None

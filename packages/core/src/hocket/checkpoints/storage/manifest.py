@@ -1,4 +1,4 @@
-"""``manifest.json``: what a checkpoint consists of. Written last, so that a checkpoint without one does not exist."""
+"""``manifest.json``: the list of a checkpoint's files. It is written last: without it, a checkpoint does not exist."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from hocket.checkpoints.storage.header import pickled
 NAME = "manifest.json"
 #: The file of a store that holds the name of the checkpoint that was written last, for people and scripts.
 LATEST = "latest"
-#: What the names of other tools' files of weights end with.
+#: Suffixes of other tools' files of weights.
 WEIGHTS = (".safetensors", ".pt", ".pth", ".ckpt", ".bin")
 FORMAT = "hocket-checkpoint"
 VERSION = 2
-#: Version -> what makes the tree's JSON of that version into the next one's. A version without an entry cannot be read.
+#: Version -> a function that upgrades the tree's JSON of that version to the next. Versions without an entry cannot be read.
 UPGRADES: dict[int, Callable[[Any], Any]] = {1: lambda node: node}  # 2 added tensors in pieces
 #: Names of the files beside the manifest: they end with the beginning of their SHA-256, so that no two contents share one.
 FILES = re.compile(r"(tree-[0-9a-f]{16}\.json|tensors-\d{5,}-[0-9a-f]{16}\.safetensors)")
 #: Bytes that a JSON file may have.
 LIMIT = 1 << 28
-#: The year 10,000 in seconds since 1970: what is said to be written later would stay the newest for ever.
+#: The year 10,000 in seconds since 1970: a checkpoint with a later time would stay the newest forever.
 _LATEST_TIME = 253_402_300_800
 
 
 class Unfinished(str):
-    """Says that a folder has files of a checkpoint and no manifest: its writing did not end, or its removal did."""
+    """A message that a folder has files of a checkpoint and no manifest: its writing or its removal was interrupted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,15 +79,15 @@ def _digest(content: dict[str, Any]) -> str:
 
 
 def load(folder: Path) -> Manifest:
-    """The manifest of a folder. Raises CheckpointError if there is none or it is not as it was written."""
+    """Return the manifest of a folder. Raises CheckpointError if there is none or it is damaged."""
     try:
         raw = regular(folder, NAME, LIMIT).read_bytes()
     except FileNotFoundError:
         kind = "the folder has no manifest.json" if folder.is_dir() else "there is no such folder"
-        raise CheckpointError(f"{folder} is no checkpoint: {kind}.") from None
+        raise CheckpointError(f"{folder} is not a checkpoint: {kind}.") from None
     except NotADirectoryError:
         raise CheckpointError(
-            f"{folder} is no checkpoint: it is a file, and a checkpoint is a folder with manifest.json.{_advice(folder)}"
+            f"{folder} is not a checkpoint: it is a file, and a checkpoint is a folder with manifest.json.{_advice(folder)}"
         ) from None
     except (OSError, ValueError) as error:  # no permission, too long a name, a null byte in it
         raise CheckpointError(f"{folder} cannot be read: {getattr(error, 'strerror', None) or error}.") from None
@@ -95,7 +95,7 @@ def load(folder: Path) -> Manifest:
 
 
 def _advice(file: Path) -> str:
-    """What may be done with a file that was taken for a checkpoint."""
+    """Return advice on a file that was given instead of a checkpoint."""
     if file.name == LATEST and (name := pointed(file)):
         return f" It names the newest one, so give: {file.parent / name}"
     if file.suffix in WEIGHTS:
@@ -114,7 +114,7 @@ def pointed(file: Path) -> str | None:
 
 
 def parse(raw: bytes, where: str) -> Manifest:
-    """A manifest from a file's content; ``where`` is for messages. Raises CheckpointError."""
+    """Parse a manifest; ``where`` is for messages. Raises CheckpointError."""
     content = parse_json(raw, where)
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise CheckpointError(f'{where}: it is not the manifest of a checkpoint (no "format": "{FORMAT}").')
@@ -133,9 +133,9 @@ def parse(raw: bytes, where: str) -> Manifest:
         if sum(name.startswith("tree-") for name in files) != 1:
             raise ValueError("it does not list one tree-….json")
         if type(written := content["written"]) not in (int, float) or not 0 <= written < _LATEST_TIME:
-            raise ValueError("when it was written is no time in seconds since 1970")
+            raise ValueError("when it was written is not a time in seconds since 1970")
         if not isinstance(trees.decode(content["about"], lambda reference: None), dict):
-            raise ValueError("what it says about the checkpoint is no JSON object")
+            raise ValueError("what it says about the checkpoint is not a JSON object")
         return Manifest(files, content["about"], version, float(written), stated)
     except KeyError as error:
         raise CheckpointError(f"{where}: it has no {error}.") from None
@@ -145,7 +145,7 @@ def parse(raw: bytes, where: str) -> Manifest:
 
 def _file(name: str, about: dict[str, Any]) -> File:
     if not FILES.fullmatch(name):
-        raise ValueError(f"it lists {name!r}, which is no name of a checkpoint's file")
+        raise ValueError(f"it lists {name!r}, which is not a name of a checkpoint's file")
     size, sha256 = about["size"], about["sha256"]
     if type(size) is not int or size < 0 or not isinstance(sha256, str):
         raise ValueError(f"it has no size and SHA-256 of {name}")
@@ -153,7 +153,7 @@ def _file(name: str, about: dict[str, Any]) -> File:
 
 
 def parse_json(raw: bytes, where: str) -> Any:
-    """JSON of bounded size, without duplicate keys, NaN or numbers of thousands of digits. Raises CheckpointError."""
+    """Parse JSON of bounded size, without duplicate keys, NaN or numbers of thousands of digits. Raises CheckpointError."""
     if len(raw) > LIMIT:
         raise CheckpointError(f"{where}: it has {len(raw)} bytes of JSON; at most {LIMIT} are read.")
     try:
@@ -161,7 +161,7 @@ def parse_json(raw: bytes, where: str) -> Any:
     except RecursionError:
         raise CheckpointError(f"{where}: it is nested too deeply.") from None
     except ValueError as error:
-        raise CheckpointError(f"{where}: it is no valid JSON{pickled(raw)}: {error}.") from None
+        raise CheckpointError(f"{where}: it is not valid JSON{pickled(raw)}: {error}.") from None
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -176,18 +176,20 @@ def _refuse(constant: str) -> Any:
 
 
 def regular(folder: Path, name: str, limit: int | None = None) -> Path:
-    """The path of a regular file in the folder. Raises FileNotFoundError, and CheckpointError for links and devices."""
+    """Return the path of a regular file in the folder. Raises FileNotFoundError, and CheckpointError for links and devices."""
     path = folder / name
     about = path.lstat()
     if not stat.S_ISREG(about.st_mode):
-        raise CheckpointError(f"{name}: it is no regular file (a link, a folder or a device), and such are not read.")
+        raise CheckpointError(
+            f"{name}: it is not a regular file (a link, a folder or a device), and such are not read."
+        )
     if limit is not None and about.st_size > limit:
         raise CheckpointError(f"{name}: it has {about.st_size} bytes; at most {limit} are read.")
     return path
 
 
 def check_file(folder: Path, name: str, file: File) -> Path:
-    """The path of a listed file that is there and has its size. Raises CheckpointError."""
+    """Return the path of a listed file. Raises CheckpointError if it does not exist or has another size."""
     try:
         path = regular(folder, name)
         size = path.stat().st_size

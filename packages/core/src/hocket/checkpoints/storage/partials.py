@@ -1,4 +1,4 @@
-"""Temporary folders beside checkpoints: their names say who writes them, so that nobody removes what is being written."""
+"""Temporary folders beside checkpoints. Their names identify the writing process, so that no other removes them meanwhile."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import time
 from pathlib import Path
 
 _NAME = re.compile(r"\.(?P<name>.+)\.(?P<host>[^.]+)-(?P<pid>\d+)-(?P<token>[0-9a-f]{16})\.partial")
-#: Seconds after which the folder of a process that may still run, such as one on another host, counts as left behind.
+#: Seconds after which the folder of a process that may still run, such as one on another host, counts as abandoned.
 OLD = 24 * 3600.0
 #: Folders that this process is writing.
 _writing: set[str] = set()
 
 
 def begin(path: Path) -> Path:
-    """A new temporary folder beside ``path``."""
+    """Create a temporary folder beside ``path``."""
     folder = _beside(path)
     _writing.add(folder.name)
     folder.mkdir(parents=True)
@@ -25,7 +25,7 @@ def begin(path: Path) -> Path:
 
 
 def aside(path: Path) -> Path:
-    """Make a folder a temporary one, which is to be removed: at once it is no longer what it was."""
+    """Atomically rename the folder to a temporary name before deleting it."""
     folder = _beside(path)
     path.rename(folder)
     return folder
@@ -36,13 +36,13 @@ def _beside(path: Path) -> Path:
 
 
 def end(folder: Path) -> None:
-    """Remove what is left of a temporary folder."""
+    """Remove a temporary folder."""
     shutil.rmtree(folder, ignore_errors=True)
     _writing.discard(folder.name)
 
 
 def clean(parent: Path) -> list[Path]:
-    """Remove the temporary folders of writers that are no more, and say which they were."""
+    """Remove the temporary folders of dead writers, and return them."""
     gone = [entry for entry in parent.glob(".*.partial") if entry.is_dir() and _abandoned(entry)]
     for folder in gone:
         shutil.rmtree(folder, ignore_errors=True)

@@ -12,11 +12,11 @@ from hocket.distributed.dtensors import full
 
 
 def encode(value: Any, where: str = "the state", gather: bool = True) -> Any:
-    """``value`` in dicts with string keys, lists, and leaves that are tensors, bool, int, float, str, bytes or None.
+    """Encode ``value`` as dicts with string keys, lists, and leaves that are tensors, bool, int, float, str, bytes or None.
 
-    What is not one of these by itself (tuples, other keys, sets, NumPy arrays and numbers, dtypes and devices) becomes a dict
-    with one key that begins with ``~`` and says what it was. Tensors are detached and not copied; sharded ones are made whole,
-    by a collective, unless ``gather`` is False. Raises TypeError for anything else, naming the place.
+    Other supported values (tuples, other keys, sets, NumPy arrays and numbers, dtypes and devices) become a dict with one key
+    that begins with ``~`` and names the type. Tensors are detached and not copied; sharded ones are gathered by a collective,
+    unless ``gather`` is False. Raises TypeError for anything else, naming the path.
     """
     if value is None or type(value) in (bool, int, float, str, bytes):
         return value
@@ -40,7 +40,7 @@ def encode(value: Any, where: str = "the state", gather: bool = True) -> Any:
     if type(value).__module__ == "numpy":
         return _from_numpy(value, where)
     for plain in (int, float, str, bytes):
-        if isinstance(value, plain):  # enumerations and such: what they stand for
+        if isinstance(value, plain):  # subclasses such as enumerations: their plain value
             return plain(value)  # type: ignore[arg-type]  # each is given its own kind
     raise TypeError(
         f"{where} holds a {type(value).__qualname__}, which is not kept in checkpoints. Keep tensors, numbers, strings, bytes, "
@@ -49,7 +49,7 @@ def encode(value: Any, where: str = "the state", gather: bool = True) -> Any:
 
 
 def decode(value: Any, copy: bool = True) -> Any:
-    """Undo :func:`encode`; with ``copy`` the tensors are copies, so that the tree can be used again."""
+    """Undo :func:`encode`; with ``copy`` the tensors are copies, so that the tree can be reused."""
     return _decode(_copied(value) if copy else value)
 
 
@@ -102,7 +102,7 @@ def _from_numpy(value: Any, where: str) -> Any:
 
 
 def _device_or_dtype(name: str) -> Any:
-    found = vars(torch).get(name)  # getattr would import what is called so
+    found = vars(torch).get(name)  # getattr could import a module of that name
     return found if isinstance(found, torch.dtype) else torch.device(name)
 
 

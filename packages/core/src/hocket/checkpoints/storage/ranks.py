@@ -1,4 +1,4 @@
-"""Several processes that write or read one checkpoint together: what one cannot do, none has done."""
+"""Several processes that write or read one checkpoint together: if one fails, all fail."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ _T = TypeVar("_T")
 
 
 class Ranks:
-    """This process among those that do something together; by default it is the only one.
+    """This process among those that act together; by default it is the only one.
 
     Args:
-        rank: which one, from 0.
-        size: how many there are.
-        gather: one picklable object of every rank, by rank. Nobody else uses its channel meanwhile.
+        rank: the rank of this process, from 0.
+        size: the number of ranks.
+        gather: returns one picklable object of every rank, by rank. Its channel must not be used for anything else meanwhile.
 
     Example:
         >>> from hocket.checkpoints import Ranks
@@ -29,9 +29,9 @@ class Ranks:
         self.gather: Callable[[Any], list[Any]] = gather or (lambda item: [item])
 
     def agree(self, function: Callable[[], _T]) -> _T:
-        """What the function returns here, once it has returned on every rank.
+        """Call the function on every rank and return its result here, once it has returned on all.
 
-        Where it raises on some, those raise that, and the others a CheckpointError, or RuntimeError, that says it.
+        If it fails on some ranks, they re-raise; all others raise a CheckpointError or RuntimeError naming the failed rank.
         """
         if self.size == 1:
             return function()
@@ -41,8 +41,8 @@ class Ranks:
         except Exception as error:
             failure = error
         kind = CheckpointError if isinstance(failure, CheckpointError) else RuntimeError
-        told = None if failure is None else (kind, str(failure) or type(failure).__name__)
-        failures = {rank: each for rank, each in enumerate(self.gather(told)) if each is not None}
+        report = None if failure is None else (kind, str(failure) or type(failure).__name__)
+        failures = {rank: each for rank, each in enumerate(self.gather(report)) if each is not None}
         if failure is not None:
             raise failure
         for rank, (kind, message) in failures.items():
@@ -50,7 +50,7 @@ class Ranks:
         return result  # type: ignore[return-value]  # it has returned
 
     def first(self, function: Callable[[], _T]) -> _T:
-        """What the function returns on rank 0, where alone it is called, on every rank."""
+        """Call the function on rank 0 only, and return its result on every rank."""
         result = self.agree(function if self.rank == 0 else lambda: None)
         return self.gather(result)[0]  # type: ignore[no-any-return]
 
@@ -59,11 +59,11 @@ ALONE = Ranks()
 
 
 def of_a_thread(rank: int, size: int) -> Ranks:
-    """Ranks whose collectives do not meet those of training: over a process group of its own, which all of them make here."""
+    """Return ranks with a separate process group, created here on all of them, whose collectives do not mix with training's."""
     import torch.distributed as dist
 
     group = dist.new_group(backend="gloo")
-    assert isinstance(group, dist.ProcessGroup)  # ranks that are left out get something else
+    assert isinstance(group, dist.ProcessGroup)  # non-members get something else
 
     def gather(item: Any) -> list[Any]:
         items: list[Any] = [None] * size

@@ -1,4 +1,4 @@
-"""References to tensors, as a checkpoint's tree has them, checked against what the shards have. Needs no torch."""
+"""References to tensors in a checkpoint's tree, checked against the shards. Needs no torch."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SIZES = dict(header.DTYPES.values()) | {
 
 
 def references(node: Any, where: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Dotted path and reference of every tensor in a tree's JSON. Raises CheckpointError for malformed ones."""
+    """Yield dotted path and reference of every tensor in a tree's JSON. Raises CheckpointError for malformed ones."""
     try:
         for path, leaf in tree.leaves(node):
             if tree.special(leaf) == "$tensor":
@@ -46,9 +46,9 @@ def _checked(path: str, reference: Any) -> dict[str, Any]:
             raise ValueError(f"the pieces of the tensor at '{path}' are described wrongly")
         numbers += [each[key] for each in parts for key in ("begin", "shape")]
     if not all(isinstance(each[key], str) for each in reference.get("pieces", [reference]) for key in ("file", "name")):
-        raise ValueError(f"the tensor at '{path}' has a file or a name that is no text")
+        raise ValueError(f"the tensor at '{path}' has a file or a name that is not text")
     if not all(isinstance(each, list) and all(type(n) is int and 0 <= n < 2**63 for n in each) for each in numbers):
-        raise ValueError(f"the tensor at '{path}' has a shape, stride or offset that is no list of numbers")
+        raise ValueError(f"the tensor at '{path}' has a shape, stride or offset that is not a list of numbers")
     if len(numbers[0]) != len(numbers[1]) or ("offset" in reference and "stride" not in reference):
         raise ValueError(f"the tensor at '{path}' has a stride that does not fit its shape")
     for each in [reference, *reference.get("pieces", ())]:
@@ -59,14 +59,14 @@ def _checked(path: str, reference: Any) -> dict[str, Any]:
 
 
 def pieces(reference: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """What a tensor is stored as, piece by piece: ``file``, ``name``, ``shape``, and ``begin``, its place in the whole."""
+    """Return the stored pieces of a tensor: ``file``, ``name``, ``shape``, and ``begin``, the index of its first element."""
     if "pieces" in reference:
         return list(reference["pieces"])
     return [{**{key: reference[key] for key in ("file", "name", "shape")}, "begin": [0] * len(reference["shape"])}]
 
 
 def overlap(piece: Mapping[str, Any], begin: Sequence[int], shape: Sequence[int]) -> tuple[list[int], list[int]] | None:
-    """Where the box at ``begin`` of ``shape`` and a piece meet: first index and shape. None if they do not."""
+    """Return the overlap of a piece and the box at ``begin`` of ``shape``: first index and shape. None if there is none."""
     first = [max(a, b) for a, b in zip(piece["begin"], begin, strict=True)]
     ends = zip(piece["begin"], piece["shape"], begin, shape, strict=True)
     sizes = [min(a + n, b + m) - at for (a, n, b, m), at in zip(ends, first, strict=True)]
@@ -74,7 +74,7 @@ def overlap(piece: Mapping[str, Any], begin: Sequence[int], shape: Sequence[int]
 
 
 def whole(reference: Mapping[str, Any]) -> bool:
-    """Whether the pieces of a tensor make it up, each element once."""
+    """Whether the pieces of a tensor cover each element exactly once."""
     shape = reference["shape"]
     if not all(len(each["begin"]) == len(each["shape"]) == len(shape) for each in reference["pieces"]):
         return False
@@ -83,9 +83,9 @@ def whole(reference: Mapping[str, Any]) -> bool:
 
 
 def _fill(boxes: list[list[tuple[int, int]]], box: list[tuple[int, int]], cuts_left: int = 32) -> bool:
-    """Cuts a box along its dimensions where no piece crosses the cut, until there is one piece in each part.
+    """Whether boxes fill a box: split it along a dimension where no piece crosses the split, until each part has one piece.
 
-    Shards on meshes of few dimensions need few cuts. The limit bounds the work for other pieces.
+    Shards on meshes of few dimensions need few splits. The limit bounds the work for other pieces.
     """
     if len(boxes) == 1:
         return boxes[0] == box
@@ -108,7 +108,7 @@ def _fill(boxes: list[list[tuple[int, int]]], box: list[tuple[int, int]], cuts_l
 
 
 def check(path: str, reference: Mapping[str, Any], entries: Mapping[str, Mapping[str, Entry]]) -> None:
-    """Raise CheckpointError unless this tensor is within what its files store, of those that are given in ``entries``."""
+    """Raise CheckpointError unless the files in ``entries`` store what this tensor needs."""
     for piece in reference.get("pieces", ()):
         if piece["file"] in entries:
             check(path, {**piece, "dtype": reference["dtype"]}, entries)

@@ -1,4 +1,4 @@
-"""Checkpoints behind a URL: written here, uploaded, confirmed, and only then made known by their manifest."""
+"""Checkpoints behind a URL: written locally, uploaded and verified; the manifest is uploaded last."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ if TYPE_CHECKING:
     from hocket.checkpoints.storage.snapshot import Snapshot
 
 _T = TypeVar("_T")
-#: Not the global random numbers, which are the run's.
+#: A private generator, because the global one belongs to the run.
 _waits = random.Random()
 #: Bytes of a part in s3fs's uploads of large files, which S3's checksum of them depends on.
 _PART = 50 << 20
-#: Errors that no second attempt mends.
+#: Errors that are not retried.
 _FINAL = (FileNotFoundError, PermissionError, NotADirectoryError, CheckpointError, TypeError, NotImplementedError)
 
 
 class _DamagedError(CheckpointError):
-    """What is there is not what was written; no failure of the store."""
+    """A checkpoint is damaged, while the store itself works."""
 
 
 class Remote:
     """A `hocket.checkpoints.storage.store.Place` on any file system of fsspec.
 
-    Attempts that fail are repeated ``attempts`` times in all, after ``wait``, 2 × ``wait``, 4 × ``wait`` … seconds.
+    Operations are attempted up to ``attempts`` times, after waits of ``wait``, 2 × ``wait``, 4 × ``wait`` … seconds.
     The lock of a run that was killed on another machine holds for ``lease`` seconds.
     """
 
@@ -52,7 +52,7 @@ class Remote:
                 "s3://"
             ):  # attempts are counted here; and botocore's waits draw from the run's random numbers
                 options.setdefault("config_kwargs", {}).setdefault("retries", {"max_attempts": 0})
-            # Listings change under a cache: other processes write, and objects may be lost.
+            # No cached listings, because other processes write, and objects may be lost.
             self._fs, root = url_to_fs(url, **{"use_listings_cache": False, "skip_instance_cache": True, **options})
         except ImportError as error:
             scheme = url.partition("://")[0]
@@ -63,8 +63,8 @@ class Remote:
         self._root = root.rstrip("/")
         self._url = url.rstrip("/")
         self._attempts, self._wait, self._lease = attempts, wait, lease
-        #: By SHA-256 of the manifest: the checkpoint that `damage` has fetched whole.
-        self._whole: dict[str, Path] = {}
+        #: Completely downloaded checkpoints, kept by `damage`: by SHA-256 of the manifest.
+        self._complete: dict[str, Path] = {}
 
     def manifests(self) -> dict[str, Manifest | str]:
         folders = self._folders()
@@ -138,37 +138,39 @@ class Remote:
             folder = self.fetch(name, None, None)
         except _DamagedError as error:
             return [str(error)]
-        for other in {*self._whole.values()} - {folder}:
+        for other in {*self._complete.values()} - {folder}:
             self.discard(other)
         if problems := formats.damage(folder):
             self.discard(folder)
         else:
-            self._whole[manifests.load(folder).sha256] = folder
+            self._complete[manifests.load(folder).sha256] = folder
         return problems
 
     def fetch(self, name: str, only: Sequence[str] | None, like: Like | None, ranks: Ranks = ALONE) -> Path:
         folder, manifest, files = ranks.agree(partial(self._begin, name, only, like))
         try:
-            return self._share(folder, name, manifest, files, ranks)
+            return self._download_together(folder, name, manifest, files, ranks)
         except CheckpointError:
             self.discard(folder)
             raise
 
-    def _share(self, folder: Path, name: str, manifest: Manifest, files: Sequence[str], ranks: Ranks) -> Path:
-        # Ranks that see the folder of one before them share it: each of them downloads some of what they all need.
+    def _download_together(
+        self, folder: Path, name: str, manifest: Manifest, files: Sequence[str], ranks: Ranks
+    ) -> Path:
+        # Ranks that see the folder of a lower rank use that one: each of them downloads some of the files that they need.
         folders = ranks.gather(folder)
         leader = next(rank for rank, each in enumerate(folders) if each.is_dir())
-        told = ranks.gather((leader, files))
-        group = [rank for rank, (its, _) in enumerate(told) if its == leader]
-        wanted = sorted({file for rank in group for file in told[rank][1]})
+        announced = ranks.gather((leader, files))
+        group = [rank for rank, (its, _) in enumerate(announced) if its == leader]
+        wanted = sorted({file for rank in group for file in announced[rank][1]})
         mine = wanted[group.index(ranks.rank) :: len(group)]
         ranks.agree(partial(self._get, name, manifest, mine, folders[leader]))
-        if all(its != ranks.rank for its, _ in told):
+        if all(its != ranks.rank for its, _ in announced):
             self.discard(folder)
         return folders[leader]
 
     def discard(self, folder: Path) -> None:
-        self._whole = {sha256: each for sha256, each in self._whole.items() if each != folder}
+        self._complete = {sha256: each for sha256, each in self._complete.items() if each != folder}
         scratch.end(folder.parent)
 
     def remove(self, name: str) -> None:
@@ -233,18 +235,18 @@ class Remote:
         if (tag and tag in _etags(local)) or info.get("md5Hash") == base64.b64encode(_md5(local.read_bytes())).decode():
             return
         digest = hashlib.sha256()
-        with self._fs.open(path, "rb") as opened:  # a server that says nothing that could be compared is read back
+        with self._fs.open(path, "rb") as opened:  # the server states no comparable checksum: read the file back
             while part := opened.read(1 << 22):
                 digest.update(part)
         if digest.hexdigest() != stated.sha256:
             raise OSError(f"{path} has another content there than here")
 
     def _begin(self, name: str, only: Sequence[str] | None, like: Like | None) -> tuple[Path, Manifest, list[str]]:
-        """A folder with the manifest and the tree, or one that has all; and the files that it still lacks."""
+        """Return a folder with the manifest and the tree, or with the complete checkpoint; and the files that it lacks."""
         raw = self._cat(f"{self._root}/{name}/{manifests.NAME}")
         manifest = manifests.parse(raw, f"{self._url}/{name}/{manifests.NAME}")
-        if manifest.sha256 in self._whole:
-            return self._whole[manifest.sha256], manifest, []
+        if manifest.sha256 in self._complete:
+            return self._complete[manifest.sha256], manifest, []
         parent = _scratch()
         weakref.finalize(self, scratch.end, parent)
         folder = parent / name
@@ -266,21 +268,21 @@ class Remote:
                 self._check_size(path, manifest.files[file])
                 self._try(f"download {path}", self._fs.get_file, path, str(folder / file))
             except FileNotFoundError:
-                (folder / file).unlink(missing_ok=True)  # what is missing is told by name when it is read
+                (folder / file).unlink(missing_ok=True)  # reading reports missing files by name
 
     def _check_size(self, path: str, stated: File) -> None:
-        """Before it is downloaded, and for what would never end."""
+        """Check type and size before the download, because reading a device or pipe might never end."""
         info = self._try(f"look at {path}", self._fs.info, path)
         if info["type"] != "file":
-            raise _DamagedError(f"{path}: it is no regular file, and such are not read.")
+            raise _DamagedError(f"{path}: it is not a regular file, and such are not read.")
         if info["size"] not in (None, stated.size):
             raise _DamagedError(f"{path}: it has {info['size']} bytes and not the {stated.size} that were written.")
 
     def _cat(self, path: str) -> bytes:
-        """A small file's content."""
+        """Return the content of a small file."""
         info = self._try(f"read {path}", self._fs.info, path)
         if info["type"] != "file" or (info["size"] or 0) > manifests.LIMIT:
-            raise _DamagedError(f"{path}: it is no regular file, or has more than {manifests.LIMIT} bytes.")
+            raise _DamagedError(f"{path}: it is not a regular file, or has more than {manifests.LIMIT} bytes.")
         return bytes(self._try(f"read {path}", self._fs.cat_file, path))
 
     def _try(self, what: str, function: Callable[..., _T], *arguments: Any, **keywords: Any) -> _T:
@@ -310,7 +312,7 @@ def _scratch() -> Path:
 
 
 def _etags(local: Path) -> set[str]:
-    """The two checksums that S3 may state for a file: uploaded at once, or in s3fs's parts."""
+    """Return the two checksums that S3 may state for a file: of a single upload, and of one in s3fs's parts."""
     whole, parts = hashlib.md5(usedforsecurity=False), []
     with local.open("rb") as opened:
         while part := opened.read(_PART):

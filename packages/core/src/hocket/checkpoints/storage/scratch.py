@@ -1,4 +1,4 @@
-"""Temporary folders for copies of checkpoints behind URLs. What a killed process left is removed by the next that makes one."""
+"""Temporary folders for downloads of checkpoints. Those of a killed process are removed when the next one is created."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pathlib import Path
 
 try:
     import fcntl
-except ImportError:  # Windows: nothing is removed there that a killed process left
+except ImportError:  # Windows, where folders of killed processes are not removed
     fcntl = None  # type: ignore[assignment]
 
 _PREFIX = "hocket-scratch-"
-#: Of this process: folder -> the descriptor whose lock says that a living process has it, and the process that made it.
+#: Folder -> the descriptor whose lock shows that a living process uses it, and the id of the process that created it.
 _held: dict[Path, tuple[int | None, int]] = {}
 
 
@@ -24,7 +24,7 @@ def begin() -> Path:
     new = Path(tempfile.mkdtemp(prefix=f".{_PREFIX}"))
     descriptor = _lock(new)
     folder = new.with_name(new.name.removeprefix("."))
-    new.rename(folder)  # under the name that others look for only now that it is locked
+    new.rename(folder)  # only locked folders have the name that other processes clean up
     _held[folder] = descriptor, os.getpid()
     return folder
 
@@ -46,7 +46,7 @@ def _clean(parent: Path) -> None:
 
 
 def _lock(folder: Path) -> int | None:
-    """A descriptor that holds the folder's lock as long as it is open; None if another has it, or there are no locks."""
+    """Return a descriptor that holds the folder's lock while open; None if the lock is taken, or locks are unsupported."""
     if fcntl is None:
         return None
     with suppress(OSError):

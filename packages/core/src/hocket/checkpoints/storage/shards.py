@@ -20,7 +20,7 @@ CHUNK = 1 << 20
 
 
 def dtype_name(tensor: Tensor) -> str:
-    """Torch's name of the dtype, such as ``float32``."""
+    """Return torch's name of the dtype, such as ``float32``."""
     return str(tensor.dtype).removeprefix("torch.")
 
 
@@ -29,7 +29,7 @@ DTYPES = {str(value).removeprefix("torch."): value for value in vars(torch).valu
 
 
 def save(path: Path, tensors: Mapping[str, Tensor]) -> tuple[int, str]:
-    """Write strided tensors (any device; dtypes of :data:`header.NAMES`) and flush them to disk; size and SHA-256."""
+    """Write strided tensors (any device; dtypes of :data:`header.NAMES`) and flush them; return size and SHA-256."""
     head, entries = header.lay_out((name, dtype_name(t), tuple(t.shape)) for name, t in tensors.items())
     digest = hashlib.sha256(head)
     with path.open("xb", buffering=0) as file:
@@ -47,19 +47,19 @@ def save(path: Path, tensors: Mapping[str, Tensor]) -> tuple[int, str]:
 
 
 def _write(descriptor: int, view: memoryview) -> None:
-    while view:  # a disk that fills up takes a part, and then raises
+    while view:  # when a disk fills up, a partial write comes before the error
         view = view[os.write(descriptor, view) :]
 
 
 def load(path: Path) -> dict[str, Tensor]:
-    """The tensors of a file, on the CPU, each with memory of its own. Raises CheckpointError if it is no safetensors file."""
+    """Read the tensors of a file to the CPU, each with its own memory. Raises CheckpointError if it is not safetensors."""
     found: dict[str, Tensor] = {}
     read(path, new, lambda entry, tensor: found.update({entry.name: tensor}))
     return found
 
 
 def new(entry: Entry) -> Tensor:
-    """Memory for an entry."""
+    """Return an uninitialized tensor for an entry."""
     return torch.empty(entry.shape, dtype=DTYPES[header.DTYPES[entry.dtype][0]])
 
 
@@ -72,12 +72,12 @@ def read(
     """Read a file's tensors one after the other.
 
     Args:
-        target: where one goes: a contiguous tensor on the CPU of as many bytes, or None to pass it over.
-        filled: told of each that was read.
-        sha256: what the file should have; then all of it is read, and this raises where it has another.
+        target: returns the memory for an entry, a contiguous CPU tensor of as many bytes, or None to skip the entry.
+        filled: called with each entry that was read.
+        sha256: the expected SHA-256; if given, all of the file is read and checked.
 
     Raises:
-        CheckpointError: the file is no safetensors file, ends too early or has another SHA-256.
+        CheckpointError: the file is not a safetensors file, ends too early or has another SHA-256.
     """
     scratch = memoryview(bytearray(CHUNK))
     with path.open("rb", buffering=0) as file:
@@ -105,7 +105,7 @@ def read(
 
 
 def memory(tensor: Tensor) -> memoryview:
-    """The bytes of a contiguous CPU tensor, which the caller keeps alive."""
+    """Return the bytes of a contiguous CPU tensor, which the caller keeps alive."""
     size = tensor.numel() * tensor.element_size()
     if not size:
         return memoryview(b"")

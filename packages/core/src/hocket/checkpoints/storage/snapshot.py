@@ -1,4 +1,4 @@
-"""A tree as it is written: JSON, and tensors, which may be copied so that training can go on while they are written."""
+"""A tree as it is written: JSON, and tensors, which may be copied so that training continues while they are written."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from hocket.checkpoints.storage.tensors import Collector
 
 
 class Snapshot:
-    """What this rank writes of a tree. Its tensors are those of the tree, until they are copied.
+    """The part of a tree that this rank writes. Its tensors are those of the tree, until they are copied.
 
-    Rank 0 writes the tree and what all ranks have alike; of sharded tensors (DTensors) every rank writes its shards.
-    Raises TypeError for what cannot be stored; the message says where it is.
+    Rank 0 writes the tree and everything that is identical on all ranks; every rank writes its shards of DTensors.
+    Raises TypeError for a value that cannot be stored; the message names its path.
     """
 
     def __init__(self, tree: Mapping[str, Any], rank: int = 0) -> None:
@@ -28,20 +28,21 @@ class Snapshot:
         #: The tree's JSON.
         self.node = trees.encode(dict(tree), collector.add)
         self.stored = collector.stored(whole=rank == 0)
-        #: Of each sharded tensor: its path, its reference, and the piece that this rank writes of it, or None.
+        #: For each sharded tensor: its path, its reference, and the piece that this rank writes, or None.
         self.sharded = collector.sharded
 
 
 class Staging:
-    """Memory for copies of snapshots. It is kept from one to the next: touching new memory takes longer than the copy."""
+    """Memory for copies of snapshots. It is reused for the next one, because touching new memory takes longer than the copy."""
 
     def __init__(self) -> None:
         self._kept: dict[str, Tensor] = {}
 
     def copy(self, snapshot: Snapshot, later: Callable[[Tensor], bool] = lambda tensor: False) -> Callable[[], None]:
-        """Give the snapshot's tensors memory of their own, on the CPU. What the snapshot before it had there is lost.
+        """Copy the snapshot's tensors to CPU memory, which overwrites the copies of the previous snapshot.
 
-        Returns what copies those for which ``later(tensor)``, which do not change until then; another thread may call it.
+        Returns a function that copies the tensors for which ``later(tensor)`` is true; they must not change until then.
+        Another thread may call it.
         """
         before, self._kept = self._kept, {}
         now: list[_Copy] = []
@@ -53,7 +54,7 @@ class Staging:
                 kept = kept if source.is_cuda else pages.advise(kept)
             self._kept[each.name] = each.tensor = kept
             (rest if later(source) else now).append((kept, source))
-        # What the device computes until now is computed before it is copied.
+        # The copy waits for everything that was enqueued on the device until now.
         streams = {source.device: torch.cuda.Stream(source.device) for _, source in rest if source.is_cuda}
         for device, stream in streams.items():
             stream.wait_stream(torch.cuda.current_stream(device))
@@ -68,7 +69,7 @@ class Staging:
         return copy_rest
 
 
-#: Where to, and what.
+#: Target and source.
 _Copy = tuple[Tensor, Tensor]
 #: Bytes that a thread copies at a time.
 _CHUNK = 1 << 25
@@ -85,7 +86,7 @@ def _copy(copies: Iterable[_Copy]) -> None:
         else:
             kept.copy_(source, non_blocking=source.is_cuda)  # of which only CUDA can be waited for
             devices |= {source.device} if source.is_cuda else set()
-    # Not torch's threads, of which launchers leave one, and which wait for each other at every tensor.
+    # Not torch's threads: launchers limit them to one, and they wait for each other at every tensor.
     with ThreadPoolExecutor(_THREADS) as pool:
         list(pool.map(lambda job: ctypes.memmove(*job), jobs))
     for device in devices:

@@ -33,25 +33,25 @@ _NAME = re.compile(r"[A-Za-z0-9_][\w.=+-]*", re.ASCII)
 
 
 class Place(Protocol):
-    """Where a store keeps its checkpoints. Every method raises CheckpointError where the place fails."""
+    """The place where a store keeps its checkpoints. Every method raises CheckpointError if the place fails."""
 
     def manifests(self) -> dict[str, Manifest | str]:
-        """By checkpoint: its manifest, or what is wrong with that."""
+        """Return by checkpoint the manifest, or the problem with it."""
 
     def lock(self, run: str) -> Lock:
         """Keep other runs from writing. Raises InUse if one does."""
 
     def clean(self) -> None:
-        """Remove what interrupted writers left."""
+        """Remove the files of interrupted writers."""
 
     def write(self, name: str, snapshot: Snapshot, about: Mapping[str, Any], ranks: Ranks) -> None:
-        """As `format.write`."""
+        """Write a checkpoint; see `format.write`."""
 
     def damage(self, name: str) -> list[str]:
-        """As `format.damage`."""
+        """Return the problems of a checkpoint; see `format.damage`."""
 
     def fetch(self, name: str, only: Sequence[str] | None, like: Like | None, ranks: Ranks = ALONE) -> Path:
-        """A local folder with at least the files that `format.read` reads, on every rank; those of one host may share it."""
+        """Return a local folder with at least the files that `format.read` reads. Ranks on one host may get the same folder."""
 
     def discard(self, folder: Path) -> None:
         """Remove a folder that was fetched, once all ranks have read it."""
@@ -60,10 +60,10 @@ class Place(Protocol):
         """Remove a checkpoint, its manifest first."""
 
     def latest(self) -> str | None:
-        """What the file `LATEST` says."""
+        """Return the content of the file `LATEST`."""
 
     def point(self, name: str | None) -> None:
-        """Replace the file `LATEST` in one step, or remove it."""
+        """Replace the file `LATEST` atomically, or remove it."""
 
 
 class Store:
@@ -71,8 +71,8 @@ class Store:
 
     Args:
         folder: a local folder, made when it is first written to, or a URL such as ``s3://bucket/run``, which needs
-            ``pip install 'hocket[remote]'``. A relative one counts from where the process is now.
-            Links in it are no checkpoints.
+            ``pip install 'hocket[remote]'``. A relative path refers to the current working directory.
+            Links in it are not checkpoints.
         options: for the file system of a URL, as in ``fsspec.filesystem``.
 
     Example:
@@ -97,13 +97,13 @@ class Store:
             self._place = Local(Path(folder).absolute())  # processes change their working directory
         self.folder = folder
         self._lock = threading.Lock()
-        #: The run that may write alone, and its lock, if it could be had.
+        #: The run that holds the lock, and the lock, if it could be acquired.
         self._run: str | None = None
         self._held: Lock | None = None
 
     @property
     def where(self) -> str:
-        """The same for all spellings of one place."""
+        """The canonical path or URL of the store."""
         return (
             os.path.realpath(self._place.folder)
             if isinstance(self._place, Local)
@@ -121,10 +121,10 @@ class Store:
         ranks: Ranks = ALONE,
         may_replace: Callable[[str, Mapping[str, Any] | None], bool] = lambda name, about: True,
     ) -> None:
-        """Write a checkpoint (see `format.write`) and, once it is whole where it belongs, let ``latest`` name it.
+        """Write a checkpoint (see `format.write`) and, once it is complete, have ``latest`` name it.
 
-        ``may_replace`` is asked, with what the writer said about it, if there is a checkpoint of that name.
-        Raises CheckpointError if that fails, and says what has become of the checkpoints before it.
+        If there is a checkpoint of that name, ``may_replace`` is called with the name and its description.
+        Raises CheckpointError if writing fails; the message gives the state of the earlier checkpoints.
         """
         from hocket.checkpoints.storage.snapshot import Snapshot
 
@@ -155,7 +155,7 @@ class Store:
                 raise CheckpointError(f"{error}{self._others(name, there)}") from error
 
     def _others(self, name: str, before: Mapping[str, Manifest | str]) -> str:
-        """What has become of the other checkpoints since."""
+        """Return a sentence on the state of the other checkpoints."""
         try:
             now = self._place.manifests()
         except (CheckpointError, OSError):
@@ -166,10 +166,10 @@ class Store:
         return " The checkpoints before it are as they were." if others else ""
 
     def acquire(self, run: str) -> str | None:
-        """Keep other runs from writing until `release`; ``run`` is what they are told. Raises InUse if another one writes.
+        """Keep other runs from writing until `release`; ``run`` is shown to them. Raises InUse if another run is writing.
 
-        Returns why the folder can never be written to as it is. Where it only fails now, writing says so, and tries to lock it
-        before.
+        Returns why the folder cannot be written to as it is, or None. A temporary failure returns None: writing locks again,
+        and reports it.
         """
         self._run = run
         try:
@@ -194,15 +194,15 @@ class Store:
             held.release()
 
     def names(self) -> list[str]:
-        """The checkpoints that have a valid manifest, in the order in which they were written, newest last."""
+        """Return the names of checkpoints with a valid manifest, in the order in which they were written, newest last."""
         return list(self._valid())
 
     def abouts(self) -> dict[str, dict[str, Any]]:
-        """What the writers said about these, in the same order, all of one moment."""
+        """Return the descriptions of these, in the same order, read at one moment."""
         return {name: formats.decode_about(each) for name, each in self._valid().items()}
 
     def existing(self) -> dict[str, dict[str, Any] | None]:
-        """The same about all whose writing ended; first those whose manifest is damaged, with None."""
+        """Return the descriptions of all finished checkpoints; those with a damaged manifest come first, with None."""
         found = self._place.manifests()
         damaged = [name for name, each in found.items() if isinstance(each, str) and not isinstance(each, Unfinished)]
         return {**dict.fromkeys(sorted(damaged)), **{name: _about(each) for name, each in _in_order(found).items()}}
@@ -211,20 +211,20 @@ class Store:
         return _in_order(self._place.manifests())
 
     def about(self, name: str) -> dict[str, Any]:
-        """What the writer said about a checkpoint."""
+        """Return the writer's description of a checkpoint."""
         return formats.decode_about(self._manifest(name))
 
     def latest(self) -> str | None:
-        """The newest checkpoint that is what was written, every byte of it; None if there is none.
+        """Return the name of the newest undamaged checkpoint, after checking every byte; None if there is none.
 
-        Damaged ones are passed over with a `DamagedCheckpointWarning` that says what is wrong. From a URL the checkpoint is
+        Damaged ones are skipped with a `DamagedCheckpointWarning` that names the problem. From a URL the checkpoint is
         downloaded, and kept for `read`.
         """
         for name in self._newest_first():
             problems = self._place.damage(name)
             if not problems:
                 return name
-            self._pass_over(name, " ".join(problems))
+            self._warn_skipped(name, " ".join(problems))
         return None
 
     def read(
@@ -236,7 +236,7 @@ class Store:
         like: Like | None = None,
         ranks: Ranks = ALONE,
     ) -> dict[str, Any]:
-        """The tree of a checkpoint; see `format.read`. All ``ranks`` call this together.
+        """Read the tree of a checkpoint; see `format.read`. All ``ranks`` call this together.
 
         From a URL it is downloaded once per host, and the download removed.
         """
@@ -248,23 +248,23 @@ class Store:
             self._place.discard(folder)
 
     def read_latest(self, like: Like | None = None, ranks: Ranks = ALONE) -> tuple[str, dict[str, Any]] | None:
-        """Name and tree of the newest checkpoint of which every rank can read what it needs; None if there is none.
+        """Return name and tree of the newest checkpoint that every rank can read its part of; None if there is none.
 
-        Damaged ones are passed over as by `latest`, but every byte is read only once. Raises CheckpointError where not all
-        ranks see the same checkpoints.
+        Damaged ones are skipped as by `latest`, but every byte is read only once. Raises CheckpointError if not all ranks
+        see the same checkpoints.
         """
         for name in ranks.first(self._newest_first):
             ranks.agree(partial(self._manifest, name))
             try:
                 return name, self.read(name, like=like, ranks=ranks)
             except CheckpointError as error:
-                self._pass_over(name, str(error))
+                self._warn_skipped(name, str(error))
         return None
 
     def fetch(self, name: str, only: Sequence[str] | None = None, like: Like | None = None) -> Path:
-        """A local folder with the checkpoint, or with those files of it that `read` reads.
+        """Return a local folder with the checkpoint, or with the files of it that `read` reads.
 
-        From a URL it goes with this Store, or when the checkpoint is read.
+        From a URL it is removed with this Store, or when the checkpoint is read.
         """
         self._manifest(name)
         return self._place.fetch(name, only, like)
@@ -272,13 +272,11 @@ class Store:
     def _newest_first(self) -> list[str]:
         for name, problem in sorted(self._place.manifests().items()):
             if isinstance(problem, str):
-                warnings.warn(f"{self} passes over '{name}': {problem}", DamagedCheckpointWarning, stacklevel=3)
+                warnings.warn(f"{self} skips '{name}': {problem}", DamagedCheckpointWarning, stacklevel=3)
         return self.names()[::-1]
 
-    def _pass_over(self, name: str, problem: str) -> None:
-        warnings.warn(
-            f"{self} passes over '{name}', which is damaged: {problem}", DamagedCheckpointWarning, stacklevel=3
-        )
+    def _warn_skipped(self, name: str, problem: str) -> None:
+        warnings.warn(f"{self} skips '{name}', which is damaged: {problem}", DamagedCheckpointWarning, stacklevel=3)
 
     def remove(self, name: str) -> None:
         """Remove a checkpoint, valid or not."""
@@ -318,7 +316,7 @@ def _about(found: Manifest | str) -> dict[str, Any] | None:
 def _check_name(name: str) -> None:
     if not _NAME.fullmatch(name) or name == LATEST:
         raise ValueError(
-            f"{name!r} is no name for a checkpoint. Use letters, digits and . _ - = +, as in 'ep2-ba1000'."
+            f"{name!r} is not a name for a checkpoint. Use letters, digits and . _ - = +, as in 'ep2-ba1000'."
         )
 
 
@@ -366,7 +364,7 @@ class Local:
         return self.folder / name
 
     def discard(self, folder: Path) -> None:
-        """It is the checkpoint itself, and stays."""
+        """Do nothing: the folder is the checkpoint itself."""
 
     def remove(self, name: str) -> None:
         try:
@@ -391,5 +389,5 @@ class Local:
             temporary.replace(file)
         except OSError as error:
             raise CheckpointError(
-                f"{file} could not be replaced: {disk.reason(error, file)}. The checkpoints themselves are whole."
+                f"{file} could not be replaced: {disk.reason(error, file)}. The checkpoints themselves are complete."
             ) from error

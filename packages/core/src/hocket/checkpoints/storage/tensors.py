@@ -1,4 +1,4 @@
-"""Which bytes of which tensors a checkpoint stores: memory that several share once, of sharded ones what this rank holds."""
+"""Choose the bytes that a checkpoint stores: shared memory only once, and of sharded tensors this rank's shard."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hocket.distributed.dtensors import leads, local, mesh_of, place
 
 @dataclass(slots=True)
 class Stored:
-    """A tensor to store, and the references to it, which learn file and name once these are known."""
+    """A tensor to store, and the references to it, which get file and name once these are known."""
 
     name: str
     tensor: Tensor
@@ -25,16 +25,16 @@ class Stored:
 
 
 class Collector:
-    """Takes a tree's tensors one after the other (`add` suits `tree.encode`), then says what is to be stored."""
+    """Collect a tree's tensors one by one (`add` is an argument of `tree.encode`), then list the tensors to store."""
 
     def __init__(self) -> None:
         self._found: list[tuple[str, Tensor, dict[str, Any]]] = []
         self._shards: dict[Any, list[tuple[str, Tensor, dict[str, Any]]]] = {}
-        #: Of each sharded tensor: its path, its reference, and this rank's piece, if there is one that no other rank has.
+        #: For each sharded tensor: its path, its reference, and this rank's piece, unless another rank writes it.
         self.sharded: list[tuple[str, dict[str, Any], dict[str, Any] | None]] = []
 
     def add(self, path: str, value: Any) -> dict[str, Any] | None:
-        """A reference to a tensor, to be completed; None for anything else. Raises TypeError for unusual tensors."""
+        """Return an incomplete reference to a tensor; None for anything else. Raises TypeError for unsupported tensors."""
         if not isinstance(value, Tensor):
             return None
         tensor = _plain(path, local(value.detach()))
@@ -51,7 +51,7 @@ class Collector:
         return reference
 
     def stored(self, whole: bool = True) -> list[Stored]:
-        """In the order in which they were found; unless ``whole``, the shards only."""
+        """Return the tensors to store in the order in which they were found; unless ``whole``, the shards only."""
         made: list[Stored] = []
         taken = {"__metadata__"}
         for group in [*(_overlapping(self._found) if whole else ()), *self._shards.values()]:
@@ -100,7 +100,7 @@ Found = tuple[str, Tensor, dict[str, Any]]
 
 
 def _span(tensor: Tensor) -> tuple[int, int]:
-    """Addresses of the first byte and behind the last."""
+    """Return the address of the first byte and the one behind the last."""
     elements = 1 + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
     return tensor.data_ptr(), tensor.data_ptr() + elements * tensor.element_size()
 
@@ -111,9 +111,9 @@ def _storage(tensor: Tensor) -> tuple[str, int, int]:
 
 
 def _overlapping(found: Iterable[Found]) -> list[list[Found]]:
-    """Groups of tensors that share bytes of one storage, in the order of their first members; empty tensors share none.
+    """Return groups of tensors that share bytes of one storage, in the order of their first members; empty ones share none.
 
-    Arrays of other libraries may lie over each other in several storages: no one view could hold them.
+    Arrays of other libraries may overlap in several storages, which no single view could cover.
     """
     order = {id(each[2]): position for position, each in enumerate(found)}
     groups = [[each] for each in found if not each[1].numel()]
@@ -133,7 +133,7 @@ def _overlapping(found: Iterable[Found]) -> list[list[Found]]:
 
 
 def _dense(tensor: Tensor, references: list[dict[str, Any]]) -> Tensor:
-    """The tensor, and its memory format in the references where that is not the usual one."""
+    """Return the tensor, and record an unusual memory format in the references."""
     if not tensor.is_contiguous() and is_dense(tensor.shape, tensor.stride()):
         for reference in references:
             reference["stride"] = list(tensor.stride())
@@ -141,7 +141,7 @@ def _dense(tensor: Tensor, references: list[dict[str, Any]]) -> Tensor:
 
 
 def _common(group: list[Found]) -> Tensor:
-    """One flat tensor over the memory of several views, with each one's place in its reference."""
+    """Return one flat tensor over the memory of several views, and record each view's offset in its reference."""
     storage = group[0][1].untyped_storage()
     dtypes = {tensor.dtype for _, tensor, _ in group}
     start = min(_span(tensor)[0] for _, tensor, _ in group)

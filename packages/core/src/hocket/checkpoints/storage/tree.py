@@ -13,15 +13,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
-#: Levels that a tree may have. It keeps reading far from the interpreter's own limit, and ends what contains itself.
+#: Maximum number of levels of a tree. It is far below the interpreter's recursion limit, and stops cycles.
 DEPTH = 100
 
 
 def encode(value: Any, tensor: Callable[[str, Any], dict[str, Any] | None], path: str = "", depth: int = 0) -> Any:
-    """JSON for a tree. ``tensor(path, value)`` returns what goes under ``$tensor``, or None if the value is none.
+    """Encode a tree as JSON. ``tensor(path, value)`` returns the value of ``$tensor``, or None if the value is not a tensor.
 
-    Subclasses of dict, list, tuple, str, int and float are written as what they are subclasses of.
-    Raises TypeError for everything else, naming the place, and ValueError for what is nested too deeply.
+    Subclasses of dict, list, tuple, str, int and float are written as their base class.
+    Raises TypeError for everything else, naming the path, and ValueError for deep nesting.
     """
     if value is None or value is True or value is False:
         return value
@@ -55,14 +55,14 @@ def encode(value: Any, tensor: Callable[[str, Any], dict[str, Any] | None], path
 
 
 def join(path: str, key: Any) -> str:
-    """The dotted path of a child. Raises TypeError for keys that are no text."""
+    """Return the dotted path of a child. Raises TypeError for keys that are not text."""
     if not isinstance(key, str):
         raise TypeError(
             f"{path or 'the tree'}: the key {key!r} is of type {type(key).__name__}; a checkpoint's dicts have str keys. "
             "Write str(key), and convert it back after reading."
         )
     if not key.isascii() and any("\ud800" <= character <= "\udfff" for character in key):
-        raise TypeError(f"{path or 'the tree'}: the key {key!r} has surrogates, which is no text.")
+        raise TypeError(f"{path or 'the tree'}: the key {key!r} has surrogates, which is not text.")
     return f"{path}.{key}" if path else key
 
 
@@ -73,7 +73,7 @@ def _text(text: str) -> Any:
 
 
 def decode(node: Any, tensor: Callable[[dict[str, Any]], Any], depth: int = 0) -> Any:
-    """The tree for JSON; ``tensor`` makes what a reference stands for. Raises ValueError for what `encode` never writes."""
+    """Decode JSON to a tree; ``tensor`` resolves references. Raises ValueError for JSON that `encode` never writes."""
     if isinstance(node, list):
         return [decode(child, tensor, depth + 1) for child in _shallow(node, depth)]
     if not isinstance(node, dict):
@@ -107,7 +107,7 @@ def _shallow(node: Any, depth: int) -> Any:
 
 
 def special(node: Any) -> str | None:
-    """The mark of an object that stands for something else, or None. Raises ValueError where a mark is among other keys."""
+    """Return the marker of a special object such as ``$tensor``, or None. Raises ValueError for a marker among other keys."""
     if not isinstance(node, dict):
         return None
     marks = [key for key in node if key.startswith("$") and not key.startswith("$$")]
@@ -117,7 +117,7 @@ def special(node: Any) -> str | None:
 
 
 def leaves(node: Any, path: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:
-    """Dotted path and JSON of everything that is no dict, list or tuple with something in it."""
+    """Yield dotted path and JSON of all leaves: everything but nonempty dicts, lists and tuples."""
     if depth > 2 * DEPTH:
         raise ValueError(f"it has more than {DEPTH} levels")
     children = list(_children(node))
@@ -137,7 +137,7 @@ def _children(node: Any) -> Iterator[tuple[str, Any]]:
 
 
 def select(node: Any, globs: Sequence[str], path: str = "") -> Any:
-    """What remains of a tree's JSON: values whose path, or a path above them, matches a glob. None if nothing does.
+    """Select the values of a tree's JSON whose path, or a path above them, matches a glob. None if nothing matches.
 
     Lists and tuples lose the items that do not match. A ``*`` also matches dots.
     """

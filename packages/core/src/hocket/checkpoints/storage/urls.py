@@ -9,12 +9,12 @@ from pathlib import Path
 
 @contextmanager
 def local_folder(place: Path | str, only: Sequence[str] | None = None) -> Iterator[Path]:
-    """The folder of a checkpoint; of one behind a URL, a folder with what `format.read` reads of it, until the block ends."""
+    """Yield the folder of a checkpoint; for a URL, a temporary folder with the files that `format.read` reads."""
     if "://" not in str(place):
         yield Path(place)
         return
     from hocket.checkpoints.storage.store import Store
 
     folder, _, name = str(place).rstrip("/").rpartition("/")
-    store = Store(folder)  # what it downloads goes with it
+    store = Store(folder)  # its downloads are removed with it
     yield store.fetch(name, only)

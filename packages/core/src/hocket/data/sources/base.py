@@ -1,4 +1,4 @@
-"""The base of all adapters: random numbers, worker processes and per-rank slices, whatever the data is."""
+"""The base of all adapters: it handles random numbers, worker processes and per-rank slices for any data."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from weakref import ReferenceType, ref
 from hocket.data import loaders
 from hocket.data.errors import DataError
 from hocket.data.generators import DataGenerators
-from hocket.data.indices import pass_over
+from hocket.data.indices import skip_items
 from hocket.data.slices import Slices
 from hocket.data.source import Position, known_length, set_epoch
 from hocket.data.workers import sheltered
@@ -17,14 +17,14 @@ from hocket.training import seeding
 
 
 class DataSource:
-    """A `hocket.data.Source` that reads past batches of the epoch again and discards them.
+    """A `hocket.data.Source` that resumes by reading the past batches of the epoch again and discarding them.
 
-    Adapters define ``kind`` and `serves`; those that need not read past batches override `read`, or more.
+    Adapters define ``kind`` and `serves`; those that need not read past batches again override `read`, or more.
 
     Args:
-        data: what is iterated.
-        slices: what this rank computes on.
-        given: the user's data, whose generators and samplers positions describe, where ``data`` is a changed copy.
+        data: the data to iterate.
+        slices: this rank's slices of the batches.
+        given: the user's data, if ``data`` is a changed copy; positions describe its generators and samplers.
 
     Example:
         >>> import hocket.data
@@ -39,7 +39,7 @@ class DataSource:
     """
 
     kind: ClassVar[str] = ""
-    #: Of several adapters that can serve the data, the one with the highest priority is used. Those of core have less than 100.
+    #: If several adapters can serve the data, the one with the highest priority is used. Those of core are below 100.
     priority: ClassVar[int] = 100
 
     def __init__(self, data: Any, slices: Slices | None = None, given: Any = None) -> None:
@@ -47,29 +47,30 @@ class DataSource:
         self.given = data if given is None else given
         self.slices = Slices() if slices is None else slices
         self._generators = DataGenerators(self.given)
-        #: The random numbers with which this epoch began, and with which the persistent workers that live were started.
+        #: The RNG state in which this epoch began, and the one in which the living persistent workers were started.
         self._start: dict[str, Any] | None = None
         self._workers: dict[str, Any] | None = None
-        #: The random numbers to start persistent workers with, where a checkpoint was taken while some lived.
+        #: The RNG state to start persistent workers in, if a checkpoint was taken while some were alive.
         self._start_workers_with: dict[str, Any] | None = None
         #: The iterator in progress, if it has worker processes.
         self._iterator: ReferenceType[Any] | None = None
 
     @classmethod
     def serves(cls, data: Any) -> bool:
-        """Whether this adapter can iterate ``data`` and find positions in it."""
+        """Whether this adapter can iterate ``data`` and restore positions in it."""
         raise NotImplementedError
 
     def read(self, done: int) -> Iterator[Any]:
         """Return an iterator over the batches of an epoch after the first ``done``.
 
-        Override it where those need not be read; ``done`` may be more than there are.
+        Override it if those need not be read. ``done`` may exceed the number of batches.
         """
         batches, each = self.iterate(), self.slices.each
-        groups, passed = done // each, -(-pass_over(batches, done) // each)
-        if passed < groups:
+        groups, skipped = done // each, -(-skip_items(batches, done) // each)
+        if skipped < groups:
             raise DataError(
-                f"{groups} batches of the epoch are done, but the training data yields {passed} now. Resume with the same data."
+                f"{groups} batches of the epoch are done, but the training data yields {skipped} now. Resume with the same "
+                "data."
             )
         return batches
 
@@ -108,7 +109,7 @@ class DataSource:
         alive = loaders.workers_alive(self.data)
         like, self._start_workers_with = None if alive else self._start_workers_with, None
         if like is not None:
-            # Persistent workers draw a seed when they start, which this epoch would not have drawn.
+            # Persistent workers draw a seed when they start, which the original epoch did not draw.
             self._put(like)
         batches = self._open(read, at, None if like is None else self._start)
         if not loaders.workers_alive(self.data):
@@ -118,11 +119,11 @@ class DataSource:
         return batches
 
     def _continue(self, read: int, at: Position) -> Iterator[Any]:
-        """Return an iterator over the rest of the epoch in which ``at`` was taken; random numbers are those it began with."""
+        """Return an iterator over the rest of the epoch of ``at``. The RNG state is that in which the epoch began."""
         return self._begin(read, at)
 
     def _open(self, read: int, at: Position | None, begin_with: dict[str, Any] | None) -> Iterator[Any]:
-        """Return an iterator after so many batches. ``begin_with``: random numbers of the epoch, once workers are started."""
+        """Return an iterator after ``read`` batches. ``begin_with``: the RNG state of the epoch, set after workers start."""
         skip, repeat = self.slices.to_skip(read)
         with sheltered(self.data):
             batches = self.slices.slice(self.read(skip * self.slices.each), repeat)
@@ -140,11 +141,11 @@ class DataSource:
         return known_length(self)
 
     def __len__(self) -> int:
-        """Return the batches of an epoch. Raises TypeError where that is not known."""
+        """Return the number of batches in an epoch. Raises TypeError if it is unknown."""
         return self.slices.length(self.data_length())
 
     def data_length(self) -> int:
-        """Return the batches of the data in an epoch, before they are divided. Raises TypeError where that is not known."""
+        """Return the number of batches of the data in an epoch, before slicing. Raises TypeError if it is unknown."""
         return len(self.data)
 
     def _batches(self) -> int | None:
@@ -175,15 +176,15 @@ class DataSource:
         self._generators.restore(at["sources"])
         self._start_workers_with = at["workers"]
         if at.get("earlier") and "own" not in at:
-            self.read(at["earlier"] * self.slices.each)  # an iterator, which goes on there
+            self.read(at["earlier"] * self.slices.each)  # advance the iterator to the position
 
     def compatible(self, at: Position) -> str:
         """See :meth:`hocket.data.Source.compatible`."""
         if at["kind"] != self.kind:
             return (
                 f"The checkpoint was taken in the middle of an epoch over data of the kind '{at['kind']}', but "
-                f"{type(self.data).__name__} is of the kind '{self.kind}', so the position is not found in it. Resume with the "
-                "data, and the loader, that the run began with."
+                f"{type(self.data).__name__} is of the kind '{self.kind}', so the position does not apply to it. Resume with "
+                "the data, and the loader, that the run began with."
             )
         if (then := tuple(at["global_batch"])) != (now := self._global_batch()):
             return _other_global_batches(then, now)
@@ -200,7 +201,7 @@ class DataSource:
         if "start" in positions[0] and positions[0]["of_rank"]:
             raise DataError(
                 f"{len(positions)} ranks, each with data of its own, were in the middle of an epoch, which {ranks} cannot "
-                "continue. Start as many ranks, or let the strategy divide the data: leave out DistributedSampler and "
+                "continue. Start as many ranks, or let the strategy divide the data: remove DistributedSampler and "
                 "split_data."
             )
         return positions[0]
@@ -223,7 +224,7 @@ class DataSource:
 
 
 def _other_global_batches(then: tuple[Any, ...], now: tuple[int, str]) -> str:
-    """Return what to say where an epoch was over global batches that were made of something else."""
+    """Return the error message for an epoch with global batches of another size."""
     (number, unit), (given, of) = then, now
     if unit == "samples":
         advice = f"Pass global_batch={number} to the Trainer"

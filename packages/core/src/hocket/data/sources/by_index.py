@@ -1,4 +1,4 @@
-"""DataLoaders over map-style data sets: only indices are drawn again, nothing is loaded."""
+"""DataLoaders over map-style data sets: a resume draws indices again and loads no past samples."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from hocket.data.workers import sheltered
 class ByIndex(DataSource):
     """A DataLoader over a map-style data set, torchdata's included.
 
-    The indices of an epoch are drawn again from the random numbers with which it began, and those of past batches are skipped.
-    Without workers a data set with a state is given what it counted. A state of the loader itself is not used: it does
-    not know that samples are divided over ranks, and is good for one number of workers only.
+    The indices of an epoch are drawn again from the RNG state in which it began, and those of past batches are skipped.
+    Without workers the state of a data set that has one is restored. A state of the loader itself is not used: it does
+    not account for samples divided over ranks, and fits only one number of workers.
     """
 
     kind = "indices"
@@ -30,8 +30,8 @@ class ByIndex(DataSource):
 
     def __init__(self, data: Any, slices: Slices | None = None, given: Any = None) -> None:
         super().__init__(data, slices, given)
-        dataset = getattr(self.given, "dataset", data.dataset)  # not the view that algorithms put in its place
-        self._counting = dataset if not data.num_workers and has_state(dataset) else None
+        dataset = getattr(self.given, "dataset", data.dataset)  # not a view by which algorithms replace it
+        self._stateful = dataset if not data.num_workers and has_state(dataset) else None
         self._drawn = _drawn(self.given)
         self._indices: Indices | None = None
         self._warned = False
@@ -51,8 +51,8 @@ class ByIndex(DataSource):
         return self._complete(batches, indices, read)
 
     def _continue(self, read: int, at: Position) -> Iterator[Any]:
-        if self._counting is not None and "own" in at:
-            self._counting.load_state_dict(decode(at["own"]))
+        if self._stateful is not None and "own" in at:
+            self._stateful.load_state_dict(decode(at["own"]))
         batches = self._begin(read, at)
         assert self._indices is not None
         self._indices.begin()
@@ -65,7 +65,7 @@ class ByIndex(DataSource):
         return batches
 
     def _complete(self, batches: Iterator[Any], indices: Indices, yielded: int) -> Iterator[Any]:
-        """Yield the batches. Raises DataError if they end before the sampler does: the data set raised StopIteration."""
+        """Yield the batches. Raises DataError if they end before the sampler: the data set raised StopIteration."""
         for batch in batches:
             yielded += 1
             yield batch
@@ -81,8 +81,8 @@ class ByIndex(DataSource):
         self._warn_of_workers()
         position = super().position(batches)
         position["drawn"] = self._drawn
-        if self._counting is not None:
-            position["own"] = encode(self._counting.state_dict(), "the data's state")
+        if self._stateful is not None:
+            position["own"] = encode(self._stateful.state_dict(), "the data's state")
         if batches is not None and self._indices is not None:
             indices = self._indices
             position |= {"first": indices.first, "asked": indices.asked, "ended": indices.ended}
@@ -91,8 +91,8 @@ class ByIndex(DataSource):
     def restore(self, at: Position) -> None:
         """See :meth:`hocket.data.Source.restore`."""
         super().restore(at)
-        if self._counting is not None and at["kind"] == self.kind and "own" in at:
-            self._counting.load_state_dict(decode(at["own"]))
+        if self._stateful is not None and at["kind"] == self.kind and "own" in at:
+            self._stateful.load_state_dict(decode(at["own"]))
 
     def compatible(self, at: Position) -> str:
         """See :meth:`hocket.data.Source.compatible`: the same samples, drawn by a sampler of the same kind."""
@@ -112,7 +112,7 @@ class ByIndex(DataSource):
         assert self._indices is not None
         if (self._indices.asked, self._indices.ended) == (at["asked"], at["ended"]):
             super()._restore_generators(at)
-        else:  # there are other workers now, which are ahead by another number of batches
+        else:  # the number of workers changed, and so how far the sampler runs ahead
             self._generators.restore_data_set(at["sources"])
 
     def _warn_of_workers(self) -> None:
@@ -121,15 +121,15 @@ class ByIndex(DataSource):
             return
         self._warned = True
         warnings.warn(
-            f"{type(loader.dataset).__name__} has a state_dict, but the {loader.num_workers} worker processes that load its "
-            "samples cannot be asked for it, so a resumed run begins with the state that the data set is made with. Use "
-            "num_workers=0, or let samples depend on their index and the epoch only, which set_epoch gets.",
+            f"{type(loader.dataset).__name__} has a state_dict, but it cannot be read from the {loader.num_workers} worker "
+            "processes that load its samples, so a resumed run begins with the initial state of the data set. Use "
+            "num_workers=0, or let samples depend only on their index and on the epoch, which set_epoch receives.",
             stacklevel=3,
         )
 
 
 def _drawn(given: Any) -> dict[str, int | str | None]:
-    """Return what has to be the same for indices to be drawn again, as far as the user's loader says."""
+    """Return the properties of the user's loader that must not change for indices to be drawn again; None if unknown."""
     samplers = [getattr(given, name, None) for name in ("batch_sampler", "sampler")]
     names = [type(sampler).__qualname__ for sampler in samplers if sampler is not None]
     return {"length": known_length(getattr(given, "dataset", ())) or None, "sampler": " of ".join(names) or None}

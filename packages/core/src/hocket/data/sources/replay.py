@@ -13,7 +13,7 @@ from hocket.data.sources.base import DataSource
 
 
 class Replay(DataSource):
-    """An iterable that does not say where it is. A resumed run reads the past batches of the epoch again, and discards them."""
+    """An iterable without a position. A resumed run reads the past batches of the epoch again, and discards them."""
 
     kind = "replay"
     priority = 0
@@ -24,7 +24,7 @@ class Replay(DataSource):
 
     @classmethod
     def serves(cls, data: Any) -> bool:
-        """Whether this can be iterated, and has no indices to be chosen by."""
+        """Whether this can be iterated, and its samples cannot be chosen by index."""
         iterable = isinstance(data, Iterable) or hasattr(type(data), "__getitem__")
         return iterable and not loaders.by_index(data)
 
@@ -33,9 +33,9 @@ class Replay(DataSource):
         if batches is not None and not self._warned:
             self._warned = True
             warnings.warn(
-                f"{type(self.data).__name__} cannot be asked where it is, so a resumed run reads the batches of the epoch in "
-                "progress again, and discards them. Use a map-style data set, or data with state_dict and load_state_dict, "
-                "such as torchdata's StatefulDataLoader.",
+                f"{type(self.data).__name__} has no position to save, so a resumed run reads the past batches of the current "
+                "epoch again, and discards them. Use a map-style data set, or data with state_dict and load_state_dict, such "
+                "as torchdata's StatefulDataLoader.",
                 stacklevel=2,
             )
         return super().position(batches)

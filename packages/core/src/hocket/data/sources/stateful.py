@@ -1,4 +1,4 @@
-"""Data with a state of its own: loaders and streams with ``state_dict`` and ``load_state_dict``."""
+"""Stateful data: loaders and streams with ``state_dict`` and ``load_state_dict``."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from hocket.data.sources.base import DataSource
 
 
 class Stateful(DataSource):
-    """Data with ``state_dict`` and ``load_state_dict``: what it says of itself is its position, within and between epochs."""
+    """Data with ``state_dict`` and ``load_state_dict``: its state is the position, within and between epochs."""
 
     kind = "state"
     priority = 30
 
     def __init__(self, data: Any, slices: Slices | None = None, given: Any = None) -> None:
         super().__init__(data, slices, given)
-        #: Whose state is a position within an epoch, and whose state, if any, persists between two.
+        #: The object whose state is a position within an epoch, and the one whose state persists across epochs, or None.
         self.within: Any = data
         self.between: Any = data
         self._fetcher: ReferenceType[Any] | None = None
@@ -30,7 +30,7 @@ class Stateful(DataSource):
 
     @classmethod
     def serves(cls, data: Any) -> bool:
-        """Whether the data has a state of its own, and no indices to be chosen by."""
+        """Whether the data has its own state, and its samples cannot be chosen by index."""
         return loaders.has_own_state(data) and not loaders.by_index(data)
 
     def iterate(self) -> Iterator[Any]:
@@ -40,11 +40,11 @@ class Stateful(DataSource):
         return batches
 
     def has_ended(self) -> bool:
-        """Whether the data has ended with the batch yielded last. Told its state, it might yield another epoch."""
+        """Whether the last batch was the end of the data. If its state were loaded then, it might yield another epoch."""
         return loaders.has_ended(self._fetcher)
 
     def loadable(self, state: Any) -> bool:
-        """Whether the data continues correctly from a state of its own; otherwise past batches are read again."""
+        """Whether the data continues correctly from this state of it; otherwise past batches are read again."""
         return True
 
     def position(self, batches: int | None = None) -> Position:
@@ -70,7 +70,7 @@ class Stateful(DataSource):
             if self.between is not None and state is not None:
                 self.between.load_state_dict(state)
             self._over, self._start = True, at["start"]
-            return self.slices.slice(iter(()))  # no worker is started for it
+            return self.slices.slice(iter(()))  # without starting workers
         if state is None or not self.loadable(state):
             return self._begin(read, at)
         self.within.load_state_dict(state)

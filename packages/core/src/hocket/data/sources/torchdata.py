@@ -1,7 +1,7 @@
-"""torchdata's StatefulDataLoader over iterable data sets, and the private names of its state, in this file only.
+"""torchdata's StatefulDataLoader over iterable data sets, and, in this file only, the private names of its state.
 
-``tests/test_loaders.py`` checks them against the installed torchdata. If one is renamed, a loader of which only some workers
-have ended is not recognized: it would yield their samples again (torchdata 0.11, meta-pytorch/data#1437).
+``tests/test_loaders.py`` checks them against the installed torchdata. If one is renamed, a loader with only some ended workers
+is not recognized: it would yield their samples again (torchdata 0.11, meta-pytorch/data#1437).
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from hocket.data.stateful import has_state
 
 
 class TorchdataLoader(Stateful):
-    """A StatefulDataLoader knows its position within an epoch, and begins an epoch when it is asked between two.
+    """A StatefulDataLoader. Its state is a position within an epoch; between two epochs, ``state_dict`` would begin one.
 
-    What persists between epochs is its data set's state, or with workers, which end with the epoch, nothing.
+    Across epochs the state of its data set persists; with workers, which end with the epoch, nothing does.
     """
 
     priority = 35
@@ -56,7 +56,7 @@ class TorchdataLoader(Stateful):
 
 
 def ended_workers(state: Any) -> list[bool]:
-    """Return whether each worker has come to its end, out of the state of a StatefulDataLoader; empty without workers."""
+    """Return whether each worker has ended, from the state of a StatefulDataLoader; empty without workers."""
     snapshot = state.get("_snapshot") if isinstance(state, dict) else None
     workers = snapshot.get("_worker_snapshots") if isinstance(snapshot, dict) else None
     return [bool((each.get("fetcher_state") or {}).get("fetcher_ended")) for each in (workers or {}).values()]
