@@ -334,10 +334,10 @@ def no_handles():
         (LeavesAHook, "test_changes_nothing_unless_attached", "hooks on all modules"),
         (AddsToEveryMicrobatch, "test_works_with_microbatches", "microbatch=3"),
         (ForgetsTheGradients, "test_trains", "The loss on the training data went"),
-        (Bad, "test_has_an_effect", "bit for bit"),
+        (Bad, "test_has_an_effect", "bitwise identical"),
         (KeepsAnObject, "test_keeps_its_state", r"state_dict\(\)\['object'\] is object"),
         (KeepsNumbersAsKeys, "test_keeps_its_state", "which is int and not str"),
-        (ForgetsItsState, "test_keeps_its_state", "holds another"),
+        (ForgetsItsState, "test_keeps_its_state", "returns a different one"),
         (SwapsWeightsAndForgets, "test_an_evaluation_leaves_the_weights_alone", "Put them back"),
         (ListensToNothing, "test_implements_known_hooks_only", "implements no hook"),
         (Bad, "test_names_its_source", "where the method comes from"),
@@ -559,11 +559,11 @@ class LogsByTheClass(hocket.Callback):
 
 
 def test_bad_callbacks(tmp_path):
-    fails(CallbackConformance, Trains, "test_does_not_change_training", tmp_path, match="A callback reads")
+    fails(CallbackConformance, Trains, "test_does_not_change_training", tmp_path, match="A callback only reads")
     fails(
         CallbackConformance, Stops, "test_does_not_change_training", tmp_path, match="differs from the run without it"
     )
-    fails(CallbackConformance, LogsByTheClass, "test_logs_the_same_in_turns", tmp_path, match="logs otherwise")
+    fails(CallbackConformance, LogsByTheClass, "test_logs_the_same_in_turns", tmp_path, match="logs differently")
     fails(CallbackConformance, Bad, "test_is_no_algorithm", tmp_path, match="not a hocket.Callback")
     fails(CallbackConformance, Peeks, "test_does_not_wait_for_the_device", tmp_path, error=SynchronisationError)
 
@@ -733,7 +733,7 @@ class ConvertsEverything(hocket.Precision):
         (NeverLeaves, "test_contexts_nest_and_end", (), "not as before"),
         (CannotNest, "test_contexts_nest_and_end", (), "ended the outer one"),
         (ConvertsInPlace, "test_batches_are_converted_and_not_changed", (), "Return new tensors"),
-        (ConvertsEverything, "test_batches_are_converted_and_not_changed", (), "no floating-point tensor"),
+        (ConvertsEverything, "test_batches_are_converted_and_not_changed", (), "not a floating-point tensor"),
         (Bad, "test_is_a_precision", (), "not a hocket.Precision"),
     ],
 )
