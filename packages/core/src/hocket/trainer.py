@@ -262,7 +262,7 @@ class Trainer:
         if self.settings.compile is not None and not state.task.owns_steps:
             state.task.compile(**self.settings.compile)
         state.prepared, state.optimizers = self._runtime.prepare(state.task, optimizers)
-        state.schedules = make_schedules(schedule, state.optimizers, schedule_every)
+        state.schedules = make_schedules(schedule, state.optimizers, schedule_every, state.optimizer_names)
         return made_with
 
     # --- public methods

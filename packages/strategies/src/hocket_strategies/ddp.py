@@ -8,10 +8,12 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Any
 
+import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from hocket_strategies.group import OfModels, RankStrategy
+from hocket_strategies.packing import packed, unpack
 
 _COMPRESSIONS = ("bf16", "fp16", "powersgd")
 
@@ -142,6 +144,7 @@ class DDP(RankStrategy):
         function: Callable[..., Any],
         arguments: tuple[Any, ...],
         parameters: Sequence[nn.Parameter],
+        deferred: bool,
     ) -> Any:
         """Call ``function`` in a DistributedDataParallel of ``parameters``; each set of them has a wrapper with its buckets."""
         if not isinstance(module, DistributedDataParallel):
@@ -153,8 +156,23 @@ class DDP(RankStrategy):
             # init_sync would write to the parameters, which may already be in a graph.
             callers[key] = self._reducing(_Caller(trained), init_sync=False)
         caller = callers[key]
-        with nullcontext() if self._last else caller.no_sync():
+        with nullcontext() if self._last and not deferred else caller.no_sync():
             return caller(function, *arguments)
+
+    def reduce_gradients(self, module: nn.Module, parameters: Sequence[nn.Parameter]) -> bool:
+        """Average them, those that some ranks do not have as zeros there."""
+        if not isinstance(module, DistributedDataParallel) or not self._last:
+            return True
+        trained = [parameter for parameter in parameters if parameter.requires_grad]
+        there = self.all_reduce(torch.tensor([parameter.grad is not None for parameter in trained]), "max").tolist()
+        gradients = []
+        for parameter, exists in zip(trained, there, strict=True):
+            if exists:
+                parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+                gradients.append(parameter.grad)
+        for flat, group in packed(gradients):
+            unpack(self.all_reduce(flat, "mean"), group)
+        return True
 
     def model_state(self, module: nn.Module) -> dict[str, Any]:
         """See :meth:`hocket.hookspecs.StrategyHooks.model_state`."""

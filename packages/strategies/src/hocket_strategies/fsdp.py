@@ -276,6 +276,7 @@ class FSDP(RankStrategy):
         function: Callable[..., Any],
         arguments: tuple[Any, ...],
         parameters: Sequence[nn.Parameter],
+        deferred: bool,
     ) -> Any:
         """Call ``function`` as the module's forward pass, which gathers its units and reduces their gradients."""
         return module(_Call(function), *arguments) if isinstance(module, FSDPModule) else function(*arguments)

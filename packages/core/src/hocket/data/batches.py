@@ -177,6 +177,19 @@ def take_samples(batch: Any, indices: list[int], samples: int) -> Any:
     return _Slicer(batch, samples, False)(indices)
 
 
+def holds_scalars(batch: Any) -> bool:
+    """Whether something in a batch belongs to no sample: numbers, strings and tensors without dimensions."""
+    if isinstance(batch, torch.Tensor):
+        return not batch.dim()
+    if isinstance(batch, Mapping):
+        return any(map(holds_scalars, batch.values()))
+    if (names := _field_names(batch)) is not None:
+        return any(holds_scalars(getattr(batch, name)) for name in names)
+    if isinstance(batch, list | tuple):
+        return not _is_per_sample(batch) and any(map(holds_scalars, batch))
+    return batch is not None
+
+
 def join(parts: Sequence[Any]) -> Any:
     """Undo :func:`split`: tensors are concatenated along dimension 0, lists of per-sample items chained.
 

@@ -148,14 +148,21 @@ class StrategyHooks:
         function: Callable[..., Any],
         arguments: tuple[Any, ...],
         parameters: Sequence[torch.nn.Parameter],
+        deferred: bool,
         /,
     ) -> Any:
         """Call a function that uses parts of a prepared module instead of the module itself, and return its result.
 
         An example is a loss function of a `hocket.Task` that steps several optimizers. For ``parameters``, do what a call of
         the module would do, such as gathering shards and reducing gradients in the backward pass; the other parameters get
-        no gradients. All ranks call it, within `accumulate`.
+        no gradients. All ranks call it, within `accumulate`. With ``deferred``, gradients are added after the backward pass of
+        this call too, and `reduce_gradients` is called after the last of them.
         """
+        raise NotImplementedError
+
+    @hookspec(firstresult=True)
+    def reduce_gradients(self, module: torch.nn.Module, parameters: Sequence[torch.nn.Parameter], /) -> bool:
+        """Average the gradients of ``parameters`` over ranks, after calls of `call_prepared` that deferred it."""
         raise NotImplementedError
 
     @hookspec(firstresult=True)

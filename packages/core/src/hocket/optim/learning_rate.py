@@ -127,14 +127,17 @@ class Stepped:
         self._scheduler.load_state_dict(state_dict["scheduler"])
 
 
-def make_schedules(given: Any, optimizers: Sequence[Optimizer], every: str | Time) -> list[LearningRate]:
+def make_schedules(
+    given: Any, optimizers: Sequence[Optimizer], every: str | Time, names: Sequence[str] = ()
+) -> list[LearningRate]:
     """Return the schedule of every optimizer.
 
     Args:
         given: a name or configuration such as ``"cosine(warmup=0.05dur)"``; a `hocket.schedules.Schedule`, or any function of
             a `Clock` that returns a number; a torch LRScheduler or a function of the optimizer that returns one; a sequence of
-            those, one for each optimizer; None.
+            those, one for each optimizer; a dict of those by the names of optimizers; None.
         every: how often torch's schedulers are stepped.
+        names: of the optimizers.
 
     Raises:
         TypeError or ValueError: what was given is none of these, or does not fit the optimizers.
@@ -143,6 +146,9 @@ def make_schedules(given: Any, optimizers: Sequence[Optimizer], every: str | Tim
         return []
     if not optimizers:
         raise ValueError("A schedule was given but no optimizer whose learning rate it could set. Pass optimizer= too.")
+    if isinstance(given, Mapping) and names and given.keys() <= set(names):
+        chosen = [(given[name], optimizer) for name, optimizer in zip(names, optimizers, strict=True) if name in given]
+        return [_make(item, optimizer, Time.parse(every)) for item, optimizer in chosen]
     each = list(given) if isinstance(given, list | tuple) else [given] * len(optimizers)
     if len(each) != len(optimizers):
         raise ValueError(

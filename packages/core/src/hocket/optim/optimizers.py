@@ -58,7 +58,8 @@ def _named(given: Mapping[Any, Any], task: Task) -> dict[str, nn.Module]:
             part = next((module for module in inside if isinstance(module, nn.Module)), None)
         if part is not None:
             found[str(name)] = part
-    if not found or (len(found) == len(given) and all(type(name) is str for name in given)):
+    several = len(given) > 1 or not isinstance(next(iter(given.values())), Mapping | None)
+    if (not found and not several) or (len(found) == len(given) and all(type(name) is str for name in given)):
         return found
     missing = next(name for name in given if name not in found)
     raise ValueError(

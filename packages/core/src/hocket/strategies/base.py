@@ -77,6 +77,7 @@ class Strategy:
         function: Callable[..., Any],
         arguments: tuple[Any, ...],
         parameters: Sequence[nn.Parameter],
+        deferred: bool,
     ) -> Any:
         """See :meth:`hocket.hookspecs.StrategyHooks.call_prepared`. Strategies for several ranks have to override it."""
         if self.world_size > 1:
@@ -85,6 +86,10 @@ class Strategy:
                 "cannot train a Task with train_batch. Use strategy='ddp', or define call_prepared."
             )
         return function(*arguments)
+
+    def reduce_gradients(self, module: nn.Module, parameters: Sequence[nn.Parameter]) -> bool:
+        """See :meth:`hocket.hookspecs.StrategyHooks.reduce_gradients`."""
+        return True
 
     def all_reduce(self, tensor: torch.Tensor, op: str) -> torch.Tensor:
         """See :meth:`hocket.hookspecs.StrategyHooks.all_reduce`."""

@@ -114,7 +114,7 @@ class Gradients:
             raise RuntimeError(_OUTSIDE)
         else:
             self._plain = True
-        factor = mine * ranks / divisor if mine else 0.0
+        factor = float(Weighting(divisor, ranks).share(mine)) if mine else 0.0
         self._zero_weight = not factor
         return factor
 

@@ -14,6 +14,7 @@ from hocket.distributed.dtensors import mesh_of
 from hocket.losses import Apart, Loss, as_loss
 from hocket.optim.clipping import clip_gradients
 from hocket.state import State
+from hocket.task import Task
 from hocket.training import weights
 from hocket.training.means import Part, Weighting, mean, on_device
 from hocket.training.step import count
@@ -55,7 +56,8 @@ class DefaultActions:
         with state.bus.forward_context():
             if state.step.optimizers is None:
                 return state.prepared(batch)
-            return state.bus.call_prepared(state.prepared, state.task, (batch,), state.trained_parameters())
+            deferred = state.step.boundary is not None
+            return state.bus.call_prepared(state.prepared, state.task, (batch,), state.trained_parameters(), deferred)
 
     def loss(self, state: State, outputs: Any, batch: Any) -> Loss:
         """Compute the task's loss in the precision's context."""
@@ -165,7 +167,7 @@ def compute_gradients(
     else:
         parts = []
         remaining, carry = mine, step.carry
-        carries = _split_carry(state, microbatches, split)
+        carries = split_carry(state, microbatches, split)
         for number, (microbatch, carried) in enumerate(zip(microbatches, carries, strict=True), 1):
             microbatch, counts = unpadded(microbatch)
             samples = (
@@ -182,6 +184,7 @@ def compute_gradients(
     step.batch, step.outputs = full_batch, None
     if step.boundary is not None:
         step.boundary.backward()
+        bus.reduce_gradients(state.prepared, state.trained_parameters())
 
     for optimizer in state.step_optimizers:
         bus.unscale_gradients(optimizer)
@@ -203,7 +206,7 @@ def _miscounted(state: State, samples: int, remaining: int) -> str:
     )
 
 
-def _split_carry(
+def split_carry(
     state: State, microbatches: Sequence[Any], split: Callable[[Any], Sequence[Any]] | None
 ) -> Sequence[tuple[Any, ...]]:
     """Split the step's ``carry`` as the batch was split, and return the loss function's extra arguments per microbatch."""
@@ -269,6 +272,7 @@ def _compute_microbatch(
     if metrics is not None and samples and step.loss_function is None:
         metrics.update(step.outputs, step.batch)
     if kept is not None and samples:
+        _check_kept(state, kept, samples)
         step.kept.append(kept)
     bus.before_backward(state)
     factor: Any = None
@@ -283,6 +287,8 @@ def _compute_microbatch(
         factor = weighting.share(weight)
     if factor is not None:
         _gate(step.outputs, weight)
+        if step.loss_function is not None and apart is None and _is_zero(weight):
+            step.loss, factor = _zero_loss(state, step.loss), 1.0
     if apart is None:
         bus.backward(state, step.loss if factor is None else step.loss * factor)
     else:
@@ -296,7 +302,6 @@ def _call_loss_function(state: State) -> tuple[Loss, Mapping[str, torch.Tensor] 
     """Call the step's loss function for the current microbatch; return the loss, and the losses of `hocket.Apart` or None."""
     step, function = state.step, state.step.loss_function
     assert function is not None
-    graph_tensors = () if step.boundary is None else step.boundary.tensors
     apart: Mapping[str, torch.Tensor] | None = None
 
     def call(*args: Any) -> Any:
@@ -306,12 +311,44 @@ def _call_loss_function(state: State) -> tuple[Loss, Mapping[str, torch.Tensor] 
             apart = returned.losses
         loss = as_loss(returned)
         kept = map_tensors(torch.Tensor.detach, loss.kept)
-        return loss._replace(kept=kept), graph_tensors  # strategies look for the step's graph in the returned tensors
+        return loss._replace(kept=kept)
 
     with state.bus.forward_context():
         arguments = (step.batch, *step.carry)
-        loss, _ = state.bus.call_prepared(state.prepared, call, arguments, state.trained_parameters())
+        deferred = step.boundary is not None
+        loss = state.bus.call_prepared(state.prepared, call, arguments, state.trained_parameters(), deferred)
     return loss, apart
+
+
+def _check_kept(state: State, kept: Any, samples: int) -> None:
+    """Raise ValueError unless ``kept`` has one entry for each sample, so that it can be joined over microbatches."""
+    task = state.task
+    if type(task).join is not Task.join:
+        return
+    try:
+        per_sample = batches.count(kept).samples == samples
+        batches.take_samples(kept, [0], samples)
+    except ValueError:
+        per_sample = False
+    if not per_sample or batches.holds_scalars(kept):
+        raise ValueError(
+            f"A loss function kept {type(kept).__name__} that does not have one entry for each of the {samples} samples along "
+            "dimension 0, so it cannot be joined over microbatches. Keep a hidden state of shape (layers, samples, features) "
+            f"transposed, return numbers as named losses, or define split and join in {type(task).__name__}."
+        )
+
+
+def _is_zero(weight: float | torch.Tensor) -> bool:
+    """Whether a weight is known to be 0 without waiting for a device."""
+    return not weight if not isinstance(weight, torch.Tensor) else weight.device.type == "cpu" and not weight.item()
+
+
+def _zero_loss(state: State, loss: torch.Tensor) -> torch.Tensor:
+    """Return a loss that counts nothing and reaches every parameter, in place of a mean over nothing, whose gradient is NaN."""
+    trained = [parameter for parameter in state.trained_parameters() if parameter.requires_grad]
+    if any(mesh_of(parameter) is not None for parameter in trained):
+        return loss * 0
+    return torch.stack([parameter.reshape(-1)[:1].sum() * 0 for parameter in trained]).sum().to(loss)
 
 
 def _backward_apart(state: State, losses: Mapping[str, torch.Tensor], factor: Any) -> None:
@@ -323,6 +360,11 @@ def _backward_apart(state: State, losses: Mapping[str, torch.Tensor], factor: An
             f"The loss function returned hocket.Apart of {', '.join(map(repr, losses))} in a step of the optimizers "
             f"{step.name.replace('+', ', ') or 'named ' + ', '.join(state.optimizer_names)}. Give each of them one loss."
         )
+    if step.boundary is not None:
+        raise ValueError(
+            "hocket.Apart keeps the losses of one forward pass apart, but the batch has a tensor that was computed in "
+            "train_batch with gradients, where they would meet. Compute that tensor in the loss function, or detach it."
+        )
     for number, (name, loss) in enumerate(losses.items(), 1):
         held = [p for group in optimizers[name].param_groups for p in group["params"] if p.requires_grad]
         if any(mesh_of(parameter) is not None for parameter in held):
@@ -330,7 +372,7 @@ def _backward_apart(state: State, losses: Mapping[str, torch.Tensor], factor: An
                 "hocket.Apart needs full parameters on every rank, and this strategy shards them. Use "
                 "strategy='ddp', or take a step for each loss."
             )
-        step.inputs = [*held, *(() if step.boundary is None else step.boundary.leaves)]
+        step.inputs = held
         step.retain_graph = number < len(losses)
         try:
             state.bus.backward(state, loss if factor is None else loss * factor)

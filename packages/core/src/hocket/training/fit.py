@@ -244,6 +244,8 @@ class FitLoop:
         state.timestamp.next_epoch()
         for schedule in state.schedules:
             schedule.epoch_end(state)
+        if self._steps is not None:
+            self._steps.epoch_end()
         self.stage = "epoch_end"
         self._train_metrics()
         bus.epoch_end(state)

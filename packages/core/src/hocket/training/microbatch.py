@@ -20,7 +20,7 @@ from hocket.data.stateful import has_state
 from hocket.plugins.spec import Attachment
 from hocket.state import State
 from hocket.training import seeding
-from hocket.training.actions import compute_gradients, compute_microbatch
+from hocket.training.actions import compute_gradients, compute_microbatch, split_carry
 from hocket.training.means import Weighting
 from hocket.training.metrics import MetricSet
 from hocket.training.step import count
@@ -196,13 +196,15 @@ def _try(state: State, batch: Any, size: int) -> bool:
 
     It is a separate function because a caught error keeps the graph alive until the function returns.
     """
-    bus, prepared = state.bus, state.prepared
+    bus, prepared, carry = state.bus, state.prepared, state.step.carry
     # The task itself, because the module that the strategy prepared may wait for other ranks.
     state.prepared = state.task
     try:
+        microbatches = bus.split_batch(state, batch, size)
+        state.step.carry = split_carry(state, microbatches, lambda carried: bus.split_batch(state, carried, size))[0]
         for _ in range(2):  # the second runs while the gradients of the first occupy memory
             with bus.accumulate(prepared, False):
-                compute_microbatch(state, bus.split_batch(state, batch, size)[0], size, Weighting(1), None)
+                compute_microbatch(state, microbatches[0], size, Weighting(1), None)
         return True
     except RuntimeError as error:
         if not is_out_of_memory(error):
@@ -210,6 +212,7 @@ def _try(state: State, batch: Any, size: int) -> bool:
         return False
     finally:
         state.prepared, state.batch, state.outputs, state.loss = prepared, batch, None, None
+        state.step.carry = carry
 
 
 @contextmanager

@@ -133,7 +133,14 @@ class Boundary:
         reached = [(tensor, gradient) for tensor, gradient in pairs if gradient is not None]
         if reached:
             tensors, gradients = zip(*reached, strict=True)
-            torch.autograd.backward(tensors, gradients)
+            try:
+                torch.autograd.backward(tensors, gradients)
+            except RuntimeError as error:
+                error.add_note(
+                    "A tensor in the batch of this step was computed in train_batch with gradients. If another step uses its "
+                    "graph too, detach it in one of them, as in step(self.loss, {'fake': fake.detach()}, …)."
+                )
+                raise
 
 
 def count(state: State, batch: Any) -> Counts:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import warnings
 import zlib
 from collections import Counter
@@ -39,6 +41,20 @@ class StepResult(NamedTuple):
 _NOTHING: Any = object()
 
 
+def _code(function: Any) -> Any:
+    """What identifies a loss function from batch to batch, whether it is a method, a lambda or a partial."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    function = getattr(function, "__func__", function)
+    return getattr(function, "__code__", type(function))
+
+
+def _described(function: Any) -> str:
+    """A loss function as ranks compare and name it."""
+    code = _code(function)
+    return f"{code.co_qualname} (line {code.co_firstlineno})" if hasattr(code, "co_qualname") else code.__qualname__
+
+
 class Steps:
     """Call it to take a step: ``step(loss_function, batch, *optimizers)``. One per Trainer.
 
@@ -59,7 +75,7 @@ class Steps:
     ) -> None:
         self._state, self._take, self._compiled = state, take, compiled
         #: A `Step` for each loss function and its optimizers, which remembers how its losses are weighted.
-        self._steps: dict[tuple[str, str], Step] = {}
+        self._steps: dict[tuple[Any, str], Step] = {}
         self._functions: dict[Any, Callable[..., Any]] = {}
         #: The batch that `train_batch` was given, and whether it counts.
         self._whole: Any = None
@@ -69,6 +85,15 @@ class Steps:
         #: The precision's context around `train_batch`; steps leave it.
         self._context: AbstractContextManager[Any] | None = None
         self._checked = False
+        #: Whether a step was called in the current batch, and in the current epoch.
+        self._called = self._called_in_epoch = False
+        try:
+            inspect.signature(state.task.train_batch).bind(None, self)
+        except TypeError as error:
+            raise TypeError(
+                f"train_batch of {type(state.task).__name__} takes other arguments than (batch, step): {error}. Define "
+                "def train_batch(self, batch, step)."
+            ) from None
 
     # --- what users call
 
@@ -94,11 +119,13 @@ class Steps:
                 "step(…) is called in train_batch, not in a loss function"
                 + (": return the loss there." if self._busy else ", while that runs.")
             )
+        self._check_call(loss_function, batch, optimizers)
         state, outer = self._state, self._state.step
+        self._called = self._called_in_epoch = True
         step = self._begin(loss_function, "+".join(optimizers), self._indices(optimizers))
         step.batch, step.boundary = Boundary.of(batch)
         step.counts, step.metrics, step.carry = outer.counts, outer.metrics, () if carry is _NOTHING else (carry,)
-        step.samples, step.trained_on = self._count(step.name, batch)
+        step.samples, step.trained_on = self._count(step.name, _described(loss_function), batch)
         self._busy = True
         taken = False
         try:
@@ -119,7 +146,8 @@ class Steps:
         if step.loss is None:  # no rank has a sample in this step
             return StepResult(torch.zeros((), device=state.device), {}, None, False, before)
         self._log(step)
-        kept, step.kept = state.task.join(step.kept) if step.kept else None, []
+        # A rank that only computes on padding keeps nothing of it.
+        kept, step.kept = state.task.join(step.kept) if step.kept else before, []
         return StepResult(step.loss, step.losses, step.gradient_norm, bool(taken), kept if taken else before)
 
     @property
@@ -148,15 +176,19 @@ class Steps:
         state.step.taken = taken
         self._counts = counts
         self._whole = whole = bus.move_batch(state, state.step.batch)
-        self._open = True
+        self._open, self._called = True, False
+        for parameter in state.parameters:
+            parameter.grad = None
         try:
             with self._within():
                 train_batch: Callable[..., Any] = state.task.train_batch
                 returned = train_batch(whole, self)
             self._agree("return", "", 0.0)
+            with bus.accumulate(state.prepared, True):
+                pass  # buffers that train_batch changed become those of rank 0 everywhere
         finally:
             self._open, self._whole = False, None
-        if returned is not None:
+        if returned is not None and not isinstance(returned, StepResult):
             raise TypeError(
                 f"train_batch of {type(state.task).__name__} returned {type(returned).__name__}, which is not used for "
                 "training. Call step(loss_function, batch) instead of returning a loss."
@@ -165,11 +197,39 @@ class Steps:
         state.step.batch = whole
         return bool(taken)
 
+    def epoch_end(self) -> None:
+        """Warn if no step was called in the epoch."""
+        if not self._called_in_epoch:
+            warnings.warn(
+                f"train_batch of {type(self._state.task).__name__} called step(…) in no batch of this epoch, so no optimizer "
+                "has stepped. Call step(self.loss_function, batch) where it should train.",
+                stacklevel=2,
+            )
+        self._called_in_epoch = False
+
     # --- inside
+
+    def _check_call(self, loss_function: Any, batch: Any, optimizers: Sequence[Any]) -> None:
+        """Raise TypeError for arguments that are something else; RuntimeError for gradients that a step would discard."""
+        form = "Write step(self.loss_function, batch, 'optimizer', …), with optimizers by name."
+        if not callable(loss_function):
+            raise TypeError(
+                f"step(…) was given {type(loss_function).__name__} as its loss function. {form} The loss function is called "
+                "with the batch, perhaps several times, so it cannot be a loss that was computed already."
+            )
+        if isinstance(batch, str):
+            raise TypeError(f"step(…) was given {batch!r} as its batch. {form}")
+        if wrong := [each for each in optimizers if not isinstance(each, str)]:
+            raise TypeError(f"step(…) was given {type(wrong[0]).__name__} as the name of an optimizer. {form}")
+        if not self._called and any(parameter.grad is not None for parameter in self._state.parameters):
+            raise RuntimeError(
+                "train_batch computed gradients before its first step(…), which sets gradients to zero, so they would be lost. "
+                "Compute that loss in a loss function instead of calling backward()."
+            )
 
     def _begin(self, function: Callable[..., Any], name: str, indices: Sequence[int]) -> Step:
         state = self._state
-        key = (getattr(function, "__qualname__", ""), name)
+        key = (_code(function), name)
         if (step := self._steps.get(key)) is None:
             step = self._steps[key] = Step()
             step.name = name
@@ -205,7 +265,7 @@ class Steps:
                 )
         return [there.index(name) for name in dict.fromkeys(names)]
 
-    def _count(self, name: str, batch: Any) -> tuple[int, int]:
+    def _count(self, name: str, function: str, batch: Any) -> tuple[int, int]:
         """Return the number of samples in a step on this rank, and on all ranks together."""
         state = self._state
         if not self._counts:
@@ -221,7 +281,7 @@ class Steps:
         if state.strategy.world_size == 1:
             return mine, mine
         identical = state.strategy.world_size // state.strategy.data_ranks  # ranks that compute on the same samples
-        return mine, int(self._agree("step", name, mine)) // identical
+        return mine, int(self._agree("step", f"{function} for {name or 'all optimizers'}", mine)) // identical
 
     def _agree(self, what: str, name: str, value: float) -> float:
         """Return the sum of ``value`` over ranks. Raises RuntimeError, naming each rank's call, if the calls differ."""
@@ -234,7 +294,7 @@ class Steps:
         first, second, total = state.bus.all_reduce(mine, "sum").tolist()
         if first != asked * world or second != asked**2 % 65521 * world:
             said = {"return": "returned from train_batch", "any": "called step.any", "mean": "called step.mean"}
-            doing = state.bus.all_gather_object(said.get(what, f"called step(…) for {name or 'all optimizers'}"))
+            doing = state.bus.all_gather_object(said.get(what, f"called step(…) with {name}"))
             raise RuntimeError(
                 "Ranks make different calls in train_batch: "
                 + "; ".join(f"rank {rank} {each}" for rank, each in enumerate(doing))

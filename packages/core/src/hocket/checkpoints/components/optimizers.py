@@ -35,8 +35,9 @@ class Optimizers(Component):
             str(index): {
                 "class": class_of(each),
                 "state": encode(state_of(state.prepared, each), "the optimizer", gather),
+                **({} if name.isdecimal() else {"name": name}),
             }
-            for index, each in enumerate(state.optimizers)
+            for index, (name, each) in enumerate(zip(state.optimizer_names, state.optimizers, strict=True))
         }
 
     def like(self) -> Like:
@@ -66,6 +67,13 @@ class Optimizers(Component):
                 f"The checkpoint has the state of {', '.join(before) or 'no optimizer'}, but the Trainer has "
                 f"{', '.join(here) or 'none'}. Give the Trainer the same optimizer=."
             )
+        names = [each.get("name") for each in in_order(saved)]
+        if all(names) and before == here and names != state.optimizer_names:
+            problems.append(
+                f"The checkpoint has the optimizers {', '.join(map(repr, names))} in this order, and the Trainer "
+                f"{', '.join(map(repr, state.optimizer_names))}. Give them the same names in the same order."
+            )
+            return Check([None] * len(names), problems)
         for index, each in enumerate(in_order(saved)):
             fitting = None
             if index < len(here) and before[index] == here[index]:
