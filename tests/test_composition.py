@@ -186,7 +186,7 @@ class Pieces(hocket.Strategy):
 def test_an_algorithm_that_an_engine_would_not_call_is_refused() -> None:
     pytest.importorskip("hocket_general")
     with pytest.raises(
-        hocket.plugins.PlanError, match=r"'label-smoothing' acts on before_loss.* and strategy 'pieces'"
+        hocket.plugins.PlanError, match=r"'label-smoothing' acts on before_loss.* but strategy 'pieces'"
     ):
         hocket.Trainer(
             model=nn.Linear(3, 1), loss=nn.functional.mse_loss, algorithms=["label-smoothing"], strategy=Pieces()
