@@ -408,7 +408,7 @@ def resumed(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
 )
 def test_another_configuration_is_said_in_one_line(before: Any, now: Any, words: str) -> None:
     (said,) = resumed(before, now)
-    assert "configured differently from the checkpoint.s" in said and words in said
+    assert "configured differently from the checkpoint's" in said and words in said
 
 
 @pytest.mark.parametrize(
