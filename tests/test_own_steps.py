@@ -72,6 +72,11 @@ def nested(task: Any, batch: Any, step: Any) -> None:
     step(lambda part: step(task.loss_a, part, "a").loss, batch, "a")
 
 
+def backward_first(task: Any, batch: Any, step: Any) -> None:
+    task.loss_b(batch).backward()
+    step(task.loss_a, batch, "a")
+
+
 def grown(task: Any, batch: Any, step: Any) -> None:
     step(task.loss_a, batch, "a")
     torch._foreach_lerp_([task.frozen], [task.a.weight], 0.5)
@@ -80,12 +85,18 @@ def grown(task: Any, batch: Any, step: Any) -> None:
 @pytest.mark.parametrize(
     ("train_batch", "error", "said"),
     [
-        (lambda task, batch, step: step(task.loss_a, batch, "c"), ValueError, "'c'.* names no optimizer; there are 'a', 'b'"),
+        (lambda task, batch, step: step(task.loss_a, batch, "c"), ValueError, "'c'.* does not name an optimizer; there are"),
         (lambda task, batch, step: task.loss_a(batch), TypeError, r"returned Tensor.*Call step\(loss_function, batch\)"),
         (nested, RuntimeError, "not in a loss function: return the loss there"),
         (lambda task, batch, step: step(task.loss_a, {"x": batch, "y": batch[:2]}, "a"), ValueError, "Cannot tell how many"),
         (lambda task, batch, step: step(lambda part: 1.0, batch, "a"), TypeError, "returned float.*A number has no gradient"),
         (lambda task, batch, step: step(task.both, batch, "a", "b"), ValueError, "Apart of 'a', 'c' in a step of .* a, b"),
+        (lambda task, batch, step: step(task.loss_a(batch), batch, "a"), TypeError, "given Tensor as its loss function"),
+        (lambda task, batch, step: step(task.loss_a, "a"), TypeError, "given 'a' as its batch"),
+        (lambda task, batch, step: step(task.loss_a, batch, ["a"]), TypeError, "given list as the name of an optimizer"),
+        (backward_first, RuntimeError, "computed gradients before its first step"),
+        (lambda task, batch, step: step(task.keeps_a_number, batch, "a"), ValueError, "kept dict that does not have one entry"),
+        (lambda task, batch, step: step(task.both_of, task.a(batch), "a", "b"), ValueError, "where they would meet"),
         (grown, RuntimeError, r"changed frozen under autograd.*torch.no_grad\(\)"),
     ],
 )  # fmt: skip
@@ -93,13 +104,25 @@ def test_mistakes_are_explained(train_batch: Any, error: Any, said: str, tmp_pat
     task: Any = Wrong(train_batch)
     task.frozen = nn.Parameter(torch.zeros(2, 3), requires_grad=False)
     task.both = lambda batch: hocket.Apart(a=task.loss_a(batch), c=task.loss_b(batch))
+    task.keeps_a_number = lambda batch: hocket.Loss(task.loss_a(batch), kept={"largest": batch.max()})
+    task.both_of = lambda batch: hocket.Apart(a=batch.square().mean(), b=task.b.weight.square().mean())
     with pytest.raises(error, match=said):
         trainer(task, tmp_path).fit()
 
 
+def test_a_train_batch_of_other_arguments_is_refused_before_training(tmp_path: Path) -> None:
+    class Lightning(Two):
+        def train_batch(self, batch: Any) -> Any:  # type: ignore[override]
+            pass
+
+    with pytest.raises(TypeError, match=r"takes other arguments than \(batch, step\)"):
+        trainer(Lightning(), tmp_path)
+
+
 def test_a_step_is_called_in_train_batch_only(tmp_path: Path) -> None:
     kept = []
-    trainer(Wrong(lambda task, batch, step: kept.append(step)), tmp_path).fit()
+    with pytest.warns(UserWarning, match=r"called step\(…\) in no batch of this epoch"):
+        trainer(Wrong(lambda task, batch, step: kept.append(step)), tmp_path).fit()
     with pytest.raises(RuntimeError, match="called in train_batch"):
         kept[0](Two().loss_a, DATA[0])
 
@@ -276,7 +299,9 @@ def test_ranks_that_take_other_steps_are_told_apart(tmp_path: Path) -> None:
 
         trainer(Wrong(train_batch), tmp_path, strategy={"ddp": {"split_data": False}}).fit()
 
-    with pytest.raises(RankError, match=r"rank 0 returned from train_batch; rank 1 called step\(…\) for b"):
+    with pytest.raises(
+        RankError, match=r"rank 0 returned from train_batch; rank 1 called step\(…\) with Two.loss_b .* for b"
+    ):
         run_ranks(rank, 2)
 
 
@@ -352,3 +377,146 @@ def test_microbatches_are_found_for_each_step(tmp_path: Path, monkeypatch: pytes
     assert set(sizes) == {4, 2}
     for mine, other in zip(task.parameters(), same.parameters(), strict=True):
         torch.testing.assert_close(mine, other, rtol=0, atol=1e-6)
+
+
+class Cycle(Two):
+    """Uses the same parameters within the loss function and, by the graph of its batch, before it."""
+
+    def train_batch(self, batch: Any, step: Any) -> Any:
+        step(self.loss_of_both, {"real": batch, "fake": self.a(batch)}, "a")
+
+    def loss_of_both(self, batch: Any) -> Tensor:
+        return self.a(torch.cat([batch["fake"], batch["real"][:, :1]], 1)).square().mean() + batch["fake"].mean()
+
+
+@pytest.mark.parametrize("microbatch", [None, 1])
+@pytest.mark.parametrize("unused", [False, True])
+def test_parameters_used_before_and_within_a_loss_function_agree_over_ranks(
+    microbatch: int | None, unused: bool, tmp_path: Path
+) -> None:
+    data = [torch.randn(4, 3, generator=torch.Generator().manual_seed(number)) for number in range(3)]
+
+    def rank(number: int) -> list[Tensor]:
+        own = [{"x": batch[2 * number : 2 * number + 2]} for batch in data]
+        ddp = {"ddp": {"split_data": False, "find_unused_parameters": unused}}
+        wrapped = Wrong(lambda wrong, batch, step: Cycle.train_batch(wrong, batch["x"], step))
+        wrapped.loss_of_both = lambda batch: Cycle.loss_of_both(wrapped, batch)  # type: ignore[attr-defined, arg-type]
+        trainer(wrapped, tmp_path, train_data=own, strategy=ddp, microbatch=microbatch).fit()
+        return [parameter.detach() for parameter in wrapped.parameters()]
+
+    first, second = run_ranks(rank, 2)
+    by_hand = Cycle()
+    for batch in data:
+        by_hand.zero_grad()
+        by_hand.loss_of_both({"real": batch, "fake": by_hand.a(batch)}).backward()
+        SGD(by_hand.a.parameters(), lr=0.1).step()
+    for mine, other, expected in zip(first, second, by_hand.parameters(), strict=True):
+        assert torch.equal(mine, other)
+        torch.testing.assert_close(mine, expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_microbatches_and_ranks_of_weight_zero_count_nothing(ranks: int, tmp_path: Path) -> None:
+    """A mean over the samples that count, of which the second half has none: 0 / 0."""
+    whole, counts = torch.randn(8, 3), torch.tensor([1.0] * 4 + [0.0] * 4)
+
+    def masked(task: Any, batch: Any) -> Any:
+        return (task.a(batch["x"]).square().mean(1) * batch["mask"]).sum() / batch["mask"].sum(), batch["mask"].sum()
+
+    def rank(number: int) -> list[Tensor]:
+        rows = slice(8 * number // ranks, 8 * (number + 1) // ranks)
+        task = Wrong(lambda task, batch, step: step(lambda part: masked(task, part), batch, "a"))
+        strategy = {"ddp": {"split_data": False}} if ranks > 1 else "single"
+        data = [{"x": whole[rows], "mask": counts[rows]}]
+        trainer(task, tmp_path, train_data=data, strategy=strategy, microbatch=2).fit()
+        return [parameter.detach() for parameter in task.parameters()]
+
+    first, *others = run_ranks(rank, 2) if ranks > 1 else [rank(0)]
+    by_hand = Two()
+    masked(by_hand, {"x": whole, "mask": counts})[0].backward()
+    SGD(by_hand.a.parameters(), lr=0.1).step()
+    for mine, *same, expected in zip(first, *others, by_hand.parameters(), strict=True):
+        assert all(torch.equal(mine, other) for other in same)
+        torch.testing.assert_close(mine, expected, rtol=0, atol=1e-6)
+
+
+def test_loss_functions_are_told_apart_by_their_code(tmp_path: Path) -> None:
+    def train_batch(task: Any, batch: Any, step: Any) -> None:
+        step(lambda part: task.a(part).square().mean(), batch, "a")
+        step(lambda part: task.a(part).square().sum(), batch, "a")
+
+    with pytest.raises(ValueError, match="this is a sum over samples"):
+        trainer(Wrong(train_batch), tmp_path, microbatch=2).fit()
+
+
+def test_ranks_with_other_loss_functions_are_told_apart(tmp_path: Path) -> None:
+    def rank(number: int) -> None:
+        task = Wrong(lambda task, batch, step: step(task.loss_b if number else task.loss_a, batch, "a"))
+        trainer(task, tmp_path, strategy={"ddp": {"split_data": False}}).fit()
+
+    with pytest.raises(
+        RankError, match=r"rank 0 called step\(…\) with Two.loss_a .*; rank 1 called step\(…\) with Two.loss_b"
+    ):
+        run_ranks(rank, 2)
+
+
+def test_a_rank_without_samples_keeps_its_carry_and_all_have_the_same_buffers(tmp_path: Path) -> None:
+    class Queue(Two):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("queue", torch.zeros(2))
+            self.kept: list[Any] = []
+
+        def train_batch(self, batch: Any, step: Any) -> Any:
+            carried = torch.full((len(batch["x"]), 1), 7.0)
+            result = step(self.kept_loss, batch, "a", carry=carried)
+            self.kept.append(result.kept)
+            self.queue = result.kept.mean().repeat(2) + batch["x"].mean()
+
+        def kept_loss(self, batch: Any, carry: Any) -> Any:
+            return hocket.Loss(self.a(batch["x"]).square().mean(), kept=carry + 1)
+
+    def rank(number: int) -> tuple[list[Any], Tensor]:
+        task = Queue()
+        own = [{"x": torch.ones(2, 3) + number}] * (2 - number)  # the second rank has one batch less
+        trainer(task, tmp_path, train_data=own, strategy={"ddp": {"split_data": False}}).fit()
+        return [kept.tolist() for kept in task.kept], task.queue
+
+    (first, queue), (second, other) = run_ranks(rank, 2)
+    assert first == [[[8.0], [8.0]]] * 2
+    assert second == [[[8.0], [8.0]], [[7.0], [7.0]]]
+    assert torch.equal(queue, other)
+
+
+def test_optimizers_of_other_names_or_order_are_refused_on_resume(tmp_path: Path) -> None:
+    class Reversed(Two):
+        def configure_optimizers(self) -> Any:
+            return dict(reversed(super().configure_optimizers().items()))
+
+    tree = trainer(Two(), tmp_path / "1")
+    tree.fit()
+    with pytest.raises(
+        hocket.checkpoints.ContentError, match="optimizers 'a', 'b' in this order, and the Trainer 'b', 'a'"
+    ):
+        trainer(Reversed(), tmp_path / "2").load_state_dict(tree.state_dict())
+
+
+def test_schedules_by_the_names_of_optimizers(tmp_path: Path) -> None:
+    def halved(optimizer: Any) -> Any:
+        return torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+
+    run = trainer(Two(), tmp_path, schedule={"b": halved})
+    run.fit()
+    assert [optimizer.param_groups[0]["lr"] for optimizer in run.state.optimizers] == [0.1, 0.1 * 0.5**4]
+
+
+def test_microbatches_are_found_with_something_carried(tmp_path: Path) -> None:
+    def train_batch(task: Any, batch: Any, step: Any) -> None:
+        def dear(part: Tensor, carry: Tensor) -> Any:
+            if len(part) > 2:
+                raise torch.OutOfMemoryError("out of memory")
+            return hocket.Loss((task.a(part) + carry).square().mean(), kept=carry)
+
+        assert torch.equal(step(dear, batch, "a", carry=batch[:, :2]).kept, batch[:, :2])
+
+    trainer(Wrong(train_batch), tmp_path, microbatch="auto").fit()

@@ -213,8 +213,11 @@ def split_carry(
     carry = state.step.carry
     if not carry or carry[0] is None or len(microbatches) == 1:
         return [carry] * len(microbatches)
-    assert state.microbatch is not None
-    of_each = split(carry[0]) if split is not None else state.bus.split_batch(state, carry[0], state.microbatch)
+    if split is not None:
+        of_each = split(carry[0])
+    else:
+        assert state.microbatch is not None
+        of_each = state.bus.split_batch(state, carry[0], state.microbatch)
     if len(of_each) != len(microbatches):
         raise ValueError(
             f"A batch was split into {len(microbatches)} microbatches, and its carry into {len(of_each)}. Both need one "
