@@ -277,6 +277,11 @@ def test_a_loss_that_is_a_sum_is_noticed(tmp_path: Path) -> None:
         trainer(Wrong(train_batch), tmp_path, microbatch=2).fit()
 
 
+def test_an_evaluation_that_has_nothing_to_call_is_refused_before_training(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match=r"Two has train_batch and no forward\(batch\)"):
+        trainer(Two(), tmp_path, eval_data=DATA)
+
+
 def test_evaluation_of_a_task_with_steps(tmp_path: Path) -> None:
     class Evaluated(Two):
         def forward(self, batch: Any) -> Tensor:

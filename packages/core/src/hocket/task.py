@@ -84,6 +84,14 @@ class Task(nn.Module):
         """Whether :meth:`loss` accepts the outputs of :meth:`eval_forward`; if not, evaluation reports metrics only."""
         return type(self).eval_forward is Task.eval_forward and type(self).loss is not Task.loss
 
+    def check_evaluation(self) -> None:
+        """Raise TypeError if there is nothing that evaluation could call."""
+        if self.owns_steps and type(self).forward is Task.forward and type(self).eval_forward is Task.eval_forward:
+            raise TypeError(
+                f"{type(self).__name__} has train_batch and no forward(batch), so there is nothing to evaluate. Define "
+                "eval_forward(batch), with metrics=, or forward(batch) and loss(outputs, batch); or omit eval_data."
+            )
+
     def metrics(self, split: str) -> Mapping[str, Any]:
         """Return new metrics by name for ``"train"`` or the label of an evaluation set: objects with update, compute, reset.
 

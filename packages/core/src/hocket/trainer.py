@@ -494,6 +494,7 @@ class Trainer:
 
     def _eval_sets(self, data: Any, metrics: Any) -> dict[str, PreparedSet]:
         check_sets(data, "eval_data")
+        self.state.task.check_evaluation()
         named = data if isinstance(data, Mapping) else {"eval": data}
         sets = {label: given if isinstance(given, EvalSet) else EvalSet(given) for label, given in named.items()}
         every, limit = self.settings.eval_every, self.settings.limit_eval

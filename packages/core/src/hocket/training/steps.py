@@ -42,7 +42,7 @@ _NOTHING: Any = object()
 
 
 def _code(function: Any) -> Any:
-    """What identifies a loss function from batch to batch, whether it is a method, a lambda or a partial."""
+    """Return the code of a loss function, which is the same in every batch for a method, a lambda and a partial."""
     while isinstance(function, functools.partial):
         function = function.func
     function = getattr(function, "__func__", function)
@@ -50,7 +50,7 @@ def _code(function: Any) -> Any:
 
 
 def _described(function: Any) -> str:
-    """A loss function as ranks compare and name it."""
+    """Return the name of a loss function, by which ranks compare it."""
     code = _code(function)
     return f"{code.co_qualname} (line {code.co_firstlineno})" if hasattr(code, "co_qualname") else code.__qualname__
 
