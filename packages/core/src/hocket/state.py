@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from hocket.surgery import Replacement
     from hocket.task import Task
     from hocket.training.evaluate import PreparedSet
+    from hocket.types import Batch
 
 
 class State:
@@ -159,7 +160,7 @@ class State:
         return self.step.batch
 
     @batch.setter
-    def batch(self, batch: Any) -> None:
+    def batch(self, batch: Batch) -> None:
         self.step.batch = batch
 
     @property

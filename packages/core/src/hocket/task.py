@@ -13,6 +13,7 @@ from hocket.losses import Loss, own_loss
 
 if TYPE_CHECKING:
     from hocket.training.steps import Steps
+    from hocket.types import Batch
 
 
 class Task(nn.Module):
@@ -37,15 +38,15 @@ class Task(nn.Module):
         >>> result = trainer.fit()
     """
 
-    def forward(self, batch: Any) -> Any:
+    def forward(self, batch: Batch) -> Any:
         """Return the outputs for a batch."""
         raise NotImplementedError(f"{type(self).__name__} needs a forward(batch)")
 
-    def loss(self, outputs: Any, batch: Any) -> Tensor | tuple[Any, Any] | Mapping[str, Tensor] | Loss:
+    def loss(self, outputs: Any, batch: Batch) -> Tensor | tuple[Any, Any] | Mapping[str, Tensor] | Loss:
         """Return the loss of a batch: a scalar tensor, a dict of named scalar tensors (summed), or ``(value, weight)``."""
         raise NotImplementedError(f"{type(self).__name__} needs a loss(outputs, batch)")
 
-    def train_batch(self, batch: Any, step: Steps) -> None:
+    def train_batch(self, batch: Batch, step: Steps) -> None:
         """Train on a batch: step the optimizers, once or several times.
 
         ``step(loss_function, batch, *optimizers)`` computes the gradients of a loss function of one batch and steps the
@@ -67,7 +68,7 @@ class Task(nn.Module):
         """
         step(self.loss_of, batch)
 
-    def loss_of(self, batch: Any) -> Any:
+    def loss_of(self, batch: Batch) -> Any:
         """Return the loss of the outputs for a batch. This is the loss function of a task of one step."""
         return self.loss(self(batch), batch)
 
@@ -76,7 +77,7 @@ class Task(nn.Module):
         """Whether the task defines :meth:`train_batch`."""
         return type(self).train_batch is not Task.train_batch
 
-    def eval_forward(self, batch: Any) -> Any:
+    def eval_forward(self, batch: Batch) -> Any:
         """Return the outputs for a batch in evaluation and prediction; by default the same as in training."""
         return self(batch)
 
@@ -109,15 +110,15 @@ class Task(nn.Module):
         """
         return {}
 
-    def update_metric(self, metric: Any, outputs: Any, batch: Any) -> None:
+    def update_metric(self, metric: Any, outputs: Any, batch: Batch) -> None:
         """Update a metric with a batch; by default ``metric.update(outputs, batch[1])``."""
         metric.update(outputs, batches.get_item(batch, 1))
 
-    def count(self, batch: Any) -> int | Counts:
+    def count(self, batch: Batch) -> int | Counts:
         """Return the number of samples, or (samples, tokens), in a batch; see :func:`hocket.data.batches.count`."""
         return batches.count(batch)
 
-    def split(self, batch: Any, size: int) -> Sequence[Any]:
+    def split(self, batch: Batch, size: int) -> Sequence[Any]:
         """Split a batch into microbatches of at most ``size`` samples, as :meth:`count` counts them.
 
         Together they hold every sample once, in order. The default uses :func:`hocket.data.batches.split`; batches of graphs
@@ -194,7 +195,7 @@ class SupervisedTask(Task):
         self.network = network
         self.loss_function = loss
 
-    def forward(self, batch: Any) -> Any:
+    def forward(self, batch: Batch) -> Any:
         """Return ``network(inputs)``, or ``network(**batch)`` for a mapping."""
         network = self.network
         if self.inputs is not None:
@@ -203,7 +204,7 @@ class SupervisedTask(Task):
             return network(batch[0])
         return network(**batch) if isinstance(batch, Mapping) else network(batch)
 
-    def loss(self, outputs: Any, batch: Any) -> Any:
+    def loss(self, outputs: Any, batch: Batch) -> Any:
         """Return ``loss(outputs, targets)``; for a mapping ``loss(outputs, batch)``; without a function, the model's loss."""
         if self.loss_function is not None:
             return self.loss_function(outputs, self.targets_of(batch))
@@ -215,13 +216,13 @@ class SupervisedTask(Task):
             )
         return own
 
-    def targets_of(self, batch: Any) -> Any:
+    def targets_of(self, batch: Batch) -> Any:
         """Return the targets of a batch for the loss function."""
         if self.targets is not None:
             return batches.part(batch, self.targets)
         return batch[1] if isinstance(batch, tuple | list) else batch
 
-    def update_metric(self, metric: Any, outputs: Any, batch: Any) -> None:
+    def update_metric(self, metric: Any, outputs: Any, batch: Batch) -> None:
         """Call ``metric.update(outputs, targets)``, with the logits if the outputs have any, as in transformers."""
         where = self.targets
         if where is None and isinstance(batch, Mapping):

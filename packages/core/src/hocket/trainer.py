@@ -48,6 +48,7 @@ from hocket.training.metrics import MetricSet
 if TYPE_CHECKING:
     from hocket.checkpoints.policy import Checkpoints
     from hocket.checkpoints.report import Report
+    from hocket.types import OptimizerLike, PluginLike, ScheduleLike
 
 
 class Trainer:
@@ -136,18 +137,18 @@ class Trainer:
         eval_data: Iterable[Any] | EvalSet | Mapping[str, Iterable[Any] | EvalSet] | None = None,
         metrics: Mapping[str, Any] | Callable[[], Mapping[str, Any]] | None = None,
         train_metrics: Mapping[str, Any] | Callable[[], Mapping[str, Any]] | None = None,
-        optimizer: Any = None,
-        schedule: Any = None,
+        optimizer: OptimizerLike | None = None,
+        schedule: ScheduleLike | None = None,
         schedule_every: str | Time = "1ba",
         duration: str | Time | None = None,
-        algorithms: Sequence[Any] = (),
-        callbacks: Sequence[Any] = (),
-        loggers: Sequence[Any] = (),
-        strategy: Any = "auto",
-        precision: Any = "fp32",
-        device: Any = "auto",
+        algorithms: Sequence[PluginLike] = (),
+        callbacks: Sequence[PluginLike] = (),
+        loggers: Sequence[PluginLike] = (),
+        strategy: PluginLike = "auto",
+        precision: PluginLike = "fp32",
+        device: PluginLike = "auto",
         devices: int | None = None,
-        actions: Any = "default",
+        actions: PluginLike = "default",
         microbatch: int | Literal["auto"] | None = None,
         eval_every: str | Interval | None = "1ep",
         log_every: str | Interval = "10ba",

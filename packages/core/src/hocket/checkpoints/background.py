@@ -53,13 +53,13 @@ class Background:
             write(error)
             return
         self._thread, self._watch = thread, _Watch(places, copied)
-        self._watch.__enter__()
+        self._watch.__enter__()  # type: ignore[no-untyped-call]
 
     def settle(self) -> None:
         """Wait for the copy. Called before weights change."""
         if self._watch is not None:
             self._watch.copied.wait()
-            self._watch.__exit__(None, None, None)
+            self._watch.__exit__(None, None, None)  # type: ignore[no-untyped-call]
             self._watch = None
 
     def join(self) -> None:
@@ -81,7 +81,7 @@ class _Watch(TorchDispatchMode):
         return True
 
     def __init__(self, places: set[int], copied: threading.Event) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.copied = copied
         self._places = places
 

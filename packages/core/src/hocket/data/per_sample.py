@@ -57,7 +57,7 @@ class SeededDataset(Dataset[Any]):
         self.dataset = dataset
         self.seed = seed
         # In shared memory: persistent workers hold copies of this object for the whole run.
-        self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
+        self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()
 
     @property
     def epoch(self) -> int:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from hocket.losses import Loss
     from hocket.state import State
+    from hocket.types import Batch
 
 
 class Actions:
@@ -41,7 +42,7 @@ class Actions:
         raise NotImplementedError
 
     @hookspec(firstresult=True)
-    def split_batch(self, state: State, batch: Any, size: int, /) -> Sequence[Any]:
+    def split_batch(self, state: State, batch: Batch, size: int, /) -> Sequence[Any]:
         """Split a batch into microbatches of at most ``size`` samples; together they hold every sample once, in order.
 
         Strategies whose ranks compute in lockstep may append ``hocket.data.batches.Padding``, which counts 0 samples.
@@ -49,17 +50,17 @@ class Actions:
         raise NotImplementedError
 
     @hookspec(firstresult=True)
-    def move_batch(self, state: State, batch: Any, /) -> Any:
+    def move_batch(self, state: State, batch: Batch, /) -> Any:
         """Return the (micro)batch on ``state.device``, with floating-point inputs in the dtype of the precision."""
         raise NotImplementedError
 
     @hookspec(firstresult=True)
-    def forward(self, state: State, batch: Any, /) -> Any:
+    def forward(self, state: State, batch: Batch, /) -> Any:
         """Return the outputs of the model for one microbatch, in training mode, under the precision's context."""
         raise NotImplementedError
 
     @hookspec(firstresult=True)
-    def loss(self, state: State, outputs: Any, batch: Any, /) -> Loss:
+    def loss(self, state: State, outputs: Any, batch: Batch, /) -> Loss:
         """Return the mean loss of one microbatch, its weight, and its named parts."""
         raise NotImplementedError
 
@@ -93,12 +94,12 @@ class Actions:
         raise NotImplementedError
 
     @hookspec(firstresult=True)
-    def eval_forward(self, state: State, batch: Any, /) -> Any:
+    def eval_forward(self, state: State, batch: Batch, /) -> Any:
         """Return the outputs for one microbatch of an evaluation or prediction, without gradients, in eval mode."""
         raise NotImplementedError
 
     @hookspec(firstresult=True)
-    def update_metric(self, state: State, metric: Any, outputs: Any, batch: Any, /) -> bool:
+    def update_metric(self, state: State, metric: Any, outputs: Any, batch: Batch, /) -> bool:
         """Update a metric (any object with ``update``, ``compute`` and ``reset``) with one microbatch."""
         raise NotImplementedError
 

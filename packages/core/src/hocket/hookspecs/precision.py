@@ -14,6 +14,8 @@ from hocket.hookspecs.markers import hookspec
 if TYPE_CHECKING:
     import torch
 
+    from hocket.types import Batch
+
 
 class PrecisionLike(Protocol):
     """The interface of a precision besides its hooks. :class:`hocket.Precision` implements it for float32."""
@@ -57,7 +59,7 @@ class PrecisionHooks:
         raise NotImplementedError
 
     @hookspec(firstresult=True)
-    def convert_batch(self, batch: Any, /) -> Any:
+    def convert_batch(self, batch: Batch, /) -> Any:
         """Return the batch with its floating-point tensors in the dtype that the module expects."""
         raise NotImplementedError
 

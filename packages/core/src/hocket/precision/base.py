@@ -11,6 +11,7 @@ from torch import nn
 
 from hocket.data.batches import map_tensors
 from hocket.optim import optimizers
+from hocket.types import Batch
 
 
 class Precision:
@@ -39,7 +40,7 @@ class Precision:
         """See :meth:`hocket.hookspecs.PrecisionHooks.check_optimizer`."""
         return True
 
-    def convert_batch(self, batch: Any) -> Any:
+    def convert_batch(self, batch: Batch) -> Any:
         """See :meth:`hocket.hookspecs.PrecisionHooks.convert_batch`."""
         dtype = self.input_dtype
         if dtype is None:

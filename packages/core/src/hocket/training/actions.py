@@ -18,12 +18,13 @@ from hocket.task import Task
 from hocket.training import weights
 from hocket.training.means import Part, Weighting, mean, on_device
 from hocket.training.step import count
+from hocket.types import Batch
 
 
 class OutputObserver(Protocol):
     """An object that is updated with every microbatch, such as the metrics."""
 
-    def update(self, outputs: Any, batch: Any) -> None:
+    def update(self, outputs: Any, batch: Batch) -> None:
         """Process a microbatch on its device, and the outputs for it."""
 
 
@@ -35,7 +36,7 @@ class DefaultActions:
         compute_gradients(state)
         return True
 
-    def split_batch(self, state: State, batch: Any, size: int) -> Sequence[Any]:
+    def split_batch(self, state: State, batch: Batch, size: int) -> Sequence[Any]:
         """Call the task's ``split``, which by default returns views along dimension 0."""
         microbatches = state.task.split(batch, size)
         if type(microbatches) is list:
@@ -47,11 +48,11 @@ class DefaultActions:
             )
         return list(microbatches)
 
-    def move_batch(self, state: State, batch: Any) -> Any:
+    def move_batch(self, state: State, batch: Batch) -> Any:
         """Move the batch to the device, then have the precision convert it."""
         return state.bus.convert_batch(batches.move(batch, state.device))
 
-    def forward(self, state: State, batch: Any) -> Any:
+    def forward(self, state: State, batch: Batch) -> Any:
         """Call the prepared model in the precision's context."""
         with state.bus.forward_context():
             if state.step.optimizers is None:
@@ -59,7 +60,7 @@ class DefaultActions:
             deferred = state.step.boundary is not None
             return state.bus.call_prepared(state.prepared, state.task, (batch,), state.trained_parameters(), deferred)
 
-    def loss(self, state: State, outputs: Any, batch: Any) -> Loss:
+    def loss(self, state: State, outputs: Any, batch: Batch) -> Loss:
         """Compute the task's loss in the precision's context."""
         with state.bus.forward_context():
             return as_loss(state.task.loss(outputs, batch))
@@ -109,12 +110,12 @@ class DefaultActions:
             schedule.step(state)
         return True
 
-    def eval_forward(self, state: State, batch: Any) -> Any:
+    def eval_forward(self, state: State, batch: Batch) -> Any:
         """Call the task's ``eval_forward`` in the precision's context."""
         with state.bus.forward_context():
             return state.task.eval_forward(batch)
 
-    def update_metric(self, state: State, metric: Any, outputs: Any, batch: Any) -> bool:
+    def update_metric(self, state: State, metric: Any, outputs: Any, batch: Batch) -> bool:
         """Call the task's ``update_metric``, which chooses the metric's inputs."""
         state.task.update_metric(metric, outputs, batch)
         return True
@@ -228,7 +229,7 @@ def split_carry(
 
 
 def compute_microbatch(
-    state: State, batch: Any, samples: int, weighting: Weighting | None, metrics: OutputObserver | None
+    state: State, batch: Batch, samples: int, weighting: Weighting | None, metrics: OutputObserver | None
 ) -> tuple[Any, ...]:
     """Run forward, loss and backward, and return the fields of a `Part`.
 
@@ -248,7 +249,7 @@ def compute_microbatch(
 
 
 def _compute_microbatch(
-    state: State, batch: Any, samples: int, weighting: Weighting | None, metrics: OutputObserver | None
+    state: State, batch: Batch, samples: int, weighting: Weighting | None, metrics: OutputObserver | None
 ) -> tuple[Any, ...]:
     bus, step = state.bus, state.step
     step.batch = bus.move_batch(state, batch)

@@ -28,6 +28,7 @@ from hocket.training.modes import train_mode
 from hocket.training.requests import Decision
 from hocket.training.step import count
 from hocket.training.steps import Steps
+from hocket.types import Batch
 
 #: The stages of a fit, in order. After an exception a fit can be continued in each of them but ``"step"``. Checkpoints are
 #: taken in ``"batch"``, ``"epoch"`` and ``"over"``.
@@ -260,7 +261,7 @@ class FitLoop:
 
     # --- a batch
 
-    def _batch(self, batch: Any, counts: bool) -> None:
+    def _batch(self, batch: Batch, counts: bool) -> None:
         state, bus, step = self.state, self.state.bus, self.state.step
         self.stage = "gradients"
         step.batch = batch

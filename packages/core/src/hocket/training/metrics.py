@@ -13,6 +13,7 @@ from hocket.data.batches import move
 from hocket.state import State
 from hocket.training import scalars
 from hocket.training.metric_adapters import adapted
+from hocket.types import Batch
 
 
 class MetricSet:
@@ -71,7 +72,7 @@ class MetricSet:
             each.metric.reset()
         self._seen = False
 
-    def update(self, outputs: Any, batch: Any) -> None:
+    def update(self, outputs: Any, batch: Batch) -> None:
         """Update every metric with one microbatch, without gradients."""
         self._seen = True
         with torch.no_grad():

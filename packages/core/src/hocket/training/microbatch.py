@@ -24,6 +24,7 @@ from hocket.training.actions import compute_gradients, compute_microbatch, split
 from hocket.training.means import Weighting
 from hocket.training.metrics import MetricSet
 from hocket.training.step import count
+from hocket.types import Batch
 
 
 class AutoMicrobatch(Callback):
@@ -52,7 +53,7 @@ class AutoMicrobatch(Callback):
         whole, tried = step.batch, [state.microbatch or step.samples]
         once = None if step.metrics is None else _OncePerSample(state, step.metrics)
 
-        def split(batch: Any) -> list[Any]:
+        def split(batch: Batch) -> list[Any]:
             """Split by all sizes tried, one after another: metrics may have seen microbatches of the earlier sizes."""
             microbatches = [batch]
             for size in tried:
@@ -94,7 +95,7 @@ class _OncePerSample:
     def restart(self) -> None:
         self._seen = 0
 
-    def update(self, outputs: Any, batch: Any) -> None:
+    def update(self, outputs: Any, batch: Batch) -> None:
         self._seen += count(self._state, batch).samples
         if self._seen > self._updated:
             self._metrics.update(outputs, batch)
@@ -153,7 +154,7 @@ def largest_microbatch(state: State, mine: int, cache: Path | None) -> int:
     return agreed
 
 
-def _bisect(state: State, batch: Any, samples: int) -> int:
+def _bisect(state: State, batch: Batch, samples: int) -> int:
     """Return the best size, or 0 if none fits. If a size does not fit, larger ones are assumed not to fit either."""
     if _fits(state, batch, samples):
         return samples
@@ -168,7 +169,7 @@ def _bisect(state: State, batch: Any, samples: int) -> int:
     return math.ceil(samples / math.ceil(samples / fits)) if fits else 0
 
 
-def _fits(state: State, batch: Any, size: int) -> bool:
+def _fits(state: State, batch: Batch, size: int) -> bool:
     buffers = [(buffer, buffer.clone()) for buffer in state.task.buffers()]
     # Most optimizers allocate two more values for each parameter in their first step.
     reserved = [
@@ -191,7 +192,7 @@ def _fits(state: State, batch: Any, size: int) -> bool:
             torch.accelerator.memory.empty_cache()
 
 
-def _try(state: State, batch: Any, size: int) -> bool:
+def _try(state: State, batch: Batch, size: int) -> bool:
     """Whether forward, loss and backward of a microbatch fit in memory, as in training, plug-ins included.
 
     It is a separate function because a caught error keeps the graph alive until the function returns.
@@ -246,7 +247,7 @@ _OF_MICROBATCHES = {
 }  # fmt: skip
 
 
-def _key(state: State, batch: Any) -> str:
+def _key(state: State, batch: Batch) -> str:
     """Return the cache key: a digest of everything that the size depends on."""
     shapes: list[Any] = []
     map_tensors(lambda tensor: shapes.append((tuple(tensor.shape), str(tensor.dtype))), batch)

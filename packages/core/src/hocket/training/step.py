@@ -14,6 +14,7 @@ from hocket.data.batches import Counts, map_tensors
 if TYPE_CHECKING:
     from hocket.state import State
     from hocket.training.metrics import MetricSet
+    from hocket.types import Batch
 
 
 class Step:
@@ -30,7 +31,7 @@ class Step:
 
     def __init__(self) -> None:
         #: The batch (the events say when it is the full batch, a microbatch, or on the device), and the model's outputs.
-        self.batch: Any = None
+        self.batch: Batch = None
         self.outputs: Any = None
         #: The mean loss of the current microbatch, with its graph; from after_train_batch on that of the batch, detached.
         self.loss: torch.Tensor | None = None
@@ -92,7 +93,7 @@ class Boundary:
         self._traversed = False
 
     @classmethod
-    def of(cls, batch: Any) -> tuple[Any, Boundary | None]:
+    def of(cls, batch: Batch) -> tuple[Any, Boundary | None]:
         """Return the batch with leaves, and its boundary, or None if no tensor has a graph."""
         boundary = cls()
         with_leaves = map_tensors(boundary._leaf, batch)
@@ -143,7 +144,7 @@ class Boundary:
                 raise
 
 
-def count(state: State, batch: Any) -> Counts:
+def count(state: State, batch: Batch) -> Counts:
     """Return the task's count of samples and tokens in a batch. Raises ValueError if it is not a valid count."""
     counted = state.task.count(batch)
     if isinstance(counted, Counts):

@@ -20,6 +20,7 @@ from hocket.training.step import Boundary, Step, count
 
 if TYPE_CHECKING:
     from hocket.state import State
+    from hocket.types import Batch
 
 
 class StepResult(NamedTuple):
@@ -98,7 +99,7 @@ class Steps:
     # --- what users call
 
     def __call__(
-        self, loss_function: Callable[..., Any], batch: Any, *optimizers: str, carry: Any = _NOTHING
+        self, loss_function: Callable[..., Any], batch: Batch, *optimizers: str, carry: Any = _NOTHING
     ) -> StepResult:
         """Compute the gradients of ``loss_function(batch)`` and step.
 
@@ -209,7 +210,7 @@ class Steps:
 
     # --- inside
 
-    def _check_call(self, loss_function: Any, batch: Any, optimizers: Sequence[Any]) -> None:
+    def _check_call(self, loss_function: Any, batch: Batch, optimizers: Sequence[Any]) -> None:
         """Raise TypeError for arguments that are something else; RuntimeError for gradients that a step would discard."""
         form = "Write step(self.loss_function, batch, 'optimizer', …), with optimizers by name."
         if not callable(loss_function):
@@ -265,7 +266,7 @@ class Steps:
                 )
         return [there.index(name) for name in dict.fromkeys(names)]
 
-    def _count(self, name: str, function: str, batch: Any) -> tuple[int, int]:
+    def _count(self, name: str, function: str, batch: Batch) -> tuple[int, int]:
         """Return the number of samples in a step on this rank, and on all ranks together."""
         state = self._state
         if not self._counts:

@@ -23,17 +23,18 @@ from hocket.training import seeding
 
 if TYPE_CHECKING:
     from hocket.state import State
+    from hocket.types import Batch
 
 #: Returns the weight of a batch's loss; None for its number of samples.
 Weight = Callable[[Any], Tensor | None]
 
 
-def by_samples(batch: Any) -> None:
+def by_samples(batch: Batch) -> None:
     """The loss is a mean over samples."""
     return None
 
 
-def nothing(batch: Any) -> Tensor:
+def nothing(batch: Batch) -> Tensor:
     """The loss is a mean over no label at all; a later batch will show how to weight it."""
     return torch.zeros((), dtype=torch.int64)
 
@@ -115,8 +116,8 @@ def of_labels(state: State) -> Weight | None:
     if plain and (state.strategy.world_size > 1 or not (targets == ignored).any()):
         return None
 
-    def counted(batch: Any) -> Tensor:
-        labels = targets_of(batch)
+    def counted(batch: Batch) -> Tensor:
+        labels: Tensor = targets_of(batch)
         if labels.is_floating_point():  # class probabilities, as from mixup: a mean over all labels
             return labels.new_full((), labels.numel() // labels.size(1))
         counts = labels != ignored
@@ -229,7 +230,7 @@ def of_own_loss(state: State) -> Weight | None:
 _LABELS = ("labels", "label", "targets", "target")
 
 
-def _labels(batch: Any) -> Iterator[tuple[Any, Tensor]]:
+def _labels(batch: Batch) -> Iterator[tuple[Any, Tensor]]:
     items = batch.items() if isinstance(batch, Mapping) else enumerate(batch) if isinstance(batch, list | tuple) else ()
     for key, value in items:
         if isinstance(value, Tensor) and value.dim():

@@ -42,7 +42,7 @@ class Optimizers(Component):
 
     def like(self) -> Like:
         """Return for each tensor of state the parameter that it belongs to, whose sharding it has."""
-        parameters = [
+        parameters: list[list[Tensor]] = [
             [parameter for group in optimizer.param_groups for parameter in group["params"]]
             for optimizer in self._state.optimizers
         ]

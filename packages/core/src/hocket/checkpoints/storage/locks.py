@@ -273,4 +273,4 @@ def _is_alive(holder: Mapping[str, Any]) -> bool | None:
     machine, began, pid = holder.get("machine"), holder.get("began"), holder.get("pid")
     if not machine or machine != _machine() or not began or not isinstance(pid, int):
         return None
-    return _began(pid) == began
+    return bool(_began(pid) == began)

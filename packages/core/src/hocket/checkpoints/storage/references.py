@@ -55,7 +55,8 @@ def _checked(path: str, reference: Any) -> dict[str, Any]:
         header.numel(each["shape"])
     if keys == _SHARDED and not whole(reference):
         raise ValueError(f"the pieces of the tensor at '{path}' leave gaps or overlap")
-    return reference
+    checked: dict[str, Any] = reference
+    return checked
 
 
 def pieces(reference: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -167,7 +167,8 @@ class Remote:
         ranks.agree(partial(self._get, name, manifest, mine, folders[leader]))
         if all(its != ranks.rank for its, _ in announced):
             self.discard(folder)
-        return folders[leader]
+        downloaded: Path = folders[leader]
+        return downloaded
 
     def discard(self, folder: Path) -> None:
         self._complete = {sha256: each for sha256, each in self._complete.items() if each != folder}
