@@ -469,7 +469,9 @@ def test_data_sets_that_count() -> None:
 def test_what_data_sets_count_in_workers_is_not_kept_and_a_warning_says_so() -> None:
     loader = DataLoader(Curriculum(), BATCH, num_workers=1)
     trainer = maker(lambda: loader, duration="1ba")(net(0), [])
-    with pytest.warns(UserWarning, match="Curriculum has a state_dict, but the 1 worker processes") as told:
+    with pytest.warns(
+        UserWarning, match="Curriculum has a state_dict, but it cannot be read from the 1 worker processes"
+    ) as told:
         trainer.state_dict()
         trainer.state_dict()
     assert len(told) == 1

@@ -160,7 +160,7 @@ def test_signals_at_once_are_one_and_another_one_later_ends_the_run(monkeypatch:
     with pytest.raises(Interrupted):
         make("once", Twice()).fit()
     assert hocket.Checkpoints("once").store.latest() == "ep0-ba3"
-    monkeypatch.setattr(signals, "_ONE", -1.0)
+    monkeypatch.setattr(signals, "_DUPLICATE", -1.0)
     with pytest.raises(KeyboardInterrupt, match="for the second time"):
         make("twice", Twice()).fit()
     assert hocket.Checkpoints("twice").store.latest() == "ep0-ba2"

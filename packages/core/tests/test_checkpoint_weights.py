@@ -414,7 +414,7 @@ def test_export(tmp_path, capsys):
 def test_diff(tmp_path, capsys):
     a, b = make(tmp_path / "a"), make(tmp_path / "b")
     assert main(["checkpoint", "diff", a, b]) == 0
-    assert "the same 4 values" in capsys.readouterr().out
+    assert "All 4 values are bitwise identical" in capsys.readouterr().out
     changed = torch.ones(2, 3)
     changed[0, 1] = 1.5
     formats.write(tmp_path / "b", {"model": {"w": changed, "nan": torch.ones(1)}, "step": 8, "lr": [0.1, 0.2]}, {})

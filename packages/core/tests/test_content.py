@@ -439,7 +439,7 @@ def test_loading_during_a_fit_is_refused() -> None:
             trainer.load_state_dict(trainer.state_dict())
 
     trainer = make(callbacks=[Loads()])
-    with pytest.raises(RuntimeError, match="before fit begins"):
+    with pytest.raises(RuntimeError, match="before fit starts"):
         trainer.fit()
 
 

@@ -159,7 +159,7 @@ def test_not_during_a_fit() -> None:
             trainer.load_weights({})
 
     trainer = make(callbacks=[Loads()])
-    with pytest.raises(RuntimeError, match="before it begins"):
+    with pytest.raises(RuntimeError, match="before fit starts"):
         trainer.fit()
 
 

@@ -115,7 +115,7 @@ def test_weights_in_parts(tmp_path):
     class Sharded(hocket.Strategy):
         offers = hocket.Need(0)
 
-    with pytest.raises(ValueError, match=r"the strategy Sharded holds parts.*strategy='single'"):
+    with pytest.raises(ValueError, match=r"the strategy Sharded shards them.*strategy='single'"):
         trainer(tmp_path, INT8(), strategy=Sharded())
 
 
