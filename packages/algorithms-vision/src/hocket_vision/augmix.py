@@ -122,7 +122,7 @@ OPERATIONS = {
     **{name: (op, _brightness if name == "brightness" else _Draw.factor) for name, op in _ENHANCEMENTS.items()},
     **{f"{name}_original": (op, _Draw.original_factor) for name, op in _ENHANCEMENTS.items()},
 }
-#: The operations of each augmentation set. "safe" omits those that overlap with ImageNet-C's corruptions.
+#: The operations of each augmentation set. The set "safe" omits operations that overlap with the corruptions of ImageNet-C.
 AUGMENTATION_SETS: dict[str, tuple[str, ...]] = {
     "all": (*_GEOMETRY_AND_TONE, *_ENHANCEMENTS),
     "safe": tuple(_GEOMETRY_AND_TONE),

@@ -27,7 +27,7 @@ def add_gradient_noise(
     """Add noise to ``.grad`` in place, in any training loop, between the backward pass and the optimizer's step.
 
     Args:
-        parameters: those without a gradient are left out, and draw nothing.
+        parameters: parameters without a gradient are skipped, and no noise is drawn for them.
         step: optimizer steps that were taken before.
         eta, gamma: see :func:`standard_deviation`.
         generator: on the CPU; None for torch's own.
