@@ -21,6 +21,7 @@ from hocket.algorithm import Algorithm
 from hocket.hookspecs import SPECS, Actions, Event, Events, Loggers, PrecisionHooks, StrategyHooks
 from hocket.plugins.delivery import Delivery
 from hocket.plugins.errors import HookError
+from hocket.plugins.folding import all_despite_errors, all_of, finish, first_result, note, noted, origin_of, positional
 from hocket.plugins.order import KINDS_IN_ORDER, check_combination, order
 from hocket.plugins.spec import Attachment
 
@@ -188,13 +189,13 @@ class Bus(_Hooks):
         plain.sort(key=lambda impl: (impl.trylast, not impl.tryfirst))  # stable
         calls = [self._call(hook, impl, argnames) for impl in plain]
         if hook in _FINISHING:
-            calls += [(_finish(each, hook), "") for key, each in self._deliveries.items() if self._writes(key)]
+            calls += [(finish(each, hook), "") for key, each in self._deliveries.items() if self._writes(key)]
         if hook in _ALWAYS:
-            folded = _all_despite_errors([_noted(*call) for call in calls])
+            folded = all_despite_errors([noted(*call) for call in calls])
         elif first:
-            folded = _first_result(hook, [_noted(*call) for call in calls])
+            folded = first_result(hook, [noted(*call) for call in calls])
         else:
-            folded = _all(calls)
+            folded = all_of(calls)
         for impl in reversed([impl for impl in ordered if impl.wrapper]):
             folded = self._wrap(hook, impl, argnames, folded)
         if self._profile and "closure" in argnames:
@@ -204,20 +205,20 @@ class Bus(_Hooks):
     def _call(self, hook: str, impl: pluggy.HookImpl, argnames: tuple[str, ...]) -> tuple[Callable[..., Any], str]:
         """Return one implementation as a positional callable, and the plug-in to name in its errors ("" for user errors)."""
         attachment = self._attachments[impl.plugin_name]
-        function = _positional(impl.function, impl.argnames, argnames)
+        function = positional(impl.function, impl.argnames, argnames)
         if attachment.kind == "loggers" and not getattr(self._pluggy.hook, hook).spec.opts.get("firstresult"):
             function = self._deliveries[impl.plugin_name].of(hook, function)
         if self._profile:
             function = self._timed(function, None if attachment.kind in _TRANSPARENT else self._entry(hook, attachment))
-        return function, "" if attachment.kind in _TRANSPARENT else _whose(attachment, hook)
+        return function, "" if attachment.kind in _TRANSPARENT else origin_of(attachment, hook)
 
     def _wrap(
         self, hook: str, impl: pluggy.HookImpl, argnames: tuple[str, ...], inner: Callable[..., Any]
     ) -> Callable[..., Any]:
         """Wrap ``inner`` in a generator implementation, with pluggy's semantics of ``wrapper=True``."""
         attachment = self._attachments[impl.plugin_name]
-        start = _positional(impl.function, impl.argnames, argnames)
-        whose = _whose(attachment, hook)
+        start = positional(impl.function, impl.argnames, argnames)
+        whose = origin_of(attachment, hook)
 
         def wrapped(*args: Any) -> Any:
             generator = start(*args)
@@ -226,7 +227,7 @@ class Bus(_Hooks):
             except StopIteration:
                 raise HookError(f"The wrapper of {whose} did not yield. Write `result = yield` once.") from None
             except BaseException as error:
-                _note(error, whose)
+                note(error, whose)
                 raise
             try:
                 result = inner(*args)
@@ -242,7 +243,7 @@ class Bus(_Hooks):
             except StopIteration as stop:
                 return stop.value
             except BaseException as error:
-                _note(error, whose)
+                note(error, whose)
                 raise
             generator.close()
             raise HookError(f"The wrapper of {whose} yielded twice.")
@@ -288,7 +289,7 @@ class Bus(_Hooks):
                     near = difflib.get_close_matches(argument, known, 1, 0.5)
                     hint = f" Did you mean '{near[0]}'?" if near else ""
                     return (
-                        f"{_whose(attachment, hook)} asks for the argument '{argument}', but the hook has "
+                        f"{origin_of(attachment, hook)} asks for the argument '{argument}', but the hook has "
                         f"({', '.join(known)}).{hint} Use only these names."
                     )
         return f"{attachment.kind} '{attachment.name}' cannot be attached: {error}"
@@ -346,113 +347,3 @@ def _check_misspelt(attachment: Attachment, name: str) -> None:
             f"{attachment.kind} '{attachment.name}' ({type(attachment.obj).__name__}) defines {name}(), which is not a hook. "
             f"{hint} If it is a helper, name it _{name}."
         )
-
-
-def _positional(function: Callable[..., Any], wanted: tuple[str, ...], given: tuple[str, ...]) -> Callable[..., Any]:
-    """Adapt ``function``, which takes some hook arguments by name, to the positional arguments ``given``."""
-    # A parameter with a default still receives the hook's argument of that name: a hook always passes its arguments.
-    accepted = [p for p in inspect.signature(function).parameters if p in given]
-    if tuple(accepted) == given:
-        return function
-    positions = [given.index(name) for name in accepted]
-    if not positions:
-        return lambda *args: function()
-    if len(positions) == 1:
-        (only,) = positions
-        return lambda *args: function(args[only])
-    return lambda *args: function(*(args[i] for i in positions))
-
-
-def _finish(delivery: Delivery, hook: str) -> Callable[[Any], None]:
-    return lambda state: delivery.finish(closing=hook == Event.CLOSE.value)
-
-
-def _silent(*args: Any) -> None:
-    """Do nothing: the hook has no listeners."""
-
-
-def _all(calls: list[tuple[Callable[..., Any], str]]) -> Callable[..., Any]:
-    if not calls:
-        return _silent
-    if len(calls) == 1:
-        return _noted(*calls[0])
-    listeners = tuple(calls)
-
-    def run(*args: Any) -> None:
-        whose = ""
-        try:
-            for call, whose in listeners:  # noqa: B007  # the except clause reads `whose`
-                call(*args)
-        except BaseException as error:
-            _note(error, whose)
-            raise
-
-    return run
-
-
-def _all_despite_errors(calls: list[Callable[..., Any]]) -> Callable[..., Any]:
-    """Call every listener even if one raises. Errors become notes on ``state.exception``; without one, the first is raised."""
-
-    def run(state: Any) -> None:
-        errors: list[Exception] = []
-        for call in calls:
-            try:
-                call(state)
-            except Exception as error:
-                errors.append(error)
-        if not errors:
-            return
-        main = getattr(state, "exception", None)
-        if main is None:
-            main = errors.pop(0)
-        for other in errors:
-            notes = "; ".join(getattr(other, "__notes__", ()))
-            main.add_note(f"Meanwhile: {type(other).__name__}: {other} ({notes})")
-        if getattr(state, "exception", None) is None:
-            raise main
-
-    return run if calls else _silent
-
-
-def _first_result(hook: str, calls: list[Callable[..., Any]]) -> Callable[..., Any]:
-    if len(calls) == 1:
-        return calls[0]
-    candidates = tuple(calls)
-
-    def run(*args: Any) -> Any:
-        for call in candidates:
-            result = call(*args)
-            if result is not None:
-                return result
-        if not candidates:
-            raise HookError(
-                f"No plug-in implements the action '{hook}'. Attach hocket's default actions, or a plug-in that implements it."
-            )
-        return None
-
-    return run
-
-
-def _noted(function: Callable[..., Any], whose: str) -> Callable[..., Any]:
-    if not whose:
-        return function
-
-    def noted(*args: Any) -> Any:
-        try:
-            return function(*args)
-        except BaseException as error:
-            _note(error, whose)
-            raise
-
-    return noted
-
-
-def _note(error: BaseException, whose: str) -> None:
-    note = f"Raised by {whose}."
-    if whose and note not in getattr(error, "__notes__", ()):
-        error.add_note(note)
-
-
-def _whose(attachment: Attachment, hook: str) -> str:
-    dist = f" of {attachment.dist} {attachment.version}" if attachment.dist else ""
-    return f"{attachment.kind.removesuffix('s')} '{attachment.name}'{dist} in {hook}"

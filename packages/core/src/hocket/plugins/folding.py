@@ -1,0 +1,122 @@
+"""Fold the implementations of a hook into one plain callable, and name the plug-in that an exception came from."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from hocket.hookspecs import Event
+from hocket.plugins.delivery import Delivery
+from hocket.plugins.errors import HookError
+from hocket.plugins.spec import Attachment
+
+
+def positional(function: Callable[..., Any], wanted: tuple[str, ...], given: tuple[str, ...]) -> Callable[..., Any]:
+    """Adapt ``function``, which takes some hook arguments by name, to the positional arguments ``given``."""
+    # A parameter with a default still receives the hook's argument of that name: a hook always passes its arguments.
+    accepted = [p for p in inspect.signature(function).parameters if p in given]
+    if tuple(accepted) == given:
+        return function
+    positions = [given.index(name) for name in accepted]
+    if not positions:
+        return lambda *args: function()
+    if len(positions) == 1:
+        (only,) = positions
+        return lambda *args: function(args[only])
+    return lambda *args: function(*(args[i] for i in positions))
+
+
+def finish(delivery: Delivery, hook: str) -> Callable[[Any], None]:
+    return lambda state: delivery.finish(closing=hook == Event.CLOSE.value)
+
+
+def silent(*args: Any) -> None:
+    """Do nothing: the hook has no listeners."""
+
+
+def all_of(calls: list[tuple[Callable[..., Any], str]]) -> Callable[..., Any]:
+    if not calls:
+        return silent
+    if len(calls) == 1:
+        return noted(*calls[0])
+    listeners = tuple(calls)
+
+    def run(*args: Any) -> None:
+        whose = ""
+        try:
+            for call, whose in listeners:  # noqa: B007  # the except clause reads `whose`
+                call(*args)
+        except BaseException as error:
+            note(error, whose)
+            raise
+
+    return run
+
+
+def all_despite_errors(calls: list[Callable[..., Any]]) -> Callable[..., Any]:
+    """Call every listener even if one raises. Errors become notes on ``state.exception``; without one, the first is raised."""
+
+    def run(state: Any) -> None:
+        errors: list[Exception] = []
+        for call in calls:
+            try:
+                call(state)
+            except Exception as error:
+                errors.append(error)
+        if not errors:
+            return
+        main = getattr(state, "exception", None)
+        if main is None:
+            main = errors.pop(0)
+        for other in errors:
+            notes = "; ".join(getattr(other, "__notes__", ()))
+            main.add_note(f"Meanwhile: {type(other).__name__}: {other} ({notes})")
+        if getattr(state, "exception", None) is None:
+            raise main
+
+    return run if calls else silent
+
+
+def first_result(hook: str, calls: list[Callable[..., Any]]) -> Callable[..., Any]:
+    if len(calls) == 1:
+        return calls[0]
+    candidates = tuple(calls)
+
+    def run(*args: Any) -> Any:
+        for call in candidates:
+            result = call(*args)
+            if result is not None:
+                return result
+        if not candidates:
+            raise HookError(
+                f"No plug-in implements the action '{hook}'. Attach hocket's default actions, or a plug-in that implements it."
+            )
+        return None
+
+    return run
+
+
+def noted(function: Callable[..., Any], whose: str) -> Callable[..., Any]:
+    if not whose:
+        return function
+
+    def noted(*args: Any) -> Any:
+        try:
+            return function(*args)
+        except BaseException as error:
+            note(error, whose)
+            raise
+
+    return noted
+
+
+def note(error: BaseException, whose: str) -> None:
+    note = f"Raised by {whose}."
+    if whose and note not in getattr(error, "__notes__", ()):
+        error.add_note(note)
+
+
+def origin_of(attachment: Attachment, hook: str) -> str:
+    dist = f" of {attachment.dist} {attachment.version}" if attachment.dist else ""
+    return f"{attachment.kind.removesuffix('s')} '{attachment.name}'{dist} in {hook}"
