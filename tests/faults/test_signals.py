@@ -17,9 +17,9 @@ import training_script
 from training_script import differences, make, outcome
 
 import hocket
-from hocket.checkpoints import signals
 from hocket.checkpoints.signals import EXIT_CODE, Interrupted
 from hocket.testkit import run_ranks
+from hocket.training import interruption
 
 
 @pytest.fixture(scope="module")
@@ -160,7 +160,7 @@ def test_signals_at_once_are_one_and_another_one_later_ends_the_run(monkeypatch:
     with pytest.raises(Interrupted):
         make("once", Twice()).fit()
     assert hocket.Checkpoints("once").store.latest() == "ep0-ba3"
-    monkeypatch.setattr(signals, "_DUPLICATE", -1.0)
+    monkeypatch.setattr(interruption, "_DUPLICATE", -1.0)
     with pytest.raises(KeyboardInterrupt, match="for the second time"):
         make("twice", Twice()).fit()
     assert hocket.Checkpoints("twice").store.latest() == "ep0-ba2"

@@ -17,7 +17,7 @@ from hocket.checkpoints.components.plugins import described
 from hocket.checkpoints.hidden import HiddenTensors
 from hocket.checkpoints.ownership import Ownership
 from hocket.checkpoints.retention import Retention
-from hocket.checkpoints.signals import EXIT_CODE, Interrupted, Signals
+from hocket.checkpoints.signals import Signals
 from hocket.checkpoints.storage.errors import CheckpointError
 from hocket.checkpoints.storage.ranks import Ranks, of_a_thread
 from hocket.checkpoints.storage.snapshot import Snapshot
@@ -188,9 +188,8 @@ class Checkpoints(Callback):
         self._evaluated[state.eval_label] = _place(state)
 
     def batch_end(self, state: State) -> None:
-        """Request a checkpoint if a signal arrived. Ranks agree on requests next, so all act after this batch."""
-        if self._signals.received:
-            state.request(Decision.CHECKPOINT)
+        """Request a checkpoint if a signal arrived."""
+        self._signals.request_checkpoint(state)
 
     def batch_checkpoint(self, state: State) -> None:
         """Write a checkpoint if one is due, requested, or among the best."""
@@ -198,12 +197,12 @@ class Checkpoints(Callback):
         asked, due, best = state.requests.take(Decision.CHECKPOINT), self._due(state), self._is_among_the_best(state)
         if asked or due or best:
             self._save(state)
-        if asked and self._signaled(state):
+        if asked and self._signals.anywhere(state):
             self._end(state)
 
     def epoch_checkpoint(self, state: State) -> None:
         """Write a checkpoint if one is due, among the best, or if a signal arrived since the last batch."""
-        due, best, signaled = self._due(state), self._is_among_the_best(state), self._signaled(state)
+        due, best, signaled = self._due(state), self._is_among_the_best(state), self._signals.anywhere(state)
         if due or best or signaled:
             self._save(state)
         if signaled:
@@ -221,7 +220,7 @@ class Checkpoints(Callback):
         self._wait(state)
         self._signals.stop()
         self._release()
-        if self._signaled(state):
+        if self._signals.anywhere(state):
             self._end(state)
 
     def close(self, state: State) -> None:
@@ -241,14 +240,9 @@ class Checkpoints(Callback):
                 self._owned.note()
                 self.store.release()
 
-    def _signaled(self, state: State) -> bool:
-        """Whether any rank received a signal. Every rank has to call this."""
-        return any(state.bus.all_gather_object(self._signals.received))
-
     def _end(self, state: State) -> NoReturn:
         self._wait(state)
-        self._signals.forget()
-        raise Interrupted(EXIT_CODE)
+        self._signals.end()
 
     def _due(self, state: State) -> bool:
         if not self._by_duration:

@@ -1,18 +1,27 @@
-"""Handle SIGTERM and SIGINT (Control-C) during a fit: the run writes a checkpoint at the next opportunity, and ends."""
+"""Handle SIGTERM and SIGINT (Control-C) during a fit: the run writes a checkpoint at the next opportunity, and exits with 75.
+
+1. `Signals` records the signal, on the rank that received it.
+2. `Signals.request_checkpoint`, at the end of the batch, asks all ranks for a checkpoint.
+3. `Checkpoints.batch_checkpoint` (`hocket.checkpoints.policy`) writes it; outside of batches, its ``epoch_checkpoint`` or
+   ``after_fit`` does, if a signal arrived `anywhere`.
+4. `Signals.end` raises `Interrupted`, which ends the process.
+"""
 
 from __future__ import annotations
 
 import signal
 import threading
-import time
-from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from hocket.training.interruption import Interruption
+from hocket.training.requests import Decision
+
+if TYPE_CHECKING:
+    from hocket.state import State
 
 #: The exit code of a run that saved and ended because of a signal: EX_TEMPFAIL of sysexits.h, "try again later".
 EXIT_CODE = 75
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
-#: Seconds within which signals count as one: a cluster signals all processes, and a launcher forwards the signal to its ranks.
-_DUPLICATE = 1.0
 
 
 class Interrupted(SystemExit):
@@ -22,22 +31,17 @@ class Interrupted(SystemExit):
     """
 
 
-class Signals:
+class Signals(Interruption):
     """Record the first signal; another, a second or more later, raises KeyboardInterrupt at once."""
 
     def __init__(self) -> None:
-        self._first: float | None = None
+        super().__init__()
         self._replaced: dict[int, Any] = {}
-
-    @property
-    def received(self) -> bool:
-        """Whether this process has received a signal."""
-        return self._first is not None
 
     def listen(self) -> None:
         """Replace the signal handlers. Does nothing outside the main thread."""
         if threading.current_thread() is threading.main_thread():
-            self._replaced = {number: signal.signal(number, self._receive) for number in _SIGNALS}
+            self._replaced = {number: signal.signal(number, self.handle) for number in _SIGNALS}
 
     def stop(self) -> None:
         """Restore the signal handlers."""
@@ -45,13 +49,16 @@ class Signals:
         for number, handler in replaced.items():
             signal.signal(number, handler)
 
-    def forget(self) -> None:
-        """Clear the signal, as the run ends now."""
-        self._first = None
+    def request_checkpoint(self, state: State) -> None:
+        """Request a checkpoint if a signal arrived. Ranks agree on requests next, so all act after this batch."""
+        if self.received:
+            state.request(Decision.CHECKPOINT)
 
-    def _receive(self, number: int, frame: FrameType | None) -> None:
-        now = time.monotonic()
-        if self._first is not None and now - self._first > _DUPLICATE:
-            self._first = None
-            raise KeyboardInterrupt(f"signal {number}, for the second time")
-        self._first = self._first or now
+    def anywhere(self, state: State) -> bool:
+        """Whether any rank received a signal. Every rank has to call this."""
+        return any(state.bus.all_gather_object(self.received))
+
+    def end(self) -> NoReturn:
+        """End the run, which has saved. Raises Interrupted."""
+        self.forget()
+        raise Interrupted(EXIT_CODE)

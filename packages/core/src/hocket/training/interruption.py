@@ -9,28 +9,37 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-#: Seconds within which two signals count as one: launchers forward a signal that the terminal has sent to the process too.
+#: Seconds within which signals count as one: clusters signal all processes, and launchers forward the signal to their ranks.
 _DUPLICATE = 1.0
 
 
 class Interruption:
-    """Record Control-C until `check`. A second one, a second or more after the first, interrupts at once."""
+    """Record a signal. Another, a second or more later, raises KeyboardInterrupt at once."""
 
     def __init__(self) -> None:
         self._received_at: float | None = None
+
+    @property
+    def received(self) -> bool:
+        """Whether this process has received a signal."""
+        return self._received_at is not None
 
     def handle(self, number: int, frame: FrameType | None) -> None:
         """Handle the signal."""
         now = time.monotonic()
         if self._received_at is not None and now - self._received_at > _DUPLICATE:
-            self._received_at = None
-            raise KeyboardInterrupt
+            self.forget()
+            raise KeyboardInterrupt(f"signal {number}, for the second time")
         self._received_at = self._received_at or now
+
+    def forget(self) -> None:
+        """Clear the signal."""
+        self._received_at = None
 
     def check(self) -> None:
         """Raise KeyboardInterrupt if Control-C was pressed."""
-        if self._received_at is not None:
-            self._received_at = None
+        if self.received:
+            self.forget()
             raise KeyboardInterrupt("Control-C: the current batch was completed, and fit() continues after it")
 
 
