@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -18,6 +20,7 @@ from hocket.checkpoints import CheckpointError
 from hocket.checkpoints.storage import snapshot
 from hocket.checkpoints.storage.store import Store
 from hocket.testkit import run_ranks
+from hocket.training import interruption
 
 BATCHES = 8
 
@@ -282,3 +285,43 @@ def test_ranks_whose_weights_are_written_to(tmp_path: Path, strategy: str) -> No
 
     run_ranks(lambda rank: _ranked(rank, str(tmp_path), strategy, Shrinks, loss=None), 2)
     assert contents(tmp_path / "True") == contents(tmp_path / "False")
+
+
+def test_control_c_while_the_step_waits_for_the_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No weight has changed, so the next fit continues with that batch, and the run ends as without an interrupt."""
+    monkeypatch.setattr(interruption, "_DUPLICATE", -1.0)
+    computed, copy = threading.Event(), snapshot._copy
+
+    class Computed(hocket.Callback):
+        def after_train_batch(self, state: hocket.State) -> None:
+            computed.set()
+
+        def batch_end(self, state: hocket.State) -> None:
+            computed.clear()
+
+    def trainer(folder: str) -> hocket.Trainer:
+        return hocket.Trainer(
+            model=_flat(), loss=nn.functional.mse_loss, train_data=_data(), duration="2ep", device="cpu", seed=7,
+            optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=0.01), callbacks=[Computed()],
+            checkpoints=hocket.Checkpoints(tmp_path / folder / "kept", every="1ba", keep=None, asynchronous=True),
+        )  # fmt: skip
+
+    interrupted = trainer("interrupted")
+
+    def interrupts(pairs: list[Any]) -> None:
+        if pairs and threading.current_thread().name == "hocket-checkpoint" and interrupted.state.timestamp.batch == 4:
+            assert computed.wait(60)
+            for _ in range(2):
+                time.sleep(0.3)  # the main thread waits for this copy
+                os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.3)
+        copy(pairs)
+
+    monkeypatch.setattr(snapshot, "_copy", interrupts)
+    with pytest.raises(KeyboardInterrupt):
+        interrupted.fit()
+    assert interrupted.state.timestamp.batch == 4
+    with pytest.warns(UserWarning, match=r"in batch 4, before the optimizer stepped\. Training continues with that batch"):
+        interrupted.fit()
+    trainer("whole").fit()
+    assert contents(tmp_path / "interrupted") == contents(tmp_path / "whole")

@@ -103,7 +103,7 @@ class Checkpoints(Callback):
         self._failure: BaseException | None = None
         self._signals = Signals()
         if asynchronous:  # otherwise save the microsecond that a wrapper takes in every step
-            self.optimizer_step = self._after_the_copy
+            self.gradients = self._then_wait_for_the_copy
 
     @hookimpl(tryfirst=True)
     def init(self, state: State) -> None:
@@ -171,10 +171,11 @@ class Checkpoints(Callback):
         self._signals.listen()
 
     @hookimpl(wrapper=True)
-    def _after_the_copy(self) -> Generator[None, bool, bool]:
-        """Wait until the weights are copied, before the optimizer's step."""
+    def _then_wait_for_the_copy(self) -> Generator[None, bool, bool]:
+        """Wait until the weights are copied, after the gradients: an interrupt here leaves the batch to the next fit."""
+        computed = yield
         self._background.settle()
-        return (yield)
+        return computed
 
     def _settle(self, state: State) -> None:
         self._background.settle()
