@@ -321,7 +321,9 @@ def test_control_c_while_the_step_waits_for_the_copy(tmp_path: Path, monkeypatch
     with pytest.raises(KeyboardInterrupt):
         interrupted.fit()
     assert interrupted.state.timestamp.batch == 4
-    with pytest.warns(UserWarning, match=r"in batch 4, before the optimizer stepped\. Training continues with that batch"):
+    with pytest.warns(
+        UserWarning, match=r"in batch 4, before the optimizer stepped\. Training continues with that batch"
+    ):
         interrupted.fit()
     trainer("whole").fit()
     assert contents(tmp_path / "interrupted") == contents(tmp_path / "whole")

@@ -77,6 +77,28 @@ def test_the_latest_are_kept_and_the_end_is_written() -> None:
     assert list(make("odd", policy={"every": "4ba"}).fit().checkpoints) == ["ep1-ba12", "ep2-ba16", "ep3-ba18"]
 
 
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_one_that_cannot_be_removed_stays_until_the_next_write(
+    monkeypatch: pytest.MonkeyPatch, asynchronous: bool
+) -> None:
+    """A warning, though `on_error="stop"`: the new checkpoint is complete. Others are removed meanwhile."""
+    left, remove = [3], Store.remove
+
+    def fails_three_times(store: Store, name: str) -> None:
+        if name == "ep0-ba1" and left[0]:
+            left[0] -= 1
+            raise CheckpointError(f"{name} was not removed: it is in use.")
+        remove(store, name)
+
+    monkeypatch.setattr(Store, "remove", fails_three_times)
+    with pytest.warns(RuntimeWarning, match="An old checkpoint stays: ep0-ba1 was not removed") as told:
+        trainer = make(policy={"keep": 1, "asynchronous": asynchronous}, eval_data=None)
+        there = [list(trainer.fit("1ba").checkpoints) for _ in range(5)]
+    first, *later = [f"ep0-ba{number}" for number in range(1, 6)]
+    assert there == [[first], *([first, each] for each in later[:3]), later[3:]]
+    assert sum("stays" in str(each.message) for each in told) == 3
+
+
 def test_what_others_have_put_there_stays() -> None:
     """Links are no checkpoints, neither to one that is kept nor to one that is not; copies do not count."""
     trainer = make(policy={"every": "1ep", "keep": 1, "best": ("eval/loss", "min", 1)}, duration="5ep")

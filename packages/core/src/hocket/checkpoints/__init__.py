@@ -1,7 +1,8 @@
 """Checkpoints: folders of safetensors and JSON that are complete or do not exist. Reading them executes nothing.
 
 `hocket.checkpoints.storage` writes and reads trees of data and does not depend on training.
-`hocket.checkpoints.content` has the state that a run needs to continue, `hocket.checkpoints.policy` decides when it is written,
+`hocket.checkpoints.content` has the state that a run needs to continue. `hocket.checkpoints.policy` decides when it is written,
+`hocket.checkpoints.writing` writes it, and `hocket.checkpoints.retention` then removes older checkpoints.
 `hocket.checkpoints.weights` reads other tools' weights. See ``docs/checkpoints.md``.
 """
 

@@ -1,9 +1,9 @@
 """Copy and write a checkpoint in a thread, while training continues.
 
 Parameters and optimizer states are copied while the gradients of the next batch are computed, everything else immediately.
-The optimizer's step waits for the copy: `Checkpoints` wraps the action ``gradients``, and returns from it when the copy is done.
-So an interrupt while it waits has changed no weight, and the next fit continues with that batch. Before that, every operation
-of torch that writes to them waits, in a model, plug-in or data set, through ``.data`` too. Writes that bypass torch's
+The optimizer's step waits for the copy: `Checkpoints` wraps the action ``gradients``, which returns when the copy is done. An
+interrupt in that moment has changed no weight, so the next fit continues with that batch. Before that, every operation of
+torch that writes to a copied tensor waits, in a model, plug-in or data set, through ``.data`` too. Writes that bypass torch's
 dispatcher, by NumPy through ``tensor.numpy()`` or inside compiled code, are not detected.
 """
 

@@ -35,6 +35,8 @@ class Ownership:
         self._newest = 0.0
         #: The checkpoints to replace, until they are removed.
         self._replaced: set[str] = set()
+        #: Whether this process holds the store's lock: on rank 0, during a fit.
+        self._locked = False
 
     # --- at the beginning of a run
 
@@ -103,8 +105,33 @@ class Ownership:
 
     # --- while it runs
 
-    def check(self) -> None:
-        """Raise CheckpointError if another process has written here since this run last checked."""
+    def acquire(self, run: str, writable: bool) -> None:
+        """Keep other runs from writing here until :meth:`release`; ``run`` is shown to them.
+
+        Raises CheckpointError if another run is writing here or has written here since this run last checked; and with
+        ``writable``, if the store cannot be written to.
+        """
+        problem = self._store.acquire(run)
+        try:
+            if problem is not None and writable:
+                raise CheckpointError(
+                    f"No checkpoint can be written to {self._store.where}: {problem}. Make it a folder that this user may "
+                    "write to, or give another: checkpoints=hocket.Checkpoints('…')."
+                )
+            self._check()
+        except BaseException:
+            self._store.release()
+            raise
+        self._locked = True
+
+    def release(self) -> None:
+        """Let other runs write until the next :meth:`acquire`."""
+        if self._locked:
+            self._locked = False
+            self.note()
+            self._store.release()
+
+    def _check(self) -> None:
         news = [
             name
             for name, about in self._there().items()

@@ -1,27 +1,23 @@
-"""Decide when checkpoints are written and how many are kept, and end the run after a signal."""
+"""Decide when checkpoints are written and what they contain, and end the run after a signal."""
 
 from __future__ import annotations
 
 import functools
-import warnings
 import weakref
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 from hocket.callback import Callback
 from hocket.checkpoints import resuming
-from hocket.checkpoints.background import Background
 from hocket.checkpoints.components.model import by_own_names
 from hocket.checkpoints.components.plugins import described
 from hocket.checkpoints.hidden import HiddenTensors
 from hocket.checkpoints.ownership import Ownership
 from hocket.checkpoints.retention import Retention
 from hocket.checkpoints.signals import Signals
-from hocket.checkpoints.storage.errors import CheckpointError
-from hocket.checkpoints.storage.ranks import Ranks, of_a_thread
-from hocket.checkpoints.storage.snapshot import Snapshot
 from hocket.checkpoints.storage.store import Store
+from hocket.checkpoints.writing import Writer
 from hocket.distributed.agreement import ranks_of
 from hocket.hookspecs import hookimpl
 from hocket.state import State
@@ -87,21 +83,15 @@ class Checkpoints(Callback):
             raise ValueError(f"on_error={on_error!r} is neither 'stop' nor 'warn'.")
         self.store = Store(folder)
         self._owned = Ownership(self.store, overwrite)
-        #: Whether this process holds the store's lock: on rank 0, during a fit.
-        self._holds_lock = False
         self._every = Interval(every)
-        self._asynchronous, self._weights_only, self._on_error = asynchronous, weights_only, on_error
+        self._weights_only, self._on_error = weights_only, on_error
+        self._new_writer = functools.partial(Writer, self.store, self._owned, self._retention, asynchronous, on_error)
         self._state: Callable[[], State | None] = lambda: None
         self._by_duration = self._every.every is not None and self._every.every.unit is Unit.DURATION
         self._fraction = 0.0
         #: Epoch and batch of the latest evaluation, by the set's label.
         self._evaluated: dict[str, tuple[int, int]] = {}
-        #: The batch of the latest checkpoint, and the evaluations before it.
-        self._saved: tuple[int, dict[str, tuple[int, int]]] | None = None
-        self._background, self._hidden = Background(), HiddenTensors()
-        self._threads: Ranks | None = None
-        self._failure: BaseException | None = None
-        self._signals = Signals()
+        self._writer, self._hidden, self._signals = self._new_writer(), HiddenTensors(), Signals()
         if asynchronous:  # otherwise save the microsecond that a wrapper takes in every step
             self.gradients = self._then_wait_for_the_copy
 
@@ -114,10 +104,9 @@ class Checkpoints(Callback):
         if state.resumes is None:
             self.begin_run(state)
         self._state = weakref.ref(state)
-        self._saved, self._evaluated, self._fraction = None, {}, 0.0
-        self._failure = self._threads = None
-        self._background.join()
-        self._background, self._hidden = Background(), HiddenTensors()
+        self._evaluated, self._fraction = {}, 0.0
+        self._writer.close()
+        self._writer, self._hidden = self._new_writer(), HiddenTensors()
 
     def resume(self, state: State, where: str | Path) -> bool:
         """Continue the run of a checkpoint of this store; begin a new run from a checkpoint elsewhere."""
@@ -141,21 +130,7 @@ class Checkpoints(Callback):
     def before_fit(self, state: State) -> None:
         """Raise CheckpointError, on all ranks, if another run is writing here or has written."""
         with seeding.preserved(devices=False):
-            ranks_of(state).first(lambda: self._take(state))
-
-    def _take(self, state: State) -> None:
-        problem = self.store.acquire(state.run.name)
-        try:
-            if problem is not None and self._on_error == "stop":
-                raise CheckpointError(
-                    f"No checkpoint can be written to {self.store.where}: {problem}. Make it a folder that this user may write "
-                    "to, or give another: checkpoints=hocket.Checkpoints('…')."
-                )
-            self._owned.check()
-        except BaseException:
-            self.store.release()
-            raise
-        self._holds_lock = True
+            ranks_of(state).first(lambda: self._owned.acquire(state.run.name, writable=self._on_error == "stop"))
 
     # --- when
 
@@ -174,11 +149,11 @@ class Checkpoints(Callback):
     def _then_wait_for_the_copy(self) -> Generator[None, bool, bool]:
         """Wait until the weights are copied, after the gradients: an interrupt here leaves the batch to the next fit."""
         computed = yield
-        self._background.settle()
+        self._writer.settle()
         return computed
 
     def _settle(self, state: State) -> None:
-        self._background.settle()
+        self._writer.settle()
 
     # Before workers are forked, and before work that is slower while writes are watched.
     epoch_start = epoch_end = eval_before_all = fit_end = exception = _settle
@@ -214,11 +189,11 @@ class Checkpoints(Callback):
 
         ``weights_only`` always writes, because plug-ins may change the weights at the end of the fit.
         """
-        self._wait(state)
+        self._writer.wait(state)
         self._check_metric(state)
-        if self._weights_only or self._saved != self._moment(state):
+        if self._weights_only or self._writer.saved != self._moment(state):
             self._save(state)
-        self._wait(state)
+        self._writer.wait(state)
         self._signals.stop()
         self._release()
         if self._signals.anywhere(state):
@@ -227,22 +202,15 @@ class Checkpoints(Callback):
     def close(self, state: State) -> None:
         """Wait for the checkpoint that is being written."""
         self._signals.stop()
-        self._background.join()
-        failure, self._failure = self._failure, None
-        if failure is not None:
-            warnings.warn(f"{_NOT_WRITTEN.format(self.store)} {failure}", RuntimeWarning, stacklevel=2)
+        self._writer.close()
         self._release()
 
     def _release(self) -> None:
-        """Let other runs write until the next fit."""
-        if self._holds_lock:
-            self._holds_lock = False
-            with seeding.preserved(devices=False):
-                self._owned.note()
-                self.store.release()
+        with seeding.preserved(devices=False):
+            self._owned.release()
 
     def _end(self, state: State) -> NoReturn:
-        self._wait(state)
+        self._writer.wait(state)
         self._signals.end()
 
     def _due(self, state: State) -> bool:
@@ -272,107 +240,43 @@ class Checkpoints(Callback):
         if metric is None or not self._is_new(state, metric):
             return False
         self._check_metric(state)
-        self._wait(state)  # for the writer, which also removes checkpoints
-        leads = self._leads(state.metrics) if state.strategy.rank == 0 else None
+        self._writer.wait(state)  # because it also removes checkpoints
+        leads = False
+        if state.strategy.rank == 0:
+            with self._writer.recorded(), seeding.preserved(devices=False):
+                leads = self._retention.leads(state.metrics, self._owned)
         leads = bool(state.bus.broadcast_object(leads))
-        self._report_failure(state)
+        self._writer.report(state)
         return leads
-
-    def _leads(self, metrics: Mapping[str, float]) -> bool:
-        try:
-            with seeding.preserved(devices=False):
-                return self._retention.leads(metrics, self._owned.own)
-        except (CheckpointError, OSError) as error:
-            self._failure = error
-            return False
 
     # --- what
 
     def _save(self, state: State) -> None:
         now = state.timestamp
-        self._wait(state)
+        self._writer.wait(state)
         if not state.content.worth_saving():
             return
         if self._weights_only:
             model = by_own_names(state, state.bus.model_shards(state.prepared))
-            tree: Any = {"model": model, "attached": described(state.bus.attachments)}
+            tree: dict[str, Any] = {"model": model, "attached": described(state.bus.attachments)}
         else:
             tree = state.content.state_dict(gather=False)
             self._hidden.warn(state)
-        self.note_saved(state)
-        snapshot = Snapshot(tree, state.strategy.rank)
-        ranks = self._writers(state, snapshot)
-        if ranks is not None:
-            about = {
-                "metrics": dict(state.metrics), "evaluated": [each for each in state.metrics if self._is_new(state, each)],
-                "timestamp": {"epoch": now.epoch, "batch": now.batch, "sample": now.sample},
-                "plugins": [f"{v.kind}/{v.name} {v.dist} {v.version}".strip() for v in state.bus.attachments],
-                "weights_only": self._weights_only, "run": self._owned.about(),
-            }  # fmt: skip
-            arguments = (f"ep{now.epoch}-ba{now.batch}", snapshot, about, ranks)
-            if self._asynchronous:
-                self._background.start(state, snapshot, functools.partial(self._write, *arguments))
-            else:
-                with seeding.preserved(devices=False):  # retries of remote stores draw random numbers
-                    self._write(*arguments)
-        if not self._asynchronous:
-            self._report_failure(state)
+        about = {
+            "metrics": dict(state.metrics), "evaluated": [each for each in state.metrics if self._is_new(state, each)],
+            "timestamp": {"epoch": now.epoch, "batch": now.batch, "sample": now.sample},
+            "plugins": [f"{v.kind}/{v.name} {v.dist} {v.version}".strip() for v in state.bus.attachments],
+            "weights_only": self._weights_only, "run": self._owned.about(),
+        }  # fmt: skip
+        self._writer.write(state, f"ep{now.epoch}-ba{now.batch}", tree, about, self._moment(state))
 
     def note_saved(self, state: State) -> None:
-        """Record that the store has the current state."""
-        self._saved = self._moment(state)
+        """For `resuming`: the store has the current state."""
+        self._writer.saved = self._moment(state)
 
     def _moment(self, state: State) -> tuple[int, dict[str, tuple[int, int]]]:
+        """Return the batch and the evaluations until now, after which nothing is left to save."""
         return state.timestamp.batch, dict(self._evaluated)
-
-    def _writers(self, state: State, snapshot: Snapshot) -> Ranks | None:
-        """Return the ranks that write: all if there are shards, else rank 0; None on ranks that do not write."""
-        strategy = state.strategy
-        if not snapshot.sharded:
-            return Ranks() if strategy.rank == 0 else None
-        if not self._asynchronous:
-            return Ranks(strategy.rank, strategy.world_size, state.bus.all_gather_object)
-        if self._threads is None:
-            self._threads = of_a_thread(strategy.rank, strategy.world_size)
-        return self._threads
-
-    def _write(
-        self, name: str, snapshot: Snapshot, about: dict[str, Any], ranks: Ranks, problem: Exception | None = None
-    ) -> None:
-        try:
-            ranks.agree(lambda: _raise_if(problem))
-            self.store.save(name, snapshot, about, ranks, self._owned.may_replace)
-            if ranks.rank == 0:
-                self._owned.written(name)
-                for old in self._retention.superfluous(self._owned.own):
-                    self.store.remove(old)
-        except Exception as error:
-            self._failure = error
-
-    def _wait(self, state: State) -> None:
-        """Wait until the current write has ended, on all ranks."""
-        if self._asynchronous:
-            self._background.join()
-            self._report_failure(state)
-
-    def _report_failure(self, state: State) -> None:
-        failure, self._failure = self._failure, None
-        reason = state.bus.broadcast_object(None if failure is None else f"{type(failure).__name__}: {failure}")
-        if reason is None:
-            return
-        self._saved = None
-        message = f"{_NOT_WRITTEN.format(self.store)} {reason}"
-        if self._on_error == "stop":
-            raise CheckpointError(message) from failure
-        warnings.warn(f"{message} Training continues without it.", RuntimeWarning, stacklevel=2)
-
-
-_NOT_WRITTEN = "A checkpoint could not be written to {}:"
-
-
-def _raise_if(problem: Exception | None) -> None:
-    if problem is not None:
-        raise problem
 
 
 def _place(state: State) -> tuple[int, int]:

@@ -1,19 +1,19 @@
-"""Keep the latest checkpoints of a run and the best by a metric, and prune the others."""
+"""Keep the latest checkpoints of a run and the best by a metric, and prune the others after each complete write."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from typing import Any, Literal, TypeAlias
+import warnings
+from collections.abc import Mapping
+from typing import Any, Literal
 
-Abouts: TypeAlias = Mapping[str, Mapping[str, Any]]
+from hocket.checkpoints.ownership import Ownership
+from hocket.checkpoints.storage.errors import CheckpointError
+from hocket.checkpoints.storage.store import Store
 
 
 class Retention:
-    """Keep the latest ``keep`` checkpoints (None: all) and the best: ``(metric, "max" | "min", how many)``.
-
-    ``abouts()`` reads the descriptions of the run's checkpoints by name, oldest first; it is called only if needed.
-    """
+    """Keep the latest ``keep`` checkpoints (None: all) and the best: ``(metric, "max" | "min", how many)``."""
 
     def __init__(self, keep: int | None, best: tuple[str, Literal["max", "min"], int] | None) -> None:
         if keep is not None and keep < 1:
@@ -27,26 +27,35 @@ class Retention:
         """The metric that ranks checkpoints, or None."""
         return None if self._best is None else self._best[0]
 
-    def leads(self, metrics: Mapping[str, float], abouts: Callable[[], Abouts]) -> bool:
+    def leads(self, metrics: Mapping[str, float], owned: Ownership) -> bool:
         """Whether a checkpoint with these metrics would be among the best."""
         if self._best is None or (value := self._value(metrics)) is None:
             return False
         _, mode, count = self._best
-        kept = self._ranking(abouts())
+        kept = self._ranking(owned.own())
         if len(kept) < count:
             return True
         worst = kept[-1][0]
         return value > worst if mode == "max" else value < worst
 
-    def superfluous(self, abouts: Callable[[], Abouts]) -> list[str]:
-        """Return the names of the checkpoints to remove, oldest first."""
-        if self._keep is None:
-            return []
-        there = abouts()
-        kept = {*list(there)[-self._keep :], *(name for _, name in self._ranking(there))}
-        return [name for name in there if name not in kept]
+    def prune(self, store: Store, owned: Ownership) -> None:
+        """Remove the run's checkpoints that are neither among the latest nor among the best.
 
-    def _ranking(self, abouts: Abouts) -> list[tuple[float, str]]:
+        Called after each complete write, on the rank and in the thread that wrote (`hocket.checkpoints.writing`), and never
+        otherwise. A checkpoint that cannot be removed is a warning, and is tried again after the next write.
+        """
+        if self._keep is None:
+            return
+        there = owned.own()
+        kept = {*list(there)[-self._keep :], *(name for _, name in self._ranking(there))}
+        for name in there:
+            if name not in kept:
+                try:
+                    store.remove(name)
+                except CheckpointError as error:
+                    warnings.warn(f"An old checkpoint stays: {error}", RuntimeWarning, stacklevel=2)
+
+    def _ranking(self, abouts: Mapping[str, Mapping[str, Any]]) -> list[tuple[float, str]]:
         """Return values and names of the best checkpoints, the best first."""
         if self._best is None:
             return []
