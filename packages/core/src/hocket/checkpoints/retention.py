@@ -52,7 +52,7 @@ class Retention:
             if name not in kept:
                 try:
                     store.remove(name)
-                except CheckpointError as error:
+                except (CheckpointError, OSError) as error:
                     warnings.warn(f"An old checkpoint stays: {error}", RuntimeWarning, stacklevel=2)
 
     def _ranking(self, abouts: Mapping[str, Mapping[str, Any]]) -> list[tuple[float, str]]:
