@@ -20,7 +20,7 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sequential
 
 from hocket import Algorithm, Callback, Event, State, Trainer, plugins
 from hocket.checkpoints.content import ContentError
-from hocket.checkpoints.storage.plain import decode, encode
+from hocket.checkpoints.plain_data import decode, encode
 from hocket.data import seeded
 from hocket.data.generators import DataGenerators
 from hocket.data.indices import Indices

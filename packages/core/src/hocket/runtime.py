@@ -14,7 +14,7 @@ from torch import nn
 
 from hocket import launching
 from hocket.checkpoints import CheckpointError
-from hocket.checkpoints.storage.plain import decode, encode
+from hocket.checkpoints.plain_data import decode, encode
 from hocket.checkpoints.storage.ranks import Ranks
 from hocket.data import batches
 from hocket.data.checks import check_batches

@@ -1,6 +1,6 @@
 """The content of a checkpoint: the components of a run, from which another Trainer continues bitwise identically.
 
-The tree is made of dicts with string keys, lists, tensors, numbers, strings, bytes and None (`storage/plain.py`).
+The tree is made of dicts with string keys, lists, tensors, numbers, strings, bytes and None (`checkpoints/plain_data.py`).
 States that differ between ranks are gathered under ``ranks``, by rank; everything else is identical on all ranks. Tensors may
 be the run's own, which saves a copy: write the tree, or copy it, before training continues.
 
@@ -35,8 +35,8 @@ from hocket.checkpoints.components.values import (
 )
 from hocket.checkpoints.ignoring import ignoring
 from hocket.checkpoints.offered import OFFERED, offered
+from hocket.checkpoints.plain_data import decode
 from hocket.checkpoints.report import shapes_of
-from hocket.checkpoints.storage.plain import decode
 from hocket.data.batches import map_tensors
 from hocket.distributed.agreement import ranks_of
 from hocket.distributed.dtensors import mesh_of

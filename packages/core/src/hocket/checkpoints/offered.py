@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from hocket.checkpoints.component import Check, Component, Like, PerRank, Saved, Tree
-from hocket.checkpoints.storage.plain import encode
+from hocket.checkpoints.plain_data import encode
 from hocket.plugins import catalog
 from hocket.plugins.errors import PluginError
 from hocket.state import State

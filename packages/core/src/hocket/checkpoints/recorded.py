@@ -9,8 +9,8 @@ from typing import Any
 from hocket.checkpoints.classes import class_named, full_name
 from hocket.checkpoints.component import ContentError
 from hocket.checkpoints.components.plugins import how_to_get, short_name
+from hocket.checkpoints.plain_data import decode
 from hocket.checkpoints.storage.errors import CheckpointError
-from hocket.checkpoints.storage.plain import decode
 from hocket.hookspecs import Event
 from hocket.plugins import catalog
 from hocket.state import State

@@ -49,15 +49,15 @@ def run(args: argparse.Namespace) -> int:
 
 def _inspect(args: argparse.Namespace) -> int:
     from hocket.checkpoints.storage import format as formats
-    from hocket.checkpoints.storage import references, tree
+    from hocket.checkpoints.storage import references, tree_json
     from hocket.checkpoints.storage.errors import printable
     from hocket.checkpoints.storage.urls import local_folder
 
     with local_folder(args.path, args.only) as path:
         about, structure = formats.about(path), formats.structure(path, args.only)
     rows = []
-    for place, leaf in tree.leaves(structure):
-        if tree.special(leaf) == "$tensor":
+    for place, leaf in tree_json.leaves(structure):
+        if tree_json.special(leaf) == "$tensor":
             tensor = leaf["$tensor"]
             dtype, shape = tensor["dtype"], tensor["shape"]
             size = math.prod(shape) * references.SIZES[dtype]
@@ -66,7 +66,7 @@ def _inspect(args: argparse.Namespace) -> int:
         else:
             rows.append({"path": place, "value": leaf})
     if args.json:
-        print(json.dumps({"about": tree.encode(about, lambda place, value: None), "tree": rows}, indent=1))
+        print(json.dumps({"about": tree_json.to_json(about, lambda place, value: None), "tree": rows}, indent=1))
         return 0
     for key, value in about.items():
         print(printable(f"{key}: {value if isinstance(value, str) else _text(value)}"))
@@ -74,7 +74,9 @@ def _inspect(args: argparse.Namespace) -> int:
     width = min(max((len(row["path"]) for row in rows), default=0), 100)
     for row in rows:
         shown = (
-            f"{row['dtype']} {row['shape']}" if "dtype" in row else _short(tree.decode(row["value"], lambda _: None))
+            f"{row['dtype']} {row['shape']}"
+            if "dtype" in row
+            else _short(tree_json.from_json(row["value"], lambda _: None))
         )
         print(printable(f"{row['path']:<{width}}  {shown}"))
     tensors = [row for row in rows if "dtype" in row]

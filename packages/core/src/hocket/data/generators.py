@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from hocket.checkpoints.storage.plain import decode, encode
+from hocket.checkpoints.plain_data import decode, encode
 from hocket.data.stateful import has_state
 
 

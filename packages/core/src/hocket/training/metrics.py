@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from hocket.checkpoints.storage.plain import decode, encode
+from hocket.checkpoints.plain_data import decode, encode
 from hocket.data.batches import move
 from hocket.state import State
 from hocket.training import scalars

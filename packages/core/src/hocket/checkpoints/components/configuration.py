@@ -9,7 +9,7 @@ from typing import Any
 from torch.optim import Optimizer
 
 from hocket.checkpoints.component import Check, Component, Saved, Tree
-from hocket.checkpoints.storage.plain import decode
+from hocket.checkpoints.plain_data import decode
 from hocket.plugins import catalog
 from hocket.schedules import Schedule
 from hocket.settings import plain

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from hocket.checkpoints.classes import class_named, class_of
 from hocket.checkpoints.component import Check, Component, Like, Saved, Tree
-from hocket.checkpoints.storage.plain import encode
+from hocket.checkpoints.plain_data import encode
 from hocket.data.stateful import has_state
 from hocket.plugins import catalog
 from hocket.plugins.spec import Attachment

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hocket.checkpoints.component import Check, Component, PerRank, Saved, Tree
-from hocket.checkpoints.storage.plain import encode
+from hocket.checkpoints.plain_data import encode
 from hocket.data.batches import Counts
 from hocket.state import State
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from hocket.checkpoints.component import Check, Component, PerRank, Saved, Tree
-from hocket.checkpoints.storage.plain import encode
+from hocket.checkpoints.plain_data import encode
 from hocket.time import Time, Unit
 
 

@@ -16,10 +16,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from hocket.checkpoints.storage import disk, header, partials
+from hocket.checkpoints.storage import disk, header, partials, tree_json
 from hocket.checkpoints.storage import manifest as manifests
 from hocket.checkpoints.storage import references as refs
-from hocket.checkpoints.storage import tree as trees
 from hocket.checkpoints.storage.errors import CheckpointError
 from hocket.checkpoints.storage.manifest import FILES, File, Manifest
 from hocket.checkpoints.storage.ranks import ALONE, Ranks
@@ -128,7 +127,7 @@ def write_part(folder: Path, snapshot: Snapshot, ranks: Ranks) -> Part:
 
 def finish(folder: Path, snapshot: Snapshot, parts: Sequence[Part], about: Mapping[str, Any]) -> None:
     """Write rank 0's tree and finally the manifest. Raises CheckpointError unless the ranks' pieces make up full tensors."""
-    encoded = trees.encode(_about(about), lambda path, value: None, "about")
+    encoded = tree_json.to_json(_about(about), lambda path, value: None, "about")
     for index, (path, reference, _) in enumerate(snapshot.sharded):
         found = [part.pieces[index] if len(part.pieces) > index else ("", None) for part in parts]
         reference["pieces"] = [piece for _, piece in found if piece is not None]
@@ -213,7 +212,7 @@ def read(
         files = {file for each in wanted for file in each.files}
         # The largest first, so that threads end together.
         _parallel(load, sorted(files, key=lambda name: (-manifest.files[name].size, name)))
-        tree: dict[str, Any] = trees.decode(node, made)
+        tree: dict[str, Any] = tree_json.from_json(node, made)
     except (ValueError, KeyError, TypeError, RuntimeError, OSError) as error:
         if isinstance(error, CheckpointError):
             raise
@@ -237,7 +236,7 @@ def about(path: Path | str) -> dict[str, Any]:
 def decode_about(manifest: Manifest) -> dict[str, Any]:
     """Return the writer's description from a manifest."""
     try:
-        made: dict[str, Any] = trees.decode(manifest.about, lambda reference: None)
+        made: dict[str, Any] = tree_json.from_json(manifest.about, lambda reference: None)
     except ValueError as error:
         raise CheckpointError(f"{manifests.NAME}: {error}.") from None
     return made
@@ -276,14 +275,14 @@ def damage(folder: Path) -> list[str]:
     if not problems:
         try:
             node, _ = _wanted(folder, manifest, None)
-            trees.decode(node, lambda reference: None)
+            tree_json.from_json(node, lambda reference: None)
         except (CheckpointError, ValueError) as error:
             problems.append(str(error))
     return problems
 
 
 def structure(path: Path | str, only: Sequence[str] | None = None) -> Any:
-    """Return the tree's JSON (see `.tree`), with every reference checked. Needs no torch. Raises CheckpointError."""
+    """Return the tree's JSON (see `.tree_json`), with every reference checked. Needs no torch. Raises CheckpointError."""
     folder = Path(path)
     return _wanted(folder, manifests.load(folder), only)[0]
 
@@ -327,7 +326,7 @@ def _tree(folder: Path, manifest: Manifest, only: Sequence[str] | None) -> Any:
     if only is None:
         return node
     try:
-        chosen = trees.select(node, only)
+        chosen = tree_json.select(node, only)
     except (ValueError, TypeError) as error:
         raise CheckpointError(f"{name}: {error}.") from None
     if chosen is None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hocket.checkpoints.storage import tree as trees
+from hocket.checkpoints.storage import tree_json
 from hocket.checkpoints.storage.errors import CheckpointError
 from hocket.checkpoints.storage.header import pickled
 
@@ -46,7 +46,7 @@ class File:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """The files by name, and what the writer said about the whole (as encoded by `hocket.checkpoints.storage.tree`)."""
+    """The files by name, and what the writer said about the whole (as encoded by `hocket.checkpoints.storage.tree_json`)."""
 
     files: Mapping[str, File]
     about: Any
@@ -134,7 +134,7 @@ def parse(raw: bytes, where: str) -> Manifest:
             raise ValueError("it does not list one tree-….json")
         if type(written := content["written"]) not in (int, float) or not 0 <= written < _LATEST_TIME:
             raise ValueError("when it was written is not a time in seconds since 1970")
-        if not isinstance(trees.decode(content["about"], lambda reference: None), dict):
+        if not isinstance(tree_json.from_json(content["about"], lambda reference: None), dict):
             raise ValueError("what it says about the checkpoint is not a JSON object")
         return Manifest(files, content["about"], version, float(written), stated)
     except KeyError as error:

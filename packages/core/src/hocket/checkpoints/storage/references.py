@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from hocket.checkpoints.storage import header, tree
+from hocket.checkpoints.storage import header, tree_json
 from hocket.checkpoints.storage.errors import CheckpointError
 from hocket.checkpoints.storage.header import Entry
 
@@ -26,8 +26,8 @@ SIZES = dict(header.DTYPES.values()) | {
 def references(node: Any, where: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield dotted path and reference of every tensor in a tree's JSON. Raises CheckpointError for malformed ones."""
     try:
-        for path, leaf in tree.leaves(node):
-            if tree.special(leaf) == "$tensor":
+        for path, leaf in tree_json.leaves(node):
+            if tree_json.special(leaf) == "$tensor":
                 yield path, _checked(path, leaf["$tensor"])
     except (ValueError, TypeError, RecursionError) as error:
         raise CheckpointError(f"{where}: {error}.") from None

@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hocket.checkpoints.storage import pages
-from hocket.checkpoints.storage import tree as trees
+from hocket.checkpoints.storage import pages, tree_json
 from hocket.checkpoints.storage.tensors import Collector
 
 
@@ -26,7 +25,7 @@ class Snapshot:
     def __init__(self, tree: Mapping[str, Any], rank: int = 0) -> None:
         collector = Collector()
         #: The tree's JSON.
-        self.node = trees.encode(dict(tree), collector.add)
+        self.node = tree_json.to_json(dict(tree), collector.add)
         self.stored = collector.stored(whole=rank == 0)
         #: For each sharded tensor: its path, its reference, and the piece that this rank writes, or None.
         self.sharded = collector.sharded

@@ -25,7 +25,7 @@ class Stored:
 
 
 class Collector:
-    """Collect a tree's tensors one by one (`add` is an argument of `tree.encode`), then list the tensors to store."""
+    """Collect a tree's tensors one by one (`add` is an argument of `tree_json.to_json`), then list the tensors to store."""
 
     def __init__(self) -> None:
         self._found: list[tuple[str, Tensor, dict[str, Any]]] = []

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
-from hocket.checkpoints.storage.plain import decode, encode
+from hocket.checkpoints.plain_data import decode, encode
 from hocket.data import loaders
 from hocket.data.errors import DataError
 from hocket.data.indices import Indices

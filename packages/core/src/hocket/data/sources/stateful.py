@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 from weakref import ReferenceType
 
-from hocket.checkpoints.storage.plain import decode, encode
+from hocket.checkpoints.plain_data import decode, encode
 from hocket.data import loaders
 from hocket.data.slices import Slices
 from hocket.data.source import Position

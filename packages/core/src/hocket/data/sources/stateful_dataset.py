@@ -6,7 +6,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from hocket.checkpoints.storage.plain import decode
+from hocket.checkpoints.plain_data import decode
 from hocket.data import loaders
 from hocket.data.slices import Slices
 from hocket.data.source import Position

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from hocket.checkpoints.storage.plain import decode
+from hocket.checkpoints.plain_data import decode
 from hocket.data import loaders
 from hocket.data.slices import Slices
 from hocket.data.source import Position

@@ -1,4 +1,7 @@
-"""State as plain data: nested dicts and lists of tensors, numbers, strings, bytes and None, and back again."""
+"""State as plain data in memory: nested dicts and lists of tensors, numbers, strings, bytes and None, and back again.
+
+`hocket.checkpoints.storage.tree_json` writes plain data to a file.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from typing import Any
 
 import torch
 
+from hocket.checkpoints.storage.shards import DTYPES
 from hocket.distributed.dtensors import full
 
 
@@ -101,11 +105,6 @@ def _from_numpy(value: Any, where: str) -> Any:
     return {"~array" if isinstance(value, np.ndarray) else "~scalar": tensor}
 
 
-def _device_or_dtype(name: str) -> Any:
-    found = vars(torch).get(name)  # getattr could import a module of that name
-    return found if isinstance(found, torch.dtype) else torch.device(name)
-
-
 _DECODERS: dict[str, Callable[[Any], Any]] = {
     "~tuple": lambda items: tuple(_decode(items)),
     "~set": lambda items: set(_decode(items)),
@@ -115,5 +114,5 @@ _DECODERS: dict[str, Callable[[Any], Any]] = {
     "~counter": lambda items: Counter(dict(_pairs(items))),
     "~array": lambda tensor: tensor.numpy(),
     "~scalar": lambda tensor: tensor.numpy()[()],
-    "~torch": _device_or_dtype,
+    "~torch": lambda name: DTYPES.get(name) or torch.device(name),
 }

@@ -1,4 +1,4 @@
-"""A tree of dicts and lists as JSON, with references to tensors. Needs no torch.
+"""A tree of dicts and lists as the JSON of a file, with references to tensors. Needs no torch.
 
 JSON's own values stand for themselves. What JSON lacks is an object with one key: ``{"$tensor": {…}}``, ``{"$float": "nan"}``,
 ``{"$int": "hex digits"}`` (beyond 64 bits), ``{"$bytes": "base64"}``, ``{"$text": "base64"}`` (strings with lone
@@ -17,7 +17,7 @@ from typing import Any
 DEPTH = 100
 
 
-def encode(value: Any, tensor: Callable[[str, Any], dict[str, Any] | None], path: str = "", depth: int = 0) -> Any:
+def to_json(value: Any, tensor: Callable[[str, Any], dict[str, Any] | None], path: str = "", depth: int = 0) -> Any:
     """Encode a tree as JSON. ``tensor(path, value)`` returns the value of ``$tensor``, or None if the value is not a tensor.
 
     Subclasses of dict, list, tuple, str, int and float are written as their base class.
@@ -40,10 +40,10 @@ def encode(value: Any, tensor: Callable[[str, Any], dict[str, Any] | None], path
         made = {}
         for key, child in value.items():
             below = join(path, key)
-            made[f"${key}" if key[:1] == "$" else str.__str__(key)] = encode(child, tensor, below, depth + 1)
+            made[f"${key}" if key[:1] == "$" else str.__str__(key)] = to_json(child, tensor, below, depth + 1)
         return made
     if isinstance(value, list | tuple):
-        items = [encode(child, tensor, join(path, str(i)), depth + 1) for i, child in enumerate(value)]
+        items = [to_json(child, tensor, join(path, str(i)), depth + 1) for i, child in enumerate(value)]
         return items if isinstance(value, list) else {"$tuple": items}
     if (node := tensor(path, value)) is not None:
         return {"$tensor": node}
@@ -72,22 +72,22 @@ def _text(text: str) -> Any:
     return text
 
 
-def decode(node: Any, tensor: Callable[[dict[str, Any]], Any], depth: int = 0) -> Any:
-    """Decode JSON to a tree; ``tensor`` resolves references. Raises ValueError for JSON that `encode` never writes."""
+def from_json(node: Any, tensor: Callable[[dict[str, Any]], Any], depth: int = 0) -> Any:
+    """Decode JSON to a tree; ``tensor`` resolves references. Raises ValueError for JSON that `to_json` never writes."""
     if isinstance(node, list):
-        return [decode(child, tensor, depth + 1) for child in _shallow(node, depth)]
+        return [from_json(child, tensor, depth + 1) for child in _shallow(node, depth)]
     if not isinstance(node, dict):
         return node
     if (mark := special(node)) is None:
         return {
-            key[1:] if key.startswith("$") else key: decode(child, tensor, depth + 1)
+            key[1:] if key.startswith("$") else key: from_json(child, tensor, depth + 1)
             for key, child in _shallow(node, depth).items()
         }
     inner = node[mark]
     if mark == "$tensor" and isinstance(inner, dict):
         return tensor(inner)
     if mark == "$tuple" and isinstance(inner, list):
-        return tuple(decode(child, tensor, depth + 1) for child in _shallow(inner, depth))
+        return tuple(from_json(child, tensor, depth + 1) for child in _shallow(inner, depth))
     if isinstance(inner, str):
         if mark == "$float" and inner in ("nan", "inf", "-inf"):
             return float(inner)
