@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hocket.callback import Callback
 from hocket.state import State
-from hocket.time import Interval, Unit
+from hocket.training.due import Due
 
 
 class Periodic(Callback):
@@ -15,26 +15,18 @@ class Periodic(Callback):
     """
 
     def __init__(self, every: str) -> None:
-        self._every = Interval(every)
-        self._of_duration = self._every.every is not None and self._every.every.unit is Unit.DURATION
-        self._elapsed = 0.0
+        self._due = Due(every)
 
     def _report(self, state: State) -> None:
         raise NotImplementedError
 
     def fit_start(self, state: State) -> None:
-        """Recompute the elapsed fraction, since the duration may have changed."""
-        if self._of_duration:
-            self._elapsed = state.elapsed()
+        """Begin to watch the interval."""
+        self._due.fit_start(state)
 
     def batch_end(self, state: State) -> None:
         """Report if the interval is due."""
-        if not self._of_duration:
-            due = self._every.due(state.previous, state.timestamp)
-        else:
-            before, self._elapsed = self._elapsed, state.elapsed()
-            due = self._every.due(state.previous, state.timestamp, before, self._elapsed)
-        if due:
+        if self._due(state):
             self._report(state)
 
     def epoch_end(self, state: State) -> None:

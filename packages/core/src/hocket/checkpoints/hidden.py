@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from hocket.checkpoints.report import some
 from hocket.state import State
 from hocket.task import Task
 
@@ -43,9 +44,8 @@ class HiddenTensors:
                 changed.append(f"{type(state.model).__name__}.{name.removeprefix(state.model_prefix)}")
         if changed:
             self._done = True
-            more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
             warnings.warn(
-                f"{', '.join(changed[:3])}{more} changed in training, but checkpoints do not save tensors in attributes: a "
+                f"{some(changed, 3)} changed in training, but checkpoints do not save tensors in attributes: a "
                 "resumed run starts without them. If the next batch needs them, return them from Task.extra_state() and "
                 "restore them in load_extra_state(state), or use register_buffer(). If not, set them to None after the batch.",
                 stacklevel=2,

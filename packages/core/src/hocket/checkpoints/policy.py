@@ -21,8 +21,9 @@ from hocket.checkpoints.writing import Writer
 from hocket.distributed.agreement import ranks_of
 from hocket.hookspecs import hookimpl
 from hocket.state import State
-from hocket.time import Interval, Unit
+from hocket.time import Interval
 from hocket.training import seeding
+from hocket.training.due import Due
 from hocket.training.requests import Decision
 
 
@@ -83,12 +84,10 @@ class Checkpoints(Callback):
             raise ValueError(f"on_error={on_error!r} is neither 'stop' nor 'warn'.")
         self.store = Store(folder)
         self._owned = Ownership(self.store, overwrite)
-        self._every = Interval(every)
+        self._due = Due(every)
         self._weights_only, self._on_error = weights_only, on_error
         self._new_writer = functools.partial(Writer, self.store, self._owned, self._retention, asynchronous, on_error)
         self._state: Callable[[], State | None] = lambda: None
-        self._by_duration = self._every.every is not None and self._every.every.unit is Unit.DURATION
-        self._fraction = 0.0
         #: Epoch and batch of the latest evaluation, by the set's label.
         self._evaluated: dict[str, tuple[int, int]] = {}
         self._writer, self._hidden, self._signals = self._new_writer(), HiddenTensors(), Signals()
@@ -104,9 +103,8 @@ class Checkpoints(Callback):
         if state.resumes is None:
             self.begin_run(state)
         self._state = weakref.ref(state)
-        self._evaluated, self._fraction = {}, 0.0
         self._writer.close()
-        self._writer, self._hidden = self._new_writer(), HiddenTensors()
+        self._evaluated, self._writer, self._hidden = {}, self._new_writer(), HiddenTensors()
 
     def resume(self, state: State, where: str | Path) -> bool:
         """Continue the run of a checkpoint of this store; begin a new run from a checkpoint elsewhere."""
@@ -141,8 +139,7 @@ class Checkpoints(Callback):
                 f"These Checkpoints in {self.store} were given to another Trainer after this one. Give each Trainer its own: "
                 f"checkpoints=hocket.Checkpoints({str(self.store.folder)!r})."
             )
-        if self._by_duration:
-            self._fraction = state.elapsed()
+        self._due.fit_start(state)
         self._signals.listen()
 
     @hookimpl(wrapper=True)
@@ -212,12 +209,6 @@ class Checkpoints(Callback):
     def _end(self, state: State) -> NoReturn:
         self._writer.wait(state)
         self._signals.end()
-
-    def _due(self, state: State) -> bool:
-        if not self._by_duration:
-            return self._every.due(state.previous, state.timestamp)
-        before, self._fraction = self._fraction, state.elapsed()
-        return self._every.due(state.previous, state.timestamp, before, self._fraction)
 
     # --- the best
 

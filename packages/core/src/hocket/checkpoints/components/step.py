@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from hocket.checkpoints.component import Check, Component, PerRank, Saved, Tree
+from hocket.checkpoints.components.values import Decoded
 from hocket.checkpoints.plain_data import encode
 from hocket.data.batches import Counts
 from hocket.state import State
 
 
-class Batch(Component):
+class Batch(Decoded):
     """Samples and tokens of the latest batch, and the norm of its gradients."""
 
     path = "batch"
@@ -24,10 +25,6 @@ class Batch(Component):
         state = self._state
         norm = encode(state.gradient_norm)
         return {"samples": state.batch_samples, "tokens": state.batch_tokens, "norm": norm}
-
-    def check(self, saved: Tree, checkpoint: Saved) -> Check:
-        """Accept any saved state."""
-        return Check(checkpoint.decode(saved))
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Set them in the step."""

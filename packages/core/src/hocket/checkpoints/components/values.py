@@ -42,7 +42,15 @@ class Description(Component):
         """Do nothing."""
 
 
-class Attribute(Component):
+class Decoded(Component):
+    """A component that decodes its saved state, and accepts any."""
+
+    def check(self, saved: Tree, checkpoint: Saved) -> Check:
+        """Decode the saved state."""
+        return Check(checkpoint.decode(saved))
+
+
+class Attribute(Decoded):
     """The value of an object's attribute."""
 
     def __init__(self, path: str, owner: Any, name: str) -> None:
@@ -51,10 +59,6 @@ class Attribute(Component):
     def state_dict(self, gather: bool) -> Tree:
         """Return the value."""
         return encode(getattr(self._owner, self._name), self._name)
-
-    def check(self, saved: Tree, checkpoint: Saved) -> Check:
-        """Accept any saved state."""
-        return Check(checkpoint.decode(saved))
 
     def load_state_dict(self, saved: Any) -> None:
         """Set it."""
@@ -83,7 +87,7 @@ class AttributeIfNone(Attribute):
             super().load_state_dict(saved)
 
 
-class Stateful(Component):
+class Stateful(Decoded):
     """An object whose state is identical on all ranks.
 
     Args:
@@ -100,10 +104,6 @@ class Stateful(Component):
     def state_dict(self, gather: bool) -> Tree:
         """Return the owner's state."""
         return encode(self._owner.state_dict(), self._what, gather)
-
-    def check(self, saved: Tree, checkpoint: Saved) -> Check:
-        """Accept any saved state."""
-        return Check(checkpoint.decode(saved))
 
     def load_state_dict(self, saved: Any) -> None:
         """Load it."""

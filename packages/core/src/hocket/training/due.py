@@ -1,0 +1,33 @@
+"""Whether an interval in any unit is due, for plug-ins that act at one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hocket.time import Interval, Unit
+
+if TYPE_CHECKING:
+    from hocket.state import State
+
+
+class Due:
+    """Call it once after each batch and each epoch of a fit: ``due(state)`` is whether the interval is due.
+
+    It remembers the completed fraction of the duration between calls, which intervals in ``dur`` need.
+    """
+
+    def __init__(self, every: str | Interval | None) -> None:
+        self._every = Interval(every)
+        self._by_duration = self._every.every is not None and self._every.every.unit is Unit.DURATION
+        self._elapsed = 0.0
+
+    def fit_start(self, state: State) -> None:
+        """Recompute the elapsed fraction, since the duration may have changed."""
+        if self._by_duration:
+            self._elapsed = state.elapsed()
+
+    def __call__(self, state: State) -> bool:
+        if not self._by_duration:
+            return self._every.due(state.previous, state.timestamp)
+        before, self._elapsed = self._elapsed, state.elapsed()
+        return self._every.due(state.previous, state.timestamp, before, self._elapsed)
