@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,9 +15,7 @@ from hocket import launching
 from hocket.checkpoints import CheckpointError
 from hocket.checkpoints.storage.plain import decode, encode
 from hocket.checkpoints.storage.ranks import Ranks
-from hocket.data import batches
 from hocket.data.checks import check_batches
-from hocket.data.source import set_epoch
 from hocket.devices import placement
 from hocket.distributed import comparison
 from hocket.hookspecs import Event
@@ -27,6 +24,7 @@ from hocket.optim.clipping import clip_gradients
 from hocket.parts import Parts, resolve
 from hocket.plugins import switches
 from hocket.plugins.bus import Bus
+from hocket.prepared import PreparedData, PreparedModel, inner
 from hocket.training import seeding
 from hocket.training.accumulation import Gradients
 
@@ -185,8 +183,8 @@ class Runtime:
             >>> runtime.step(optimizer)
             True
         """
-        inner = _inner(model)
-        with self._gradients.block(inner), self.bus.accumulate(inner, last):
+        module = inner(model)
+        with self._gradients.block(module), self.bus.accumulate(module, last):
             yield
 
     def backward(self, loss: torch.Tensor, weight: float | None = None) -> None:
@@ -283,11 +281,11 @@ class Runtime:
 
     def model_state(self, model: nn.Module) -> dict[str, Any]:
         """Return the full weights under the names of the original model, on every rank, for any strategy."""
-        return dict(self.bus.model_state(_inner(model)))
+        return dict(self.bus.model_state(inner(model)))
 
     def load_model_state(self, model: nn.Module, state_dict: dict[str, Any]) -> None:
         """Load weights as `model_state` returns them. Raises RuntimeError for missing or unexpected keys."""
-        self.bus.load_model_state(_inner(model), state_dict)
+        self.bus.load_model_state(inner(model), state_dict)
 
     def save(self, path: str | Path, **things: Any) -> None:
         """Write a checkpoint folder (see `hocket.checkpoints.format`), with the RNG states of all ranks and the loss scale.
@@ -336,7 +334,7 @@ class Runtime:
             if isinstance(thing, nn.Module):
                 self.load_model_state(thing, state)
             elif isinstance(thing, torch.optim.Optimizer):
-                self.bus.load_optimizer_state(_inner(_only_model(things)), thing, state)
+                self.bus.load_optimizer_state(inner(_only_model(things)), thing, state)
             else:
                 thing.load_state_dict(state)
         self.precision.load_state_dict(decode(saved["precision"]))
@@ -346,9 +344,9 @@ class Runtime:
 
     def _state_of(self, thing: Any, things: Mapping[str, Any]) -> Any:
         if isinstance(thing, nn.Module):
-            return dict(self.bus.model_shards(_inner(thing)))
+            return dict(self.bus.model_shards(inner(thing)))
         if isinstance(thing, torch.optim.Optimizer):
-            return self.bus.optimizer_shards(_inner(_only_model(things)), thing)
+            return self.bus.optimizer_shards(inner(_only_model(things)), thing)
         return thing.state_dict() if hasattr(thing, "state_dict") else thing
 
     def close(self) -> None:
@@ -360,80 +358,6 @@ class Runtime:
             return weight
         duplicates = self.world_size // self.strategy.data_ranks  # ranks with the same slice have the same weight
         return self.bus.all_reduce(torch.tensor(weight, dtype=torch.float64), "sum").item() / duplicates
-
-
-class PreparedModel(nn.Module):
-    """A model prepared by `Runtime.setup`; ``module`` is the original model."""
-
-    def __init__(self, runtime: Runtime, given: nn.Module, prepared: nn.Module) -> None:
-        super().__init__()
-        self.module = given
-        self._bus, self._gradients = runtime.bus, runtime._gradients
-        vars(self)["_prepared"] = prepared  # not registered as a submodule, which would duplicate the parameters
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the prepared model under the precision's context, and convert 16-bit outputs to float32."""
-        with self._bus.forward_context():
-            outputs = vars(self)["_prepared"](*args, **kwargs)
-        return batches.map_tensors(self._convert_output, outputs)
-
-    def _convert_output(self, tensor: torch.Tensor) -> torch.Tensor:
-        if tensor.dtype in _HALF:
-            tensor = tensor.float()
-        if tensor.grad_fn is not None:  # otherwise it may be a parameter, which would accumulate hooks
-            tensor.register_hook(self._gradients.gate)
-        return tensor
-
-
-_HALF = (torch.float16, torch.bfloat16)
-
-
-class PreparedData:
-    """Iterate over the batches of this rank, on its device.
-
-    A rank without a slice of a batch repeats a batch as padding, with ``samples`` 0: in training, where `Runtime.backward`
-    gives it weight 0, and in evaluation under strategies whose ranks compute together, such as fsdp.
-    """
-
-    def __init__(self, runtime: Runtime, data: Iterable[Any], train: bool) -> None:
-        self._runtime, self._data, self._train = runtime, data, train
-        self._current: tuple[Any, bool] = (None, False)
-
-    @property
-    def samples(self) -> int:
-        """Number of real samples in the current batch on this rank; 0 for a padding batch."""
-        batch, counts = self._current
-        return batches.count(batch).samples if counts else 0
-
-    def __len__(self) -> int:
-        return len(self._data)  # type: ignore[arg-type]  # len() raises TypeError if the data has no length
-
-    def __iter__(self) -> Iterator[Any]:
-        runtime = self._runtime
-        for batch in self._data:
-            self._current = batch, counts = batches.unpadded(batch)
-            if self._train:
-                mine = self.samples
-                runtime._gradients.batch = (mine, runtime._sum(mine))
-            elif not counts:
-                warnings.warn(_REPEATED, stacklevel=2)
-            yield runtime.bus.convert_batch(batches.move(batch, runtime.device))
-            runtime.device_kind.batch_end()
-
-    def set_epoch(self, epoch: int) -> None:
-        """Call ``set_epoch`` of samplers and data sets that define it."""
-        set_epoch(self._data, epoch)
-
-
-_REPEATED = (
-    "This rank has no slice of the batch and repeats a batch as padding, because all ranks have to compute. Weight results by "
-    "`data.samples` of the object that setup_data returned: it is 0 for a padding batch."
-)
-
-
-def _inner(model: nn.Module) -> nn.Module:
-    prepared: nn.Module = vars(model)["_prepared"] if isinstance(model, PreparedModel) else model
-    return prepared
 
 
 def _check_own_loop(parts: Parts) -> None:
