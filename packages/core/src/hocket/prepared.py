@@ -27,8 +27,11 @@ class PreparedModel(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Call the prepared model under the precision's context, and convert 16-bit outputs to float32."""
+        module = vars(self)["_prepared"]
+        if self._gradients.stepping is module:  # within a step, which prepares its loss function in the same way
+            module = self.module
         with self._bus.forward_context():
-            outputs = vars(self)["_prepared"](*args, **kwargs)
+            outputs = module(*args, **kwargs)
         return batches.map_tensors(self._convert_output, outputs)
 
     def _convert_output(self, tensor: torch.Tensor) -> torch.Tensor:

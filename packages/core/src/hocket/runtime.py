@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
 
 from hocket import launching
-from hocket.checkpoints import CheckpointError
-from hocket.checkpoints.storage.plain import decode, encode
-from hocket.checkpoints.storage.ranks import Ranks
+from hocket.checkpoints import loops
 from hocket.data.checks import check_batches
 from hocket.devices import placement
 from hocket.distributed import comparison
@@ -27,6 +25,8 @@ from hocket.plugins.bus import Bus
 from hocket.prepared import PreparedData, PreparedModel, inner
 from hocket.training import seeding
 from hocket.training.accumulation import Gradients
+from hocket.training.guard import Policy
+from hocket.training.loop_steps import LoopSteps, make_steps
 
 
 class Runtime:
@@ -91,6 +91,7 @@ class Runtime:
         self.precision.device = self.device
         comparison.over_ranks(bus, self.world_size, {**comparison.of_plugins(parts.attachments), **given})
         self._gradients = Gradients()
+        self._steppers: list[LoopSteps] = []
         weakref.finalize(self, parts.strategy.shutdown)
 
     # --- ranks
@@ -161,7 +162,63 @@ class Runtime:
         check_batches(loader, "loader")
         return PreparedData(self, self.bus.prepare_data(loader, train, global_batch), train)
 
-    # --- a step
+    # --- a step, complete
+
+    def stepper(
+        self,
+        model: nn.Module,
+        *optimizers: torch.optim.Optimizer,
+        microbatch: int | None = None,
+        clip: float | tuple[Literal["norm", "value", "adaptive"], float] | None = None,
+        nonfinite: Policy = "raise",
+        **named: torch.optim.Optimizer,
+    ) -> LoopSteps:
+        """Return ``step(loss_function, batch, *names)``, which takes steps as in a `hocket.Task.train_batch`.
+
+        It does everything between two batches: microbatches with exact weights, means over ranks, a loss scale for each step,
+        clipping, the guard against non-finite values. See `hocket.training.steps.Steps` for its arguments and its result.
+
+        Args:
+            model: as `setup` returned it. Several networks are parts of one, such as an `nn.ModuleDict`. Loss functions may
+                call it or its parts; under FSDP, parts are called in loss functions only. A `hocket.Task` may also define how
+                to count, split and join its batches.
+            optimizers, named: as `setup` returned them, to step by name or by number: ``"generator"``, or ``"0"``.
+            microbatch: samples per forward pass; None for the full batch.
+            clip: the largest norm of a step's gradients, or a kind and a threshold, as ``clip_gradients`` of `hocket.Trainer`.
+            nonfinite: as in `hocket.Trainer`, for each step. Devices that compute asynchronously report non-finite losses
+                every 10 steps, and before `save`.
+
+        Raises:
+            TypeError, ValueError: an argument is invalid, or the strategy cannot step one optimizer of several.
+
+        Example:
+            >>> import hocket, torch
+            >>> runtime = hocket.Runtime(device="cpu")
+            >>> nets = torch.nn.ModuleDict({"g": torch.nn.Linear(4, 2), "d": torch.nn.Linear(2, 1)})
+            >>> adam = [torch.optim.Adam(each.parameters()) for each in nets.values()]
+            >>> model, generator, critic = runtime.setup(nets, *adam)
+            >>> step = runtime.stepper(model, generator=generator, critic=critic, microbatch=8, clip=1.0)
+            >>> def critic_loss(batch):
+            ...     return nets["d"](batch["fake"]).mean() - nets["d"](batch["real"]).mean()
+            >>> def generator_loss(batch):
+            ...     return -nets["d"](batch["fake"]).mean()
+            >>> for real in runtime.setup_data([torch.randn(16, 2)] * 5):
+            ...     fake = nets["g"](torch.randn(16, 4))
+            ...     result = step(critic_loss, {"real": real, "fake": fake.detach()}, "critic")
+            ...     result = step(generator_loss, {"fake": fake}, "generator")
+            >>> result.taken
+            True
+        """
+        if optimizers and named:
+            raise TypeError(
+                "stepper was given optimizers with and without names. Name all, as in stepper(model, critic=critic), or none."
+            )
+        given = named or {str(number): optimizer for number, optimizer in enumerate(optimizers)}
+        step = make_steps(self, model, given, microbatch, clip, nonfinite)
+        self._steppers.append(step)
+        return step
+
+    # --- the parts of a step
 
     @contextmanager
     def accumulate(self, model: nn.Module, last: bool = True) -> Iterator[None]:
@@ -295,6 +352,7 @@ class Runtime:
 
         Raises:
             CheckpointError: the checkpoint could not be written; raised on all ranks.
+            FloatingPointError: a `stepper` with ``nonfinite="raise"`` recorded a non-finite loss.
 
         Example:
             >>> import hocket, tempfile, torch
@@ -306,12 +364,9 @@ class Runtime:
             >>> rest
             {'epoch': 1}
         """
-        from hocket.checkpoints.storage import format
-
-        tree = {name: encode(self._state_of(thing, things), name, gather=False) for name, thing in things.items()}
-        random = [encode(each) for each in self.all_gather(seeding.capture())]
-        content = {"things": tree, "random": random, "precision": encode(self.precision.state_dict())}
-        format.write(Path(path), content, {"kind": "runtime"}, Ranks(self.rank, self.world_size, self.all_gather))
+        for step in self._steppers:
+            step.report()
+        loops.save(self, Path(path), things)
 
     def load(self, path: str | Path, **things: Any) -> dict[str, Any]:
         """Load a checkpoint into the given objects by name, restore RNG states and loss scale, and return the other values.
@@ -320,34 +375,7 @@ class Runtime:
             ValueError: it was saved under another precision that has state.
             CheckpointError: there is no such checkpoint, it is damaged, or does not contain one of ``things``.
         """
-        from hocket.checkpoints.storage import format
-
-        saved = format.read(Path(path))
-        kept = {name: decode(value) for name, value in saved["things"].items()}
-        if missing := sorted(things.keys() - kept.keys()):
-            raise CheckpointError(
-                f"{path} does not contain {', '.join(missing)}. It contains: {', '.join(sorted(kept)) or 'nothing'}."
-            )
-        # Models first: sharded optimizers read their parameters.
-        for name, thing in sorted(things.items(), key=lambda item: not isinstance(item[1], nn.Module)):
-            state = kept.pop(name)
-            if isinstance(thing, nn.Module):
-                self.load_model_state(thing, state)
-            elif isinstance(thing, torch.optim.Optimizer):
-                self.bus.load_optimizer_state(inner(_only_model(things)), thing, state)
-            else:
-                thing.load_state_dict(state)
-        self.precision.load_state_dict(decode(saved["precision"]))
-        if self.rank < len(saved["random"]):
-            seeding.restore(decode(saved["random"][self.rank]))
-        return kept
-
-    def _state_of(self, thing: Any, things: Mapping[str, Any]) -> Any:
-        if isinstance(thing, nn.Module):
-            return dict(self.bus.model_shards(inner(thing)))
-        if isinstance(thing, torch.optim.Optimizer):
-            return self.bus.optimizer_shards(inner(_only_model(things)), thing)
-        return thing.state_dict() if hasattr(thing, "state_dict") else thing
+        return loops.load(self, Path(path), things)
 
     def close(self) -> None:
         """Leave the process group. Called automatically when the Runtime is garbage-collected."""
@@ -371,16 +399,6 @@ def _check_own_loop(parts: Parts) -> None:
                 f"hocket.Trainer, or give hocket.Runtime another {argument}, such as "
                 f"{'auto' if argument == 'strategy' else 'bf16'}."
             )
-
-
-def _only_model(things: Mapping[str, Any]) -> nn.Module:
-    models = [thing for thing in things.values() if isinstance(thing, nn.Module)]
-    if len(models) != 1:
-        raise ValueError(
-            f"The state of an optimizer belongs to exactly one model, but {len(models)} were given. Give one, such as "
-            "save(path, model=model, optimizer=optimizer), and save other pairs in separate checkpoints."
-        )
-    return models[0]
 
 
 def _no_closure() -> torch.Tensor:
