@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 
@@ -127,7 +128,15 @@ def make_steps(
     _check_optimizers(state)
     given = {"optimizers": state.optimizer_names, "clip": clip, "nonfinite": nonfinite}
     over_ranks(runtime.bus, runtime.world_size, of_values({f"stepper({name})": value for name, value in given.items()}))
+    if Need.FULL_PARAMETERS not in strategy.offers:
+        # A first call, of nothing: from now on the strategy refuses calls of a part outside of loss functions by name.
+        with runtime.bus.accumulate(state.prepared, True), torch.no_grad():
+            runtime.bus.call_prepared(state.prepared, _nothing, (), (), True)
     return LoopSteps(state, runtime._gradients, guard)
+
+
+def _nothing() -> None:
+    pass
 
 
 def _check_optimizers(state: State) -> None:
