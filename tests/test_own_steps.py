@@ -525,3 +525,141 @@ def test_microbatches_are_found_with_something_carried(tmp_path: Path) -> None:
         assert torch.equal(step(dear, batch, "a", carry=batch[:, :2]).kept, batch[:, :2])
 
     trainer(Wrong(train_batch), tmp_path, microbatch="auto").fit()
+
+
+class Shared(Two):
+    """Both optimizers hold the layer ``a``."""
+
+    def configure_optimizers(self) -> Any:
+        return {"a": SGD(self.a.parameters(), lr=0.1), "both": SGD(self.parameters(), lr=0.1)}
+
+
+@pytest.mark.parametrize("names", [("a", "both"), ()])
+def test_one_step_of_optimizers_that_share_parameters_is_refused(names: Any, tmp_path: Path) -> None:
+    class Once(Shared):
+        def train_batch(self, batch: Any, step: Any) -> Any:
+            step(self.loss_b, batch, *names)
+
+    with pytest.raises(ValueError, match=r"'a' and 'both' share parameters.* step\(…, 'a'\), then step\(…, 'both'\)"):
+        trainer(Once(), tmp_path).fit()
+
+
+def test_shared_parameters_are_refused_without_steps_of_ones_own(tmp_path: Path) -> None:
+    class Single(Shared):
+        train_batch = hocket.Task.train_batch
+
+        def forward(self, batch: Any) -> Any:
+            return self.b(batch)
+
+        def loss(self, outputs: Any, batch: Any) -> Any:
+            return outputs.square().mean()
+
+    with pytest.raises(ValueError, match=r"stepped twice a batch.*define train_batch"):
+        trainer(Single(), tmp_path)
+
+
+def in_place(part: Any) -> Tensor:
+    part["fake"].mul_(0.5)
+    return part["fake"].square().mean()
+
+
+def in_place_elsewhere(part: Any) -> Tensor:
+    part["fake"].detach().clamp_(-0.1, 0.1)
+    return part["fake"].square().mean()
+
+
+@pytest.mark.parametrize("microbatch", [None, 2])
+@pytest.mark.parametrize("loss_function", [in_place, in_place_elsewhere])
+def test_in_place_changes_of_a_tensor_with_a_graph_are_explained(
+    loss_function: Any, microbatch: int | None, tmp_path: Path
+) -> None:
+    """The second is an error in plain PyTorch, too, where the graph needs the value: tanh keeps its result."""
+
+    def train_batch(task: Any, batch: Any, step: Any) -> None:
+        step(loss_function, {"fake": torch.tanh(task.a(batch))}, "a")
+
+    with pytest.raises(RuntimeError, match=r"(?i)in-?place") as raised:
+        trainer(Wrong(train_batch), tmp_path, microbatch=microbatch).fit()
+    assert any("Compute a new tensor from it instead" in note for note in raised.value.__notes__)
+
+
+@pytest.mark.parametrize("microbatch", [None, 2])
+@pytest.mark.parametrize("last", [3, 1])
+def test_a_carry_of_another_size_is_refused(microbatch: int | None, last: int, tmp_path: Path) -> None:
+    """With one sample in the last batch it would be broadcast, without an error."""
+
+    class Carrying(Two):
+        hidden: Any = None
+
+        def train_batch(self, batch: Any, step: Any) -> Any:
+            self.hidden = step(self.kept_loss, batch, "a", carry=self.hidden).kept
+
+        def kept_loss(self, batch: Any, hidden: Any) -> Any:
+            outputs = self.a(batch) + (0 if hidden is None else hidden)
+            return hocket.Loss(outputs.square().mean(), kept=outputs)
+
+    with pytest.raises(ValueError, match=f"a carry of 4 samples with a batch of {last}.*drop_last=True"):
+        trainer(Carrying(), tmp_path, train_data=[torch.ones(4, 3), torch.ones(last, 3)], microbatch=microbatch).fit()
+
+
+def test_a_task_that_splits_and_joins_may_carry_anything(tmp_path: Path) -> None:
+    """Here a hidden state of one entry for a batch of any size."""
+
+    class Joining(Two):
+        total: Any = torch.zeros(1)
+
+        def split(self, batch: Any, size: int) -> Any:
+            return [batch] * 2 if len(batch) == 1 else list(batch.split(size))
+
+        def join(self, parts: Any) -> Any:
+            return parts[0]
+
+        def train_batch(self, batch: Any, step: Any) -> Any:
+            self.total = step(self.kept_loss, batch, "a", carry=self.total).kept
+
+        def kept_loss(self, batch: Any, total: Any) -> Any:
+            return hocket.Loss(self.a(batch).square().mean(), kept=total + 1)
+
+    task = Joining()
+    trainer(task, tmp_path, microbatch=2).fit()
+    assert task.total.item() == len(DATA)
+
+
+@pytest.mark.parametrize("strategy", ["single", "ddp"])
+def test_a_backward_within_a_loss_function_is_refused(strategy: str, tmp_path: Path) -> None:
+    def train_batch(task: Any, batch: Any, step: Any) -> None:
+        def twice(part: Tensor) -> Tensor:
+            loss = task.loss_a(part)
+            loss.backward(retain_graph=True)
+            return loss
+
+        step(twice, batch, "a")
+
+    def rank(number: int) -> None:
+        trainer(Wrong(train_batch), tmp_path, strategy=strategy, microbatch=2).fit()
+
+    if strategy == "single":
+        with pytest.raises(RuntimeError, match=r"computed gradients by backward\(\).*Return the sum of the losses"):
+            rank(0)
+    else:
+        with pytest.raises(RankError, match=r"computed gradients by backward\(\)"):
+            run_ranks(rank, 2)
+
+
+def test_a_loss_function_may_use_gradients_that_it_removes(tmp_path: Path) -> None:
+    """A penalty on gradients, with ``backward`` instead of ``torch.autograd.grad``."""
+
+    def train_batch(task: Any, batch: Any, step: Any) -> None:
+        def penalized(part: Tensor) -> Tensor:
+            loss = task.loss_a(part)
+            loss.backward(retain_graph=True)
+            scale = task.a.weight.grad.norm()
+            task.a.zero_grad()
+            return loss * scale
+
+        step(penalized, batch, "a")
+
+    task = Wrong(train_batch)
+    before = task.a.weight.detach().clone()
+    trainer(task, tmp_path).fit()
+    assert not torch.equal(before, task.a.weight)

@@ -17,7 +17,8 @@ CORE = SOURCES / "core/src/hocket"
 #: The part, and the modules that write its attributes.
 OWNERS = {
     "step": {
-        "state.py", "training/actions.py", "training/means.py", "training/steps.py", "training/fit.py",
+        "state.py", "training/actions.py", "training/means.py", "training/steps.py", "training/task_steps.py",
+        "training/fit.py",
         "training/evaluate.py", "training/predict.py", "training/microbatch.py", "checkpoints/components/step.py",
     },
     "progress": {"training/fit.py", "trainer.py", "checkpoints/components/data.py"},
@@ -39,6 +40,7 @@ ASSIGNED = {
     "training/evaluate.py": {"eval_label", "logged"},
     "training/scalars.py": {"logged"},
     "training/steps.py": {"step"},
+    "training/loop_steps.py": {"prepared", "parameters", "optimizers", "optimizer_names", "clipping"},
     "training/microbatch.py": {"prepared", "logged"},  # while it tries
     "checkpoints/resuming.py": {"run", "folder"},
     "strategies/src/hocket_strategies/deepspeed.py": {"microbatch"},  # as its configuration says

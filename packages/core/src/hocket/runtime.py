@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import warnings
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
 
 from hocket import launching
-from hocket.checkpoints import CheckpointError
-from hocket.checkpoints.plain_data import decode, encode
-from hocket.checkpoints.storage.ranks import Ranks
-from hocket.data import batches
+from hocket.checkpoints import loops
 from hocket.data.checks import check_batches
-from hocket.data.source import set_epoch
 from hocket.devices import placement
 from hocket.distributed import comparison
 from hocket.hookspecs import Event
@@ -27,8 +22,11 @@ from hocket.optim.clipping import clip_gradients
 from hocket.parts import Parts, resolve
 from hocket.plugins import switches
 from hocket.plugins.bus import Bus
+from hocket.prepared import PreparedData, PreparedModel, inner
 from hocket.training import seeding
 from hocket.training.accumulation import Gradients
+from hocket.training.guard import Policy
+from hocket.training.loop_steps import LoopSteps, make_steps
 
 
 class Runtime:
@@ -93,6 +91,7 @@ class Runtime:
         self.precision.device = self.device
         comparison.over_ranks(bus, self.world_size, {**comparison.of_plugins(parts.attachments), **given})
         self._gradients = Gradients()
+        self._steppers: list[LoopSteps] = []
         weakref.finalize(self, parts.strategy.shutdown)
 
     # --- ranks
@@ -163,7 +162,63 @@ class Runtime:
         check_batches(loader, "loader")
         return PreparedData(self, self.bus.prepare_data(loader, train, global_batch), train)
 
-    # --- a step
+    # --- a step, complete
+
+    def stepper(
+        self,
+        model: nn.Module,
+        *optimizers: torch.optim.Optimizer,
+        microbatch: int | None = None,
+        clip: float | tuple[Literal["norm", "value", "adaptive"], float] | None = None,
+        nonfinite: Policy = "raise",
+        **named: torch.optim.Optimizer,
+    ) -> LoopSteps:
+        """Return ``step(loss_function, batch, *names)``, which takes steps as in a `hocket.Task.train_batch`.
+
+        It does everything between two batches: microbatches with exact weights, means over ranks, a loss scale for each step,
+        clipping, the guard against non-finite values. See `hocket.training.steps.Steps` for its arguments and its result.
+
+        Args:
+            model: as `setup` returned it. Several networks are parts of one, such as an `nn.ModuleDict`. Loss functions may
+                call it or its parts; under FSDP, parts are called in loss functions only. A `hocket.Task` may also define how
+                to count, split and join its batches.
+            optimizers, named: as `setup` returned them, to step by name or by number: ``"generator"``, or ``"0"``.
+            microbatch: samples per forward pass; None for the full batch.
+            clip: the largest norm of a step's gradients, or a kind and a threshold, as ``clip_gradients`` of `hocket.Trainer`.
+            nonfinite: as in `hocket.Trainer`, for each step. Devices that compute asynchronously report non-finite losses
+                every 10 steps, and before `save`.
+
+        Raises:
+            TypeError, ValueError: an argument is invalid, or the strategy cannot step one optimizer of several.
+
+        Example:
+            >>> import hocket, torch
+            >>> runtime = hocket.Runtime(device="cpu")
+            >>> nets = torch.nn.ModuleDict({"g": torch.nn.Linear(4, 2), "d": torch.nn.Linear(2, 1)})
+            >>> adam = [torch.optim.Adam(each.parameters()) for each in nets.values()]
+            >>> model, generator, critic = runtime.setup(nets, *adam)
+            >>> step = runtime.stepper(model, generator=generator, critic=critic, microbatch=8, clip=1.0)
+            >>> def critic_loss(batch):
+            ...     return nets["d"](batch["fake"]).mean() - nets["d"](batch["real"]).mean()
+            >>> def generator_loss(batch):
+            ...     return -nets["d"](batch["fake"]).mean()
+            >>> for real in runtime.setup_data([torch.randn(16, 2)] * 5):
+            ...     fake = nets["g"](torch.randn(16, 4))
+            ...     result = step(critic_loss, {"real": real, "fake": fake.detach()}, "critic")
+            ...     result = step(generator_loss, {"fake": fake}, "generator")
+            >>> result.taken
+            True
+        """
+        if optimizers and named:
+            raise TypeError(
+                "stepper was given optimizers with and without names. Name all, as in stepper(model, critic=critic), or none."
+            )
+        given = named or {str(number): optimizer for number, optimizer in enumerate(optimizers)}
+        step = make_steps(self, model, given, microbatch, clip, nonfinite)
+        self._steppers.append(step)
+        return step
+
+    # --- the parts of a step
 
     @contextmanager
     def accumulate(self, model: nn.Module, last: bool = True) -> Iterator[None]:
@@ -185,8 +240,8 @@ class Runtime:
             >>> runtime.step(optimizer)
             True
         """
-        inner = _inner(model)
-        with self._gradients.block(inner), self.bus.accumulate(inner, last):
+        module = inner(model)
+        with self._gradients.block(module), self.bus.accumulate(module, last):
             yield
 
     def backward(self, loss: torch.Tensor, weight: float | None = None) -> None:
@@ -283,11 +338,11 @@ class Runtime:
 
     def model_state(self, model: nn.Module) -> dict[str, Any]:
         """Return the full weights under the names of the original model, on every rank, for any strategy."""
-        return dict(self.bus.model_state(_inner(model)))
+        return dict(self.bus.model_state(inner(model)))
 
     def load_model_state(self, model: nn.Module, state_dict: dict[str, Any]) -> None:
         """Load weights as `model_state` returns them. Raises RuntimeError for missing or unexpected keys."""
-        self.bus.load_model_state(_inner(model), state_dict)
+        self.bus.load_model_state(inner(model), state_dict)
 
     def save(self, path: str | Path, **things: Any) -> None:
         """Write a checkpoint folder (see `hocket.checkpoints.format`), with the RNG states of all ranks and the loss scale.
@@ -297,6 +352,7 @@ class Runtime:
 
         Raises:
             CheckpointError: the checkpoint could not be written; raised on all ranks.
+            FloatingPointError: a `stepper` with ``nonfinite="raise"`` recorded a non-finite loss.
 
         Example:
             >>> import hocket, tempfile, torch
@@ -308,12 +364,9 @@ class Runtime:
             >>> rest
             {'epoch': 1}
         """
-        from hocket.checkpoints.storage import format
-
-        tree = {name: encode(self._state_of(thing, things), name, gather=False) for name, thing in things.items()}
-        random = [encode(each) for each in self.all_gather(seeding.capture())]
-        content = {"things": tree, "random": random, "precision": encode(self.precision.state_dict())}
-        format.write(Path(path), content, {"kind": "runtime"}, Ranks(self.rank, self.world_size, self.all_gather))
+        for step in self._steppers:
+            step.report()
+        loops.save(self, Path(path), things)
 
     def load(self, path: str | Path, **things: Any) -> dict[str, Any]:
         """Load a checkpoint into the given objects by name, restore RNG states and loss scale, and return the other values.
@@ -322,34 +375,7 @@ class Runtime:
             ValueError: it was saved under another precision that has state.
             CheckpointError: there is no such checkpoint, it is damaged, or does not contain one of ``things``.
         """
-        from hocket.checkpoints.storage import format
-
-        saved = format.read(Path(path))
-        kept = {name: decode(value) for name, value in saved["things"].items()}
-        if missing := sorted(things.keys() - kept.keys()):
-            raise CheckpointError(
-                f"{path} does not contain {', '.join(missing)}. It contains: {', '.join(sorted(kept)) or 'nothing'}."
-            )
-        # Models first: sharded optimizers read their parameters.
-        for name, thing in sorted(things.items(), key=lambda item: not isinstance(item[1], nn.Module)):
-            state = kept.pop(name)
-            if isinstance(thing, nn.Module):
-                self.load_model_state(thing, state)
-            elif isinstance(thing, torch.optim.Optimizer):
-                self.bus.load_optimizer_state(_inner(_only_model(things)), thing, state)
-            else:
-                thing.load_state_dict(state)
-        self.precision.load_state_dict(decode(saved["precision"]))
-        if self.rank < len(saved["random"]):
-            seeding.restore(decode(saved["random"][self.rank]))
-        return kept
-
-    def _state_of(self, thing: Any, things: Mapping[str, Any]) -> Any:
-        if isinstance(thing, nn.Module):
-            return dict(self.bus.model_shards(_inner(thing)))
-        if isinstance(thing, torch.optim.Optimizer):
-            return self.bus.optimizer_shards(_inner(_only_model(things)), thing)
-        return thing.state_dict() if hasattr(thing, "state_dict") else thing
+        return loops.load(self, Path(path), things)
 
     def close(self) -> None:
         """Leave the process group. Called automatically when the Runtime is garbage-collected."""
@@ -360,80 +386,6 @@ class Runtime:
             return weight
         duplicates = self.world_size // self.strategy.data_ranks  # ranks with the same slice have the same weight
         return self.bus.all_reduce(torch.tensor(weight, dtype=torch.float64), "sum").item() / duplicates
-
-
-class PreparedModel(nn.Module):
-    """A model prepared by `Runtime.setup`; ``module`` is the original model."""
-
-    def __init__(self, runtime: Runtime, given: nn.Module, prepared: nn.Module) -> None:
-        super().__init__()
-        self.module = given
-        self._bus, self._gradients = runtime.bus, runtime._gradients
-        vars(self)["_prepared"] = prepared  # not registered as a submodule, which would duplicate the parameters
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the prepared model under the precision's context, and convert 16-bit outputs to float32."""
-        with self._bus.forward_context():
-            outputs = vars(self)["_prepared"](*args, **kwargs)
-        return batches.map_tensors(self._convert_output, outputs)
-
-    def _convert_output(self, tensor: torch.Tensor) -> torch.Tensor:
-        if tensor.dtype in _HALF:
-            tensor = tensor.float()
-        if tensor.grad_fn is not None:  # otherwise it may be a parameter, which would accumulate hooks
-            tensor.register_hook(self._gradients.gate)
-        return tensor
-
-
-_HALF = (torch.float16, torch.bfloat16)
-
-
-class PreparedData:
-    """Iterate over the batches of this rank, on its device.
-
-    A rank without a slice of a batch repeats a batch as padding, with ``samples`` 0: in training, where `Runtime.backward`
-    gives it weight 0, and in evaluation under strategies whose ranks compute together, such as fsdp.
-    """
-
-    def __init__(self, runtime: Runtime, data: Iterable[Any], train: bool) -> None:
-        self._runtime, self._data, self._train = runtime, data, train
-        self._current: tuple[Any, bool] = (None, False)
-
-    @property
-    def samples(self) -> int:
-        """Number of real samples in the current batch on this rank; 0 for a padding batch."""
-        batch, counts = self._current
-        return batches.count(batch).samples if counts else 0
-
-    def __len__(self) -> int:
-        return len(self._data)  # type: ignore[arg-type]  # len() raises TypeError if the data has no length
-
-    def __iter__(self) -> Iterator[Any]:
-        runtime = self._runtime
-        for batch in self._data:
-            self._current = batch, counts = batches.unpadded(batch)
-            if self._train:
-                mine = self.samples
-                runtime._gradients.batch = (mine, runtime._sum(mine))
-            elif not counts:
-                warnings.warn(_REPEATED, stacklevel=2)
-            yield runtime.bus.convert_batch(batches.move(batch, runtime.device))
-            runtime.device_kind.batch_end()
-
-    def set_epoch(self, epoch: int) -> None:
-        """Call ``set_epoch`` of samplers and data sets that define it."""
-        set_epoch(self._data, epoch)
-
-
-_REPEATED = (
-    "This rank has no slice of the batch and repeats a batch as padding, because all ranks have to compute. Weight results by "
-    "`data.samples` of the object that setup_data returned: it is 0 for a padding batch."
-)
-
-
-def _inner(model: nn.Module) -> nn.Module:
-    prepared: nn.Module = vars(model)["_prepared"] if isinstance(model, PreparedModel) else model
-    return prepared
 
 
 def _check_own_loop(parts: Parts) -> None:
@@ -447,16 +399,6 @@ def _check_own_loop(parts: Parts) -> None:
                 f"hocket.Trainer, or give hocket.Runtime another {argument}, such as "
                 f"{'auto' if argument == 'strategy' else 'bf16'}."
             )
-
-
-def _only_model(things: Mapping[str, Any]) -> nn.Module:
-    models = [thing for thing in things.values() if isinstance(thing, nn.Module)]
-    if len(models) != 1:
-        raise ValueError(
-            f"The state of an optimizer belongs to exactly one model, but {len(models)} were given. Give one, such as "
-            "save(path, model=model, optimizer=optimizer), and save other pairs in separate checkpoints."
-        )
-    return models[0]
 
 
 def _no_closure() -> torch.Tensor:

@@ -92,10 +92,10 @@ class Settings:
             sanity_eval=sanity_eval,
             eval_every=Interval(given["eval_every"]),
             log_every=Interval(given["log_every"]),
-            microbatch=_microbatch(given["microbatch"]),
-            clipping=_clipping(given["clip_gradients"]),
+            microbatch=microbatch(given["microbatch"]),
+            clipping=clipping("clip_gradients", given["clip_gradients"]),
             loss_reduction=_reduction(given["loss_reduction"]),
-            nonfinite=_policy(given["nonfinite"]),
+            nonfinite=policy(given["nonfinite"]),
             deterministic=given["deterministic"],
             detect_anomaly=given["detect_anomaly"],
             compile=({} if given["compile"] is True else given["compile"]) if given["compile"] else None,
@@ -144,7 +144,8 @@ class Settings:
         return {name: self.given[name] is not None for name in _PRESENCE}
 
 
-def _microbatch(given: Any) -> Any:
+def microbatch(given: Any) -> Any:
+    """Return a valid number of samples, "auto" or None. Raises ValueError."""
     if given is None or given == "auto":
         return given
     if isinstance(given, bool) or not isinstance(given, int) or given < 1:
@@ -152,14 +153,15 @@ def _microbatch(given: Any) -> Any:
     return given
 
 
-def _clipping(given: Any) -> tuple[Any, float] | None:
+def clipping(argument: str, given: Any) -> tuple[Any, float] | None:
+    """Return the kind and threshold of gradient clipping, or None. Raises ValueError, naming the argument."""
     if given is None:
         return None
     kind, threshold = given if isinstance(given, tuple | list) and len(given) == 2 else ("norm", given)
     number = isinstance(threshold, int | float) and not isinstance(threshold, bool)
     if kind not in ("norm", "value", "adaptive") or not number or not threshold > 0:
         raise ValueError(
-            f"clip_gradients={given!r} is neither a positive norm, such as 1.0, nor a kind and a threshold, such as "
+            f"{argument}={given!r} is neither a positive norm, such as 1.0, nor a kind and a threshold, such as "
             "('value', 0.5) or ('adaptive', 0.01)."
         )
     return kind, float(threshold)
@@ -174,7 +176,8 @@ def _reduction(given: Any) -> Any:
     return given
 
 
-def _policy(given: Any) -> Policy:
+def policy(given: Any) -> Policy:
+    """Return a valid policy for non-finite values. Raises ValueError."""
     if given not in get_args(Policy):
         raise ValueError(f"nonfinite={given!r} is not a policy; use 'raise', 'skip' or 'warn'.")
     return given  # type: ignore[no-any-return]  # just checked

@@ -12,7 +12,7 @@ from hocket.data.batches import Counts
 from hocket.losses import Loss, own_loss
 
 if TYPE_CHECKING:
-    from hocket.training.steps import Steps
+    from hocket.training.task_steps import TaskSteps
     from hocket.types import Batch
 
 
@@ -46,7 +46,7 @@ class Task(nn.Module):
         """Return the loss of a batch: a scalar tensor, a dict of named scalar tensors (summed), or ``(value, weight)``."""
         raise NotImplementedError(f"{type(self).__name__} needs a loss(outputs, batch)")
 
-    def train_batch(self, batch: Batch, step: Steps) -> None:
+    def train_batch(self, batch: Batch, step: TaskSteps) -> None:
         """Train on a batch: step the optimizers, once or several times.
 
         ``step(loss_function, batch, *optimizers)`` computes the gradients of a loss function of one batch and steps the

@@ -109,6 +109,8 @@ class FSDP(RankStrategy):
         self._moved: dict[int, nn.Parameter] = {}
         #: Whether backward passes of a model currently reduce gradients; at first they do.
         self._reducing: OfModels[bool] = OfModels()
+        #: Models whose forward passes may call other functions.
+        self._callable: OfModels[bool] = OfModels()
         self._in_step: InStep | None = None
 
     def setup_environment(self, device: Device) -> torch.device:
@@ -181,7 +183,11 @@ class FSDP(RankStrategy):
         if isinstance(module, Task) and type(module).eval_forward is not Task.eval_forward:
             _resharding(module, "eval_forward")
         if isinstance(module, Task) and module.owns_steps:
-            _calling(module, self._name)
+            self._make_callable(module)
+
+    def _make_callable(self, module: nn.Module) -> None:
+        _calling(module, self._name)
+        self._callable[module] = True
 
     def _policy(self, module: nn.Module, precision: Any) -> MixedPrecisionPolicy:
         if self._param_dtype == "auto":
@@ -279,7 +285,11 @@ class FSDP(RankStrategy):
         deferred: bool,
     ) -> Any:
         """Call ``function`` as the module's forward pass, which gathers its units and reduces their gradients."""
-        return module(_Call(function), *arguments) if isinstance(module, FSDPModule) else function(*arguments)
+        if not isinstance(module, FSDPModule):
+            return function(*arguments)
+        if module not in self._callable:  # of a custom loop, which may have no such calls
+            self._make_callable(module)
+        return module(_Call(function), *arguments)
 
     # --- state
 
@@ -336,18 +346,18 @@ def _calling(module: nn.Module, name: str) -> None:
     @wraps(inner)
     def forward(*arguments: Any, **keywords: Any) -> Any:
         nonlocal inside
-        inside = True
+        before, inside = inside, True
         try:
             if arguments and type(arguments[0]) is _Call:
                 return arguments[0].function(*arguments[1:])
             return inner(*arguments, **keywords)
         finally:
-            inside = False
+            inside = before
 
     def check(part: nn.Module, inputs: Any) -> None:
         if not inside and part.training:
             raise RuntimeError(
-                f"train_batch called a part of the model ({type(part).__name__}) whose weights strategy='{name}' has sharded. "
+                f"A part of the model was called ({type(part).__name__}) whose weights strategy='{name}' has sharded. "
                 "Call it in a loss function, where they are gathered, or use strategy='ddp'."
             )
 

@@ -27,7 +27,8 @@ def make_optimizers(given: Any, task: Task, replacements: Sequence[Replacement])
 
     Raises:
         TypeError: ``given`` is none of these. ValueError: an optimizer holds no parameters, parameters that the
-            model does not have, or one that another holds. RuntimeError: an instance has state and surgery was done.
+            model does not have, or, unless the task has `train_batch`, one that another holds. RuntimeError: an instance
+            has state and surgery was done.
     """
     if given is None:
         given = task.configure_optimizers()
@@ -125,8 +126,9 @@ def _check(optimizers: Sequence[Optimizer], task: Task) -> None:
                 f"would not train {type(task.model).__name__}. Make it from this model's parameters, or give a function: "
                 f"optimizer=lambda parameters: torch.optim.{name}(parameters, …)."
             )
-        if held & parameters:
+        if held & parameters and not task.owns_steps:
             raise ValueError(
-                f"{name} holds parameters that another optimizer holds; each would be stepped twice a batch."
+                f"{name} holds parameters that another optimizer holds; each would be stepped twice a batch. Give each "
+                "parameter to one optimizer, or define train_batch in a hocket.Task, whose steps may share parameters."
             )
         held |= parameters

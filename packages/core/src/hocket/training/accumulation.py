@@ -74,6 +74,8 @@ class Gradients:
         self._finished: set[int] = set()
         #: Whether the latest loss has weight 0 on this rank.
         self._zero_weight = False
+        #: The model that a step of `Runtime.stepper` currently computes with, as the strategy prepared it.
+        self.stepping: nn.Module | None = None
 
     @contextmanager
     def block(self, model: nn.Module) -> Iterator[None]:
@@ -123,7 +125,7 @@ class Gradients:
 
         Registered as a gradient hook of the outputs.
         """
-        return torch.zeros_like(gradient) if self._zero_weight else None
+        return torch.zeros_like(gradient) if self._zero_weight and self.stepping is None else None
 
     def finish(self, bus: Bus, optimizer: torch.optim.Optimizer) -> None:
         """Turn the gradients of ``optimizer`` into unscaled means. Does nothing if they are already.

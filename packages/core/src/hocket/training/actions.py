@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -14,11 +14,14 @@ from hocket.distributed.dtensors import mesh_of
 from hocket.losses import Apart, Loss, as_loss
 from hocket.optim.clipping import clip_gradients
 from hocket.state import State
-from hocket.task import Task
 from hocket.training import weights
+from hocket.training.carry import check_kept, split_carry
 from hocket.training.means import Part, Weighting, mean, on_device
-from hocket.training.step import count
+from hocket.training.step import CHANGED_IN_PLACE, count
 from hocket.types import Batch
+
+if TYPE_CHECKING:
+    from hocket.training.guard import NonFiniteGuard
 
 
 class OutputObserver(Protocol):
@@ -207,25 +210,15 @@ def _miscounted(state: State, samples: int, remaining: int) -> str:
     )
 
 
-def split_carry(
-    state: State, microbatches: Sequence[Any], split: Callable[[Any], Sequence[Any]] | None
-) -> Sequence[tuple[Any, ...]]:
-    """Split the step's ``carry`` as the batch was split, and return the loss function's extra arguments per microbatch."""
-    carry = state.step.carry
-    if not carry or carry[0] is None or len(microbatches) == 1:
-        return [carry] * len(microbatches)
-    if split is not None:
-        of_each = split(carry[0])
-    else:
-        assert state.microbatch is not None
-        of_each = state.bus.split_batch(state, carry[0], state.microbatch)
-    if len(of_each) != len(microbatches):
-        raise ValueError(
-            f"A batch was split into {len(microbatches)} microbatches, and its carry into {len(of_each)}. Both need one "
-            "entry for each sample along dimension 0 (a hidden state of shape (layers, samples, features) is carried as "
-            f"hidden.transpose(0, 1)); or define split(batch, size) in {type(state.task).__name__} for both."
-        )
-    return [(unpadded(each)[0],) for each in of_each]
+def gradients_again(state: State, guard: NonFiniteGuard) -> torch.Tensor:
+    """Compute the gradients of the current step again, at the current weights, and return its loss: an optimizer's closure."""
+    step = state.step
+    step.metrics = None  # they were updated with this batch already
+    kept = step.kept
+    state.bus.gradients(state)
+    step.kept = kept
+    guard.allows(state)
+    return step.loss  # type: ignore[return-value]  # set by `gradients`
 
 
 def compute_microbatch(
@@ -276,7 +269,7 @@ def _compute_microbatch(
     if metrics is not None and samples and step.loss_function is None:
         metrics.update(step.outputs, step.batch)
     if kept is not None and samples:
-        _check_kept(state, kept, samples)
+        check_kept(state, kept, samples)
         step.kept.append(kept)
     bus.before_backward(state)
     factor: Any = None
@@ -306,6 +299,8 @@ def _call_loss_function(state: State) -> tuple[Loss, Mapping[str, torch.Tensor] 
     """Call the step's loss function for the current microbatch; return the loss, and the losses of `hocket.Apart` or None."""
     step, function = state.step, state.step.loss_function
     assert function is not None
+    # After the first microbatch, fsdp may reduce the gradients of the earlier ones within a loss function.
+    without = [parameter for parameter in state.parameters if parameter.grad is None] if step.loss is None else ()
     apart: Mapping[str, torch.Tensor] | None = None
 
     def call(*args: Any) -> Any:
@@ -320,26 +315,19 @@ def _call_loss_function(state: State) -> tuple[Loss, Mapping[str, torch.Tensor] 
     with state.bus.forward_context():
         arguments = (step.batch, *step.carry)
         deferred = step.boundary is not None
-        loss = state.bus.call_prepared(state.prepared, call, arguments, state.trained_parameters(), deferred)
-    return loss, apart
-
-
-def _check_kept(state: State, kept: Any, samples: int) -> None:
-    """Raise ValueError unless ``kept`` has one entry for each sample, so that it can be joined over microbatches."""
-    task = state.task
-    if type(task).join is not Task.join:
-        return
-    try:
-        per_sample = batches.count(kept).samples == samples
-        batches.take_samples(kept, [0], samples)
-    except ValueError:
-        per_sample = False
-    if not per_sample or batches.holds_scalars(kept):
-        raise ValueError(
-            f"A loss function kept {type(kept).__name__} that does not have one entry for each of the {samples} samples along "
-            "dimension 0, so it cannot be joined over microbatches. Keep a hidden state of shape (layers, samples, features) "
-            f"transposed, return numbers as named losses, or define split and join in {type(task).__name__}."
+        try:
+            loss = state.bus.call_prepared(state.prepared, call, arguments, state.trained_parameters(), deferred)
+        except RuntimeError as error:
+            if step.boundary is not None and "in-place operation" in str(error):
+                error.add_note(CHANGED_IN_PLACE)
+            raise
+    if any(parameter.grad is not None for parameter in without):
+        raise RuntimeError(
+            "The loss function of step(…) computed gradients by backward(), which would be added to those of the loss that it "
+            "returned. Return the sum of the losses. For a gradient within the loss, such as a penalty, use "
+            "torch.autograd.grad(…, create_graph=True)."
         )
+    return loss, apart
 
 
 def _is_zero(weight: float | torch.Tensor) -> bool:
@@ -366,8 +354,8 @@ def _backward_apart(state: State, losses: Mapping[str, torch.Tensor], factor: An
         )
     if step.boundary is not None:
         raise ValueError(
-            "hocket.Apart keeps the losses of one forward pass apart, but the batch has a tensor that was computed in "
-            "train_batch with gradients, where they would meet. Compute that tensor in the loss function, or detach it."
+            "hocket.Apart keeps the losses of one forward pass apart, but the batch has a tensor that was computed "
+            "before the step with gradients, where they would meet. Compute that tensor in the loss function, or detach it."
         )
     for number, (name, loss) in enumerate(losses.items(), 1):
         held = [p for group in optimizers[name].param_groups for p in group["params"] if p.requires_grad]

@@ -9,9 +9,8 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
-
-import torch
 
 from hocket.data.batches import Counts
 from hocket.data.errors import DataError
@@ -20,6 +19,7 @@ from hocket.distributed import agreement
 from hocket.state import State
 from hocket.time import Interval, Unit
 from hocket.training import scalars
+from hocket.training.actions import gradients_again
 from hocket.training.evaluate import PreparedSet, evaluate
 from hocket.training.guard import NonFiniteGuard
 from hocket.training.interruption import Interruption
@@ -27,7 +27,7 @@ from hocket.training.metrics import MetricSet
 from hocket.training.modes import train_mode
 from hocket.training.requests import Decision
 from hocket.training.step import count
-from hocket.training.steps import Steps
+from hocket.training.task_steps import TaskSteps
 from hocket.types import Batch
 
 #: The stages of a fit, in order. After an exception a fit can be continued in each of them but ``"step"``. Checkpoints are
@@ -65,7 +65,7 @@ class FitLoop:
         self._log_every = log_every
         self._written_at = -1
         #: The ``step`` argument of a task with `train_batch`; None for other tasks.
-        self._steps = Steps(state, self._step, compiled) if state.task.owns_steps else None
+        self._steps = TaskSteps(state, self._step, compiled) if state.task.owns_steps else None
         #: The batch after which each evaluation set was evaluated last, by label.
         self._evaluated_at: dict[str, int] = {}
         #: The metrics, or None if there are none.
@@ -294,20 +294,11 @@ class FitLoop:
 
     def _step(self) -> bool:
         """Compute gradients and step the optimizers of the current step. Return False if guard or precision skip the step."""
-        state, bus, step = self.state, self.state.bus, self.state.step
-
-        def closure() -> torch.Tensor:
-            step.metrics = None  # they were updated with this batch already
-            kept = step.kept
-            bus.gradients(state)
-            step.kept = kept
-            self._guard.allows(state)
-            return step.loss  # type: ignore[return-value]  # set by `gradients`
-
+        state, bus = self.state, self.state.bus
         bus.gradients(state)
         allowed = self._guard.allows(state)
         self.stage = "step"
-        return allowed and bus.optimizer_step(state, closure)
+        return allowed and bus.optimizer_step(state, partial(gradients_again, state, self._guard))
 
     def _after_batch(self) -> None:
         state = self.state

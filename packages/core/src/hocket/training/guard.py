@@ -35,13 +35,20 @@ class NonFiniteGuard:
         asynchronous: whether the device computes asynchronously; see `hocket.Device`.
     """
 
+    #: For messages: what is skipped, how often recorded checks are reported, and what else to try.
+    unit, interval = "batch", "logging interval"
+    hints = (
+        "clip gradients (clip_gradients=1.0), look for the layer with callbacks=[{'nan-monitor': {'every': 1}}] or "
+        "detect_anomaly=True"
+    )
+
     def __init__(self, policy: Policy, asynchronous: bool) -> None:
         self._policy = policy
         self._at_once = not asynchronous or policy == "skip"
         self._recorded: torch.Tensor | None = None
         #: Whether loss scaling made the latest gradients overflow.
         self._overflowed = False
-        #: Number of skipped batches.
+        #: Number of skipped batches, or steps.
         self.skipped = 0
 
     def allows(self, state: State) -> bool:
@@ -49,7 +56,7 @@ class NonFiniteGuard:
         try:
             self._overflowed = state.bus.overflowed(state.bus.all_reduce)
         except FloatingPointError as error:
-            error.add_note(f"That was in batch {state.timestamp.batch}.")
+            error.add_note(f"That was in {self.unit} {state.timestamp.batch}.")
             raise
         may_step = not self._overflowed
         loss, norm = state.loss, state.gradient_norm if may_step else None
@@ -63,9 +70,11 @@ class NonFiniteGuard:
             finite = _gradients_finite(state)
         if finite:
             return may_step
-        where = f"batch {state.timestamp.batch}"
+        where = f"{self.unit} {state.timestamp.batch}"
         if state.timestamp.batch and not _weights_finite(state):
-            where = f"the weights before {where}, which were stepped with non-finite gradients of an earlier batch,"
+            where = (
+                f"the weights before {where}, which were stepped with non-finite gradients of an earlier {self.unit},"
+            )
         self._report(state, where)
         return may_step and self._policy != "skip"
 
@@ -73,7 +82,7 @@ class NonFiniteGuard:
         """Report the checks that were recorded on the device."""
         noted, self._recorded = self._recorded, None
         if noted is not None and noted.item():
-            self._report(state, f"a batch before {state.timestamp.batch}, within the last logging interval")
+            self._report(state, f"a {self.unit} before {state.timestamp.batch}, within the last {self.interval}")
 
     def fit_end(self, state: State) -> None:
         """Check the gradients of the last batch, because there is no later loss that would show them."""
@@ -111,19 +120,21 @@ class NonFiniteGuard:
         """Undo :meth:`state_dict`."""
         self.skipped, self._recorded, self._overflowed = tree["skipped"], tree["noted"], tree["overflowed"]
 
+    def _place(self, state: State) -> str:
+        place = f"epoch {state.timestamp.epoch}, batch {state.timestamp.batch_in_epoch} in it"
+        return f" ({place}{f', step {state.step.name!r}' if state.step.name else ''})"
+
     def _report(self, state: State, where: str) -> None:
         loss = "unknown" if state.loss is None else f"{state.loss.item():g}"
         norm = "" if state.gradient_norm is None else f", its gradient norm {state.gradient_norm.item():g}"
-        place = f"epoch {state.timestamp.epoch}, batch {state.timestamp.batch_in_epoch} in it"
-        where = f"{where} ({place}{f', step {state.step.name!r}' if state.step.name else ''})"
+        where = f"{where}{self._place(state)}"
         if self._policy == "raise":
             raise FloatingPointError(
                 f"The loss or a gradient is not finite in {where}: the latest loss is {loss}{norm}. Lower the learning "
-                "rate, clip gradients (clip_gradients=1.0), look for the layer with callbacks=[{'nan-monitor': {'every': "
-                "1}}] or detect_anomaly=True, or continue with nonfinite='skip' or nonfinite='warn'."
+                f"rate, {self.hints}, or continue with nonfinite='skip' or nonfinite='warn'."
             )
         skipped = self._policy == "skip" or self._overflowed
-        done = "the batch is skipped" if skipped else "training continues with it"
+        done = f"the {self.unit} is skipped" if skipped else "training continues with it"
         self.skipped += self._policy == "skip"
         warnings.warn(f"Not finite in {where}: loss {loss}{norm}; {done}.", RuntimeWarning, stacklevel=2)
 

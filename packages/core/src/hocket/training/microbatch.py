@@ -20,7 +20,8 @@ from hocket.data.stateful import has_state
 from hocket.plugins.spec import Attachment
 from hocket.state import State
 from hocket.training import seeding
-from hocket.training.actions import compute_gradients, compute_microbatch, split_carry
+from hocket.training.actions import compute_gradients, compute_microbatch
+from hocket.training.carry import split_carry
 from hocket.training.means import Weighting
 from hocket.training.metrics import MetricSet
 from hocket.training.step import count

@@ -89,6 +89,7 @@ class Boundary:
     def __init__(self) -> None:
         self._tensors: list[torch.Tensor] = []
         self._leaves: list[torch.Tensor] = []
+        self._versions: list[int] = []
         #: Whether backward has traversed the graph, which frees it.
         self._traversed = False
 
@@ -103,6 +104,7 @@ class Boundary:
         if tensor.grad_fn is None:
             return tensor
         self._tensors.append(tensor)
+        self._versions.append(tensor._version)
         self._leaves.append(tensor.detach().requires_grad_())
         return self._leaves[-1]
 
@@ -120,7 +122,7 @@ class Boundary:
         """Prepare for computing the gradients of the batch. Raises RuntimeError if they were computed before."""
         if self._traversed:
             raise RuntimeError(
-                "The batch of this step has a tensor that train_batch computed with gradients, and its graph can be used only "
+                "The batch of this step has a tensor that was computed before with gradients, and its graph can be used only "
                 "once. SAM, LBFGS and a smaller microbatch after a memory error compute gradients again. Compute that tensor "
                 "in the loss function instead, or detach it."
             )
@@ -137,11 +139,20 @@ class Boundary:
             try:
                 torch.autograd.backward(tensors, gradients)
             except RuntimeError as error:
-                error.add_note(
-                    "A tensor in the batch of this step was computed in train_batch with gradients. If another step uses its "
-                    "graph too, detach it in one of them, as in step(self.loss, {'fake': fake.detach()}, …)."
-                )
+                changed = [tensor._version for tensor in self._tensors] != self._versions
+                error.add_note(CHANGED_IN_PLACE if changed else _TRAVERSED)
                 raise
+
+
+#: Why torch raised an error, if the batch has a tensor with a graph.
+CHANGED_IN_PLACE = (
+    "A tensor in the batch of this step was computed before the step with gradients, and changed in place later. Compute a new "
+    "tensor from it instead, such as fake = fake.clamp(0, 1) for fake.clamp_(0, 1), or fake = fake.clone() before the change."
+)
+_TRAVERSED = (
+    "A tensor in the batch of this step was computed before the step with gradients. If another step uses its graph too, "
+    "detach it in one of them, as in step(loss_function, {'fake': fake.detach()}, …)."
+)
 
 
 def count(state: State, batch: Batch) -> Counts:

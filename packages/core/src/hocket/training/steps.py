@@ -1,14 +1,13 @@
-"""Take several optimizer steps in one batch; `hocket.Task.train_batch` calls this."""
+"""Take optimizer steps on loss functions; `hocket.Task.train_batch` and the loops of `hocket.Runtime` call this."""
 
 from __future__ import annotations
 
 import functools
-import inspect
 import warnings
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -16,6 +15,7 @@ from torch import Tensor
 
 from hocket.plugins.errors import PlanError
 from hocket.task import Task
+from hocket.training.carry import check_carry
 from hocket.training.step import Boundary, Step, count
 
 if TYPE_CHECKING:
@@ -57,16 +57,22 @@ def _described(function: Any) -> str:
 
 
 class Steps:
-    """Call it to take a step: ``step(loss_function, batch, *optimizers)``. One per Trainer.
+    """Call it to take a step: ``step(loss_function, batch, *optimizers)``.
 
     Each step does everything that the step of a task with one loss does: it zeroes gradients, weights microbatches exactly,
     scales the loss, clips gradients, guards against non-finite losses and calls plug-ins. Parameters that only other
     optimizers hold get no gradients.
 
+    `hocket.training.task_steps` has the subclass for `hocket.Task.train_batch`, `hocket.training.loop_steps` the one for
+    `hocket.Runtime`.
+
     Args:
         take: computes the gradients of the current step and steps; see `hocket.training.fit.FitLoop`.
         compiled: compiles a loss function that is a method of the task; None to leave it as it is.
     """
+
+    #: The user's code that calls the steps, for messages.
+    caller = ""
 
     def __init__(
         self,
@@ -78,23 +84,10 @@ class Steps:
         #: A `Step` for each loss function and its optimizers, which remembers how its losses are weighted.
         self._steps: dict[tuple[Any, str], Step] = {}
         self._functions: dict[Any, Callable[..., Any]] = {}
-        #: The batch that `train_batch` was given, and whether it counts.
-        self._whole: Any = None
-        self._counts = False
-        #: Whether `train_batch` is running, and whether a step is.
-        self._open = self._busy = False
-        #: The precision's context around `train_batch`; steps leave it.
-        self._context: AbstractContextManager[Any] | None = None
-        self._checked = False
-        #: Whether a step was called in the current batch, and in the current epoch.
-        self._called = self._called_in_epoch = False
-        try:
-            inspect.signature(state.task.train_batch).bind(None, self)
-        except TypeError as error:
-            raise TypeError(
-                f"train_batch of {type(state.task).__name__} takes other arguments than (batch, step): {error}. Define "
-                "def train_batch(self, batch, step)."
-            ) from None
+        #: Whether a step is running, and whether the listeners were checked.
+        self._busy = self._checked = False
+        #: Number of steps that each optimizer has taken, by id.
+        self._taken: Counter[int] = Counter()
 
     # --- what users call
 
@@ -104,33 +97,30 @@ class Steps:
         """Compute the gradients of ``loss_function(batch)`` and step.
 
         Args:
-            loss_function: a method of the task that takes a batch, or with ``carry`` a batch and the carry, and returns
-                what `hocket.Task.loss` may return. It may be called several times, with microbatches.
-            batch: the loss function's input, made from the batch that `train_batch` was given. If a tensor in it has a graph,
-                gradients flow through that graph once, after the last microbatch.
+            loss_function: takes a batch, or with ``carry`` a batch and the carry, and returns what `hocket.Task.loss` may
+                return; in a task, a method. It may be called several times, with microbatches.
+            batch: the loss function's input. If a tensor in it has a graph, gradients flow through that graph once, after the
+                last microbatch.
             optimizers: names of the optimizers to step; none for all.
             carry: a second argument of the loss function, split as the batch is, such as a hidden state.
 
         Raises:
-            ValueError: there is no optimizer of that name.
+            ValueError: there is no optimizer of that name; the step's optimizers share parameters; or ``carry`` has another
+                number of samples than ``batch``.
             RuntimeError: called within a loss function or outside of `train_batch`; or ranks take different steps.
         """
-        if not self._open or self._busy:
-            raise RuntimeError(
-                "step(…) is called in train_batch, not in a loss function"
-                + (": return the loss there." if self._busy else ", while that runs.")
-            )
         self._check_call(loss_function, batch, optimizers)
         state, outer = self._state, self._state.step
-        self._called = self._called_in_epoch = True
         step = self._begin(loss_function, "+".join(optimizers), self._indices(optimizers))
         step.batch, step.boundary = Boundary.of(batch)
         step.counts, step.metrics, step.carry = outer.counts, outer.metrics, () if carry is _NOTHING else (carry,)
+        if step.carry:
+            check_carry(state, batch, carry)
         step.samples, step.trained_on = self._count(step.name, _described(loss_function), batch)
         self._busy = True
         taken = False
         try:
-            with self._outside():
+            with self._around():
                 state.step = step
                 state.bus.begin_step(step.name)
                 if step.trained_on:
@@ -140,8 +130,7 @@ class Steps:
             step.batch = step.outputs = step.boundary = None
             step.carry = ()
         if taken:
-            assert isinstance(outer.taken, Counter)
-            outer.taken.update(map(id, state.optimizers if step.optimizers is None else step.optimizers))
+            self._taken.update(map(id, state.optimizers if step.optimizers is None else step.optimizers))
         outer.loss, outer.losses, outer.gradient_norm = step.loss, step.losses, step.gradient_norm
         before = None if carry is _NOTHING else carry
         if step.loss is None:  # no rank has a sample in this step
@@ -151,11 +140,6 @@ class Steps:
         kept, step.kept = state.task.join(step.kept) if step.kept else before, []
         return StepResult(step.loss, step.losses, step.gradient_norm, bool(taken), kept if taken else before)
 
-    @property
-    def batch(self) -> int:
-        """The number of the current batch, from 0, for steps that are not taken in every batch."""
-        return self._state.timestamp.batch
-
     def any(self, flag: bool | Tensor) -> bool:
         """Whether ``flag`` is true on any rank. Decide by it where all ranks must do the same. Waits for the device."""
         return bool(self._agree("any", "", float(bool(flag))))
@@ -164,55 +148,13 @@ class Steps:
         """Return the mean of a number over ranks. Waits for the device."""
         return self._agree("mean", "", float(value)) / self._state.strategy.world_size
 
-    # --- what the loop calls
-
-    def run(self, counts: bool) -> bool:
-        """Call the task's `train_batch` with the current batch, and return whether an optimizer has stepped.
-
-        Args:
-            counts: False for a padding batch, on which this rank computes with weight 0.
-        """
-        state, bus = self._state, self._state.bus
-        taken: Counter[int] = Counter()
-        state.step.taken = taken
-        self._counts = counts
-        self._whole = whole = bus.move_batch(state, state.step.batch)
-        self._open, self._called = True, False
-        for parameter in state.parameters:
-            parameter.grad = None
-        try:
-            with self._within():
-                train_batch: Callable[..., Any] = state.task.train_batch
-                returned = train_batch(whole, self)
-            self._agree("return", "", 0.0)
-            with bus.accumulate(state.prepared, True):
-                pass  # buffers that train_batch changed become those of rank 0 everywhere
-        finally:
-            self._open, self._whole = False, None
-        if returned is not None and not isinstance(returned, StepResult):
-            raise TypeError(
-                f"train_batch of {type(state.task).__name__} returned {type(returned).__name__}, which is not used for "
-                "training. Call step(loss_function, batch) instead of returning a loss."
-            )
-        self._check_weights()
-        state.step.batch = whole
-        return bool(taken)
-
-    def epoch_end(self) -> None:
-        """Warn if no step was called in the epoch."""
-        if not self._called_in_epoch:
-            warnings.warn(
-                f"train_batch of {type(self._state.task).__name__} called step(…) in no batch of this epoch, so no optimizer "
-                "has stepped. Call step(self.loss_function, batch) where it should train.",
-                stacklevel=2,
-            )
-        self._called_in_epoch = False
-
     # --- inside
 
     def _check_call(self, loss_function: Any, batch: Batch, optimizers: Sequence[Any]) -> None:
-        """Raise TypeError for arguments that are something else; RuntimeError for gradients that a step would discard."""
-        form = "Write step(self.loss_function, batch, 'optimizer', …), with optimizers by name."
+        """Raise TypeError for arguments that are something else; RuntimeError if a step cannot be taken now."""
+        if self._busy:
+            raise RuntimeError(f"step(…) is called in {self.caller}, not in a loss function: return the loss there.")
+        form = "Write step(loss_function, batch, 'optimizer', …), with optimizers by name."
         if not callable(loss_function):
             raise TypeError(
                 f"step(…) was given {type(loss_function).__name__} as its loss function. {form} The loss function is called "
@@ -222,11 +164,6 @@ class Steps:
             raise TypeError(f"step(…) was given {batch!r} as its batch. {form}")
         if wrong := [each for each in optimizers if not isinstance(each, str)]:
             raise TypeError(f"step(…) was given {type(wrong[0]).__name__} as the name of an optimizer. {form}")
-        if not self._called and any(parameter.grad is not None for parameter in self._state.parameters):
-            raise RuntimeError(
-                "train_batch computed gradients before its first step(…), which sets gradients to zero, so they would be lost. "
-                "Compute that loss in a loss function instead of calling backward()."
-            )
 
     def _begin(self, function: Callable[..., Any], name: str, indices: Sequence[int]) -> Step:
         state = self._state
@@ -234,6 +171,7 @@ class Steps:
         if (step := self._steps.get(key)) is None:
             step = self._steps[key] = Step()
             step.name = name
+            self._check_shared(indices)
         own = getattr(function, "__func__", None)  # of a method
         if own is not Task.loss_of:
             self._check_listeners()
@@ -241,9 +179,8 @@ class Steps:
         if name:
             step.optimizers = [state.optimizers[index] for index in indices]
             others = [each for number, each in enumerate(state.optimizers) if number not in indices]
-            step.others = [
-                p for each in others for group in each.param_groups for p in group["params"] if p.requires_grad
-            ]
+            own = set(map(id, parameters_of(step.optimizers)))
+            step.others = [p for p in parameters_of(others) if p.requires_grad and id(p) not in own]
         step.loss = step.gradient_norm = step.inputs = None
         step.losses = {}
         return step
@@ -269,20 +206,19 @@ class Steps:
     def _count(self, name: str, function: str, batch: Batch) -> tuple[int, int]:
         """Return the number of samples in a step on this rank, and on all ranks together."""
         state = self._state
-        if not self._counts:
-            mine = 0
-        elif batch is self._whole:
-            mine = state.step.samples
-        else:
-            try:
-                mine = count(state, batch).samples
-            except Exception as error:
-                error.add_note("The batch is the one that train_batch gave to step(…).")
-                raise
+        mine = self._samples(batch)
         if state.strategy.world_size == 1:
             return mine, mine
         identical = state.strategy.world_size // state.strategy.data_ranks  # ranks that compute on the same samples
         return mine, int(self._agree("step", f"{function} for {name or 'all optimizers'}", mine)) // identical
+
+    def _samples(self, batch: Batch) -> int:
+        """Return the number of samples in a step's batch on this rank; 0 on a padding batch."""
+        try:
+            return count(self._state, batch).samples
+        except Exception as error:
+            error.add_note(f"The batch is the one that {self.caller} gave to step(…).")
+            raise
 
     def _agree(self, what: str, name: str, value: float) -> float:
         """Return the sum of ``value`` over ranks. Raises RuntimeError, naming each rank's call, if the calls differ."""
@@ -297,36 +233,11 @@ class Steps:
             said = {"return": "returned from train_batch", "any": "called step.any", "mean": "called step.mean"}
             doing = state.bus.all_gather_object(said.get(what, f"called step(…) with {name}"))
             raise RuntimeError(
-                "Ranks make different calls in train_batch: "
+                f"Ranks make different calls in {self.caller}: "
                 + "; ".join(f"rank {rank} {each}" for rank, each in enumerate(doing))
                 + ". All take the same steps; decide with step.any(flag) or step.mean(number), which are the same on all ranks."
             )
         return float(total)
-
-    def _log(self, step: Step) -> None:
-        prefix = f"train/{step.name}" if step.name and len(self._state.optimizers) > 1 else "train"
-        assert step.loss is not None
-        self._state.log({f"{prefix}/loss": step.loss, **{f"{prefix}/{name}": v for name, v in step.losses.items()}})
-
-    @contextmanager
-    def _within(self) -> Iterator[None]:
-        """Enter the precision's context; steps leave it meanwhile (`_outside`)."""
-        self._context = self._state.bus.forward_context()
-        self._context.__enter__()
-        try:
-            yield
-        finally:
-            self._context.__exit__(None, None, None)
-
-    @contextmanager
-    def _outside(self) -> Iterator[None]:
-        assert self._context is not None
-        self._context.__exit__(None, None, None)
-        try:
-            yield
-        finally:
-            self._context = self._state.bus.forward_context()
-            self._context.__enter__()
 
     def _check_listeners(self) -> None:
         """Raise PlanError for algorithms that act between model and loss: a custom loss function computes both in one call."""
@@ -348,12 +259,38 @@ class Steps:
                 stacklevel=2,
             )
 
+    def _check_shared(self, indices: Sequence[int]) -> None:
+        """Raise ValueError if optimizers of one step share parameters, which that step would change twice."""
+        state, holders = self._state, dict[int, str]()
+        for index in indices or range(len(state.optimizers)):
+            name = state.optimizer_names[index]
+            for parameter in parameters_of([state.optimizers[index]]):
+                if (other := holders.setdefault(id(parameter), name)) != name:
+                    raise ValueError(
+                        f"The optimizers {other!r} and {name!r} share parameters, which one step of both would change twice. "
+                        f"Take a step for each: step(…, {other!r}), then step(…, {name!r})."
+                    )
+
     def _check_weights(self) -> None:
-        """Raise RuntimeError if `train_batch` changed a parameter under autograd: such a parameter silently does not train."""
+        """Raise RuntimeError if the caller changed a parameter under autograd: such a parameter silently does not train."""
         if any(parameter.grad_fn is not None for parameter in self._state.parameters):
             named = self._state.task.named_parameters()
             name = next(name for name, parameter in named if parameter.grad_fn is not None)
             raise RuntimeError(
-                f"train_batch changed {name} under autograd, so that it is not a leaf any more and gets no gradient. Change "
+                f"{self.caller} changed {name} under autograd, so that it is not a leaf any more and gets no gradient. Change "
                 "weights under torch.no_grad()."
             )
+
+    # --- what subclasses do around a step
+
+    def _around(self) -> AbstractContextManager[Any]:
+        """Return the context of a step."""
+        return nullcontext()
+
+    def _log(self, step: Step) -> None:
+        """Log the losses of a step."""
+
+
+def parameters_of(optimizers: Iterable[torch.optim.Optimizer]) -> list[torch.nn.Parameter]:
+    """Return the parameters of some optimizers, in their order."""
+    return [parameter for each in optimizers for group in each.param_groups for parameter in group["params"]]

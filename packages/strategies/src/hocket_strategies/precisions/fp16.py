@@ -139,6 +139,7 @@ class FP16(Precision):
             return False
         flag.copy_(all_reduce(flag, "max"))
         current.skip = bool(flag.item())
+        current.decided |= current.skip  # no optimizer may be asked to step any more
         scaler = current.scaler
         if current.skip and (scale := scaler.get_scale()) * scaler.get_backoff_factor() < self.min_scale:
             raise FloatingPointError(

@@ -1,0 +1,69 @@
+"""Checkpoints of custom loops, whose content the caller names; see `hocket.Runtime.save`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from hocket.checkpoints import CheckpointError
+from hocket.checkpoints.storage import format
+from hocket.checkpoints.plain_data import decode, encode
+from hocket.checkpoints.storage.ranks import Ranks
+from hocket.prepared import inner
+from hocket.training import seeding
+
+if TYPE_CHECKING:
+    from hocket.runtime import Runtime
+
+
+def save(runtime: Runtime, path: Path, things: Mapping[str, Any]) -> None:
+    """See `hocket.Runtime.save`."""
+    tree = {name: encode(_state_of(runtime, thing, things), name, gather=False) for name, thing in things.items()}
+    random = [encode(each) for each in runtime.all_gather(seeding.capture())]
+    content = {"things": tree, "random": random, "precision": encode(runtime.precision.state_dict())}
+    format.write(path, content, {"kind": "runtime"}, Ranks(runtime.rank, runtime.world_size, runtime.all_gather))
+
+
+def load(runtime: Runtime, path: Path, things: Mapping[str, Any]) -> dict[str, Any]:
+    """See `hocket.Runtime.load`."""
+    saved = format.read(path)
+    kept = {name: decode(value) for name, value in saved["things"].items()}
+    if missing := sorted(things.keys() - kept.keys()):
+        raise CheckpointError(
+            f"{path} does not contain {', '.join(missing)}. It contains: {', '.join(sorted(kept)) or 'nothing'}."
+        )
+    # Models first: sharded optimizers read their parameters.
+    for name, thing in sorted(things.items(), key=lambda item: not isinstance(item[1], nn.Module)):
+        state = kept.pop(name)
+        if isinstance(thing, nn.Module):
+            runtime.load_model_state(thing, state)
+        elif isinstance(thing, torch.optim.Optimizer):
+            runtime.bus.load_optimizer_state(inner(_only_model(things)), thing, state)
+        else:
+            thing.load_state_dict(state)
+    runtime.precision.load_state_dict(decode(saved["precision"]))
+    if runtime.rank < len(saved["random"]):
+        seeding.restore(decode(saved["random"][runtime.rank]))
+    return kept
+
+
+def _state_of(runtime: Runtime, thing: Any, things: Mapping[str, Any]) -> Any:
+    if isinstance(thing, nn.Module):
+        return dict(runtime.bus.model_shards(inner(thing)))
+    if isinstance(thing, torch.optim.Optimizer):
+        return runtime.bus.optimizer_shards(inner(_only_model(things)), thing)
+    return thing.state_dict() if hasattr(thing, "state_dict") else thing
+
+
+def _only_model(things: Mapping[str, Any]) -> nn.Module:
+    models = [thing for thing in things.values() if isinstance(thing, nn.Module)]
+    if len(models) != 1:
+        raise ValueError(
+            f"The state of an optimizer belongs to exactly one model, but {len(models)} were given. Give one, such as "
+            "save(path, model=model, optimizer=optimizer), and save other pairs in separate checkpoints."
+        )
+    return models[0]

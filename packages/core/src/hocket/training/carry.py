@@ -1,0 +1,72 @@
+"""What a loss function carries from batch to batch: `hocket.Loss` keeps it, and the next step's ``carry`` returns it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from hocket.data import batches
+from hocket.data.batches import unpadded
+from hocket.task import Task
+
+if TYPE_CHECKING:
+    from hocket.state import State
+    from hocket.types import Batch
+
+
+def check_carry(state: State, batch: Batch, carry: Any) -> None:
+    """Raise ValueError if ``carry`` has another number of samples than the batch, unless the task splits batches itself."""
+    kind = type(state.task)
+    if carry is None or (kind.split, kind.count) != (Task.split, Task.count):
+        return
+    try:
+        carried, samples = (batches.count(each).samples for each in (carry, batch))
+    except ValueError:  # splitting it, if that is needed, says why
+        return
+    if carried != samples:
+        raise ValueError(
+            f"step(…, carry=…) was given a carry of {carried} samples with a batch of {samples}, and needs one entry for each "
+            "sample along dimension 0. If the last batch of an epoch is smaller, drop it with DataLoader(…, drop_last=True), "
+            "or start anew with carry=None where the sizes differ. A hidden state of shape (layers, samples, features) is "
+            f"carried as hidden.transpose(0, 1); or define split and join in {kind.__name__}. Values that do not belong to "
+            "samples are not carried: keep them in attributes of the model."
+        )
+
+
+def split_carry(
+    state: State, microbatches: Sequence[Any], split: Callable[[Any], Sequence[Any]] | None
+) -> Sequence[tuple[Any, ...]]:
+    """Split the step's ``carry`` as the batch was split, and return the loss function's extra arguments per microbatch."""
+    carry = state.step.carry
+    if not carry or carry[0] is None or len(microbatches) == 1:
+        return [carry] * len(microbatches)
+    if split is not None:
+        of_each = split(carry[0])
+    else:
+        assert state.microbatch is not None
+        of_each = state.bus.split_batch(state, carry[0], state.microbatch)
+    if len(of_each) != len(microbatches):
+        raise ValueError(
+            f"A batch was split into {len(microbatches)} microbatches, and its carry into {len(of_each)}. Both need one "
+            "entry for each sample along dimension 0 (a hidden state of shape (layers, samples, features) is carried as "
+            f"hidden.transpose(0, 1)); or define split(batch, size) in {type(state.task).__name__} for both."
+        )
+    return [(unpadded(each)[0],) for each in of_each]
+
+
+def check_kept(state: State, kept: Any, samples: int) -> None:
+    """Raise ValueError unless ``kept`` has one entry for each sample, so that it can be joined over microbatches."""
+    task = state.task
+    if type(task).join is not Task.join:
+        return
+    try:
+        per_sample = batches.count(kept).samples == samples
+        batches.take_samples(kept, [0], samples)
+    except ValueError:
+        per_sample = False
+    if not per_sample or batches.holds_scalars(kept):
+        raise ValueError(
+            f"A loss function kept {type(kept).__name__} that does not have one entry for each of the {samples} samples along "
+            "dimension 0, so it cannot be joined over microbatches. Keep a hidden state of shape (layers, samples, features) "
+            f"transposed, return numbers as named losses, or define split and join in {type(task).__name__}."
+        )
