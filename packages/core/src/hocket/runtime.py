@@ -18,6 +18,7 @@ from hocket.checkpoints.storage.plain import decode, encode
 from hocket.checkpoints.storage.ranks import Ranks
 from hocket.data import batches
 from hocket.data.checks import check_batches
+from hocket.data.several import prepared
 from hocket.data.source import set_epoch
 from hocket.devices import placement
 from hocket.distributed import comparison
@@ -161,7 +162,7 @@ class Runtime:
         if global_batch is not None and not train:
             raise ValueError(f"global_batch={global_batch} is for training data only. Omit it, or omit train=False.")
         check_batches(loader, "loader")
-        return PreparedData(self, self.bus.prepare_data(loader, train, global_batch), train)
+        return PreparedData(self, prepared(loader, self.bus.prepare_data, train, global_batch), train)
 
     # --- a step
 
