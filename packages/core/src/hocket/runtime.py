@@ -14,6 +14,7 @@ from torch import nn
 from hocket import launching
 from hocket.checkpoints import loops
 from hocket.data.checks import check_batches
+from hocket.data.several import prepared
 from hocket.devices import placement
 from hocket.distributed import comparison
 from hocket.hookspecs import Event
@@ -160,7 +161,7 @@ class Runtime:
         if global_batch is not None and not train:
             raise ValueError(f"global_batch={global_batch} is for training data only. Omit it, or omit train=False.")
         check_batches(loader, "loader")
-        return PreparedData(self, self.bus.prepare_data(loader, train, global_batch), train)
+        return PreparedData(self, prepared(loader, self.bus.prepare_data, train, global_batch), train)
 
     # --- a step, complete
 

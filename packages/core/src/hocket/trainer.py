@@ -20,6 +20,7 @@ from hocket.checkpoints.components.model import by_own_names
 from hocket.checkpoints.content import Content, components_of
 from hocket.data.adapters import adapt
 from hocket.data.checks import check_batches, check_sets
+from hocket.data.several import prepared
 from hocket.data.training_iterator import TrainingIterator
 from hocket.devices import placement
 from hocket.distributed import comparison
@@ -316,7 +317,7 @@ class Trainer:
         state.content.check_loaded()
         asked = {
             "fit(duration)": duration,
-            "fit(train_data)": train_data is not None,
+            "fit(train_data)": comparison.of_data(train_data),
             "fit(eval_data)": eval_data is not None,
         }
         comparison.over_ranks(state.bus, state.strategy.world_size, comparison.of_values(asked))
@@ -484,7 +485,8 @@ class Trainer:
         state = self.state
         check_batches(data, "train_data")
         settings = self.settings
-        state.train_data, state.train_loader = data, state.bus.prepare_data(data, True, settings.global_batch)
+        state.train_data = data
+        state.train_loader = prepared(data, state.bus.prepare_data, True, settings.global_batch)
         source = adapt(state.train_loader, given=data)
         self._loop.data = TrainingIterator(source, settings.limit_train, settings.overfit)
         state.progress.epoch_length = self._loop.data.length

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from hocket.data.errors import DataError
     from hocket.data.global_batches import sized
     from hocket.data.per_sample import SeededDataset, seeded
+    from hocket.data.several import Several
     from hocket.data.slices import Slices
     from hocket.data.source import Position, Source
     from hocket.data.sources.base import DataSource
@@ -23,6 +24,7 @@ _MODULES = {
     "Padding": "batches",
     "Position": "source",
     "SeededDataset": "per_sample",
+    "Several": "several",
     "Slices": "slices",
     "Source": "source",
     "adapt": "adapters",
@@ -45,6 +47,7 @@ __all__ = [
     "Padding",
     "Position",
     "SeededDataset",
+    "Several",
     "Slices",
     "Source",
     "adapt",

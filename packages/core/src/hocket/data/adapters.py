@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Iterator
 from typing import Any, TypeVar
 
 from hocket.data.slices import Slices
@@ -13,6 +15,7 @@ from hocket.data.sources.sequence import Batches
 from hocket.data.sources.stateful import Stateful
 from hocket.data.sources.stateful_dataset import StatefulDataset
 from hocket.data.sources.torchdata import TorchdataLoader
+from hocket.plugins.errors import summarize
 
 _Adapter = TypeVar("_Adapter", bound=type[DataSource])
 
@@ -42,9 +45,14 @@ def adapter(cls: _Adapter) -> _Adapter:
     """
     if not (isinstance(cls, type) and issubclass(cls, DataSource) and cls.kind):
         raise TypeError(f"{cls!r} is not an adapter: subclass hocket.data.DataSource and give it a kind.")
+    register(cls)
+    return cls
+
+
+def register(cls: Any) -> None:
+    """Add an adapter; unlike `adapter`, of any class that makes sources."""
     _ADAPTERS.append(cls)
     _ADAPTERS.sort(key=lambda each: -each.priority)
-    return cls
 
 
 for _cls in (ByIndex, TorchdataLoader, Stateful, Batches, StatefulDataset, Replay):
@@ -56,7 +64,32 @@ _CORE = tuple(_ADAPTERS)
 
 def serves_itself(data: Any) -> bool:
     """Whether data is a source, or is served by a registered adapter that is not one of core's."""
-    return isinstance(data, Source) or any(cls.serves(data) for cls in _ADAPTERS if cls not in _CORE)
+    return isinstance(data, Source) or any(cls not in _CORE for cls in _serving(data))
+
+
+def _serving(data: Any) -> Iterator[type[DataSource]]:
+    """Yield the adapters that serve ``data``. One of a third party that raises is skipped, with a warning."""
+    for cls in list(_ADAPTERS):
+        try:
+            serves = cls.serves(data)
+        except Exception as error:
+            if cls in _CORE:
+                raise
+            if cls not in _skipped:
+                _skipped.add(cls)
+                warnings.warn(
+                    f"The data adapter {cls.__module__}.{cls.__qualname__} is skipped for {type(data).__name__}: its serves() "
+                    f"raised {summarize(error)}. Another adapter reads the data. Upgrade the library that registers it, or do "
+                    "not import it.",
+                    stacklevel=3,
+                )
+            continue
+        if serves:
+            yield cls
+
+
+#: Adapters that raised, and were warned of.
+_skipped: set[type[DataSource]] = set()
 
 
 def adapt(data: Any, slices: Slices | None = None, given: Any = None) -> Source:
@@ -87,9 +120,8 @@ def adapt(data: Any, slices: Slices | None = None, given: Any = None) -> Source:
                 "global batches. Pass the data that it iterates, and register an adapter for that: see hocket.data.adapter."
             )
         return data
-    for cls in _ADAPTERS:
-        if cls.serves(data):
-            return cls(data, slices, given)
+    for cls in _serving(data):
+        return cls(data, slices, given)
     raise TypeError(f"{type(data).__name__} cannot be iterated. Give an iterable of batches, such as a DataLoader.")
 
 
@@ -99,7 +131,7 @@ def as_recorded(source: Source, kind: str) -> Source:
     A later version of hocket, torch or the data may come with a better adapter, which cannot read the older position.
     """
     if source.kind != kind and isinstance(source, DataSource):
-        for cls in _ADAPTERS:
-            if cls.kind == kind and cls.serves(source.data):
+        for cls in _serving(source.data):
+            if cls.kind == kind:
                 return cls(source.data, source.slices, source.given)
     return source

@@ -121,8 +121,7 @@ def count(batch: Any) -> Counts:
             f"Cannot tell how many samples a batch of {type(batch).__name__} holds: its tensors and lists should agree on "
             f"the size of dimension 0, found {found}. Define count(batch) in a hocket.Task."
         )
-    tokens = batch.get("input_ids") if isinstance(batch, Mapping) else None
-    return Counts(sizes.pop(), tokens.numel() if isinstance(tokens, torch.Tensor) else 0)
+    return Counts(sizes.pop(), _tokens(batch))
 
 
 def split(batch: Any, size: int, samples: int | None = None) -> list[Any]:
@@ -420,6 +419,14 @@ def _like_mapping(batch: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
 def _is_per_sample(item: Sequence[Any]) -> bool:
     """Whether a list stands for samples (names, boxes) rather than for the fields of a batch."""
     return bool(item) and not any(isinstance(part, torch.Tensor | Mapping | list | tuple) for part in item)
+
+
+def _tokens(batch: Any) -> int:
+    """Return the number of elements of ``input_ids``: the batch's, or those of the batches by name in it."""
+    if not isinstance(batch, Mapping):
+        return 0
+    tokens = batch.get("input_ids")
+    return tokens.numel() if isinstance(tokens, torch.Tensor) else sum(map(_tokens, batch.values()))
 
 
 def _sizes(batch: Any) -> Iterator[int]:

@@ -9,6 +9,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from hocket.data.adapters import serves_itself
+from hocket.data.several import MODES, Several
 
 
 def check_batches(data: Any, argument: str) -> None:
@@ -16,6 +17,10 @@ def check_batches(data: Any, argument: str) -> None:
 
     Data sets, tensors, arrays and tables hold samples; a DataLoader makes batches of them.
     """
+    if isinstance(data, Several):
+        for name, loader in data.loaders.items():
+            check_batches(loader, f"{argument}[{name!r}]")
+        return
     if isinstance(data, DataLoader) or serves_itself(data):
         return
     kind = type(data).__name__
@@ -34,6 +39,14 @@ def check_batches(data: Any, argument: str) -> None:
         raise TypeError(
             f"{argument} is a table ({kind}), and not batches. Make tensors of its columns, and a loader: "
             f"{argument}=torch.utils.data.DataLoader(TensorDataset(inputs, targets), batch_size=32)."
+        )
+    elif isinstance(data, Mapping) and any(
+        isinstance(each, DataLoader) or serves_itself(each) for each in data.values()
+    ):
+        modes = "; ".join(f"{mode!r}: {meaning}" for mode, meaning in MODES.items())
+        raise TypeError(
+            f"{argument} is a {kind} of loaders. Say how to combine them into an iterable of batches: {argument}="
+            f"hocket.data.Several({{{', '.join(f'{name!r}: …' for name in data)}}}, mode), with a mode of {modes}."
         )
     elif isinstance(data, Mapping | str | bytes):
         raise TypeError(
@@ -55,7 +68,13 @@ def check_batches(data: Any, argument: str) -> None:
 
 
 def _check_list(data: Any, argument: str) -> None:
-    """Raise TypeError for a list of tensors that belong together, or of samples, rather than of batches."""
+    """Raise TypeError for a list of loaders, of tensors that belong together, or of samples, rather than of batches."""
+    if any(isinstance(item, DataLoader) for item in data):
+        raise TypeError(
+            f"{argument} is a {type(data).__name__} of loaders, which are not batches. Give them names and a mode: "
+            f"{argument}=hocket.data.Several({{'first': …, 'second': …}}, {next(iter(MODES))!r}); its modes are "
+            f"{', '.join(map(repr, MODES))}."
+        )
     arrays = [item for item in data if isinstance(item, torch.Tensor) or type(item).__module__ == "numpy"]
     if arrays and len(arrays) == len(data):
         kinds = {(str(item.dtype), tuple(item.shape[1:]), len(item.shape)) for item in arrays}

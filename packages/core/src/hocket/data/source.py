@@ -106,10 +106,15 @@ def known_length(data: Any, limit: int | None = None) -> int | None:
 
 def set_epoch(data: Any, epoch: int) -> None:
     """Call ``set_epoch`` of a loader, its samplers and its data set, once for each object that has it."""
+    for owner in epoch_owners(data):
+        owner.set_epoch(epoch)
+
+
+def epoch_owners(data: Any) -> Iterator[Any]:
+    """Yield the objects whose ``set_epoch`` is called: a loader, its samplers and its data set."""
     data, done = underlying(data), set()
     for owner in (data, *(getattr(data, name, None) for name in ("batch_sampler", "sampler", "dataset"))):
         for candidate in (owner, getattr(owner, "sampler", None), getattr(owner, "dataset", None)):
-            method = getattr(candidate, "set_epoch", None)
-            if callable(method) and id(candidate) not in done:
+            if callable(getattr(candidate, "set_epoch", None)) and id(candidate) not in done:
                 done.add(id(candidate))
-                method(epoch)
+                yield candidate

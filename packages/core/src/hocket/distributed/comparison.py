@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from hocket.data.several import Several
 from hocket.plugins.errors import PluginError
 
 if TYPE_CHECKING:
@@ -80,7 +81,13 @@ def of_values(given: Mapping[str, Any]) -> Given:
 def of_settings(settings: Settings, model: nn.Module) -> Given:
     """Describe the settings of a Trainer that have to be identical on all ranks, and the shapes of the model."""
     presence = {name: ["given"] if there else [] for name, there in settings.given_on_all_ranks().items()}
+    presence["train_data"] = of_data(settings.given["train_data"])
     return {**of_values(settings.of_all_ranks()), **presence, "model": _shapes(model)}
+
+
+def of_data(data: Any) -> list[str]:
+    """Describe training data: how several loaders are combined, and of other data whether there is any."""
+    return [] if data is None else [repr(data) if isinstance(data, Several) else "given"]
 
 
 def _shapes(model: nn.Module) -> list[str]:

@@ -11,6 +11,7 @@ import torch
 
 from hocket.data.adapters import adapt
 from hocket.data.batches import unpadded
+from hocket.data.several import prepared
 from hocket.data.source import Source, one_epoch
 from hocket.data.training_iterator import iterates_once
 from hocket.losses import Loss
@@ -60,7 +61,7 @@ class PreparedSet:
         self, given: EvalSet, label: str, state: State, metrics: Any, every: Interval, limit: int | None
     ) -> None:
         self.data = given.data
-        self.source: Source = adapt(state.bus.prepare_data(given.data, False, None), given=given.data)
+        self.source: Source = adapt(prepared(given.data, state.bus.prepare_data, False), given=given.data)
         self.metrics = MetricSet(label, metrics if given.metrics is None else given.metrics, state)
         self.every = every if given.every is None else given.every
         self.limit = limit

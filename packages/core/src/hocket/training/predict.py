@@ -10,6 +10,7 @@ import torch
 
 from hocket.data.adapters import adapt
 from hocket.data.batches import map_tensors, unpadded
+from hocket.data.several import prepared
 from hocket.data.source import one_epoch
 from hocket.state import State
 from hocket.training import seeding
@@ -23,7 +24,7 @@ def predict(state: State, data: Iterable[Any], limit: int | None = None) -> list
     """
     bus = state.bus
     outputs = []
-    source = adapt(bus.prepare_data(data, False, None), given=data)
+    source = adapt(prepared(data, bus.prepare_data, False), given=data)
     with (
         state.another_step() as step,
         seeding.preserved(),

@@ -173,8 +173,8 @@ class DataSource:
 
     def restore(self, at: Position) -> None:
         """See :meth:`hocket.data.Source.restore`."""
-        self._generators.restore(at["sources"])
-        self._start_workers_with = at["workers"]
+        self._generators.restore(at.get("sources", {}))
+        self._start_workers_with = at.get("workers")
         if at.get("earlier") and "own" not in at:
             self.read(at["earlier"] * self.slices.each)  # advance the iterator to the position
 
