@@ -139,6 +139,50 @@ def test_sixteen_steps_with_microbatches(tmp_path, stage, clip):
             assert seen == pytest.approx(norms, rel=1e-3)
 
 
+def sgd(parameters):
+    return torch.optim.SGD(parameters, lr=0.5)
+
+
+@pytest.mark.parametrize("clip", [None, 0.2])
+@pytest.mark.parametrize(
+    "options, tolerance",
+    [
+        *(({"stage": stage}, 1e-6) for stage in (0, 1, 2, 3)),
+        *(({"stage": stage, "offload": True}, 1e-6) for stage in (1, 2, 3)),
+        *(({"stage": stage, "config": {"bf16": {"enabled": True}}}, 3e-2) for stage in (1, 3)),
+        ({"stage": 1, "config": {"bf16": {"enabled": True}, "data_types": {"grad_accum_dtype": "fp32"}}}, 3e-2),
+    ],
+    ids=str,
+)
+def test_losses_that_bring_their_weights(tmp_path, options, tolerance, clip):
+    """A mean over the labels that count, of which ranks and microbatches have different numbers. SGD, because Adam hides
+    a wrong scale of gradients."""
+
+    def masked() -> DataLoader:
+        inputs, labels = samples(40).tensors
+        labels = labels.masked_fill(torch.rand(40, generator=torch.Generator().manual_seed(0)) < 0.4, -100)
+        return DataLoader(TensorDataset(inputs, labels), 5)
+
+    def loss(outputs, labels):
+        counted = (labels != -100).sum()
+        return F.cross_entropy(outputs, labels, reduction="sum") / counted.clamp(min=1), counted
+
+    model = network()
+    optimizer = sgd(model.parameters())
+    norms = []
+    for inputs, labels in masked():
+        optimizer.zero_grad()
+        F.cross_entropy(model(inputs), labels).backward()
+        norms.append(nn.utils.clip_grad_norm_(model.parameters(), clip or float("inf")).item())
+        optimizer.step()
+
+    arguments = {"train_data": masked(), "loss": loss, "optimizer": sgd, "duration": "8ba", "clip_gradients": clip}
+    for weights, seen in trained(tmp_path, lambda: DeepSpeed(**options), microbatch=1, **arguments):
+        close(weights, dict(model.state_dict()), tolerance)
+        if options["stage"] or clip:
+            assert seen == pytest.approx(norms, rel=max(tolerance, 1e-4))
+
+
 @pytest.mark.parametrize("stage", [2, 3])
 def test_four_ranks(tmp_path, stage):
     """Five samples on four ranks: one has two microbatches, the others one and one that counts nothing."""
@@ -407,6 +451,7 @@ def test_what_zero_cannot_do_is_refused(tmp_path):
             ({"model": Task(), "loss": None, "optimizer": None}, DeepSpeed(1), ValueError, "steps one optimizer"),
             ({"precision": "fp64"}, DeepSpeed(1), ValueError, "network.0.weight is float64"),
             ({"precision": "bf16"}, DeepSpeed(config={"bf16": {"enabled": True}}), PluginError, "would both convert"),
+            ({}, DeepSpeed(0, config={"bf16": {"enabled": True}}), ValueError, "enables bf16 at stage 0"),
         ]
         for options, strategy, error, message in cases:
             with pytest.raises(error, match=message):

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from hocket import Device, Need, Phase, Precision, State, hookimpl
 from hocket.hookspecs import PrecisionLike
 from hocket.plugins import PluginError
+from hocket.training.actions import accumulate_gradients
 from hocket.training.step import count
 from hocket_strategies import zero_config, zero_state
 from hocket_strategies.group import RankStrategy
@@ -85,6 +86,8 @@ class DeepSpeed(RankStrategy):
         #: The parameters of each optimizer group, before the engine replaced them.
         self._groups: list[list[nn.Parameter]] = []
         self._dtype: torch.dtype | None = None
+        #: What the step multiplies gradients by, if losses brought weights.
+        self._factor: Tensor | None = None
 
     # --- processes
 
@@ -158,6 +161,12 @@ class DeepSpeed(RankStrategy):
                 "configure DeepSpeed, as in strategy={'deepspeed': {'config': {'bf16': {'enabled': True}}}}, or use 'fp32' or "
                 "'bf16'."
             )
+        if low and not self.stage:
+            raise ValueError(
+                f"DeepSpeed's configuration enables {low[0]} at stage 0, where its engine keeps gradients and 32-bit weights "
+                "that clipping, weights of losses and checkpoints do not reach. Write strategy={'deepspeed': {'stage': 1, …}}, "
+                "or precision='bf16' without that section."
+            )
         if low:
             self._dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}[low[0]]
         elif precision.compute_dtype is torch.bfloat16:
@@ -215,11 +224,6 @@ class DeepSpeed(RankStrategy):
     def _equal_microbatches(self) -> bool:
         return self.stage > 1
 
-    def batch_start(self, state: State) -> None:
-        """Set the microbatch size from the configured number of microbatches."""
-        if self._microbatches > 1 and self._microbatch_size is None:
-            state.microbatch = -(-count(state, state.batch).samples // self._microbatches)
-
     @hookimpl(wrapper=True)
     def convert_batch(self, batch: Any):  # type: ignore[no-untyped-def]  # a generator of one value
         """Convert inputs to the dtype of the weights, where the engine has made those 16-bit."""
@@ -232,23 +236,26 @@ class DeepSpeed(RankStrategy):
             self._engine.set_gradient_accumulation_boundary(last)
         return nullcontext()
 
-    def zero_grad(self) -> None:
-        """Drop gradients, including those that the engine holds of a skipped batch."""
-        if self._engine is not None and self.stage:
-            zero_state.forget_gradients(self._engine)
+    def gradients(self, state: State) -> bool | None:
+        """From stage 1 on, accumulate them in the engine, which rescales, clips and drops them in its step."""
+        if self._microbatches > 1 and self._microbatch_size is None:
+            state.microbatch = -(-count(state, state.batch).samples // self._microbatches)
+        if not self.stage:
+            return None  # they are in `.grad`
+        zero_state.forget_gradients(self._engine)  # of a skipped batch
+        self._factor = accumulate_gradients(state)
+        state.bus.after_train_batch(state)
+        state.gradient_norm = None
+        return True
 
     def backward(self, state: State, loss: Tensor) -> bool:
         """Call the engine's backward."""
         self._engine.backward(state.bus.scale_loss(loss))
         return True
 
-    def clip_gradients(self, state: State) -> bool | None:
-        """Clip at stage 0; from stage 1 on the engine clips when it steps."""
-        return True if self.stage else None
-
     def optimizer_step(self, state: State, closure: Callable[[], Tensor]) -> bool:
         """Step the engine; return False if 16-bit gradients overflowed. Sets ``state.gradient_norm``."""
-        self._engine.step()
+        zero_state.step(self._engine, self._factor)
         if self.stage:
             norm = self._engine.get_global_grad_norm()
             state.gradient_norm = norm if norm is None else torch.as_tensor(norm, device=state.device)

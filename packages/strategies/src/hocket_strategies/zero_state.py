@@ -183,6 +183,23 @@ def forget_gradients(engine: Any) -> None:
         zero.micro_step_id = -1
 
 
+def step(engine: Any, factor: Tensor | None) -> None:
+    """Step with the engine's gradients multiplied by ``factor``, or as they are."""
+    zero = engine.optimizer
+    if factor is None:
+        engine.step()
+    elif hasattr(zero, "fp32_groups_gradients_flat"):  # of 16-bit weights, accumulated in 32 bits
+        for gradients in zero.fp32_groups_gradients_flat:
+            gradients.mul_(factor)
+        engine.step()
+    else:  # the engine divides its gradients by the loss scale before it clips them
+        zero.external_loss_scale, zero.custom_loss_scaler = zero.loss_scale / factor, True
+        try:
+            engine.step()
+        finally:
+            zero.custom_loss_scaler = False
+
+
 def forget_groups() -> None:
     """Make DeepSpeed look up process groups again, after those that it caches were destroyed."""
     from deepspeed.comm import comm

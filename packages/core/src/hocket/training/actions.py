@@ -147,6 +147,26 @@ def compute_gradients(
         split: a function that returns the microbatches of a batch; None to split by ``state.microbatch``.
         observer: updated with the outputs; None for the metrics of the step.
     """
+    bus = state.bus
+    factor = accumulate_gradients(state, split, observer)
+    for optimizer in state.step_optimizers:
+        bus.unscale_gradients(optimizer)
+    if factor is not None:
+        for parameter in state.trained_parameters():
+            if parameter.grad is not None:
+                parameter.grad.mul_(factor)
+    bus.after_train_batch(state)
+    norm = bus.clip_gradients(state)
+    state.step.gradient_norm = None if type(norm) is bool else norm
+
+
+def accumulate_gradients(
+    state: State, split: Callable[[Any], Sequence[Any]] | None = None, observer: OutputObserver | None = None
+) -> torch.Tensor | None:
+    """Do the part of `compute_gradients` up to the last microbatch and the reduction over ranks.
+
+    Returns the factor that the gradients still have to be multiplied by, before they are clipped; None for 1.
+    """
     bus, step = state.bus, state.step
     mine, everyone, metrics = step.samples, step.trained_on, observer or step.metrics
     bus.before_train_batch(state)
@@ -164,7 +184,7 @@ def compute_gradients(
         microbatches = (
             [full_batch] if state.microbatch is None else bus.split_batch(state, full_batch, state.microbatch)
         )
-    rescale = None
+    factor = None
     if len(microbatches) == 1 and world == 1:
         with bus.accumulate(state.prepared, True):
             step.losses = compute_microbatch(state, full_batch, mine, None, metrics)[3]
@@ -184,21 +204,12 @@ def compute_gradients(
         step.carry = carry
         if remaining:
             raise ValueError(_miscounted(state, mine, remaining))
-        rescale = mean(state, parts, weighting)
+        factor = mean(state, parts, weighting)
     step.batch, step.outputs = full_batch, None
     if step.boundary is not None:
         step.boundary.backward()
         bus.reduce_gradients(state.prepared, state.trained_parameters())
-
-    for optimizer in state.step_optimizers:
-        bus.unscale_gradients(optimizer)
-    if rescale is not None:
-        for parameter in state.trained_parameters():
-            if parameter.grad is not None:
-                parameter.grad.mul_(rescale)
-    bus.after_train_batch(state)
-    norm = bus.clip_gradients(state)
-    step.gradient_norm = None if type(norm) is bool else norm
+    return factor
 
 
 def _miscounted(state: State, samples: int, remaining: int) -> str:

@@ -119,7 +119,7 @@ def mean(state: State, parts: Sequence[Part], weighting: Weighting) -> torch.Ten
     if not own:
         return None
     # Losses of transformers are float32, whatever the model's dtype.
-    dtype = torch.promote_types(sums.dtype, state.trained_parameters()[0].dtype)
+    dtype = torch.promote_types(sums.dtype, state.parameters[0].dtype)
     if state.strategy.averages_gradients:
         replicas = state.strategy.world_size // state.strategy.data_ranks  # each of them contributed the same weight
         return torch.as_tensor(weighting.correction(total.to(dtype) / replicas))

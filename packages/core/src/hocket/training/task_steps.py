@@ -72,7 +72,9 @@ class TaskSteps(Steps):
                 returned = train_batch(whole, self)
             self._agree("return", "", 0.0)
             with bus.accumulate(state.prepared, True):
-                pass  # buffers that train_batch changed become those of rank 0 everywhere
+                # Buffers that train_batch changed after its last step become those of rank 0 everywhere. Whether it did cannot
+                # be known: batch norm writes its running statistics, and `.data` anything, without a new `_version`.
+                pass
         finally:
             self._open, self._whole = False, None
         if returned is not None and not isinstance(returned, StepResult):
