@@ -145,7 +145,7 @@ class Runtime:
         prepared = self.bus.prepare_model(module, self.precision)
         return prepared, [self.bus.prepare_optimizer(optimizer) for optimizer in optimizers]
 
-    def setup_data(self, loader: Iterable[Any], train: bool = True, *, global_batch: int | None = None) -> PreparedData:
+    def setup_data(self, loader: Iterable[Any], *, train: bool = True, global_batch: int | None = None) -> PreparedData:
         """Return this rank's batches of ``loader``, on the device.
 
         ``global_batch`` is for training data only, and described in `hocket.Trainer`. Raises ValueError if it is not possible.

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from hocket.checkpoints import CheckpointError
-from hocket.checkpoints.storage import format
 from hocket.checkpoints.plain_data import decode, encode
+from hocket.checkpoints.storage import format
 from hocket.checkpoints.storage.ranks import Ranks
 from hocket.prepared import inner
 from hocket.training import seeding
