@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler
 import hocket.data
 from hocket import Trainer
 from hocket.data.adapters import _ADAPTERS, adapt, as_recorded
+from hocket.data.checks import check_batches
 from hocket.data.errors import DataError
 from hocket.data.global_batches import sized
 from hocket.data.loaders import end_workers
@@ -409,6 +410,40 @@ def test_the_suite_refuses(broken: Any, test: str, message: str) -> None:
         getattr(Suite(), test)()
     if broken is Lasts:
         end_workers(None, broken.kept)
+
+
+class Raises(TapeSource):
+    """Asks for an attribute that other data has not."""
+
+    kind = "raises"
+    priority = 200
+
+    @classmethod
+    def serves(cls, data: Any) -> bool:
+        return bool(data.tape)
+
+
+def test_an_adapter_that_raises_is_skipped_and_named_once() -> None:
+    """Other data is read as before, by another adapter; what core's own adapters raise is not hidden."""
+    hocket.data.adapter(Raises)
+    with pytest.warns(
+        UserWarning, match=r"test_sources\.Raises is skipped for list: .* AttributeError: .*no attribute 'tape'"
+    ) as found:
+        assert adapt([torch.zeros(2)]).kind == "list"
+        assert adapt(Tape()).kind == "tape"
+        assert as_recorded(adapt(DataLoader(Counter(), BATCH)), "replay").kind == "replay"
+        check_batches(DataLoader(samples(), BATCH), "train_data")
+        with pytest.raises(TypeError, match="train_data is a data set"):
+            check_batches(samples(), "train_data")
+    assert len(found) == 1
+
+    class Odd:
+        @property
+        def __class__(self) -> Any:
+            raise OSError("no class")
+
+    with pytest.raises(OSError, match="no class"):
+        adapt(Odd())
 
 
 def test_a_third_partys_data_trains_and_resumes_without_reading_again() -> None:

@@ -55,6 +55,8 @@ class ByIndex(DataSource):
             self._stateful.load_state_dict(decode(at["own"]))
         batches = self._begin(read, at)
         assert self._indices is not None
+        if at["first"] is None:
+            return batches  # nothing was drawn yet: one of several loaders, whose turn has not come
         self._indices.begin()
         skip, _ = self.slices.to_skip(read)
         if self._indices.asked < skip:
