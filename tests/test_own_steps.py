@@ -454,6 +454,55 @@ def test_loss_functions_are_told_apart_by_their_code(tmp_path: Path) -> None:
         trainer(Wrong(train_batch), tmp_path, microbatch=2).fit()
 
 
+@pytest.mark.parametrize("batches", [1, 3])
+def test_parameters_that_a_step_over_ranks_does_not_use_are_named_in_the_same_batch(
+    batches: int, tmp_path: Path
+) -> None:
+    """Also in the last batch, after which torch would have said nothing and left gradients that differ between ranks."""
+
+    def rank(number: int) -> None:
+        task = Wrong(lambda task, batch, step: step(task.loss_a, batch + number))
+        trainer(task, tmp_path, strategy={"ddp": {"split_data": False}}, duration=f"{batches}ba").fit()
+
+    with pytest.raises(
+        RankError, match=r"does not depend on b.weight, b.bias, .*step\(self.loss_function, batch, 'opt"
+    ):
+        run_ranks(rank, 2)
+
+
+def test_parameters_that_a_step_over_ranks_does_not_use_are_searched_with_the_option(tmp_path: Path) -> None:
+    def rank(number: int) -> list[Tensor]:
+        task = Wrong(lambda task, batch, step: step(task.loss_a, batch + number))
+        ddp = {"ddp": {"split_data": False, "find_unused_parameters": True}}
+        trainer(task, tmp_path, strategy=ddp, duration="1ba").fit()
+        return [parameter.detach() for parameter in task.parameters()]
+
+    first, second = run_ranks(rank, 2)
+    by_hand = Two()
+    by_hand.loss_a(torch.cat([DATA[0], DATA[0] + 1])).backward()
+    SGD(by_hand.a.parameters(), lr=0.1).step()
+    for mine, other, expected in zip(first, second, by_hand.parameters(), strict=True):
+        assert torch.equal(mine, other)
+        torch.testing.assert_close(mine, expected, rtol=0, atol=1e-6)
+
+
+def test_gradients_with_respect_to_weights_of_another_optimizer_are_explained(tmp_path: Path) -> None:
+    def penalty(task: Any, batch: Any) -> Tensor:
+        loss = task.loss_b(batch)
+        return loss + torch.autograd.grad(loss, task.b.weight, create_graph=True)[0].square().sum()
+
+    def train_batch(*names: str) -> Any:
+        return lambda task, batch, step: step(lambda part: penalty(task, part), batch, *names)
+
+    with pytest.raises(RuntimeError, match="does not require grad") as error:
+        trainer(Wrong(train_batch("a")), tmp_path / "1").fit()
+    assert error.value.__notes__[0].startswith(
+        "In a step of 'a' the parameters of 'b' require no gradient: b.weight, b.bias. To compute a gradient with respect to "
+        "them in the loss function, name their optimizer too, as in step(…, 'a', 'b')"
+    )
+    trainer(Wrong(train_batch("a", "b")), tmp_path / "2").fit()
+
+
 def test_ranks_with_other_loss_functions_are_told_apart(tmp_path: Path) -> None:
     def rank(number: int) -> None:
         task = Wrong(lambda task, batch, step: step(task.loss_b if number else task.loss_a, batch, "a"))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from hocket.lazy import lazy
 
 if TYPE_CHECKING:
     from hocket_general import functional
@@ -12,25 +13,15 @@ if TYPE_CHECKING:
     from hocket_general.label_smoothing import LabelSmoothing
     from hocket_general.sam import SAM
 
-#: Public name -> the module that defines it.
+#: Public name -> the module that defines it; a module stands for itself.
 _PUBLIC = {
-    "EMA": "hocket_general.ema",
-    "GradientClipping": "hocket_general.gradient_clipping",
-    "LabelSmoothing": "hocket_general.label_smoothing",
-    "SAM": "hocket_general.sam",
+    "EMA": "ema",
+    "GradientClipping": "gradient_clipping",
+    "LabelSmoothing": "label_smoothing",
+    "SAM": "sam",
+    "functional": "",
 }
 
 __all__ = ["EMA", "SAM", "GradientClipping", "LabelSmoothing", "functional"]
 
-
-def __getattr__(name: str) -> Any:
-    if name == "functional":
-        return importlib.import_module("hocket_general.functional")
-    if name not in _PUBLIC:
-        raise AttributeError(f"module 'hocket_general' has no attribute '{name}'; it has {', '.join(__all__)}")
-    value = globals()[name] = getattr(importlib.import_module(_PUBLIC[name]), name)
-    return value
-
-
-def __dir__() -> list[str]:
-    return list(__all__)
+__getattr__, __dir__ = lazy(__name__, _PUBLIC)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from hocket.lazy import lazy
 
 if TYPE_CHECKING:
     from hocket_nlp import functional
@@ -11,14 +12,4 @@ if TYPE_CHECKING:
 
 __all__ = ["ALiBi", "functional"]
 
-
-def __getattr__(name: str) -> Any:
-    if name == "ALiBi":
-        return importlib.import_module("hocket_nlp.alibi").ALiBi
-    if name == "functional":
-        return importlib.import_module("hocket_nlp.functional")
-    raise AttributeError(f"module 'hocket_nlp' has no attribute {name!r}; it has {', '.join(__all__)}")
-
-
-def __dir__() -> list[str]:
-    return list(__all__)
+__getattr__, __dir__ = lazy(__name__, {"ALiBi": "alibi", "functional": ""})

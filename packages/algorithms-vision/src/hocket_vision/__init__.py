@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from hocket.lazy import lazy
 
 if TYPE_CHECKING:
     from hocket_vision import functional
@@ -27,15 +28,4 @@ _PUBLIC = {
 
 __all__ = ["AugMix", "BlurConv2d", "BlurMaxPool2d", "BlurPool", "ColOut", "digits", "functional", "small_resnet"]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _PUBLIC:
-        raise AttributeError(f"module 'hocket_vision' has no attribute '{name}'; it has {', '.join(__all__)}")
-    module = importlib.import_module(f"hocket_vision.{_PUBLIC[name] or name}")
-    value = getattr(module, name) if _PUBLIC[name] else module
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return [*__all__]
+__getattr__, __dir__ = lazy(__name__, _PUBLIC)

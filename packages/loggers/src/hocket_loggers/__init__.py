@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from hocket.lazy import lazy
 
 if TYPE_CHECKING:
     from hocket_loggers.tensorboard import TensorBoardLogger
 
 #: Public name -> the module that defines it.
-_PUBLIC = {"TensorBoardLogger": "hocket_loggers.tensorboard"}
+_PUBLIC = {"TensorBoardLogger": "tensorboard"}
 
 __all__ = ["TensorBoardLogger"]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _PUBLIC:
-        raise AttributeError(f"module 'hocket_loggers' has no attribute '{name}'; it has {', '.join(__all__)}")
-    value = globals()[name] = getattr(importlib.import_module(_PUBLIC[name]), name)
-    return value
-
-
-def __dir__() -> list[str]:
-    return list(__all__)
+__getattr__, __dir__ = lazy(__name__, _PUBLIC)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from hocket.lazy import lazy
 
 if TYPE_CHECKING:
     from hocket_strategies.ddp import DDP
@@ -21,19 +22,19 @@ if TYPE_CHECKING:
 
 #: Public name -> the module that defines it.
 _PUBLIC = {
-    "DDP": "hocket_strategies.ddp",
-    "BF16True": "hocket_strategies.precisions.true_half",
-    "FP16": "hocket_strategies.precisions.fp16",
-    "FP16True": "hocket_strategies.precisions.true_half",
-    "DeepSpeed": "hocket_strategies.deepspeed",
-    "LocalSGD": "hocket_strategies.local_sgd",
-    "Ray": "hocket_strategies.ray",
-    "FP64": "hocket_strategies.precisions.fp64",
-    "FP8": "hocket_strategies.precisions.fp8",
-    "FSDP": "hocket_strategies.fsdp",
-    "INT8": "hocket_strategies.precisions.int8",
-    "TF32": "hocket_strategies.precisions.tf32",
-    "TensorParallel": "hocket_strategies.tensor_parallel",
+    "DDP": "ddp",
+    "BF16True": "precisions.true_half",
+    "FP16": "precisions.fp16",
+    "FP16True": "precisions.true_half",
+    "DeepSpeed": "deepspeed",
+    "LocalSGD": "local_sgd",
+    "Ray": "ray",
+    "FP64": "precisions.fp64",
+    "FP8": "precisions.fp8",
+    "FSDP": "fsdp",
+    "INT8": "precisions.int8",
+    "TF32": "precisions.tf32",
+    "TensorParallel": "tensor_parallel",
 }
 
 __all__ = [
@@ -52,13 +53,4 @@ __all__ = [
     "TensorParallel",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _PUBLIC:
-        raise AttributeError(f"module 'hocket_strategies' has no attribute '{name}'; it has {', '.join(__all__)}")
-    value = globals()[name] = getattr(importlib.import_module(_PUBLIC[name]), name)
-    return value
-
-
-def __dir__() -> list[str]:
-    return list(__all__)
+__getattr__, __dir__ = lazy(__name__, _PUBLIC)

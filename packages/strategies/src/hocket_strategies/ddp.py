@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from hocket_strategies.explained import not_averaged
 from hocket_strategies.group import OfModels, RankStrategy
 from hocket_strategies.packing import packed, unpack
 
@@ -33,7 +34,7 @@ class DDP(RankStrategy):
         static_graph: promise torch that every batch uses the same parameters in the same order. The first batch must not be
             split into microbatches (ValueError); later ones may be.
         find_unused_parameters: search every batch for parameters that the loss does not depend on; costs a traversal of
-            the graph. Without it such parameters are an error.
+            the graph. Without it such parameters are an error, in the batch that does not use them.
         bucket_cap_mb: size of a gradient bucket in megabytes; None for torch's default.
         compression: a communication hook of `torch.distributed.algorithms.ddp_comm_hooks`. ``"bf16"`` and ``"fp16"``
             round gradients, and so their mean, to 16 bits; under ``"fp16"`` gradients beyond 65504 become infinite.
@@ -136,7 +137,22 @@ class DDP(RankStrategy):
                 )
             return module.no_sync()
         self._first_batch = False
-        return self._with_synced_buffers(module.module) if self._buffers[module.module] else self._explained
+        return self._reduced(module)
+
+    @contextmanager
+    def _reduced(self, module: DistributedDataParallel) -> Iterator[None]:
+        """Raise RuntimeError unless all gradients were averaged. torch says so in the next batch only: not in the last one."""
+        with self._with_synced_buffers(module.module):
+            yield
+            for wrapper in (module, *self._callers.get(module.module, {}).values()):
+                try:
+                    wrapper._check_reducer_finalized()
+                except RuntimeError as error:
+                    names = {parameter: name for name, parameter in module.module.named_parameters()}
+                    reduced = [
+                        names.get(parameter, "?") for parameter in wrapper.parameters() if parameter.requires_grad
+                    ]
+                    raise not_averaged(error, self._name, reduced, wrapper is not module) from error
 
     def call_prepared(
         self,

@@ -1,6 +1,9 @@
-"""Errors for ranks whose peers do not respond."""
+"""Errors for ranks whose peers do not respond, and for gradients that were not averaged."""
 
 from __future__ import annotations
+
+import re
+from collections.abc import Sequence
 
 import torch.distributed as dist
 
@@ -47,3 +50,25 @@ class Explained:
             "its last output says why; check it, and dmesg for a process that ran out of memory. If it still runs, "
             "check the network: MASTER_ADDR, a firewall, GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME."
         ) from error
+
+
+def not_averaged(error: RuntimeError, name: str, parameters: Sequence[str], in_step: bool) -> RuntimeError:
+    """Return an explanation of DistributedDataParallel's error that the gradients of a batch were not all averaged.
+
+    Args:
+        name: the strategy's name.
+        parameters: the names of its parameters, in its order.
+        in_step: whether it was a step of a `hocket.Task.train_batch`.
+    """
+    found = re.search(r"indices which did not receive grad for rank (\d+):([ \d]+)", str(error))
+    if found is None:
+        return error
+    rank, unused = found[1], [parameters[int(index)] for index in found[2].split()]
+    more = f" and {len(unused) - 5} more" if len(unused) > 5 else ""
+    steps = "If another optimizer holds them, name those of this step: step(self.loss_function, batch, 'optimizer'). "
+    return RuntimeError(
+        f"strategy='{name}', rank {rank}: the loss does not depend on {', '.join(unused[:5])}{more}, for which all ranks wait "
+        f"before they average gradients. {steps if in_step else ''}If the parameters that the loss depends on change between "
+        f"batches, write strategy={{'{name}': {{'find_unused_parameters': True}}}}; if these are never used, freeze them with "
+        "requires_grad_(False)."
+    )

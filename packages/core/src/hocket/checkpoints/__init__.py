@@ -8,8 +8,9 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from hocket.lazy import lazy
 
 if TYPE_CHECKING:
     from hocket.checkpoints.component import Check, Component, ContentError, PerRank, Saved
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from hocket.checkpoints.storage.store import Store
     from hocket.checkpoints.weights import export, load_weights, read_weights
 
-#: Public name -> the module that defines it; "" for a module of that name in `storage`. Modules are imported on first use,
+#: Public name -> the module that defines it, or the package around a module. Modules are imported on first use,
 #: because most of reading needs no torch.
 _PUBLIC = {
     "Check": "component",
@@ -37,7 +38,7 @@ _PUBLIC = {
     "Saved": "component",
     "Store": "storage.store",
     "export": "weights",
-    "format": "",
+    "format": "storage",
     "load_weights": "weights",
     "read_weights": "weights",
     "recorded_algorithms": "recorded",
@@ -62,14 +63,4 @@ __all__ = [
     "recorded_algorithms",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _PUBLIC:
-        raise AttributeError(f"module '{__name__}' has no attribute '{name}'; it has {', '.join(__all__)}")
-    module = importlib.import_module(f"{__name__}.{_PUBLIC[name] or f'storage.{name}'}")
-    globals()[name] = value = getattr(module, name) if _PUBLIC[name] else module
-    return value
-
-
-def __dir__() -> list[str]:
-    return __all__
+__getattr__, __dir__ = lazy(__name__, _PUBLIC)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from hocket.lazy import lazy
 
 if TYPE_CHECKING:
     from hocket.data.adapters import adapt, adapter
@@ -63,13 +64,4 @@ __all__ = [
     "split",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module 'hocket.data' has no attribute '{name}'; it has {', '.join(__all__)}")
-    value = globals()[name] = getattr(importlib.import_module(f"hocket.data.{_MODULES[name]}"), name)
-    return value
-
-
-def __dir__() -> list[str]:
-    return list(__all__)
+__getattr__, __dir__ = lazy(__name__, _MODULES)

@@ -125,6 +125,10 @@ class Steps:
                 state.bus.begin_step(step.name)
                 if step.trained_on:
                     taken = self._take()
+        except RuntimeError as error:
+            if step.others and "does not require grad" in str(error):
+                error.add_note(self._about_frozen(step))
+            raise
         finally:
             self._busy, state.step = False, outer
             step.batch = step.outputs = step.boundary = None
@@ -238,6 +242,18 @@ class Steps:
                 + ". All take the same steps; decide with step.any(flag) or step.mean(number), which are the same on all ranks."
             )
         return float(total)
+
+    def _about_frozen(self, step: Step) -> str:
+        mine = step.name.split("+")
+        others = [name for name in self._state.optimizer_names if name not in mine]
+        frozen = set(step.others)
+        names = [name for name, parameter in self._state.task.named_parameters() if parameter in frozen]
+        return (
+            f"In a step of {', '.join(map(repr, mine))} the parameters of {', '.join(map(repr, others))} require no gradient"
+            f"{': ' if names else ''}{', '.join(names[:5])}{' …' if names[5:] else ''}. To compute a gradient with respect to "
+            f"them in the loss function, name their optimizer too, as in step(…, {mine[0]!r}, {others[0]!r}), or use a copy: "
+            "weight.detach().requires_grad_(). A tensor of the batch needs requires_grad_() too."
+        )
 
     def _check_listeners(self) -> None:
         """Raise PlanError for algorithms that act between model and loss: a custom loss function computes both in one call."""
