@@ -23,7 +23,7 @@ from hocket.checkpoints.content import ContentError
 from hocket.checkpoints.plain_data import decode, encode
 from hocket.data import seeded
 from hocket.data.generators import DataGenerators
-from hocket.data.indices import Indices
+from hocket.data.samplers import Indices
 from hocket.training import seeding
 
 np = pytest.importorskip("numpy")

@@ -27,7 +27,7 @@ from hocket.data.adapters import adapt
 from hocket.data.batches import Padding
 from hocket.data.errors import DataError
 from hocket.data.global_batches import sized
-from hocket.data.indices import after
+from hocket.data.samplers import after
 from hocket.data.training_iterator import TrainingIterator
 from hocket.devices.cpu import CPU
 from hocket.testkit.ranks import RankError, run_ranks

@@ -15,8 +15,8 @@ from hocket import Strategy
 from hocket.data.adapters import adapt
 from hocket.data.batches import Padding, count, slice_samples, unpadded
 from hocket.data.global_batches import resized
-from hocket.data.indices import after, draws_once, skip_items
 from hocket.data.loaders import batch_size, by_index, sampler_name, with_sampler
+from hocket.data.samplers import after, draws_once, skip_items
 from hocket.data.slices import Slices
 from hocket.data.source import Source, known_length
 from hocket.data.sources.by_index import ByIndex
@@ -203,7 +203,7 @@ class _SlicedSampler:
         return self._indices(iter(self._same), self.real)
 
     def after(self, skip: int) -> tuple[Iterator[Any], int]:
-        """See `hocket.data.indices.after`. Each global batch has one slice for this rank."""
+        """See `hocket.data.samplers.after`. Each global batch has one slice for this rank."""
         batches, passed = self._same.after(skip * self._slices.each)
         return self._indices(batches, self.real), -(-passed // self._slices.each)
 
@@ -315,7 +315,7 @@ class _FromRank0:
             yield item
 
     def after(self, skip: int) -> tuple[Iterator[Any], int]:
-        """See `hocket.data.indices.after`."""
+        """See `hocket.data.samplers.after`."""
         if not draws_once(self._sampler):
             items = iter(self)
             return items, skip_items(items, skip)

@@ -22,7 +22,7 @@ from hocket.hookspecs import SPECS, Actions, Event, Events, Loggers, PrecisionHo
 from hocket.plugins.delivery import Delivery
 from hocket.plugins.errors import HookError
 from hocket.plugins.folding import all_despite_errors, all_of, finish, first_result, note, noted, origin_of, positional
-from hocket.plugins.order import KINDS_IN_ORDER, check_combination, order
+from hocket.plugins.order import by_option, check_combination, order
 from hocket.plugins.spec import Attachment
 
 _HOOKS = {hook for spec in SPECS for hook in vars(spec) if not hook.startswith("_")}
@@ -146,11 +146,8 @@ class Bus(_Hooks):
             self._compile()
 
     def listeners(self, hook: str) -> list[Attachment]:
-        """Return the plug-ins that implement a hook, in call order; for an action, wrappers come first."""
-        ordered = self._ordered(hook)
-        if hook in _ACTIONS:
-            ordered.sort(key=lambda impl: not impl.wrapper)
-        return [self._attachments[impl.plugin_name] for impl in ordered]
+        """Return the plug-ins that implement a hook, in call order."""
+        return [self._attachments[impl.plugin_name] for impl in self._ordered(hook)]
 
     def _listens(self, attachment: Attachment, hook: str) -> bool:
         caller = getattr(self._pluggy.hook, hook, None)
@@ -162,15 +159,9 @@ class Bus(_Hooks):
         impls = {impl.plugin_name: impl for impl in found if self._writes(impl.plugin_name)}
         if len(impls) < 2:
             return list(impls.values())
-        ordered = [
-            impls[key]
-            for key in (f"{v.kind}/{v.name}" for v in order(hook, self._attachments.values(), self._listens))
-            if key in impls
-        ]
-        if getattr(self._pluggy.hook, hook).spec.opts.get("firstresult"):
-            # Outermost first: loggers, callbacks, algorithms … the default actions last.
-            ordered.sort(key=lambda impl: -KINDS_IN_ORDER.index(self._attachments[impl.plugin_name].kind))
-        return ordered
+        action = bool(getattr(self._pluggy.hook, hook).spec.opts.get("firstresult"))
+        ordered = order(hook, self._attachments.values(), self._listens, action)
+        return by_option(impls[key] for key in (f"{v.kind}/{v.name}" for v in ordered) if key in impls)
 
     def _compile(self) -> None:
         check_combination([attachment for attachment in self._attachments.values() if attachment.kind == "algorithms"])
@@ -185,9 +176,7 @@ class Bus(_Hooks):
         ordered = self._ordered(hook)
         if hook in _EVENTS:
             ordered = [impl for impl in ordered if self._attachments[impl.plugin_name].kind not in self._muted]
-        plain = [impl for impl in ordered if not impl.wrapper]
-        plain.sort(key=lambda impl: (impl.trylast, not impl.tryfirst))  # stable
-        calls = [self._call(hook, impl, argnames) for impl in plain]
+        calls = [self._call(hook, impl, argnames) for impl in ordered if not impl.wrapper]
         if hook in _FINISHING:
             calls += [(finish(each, hook), "") for key, each in self._deliveries.items() if self._writes(key)]
         if hook in _ALWAYS:

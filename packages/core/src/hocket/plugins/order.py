@@ -1,14 +1,14 @@
-"""The call order of plug-ins on a hook."""
+"""The call order of plug-ins on a hook: by kind, phase, constraints and the user's order, then by the options of `hookimpl`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from hocket.plugins.errors import ConflictError, OrderError
 from hocket.plugins.spec import Attachment
 
-#: On an event, kinds run in this order; around an action, the last of them is outermost.
+#: On an event, kinds run in this order; an action asks them in reverse, and the last of them wraps all others.
 KINDS_IN_ORDER = ("actions", "strategies", "precisions", "algorithms", "callbacks", "loggers")
 
 
@@ -24,11 +24,36 @@ def check_combination(algorithms: Sequence[Attachment]) -> None:
     _sort(algorithms, _constraints(algorithms), key=lambda attachment: 0)
 
 
-def order(hook: str, attachments: Iterable[Attachment], listens: Callable[[Attachment, str], bool]) -> list[Attachment]:
+class _Implementation(Protocol):
+    """What pluggy says of an implementation of a hook."""
+
+    @property
+    def wrapper(self) -> bool: ...
+    @property
+    def tryfirst(self) -> bool: ...
+    @property
+    def trylast(self) -> bool: ...
+
+
+Implementation = TypeVar("Implementation", bound=_Implementation)
+
+
+def by_option(implementations: Iterable[Implementation]) -> list[Implementation]:
+    """Sort stably by the options of `hookimpl`: wrappers, which enclose the rest; ``tryfirst``; without; ``trylast``."""
+    return sorted(
+        implementations,
+        key=lambda each: (False, False, False) if each.wrapper else (True, each.trylast, not each.tryfirst),
+    )
+
+
+def order(
+    hook: str, attachments: Iterable[Attachment], listens: Callable[[Attachment, str], bool], action: bool = False
+) -> list[Attachment]:
     """Return the plug-ins of one hook in call order: by kind, and algorithms by phase, constraints and user order.
 
-    On ``after_x`` the user order is reversed. Algorithms that also listen to ``before_x`` act last, in the reverse of
-    their order there. ``listens(attachment, hook)`` returns whether a plug-in implements a hook.
+    An ``action`` asks kinds in reverse: the default actions last. On ``after_x`` the user order is reversed. Algorithms that
+    also listen to ``before_x`` act last, in the reverse of their order there. ``listens(attachment, hook)`` returns whether a
+    plug-in implements a hook.
     """
     user = {attachment: index for index, attachment in enumerate(attachments)}
     algorithms = [attachment for attachment in user if attachment.kind == "algorithms"]
@@ -49,7 +74,8 @@ def order(hook: str, attachments: Iterable[Attachment], listens: Callable[[Attac
     sorted_algorithms = _sort(algorithms, edges, key)
     by_kind = {kind: [attachment for attachment in user if attachment.kind == kind] for kind in KINDS_IN_ORDER}
     by_kind["algorithms"] = sorted_algorithms
-    return [attachment for kind in KINDS_IN_ORDER for attachment in by_kind[kind]]
+    kinds = reversed(KINDS_IN_ORDER) if action else KINDS_IN_ORDER
+    return [attachment for kind in kinds for attachment in by_kind[kind]]
 
 
 def _constraints(algorithms: Sequence[Attachment]) -> set[tuple[Attachment, Attachment]]:

@@ -9,7 +9,7 @@ from typing import Any
 from hocket.checkpoints.plain_data import decode, encode
 from hocket.data import loaders
 from hocket.data.errors import DataError
-from hocket.data.indices import Indices
+from hocket.data.samplers import Indices
 from hocket.data.slices import Slices
 from hocket.data.source import Position, known_length
 from hocket.data.sources.base import DataSource

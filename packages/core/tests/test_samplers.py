@@ -16,7 +16,7 @@ from torch.utils.data import (
 )
 
 from hocket.data.generators import DataGenerators
-from hocket.data.indices import Indices, after, draws_once, skip_items
+from hocket.data.samplers import Indices, after, draws_once, skip_items
 
 SAMPLERS = {
     "in order": lambda n: SequentialSampler(range(n)),

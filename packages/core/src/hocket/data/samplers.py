@@ -1,4 +1,4 @@
-"""Draw the indices of an epoch, from its beginning or its middle, without loading the samples."""
+"""Resume samplers: draw the indices of an epoch from its beginning or its middle, without loading the samples."""
 
 from __future__ import annotations
 
