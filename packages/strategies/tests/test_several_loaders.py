@@ -250,3 +250,15 @@ def test_ranks_that_combine_loaders_differently_are_refused() -> None:
 
     with pytest.raises(RankError, match=r"train_data: Several\(.*'few': 2.0.* instead of .*'few': 1.0"):
         run_ranks(ranks, 2)
+
+
+@pytest.mark.filterwarnings("ignore:Every rank reads all")
+def test_ranks_evaluate_every_sample_once() -> None:
+    def evaluate(rank: int) -> float:
+        loaders = {name: DataLoader(Noted(5 + 2 * number, 10 * number), 2) for number, name in enumerate(SIZES)}
+        torch.manual_seed(0)  # the noise of samples is drawn in order
+        data = Several({name: [*loader] for name, loader in loaders.items()}, "in turn")
+        trainer = hocket.Trainer(model=Net(0.0), eval_data=data, device="cpu", loggers=[])
+        return trainer.evaluate()["eval/loss"]
+
+    assert run_ranks(evaluate, 2) == pytest.approx([evaluate(0)] * 2)

@@ -66,7 +66,7 @@ class Trainer:
         inputs, targets: their location in a batch: a name, an index or a function of the batch. None for
             ``(inputs, targets)``; from a mapping the model receives all values by name, and the loss the mapping itself.
         train_data: any iterable of batches that can be iterated every epoch. Each batch goes to one rank, as in PyTorch:
-            four ranks train on four batches at once.
+            four ranks train on four batches at once. `hocket.data.Several` combines several loaders.
         global_batch: number of samples that all ranks together train on in one step. It replaces a DataLoader's
             ``batch_size``, and global batches are the same for any world size. If the batch size cannot be set (iterable
             data, custom batch samplers), the data has to yield batches of this size, which are divided.

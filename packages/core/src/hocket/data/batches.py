@@ -96,8 +96,8 @@ def move(batch: Any, device: torch.device) -> Any:
 def count(batch: Any) -> Counts:
     """Count samples, the common size of dimension 0 of all tensors, and tokens, the elements of ``input_ids``.
 
-    0-dimensional tensors are ignored. Raises ValueError if the tensors disagree or there is none: define ``count`` in a
-    `hocket.Task` then.
+    In a dict of batches, such as those of `hocket.data.Several`, tokens are the sum over the batches. 0-dimensional tensors
+    are ignored. Raises ValueError if the tensors disagree or there is none: define ``count`` in a `hocket.Task` then.
 
     Example:
         >>> import torch

@@ -407,5 +407,5 @@ def _check_epochs(loaders: Mapping[str, Any]) -> None:
             if other != name:
                 raise ValueError(
                     f"Loaders '{other}' and '{name}' share a {type(owner).__name__}, whose set_epoch is called when either "
-                    f"begins again. Make one for each, such as hocket.data.seeded(dataset) for each loader."
+                    "begins again. Make one for each, such as hocket.data.seeded(dataset) for each loader."
                 )

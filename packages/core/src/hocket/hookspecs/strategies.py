@@ -125,7 +125,7 @@ class StrategyHooks:
         Each batch of the loader goes to one rank: one batch per rank makes a *global* batch. With ``global_batch``, for
         training data only, a global batch has that many samples for any world size, including 1; see
         `hocket.data.global_batches.sized`. Ranks that compute one forward pass together (with the same
-        ``strategy.data_rank``) get the same slices.
+        ``strategy.data_rank``) get the same slices. Loaders of `hocket.data.Several` are prepared one by one.
 
         The result is an iterable, or a `hocket.data.Source` that divides the data it reads (`hocket.data.adapt` with
         ``slices``); an iterable gets the adapter of its kind. All ranks get the same number of training batches; a rank
