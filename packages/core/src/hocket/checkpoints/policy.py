@@ -15,9 +15,10 @@ from hocket.checkpoints.background import Background
 from hocket.checkpoints.components.model import by_own_names
 from hocket.checkpoints.components.plugins import described
 from hocket.checkpoints.hidden import HiddenTensors
+from hocket.checkpoints.listing import Listing
 from hocket.checkpoints.ownership import Ownership
 from hocket.checkpoints.retention import Retention
-from hocket.checkpoints.signals import EXIT_CODE, Interrupted, Signals
+from hocket.checkpoints.signals import Signals
 from hocket.checkpoints.storage.errors import CheckpointError
 from hocket.checkpoints.storage.ranks import Ranks, of_a_thread
 from hocket.checkpoints.storage.snapshot import Snapshot
@@ -87,6 +88,8 @@ class Checkpoints(Callback):
             raise ValueError(f"on_error={on_error!r} is neither 'stop' nor 'warn'.")
         self.store = Store(folder)
         self._owned = Ownership(self.store, overwrite)
+        #: What this run has written so far.
+        self.listing = Listing(self.store, self._owned, self._retention, resumable=not weights_only)
         #: Whether this process holds the store's lock: on rank 0, during a fit.
         self._holds_lock = False
         self._every = Interval(every)
@@ -247,8 +250,7 @@ class Checkpoints(Callback):
 
     def _end(self, state: State) -> NoReturn:
         self._wait(state)
-        self._signals.forget()
-        raise Interrupted(EXIT_CODE)
+        raise self._signals.end(alone=state.strategy.world_size == 1)
 
     def _due(self, state: State) -> bool:
         if not self._by_duration:

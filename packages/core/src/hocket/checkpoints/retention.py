@@ -32,7 +32,7 @@ class Retention:
         if self._best is None or (value := self._value(metrics)) is None:
             return False
         _, mode, count = self._best
-        kept = self._ranking(abouts())
+        kept = self.ranking(abouts())
         if len(kept) < count:
             return True
         worst = kept[-1][0]
@@ -43,10 +43,10 @@ class Retention:
         if self._keep is None:
             return []
         there = abouts()
-        kept = {*list(there)[-self._keep :], *(name for _, name in self._ranking(there))}
+        kept = {*list(there)[-self._keep :], *(name for _, name in self.ranking(there))}
         return [name for name in there if name not in kept]
 
-    def _ranking(self, abouts: Abouts) -> list[tuple[float, str]]:
+    def ranking(self, abouts: Abouts) -> list[tuple[float, str]]:
         """Return values and names of the best checkpoints, the best first."""
         if self._best is None:
             return []

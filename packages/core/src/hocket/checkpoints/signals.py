@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 import time
 from types import FrameType
@@ -27,6 +28,7 @@ class Signals:
 
     def __init__(self) -> None:
         self._first: float | None = None
+        self._number: int | None = None
         self._replaced: dict[int, Any] = {}
 
     @property
@@ -45,13 +47,20 @@ class Signals:
         for number, handler in replaced.items():
             signal.signal(number, handler)
 
-    def forget(self) -> None:
-        """Clear the signal, as the run ends now."""
-        self._first = None
+    def end(self, alone: bool) -> BaseException:
+        """Clear the signal, and return the exception that ends the run.
+
+        That is KeyboardInterrupt for Control-C in a notebook or at a Python prompt, which exiting would end, unless there are
+        other ranks, which have to end too.
+        """
+        control_c = self._number == signal.SIGINT and alone and hasattr(sys, "ps1")
+        self._first = self._number = None
+        return KeyboardInterrupt("Control-C: a checkpoint was written") if control_c else Interrupted(EXIT_CODE)
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
         if self._first is not None and now - self._first > _DUPLICATE:
             self._first = None
             raise KeyboardInterrupt(f"signal {number}, for the second time")
-        self._first = self._first or now
+        if self._first is None:
+            self._first, self._number = now, number

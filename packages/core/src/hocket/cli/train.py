@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 
 from hocket.cli.arguments import add_arguments
 from hocket.cli.command import Command
@@ -15,6 +16,8 @@ def run(args: argparse.Namespace) -> int:
     from hocket.cli.config import trainer_from
 
     with trainer_from(args) as trainer:
+        changes = [each for each in args.changes if not each.startswith("resume=")]
+        trainer.command = shlex.join(["hocket", "train", args.config, *changes, "resume=auto"])
         print(trainer.plan(), flush=True)
         folder = trainer.state.folder
         folder.check()  # fail before training if the weights cannot be written there
