@@ -21,13 +21,13 @@ def text(title: str, rows: Mapping[str, str]) -> str:
 
 
 def html(title: str, rows: Mapping[str, str]) -> str:
-    """Return a table, with everything in it escaped."""
+    """Return the title and a table, with everything in them escaped."""
     cells = "".join(
         f'<tr><th style="{_LEFT}">{_html.escape(name)}</th>'
         f'<td style="{_LEFT};white-space:pre-wrap">{_html.escape(said)}</td></tr>'
         for name, said in rows.items()
     )
-    return f"<table><caption><b>{_html.escape(title)}</b></caption>{cells}</table>"
+    return f"<b>{_html.escape(title)}</b><table>{cells}</table>"
 
 
 def position(now: Timestamp) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import sys
 from typing import TYPE_CHECKING
 
@@ -40,7 +41,8 @@ def last_lines(state: State, checkpoints: Listing | None, command: str | None, i
 def _how_to_continue(resumable: bool, command: str | None, interrupted: bool) -> str:
     aim, here = ("continue", "trainer.fit()") if interrupted else ("train longer", "trainer.fit('1ep')")
     longer = "" if interrupted else "duration=…"
-    interactive = hasattr(sys, "ps1")  # a notebook or a Python prompt, where the Trainer still exists
+    # At a prompt or in a notebook the Trainer still exists, unless this is a fork of it.
+    interactive = hasattr(sys, "ps1") and multiprocessing.parent_process() is None
     if not resumable:
         later = "to resume runs in another process, pass checkpoints=hocket.Checkpoints('runs/…')"
         return f"to {aim}: {here}; {later}" if interactive else later

@@ -44,7 +44,7 @@ from hocket.training import determinism, seeding, until
 from hocket.training.evaluate import EvalSet, PreparedSet, evaluate, evaluate_unseen, sanity_check
 from hocket.training.fit import FitLoop
 from hocket.training.guard import NonFiniteGuard, Policy
-from hocket.training.interruption import deferred
+from hocket.training.interruption import Deferred, deferred
 from hocket.training.metrics import MetricSet
 
 if TYPE_CHECKING:
@@ -342,8 +342,10 @@ class Trainer:
                 self._loop.run(interruption)
                 state.bus.after_fit(state)
                 state.bus.flush(state)
-        except (KeyboardInterrupt, Interrupted):
+        except (KeyboardInterrupt, Interrupted) as error:
             self._summarize(interrupted=True)
+            if isinstance(error, Deferred):  # without the frames of the loop, where nothing went wrong
+                raise KeyboardInterrupt(*error.args) from None
             raise
         result = self.result()
         self._summarize(interrupted=False)

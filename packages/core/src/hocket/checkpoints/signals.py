@@ -9,6 +9,8 @@ import time
 from types import FrameType
 from typing import Any
 
+from hocket.training.interruption import Deferred
+
 #: The exit code of a run that saved and ended because of a signal: EX_TEMPFAIL of sysexits.h, "try again later".
 EXIT_CODE = 75
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -50,12 +52,12 @@ class Signals:
     def end(self, alone: bool) -> BaseException:
         """Clear the signal, and return the exception that ends the run.
 
-        That is KeyboardInterrupt for Control-C in a notebook or at a Python prompt, which exiting would end, unless there are
+        That is a KeyboardInterrupt for Control-C in a notebook or at a Python prompt, which exiting would end, unless there are
         other ranks, which have to end too.
         """
         control_c = self._number == signal.SIGINT and alone and hasattr(sys, "ps1")
         self._first = self._number = None
-        return KeyboardInterrupt("Control-C: a checkpoint was written") if control_c else Interrupted(EXIT_CODE)
+        return Deferred("Control-C: a checkpoint was written") if control_c else Interrupted(EXIT_CODE)
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()

@@ -13,6 +13,10 @@ from types import FrameType
 _DUPLICATE = 1.0
 
 
+class Deferred(KeyboardInterrupt):
+    """Control-C ended a fit after a batch, where the next fit continues."""
+
+
 class Interruption:
     """Record Control-C until `check`. A second one, a second or more after the first, interrupts at once."""
 
@@ -31,7 +35,7 @@ class Interruption:
         """Raise KeyboardInterrupt if Control-C was pressed."""
         if self._received_at is not None:
             self._received_at = None
-            raise KeyboardInterrupt("Control-C: the current batch was completed, and fit() continues after it")
+            raise Deferred("Control-C: the current batch was completed, and fit() continues after it")
 
 
 @contextmanager
