@@ -118,7 +118,7 @@ def test_without_a_best() -> None:
         trainer.evaluate("best")
     with pytest.raises(ValueError, match="'best' is a checkpoint of this run, which writes none"):
         make(checkpoints=None).evaluate("best")
-    with pytest.raises(CheckpointError, match="runs/a.*no checkpoint 'ep9-ba9'"):
+    with pytest.raises(CheckpointError, match=r"runs/a.*no checkpoint 'ep9-ba9'"):
         trainer.evaluate("runs/a/ep9-ba9")
 
 

@@ -117,7 +117,9 @@ def test_texts_say_what_people_look_for() -> None:
     result = trainer.fit()
     lines = repr(result).splitlines()
     assert lines[0] == "Result after 2 epochs, 6 batches, 168 samples" and len(lines) < 10
-    assert any(line.split() == ["best", "test/loss", f"{result.best.value:.6g}", "in", result.best.path] for line in lines)
+    assert any(
+        line.split() == ["best", "test/loss", f"{result.best.value:.6g}", "in", result.best.path] for line in lines
+    )
 
 
 def test_interrupted_fits_have_a_result(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -321,6 +321,19 @@ def test_a_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="pseudo-terminals are of Unix")
+@pytest.mark.parametrize("columns", [60, 80])
+def test_a_narrow_terminal_shows_the_loss(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", str(columns))
+    with Terminal() as terminal:
+        callbacks = [Slow(), "lr-monitor", Values(value=1.0)]
+        trainer = make(loggers=[ProgressLogger(terminal.file)], callbacks=callbacks, duration="1ep")
+        losses = trainer.fit().history["train/loss"]
+        text = re.sub(r"\x1b\[[0-9;]*m", "", terminal.text())
+    assert f"train/loss {losses[-1]:.4g} " in text.rpartition("100%")[2]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="pseudo-terminals are of Unix")
 def test_a_crash_gives_the_terminal_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
 

@@ -1,4 +1,4 @@
-"""The best checkpoint on several ranks: one answer, its weights evaluated in whole or in shards, and the run's own afterwards."""
+"""The best checkpoint on several ranks: one answer, and its weights evaluated, in shards too."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from hocket.distributed.dtensors import local
 from hocket.testkit.ranks import run_ranks
 
 
-def _train(strategy: Any, algorithms: list[Any], folder: Path) -> list[Any]:
-    """The "best" is the highest loss, which comes first, so that it is not the last."""
+def _train(strategy: Any, algorithms: list[Any], mode: Any, folder: Path) -> list[Any]:
+    """``mode`` is the one by which the best is not the last."""
 
     def rank_main(rank: int) -> Any:
         trainer = make_trainer(
             device="cpu", strategy=strategy, global_batch=28, algorithms=algorithms, duration="4ep", seed=1, folder=folder,
             optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.5), eval_every="2ba",
             eval_data={"test": make_data(40, shuffle=False)},
-            checkpoints=hocket.Checkpoints(folder / "a", every=None, best=("test/loss", "max", 1)),
+            checkpoints=hocket.Checkpoints(folder / "a", every=None, best=("test/loss", mode, 1)),
         )  # fmt: skip
         result = trainer.fit()
         before = [local(each).detach().clone() for each in trainer.state.task.parameters()]
@@ -39,7 +39,7 @@ def _train(strategy: Any, algorithms: list[Any], folder: Path) -> list[Any]:
 def test_every_rank_evaluates_the_best(strategy: Any, tmp_path: Path) -> None:
     if strategy == "tensor-parallel":
         strategy = {"tensor-parallel": {"plan": {"0": "colwise", "3": "rowwise"}}}
-    ranks = _train(strategy, [], tmp_path)
+    ranks = _train(strategy, [], "max", tmp_path)
     best, metrics, evaluated, _, _ = ranks[0]
     assert all(each[0] == best and each[2] == evaluated and each[3] for each in ranks)
     assert evaluated["test/loss"] == pytest.approx(best.value, rel=1e-6) and best.value > metrics["test/loss"]
@@ -54,7 +54,7 @@ def test_every_rank_evaluates_the_best(strategy: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_with_averages(strategy: str, tmp_path: Path) -> None:
     pytest.importorskip("hocket_general")
-    for best, metrics, evaluated, kept, again in _train(strategy, [{"ema": {"half_life": "2ba"}}], tmp_path):
+    for best, metrics, evaluated, kept, again in _train(strategy, [{"ema": {"half_life": "2ba"}}], "min", tmp_path):
         assert evaluated["test/loss"] == pytest.approx(best.value, rel=1e-6) and kept
         assert again == pytest.approx(metrics["test/loss"], rel=1e-6)
         assert best.value != pytest.approx(metrics["test/loss"], rel=1e-4), "the test would not see the difference"

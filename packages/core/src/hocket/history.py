@@ -90,12 +90,12 @@ class Recorder:
                 column.append(getattr(now, name))
         row = len(batches) - 1
         for name, value in values.items():
-            rows, column = self._logged.setdefault(name, (array("q"), array("d")))
+            rows, numbers = self._logged.setdefault(name, (array("q"), array("d")))
             if rows and rows[-1] == row:
-                column[-1] = value
+                numbers[-1] = value
             else:
                 rows.append(row)
-                column.append(value)
+                numbers.append(value)
 
     def _remove_last(self) -> None:
         row = len(self._position["batch"]) - 1

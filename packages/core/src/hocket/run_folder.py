@@ -136,7 +136,6 @@ class RunFolder:
             self._claimed = True
         return self.path
 
-
     def files(self) -> list[str]:
         """Return the names of the files and folders there, sorted, without checkpoints; empty if another run owns it."""
         if not self._claimed:

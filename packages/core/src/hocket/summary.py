@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import multiprocessing
+import shlex
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from hocket.checkpoints.storage.errors import CheckpointError
@@ -14,12 +16,14 @@ if TYPE_CHECKING:
     from hocket.state import State
 
 
-def last_lines(state: State, checkpoints: Listing | None, command: str | None, interrupted: bool) -> list[str]:
+def last_lines(
+    state: State, checkpoints: Listing | None, command: Sequence[str] | None, interrupted: bool
+) -> list[str]:
     """Return at most three lines. Reads the store of the checkpoints, and never raises because of it.
 
     Args:
         checkpoints: those of this run, if it writes any.
-        command: the command line that resumes the run, if it was started by one.
+        command: the words of the command line that resumes the run, if it was started by one.
         interrupted: whether a signal ended the fit before its duration.
     """
     if not state.folder.lasting:
@@ -38,7 +42,7 @@ def last_lines(state: State, checkpoints: Listing | None, command: str | None, i
     return [*lines, _how_to_continue(bool(resumable), command, interrupted)]
 
 
-def _how_to_continue(resumable: bool, command: str | None, interrupted: bool) -> str:
+def _how_to_continue(resumable: bool, command: Sequence[str] | None, interrupted: bool) -> str:
     aim, here = ("continue", "trainer.fit()") if interrupted else ("train longer", "trainer.fit('1ep')")
     longer = "" if interrupted else "duration=…"
     # At a prompt or in a notebook the Trainer still exists, unless this is a fork of it.
@@ -47,6 +51,7 @@ def _how_to_continue(resumable: bool, command: str | None, interrupted: bool) ->
         later = "to resume runs in another process, pass checkpoints=hocket.Checkpoints('runs/…')"
         return f"to {aim}: {here}; {later}" if interactive else later
     if command is not None:
-        return f"to {aim}: {command} {longer}".rstrip()
+        words = command if interrupted else [*(each for each in command if not each.startswith("duration=")), longer]
+        return f"to {aim}: {' '.join(map(shlex.quote, words))}"
     resume = ", ".join(filter(None, ["Trainer(…", longer, "resume='auto')"]))
     return f"to {aim}: {here}, or in another process {resume}" if interactive else f"to {aim}: {resume}"

@@ -178,8 +178,8 @@ class Trainer:
         self.settings = settings = Settings.of(given)
         self._metrics = metrics
         self._checkpoints = checkpoints = settings.checkpoints
-        #: The command line that resumes this run, if one has started it; shown after a fit.
-        self.command: str | None = None
+        #: The words of the command line that resumes this run, if one has started it; shown after a fit.
+        self.command: Sequence[str] | None = None
 
         with switches.use(plugins):
             parts = resolve(
@@ -372,7 +372,14 @@ class Trainer:
             names = self._checkpoints.store.names()
             best = ranks_of(state).first(self._checkpoints.listing.best)
         return Result(
-            metrics, state.timestamp.copy(), state.folder.path, state.stop_reason, costs, names, state.history.table(), best
+            metrics,
+            state.timestamp.copy(),
+            state.folder.path,
+            state.stop_reason,
+            costs,
+            names,
+            state.history.table(),
+            best,
         )
 
     def evaluate(
@@ -406,7 +413,10 @@ class Trainer:
         sets = state.eval_sets if data is None else self._eval_sets(data, metrics or self._metrics)
         if not sets:
             raise ValueError("There is nothing to evaluate on. Pass data to evaluate(), or eval_data= to the Trainer.")
-        asked = {"evaluate(data)": comparison.of_sets(sets), **comparison.of_values({"evaluate(checkpoint)": checkpoint})}
+        asked = {
+            "evaluate(data)": comparison.of_sets(sets),
+            **comparison.of_values({"evaluate(checkpoint)": checkpoint}),
+        }
         comparison.over_ranks(state.bus, state.strategy.world_size, asked)
         if checkpoint is not None:
             from hocket.checkpoints.visiting import weights_of

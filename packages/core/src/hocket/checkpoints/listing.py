@@ -41,11 +41,13 @@ class Listing:
         names = [] if which == "best" else list(self._owned.own())
         if not names:
             ranked = f" ranked by '{metric}'" if which == "best" else ""
-            raise CheckpointError(f"This run has no checkpoint{ranked} in {self.store} yet. Train first: trainer.fit().")
+            raise CheckpointError(
+                f"This run has no checkpoint{ranked} in {self.store} yet. Train first: trainer.fit()."
+            )
         return self._path(names[-1])
 
     def summary(self) -> str:
-        """Return a few words about them, such as ``3 checkpoints in runs/a, the newest is ep3-ba18``; empty if there are none."""
+        """Return a few words, such as ``3 checkpoints in runs/a, the newest is ep3-ba18``; empty if there are none."""
         names = list(self._owned.own())
         if not names:
             return ""

@@ -47,8 +47,8 @@ def weights_of(state: State, where: str | Path, checkpoints: Checkpoints | None)
         if where in ("best", "latest"):
             if checkpoints is None:
                 raise ValueError(
-                    f"'{where}' is a checkpoint of this run, which writes none. Pass checkpoints=hocket.Checkpoints('runs/a', …) "
-                    "to the Trainer, or give the path of a checkpoint, such as 'runs/a/ep3-ba18'."
+                    f"'{where}' is a checkpoint of this run, which writes none. Pass "
+                    "checkpoints=hocket.Checkpoints('runs/a', …) to the Trainer, or give the path of a checkpoint, such as 'runs/a/ep3-ba18'."
                 )
             path = ranks.first(lambda: checkpoints.listing.path_of(str(where)))
         else:
@@ -88,9 +88,7 @@ def weights_of(state: State, where: str | Path, checkpoints: Checkpoints | None)
 
 def _pairs(state: State, weights: Mapping[str, Any], path: str) -> list[tuple[Tensor, Tensor]]:
     """Return each tensor of the model with its value in the checkpoint, sharded like it."""
-    own = {
-        name: each for name, each in state.task.state_dict(keep_vars=True).items() if isinstance(each, Tensor)
-    }
+    own = {name: each for name, each in state.task.state_dict(keep_vars=True).items() if isinstance(each, Tensor)}
     given = {name: value for name, value in weights.items() if isinstance(value, Tensor)}
     report = Report(
         tuple(name for name in own if name not in given),

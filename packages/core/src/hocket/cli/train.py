@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import shlex
 
 from hocket.cli.arguments import add_arguments
 from hocket.cli.command import Command
@@ -17,7 +16,7 @@ def run(args: argparse.Namespace) -> int:
 
     with trainer_from(args) as trainer:
         changes = [each for each in args.changes if not each.startswith("resume=")]
-        trainer.command = shlex.join(["hocket", "train", args.config, *changes, "resume=auto"])
+        trainer.command = ("hocket", "train", args.config, *changes, "resume=auto")
         print(trainer.plan(), flush=True)
         folder = trainer.state.folder
         folder.check()  # fail before training if the weights cannot be written there
