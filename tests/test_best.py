@@ -116,7 +116,7 @@ def test_without_a_best() -> None:
     assert trainer.fit("1ba").best is None
     with pytest.raises(CheckpointError, match=r"are not ranked. To keep the best, pass best=\('test/accuracy'"):
         trainer.evaluate("best")
-    with pytest.raises(ValueError, match="'best' is a checkpoint of this run, which writes none"):
+    with pytest.raises(ValueError, match="'best' is one of this run's checkpoints, but it writes none"):
         make(checkpoints=None).evaluate("best")
     with pytest.raises(CheckpointError, match=r"runs/a.*no checkpoint 'ep9-ba9'"):
         trainer.evaluate("runs/a/ep9-ba9")

@@ -47,8 +47,8 @@ def weights_of(state: State, where: str | Path, checkpoints: Checkpoints | None)
         if where in ("best", "latest"):
             if checkpoints is None:
                 raise ValueError(
-                    f"'{where}' is a checkpoint of this run, which writes none. Pass "
-                    "checkpoints=hocket.Checkpoints('runs/a', …) to the Trainer, or give the path of a checkpoint, such as 'runs/a/ep3-ba18'."
+                    f"'{where}' is one of this run's checkpoints, but it writes none. Pass "
+                    "checkpoints=hocket.Checkpoints('runs/a') to the Trainer, or the path of a checkpoint here."
                 )
             path = ranks.first(lambda: checkpoints.listing.path_of(str(where)))
         else:
