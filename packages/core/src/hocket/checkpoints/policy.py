@@ -37,7 +37,7 @@ class Checkpoints(Callback):
     Every rank writes the shards that it holds, rank 0 the rest. A checkpoint is complete or does not exist, whenever a process
     dies. One is written at the end of a fit too. During a fit SIGTERM and SIGINT (Control-C) write one at the end of the
     current batch, epoch or fit, and end the run with `Interrupted`; another signal, a second or more after the first, ends it
-    at once. In a notebook Control-C raises KeyboardInterrupt. ``Trainer(resume="auto")`` continues from the newest valid checkpoint.
+    at once. In a notebook Control-C raises KeyboardInterrupt. ``Trainer(resume="auto")`` continues from the newest valid one.
 
     Args:
         folder: the target: any folder, or a URL that fsspec supports, such as ``"s3://bucket/runs/a"``. If ranks hold shards,
