@@ -131,7 +131,7 @@ def test_the_end_of_a_fit_evaluates_each_set_that_was_not_evaluated_there(data, 
         model=model(), loss=F.cross_entropy, train_data=data(96), eval_data=sets, optimizer=sgd, duration="1ep",
         callbacks=[Watch()],
     )  # fmt: skip
-    metrics = trainer.fit().metrics
+    metrics = {name: value for name, value in trainer.fit().metrics.items() if not name.startswith("train/")}
     assert evaluated == [("rare", 2), ("usual", 3), ("rare", 3)]
     assert metrics == pytest.approx(trainer.evaluate({label: sets[label] for label in ("usual", "rare")}), rel=1e-6)
 

@@ -257,7 +257,8 @@ def test_the_console_has_a_line_for_training_and_one_for_each_set() -> None:
     data = [(torch.ones(2, 3), torch.zeros(2, 1))]
     sets = {"a": data, "b": hocket.EvalSet(data, every="2ep")}
     result = make(loggers=[ConsoleLogger(file)], eval_data=sets, log_every="5ba").fit()
-    printed = file.getvalue().splitlines()
+    *printed, done, how = file.getvalue().splitlines()
+    assert done == "hocket: done at ep 2 ba 10: no checkpoint was written" and "checkpoints=hocket.Checkpoints(" in how
     assert [re.split(r"  | [\d.e-]+$", line)[1].split()[0] for line in printed] == [
         "train/loss", "a/loss", "train/loss", "a/loss", "b/loss"
     ]  # fmt: skip
@@ -272,7 +273,8 @@ def test_progress_is_plain_lines_where_there_is_no_terminal() -> None:
     assert f"eval/loss {result.metrics['eval/loss']:.4g}" in text
     shares = [int(match) for match in re.findall(r"^(\d+)%", text, re.MULTILINE)]
     assert shares == sorted(shares) and shares[0] == 10 and shares[-1] == 100
-    assert re.search(r"50%  [\d.e+]+ ba/s  0:00:\d\d left  ep \d ba 5  train/loss", text)
+    assert re.search(r"50%  train/loss [\d.e+-]+  [\d.e+]+ ba/s  0:00:\d\d left  ep \d ba 5\n", text)
+    assert text.splitlines()[-2] == "hocket: done at ep 2 ba 10: no checkpoint was written"
 
 
 class Terminal:
@@ -316,6 +318,19 @@ def test_a_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "training" in text and "evaluating eval" in text and "train/loss" in text
     assert f"ep 1 ba 5  eval/loss {result.metrics['eval/loss']:.4g}" in text
     assert text.count("\x1b[?25l") == text.count("\x1b[?25h") > 0, "the cursor is back"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="pseudo-terminals are of Unix")
+@pytest.mark.parametrize("columns", [60, 80])
+def test_a_narrow_terminal_shows_the_loss(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", str(columns))
+    with Terminal() as terminal:
+        callbacks = [Slow(), "lr-monitor", Values(value=1.0)]
+        trainer = make(loggers=[ProgressLogger(terminal.file)], callbacks=callbacks, duration="1ep")
+        losses = trainer.fit().history["train/loss"]
+        text = re.sub(r"\x1b\[[0-9;]*m", "", terminal.text())
+    assert f"train/loss {losses[-1]:.4g} " in text.rpartition("100%")[2]
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="pseudo-terminals are of Unix")

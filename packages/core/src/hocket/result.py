@@ -6,20 +6,25 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from hocket import display
+from hocket.history import History
 from hocket.time import Timestamp
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Result:
-    """The result of a fit.
+    """The result of a fit. A notebook shows it as a table.
 
     Args:
-        metrics: the latest evaluation results, as ``label/name``.
+        metrics: the latest evaluation results, as ``label/name``, and the training losses of the last logged batch, as
+            ``train/name``.
         timestamp: the completed part of training.
         run_folder: the folder for loggers; it exists if one of them wrote to it.
         stop_reason: the reason given by a plug-in that requested a stop, or empty.
         costs: calls, own seconds and nested seconds by (plug-in, hook); filled with ``profile_plugins=True``.
         checkpoints: the names of the existing checkpoints, newest last.
+        history: everything that the Trainer has logged, in this fit and earlier ones; see `hocket.history.History`.
+        best: the best checkpoint of the run by the metric of ``Checkpoints(best=…)``; None if there is none.
 
     Example:
         >>> import hocket, torch
@@ -30,7 +35,7 @@ class Result:
         ... )
         >>> result = trainer.fit()
         >>> list(result.metrics), result.timestamp.epoch, result.stop_reason
-        (['eval/loss'], 3, '')
+        (['train/loss', 'eval/loss'], 3, '')
     """
 
     metrics: Mapping[str, float]
@@ -39,6 +44,42 @@ class Result:
     stop_reason: str = ""
     costs: Mapping[tuple[str, str], Cost] = field(default_factory=dict)
     checkpoints: Sequence[str] = ()
+    history: History = field(default_factory=History)
+    best: Best | None = None
+
+    def __repr__(self) -> str:
+        return display.text(self._title(), self._rows())
+
+    def _repr_html_(self) -> str:
+        return display.html(self._title(), self._rows())
+
+    def _title(self) -> str:
+        return f"Result after {display.position(self.timestamp)}"
+
+    def _rows(self) -> dict[str, str]:
+        rows = {name: f"{value:.6g}" for name, value in self.metrics.items()}
+        if self.best is not None:
+            rows["best"] = f"{self.best.metric} {self.best.value:.6g} in {self.best.path}"
+        rows["checkpoints"] = display.listed(self.checkpoints)
+        rows["run folder"] = str(self.run_folder)
+        rows["history"] = f"{self.history.rows} rows of {display.listed(list(self.history), 8)}"
+        rows["stopped by"] = self.stop_reason
+        return {name: text for name, text in rows.items() if text}
+
+
+@dataclass(frozen=True, slots=True)
+class Best:
+    """The best checkpoint of a run.
+
+    Args:
+        path: its folder or URL, as ``resume=`` and `hocket.Trainer.load_weights` take it.
+        metric: the name of the metric that ranks checkpoints.
+        value: its value when the checkpoint was written.
+    """
+
+    path: str
+    metric: str
+    value: float
 
 
 @dataclass(frozen=True, slots=True)

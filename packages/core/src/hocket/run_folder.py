@@ -136,6 +136,13 @@ class RunFolder:
             self._claimed = True
         return self.path
 
+    def files(self) -> list[str]:
+        """Return the names of the files and folders there, sorted, without checkpoints; empty if another run owns it."""
+        if not self._claimed:
+            return []
+        entries = [each for each in self.path.iterdir() if not each.name.startswith(".") and each.name != RECORD]
+        return sorted(each.name for each in entries if not _of_checkpoints(each))
+
 
 class TemporaryFolder(RunFolder):
     """A temporary folder for ``fast_dev_run`` and ``overfit``: removed with the object, or when the process ends."""

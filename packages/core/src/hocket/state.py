@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
+from hocket.history import Recorder
 from hocket.plugins.kinds import singular
 from hocket.time import Time, Timestamp
 from hocket.training.borrowing import BorrowedTensors
@@ -114,6 +115,8 @@ class State:
         self.exception: BaseException | None = None
         #: Values logged since the last logging interval ended: numbers, and scalar tensors still on their device.
         self.logged: dict[str, float | Tensor] = {}
+        #: All values that were passed to the loggers so far, for `hocket.Result.history`.
+        self.history = Recorder()
 
         #: The Trainer's ``resume`` argument.
         self.resumes: str | Path | None = resumes

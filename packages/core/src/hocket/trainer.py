@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import nn
 
-from hocket import launching
+from hocket import display, launching
 from hocket.checkpoints.components.configuration import Configuration, hyperparameters
 from hocket.checkpoints.components.data import TrainingData
 from hocket.checkpoints.components.model import by_own_names
 from hocket.checkpoints.content import Content, components_of
+from hocket.checkpoints.signals import Interrupted
 from hocket.data.adapters import adapt
 from hocket.data.checks import check_batches, check_sets
 from hocket.data.several import prepared
@@ -37,13 +38,14 @@ from hocket.run_folder import Run, RunFolder, TemporaryFolder
 from hocket.runtime import Runtime
 from hocket.settings import Settings
 from hocket.state import State
+from hocket.summary import last_lines
 from hocket.task import task_of
 from hocket.time import Interval, Time
 from hocket.training import determinism, seeding, until
-from hocket.training.evaluate import EvalSet, PreparedSet, evaluate, sanity_check
+from hocket.training.evaluate import EvalSet, PreparedSet, evaluate, evaluate_unseen, sanity_check
 from hocket.training.fit import FitLoop
 from hocket.training.guard import NonFiniteGuard, Policy
-from hocket.training.interruption import deferred
+from hocket.training.interruption import Deferred, deferred
 from hocket.training.metrics import MetricSet
 
 if TYPE_CHECKING:
@@ -177,6 +179,8 @@ class Trainer:
         self.settings = settings = Settings.of(given)
         self._metrics = metrics
         self._checkpoints = checkpoints = settings.checkpoints
+        #: The words of the command line that resumes this run, if one has started it; shown after a fit.
+        self.command: Sequence[str] | None = None
 
         with switches.use(plugins):
             parts = resolve(
@@ -329,26 +333,73 @@ class Trainer:
             self._set_eval_data(eval_data)
         self._loop.check()
         if not self._set_time(duration):
-            return self._result()
-        with deferred(state.strategy.world_size == 1) as interruption, self._running():
-            state.bus.before_fit(state)
-            if not state.progress.ready:
-                state.bus.log_hyperparameters(state, self.settings.hyperparameters(state.bus.attachments))
-                sanity_check(state, state.eval_sets, self.settings.sanity_eval, interruption.check)
-            self._loop.run(interruption)
-            state.bus.after_fit(state)
-            state.bus.flush(state)
-        return self._result()
+            return self.result()
+        try:
+            with deferred(state.strategy.world_size == 1) as interruption, self._running():
+                state.bus.before_fit(state)
+                if not state.progress.ready:
+                    state.bus.log_hyperparameters(state, self.settings.hyperparameters(state.bus.attachments))
+                    sanity_check(state, state.eval_sets, self.settings.sanity_eval, interruption.check)
+                self._loop.run(interruption)
+                state.bus.after_fit(state)
+                state.bus.flush(state)
+        except (KeyboardInterrupt, Interrupted) as error:
+            self._summarize(interrupted=True)
+            if isinstance(error, Deferred):  # without the frames of the loop, where nothing went wrong
+                raise KeyboardInterrupt(*error.args) from None
+            raise
+        result = self.result()
+        self._summarize(interrupted=False)
+        return result
+
+    def result(self) -> Result:
+        """Return the result so far, as `fit` does, such as after Control-C. Every rank has to call it.
+
+        Example:
+            >>> import hocket, torch
+            >>> trainer = hocket.Trainer(
+            ...     model=torch.nn.Linear(4, 1), loss=torch.nn.MSELoss(), optimizer="sgd(lr=0.1)", device="cpu",
+            ...     train_data=[(torch.ones(8, 4), torch.ones(8, 1))] * 20,
+            ... )
+            >>> trainer.fit("1ep") == trainer.result()
+            True
+        """
+        state = self.state
+        costs = {key: Cost(int(calls), *seconds) for key, (calls, *seconds) in state.bus.account.items()}
+        metrics = {**dict(state.history.latest("train/")), **state.metrics}
+        names: Sequence[str] = ()
+        best = None
+        if self._checkpoints is not None:
+            names = self._checkpoints.store.names()
+            best = ranks_of(state).first(self._checkpoints.listing.best)
+        return Result(
+            metrics,
+            state.timestamp.copy(),
+            state.folder.path,
+            state.stop_reason,
+            costs,
+            names,
+            state.history.table(),
+            best,
+        )
 
     def evaluate(
         self,
-        data: Iterable[Any] | EvalSet | Mapping[str, Iterable[Any] | EvalSet] | None = None,
+        data: Iterable[Any] | EvalSet | Mapping[str, Iterable[Any] | EvalSet] | str | Path | None = None,
         *,
         metrics: Mapping[str, Any] | Callable[[], Mapping[str, Any]] | None = None,
+        checkpoint: str | Path | None = None,
     ) -> dict[str, float]:
         """Evaluate ``data``, or the Trainer's ``eval_data``, and return losses and metrics as ``label/name``.
 
-        Every sample counts once.
+        Every sample counts once. With ``checkpoint`` it evaluates the weights of a checkpoint: ``"best"`` or ``"latest"`` of
+        this run's, or the path of one; ``evaluate("best")`` is short for ``evaluate(checkpoint="best")``. Algorithms such as
+        EMA have their state of that time. Afterwards the Trainer has its own weights again, bitwise. Callbacks and loggers are
+        not called, and `result` does not change.
+
+        Raises:
+            ValueError: there is nothing to evaluate on, or there are no checkpoints.
+            hocket.checkpoints.CheckpointError: there is no such checkpoint, or it does not fit the model.
 
         Example:
             >>> import hocket, torch
@@ -358,10 +409,23 @@ class Trainer:
             {'test/loss': 1.0}
         """
         state = self.state
+        if isinstance(data, str | Path) and checkpoint is None:
+            data, checkpoint = None, data
         sets = state.eval_sets if data is None else self._eval_sets(data, metrics or self._metrics)
         if not sets:
             raise ValueError("There is nothing to evaluate on. Pass data to evaluate(), or eval_data= to the Trainer.")
-        comparison.over_ranks(state.bus, state.strategy.world_size, {"evaluate(data)": comparison.of_sets(sets)})
+        asked = {
+            "evaluate(data)": comparison.of_sets(sets),
+            **comparison.of_values({"evaluate(checkpoint)": checkpoint}),
+        }
+        comparison.over_ranks(state.bus, state.strategy.world_size, asked)
+        if checkpoint is not None:
+            from hocket.checkpoints.visiting import weights_of
+
+            if self._loop.stage:
+                raise RuntimeError("A checkpoint cannot be evaluated during a fit. Evaluate it before or after.")
+            with weights_of(state, checkpoint, self._checkpoints), self._running():
+                return evaluate_unseen(state, sets)
         with self._running():
             state.bus.eval_standalone_start(state)
             values = evaluate(state, sets)
@@ -467,6 +531,24 @@ class Trainer:
             evaluated.source.close()
         self._closing()  # a finalizer, which runs at most once
 
+    def __repr__(self) -> str:
+        return display.text(*self._shown())
+
+    def _repr_html_(self) -> str:
+        return display.html(*self._shown())
+
+    def _shown(self) -> tuple[str, dict[str, str]]:
+        """Return a title and a few lines about the run, for people."""
+        state = self.state
+        rows = {name: self._plan.run[name] for name in ("model", "duration")} | {"device": str(state.device)}
+        for each in state.bus.attachments:
+            if each.kind != "actions":
+                rows[each.kind] = f"{rows[each.kind]}, {each.name}" if each.kind in rows else each.name
+        if self._checkpoints is not None:
+            rows["checkpoints"] = str(self._checkpoints.store.folder)
+        rows["run folder"] = str(state.folder.path)
+        return f"Trainer after {display.position(state.timestamp)}", rows
+
     def __enter__(self) -> Trainer:
         return self
 
@@ -475,11 +557,12 @@ class Trainer:
 
     # --- internals
 
-    def _result(self) -> Result:
+    def _summarize(self, interrupted: bool) -> None:
+        """Pass the last lines of a fit to the loggers that show them."""
         state = self.state
-        costs = {key: Cost(int(calls), *seconds) for key, (calls, *seconds) in state.bus.account.items()}
-        names = () if self._checkpoints is None else self._checkpoints.store.names()
-        return Result(dict(state.metrics), state.timestamp.copy(), state.folder.path, state.stop_reason, costs, names)
+        if state.strategy.rank == 0 and state.bus.listeners("log_summary"):
+            listing = None if self._checkpoints is None else self._checkpoints.listing
+            state.bus.log_summary(state, last_lines(state, listing, self.command, interrupted))
 
     def _set_train_data(self, data: Iterable[Any]) -> None:
         state = self.state

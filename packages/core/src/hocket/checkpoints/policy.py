@@ -13,6 +13,7 @@ from hocket.checkpoints import resuming
 from hocket.checkpoints.components.model import by_own_names
 from hocket.checkpoints.components.plugins import described
 from hocket.checkpoints.hidden import HiddenTensors
+from hocket.checkpoints.listing import Listing
 from hocket.checkpoints.ownership import Ownership
 from hocket.checkpoints.retention import Retention
 from hocket.checkpoints.signals import Signals
@@ -33,7 +34,7 @@ class Checkpoints(Callback):
     Every rank writes the shards that it holds, rank 0 the rest. A checkpoint is complete or does not exist, whenever a process
     dies. One is written at the end of a fit too. During a fit SIGTERM and SIGINT (Control-C) write one at the end of the
     current batch, epoch or fit, and end the run with `Interrupted`; another signal, a second or more after the first, ends it
-    at once. ``Trainer(resume="auto")`` continues from the newest valid checkpoint.
+    at once. In a notebook Control-C raises KeyboardInterrupt. ``Trainer(resume="auto")`` continues from the newest valid one.
 
     Args:
         folder: the target: any folder, or a URL that fsspec supports, such as ``"s3://bucket/runs/a"``. If ranks hold shards,
@@ -84,6 +85,8 @@ class Checkpoints(Callback):
             raise ValueError(f"on_error={on_error!r} is neither 'stop' nor 'warn'.")
         self.store = Store(folder)
         self._owned = Ownership(self.store, overwrite)
+        #: What this run has written so far.
+        self.listing = Listing(self.store, self._owned, self._retention, resumable=not weights_only)
         self._due = Due(every)
         self._weights_only, self._on_error = weights_only, on_error
         self._new_writer = functools.partial(Writer, self.store, self._owned, self._retention, asynchronous, on_error)
@@ -208,7 +211,7 @@ class Checkpoints(Callback):
 
     def _end(self, state: State) -> NoReturn:
         self._writer.wait(state)
-        self._signals.end()
+        self._signals.end(alone=state.strategy.world_size == 1)
 
     # --- the best
 

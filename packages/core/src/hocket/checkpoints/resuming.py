@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from hocket.checkpoints.storage.errors import CheckpointError
 from hocket.checkpoints.storage.manifest import LATEST
+from hocket.checkpoints.storage.ranks import Ranks
 from hocket.checkpoints.storage.store import Store
 from hocket.distributed.agreement import ranks_of
 from hocket.run_folder import Run, RunFolder, check_name
@@ -47,12 +48,8 @@ def resume(state: State, where: str | Path, checkpoints: Checkpoints | None = No
             return
         name, tree = found
     else:
-        path = str(where) if "://" in str(where) else os.path.realpath(where)
-        folder, _, name = path.rstrip("/").rpartition("/")
-        store = Store(folder or "/")
-        store = own if own is not None and store.where == own.where else store
         with seeding.preserved(devices=False):
-            name = ranks.first(lambda: _named(store, name, path))
+            store, name = locate(where, own, ranks)
         try:
             tree = store.read(name, like=state.content.like(), ranks=ranks)
         except CheckpointError as error:
@@ -81,6 +78,15 @@ def resume(state: State, where: str | Path, checkpoints: Checkpoints | None = No
         raise
     if checkpoints is not None and store is own:
         checkpoints.note_saved(state)
+
+
+def locate(where: str | Path, own: Store | None, ranks: Ranks) -> tuple[Store, str]:
+    """Return the store, ``own`` if it is that one, and the name of a checkpoint by its path or URL. Every rank calls it."""
+    path = str(where) if "://" in str(where) else os.path.realpath(where)
+    folder, _, name = path.rstrip("/").rpartition("/")
+    store = Store(folder or "/")
+    store = own if own is not None and store.where == own.where else store
+    return store, ranks.first(lambda: _named(store, name, path))
 
 
 def _named(store: Store, name: str, path: str) -> str:

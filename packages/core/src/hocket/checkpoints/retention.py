@@ -32,7 +32,7 @@ class Retention:
         if self._best is None or (value := self._value(metrics)) is None:
             return False
         _, mode, count = self._best
-        kept = self._ranking(owned.own())
+        kept = self.ranking(owned.own())
         if len(kept) < count:
             return True
         worst = kept[-1][0]
@@ -47,7 +47,7 @@ class Retention:
         if self._keep is None:
             return
         there = owned.own()
-        kept = {*list(there)[-self._keep :], *(name for _, name in self._ranking(there))}
+        kept = {*list(there)[-self._keep :], *(name for _, name in self.ranking(there))}
         for name in there:
             if name not in kept:
                 try:
@@ -55,7 +55,7 @@ class Retention:
                 except (CheckpointError, OSError) as error:
                     warnings.warn(f"An old checkpoint stays: {error}", RuntimeWarning, stacklevel=2)
 
-    def _ranking(self, abouts: Mapping[str, Mapping[str, Any]]) -> list[tuple[float, str]]:
+    def ranking(self, abouts: Mapping[str, Mapping[str, Any]]) -> list[tuple[float, str]]:
         """Return values and names of the best checkpoints, the best first."""
         if self._best is None:
             return []

@@ -10,10 +10,11 @@
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from hocket.training.interruption import Interruption
+from hocket.training.interruption import Deferred, Interruption
 from hocket.training.requests import Decision
 
 if TYPE_CHECKING:
@@ -58,7 +59,12 @@ class Signals(Interruption):
         """Whether any rank received a signal. Every rank has to call this."""
         return any(state.bus.all_gather_object(self.received))
 
-    def end(self) -> NoReturn:
-        """End the run, which has saved. Raises Interrupted."""
+    def end(self, alone: bool) -> NoReturn:
+        """End the run, which has saved. Raises Interrupted.
+
+        Raises KeyboardInterrupt instead for Control-C in a notebook or at a Python prompt, which exiting would end, unless there
+        are other ranks, which have to end too.
+        """
+        control_c = self.number == signal.SIGINT and alone and hasattr(sys, "ps1")
         self.forget()
-        raise Interrupted(EXIT_CODE)
+        raise Deferred("Control-C: a checkpoint was written") if control_c else Interrupted(EXIT_CODE)

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import ast
 import importlib.machinery
+import re
 import sys
+from importlib.util import resolve_name
 from pathlib import Path
 
 from hocket.plugins import Entry
 
 
 def summary(entry: Entry) -> str:
-    """Return the first line of the docstring, or the first argument of an instance; empty if the source does not show it."""
+    """Return the first line of the docstring, or the first argument of an instance; empty if the source does not show it.
+
+    Roles and backquotes of reStructuredText are removed.
+    """
     try:
         text = (entry.obj.__doc__ or "") if entry.obj is not None else _documented(*entry.target.split(":"))
-        return text.strip().partition("\n")[0]
+        return re.sub(r":\w+:(?=`)|`+~?", "", text.strip().partition("\n")[0])
     except Exception:  # the source cannot be found, read or parsed
         return ""
 
@@ -24,10 +29,16 @@ def _documented(module: str, attribute: str) -> str:
     if file is None:
         return ""
     text = file.read_text(encoding="utf-8")
+    # torch documents its optimizers by assignment, after the class.
+    assigned = re.search(rf'^{attribute}\.__doc__ = \(?\s*r?"""\s*(.+)', text, re.MULTILINE)
+    if assigned is not None:
+        return assigned[1]
     keys = (f"\nclass {attribute}", f"\ndef {attribute}(", f"\n{attribute} = ")
     start = next((text.index(key) for key in keys if key in text), None)
     if start is None:
-        return ""
+        imported = re.search(rf"^from ([\w.]+) import .*\b{attribute}\b", text, re.MULTILINE)
+        package = module if file.stem == "__init__" else module.rpartition(".")[0]
+        return "" if imported is None else _documented(resolve_name(imported[1], package), attribute)
     # Parse only this definition and not the full file, for speed: there may be many plug-ins.
     definition = text[start + 1 :].splitlines(keepends=True)
     end = next((i for i, line in enumerate(definition[1:], 1) if line.strip() and line[0] not in " \t)#"), None)

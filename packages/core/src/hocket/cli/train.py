@@ -15,6 +15,8 @@ def run(args: argparse.Namespace) -> int:
     from hocket.cli.config import trainer_from
 
     with trainer_from(args) as trainer:
+        changes = [each for each in args.changes if not each.startswith("resume=")]
+        trainer.command = ("hocket", "train", args.config, *changes, "resume=auto")
         print(trainer.plan(), flush=True)
         folder = trainer.state.folder
         folder.check()  # fail before training if the weights cannot be written there

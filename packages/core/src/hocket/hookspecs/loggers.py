@@ -41,5 +41,12 @@ class Loggers:
         """Log a finished file or folder."""
 
     @hookspec
+    def log_summary(self, state: State, lines: Sequence[str], /) -> None:
+        """Show the last lines of a fit, at most three: what it has written, and how to continue.
+
+        Called after a fit, and after Control-C or SIGTERM has ended it, when files are closed.
+        """
+
+    @hookspec
     def flush(self, state: State, /) -> None:
         """Write out buffered values."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import IO
 
+from hocket.display import notebook
 from hocket.logger import Logger
 from hocket.state import State
 from hocket.time import Timestamp
@@ -14,8 +15,11 @@ from hocket.time import Timestamp
 class ConsoleLogger(Logger):
     """Print a line whenever values are logged, and one for each evaluation set: the position, then names and values.
 
+    After a fit, the last lines say what was written and how to continue.
+
     Args:
-        file: the file to print to; None for the current ``sys.stderr``.
+        file: the file to print to; None for the current ``sys.stderr`` or, in a notebook, which colours that as an error,
+            ``sys.stdout``.
 
     Example:
         >>> import hocket, sys, torch
@@ -27,6 +31,7 @@ class ConsoleLogger(Logger):
         >>> result = trainer.fit()
         ep 0 ba 10  train/loss ...
         ep 0 ba 20  train/loss ...
+        hocket: done at ep 1 ba 20: ...
     """
 
     synchronous = True  # keeps the order relative to other output
@@ -43,7 +48,17 @@ class ConsoleLogger(Logger):
     def log_metrics(self, state: State, metrics: Mapping[str, float]) -> None:
         """Print the values, one line for training and one for each evaluation set."""
         for values in by_set(metrics, self._labels).values():
-            print(line(state.timestamp, values), file=self._file or sys.stderr, flush=True)
+            print(line(state.timestamp, values), file=output(self._file), flush=True)
+
+    def log_summary(self, state: State, lines: Sequence[str]) -> None:
+        """Print the lines."""
+        for text in lines:
+            print(f"hocket: {text}", file=output(self._file), flush=True)
+
+
+def output(file: IO[str] | None) -> IO[str]:
+    """Return the file, or the one to print to if it is None."""
+    return file or (sys.stderr if notebook() is None else sys.stdout)
 
 
 def line(now: Timestamp, metrics: Mapping[str, float]) -> str:

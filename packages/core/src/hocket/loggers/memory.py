@@ -13,6 +13,8 @@ from hocket.state import State
 class MemoryLogger(Logger):
     """Keep all logged values in memory, for notebooks and tests.
 
+    Pass an instance, to read from it later. Metrics alone need no logger: `hocket.Result.history` has them.
+
     Attributes:
         metrics: a list of ``(batch, value)`` by name.
         hyperparameters: the logged hyperparameters.

@@ -1,16 +1,16 @@
-"""A progress bar, or plain lines without a terminal."""
+"""A progress bar on a terminal or in a notebook, or plain lines."""
 
 from __future__ import annotations
 
 import datetime
 import math
-import sys
 import time
-from collections.abc import Mapping
-from typing import IO
+from collections.abc import Mapping, Sequence
+from typing import IO, Any
 
+from hocket import display
 from hocket.logger import Logger
-from hocket.loggers.console import by_set, line
+from hocket.loggers.console import by_set, line, output
 from hocket.state import State
 from hocket.training import seeding
 
@@ -21,13 +21,14 @@ with seeding.preserved():  # importing rich draws a number from Python's global 
 
 
 class ProgressLogger(Logger):
-    """Show a progress bar with loss, speed and remaining time, or plain lines if the output is not a terminal.
+    """Show a progress bar with loss, speed and remaining time, or plain lines without a terminal or notebook.
 
     The bar covers the planned duration; a second bar appears during evaluation. It is drawn at most ten times a second;
-    between drawings a batch costs one clock read. Evaluation results are always printed as a line.
+    between drawings a batch costs one clock read. Evaluation results are always printed as a line. After a fit, the last
+    lines say what was written and how to continue. Notebooks (Jupyter, VS Code, Colab) need no further package.
 
     Args:
-        file: the file to print to; None for ``sys.stderr`` at the start of a fit or evaluation.
+        file: the file to print to; None for the notebook, or ``sys.stderr``.
         seconds: time between plain lines about training.
 
     Example:
@@ -43,7 +44,8 @@ class ProgressLogger(Logger):
         self._file = file
         self._seconds = seconds
         self._console: Console | None = None  # None outside of a fit or evaluation
-        self._bar: Progress | None = None  # None without a terminal
+        self._bar: Progress | None = None  # None without a terminal or notebook
+        self._shown: Any = None  # IPython's handle of the bar's output in a notebook
         self._training: TaskID | None = None
         self._evaluation: TaskID | None = None
         self._evaluated = 0
@@ -91,7 +93,7 @@ class ProgressLogger(Logger):
         if self._bar is not None:
             total = _length(state) if self._fitting else None
             self._evaluation = self._bar.add_task(f"evaluating {state.eval_label}", total=total, status="")
-            self._bar.refresh()
+            self._refresh()
 
     def eval_batch_end(self, state: State) -> None:
         """Draw if the next drawing is due."""
@@ -127,23 +129,40 @@ class ProgressLogger(Logger):
 
     def close(self, state: State) -> None:
         """Release the terminal."""
-        bar, self._bar, self._console = self._bar, None, None
+        bar, self._bar, self._console, self._shown = self._bar, None, None, None
         self._training = self._evaluation = None
         self._fitting, self._due = False, math.inf
         if bar is not None:
             bar.stop()
 
+    def log_summary(self, state: State, lines: Sequence[str]) -> None:
+        """Print the lines."""
+        for text in lines:
+            self._print(f"hocket: {text}")
+
     def _open(self) -> None:
-        self._console = Console(file=self._file or sys.stderr)
+        self._console = Console(file=output(self._file))
         self._due = time.perf_counter()
-        if not self._console.is_interactive:
+        notebook = None if self._file else display.notebook()
+        if notebook is None and not self._console.is_interactive:
             self._due += self._seconds
             return
         status = TextColumn("{task.fields[status]}", markup=False, table_column=Column(no_wrap=True, ratio=1))
         columns = (TextColumn("{task.description}", markup=False), BarColumn(20), TaskProgressColumn(), status)
         # No refresh thread: a bar that is only drawn from batch_end cannot outlive a crash.
         self._bar = Progress(*columns, console=self._console, auto_refresh=False, expand=True)
-        self._bar.start()
+        if notebook is None:
+            self._bar.start()
+        else:  # without `start`, for which rich needs ipywidgets; its text as HTML is kept when the notebook is saved
+            from IPython.display import display as show
+
+            self._shown = show(self._bar, display_id=True)
+
+    def _refresh(self) -> None:
+        if self._shown is not None:
+            self._shown.update(self._bar)
+        elif self._bar is not None:
+            self._bar.refresh()
 
     def _draw(self, state: State) -> None:
         done, now = state.elapsed(), time.perf_counter()
@@ -152,17 +171,20 @@ class ProgressLogger(Logger):
         if seconds >= 1 or (not self._speed and seconds > 0):
             self._speed = batch / seconds
             self._mark = (state.timestamp.batch, state.timestamp.seconds)
-        status = f"{self._speed:.3g} ba/s"
+        # The loss first, because a narrow terminal cuts the end off.
+        values = sorted(self._values.items(), key=lambda item: not item[0].startswith("train/"))[:4]
+        first, *others = [f"{name} {value:.4g}" for name, value in values] or [""]
+        left = ""
         if done > self._began[1] and done < 1:
-            left = (now - self._began[0]) / (done - self._began[1]) * (1 - done)
-            status += f"  {datetime.timedelta(seconds=round(left))} left"
-        training_first = sorted(self._values.items(), key=lambda item: not item[0].startswith("train/"))
-        status += "  " + line(state.timestamp, dict(training_first[:4]))
+            seconds = (now - self._began[0]) / (done - self._began[1]) * (1 - done)
+            left = f"{datetime.timedelta(seconds=round(seconds))} left"
+        speed = f"{self._speed:.3g} ba/s" if self._speed < 100 else f"{self._speed:.0f} ba/s"
+        status = "  ".join(filter(None, [first, speed, left, line(state.timestamp, {}), *others]))
         if self._bar is None:
             self._print(f"{done:.0%}  {status}")
         elif self._training is not None:
             self._bar.update(self._training, completed=done, status=status)
-            self._bar.refresh()
+            self._refresh()
 
     def _draw_evaluation(self, state: State) -> None:
         self._due = time.perf_counter() + (self._seconds if self._bar is None else 0.1)
@@ -170,13 +192,13 @@ class ProgressLogger(Logger):
             self._print(f"evaluating {state.eval_label}: {self._evaluated} batches")
         elif self._evaluation is not None:
             self._bar.update(self._evaluation, completed=self._evaluated)
-            self._bar.refresh()
+            self._refresh()
 
     def _print(self, text: str) -> None:
-        if self._bar is not None:
+        if self._bar is not None and self._shown is None:
             self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
         else:
-            print(text, file=self._file or sys.stderr, flush=True)
+            print(text, file=output(self._file), flush=True)
 
 
 def _length(state: State) -> int | None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from hocket.algorithm import Need
+from hocket.display import html
 from hocket.hookspecs import Actions, Event
 from hocket.plugins.bus import Bus
 from hocket.plugins.errors import PlanError
@@ -23,9 +24,9 @@ _MICROBATCH_EVENTS = (
 _ACTIONS = [name for name in vars(Actions) if not name.startswith("_")]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Plan:
-    """The plan of a Trainer. ``print(plan)`` shows it."""
+    """The plan of a Trainer. ``print(plan)`` shows it, and a notebook shows it as a table."""
 
     #: Lines about the run, by topic: model, duration, device …
     run: Mapping[str, str]
@@ -39,16 +40,31 @@ class Plan:
 
     def __str__(self) -> str:
         lines = [f"{about:<11} {text}" for about, text in self.run.items()]
-        for attachment in self.attachments:
-            details = [f"{attachment.dist} {attachment.version}" if attachment.dist else "given"]
-            if attachment.config:
-                details.append(", ".join(f"{key}={value!r}" for key, value in attachment.config.items()))
-            lines.append(f"{attachment.kind:<11} {attachment.name}  ({'; '.join(details)})")
+        lines += [f"{each.kind:<11} {_described(each)}" for each in self.attachments]
         lines += _table("events", self.events) + _table("actions", self.actions)
         for name, touched in self.surgery.items():
             lines.append(f"surgery     {name}: {len(touched) or 'nothing'} to replace")
             lines += [f"            {line}" for line in touched]
         return "\n".join(lines)
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        rows = {about: [text] for about, text in self.run.items()}
+        for attachment in self.attachments:
+            if attachment.kind != "actions":  # below, "actions" are those that plug-ins change
+                rows.setdefault(attachment.kind, []).append(_described(attachment))
+        rows["events"] = [f"{hook}: {' > '.join(who)}" for hook, who in self.events.items()]
+        rows["actions"] = [f"{hook}: {' > '.join(who)}" for hook, who in self.actions.items()]
+        rows["surgery"] = [f"{name}: {', '.join(touched) or 'nothing'}" for name, touched in self.surgery.items()]
+        return html("Plan", {about: "\n".join(lines) for about, lines in rows.items() if lines})
+
+
+def _described(attachment: Attachment) -> str:
+    details = [f"{attachment.dist} {attachment.version}" if attachment.dist else "given"]
+    if attachment.config:
+        details.append(", ".join(f"{key}={value!r}" for key, value in attachment.config.items()))
+    return f"{attachment.name}  ({'; '.join(details)})"
 
 
 def _table(title: str, hooks: Mapping[str, tuple[str, ...]]) -> list[str]:

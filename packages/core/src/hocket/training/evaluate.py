@@ -114,6 +114,26 @@ def evaluate(
     The model is in eval mode meanwhile. Afterwards, and after exceptions too, the mode of each submodule, the training batch
     in ``state`` and the global random numbers are restored.
     """
+    values = _evaluate_sets(state, sets, between)
+    state.log(values)
+    scalars.flush(state)
+    return values
+
+
+def evaluate_unseen(state: State, sets: Mapping[str, PreparedSet]) -> dict[str, float]:
+    """As `evaluate`, for weights of another time: no callback or logger is called, and no metric of the run is changed."""
+    metrics = dict(state.metrics)
+    try:
+        with state.bus.without("callbacks", "loggers"):
+            return _evaluate_sets(state, sets)
+    finally:
+        state.metrics.clear()
+        state.metrics.update(metrics)
+
+
+def _evaluate_sets(
+    state: State, sets: Mapping[str, PreparedSet], between: Callable[[], None] | None = None
+) -> dict[str, float]:
     bus = state.bus
     values: dict[str, float] = {}
     with _training_state_preserved(state):
@@ -126,8 +146,6 @@ def evaluate(
             bus.eval_end(state)
         bus.eval_after_all(state)
         state.borrowed.check_returned("eval_after_all")
-    state.log(values)
-    scalars.flush(state)
     return values
 
 

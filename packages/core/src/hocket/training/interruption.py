@@ -13,11 +13,17 @@ from types import FrameType
 _DUPLICATE = 1.0
 
 
+class Deferred(KeyboardInterrupt):
+    """Control-C ended a fit after a batch, where the next fit continues."""
+
+
 class Interruption:
     """Record a signal. Another, a second or more later, raises KeyboardInterrupt at once."""
 
     def __init__(self) -> None:
         self._received_at: float | None = None
+        #: The signal.
+        self.number: int | None = None
 
     @property
     def received(self) -> bool:
@@ -30,17 +36,18 @@ class Interruption:
         if self._received_at is not None and now - self._received_at > _DUPLICATE:
             self.forget()
             raise KeyboardInterrupt(f"signal {number}, for the second time")
-        self._received_at = self._received_at or now
+        if self._received_at is None:
+            self._received_at, self.number = now, number
 
     def forget(self) -> None:
         """Clear the signal."""
-        self._received_at = None
+        self._received_at = self.number = None
 
     def check(self) -> None:
         """Raise KeyboardInterrupt if Control-C was pressed."""
         if self.received:
             self.forget()
-            raise KeyboardInterrupt("Control-C: the current batch was completed, and fit() continues after it")
+            raise Deferred("Control-C: the current batch was completed, and fit() continues after it")
 
 
 @contextmanager

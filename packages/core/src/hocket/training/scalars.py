@@ -12,10 +12,12 @@ _PACKED = {torch.float32, torch.bfloat16, torch.float16}
 
 
 def flush(state: State) -> None:
-    """Pass all values logged since the last flush to the loggers, with one transfer per device."""
+    """Pass all values logged since the last flush to the loggers and the history, with one transfer per device."""
     values, state.logged = state.logged, {}
     if values:
-        state.bus.log_metrics(state, to_floats(values))
+        numbers = to_floats(values)
+        state.history.add(state.timestamp, numbers)
+        state.bus.log_metrics(state, numbers)
 
 
 def to_floats(values: dict[str, Any]) -> dict[str, float]:

@@ -1,0 +1,130 @@
+"""The table of everything that a run has logged."""
+
+from __future__ import annotations
+
+import html
+import math
+from array import array
+from collections.abc import Iterator, Mapping
+
+from hocket.time import Timestamp
+
+#: The columns that every row has: what was completed, over all ranks, and seconds of training.
+POSITION = ("epoch", "batch", "sample", "token", "seconds")
+
+
+class History(dict[str, list[float]]):
+    """Everything that a Trainer has logged in its fits and evaluations, as columns of equal length by name.
+
+    There is one row for each batch after which values were logged. ``epoch``, ``batch``, ``sample``, ``token`` and ``seconds``
+    (of training) are its position. A value that was not logged there is NaN; of several with one name the last counts. A
+    metric named ``epoch`` becomes ``metric/epoch``. Values are those of this rank. After loading an earlier state, the rows
+    after its batch are removed. A resumed run starts with an empty table: the rows before it are in the files of its
+    loggers, such as ``metrics.jsonl``.
+
+    Until the end of the run, a value takes 16 bytes and a row 40; fewer are logged with a larger ``log_every``.
+
+    Example:
+        >>> import hocket, torch
+        >>> data = [(torch.ones(8, 4), torch.ones(8, 1))] * 20
+        >>> trainer = hocket.Trainer(
+        ...     model=torch.nn.Linear(4, 1), loss=torch.nn.MSELoss(), optimizer="sgd(lr=0.1)", train_data=data, eval_data=data,
+        ...     duration="2ep", log_every="5ba", eval_every="1ep", device="cpu",
+        ... )
+        >>> history = trainer.fit().history  # pandas.DataFrame(history) makes a data frame
+        >>> history["batch"], len(history["train/loss"])
+        ([5, 10, 15, 20, 25, 30, 35, 40], 8)
+        >>> batches, losses = history.series("eval/loss")  # matplotlib.pyplot.plot(batches, losses)
+        >>> batches
+        [20, 40]
+    """
+
+    def series(self, name: str, by: str = "batch") -> tuple[list[float], list[float]]:
+        """Return two lists without gaps: the positions at which ``name`` was logged, by any other column, and the values.
+
+        A plot of the column itself has gaps where other values were logged more often. Values that were logged as NaN are
+        omitted. Raises KeyError naming the columns.
+        """
+        for each in (name, by):
+            if each not in self:
+                raise KeyError(f"There is no '{each}' in the history. It has: {', '.join(self) or 'nothing'}.")
+        pairs = [(at, value) for at, value in zip(self[by], self[name], strict=True) if not math.isnan(value)]
+        return [at for at, _ in pairs], [value for _, value in pairs]
+
+    @property
+    def rows(self) -> int:
+        """The number of rows."""
+        return len(self["batch"]) if self else 0
+
+    def __repr__(self) -> str:
+        return f"History of {self.rows} rows: {', '.join(self) or 'no columns'}"
+
+    def _repr_html_(self) -> str:
+        shown = [*range(self.rows)] if self.rows <= 10 else [*range(5), *range(self.rows - 5, self.rows)]
+        lines = [_row("th", ["", *self])]
+        for before, row in zip([-1, *shown], shown, strict=False):
+            if row != before + 1:
+                lines.append(_row("td", ["…"] * (len(self) + 1)))
+            lines.append(_row("td", [str(row), *(_number(column[row]) for column in self.values())]))
+        return f"<table>{''.join(lines)}</table>{self.rows} rows"
+
+
+class Recorder:
+    """Collect the values of a run for a `History`. The loop adds those that it passes to loggers."""
+
+    def __init__(self) -> None:
+        self._position = {name: array("d" if name == "seconds" else "q") for name in POSITION}
+        #: By name: the rows in which a value was logged, and the values.
+        self._logged: dict[str, tuple[array[int], array[float]]] = {}
+
+    def add(self, now: Timestamp, values: Mapping[str, float]) -> None:
+        """Add values at this position."""
+        batches = self._position["batch"]
+        while batches and batches[-1] > now.batch:  # the run went back to an earlier state
+            self._remove_last()
+        if batches and batches[-1] == now.batch:
+            for name, column in self._position.items():
+                column[-1] = getattr(now, name)
+        else:
+            for name, column in self._position.items():
+                column.append(getattr(now, name))
+        row = len(batches) - 1
+        for name, value in values.items():
+            rows, numbers = self._logged.setdefault(name, (array("q"), array("d")))
+            if rows and rows[-1] == row:
+                numbers[-1] = value
+            else:
+                rows.append(row)
+                numbers.append(value)
+
+    def _remove_last(self) -> None:
+        row = len(self._position["batch"]) - 1
+        for column in self._position.values():
+            column.pop()
+        for rows, values in self._logged.values():
+            if rows and rows[-1] == row:
+                rows.pop()
+                values.pop()
+
+    def latest(self, prefix: str) -> Iterator[tuple[str, float]]:
+        """Yield the latest value of each name with this prefix."""
+        for name, (_, values) in self._logged.items():
+            if values and name.startswith(prefix):
+                yield name, values[-1]
+
+    def table(self) -> History:
+        """Return a copy as a table."""
+        made = History({name: list(column) for name, column in self._position.items()})
+        for name, (rows, values) in self._logged.items():
+            column = made[f"metric/{name}" if name in POSITION else name] = [math.nan] * made.rows
+            for row, value in zip(rows, values, strict=True):
+                column[row] = value
+        return made
+
+
+def _number(value: float) -> str:
+    return "" if math.isnan(value) else str(value) if isinstance(value, int) else f"{value:.4g}"
+
+
+def _row(cell: str, texts: list[str]) -> str:
+    return f"<tr>{''.join(f'<{cell}>{html.escape(text)}</{cell}>' for text in texts)}</tr>"
