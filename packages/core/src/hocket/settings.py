@@ -14,7 +14,7 @@ from hocket.algorithm import Need
 from hocket.hookspecs import StrategyLike
 from hocket.plugins.spec import Attachment
 from hocket.run_folder import check_name
-from hocket.time import Interval, Time, batches
+from hocket.time import Interval, Time, Unit, batches
 from hocket.training.guard import Policy
 from hocket.training.until import duration
 
@@ -54,6 +54,8 @@ class Settings:
     eval_every: Interval
     log_every: Interval
     microbatch: int | Literal["auto"] | None
+    #: Number of the data's batches that make one batch of training; None for one.
+    accumulate: int | None
     #: Kind and threshold.
     clipping: tuple[Literal["norm", "value", "adaptive"], float] | None
     loss_reduction: Literal["mean", "sum"] | None
@@ -93,6 +95,7 @@ class Settings:
             eval_every=Interval(given["eval_every"]),
             log_every=Interval(given["log_every"]),
             microbatch=_microbatch(given["microbatch"]),
+            accumulate=_accumulate(given["accumulate"]),
             clipping=_clipping(given["clip_gradients"]),
             loss_reduction=_reduction(given["loss_reduction"]),
             nonfinite=_policy(given["nonfinite"]),
@@ -118,6 +121,11 @@ class Settings:
                 "allow: a forward pass needs the other ranks, which would wait for a rank that runs out of memory. Give a "
                 "number, such as microbatch=8."
             )
+        if self.accumulate is not None and not strategy.microbatch_events:
+            raise ValueError(
+                f"accumulate= makes batches of the data microbatches of one step, but {type(strategy).__name__} computes the "
+                "gradients of a batch itself. Omit accumulate= and give the data larger batches."
+            )
         return None if self.microbatch == "auto" else self.microbatch
 
     # --- views for the plan, loggers and the comparison of ranks
@@ -126,7 +134,10 @@ class Settings:
         """Return the first lines of the plan by topic; ``reasons`` are those for the choices of "auto"."""
         parameters = sum(parameter.numel() for parameter in model.parameters())
         described = f"{type(model).__name__}, {parameters:,} parameters"
-        return {"model": described, "duration": str(self.duration or "given to fit"), **reasons}
+        facts = {"model": described, "duration": str(self.duration or "given to fit")}
+        if self.accumulate is not None:
+            facts["accumulate"] = f"{self.accumulate} batches of the data are one batch (ba): one step"
+        return {**facts, **reasons}
 
     def hyperparameters(self, attachments: Sequence[Attachment]) -> dict[str, Any]:
         """Return arguments and attached plug-ins as JSON-like values; other objects are replaced by their class names."""
@@ -150,6 +161,18 @@ def _microbatch(given: Any) -> Any:
     if isinstance(given, bool) or not isinstance(given, int) or given < 1:
         raise ValueError(f"microbatch={given!r} is not a number of samples; give a positive int, 'auto' or None.")
     return given
+
+
+def _accumulate(given: Any) -> int | None:
+    if given is None:
+        return None
+    time = Time.parse(given) if isinstance(given, str | Time) else None
+    if time is None or time.unit is not Unit.BATCH or not time.value:
+        raise ValueError(
+            f"accumulate={given!r} is not a number of batches of the data. Write accumulate='4ba' to train on four of them in "
+            "each step, or None."
+        )
+    return int(time.value) if time.value > 1 else None
 
 
 def _clipping(given: Any) -> tuple[Any, float] | None:

@@ -44,6 +44,7 @@ from hocket.training.fit import FitLoop
 from hocket.training.guard import NonFiniteGuard, Policy
 from hocket.training.interruption import deferred
 from hocket.training.metrics import MetricSet
+from hocket.training.windows import Windows
 
 if TYPE_CHECKING:
     from hocket.checkpoints.policy import Checkpoints
@@ -66,7 +67,8 @@ class Trainer:
             ``(inputs, targets)``; from a mapping the model receives all values by name, and the loss the mapping itself.
         train_data: any iterable of batches that can be iterated every epoch. Each batch goes to one rank, as in PyTorch:
             four ranks train on four batches at once.
-        global_batch: number of samples that all ranks together train on in one step. It replaces a DataLoader's
+        global_batch: number of samples that all ranks together train on in one step (with ``accumulate``, in one of its
+            batches). It replaces a DataLoader's
             ``batch_size``, and global batches are the same for any world size. If the batch size cannot be set (iterable
             data, custom batch samplers), the data has to yield batches of this size, which are divided.
         eval_data: one such iterable (labelled ``"eval"``), or several by label; `hocket.EvalSet` for sets with custom
@@ -86,6 +88,8 @@ class Trainer:
             this script again, unless a launcher has started them. None for the launcher's processes, or this one alone.
         microbatch: samples per forward pass; ``"auto"`` finds the largest number that fits, before the first step. The
             gradient does not depend on it.
+        accumulate: ``"4ba"`` makes four batches of the data one batch of training: one step, with the gradient of the mean
+            over all their samples. They are computed on one after another. Everything in ``ba`` counts steps.
         eval_every: interval of evaluation; every fit also evaluates at its end. ``None`` to evaluate on request only.
         log_every: interval at which logged values are passed to the loggers.
         clip_gradients: the largest norm, or ``("norm" | "value" | "adaptive", threshold)``.
@@ -150,6 +154,7 @@ class Trainer:
         devices: int | None = None,
         actions: PluginLike = "default",
         microbatch: int | Literal["auto"] | None = None,
+        accumulate: str | Time | None = None,
         eval_every: str | Interval | None = "1ep",
         log_every: str | Interval = "10ba",
         clip_gradients: float | tuple[Literal["norm", "value", "adaptive"], float] | None = None,
@@ -222,7 +227,10 @@ class Trainer:
         state.loss_reduction = settings.loss_reduction or reduction_of(loss)
         guard = NonFiniteGuard(settings.nonfinite, parts.device.asynchronous)
         compiled = None if settings.compile is None else partial(torch.compile, **settings.compile)
-        self._loop = FitLoop(state, guard, settings.log_every, compiled)
+        windows = (
+            None if settings.accumulate is None else Windows(state, settings.accumulate, settings.microbatch is None)
+        )
+        self._loop = FitLoop(state, guard, settings.log_every, compiled, windows)
         self._closing = weakref.finalize(self, _close, state)  # runs before the runtime leaves the process group
         with self._running(), switches.use(plugins):
             made_with = self._assemble(optimizer, schedule, schedule_every)
@@ -486,7 +494,7 @@ class Trainer:
         settings = self.settings
         state.train_data, state.train_loader = data, state.bus.prepare_data(data, True, settings.global_batch)
         source = adapt(state.train_loader, given=data)
-        self._loop.data = TrainingIterator(source, settings.limit_train, settings.overfit)
+        self._loop.data = TrainingIterator(source, settings.limit_train, settings.overfit, settings.accumulate or 1)
         state.progress.epoch_length = self._loop.data.length
         self._position.data_is_set()
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from hocket import Device, Need, Phase, Precision, State, hookimpl
 from hocket.hookspecs import PrecisionLike
 from hocket.plugins import PluginError
-from hocket.training.step import count
+from hocket.training.windows import count_window
 from hocket_strategies import zero_config, zero_state
 from hocket_strategies.group import RankStrategy
 
@@ -218,7 +218,7 @@ class DeepSpeed(RankStrategy):
     def batch_start(self, state: State) -> None:
         """Set the microbatch size from the configured number of microbatches."""
         if self._microbatches > 1 and self._microbatch_size is None:
-            state.microbatch = -(-count(state, state.batch).samples // self._microbatches)
+            state.microbatch = -(-count_window(state, state.batch).samples // self._microbatches)
 
     @hookimpl(wrapper=True)
     def convert_batch(self, batch: Any):  # type: ignore[no-untyped-def]  # a generator of one value

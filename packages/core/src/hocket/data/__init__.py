@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from hocket.data.slices import Slices
     from hocket.data.source import Position, Source
     from hocket.data.sources.base import DataSource
+    from hocket.data.windows import Window
 
 #: Public name -> the module that defines it. Modules are imported on first use, because most of hocket needs only small ones.
 _MODULES = {
@@ -25,6 +26,7 @@ _MODULES = {
     "SeededDataset": "per_sample",
     "Slices": "slices",
     "Source": "source",
+    "Window": "windows",
     "adapt": "adapters",
     "adapter": "adapters",
     "count": "batches",
@@ -47,6 +49,7 @@ __all__ = [
     "SeededDataset",
     "Slices",
     "Source",
+    "Window",
     "adapt",
     "adapter",
     "count",

@@ -28,6 +28,7 @@ from hocket.training.modes import train_mode
 from hocket.training.requests import Decision
 from hocket.training.step import count
 from hocket.training.steps import Steps
+from hocket.training.windows import Windows
 from hocket.types import Batch
 
 #: The stages of a fit, in order. After an exception a fit can be continued in each of them but ``"step"``. Checkpoints are
@@ -52,10 +53,16 @@ class FitLoop:
         guard: handles non-finite losses and gradients.
         log_every: the interval at which logged values are passed to the loggers.
         compiled: see `hocket.training.steps.Steps`.
+        windows: load the batches, each of which is a window of several; None for one batch of the data at a time.
     """
 
     def __init__(
-        self, state: State, guard: NonFiniteGuard, log_every: Interval, compiled: Callable[[Any], Any] | None = None
+        self,
+        state: State,
+        guard: NonFiniteGuard,
+        log_every: Interval,
+        compiled: Callable[[Any], Any] | None = None,
+        windows: Windows | None = None,
     ) -> None:
         self.state = state
         #: The training data, and the metrics over an epoch; the Trainer sets them.
@@ -63,6 +70,7 @@ class FitLoop:
         self.metrics: MetricSet
         self._guard = guard
         self._log_every = log_every
+        self._windows = windows
         self._written_at = -1
         #: The ``step`` argument of a task with `train_batch`; None for other tasks.
         self._steps = Steps(state, self._step, compiled) if state.task.owns_steps else None
@@ -110,7 +118,7 @@ class FitLoop:
         if self.stage == "start":
             return  # `left` still has the position before this fit
         if self.stage == "gradients":
-            self.data.put_back(self._handed_out)
+            self.data.put_back([self._handed_out] if self._windows is None else self._windows.handed_out)
         self.left, self._raised = self._place(self.stage), f"{type(error).__name__}: {error}".rstrip(": ")
         for schedule in self.state.schedules:
             schedule.load_state_dict(schedule.state_dict())  # so that the next fit keeps the learning rates
@@ -264,11 +272,14 @@ class FitLoop:
     def _batch(self, batch: Batch, counts: bool) -> None:
         state, bus, step = self.state, self.state.bus, self.state.step
         self.stage = "gradients"
-        step.batch = batch
-        handed_out = count(state, batch) if counts else Counts(0)
-        bus.after_dataloader(state)
-        bus.batch_start(state)
-        mine = handed_out.samples if step.batch is batch or not counts else count(state, step.batch).samples
+        if self._windows is None:
+            step.batch = batch
+            handed_out = count(state, batch) if counts else Counts(0)
+            bus.after_dataloader(state)
+            bus.batch_start(state)
+            mine = handed_out.samples if step.batch is batch or not counts else count(state, step.batch).samples
+        else:
+            handed_out, mine, counts = self._windows.load(self.data, (batch, counts))
         skip = state.requests.take(Decision.SKIP_BATCH)
         total, trained_on, several = handed_out, mine, state.strategy.world_size > 1
         if several:
@@ -280,6 +291,8 @@ class FitLoop:
         if not skip and trained_on:
             stepped = self._step() if self._steps is None else self._steps.run(counts)
         self.stage = "step"
+        if self._windows is not None:
+            self._windows.end()
         state.previous.become(state.timestamp)
         now = time.perf_counter()
         state.timestamp.next_batch(total.samples, total.tokens, now - self._clock)
