@@ -65,6 +65,8 @@ class Trainer:
             function, such as ``torch.nn.MSELoss(reduction="sum")``, else a mean. An assumed mean is checked where it matters.
         inputs, targets: their location in a batch: a name, an index or a function of the batch. None for
             ``(inputs, targets)``; from a mapping the model receives all values by name, and the loss the mapping itself.
+        outputs: the location in the model's output of what loss, metrics and predictions get, in the same form, such as
+            ``"logits"``; None for all of it. Without ``loss``, it applies to metrics only.
         train_data: any iterable of batches that can be iterated every epoch. Each batch goes to one rank, as in PyTorch:
             four ranks train on four batches at once.
         global_batch: number of samples that all ranks together train on in one step (with ``accumulate``, in one of its
@@ -136,6 +138,7 @@ class Trainer:
         loss_reduction: Literal["mean", "sum"] | None = None,
         inputs: Any = None,
         targets: Any = None,
+        outputs: Any = None,
         train_data: Iterable[Any] | None = None,
         global_batch: int | None = None,
         eval_data: Iterable[Any] | EvalSet | Mapping[str, Iterable[Any] | EvalSet] | None = None,
@@ -204,7 +207,7 @@ class Trainer:
             remembered = settings.folder / "microbatch.json" if settings.lasting else None
             parts.attachments.append(AutoMicrobatch.attachment(remembered))
         bus = Bus(parts.attachments, profile=profile_plugins)
-        task = task_of(model, loss, inputs, targets)
+        task = task_of(model, loss, inputs, targets, outputs)
         self._plan = make_plan(bus, task, parts.strategy, settings.facts(task.model, parts.reasons))
 
         self._runtime = Runtime.of(parts, bus, devices, comparison.of_settings(settings, task))
