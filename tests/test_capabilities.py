@@ -100,3 +100,39 @@ def test_outputs_that_are_not_there_are_an_error_that_lists_what_is() -> None:
         make_trainer(model=Wrapped(lambda logits: {"logits": logits}), outputs="logit").fit()
     with pytest.raises(TypeError, match=r"Omit inputs=, targets= and outputs="):
         make_trainer(model=hocket.Task(), loss=None, outputs="logits")
+
+
+# --- fractions and seeds
+
+
+def test_a_limit_may_be_a_fraction_of_all_batches() -> None:
+    """84 samples in batches of 4: 21 batches, of which a third is 7; 0.01 of them is one."""
+    data = make_data(batch_size=4, shuffle=False)
+    trainer = make_trainer(train_data=data, eval_data=data, limit_train=0.34, limit_eval=0.01, limit_predict=1.0)
+    assert trainer.state.epoch_length == 7
+    result = trainer.fit()
+    assert result.timestamp.batch == 14
+    inputs, targets = next(iter(data))
+    loss = F.cross_entropy(trainer.state.model(inputs), targets).item()
+    assert result.metrics["eval/loss"] == pytest.approx(loss)
+    assert len(trainer.predict(data)) == 21
+    seven = make_trainer(train_data=data, limit_train=7)
+    seven.fit()
+    assert same(weights(seven), weights(trainer))
+
+
+def test_a_fraction_of_data_without_a_length_is_refused() -> None:
+    with pytest.raises(hocket.data.DataError, match=r"limit_train=0.5 is a fraction.*limit_train=100"):
+        make_trainer(train_data=(batch for batch in make_data()), limit_train=0.5)
+
+
+def test_an_integer_of_numpy_is_a_seed() -> None:
+    numpy = pytest.importorskip("numpy")
+    one, other = (
+        make_trainer(model=make_model(dropout=0.5), seed=seed, duration="1ep") for seed in (numpy.int64(3), 3)
+    )
+    one.fit()
+    other.fit()
+    assert same(weights(one), weights(other))
+    with pytest.raises(ValueError, match="seed=-1 is not a seed"):
+        hocket.Runtime(device="cpu", seed=-1)

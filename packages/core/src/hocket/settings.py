@@ -14,8 +14,9 @@ from hocket.algorithm import Need
 from hocket.hookspecs import StrategyLike
 from hocket.plugins.spec import Attachment
 from hocket.run_folder import check_name
-from hocket.time import Interval, Time, Unit, batches
+from hocket.time import Interval, Time, Unit, batches, share
 from hocket.training.guard import Policy
+from hocket.training.seeding import check_seed
 from hocket.training.until import duration
 
 if TYPE_CHECKING:
@@ -46,9 +47,10 @@ class Settings:
     #: Whether ``fast_dev_run`` was given; limits and duration are then that many batches.
     fast: bool
     duration: Time | None
-    limit_train: int | None
-    limit_eval: int | None
-    limit_predict: int | None
+    #: Batches, or the fraction of them.
+    limit_train: int | float | None
+    limit_eval: int | float | None
+    limit_predict: int | float | None
     overfit: int | None
     sanity_eval: int
     eval_every: Interval
@@ -81,11 +83,11 @@ class Settings:
         counts = {"fast_dev_run": fast, **limits, "overfit": overfit, "sanity_eval": sanity_eval or None}
         for name, number in counts.items():
             if number is not None:
-                batches(number, name)
+                (share if name in limits else batches)(number, name)
         lasting = fast is None and overfit is None
         return cls(
             given=MappingProxyType(dict(given)),
-            seed=given["seed"],
+            seed=check_seed(given["seed"]),
             global_batch=given["global_batch"],
             fast=fast is not None,
             duration=until,

@@ -20,6 +20,7 @@ from hocket.checkpoints.components.model import by_own_names
 from hocket.checkpoints.content import Content, components_of
 from hocket.data.adapters import adapt
 from hocket.data.checks import check_batches, check_sets
+from hocket.data.source import limited
 from hocket.data.training_iterator import TrainingIterator
 from hocket.devices import placement
 from hocket.distributed import comparison
@@ -96,7 +97,8 @@ class Trainer:
         log_every: interval at which logged values are passed to the loggers.
         clip_gradients: the largest norm, or ``("norm" | "value" | "adaptive", threshold)``.
         nonfinite: handling of a non-finite loss or gradient: ``"raise"``, ``"skip"`` the batch, or ``"warn"``.
-        seed: makes the run reproducible, with private random number generators; None uses the global ones.
+        seed: an int from 0 to 2**32 - 1 that makes the run reproducible, with private random number generators; None uses
+            the global ones.
         deterministic: use only deterministic kernels during fit, evaluate and predict.
         compile: ``True`` or the keyword arguments of `torch.compile`.
         checkpoints: the folder and interval of checkpoints, from which a run can resume; see `hocket.Checkpoints`.
@@ -105,7 +107,7 @@ class Trainer:
             only: a new run of the same name is refused, a resumed run continues its files.
         plugins: restricts the installed plug-ins: False for core's plug-ins only, or a list of names.
         profile_plugins: measure the time of each plug-in on each hook.
-        limit_train, limit_eval, limit_predict: maximum number of batches of an epoch or set.
+        limit_train, limit_eval, limit_predict: maximum number of batches of an epoch or set; a float is the fraction of all.
         fast_dev_run: run this many batches of training and of each evaluation set as a test. It starts fresh and writes
             nothing: no checkpoint, no file, no row of a logger.
         overfit: train only on the first this many batches, the same in every epoch, as a test that writes nothing either.
@@ -171,9 +173,9 @@ class Trainer:
         folder: str | Path = "runs",
         plugins: bool | Sequence[str] | None = None,
         profile_plugins: bool = False,
-        limit_train: int | None = None,
-        limit_eval: int | None = None,
-        limit_predict: int | None = None,
+        limit_train: int | float | None = None,
+        limit_eval: int | float | None = None,
+        limit_predict: int | float | None = None,
         fast_dev_run: int | None = None,
         overfit: int | None = None,
         detect_anomaly: bool = False,
@@ -497,7 +499,8 @@ class Trainer:
         settings = self.settings
         state.train_data, state.train_loader = data, state.bus.prepare_data(data, True, settings.global_batch)
         source = adapt(state.train_loader, given=data)
-        self._loop.data = TrainingIterator(source, settings.limit_train, settings.overfit, settings.accumulate or 1)
+        limit = limited(source, settings.limit_train, "limit_train")
+        self._loop.data = TrainingIterator(source, limit, settings.overfit, settings.accumulate or 1)
         state.progress.epoch_length = self._loop.data.length
         self._position.data_is_set()
 
