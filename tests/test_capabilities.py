@@ -136,3 +136,66 @@ def test_an_integer_of_numpy_is_a_seed() -> None:
     assert same(weights(one), weights(other))
     with pytest.raises(ValueError, match="seed=-1 is not a seed"):
         hocket.Runtime(device="cpu", seed=-1)
+
+
+# --- durations
+
+
+def seen_batches(**options: Any) -> tuple[int, str]:
+    """Train on three batches an epoch."""
+    result = make_trainer(**options).fit()
+    return result.timestamp.batch, result.stop_reason
+
+
+def test_of_several_durations_the_first_to_be_over_ends_training() -> None:
+    assert seen_batches(duration=["2ep", "4ba"]) == (4, "4ba are over")
+    assert seen_batches(duration=["2ep", "7ba", "1000sp"]) == (6, "")
+    assert seen_batches(duration=["50ba", "84sp", "2h"]) == (3, "84sp are over")
+    batches, reason = seen_batches(duration=["100000ep", "0.2s"])
+    assert 0 < batches < 300_000
+    assert reason == "0.2sec are over"
+
+
+def test_schedules_refer_to_the_first_duration() -> None:
+    trainer = make_trainer(duration=["4ep", "6ba"], schedule="linear")
+    trainer.fit()
+    assert trainer.state.optimizers[0].param_groups[0]["lr"] == pytest.approx(0.05)
+    assert "4ep or 6ba, whichever is over first" in str(trainer.plan())
+
+
+def test_a_fit_after_the_limit_is_told_so_and_one_with_its_own_duration_trains() -> None:
+    trainer = make_trainer(duration=["10ep", "4ba"])
+    trainer.fit()
+    with pytest.warns(UserWarning, match=r"Training is over: 4ba are done"):
+        assert trainer.fit().timestamp.batch == 4
+    assert trainer.fit("3ba").timestamp.batch == 7
+
+
+def test_a_limit_in_tokens_needs_tokens() -> None:
+    with pytest.raises(hocket.data.DataError, match="No tokens were counted in 3 batches"):
+        make_trainer(duration=["2ep", "1e9tok"]).fit()
+
+
+class StopsAt(hocket.Callback):
+    def __init__(self, batch: int) -> None:
+        self.batch = batch
+
+    def batch_end(self, state: hocket.State) -> None:
+        if state.timestamp.batch == self.batch:
+            state.request(hocket.Decision.STOP, reason="enough")
+
+
+@pytest.mark.parametrize(("least", "end"), [(None, 2), ("1ba", 2), ("5ba", 5), ("2ep", 6), ("0.5dur", 6), ("100sp", 4)])
+def test_requests_to_stop_take_effect_after_the_minimum(least: str | None, end: int) -> None:
+    """84 samples and three batches an epoch, of four epochs; the fourth batch ends with sample 116."""
+    assert seen_batches(duration="4ep", min_duration=least, callbacks=[StopsAt(2)]) == (end, "enough")
+
+
+def test_early_stopping_counts_on_until_the_minimum() -> None:
+    """The loss stays the same: a patience of one evaluation is over after the second epoch."""
+    frozen: dict[str, Any] = {
+        "optimizer": "sgd(lr=0.0)", "eval_data": make_data(shuffle=False), "duration": "10ep",
+        "callbacks": [{"early-stopping": {"monitor": "eval/loss", "patience": 1}}],
+    }  # fmt: skip
+    assert seen_batches(**frozen)[0] == 2 * 3
+    assert seen_batches(**frozen, min_duration="5ep")[0] == 5 * 3

@@ -17,7 +17,7 @@ from hocket.run_folder import check_name
 from hocket.time import Interval, Time, Unit, batches, share
 from hocket.training.guard import Policy
 from hocket.training.seeding import check_seed
-from hocket.training.until import duration
+from hocket.training.until import durations, minimum
 
 if TYPE_CHECKING:
     from hocket.checkpoints.policy import Checkpoints
@@ -46,7 +46,11 @@ class Settings:
     global_batch: int | None
     #: Whether ``fast_dev_run`` was given; limits and duration are then that many batches.
     fast: bool
+    #: The planned length of training, to which schedules refer; and other lengths at which it ends if they are over earlier.
     duration: Time | None
+    limits: Sequence[Time]
+    #: Requests to stop take effect after this long.
+    min_duration: Time | None
     #: Batches, or the fraction of them.
     limit_train: int | float | None
     limit_eval: int | float | None
@@ -77,9 +81,10 @@ class Settings:
         """Check the Trainer's arguments, by name. Raises TypeError and ValueError that say what to write."""
         limits = {name: given[name] for name in ("limit_train", "limit_eval", "limit_predict")}
         fast, overfit, sanity_eval = given["fast_dev_run"], given["overfit"], given["sanity_eval"]
-        until = None if given["duration"] is None else duration(given["duration"])
+        until, *others = (None,) if given["duration"] is None else durations(given["duration"])
+        least = minimum(given["min_duration"], until)
         if fast is not None:
-            limits, until = dict.fromkeys(limits, fast), Time.parse("1ep")
+            limits, until, others, least = dict.fromkeys(limits, fast), Time.parse("1ep"), [], None
         counts = {"fast_dev_run": fast, **limits, "overfit": overfit, "sanity_eval": sanity_eval or None}
         for name, number in counts.items():
             if number is not None:
@@ -91,6 +96,8 @@ class Settings:
             global_batch=given["global_batch"],
             fast=fast is not None,
             duration=until,
+            limits=others,
+            min_duration=least,
             **limits,
             overfit=overfit,
             sanity_eval=sanity_eval,
@@ -136,7 +143,9 @@ class Settings:
         """Return the first lines of the plan by topic; ``reasons`` are those for the choices of "auto"."""
         parameters = sum(parameter.numel() for parameter in model.parameters())
         described = f"{type(model).__name__}, {parameters:,} parameters"
-        facts = {"model": described, "duration": str(self.duration or "given to fit")}
+        length = " or ".join(map(str, [self.duration or "given to fit", *self.limits]))
+        least = "" if self.min_duration is None else f", at least {self.min_duration}"
+        facts = {"model": described, "duration": length + (", whichever is over first" if self.limits else "") + least}
         if self.accumulate is not None:
             facts["accumulate"] = f"{self.accumulate} batches of the data are one batch (ba): one step"
         return {**facts, **reasons}

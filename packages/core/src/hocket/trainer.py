@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -44,6 +45,7 @@ from hocket.training.evaluate import EvalSet, PreparedSet, evaluate, sanity_chec
 from hocket.training.fit import FitLoop
 from hocket.training.guard import NonFiniteGuard, Policy
 from hocket.training.interruption import deferred
+from hocket.training.limits import Limits
 from hocket.training.metrics import MetricSet
 from hocket.training.windows import Windows
 
@@ -83,7 +85,9 @@ class Trainer:
         schedule: a name such as ``"cosine(warmup=0.05dur)"``, a `hocket.schedules.Schedule`, a function of a
             `hocket.schedules.Clock` that returns a factor, or a function of the optimizer that returns a torch LRScheduler,
             which is stepped every ``schedule_every`` optimizer steps or epochs.
-        duration: length of training, such as ``"10ep"``, ``"5000ba"``, ``"1e9tok"``, ``"90min"``; `fit` can override it.
+        duration: length of training, such as ``"10ep"``, ``"5000ba"``, ``"1e9tok"``, ``"90min"``; `fit` can override it. Of a
+            list, such as ``["10ep", "2h"]``, the first to be over ends training, and schedules refer to the first entry.
+        min_duration: the length before which requests to stop, such as by early stopping, have no effect.
         algorithms, callbacks, loggers: names, ``{"name": {...}}`` configurations or instances.
         strategy, precision, device, actions: one plug-in each, in the same form. ``"auto"`` chooses a strategy or device by
             the launch environment and hardware.
@@ -149,7 +153,8 @@ class Trainer:
         optimizer: OptimizerLike | None = None,
         schedule: ScheduleLike | None = None,
         schedule_every: str | Time = "1ba",
-        duration: str | Time | None = None,
+        duration: str | Time | Sequence[str | Time] | None = None,
+        min_duration: str | Time | None = None,
         algorithms: Sequence[PluginLike] = (),
         callbacks: Sequence[PluginLike] = (),
         loggers: Sequence[PluginLike] = (),
@@ -208,6 +213,9 @@ class Trainer:
 
             remembered = settings.folder / "microbatch.json" if settings.lasting else None
             parts.attachments.append(AutoMicrobatch.attachment(remembered))
+        self._limits = Limits(settings.limits) if settings.limits else None
+        if self._limits is not None:
+            parts.attachments.append(self._limits.attachment())
         bus = Bus(parts.attachments, profile=profile_plugins)
         task = task_of(model, loss, inputs, targets, outputs)
         self._plan = make_plan(bus, task, parts.strategy, settings.facts(task.model, parts.reasons))
@@ -228,6 +236,7 @@ class Trainer:
             microbatch=settings.samples_per_microbatch(parts.strategy),
             resumes=settings.resume,
         )
+        state.progress.min_duration = settings.min_duration
         state.clipping = settings.clipping
         state.loss_reduction = settings.loss_reduction or reduction_of(loss)
         guard = NonFiniteGuard(settings.nonfinite, parts.device.asynchronous)
@@ -532,6 +541,10 @@ class Trainer:
         before, state.progress.fit_asked = state.progress.fit_asked, None if duration is None else str(duration)
         end = until.fit_until(state, self._loop, self.settings.duration, duration, before)
         if end is None:
+            return False
+        fresh = duration is None and self._loop.left is None
+        if fresh and self._limits is not None and (reached := self._limits.reached(state)) is not None:
+            warnings.warn(f"Training is over: {reached} are done. Pass fit(duration=…) for more.", stacklevel=3)
             return False
         planned = self.settings.duration
         longer = planned is None or (planned.unit is end.unit and end > planned)

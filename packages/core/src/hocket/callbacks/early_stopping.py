@@ -22,7 +22,7 @@ class EarlyStopping(Callback):
     With ``restore_best``, the end of every fit restores the model, the algorithms' states (such as EMA's averages) and the
     metrics of the result from the best evaluation. A copy of them is kept on the CPU. Optimizers are not restored.
     A non-finite value is not an improvement. Evaluations by `Trainer.evaluate` do not count. A fit after a stopped one
-    starts with the full patience again.
+    starts with the full patience again. Before the Trainer's ``min_duration`` is over, it does not stop.
 
     Args:
         monitor: ``label/name`` of a metric, such as ``"test/accuracy"`` or ``"eval/loss"``; ``"train/name"`` for train metrics,
@@ -153,7 +153,7 @@ class EarlyStopping(Callback):
             over = _now(state, unit) - self._improved_at[unit] >= self._patience.value - 1e-9
         else:
             over = self._waited >= self._patience
-        if over:
+        if over and state.progress.may_stop():
             evaluations = " evaluations" if isinstance(self._patience, int) else ""
             state.request(
                 Decision.STOP, f"{self.monitor} has not improved on {self.best:.6g} for {self._patience}{evaluations}"

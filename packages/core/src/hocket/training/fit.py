@@ -196,7 +196,7 @@ class FitLoop:
     def _over(self) -> bool:
         state = self.state
         pending = state.requests.pending
-        if pending is not Decision.NOTHING and Decision.STOP in pending:
+        if pending is not Decision.NOTHING and Decision.STOP in pending and state.progress.may_stop():
             return True
         until, timestamp = state.progress.fit_until, state.timestamp
         assert until is not None
