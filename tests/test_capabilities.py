@@ -13,6 +13,7 @@ from support import make_data, make_model, make_trainer, same, sgd, weights
 from torch import Tensor, nn
 
 import hocket
+from hocket.testkit.ranks import run_ranks
 
 # --- where things are in a model's output
 
@@ -199,3 +200,85 @@ def test_early_stopping_counts_on_until_the_minimum() -> None:
     }  # fmt: skip
     assert seen_batches(**frozen)[0] == 2 * 3
     assert seen_batches(**frozen, min_duration="5ep")[0] == 5 * 3
+
+
+# --- values that plug-ins log
+
+
+class Logs(hocket.Callback):
+    """Log one number of a script after each epoch, or in each evaluation."""
+
+    def __init__(self, *script: float, hook: str = "epoch_end") -> None:
+        self.script = iter(script)
+        setattr(self, hook, self.log)
+
+    def log(self, state: hocket.State) -> None:
+        # As a tensor, and on rank 0 only, as callbacks do.
+        if state.strategy.rank == 0:
+            state.log({"my/score": torch.tensor(next(self.script))})
+
+
+def stopped(monitor: str = "my/score", hook: str = "epoch_end", **options: Any) -> int:
+    stop = {"early-stopping": {"monitor": monitor, "mode": "max", "patience": 2, "restore_best": False}}
+    callbacks = [Logs(1.0, 3.0, 2.0, 2.5, 9.0, 9.0, hook=hook), stop]
+    return make_trainer(duration="6ep", callbacks=callbacks, **options).fit().timestamp.epoch
+
+
+@pytest.mark.parametrize("log_every", ["1ba", "1000ba"])
+def test_early_stopping_reads_logged_values(log_every: str) -> None:
+    """Best after the second epoch; two more pass. Whether the loggers have got the value meanwhile or not."""
+    assert stopped(log_every=log_every) == 4
+    evaluated: dict[str, Any] = {"eval_data": make_data(), "log_every": log_every}
+    assert stopped(hook="eval_end", **evaluated) == 4
+    assert stopped(**evaluated) == 4
+
+
+def test_ranks_agree_on_a_value_that_rank_0_logs(tmp_path: Any) -> None:
+    def rank_main(rank: int) -> int:
+        return stopped(strategy="ddp", device="cpu", folder=tmp_path)
+
+    assert run_ranks(rank_main, 2) == [4, 4]
+
+
+def test_a_name_that_nobody_logs_is_said() -> None:
+    with pytest.warns(UserWarning, match=r"monitors 'other', and no plug-in has logged a value of that name"):
+        assert stopped("other") == 6
+    with pytest.raises(ValueError, match=r"monitors 'evl/loss', but there is no evaluation set of that name"):
+        stopped("evl/loss", eval_data=make_data())
+
+
+def test_checkpoints_keep_the_best_by_a_logged_value(tmp_path: Any) -> None:
+    keep = hocket.Checkpoints(tmp_path / "a", every=None, keep=1, best=("my/score", "max", 2))
+    trainer = make_trainer(duration="5ep", callbacks=[Logs(1.0, 3.0, 2.0, 2.5, 0.0)], checkpoints=keep)
+    assert trainer.fit().checkpoints == ["ep2-ba6", "ep4-ba12", "ep5-ba15"]  # the last one is kept, too
+    assert keep.store.about("ep2-ba6")["metrics"]["my/score"] == 3.0
+
+
+def test_a_resumed_run_stops_where_the_uninterrupted_run_does(tmp_path: Any) -> None:
+    """A value is logged in the middle of an epoch, and a checkpoint is taken before the end, where it is looked at."""
+
+    class Middle(Logs):
+        def batch_end(self, state: hocket.State) -> None:
+            if state.timestamp.batch % 3 == 1:
+                self.log(state)
+
+    class Takes(hocket.Callback):
+        trainer: hocket.Trainer
+        state: Any = None
+
+        def batch_checkpoint(self, state: hocket.State) -> None:
+            if state.timestamp.batch == 5:  # 3.0 was logged after batch 4
+                self.state = self.trainer.state_dict()
+
+    def make(script: list[float], *more: Any) -> hocket.Trainer:
+        stop = {"early-stopping": {"monitor": "my/score", "mode": "max", "patience": 2, "restore_best": False}}
+        callbacks = [Middle(*script, hook="unused"), stop, *more]
+        return make_trainer(duration="6ep", callbacks=callbacks, log_every="1ba")
+
+    takes = Takes()
+    whole = make([1.0, 3.0, 2.0, 2.5, 9.0, 9.0], takes)
+    takes.trainer = whole
+    assert whole.fit().timestamp.epoch == 4
+    resumed = make([2.0, 2.5, 9.0, 9.0])
+    resumed.load_state_dict(takes.state)
+    assert resumed.fit().timestamp.epoch == 4

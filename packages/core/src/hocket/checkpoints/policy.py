@@ -28,6 +28,7 @@ from hocket.state import State
 from hocket.time import Interval, Unit
 from hocket.training import seeding
 from hocket.training.requests import Decision
+from hocket.training.watching import label_of, warn_of_nothing, watch
 
 
 class Checkpoints(Callback):
@@ -44,7 +45,8 @@ class Checkpoints(Callback):
         every: the interval: ``"500ba"``, ``"1ep"``, ``"0.1dur"``, ``"30min"``; None for only at the end and on request.
         keep: the number of latest checkpoints to keep; None for all. Copies under other names, and links, stay.
         best: ``(metric, "max" | "min", number)``: after an evaluation in which the metric, such as ``"test/accuracy"``, is
-            among the best ``number``, write a checkpoint, and keep those.
+            among the best ``number``, write a checkpoint, and keep those. A value that a plug-in logs with ``state.log`` is
+            looked at after each evaluation and each epoch in which it was logged.
         asynchronous: write in a thread. Tensors that optimizers change are copied while the gradients of the next batch are
             computed, the rest immediately. The memory of the copies is reused. If a write takes longer than the interval,
             training waits for it.
@@ -96,6 +98,10 @@ class Checkpoints(Callback):
         self._fraction = 0.0
         #: Epoch and batch of the latest evaluation, by the set's label.
         self._evaluated: dict[str, tuple[int, int]] = {}
+        #: The logged value that ranks checkpoints, by name, and epoch and batch where it was looked at.
+        self._logged: dict[str, float] = {}
+        self._logged_at: tuple[int, int] | None = None
+        self._warned = False
         #: The batch of the latest checkpoint, and the evaluations before it.
         self._saved: tuple[int, dict[str, tuple[int, int]]] | None = None
         self._background, self._hidden = Background(), HiddenTensors()
@@ -115,6 +121,7 @@ class Checkpoints(Callback):
             self.begin_run(state)
         self._state = weakref.ref(state)
         self._saved, self._evaluated, self._fraction = None, {}, 0.0
+        self._logged, self._logged_at = {}, None
         self._failure = self._threads = None
         self._background.join()
         self._background, self._hidden = Background(), HiddenTensors()
@@ -168,6 +175,8 @@ class Checkpoints(Callback):
             )
         if self._by_duration:
             self._fraction = state.elapsed()
+        if self._retention.metric is not None:
+            watch(state, "Checkpoints(best=)", _WATCHES, self._retention.metric)
         self._signals.listen()
 
     @hookimpl(wrapper=True)
@@ -195,7 +204,11 @@ class Checkpoints(Callback):
     def batch_checkpoint(self, state: State) -> None:
         """Write a checkpoint if one is due, requested, or among the best."""
         self._hidden.observe(state)
-        asked, due, best = state.requests.take(Decision.CHECKPOINT), self._due(state), self._is_among_the_best(state)
+        asked, due, best = (
+            state.requests.take(Decision.CHECKPOINT),
+            self._due(state),
+            self._is_among_the_best(state, False),
+        )
         if asked or due or best:
             self._save(state)
         if asked and self._signaled(state):
@@ -203,7 +216,7 @@ class Checkpoints(Callback):
 
     def epoch_checkpoint(self, state: State) -> None:
         """Write a checkpoint if one is due, among the best, or if a signal arrived since the last batch."""
-        due, best, signaled = self._due(state), self._is_among_the_best(state), self._signaled(state)
+        due, best, signaled = self._due(state), self._is_among_the_best(state, True), self._signaled(state)
         if due or best or signaled:
             self._save(state)
         if signaled:
@@ -261,27 +274,48 @@ class Checkpoints(Callback):
     def _is_new(self, state: State, metric: str) -> bool:
         """Whether a metric was computed right here: by its set's evaluation or, for one without a set, by any evaluation."""
         here = [label for label, place in self._evaluated.items() if place == _place(state)]
-        its = [label for label in state.eval_sets if metric.startswith(f"{label}/")]
-        return max(its, key=len) in here if its else bool(here)
+        if metric in self._logged:
+            return self._logged_at == _place(state)
+        its = label_of(state, metric)
+        return (bool(here) and metric in state.metrics) if its is None else its in here
+
+    def _take_logged(self, state: State, metric: str, epoch_ends: bool) -> None:
+        """Look for a logged value of this name after an evaluation or epoch. Every rank has to call this."""
+        evaluated = _place(state) in self._evaluated.values()
+        if metric in state.metrics or not (evaluated or epoch_ends):
+            return
+        if (value := state.watched.take(state, _WATCHES)) is not None:
+            self._logged, self._logged_at = {metric: value}, _place(state)
+        elif epoch_ends and not self._logged and not self._warned and label_of(state, metric) is None:
+            self._warned = True
+            warn_of_nothing(state, "Checkpoints(best=)", metric)
 
     def _check_metric(self, state: State) -> None:
         metric = self._retention.metric
-        if metric is not None and self._is_new(state, metric) and metric not in state.metrics:
+        if metric is None or metric in state.metrics or metric in self._logged:
+            return
+        if self._is_new(state, metric):
             there = ", ".join(sorted(state.metrics)) or "none"
             raise ValueError(
                 f"Checkpoints should keep the best by '{metric}', but there is no such metric. There are: {there}."
             )
 
-    def _is_among_the_best(self, state: State) -> bool:
+    def _is_among_the_best(self, state: State, epoch_ends: bool) -> bool:
         metric = self._retention.metric
-        if metric is None or not self._is_new(state, metric):
+        if metric is None:
+            return False
+        self._take_logged(state, metric, epoch_ends)
+        if not self._is_new(state, metric):
             return False
         self._check_metric(state)
         self._wait(state)  # for the writer, which also removes checkpoints
-        leads = self._leads(state.metrics) if state.strategy.rank == 0 else None
+        leads = self._leads(self._metrics(state)) if state.strategy.rank == 0 else None
         leads = bool(state.bus.broadcast_object(leads))
         self._report_failure(state)
         return leads
+
+    def _metrics(self, state: State) -> dict[str, float]:
+        return {**state.metrics, **self._logged}
 
     def _leads(self, metrics: Mapping[str, float]) -> bool:
         try:
@@ -309,7 +343,8 @@ class Checkpoints(Callback):
         ranks = self._writers(state, snapshot)
         if ranks is not None:
             about = {
-                "metrics": dict(state.metrics), "evaluated": [each for each in state.metrics if self._is_new(state, each)],
+                "metrics": self._metrics(state),
+                "evaluated": [each for each in self._metrics(state) if self._is_new(state, each)],
                 "timestamp": {"epoch": now.epoch, "batch": now.batch, "sample": now.sample},
                 "plugins": [f"{v.kind}/{v.name} {v.dist} {v.version}".strip() for v in state.bus.attachments],
                 "weights_only": self._weights_only, "run": self._owned.about(),
@@ -372,6 +407,8 @@ class Checkpoints(Callback):
         warnings.warn(f"{message} Training continues without it.", RuntimeWarning, stacklevel=2)
 
 
+#: The key of the watched value; see `hocket.training.watching`.
+_WATCHES = "checkpoints"
 _NOT_WRITTEN = "A checkpoint could not be written to {}:"
 
 
