@@ -13,6 +13,7 @@ from support import make_data, make_model, make_trainer, same, sgd, weights
 from torch import Tensor, nn
 
 import hocket
+from hocket.schedules import Plateau
 from hocket.testkit.ranks import run_ranks
 
 # --- where things are in a model's output
@@ -282,3 +283,182 @@ def test_a_resumed_run_stops_where_the_uninterrupted_run_does(tmp_path: Any) -> 
     resumed = make([2.0, 2.5, 9.0, 9.0])
     resumed.load_state_dict(takes.state)
     assert resumed.fit().timestamp.epoch == 4
+
+
+# --- learning rates that are no function of time
+
+
+def rates_of(trainer: hocket.Trainer) -> list[float]:
+    return [float(group["lr"]) for optimizer in trainer.state.optimizers for group in optimizer.param_groups]
+
+
+class Rates(hocket.Callback):
+    """The learning rate with which each batch was trained."""
+
+    def __init__(self) -> None:
+        self.seen: list[float] = []
+
+    def after_train_batch(self, state: hocket.State) -> None:
+        self.seen.append(float(state.optimizers[0].param_groups[0]["lr"]))
+
+
+#: Losses that fall, stay, and fall again.
+LOSSES = [3.0, 2.0, 2.5, 2.1, 2.2, 1.0, 1.5, 1.5, 1.5, 1.5]
+
+
+class Script:
+    """A metric with scripted values."""
+
+    def __init__(self) -> None:
+        self.values = iter(LOSSES)
+
+    def reset(self) -> None:
+        pass
+
+    def update(self, outputs: Any, targets: Any) -> None:
+        pass
+
+    def compute(self) -> float:
+        return next(self.values, 0.0)  # train metrics are computed at the end of the fit, too
+
+
+def by_plateau(epochs: int) -> list[float]:
+    """The rates of each of three batches an epoch in a plain loop."""
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD([parameter], lr=0.1)
+    scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=1)
+    rates = []
+    for loss in LOSSES[:epochs]:
+        rates += [optimizer.param_groups[0]["lr"]] * 3
+        scheduler.step(loss)
+    return rates
+
+
+class LogsScript(hocket.Callback):
+    def __init__(self) -> None:
+        self.values = iter(LOSSES)
+
+    def epoch_end(self, state: hocket.State) -> None:
+        state.log({"my/loss": next(self.values)})
+
+
+@pytest.mark.parametrize("on", ["eval/score", "train/score", "my/loss"])
+def test_plateau_is_torchs(on: str) -> None:
+    rates = Rates()
+    plateau = Plateau(on, mode="min", factor=0.5, patience=1)
+    options: dict[str, Any] = {
+        "eval/score": {"eval_data": make_data(), "metrics": {"score": Script()}},
+        "train/score": {"train_metrics": {"score": Script()}},
+        "my/loss": {"callbacks": [rates, LogsScript()]},
+    }[on]
+    make_trainer(**{"duration": "10ep", "schedule": plateau, "callbacks": [rates], **options}).fit()
+    assert rates.seen == by_plateau(10)
+    assert len(set(rates.seen)) > 2
+
+
+def test_plateau_by_name_and_resumed_in_the_middle() -> None:
+    class Takes(hocket.Callback):
+        trainer: hocket.Trainer
+        state: Any = None
+
+        def batch_checkpoint(self, state: hocket.State) -> None:
+            if state.timestamp.batch == 13:
+                self.state = self.trainer.state_dict()
+
+    def make(*callbacks: Any, script: Any) -> hocket.Trainer:
+        return make_trainer(
+            schedule="plateau(on='eval/score', mode='min', factor=0.5, patience=1)", eval_data=make_data(), duration="10ep",
+            metrics={"score": script}, callbacks=[*callbacks],
+        )  # fmt: skip
+
+    takes, rates, rest = Takes(), Rates(), Script()
+    takes.trainer = make(takes, script=Script())
+    takes.trainer.fit()
+    for _ in range(4):
+        rest.compute()
+    resumed = make(rates, script=rest)
+    resumed.load_state_dict(takes.state)
+    resumed.fit()
+    assert rates.seen == by_plateau(10)[13:]
+
+
+def test_plateau_says_what_it_misses() -> None:
+    with pytest.raises(ValueError, match="pass mode='max' or mode='min'"):
+        Plateau("eval/score")
+    with pytest.raises(ValueError, match="a factor below"):
+        Plateau("eval/loss", factor=2.0)
+    with pytest.raises(ValueError, match=r"monitors 'test/loss', but there is no evaluation set"):
+        make_trainer(schedule="plateau(on='test/loss')", eval_data=make_data()).fit()
+    with pytest.raises(ValueError, match=r"monitors 'eval/accuracy', but there is no such metric"):
+        make_trainer(schedule="plateau(on='eval/accuracy')", eval_data=make_data()).fit()
+    with pytest.warns(UserWarning, match=r"schedule=plateau monitors 'my/loss', and no plug-in has logged"):
+        make_trainer(schedule="plateau(on='my/loss')").fit()
+
+
+class Timm:
+    """The interface of timm's schedulers: ``step`` after each epoch, ``step_update`` after each update, both with a metric."""
+
+    def __init__(self, optimizer: Any) -> None:
+        self.optimizer, self.calls = optimizer, list[Any]()
+
+    def step(self, epoch: int, metric: float | None = None) -> None:
+        self.calls.append(f"epoch {epoch}")
+        self._set(0.1 / (1 + epoch))
+
+    def step_update(self, num_updates: int, metric: float | None = None) -> None:
+        self.calls.append(num_updates)
+
+    def _set(self, rate: float) -> None:
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+
+    def state_dict(self) -> dict[str, Any]:
+        return {key: value for key, value in self.__dict__.items() if key != "optimizer"}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.__dict__.update(state_dict)
+
+
+def test_a_scheduler_of_timm_is_told_of_updates_and_epochs() -> None:
+    made: list[Timm] = []
+    trainer = make_trainer(schedule=lambda optimizer: made.append(Timm(optimizer)) or made[-1])
+    trainer.fit()
+    assert made[0].calls == [1, 2, 3, "epoch 1", 4, 5, 6, "epoch 2"]
+    assert rates_of(trainer) == [pytest.approx(0.1 / 3)]
+    again = make_trainer(schedule=lambda optimizer: made.append(Timm(optimizer)) or made[-1], duration="3ep")
+    again.load_state_dict(trainer.state_dict())
+    again.fit()
+    assert made[1].calls == [1, 2, 3, "epoch 1", 4, 5, 6, "epoch 2", 7, 8, 9, "epoch 3"]
+
+
+def test_timms_own_scheduler_gives_the_rates_of_a_plain_loop() -> None:
+    scheduler = pytest.importorskip("timm.scheduler", reason="timm is not installed, which this is about")
+
+    def make(optimizer: Any) -> Any:
+        return scheduler.CosineLRScheduler(optimizer, t_initial=9, warmup_t=3, warmup_lr_init=1e-4, t_in_epochs=False)
+
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+    by_hand, expected = make(optimizer), []
+    for update in range(9):
+        expected.append(optimizer.param_groups[0]["lr"])
+        by_hand.step_update(num_updates=update + 1)
+        if update % 3 == 2:
+            by_hand.step(update // 3 + 1)
+    rates = Rates()
+    make_trainer(schedule=make, duration="3ep", callbacks=[rates]).fit()
+    assert rates.seen == pytest.approx(expected)
+
+
+def test_any_object_with_a_step_is_a_scheduler() -> None:
+    class Halves:
+        def __init__(self, optimizer: Any) -> None:
+            self.optimizer = optimizer
+
+        def step(self) -> None:
+            for group in self.optimizer.param_groups:
+                group["lr"] *= 0.5
+
+    with pytest.warns(UserWarning, match="Halves has no state_dict and load_state_dict"):
+        trainer = make_trainer(schedule=Halves, schedule_every="2ba")
+    trainer.fit()
+    assert rates_of(trainer) == [0.1 * 0.5**3]

@@ -83,8 +83,9 @@ class Trainer:
         optimizer: a function of the parameters (called after surgery), an optimizer, a name such as ``"adamw(lr=1e-3)"``, or
             several; None to ask the task.
         schedule: a name such as ``"cosine(warmup=0.05dur)"``, a `hocket.schedules.Schedule`, a function of a
-            `hocket.schedules.Clock` that returns a factor, or a function of the optimizer that returns a torch LRScheduler,
-            which is stepped every ``schedule_every`` optimizer steps or epochs.
+            `hocket.schedules.Clock` that returns a factor, ``"plateau(on='eval/loss')"``, or a function of the optimizer that
+            returns a torch LRScheduler or another object with ``step()``, which is stepped every ``schedule_every`` optimizer
+            steps or epochs, or a scheduler of timm.
         duration: length of training, such as ``"10ep"``, ``"5000ba"``, ``"1e9tok"``, ``"90min"``; `fit` can override it. Of a
             list, such as ``["10ep", "2h"]``, the first to be over ends training, and schedules refer to the first entry.
         min_duration: the length before which requests to stop, such as by early stopping, have no effect.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
@@ -264,6 +264,7 @@ class FitLoop:
         self.stage = "after_epoch"
         agreement.decide(self.state)
         self._evaluate_due_sets()
+        self._measured([name for name in self.state.metrics if name.startswith("train/")])
         self._checkpoint("epoch", self.state.bus.epoch_checkpoint)
         self._write_logs()
 
@@ -391,9 +392,14 @@ class FitLoop:
 
     def _evaluate(self, sets: dict[str, PreparedSet]) -> None:
         if sets:
-            evaluate(self.state, sets, self._interruption.check)
+            values = evaluate(self.state, sets, self._interruption.check)
+            self._measured(values)
             self._evaluated_at.update(dict.fromkeys(sets, self.state.timestamp.batch))
             self._clock = time.perf_counter()  # evaluation is not training time
+
+    def _measured(self, names: Collection[str]) -> None:
+        for schedule in self.state.schedules:
+            schedule.measured(self.state, names)
 
     def _train_metrics(self) -> None:
         self.state.metrics.update(values := self.metrics.compute())

@@ -7,9 +7,9 @@ import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
-from torch import Tensor
-
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from hocket.state import State
 
 #: Usual labels of evaluation sets: a metric of such a label without a set is a mistake, and no logged value.
