@@ -311,8 +311,11 @@ def test_a_metric_that_is_none(make, data) -> None:
         ({"device": "gpu"}, ("'gpu'",)),
         ({"strategy": "dpp"}, ("'dpp'", "Did you mean 'ddp'?")),
         ({"schedule_every": "1sp", "schedule": lambda o: torch.optim.lr_scheduler.ConstantLR(o)}, ("1sp", "'1ep'")),
-        ({"schedule": lambda o: torch.optim.lr_scheduler.ReduceLROnPlateau(o)}, ("ReduceLROnPlateau", "eval_end")),
-        ({"limit_train": 0.5}, ("limit_train=0.5", "an int of 1 or more")),
+        (
+            {"schedule": lambda o: torch.optim.lr_scheduler.ReduceLROnPlateau(o)},
+            ("ReduceLROnPlateau", 'schedule="plateau(on='),
+        ),
+        ({"limit_train": 1.5}, ("limit_train=1.5", "an int of 1 or more")),
         ({"fast_dev_run": 0}, ("fast_dev_run=0", "an int of 1 or more")),
         ({"overfit": -1}, ("overfit=-1", "an int of 1 or more")),
         ({"sanity_eval": -1}, ("sanity_eval=-1", "an int of 1 or more")),

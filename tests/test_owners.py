@@ -18,8 +18,8 @@ CORE = SOURCES / "core/src/hocket"
 OWNERS = {
     "step": {
         "state.py", "training/actions.py", "training/means.py", "training/steps.py", "training/task_steps.py",
-        "training/fit.py",
-        "training/evaluate.py", "training/predict.py", "training/microbatch.py", "checkpoints/components/step.py",
+        "training/fit.py", "training/evaluate.py", "training/predict.py", "training/microbatch.py", "training/windows.py",
+        "checkpoints/components/step.py",
     },
     "progress": {"training/fit.py", "trainer.py", "checkpoints/components/data.py"},
     "timestamp": {"training/progress.py"},
@@ -42,6 +42,7 @@ ASSIGNED = {
     "training/steps.py": {"step"},
     "training/loop_steps.py": {"prepared", "parameters", "optimizers", "optimizer_names", "clipping"},
     "training/microbatch.py": {"prepared", "logged"},  # while it tries
+    "training/windows.py": {"microbatch"},  # of a window
     "checkpoints/resuming.py": {"run", "folder"},
     "strategies/src/hocket_strategies/deepspeed.py": {"microbatch"},  # as its configuration says
     "algorithms-nlp/src/hocket_nlp/alibi.py": {"replacements"},

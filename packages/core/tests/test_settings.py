@@ -29,9 +29,21 @@ class Untouched(hocket.Strategy):
     [
         ({"duration": "0.5dur"}, "a fraction of itself"),
         ({"duration": "10"}, "no unit"),
+        ({"duration": ["2ep", "0.5dur"]}, "a fraction of itself"),
+        ({"duration": []}, "has no duration"),
+        ({"duration": "2ep", "min_duration": "3ep"}, "min_duration='3ep' is longer than the duration of 2ep"),
+        ({"duration": "2ep", "min_duration": "1.5dur"}, "is longer than"),
         ({"limit_train": 0}, "limit_train=0 is not a number of batches"),
         ({"limit_eval": 2.0}, "limit_eval=2.0 is not"),
         ({"limit_predict": -1}, "limit_predict=-1 is not"),
+        ({"limit_train": 1.5}, "the fraction of all batches as a float above 0.0 and up to 1.0"),
+        ({"limit_train": 0.0}, "limit_train=0.0 is not"),
+        ({"limit_train": True}, "limit_train=True is not"),
+        ({"seed": True}, "seed=True is not a seed; give an int from 0 to 4294967295"),
+        ({"seed": -1}, "seed=-1 is not"),
+        ({"seed": 2**32}, "seed=4294967296 is not"),
+        ({"seed": "1"}, "seed='1' is not"),
+        ({"seed": 1.0}, "seed=1.0 is not"),
         ({"overfit": True}, "overfit=True is not"),
         ({"fast_dev_run": 0}, "fast_dev_run=0 is not"),
         ({"sanity_eval": -1}, "sanity_eval=-1 is not"),
@@ -93,8 +105,8 @@ def test_every_argument_is_a_hyperparameter_or_a_part() -> None:
         "train_data", "eval_data", "algorithms", "callbacks", "loggers", "strategy", "precision", "actions",
     }  # fmt: skip
     assert set(found.of_all_ranks()) == {
-        "loss_reduction", "inputs", "targets", "global_batch", "schedule", "schedule_every", "duration", "eval_every",
-        "log_every", "clip_gradients", "nonfinite", "seed", "deterministic", "compile", "run_name", "limit_train",
-        "limit_eval", "limit_predict", "fast_dev_run", "overfit", "sanity_eval",
+        "loss_reduction", "inputs", "targets", "outputs", "accumulate", "global_batch", "schedule", "schedule_every",
+        "duration", "min_duration", "eval_every", "log_every", "clip_gradients", "nonfinite", "seed", "deterministic",
+        "compile", "run_name", "limit_train", "limit_eval", "limit_predict", "fast_dev_run", "overfit", "sanity_eval",
     }  # fmt: skip
     assert found.hyperparameters([])["optimizer"] == "SGD"

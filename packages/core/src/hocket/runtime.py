@@ -67,6 +67,7 @@ class Runtime:
         seed: int | None = None,
         plugins: bool | list[str] | None = None,
     ) -> None:
+        seed = seeding.check_seed(seed)
         with switches.use(plugins):
             parts = resolve(strategy=strategy, precision=precision, device=device, devices=devices)
         _check_own_loop(parts)

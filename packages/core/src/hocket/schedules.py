@@ -18,10 +18,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from hocket.clock import Clock
 from hocket.time import Time, Unit, whole
+from hocket.training.watching import mode_of
 
 __all__ = [
     "WSD", "Clock", "Constant", "Cosine", "CosineRestarts", "Exponential", "Linear", "MultiStep", "Polynomial", "Schedule",
@@ -358,6 +359,61 @@ class WSD(Schedule):
         else:
             fall = (1.0 + math.cos(math.pi * y)) / 2.0
         return self.alpha_f + (1.0 - self.alpha_f) * fall
+
+
+class Plateau:
+    """Multiply the learning rates by ``factor`` when a value has not improved for ``patience`` evaluations.
+
+    The rule, and all arguments but the first, are those of torch's ``ReduceLROnPlateau``. Unlike the other schedules it is no
+    function of time. It looks at the value after each evaluation of the metric's set, after each epoch for train metrics, and
+    after each evaluation and epoch in which it was logged for values of ``state.log``.
+
+    Args:
+        on: ``label/name`` of a metric, such as ``"eval/loss"``; ``"train/name"`` for a train metric; or the name of a value
+            that a plug-in logs with ``state.log``.
+        mode: whether ``"max"`` or ``"min"`` is better; None infers ``"min"`` for losses, errors and perplexities and ``"max"``
+            for accuracies, and raises otherwise.
+
+    Raises:
+        ValueError: ``mode`` is needed, or an argument is out of its range. When a fit starts: there is no such evaluation set.
+
+    Example:
+        >>> import hocket, torch
+        >>> from hocket.schedules import Plateau
+        >>> data = [(torch.ones(8, 4), torch.ones(8, 1))]
+        >>> trainer = hocket.Trainer(
+        ...     model=torch.nn.Linear(4, 1), loss=torch.nn.MSELoss(), train_data=data, eval_data=data, device="cpu",
+        ...     optimizer="sgd(lr=0.1)", schedule=Plateau("eval/loss", factor=0.5, patience=2), duration="5ep",
+        ... )  # or schedule="plateau(on='eval/loss', factor=0.5, patience=2)"
+        >>> trainer.fit().timestamp.epoch
+        5
+    """
+
+    def __init__(
+        self,
+        on: str,
+        mode: Literal["min", "max"] | None = None,
+        factor: float = 0.1,
+        patience: int = 10,
+        threshold: float = 1e-4,
+        threshold_mode: Literal["rel", "abs"] = "rel",
+        cooldown: int = 0,
+        min_lr: float = 0.0,
+        eps: float = 1e-8,
+    ) -> None:
+        better = mode_of(on) if mode is None else mode
+        if better not in ("min", "max"):
+            raise ValueError(f"plateau cannot infer whether a higher '{on}' is better; pass mode='max' or mode='min'.")
+        if not 0 <= _number("factor", factor) < 1 or patience < 0:
+            raise ValueError(
+                f"plateau was given factor={factor} and patience={patience}. Give a factor below 1.0 and 0 or more evaluations."
+            )
+        self.on = on
+        #: The arguments of torch's ``ReduceLROnPlateau``.
+        self.arguments: dict[str, Any] = {
+            "mode": better, "factor": factor, "patience": patience, "threshold": threshold,
+            "threshold_mode": threshold_mode, "cooldown": cooldown, "min_lr": min_lr, "eps": eps,
+        }  # fmt: skip
 
 
 def _number(name: str, value: float) -> float:

@@ -14,9 +14,10 @@ from hocket.algorithm import Need
 from hocket.hookspecs import StrategyLike
 from hocket.plugins.spec import Attachment
 from hocket.run_folder import check_name
-from hocket.time import Interval, Time, batches
+from hocket.time import Interval, Time, Unit, batches, share
 from hocket.training.guard import Policy
-from hocket.training.until import duration
+from hocket.training.seeding import check_seed
+from hocket.training.until import durations, minimum
 
 if TYPE_CHECKING:
     from hocket.checkpoints.policy import Checkpoints
@@ -45,15 +46,22 @@ class Settings:
     global_batch: int | None
     #: Whether ``fast_dev_run`` was given; limits and duration are then that many batches.
     fast: bool
+    #: The planned length of training, to which schedules refer; and other lengths at which it ends if they are over earlier.
     duration: Time | None
-    limit_train: int | None
-    limit_eval: int | None
-    limit_predict: int | None
+    limits: Sequence[Time]
+    #: Requests to stop take effect after this long.
+    min_duration: Time | None
+    #: Batches, or the fraction of them.
+    limit_train: int | float | None
+    limit_eval: int | float | None
+    limit_predict: int | float | None
     overfit: int | None
     sanity_eval: int
     eval_every: Interval
     log_every: Interval
     microbatch: int | Literal["auto"] | None
+    #: Number of the data's batches that make one batch of training; None for one.
+    accumulate: int | None
     #: Kind and threshold.
     clipping: tuple[Literal["norm", "value", "adaptive"], float] | None
     loss_reduction: Literal["mean", "sum"] | None
@@ -73,26 +81,30 @@ class Settings:
         """Check the Trainer's arguments, by name. Raises TypeError and ValueError that say what to write."""
         limits = {name: given[name] for name in ("limit_train", "limit_eval", "limit_predict")}
         fast, overfit, sanity_eval = given["fast_dev_run"], given["overfit"], given["sanity_eval"]
-        until = None if given["duration"] is None else duration(given["duration"])
+        until, *others = (None,) if given["duration"] is None else durations(given["duration"])
+        least = minimum(given["min_duration"], until)
         if fast is not None:
-            limits, until = dict.fromkeys(limits, fast), Time.parse("1ep")
+            limits, until, others, least = dict.fromkeys(limits, fast), Time.parse("1ep"), [], None
         counts = {"fast_dev_run": fast, **limits, "overfit": overfit, "sanity_eval": sanity_eval or None}
         for name, number in counts.items():
             if number is not None:
-                batches(number, name)
+                (share if name in limits else batches)(number, name)
         lasting = fast is None and overfit is None
         return cls(
             given=MappingProxyType(dict(given)),
-            seed=given["seed"],
+            seed=check_seed(given["seed"]),
             global_batch=given["global_batch"],
             fast=fast is not None,
             duration=until,
+            limits=others,
+            min_duration=least,
             **limits,
             overfit=overfit,
             sanity_eval=sanity_eval,
             eval_every=Interval(given["eval_every"]),
             log_every=Interval(given["log_every"]),
             microbatch=microbatch(given["microbatch"]),
+            accumulate=_accumulate(given["accumulate"]),
             clipping=clipping("clip_gradients", given["clip_gradients"]),
             loss_reduction=_reduction(given["loss_reduction"]),
             nonfinite=policy(given["nonfinite"]),
@@ -118,6 +130,11 @@ class Settings:
                 "allow: a forward pass needs the other ranks, which would wait for a rank that runs out of memory. Give a "
                 "number, such as microbatch=8."
             )
+        if self.accumulate is not None and not strategy.microbatch_events:
+            raise ValueError(
+                f"accumulate= makes batches of the data microbatches of one step, but {type(strategy).__name__} computes the "
+                "gradients of a batch itself. Omit accumulate= and give the data larger batches."
+            )
         return None if self.microbatch == "auto" else self.microbatch
 
     # --- views for the plan, loggers and the comparison of ranks
@@ -126,7 +143,12 @@ class Settings:
         """Return the first lines of the plan by topic; ``reasons`` are those for the choices of "auto"."""
         parameters = sum(parameter.numel() for parameter in model.parameters())
         described = f"{type(model).__name__}, {parameters:,} parameters"
-        return {"model": described, "duration": str(self.duration or "given to fit"), **reasons}
+        length = " or ".join(map(str, [self.duration or "given to fit", *self.limits]))
+        least = "" if self.min_duration is None else f", at least {self.min_duration}"
+        facts = {"model": described, "duration": length + (", whichever is over first" if self.limits else "") + least}
+        if self.accumulate is not None:
+            facts["accumulate"] = f"{self.accumulate} batches of the data are one batch (ba): one step"
+        return {**facts, **reasons}
 
     def hyperparameters(self, attachments: Sequence[Attachment]) -> dict[str, Any]:
         """Return arguments and attached plug-ins as JSON-like values; other objects are replaced by their class names."""
@@ -151,6 +173,18 @@ def microbatch(given: Any) -> Any:
     if isinstance(given, bool) or not isinstance(given, int) or given < 1:
         raise ValueError(f"microbatch={given!r} is not a number of samples; give a positive int, 'auto' or None.")
     return given
+
+
+def _accumulate(given: Any) -> int | None:
+    if given is None:
+        return None
+    time = Time.parse(given) if isinstance(given, str | Time) else None
+    if time is None or time.unit is not Unit.BATCH or not time.value:
+        raise ValueError(
+            f"accumulate={given!r} is not a number of batches of the data. Write accumulate='4ba' to train on four of them in "
+            "each step, or None."
+        )
+    return int(time.value) if time.value > 1 else None
 
 
 def clipping(argument: str, given: Any) -> tuple[Any, float] | None:

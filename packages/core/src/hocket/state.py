@@ -19,6 +19,7 @@ from hocket.training.generators import Generators
 from hocket.training.progress import Progress
 from hocket.training.requests import Decision, Requests
 from hocket.training.step import Step
+from hocket.training.watching import WatchedValues
 
 if TYPE_CHECKING:
     from hocket.checkpoints.content import Content
@@ -117,6 +118,8 @@ class State:
         self.logged: dict[str, float | Tensor] = {}
         #: All values that were passed to the loggers so far, for `hocket.Result.history`.
         self.history = Recorder()
+        #: Logged values that plug-ins act on, such as early stopping.
+        self.watched = WatchedValues()
 
         #: The Trainer's ``resume`` argument.
         self.resumes: str | Path | None = resumes
@@ -342,7 +345,8 @@ class State:
     def log(self, values: Mapping[str, float | Tensor]) -> None:
         """Log values by name. Scalar tensors stay on their device until the logging interval ends.
 
-        Of several values of one name within an interval, the last one counts.
+        Of several values of one name within an interval, the last one counts. Early stopping, ``best=`` of checkpoints and the
+        schedule ``plateau`` find the value by its name; they use that of rank 0.
 
         Example:
             >>> import hocket
@@ -352,6 +356,8 @@ class State:
             ...         state.log({"weights/largest_norm": max(norms)})
         """
         self.logged.update(values)
+        if self.watched.names:
+            self.watched.update(values)
 
     @property
     def run_name(self) -> str:

@@ -188,15 +188,25 @@ class SupervisedTask(Task):
     """A task made of a module and a loss function. Batches are ``(inputs, targets)``, or mappings of keyword arguments."""
 
     def __init__(
-        self, network: nn.Module, loss: Callable[[Any, Any], Any] | None, inputs: Any = None, targets: Any = None
+        self,
+        network: nn.Module,
+        loss: Callable[[Any, Any], Any] | None,
+        inputs: Any = None,
+        targets: Any = None,
+        outputs: Any = None,
     ) -> None:
         super().__init__()
-        self.inputs, self.targets = inputs, targets
+        self.inputs, self.targets, self.outputs = inputs, targets, outputs
         self.network = network
         self.loss_function = loss
 
     def forward(self, batch: Batch) -> Any:
-        """Return ``network(inputs)``, or ``network(**batch)`` for a mapping."""
+        """Return ``network(inputs)``, or ``network(**batch)`` for a mapping; with a loss function, the part at ``outputs``."""
+        if self.outputs is None or self.loss_function is None:  # a model's own loss is beside that part
+            return self._call(batch)
+        return batches.part(self._call(batch), self.outputs, "model's output")
+
+    def _call(self, batch: Batch) -> Any:
         network = self.network
         if self.inputs is not None:
             return network(batches.part(batch, self.inputs))
@@ -223,7 +233,10 @@ class SupervisedTask(Task):
         return batch[1] if isinstance(batch, tuple | list) else batch
 
     def update_metric(self, metric: Any, outputs: Any, batch: Batch) -> None:
-        """Call ``metric.update(outputs, targets)``, with the logits if the outputs have any, as in transformers."""
+        """Call ``metric.update(outputs, targets)``.
+
+        From the outputs of a model with its own loss, metrics get the part at ``outputs``, else the logits if there are any.
+        """
         where = self.targets
         if where is None and isinstance(batch, Mapping):
             if "labels" not in batch or own_loss(outputs) is None:
@@ -232,7 +245,10 @@ class SupervisedTask(Task):
                     f"{', '.join(map(repr, batch))}. Pass targets= to the Trainer, such as targets='label'."
                 )
             where = "labels"
-        found = outputs.get("logits") if isinstance(outputs, Mapping) else getattr(outputs, "logits", None)
+        if self.outputs is None:
+            found = outputs.get("logits") if isinstance(outputs, Mapping) else getattr(outputs, "logits", None)
+        else:
+            found = None if self.loss_function else batches.part(outputs, self.outputs, "model's output")
         metric.update(outputs if found is None else found, batches.part(batch, 1 if where is None else where))
 
     def has_eval_loss(self, outputs: Any) -> bool:
@@ -249,15 +265,21 @@ class SupervisedTask(Task):
         self.network = module
 
 
-def task_of(model: nn.Module, loss: Callable[[Any, Any], Any] | None, inputs: Any, targets: Any) -> Task:
+def task_of(
+    model: nn.Module,
+    loss: Callable[[Any, Any], Any] | None,
+    inputs: Any = None,
+    targets: Any = None,
+    outputs: Any = None,
+) -> Task:
     """Return a Task as it is, or one made of a module and a loss. Raises TypeError for arguments that a Task does not take."""
     if not isinstance(model, Task):
-        return SupervisedTask(model, loss, inputs, targets)
+        return SupervisedTask(model, loss, inputs, targets, outputs)
     kind = type(model).__name__
-    if inputs is not None or targets is not None:
+    if inputs is not None or targets is not None or outputs is not None:
         raise TypeError(
-            f"{kind} is a Task: its forward, loss and update_metric select their inputs from a batch. Omit inputs= and "
-            "targets=."
+            f"{kind} is a Task: its forward, loss and update_metric select their inputs from a batch and from the outputs. "
+            "Omit inputs=, targets= and outputs=."
         )
     if loss is not None:
         raise TypeError(f"{kind} is a Task, which defines its own loss. Omit loss=.")

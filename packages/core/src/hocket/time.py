@@ -430,3 +430,15 @@ def batches(given: int, argument: str = "every") -> int:
     if type(given) is not int or given < 1:
         raise ValueError(f"{argument}={given!r} is not a number of batches; give an int of 1 or more, such as 10.")
     return given
+
+
+def share(given: float, argument: str) -> float:
+    """Check an argument that is a number of batches or a fraction of all, and return it. Raises ValueError."""
+    if type(given) is float and 0 < given <= 1:
+        return given
+    if type(given) is not int or given < 1:
+        raise ValueError(
+            f"{argument}={given!r} is not a number of batches; give an int of 1 or more, such as 10, or the fraction of all "
+            "batches as a float above 0.0 and up to 1.0, such as 0.1."
+        )
+    return given

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -22,6 +23,7 @@ from hocket.checkpoints.signals import Interrupted
 from hocket.data.adapters import adapt
 from hocket.data.checks import check_batches, check_sets
 from hocket.data.several import prepared
+from hocket.data.source import limited
 from hocket.data.training_iterator import TrainingIterator
 from hocket.devices import placement
 from hocket.distributed import comparison
@@ -46,7 +48,9 @@ from hocket.training.evaluate import EvalSet, PreparedSet, evaluate, evaluate_un
 from hocket.training.fit import FitLoop
 from hocket.training.guard import NonFiniteGuard, Policy
 from hocket.training.interruption import Deferred, deferred
+from hocket.training.limits import Limits
 from hocket.training.metrics import MetricSet
+from hocket.training.windows import Windows
 
 if TYPE_CHECKING:
     from hocket.checkpoints.policy import Checkpoints
@@ -67,11 +71,14 @@ class Trainer:
             function, such as ``torch.nn.MSELoss(reduction="sum")``, else a mean. An assumed mean is checked where it matters.
         inputs, targets: their location in a batch: a name, an index or a function of the batch. None for
             ``(inputs, targets)``; from a mapping the model receives all values by name, and the loss the mapping itself.
+        outputs: the location in the model's output of what loss, metrics and predictions get, in the same form, such as
+            ``"logits"``; None for all of it. Without ``loss``, it applies to metrics only.
         train_data: any iterable of batches that can be iterated every epoch. Each batch goes to one rank, as in PyTorch:
             four ranks train on four batches at once. `hocket.data.Several` combines several loaders.
-        global_batch: number of samples that all ranks together train on in one step. It replaces a DataLoader's
-            ``batch_size``, and global batches are the same for any world size. If the batch size cannot be set (iterable
-            data, custom batch samplers), the data has to yield batches of this size, which are divided.
+        global_batch: number of samples that all ranks together train on in one step (with ``accumulate``, in one of its
+            batches). It replaces a DataLoader's ``batch_size``, and global batches are the same for any world size. If the
+            batch size cannot be set (iterable data, custom batch samplers), the data has to yield batches of this size, which
+            are divided.
         eval_data: one such iterable (labelled ``"eval"``), or several by label; `hocket.EvalSet` for sets with custom
             metrics or a custom interval.
         metrics: evaluation metrics by name: objects with ``update``, ``compute`` and ``reset``, or a function that makes them.
@@ -79,9 +86,12 @@ class Trainer:
         optimizer: a function of the parameters (called after surgery), an optimizer, a name such as ``"adamw(lr=1e-3)"``, or
             several; None to ask the task.
         schedule: a name such as ``"cosine(warmup=0.05dur)"``, a `hocket.schedules.Schedule`, a function of a
-            `hocket.schedules.Clock` that returns a factor, or a function of the optimizer that returns a torch LRScheduler,
-            which is stepped every ``schedule_every`` optimizer steps or epochs.
-        duration: length of training, such as ``"10ep"``, ``"5000ba"``, ``"1e9tok"``, ``"90min"``; `fit` can override it.
+            `hocket.schedules.Clock` that returns a factor, ``"plateau(on='eval/loss')"``, or a function of the optimizer that
+            returns a torch LRScheduler or another object with ``step()``, which is stepped every ``schedule_every`` optimizer
+            steps or epochs, or a scheduler of timm.
+        duration: length of training, such as ``"10ep"``, ``"5000ba"``, ``"1e9tok"``, ``"90min"``; `fit` can override it. Of a
+            list, such as ``["10ep", "2h"]``, the first to be over ends training, and schedules refer to the first entry.
+        min_duration: the length before which requests to stop, such as by early stopping, have no effect.
         algorithms, callbacks, loggers: names, ``{"name": {...}}`` configurations or instances.
         strategy, precision, device, actions: one plug-in each, in the same form. ``"auto"`` chooses a strategy or device by
             the launch environment and hardware.
@@ -89,11 +99,14 @@ class Trainer:
             this script again, unless a launcher has started them. None for the launcher's processes, or this one alone.
         microbatch: samples per forward pass; ``"auto"`` finds the largest number that fits, before the first step. The
             gradient does not depend on it.
+        accumulate: ``"4ba"`` makes four batches of the data one batch of training: one step, with the gradient of the mean
+            over all their samples. They are computed on one after another. Everything in ``ba`` counts steps.
         eval_every: interval of evaluation; every fit also evaluates at its end. ``None`` to evaluate on request only.
         log_every: interval at which logged values are passed to the loggers.
         clip_gradients: the largest norm, or ``("norm" | "value" | "adaptive", threshold)``.
         nonfinite: handling of a non-finite loss or gradient: ``"raise"``, ``"skip"`` the batch, or ``"warn"``.
-        seed: makes the run reproducible, with private random number generators; None uses the global ones.
+        seed: an int from 0 to 2**32 - 1 that makes the run reproducible, with private random number generators; None uses
+            the global ones.
         deterministic: use only deterministic kernels during fit, evaluate and predict.
         compile: ``True`` or the keyword arguments of `torch.compile`.
         checkpoints: the folder and interval of checkpoints, from which a run can resume; see `hocket.Checkpoints`.
@@ -102,7 +115,7 @@ class Trainer:
             only: a new run of the same name is refused, a resumed run continues its files.
         plugins: restricts the installed plug-ins: False for core's plug-ins only, or a list of names.
         profile_plugins: measure the time of each plug-in on each hook.
-        limit_train, limit_eval, limit_predict: maximum number of batches of an epoch or set.
+        limit_train, limit_eval, limit_predict: maximum number of batches of an epoch or set; a float is the fraction of all.
         fast_dev_run: run this many batches of training and of each evaluation set as a test. It starts fresh and writes
             nothing: no checkpoint, no file, no row of a logger.
         overfit: train only on the first this many batches, the same in every epoch, as a test that writes nothing either.
@@ -135,6 +148,7 @@ class Trainer:
         loss_reduction: Literal["mean", "sum"] | None = None,
         inputs: Any = None,
         targets: Any = None,
+        outputs: Any = None,
         train_data: Iterable[Any] | None = None,
         global_batch: int | None = None,
         eval_data: Iterable[Any] | EvalSet | Mapping[str, Iterable[Any] | EvalSet] | None = None,
@@ -143,7 +157,8 @@ class Trainer:
         optimizer: OptimizerLike | None = None,
         schedule: ScheduleLike | None = None,
         schedule_every: str | Time = "1ba",
-        duration: str | Time | None = None,
+        duration: str | Time | Sequence[str | Time] | None = None,
+        min_duration: str | Time | None = None,
         algorithms: Sequence[PluginLike] = (),
         callbacks: Sequence[PluginLike] = (),
         loggers: Sequence[PluginLike] = (),
@@ -153,6 +168,7 @@ class Trainer:
         devices: int | None = None,
         actions: PluginLike = "default",
         microbatch: int | Literal["auto"] | None = None,
+        accumulate: str | Time | None = None,
         eval_every: str | Interval | None = "1ep",
         log_every: str | Interval = "10ba",
         clip_gradients: float | tuple[Literal["norm", "value", "adaptive"], float] | None = None,
@@ -166,9 +182,9 @@ class Trainer:
         folder: str | Path = "runs",
         plugins: bool | Sequence[str] | None = None,
         profile_plugins: bool = False,
-        limit_train: int | None = None,
-        limit_eval: int | None = None,
-        limit_predict: int | None = None,
+        limit_train: int | float | None = None,
+        limit_eval: int | float | None = None,
+        limit_predict: int | float | None = None,
         fast_dev_run: int | None = None,
         overfit: int | None = None,
         detect_anomaly: bool = False,
@@ -203,8 +219,11 @@ class Trainer:
 
             remembered = settings.folder / "microbatch.json" if settings.lasting else None
             parts.attachments.append(AutoMicrobatch.attachment(remembered))
+        self._limits = Limits(settings.limits) if settings.limits else None
+        if self._limits is not None:
+            parts.attachments.append(self._limits.attachment())
         bus = Bus(parts.attachments, profile=profile_plugins)
-        task = task_of(model, loss, inputs, targets)
+        task = task_of(model, loss, inputs, targets, outputs)
         self._plan = make_plan(bus, task, parts.strategy, settings.facts(task.model, parts.reasons))
 
         self._runtime = Runtime.of(parts, bus, devices, comparison.of_settings(settings, task))
@@ -223,11 +242,15 @@ class Trainer:
             microbatch=settings.samples_per_microbatch(parts.strategy),
             resumes=settings.resume,
         )
+        state.progress.min_duration = settings.min_duration
         state.clipping = settings.clipping
         state.loss_reduction = settings.loss_reduction or reduction_of(loss)
         guard = NonFiniteGuard(settings.nonfinite, parts.device.asynchronous)
         compiled = None if settings.compile is None else partial(torch.compile, **settings.compile)
-        self._loop = FitLoop(state, guard, settings.log_every, compiled)
+        windows = (
+            None if settings.accumulate is None else Windows(state, settings.accumulate, settings.microbatch is None)
+        )
+        self._loop = FitLoop(state, guard, settings.log_every, compiled, windows)
         self._closing = weakref.finalize(self, _close, state)  # runs before the runtime leaves the process group
         with self._running(), switches.use(plugins):
             made_with = self._assemble(optimizer, schedule, schedule_every)
@@ -571,7 +594,8 @@ class Trainer:
         state.train_data = data
         state.train_loader = prepared(data, state.bus.prepare_data, True, settings.global_batch)
         source = adapt(state.train_loader, given=data)
-        self._loop.data = TrainingIterator(source, settings.limit_train, settings.overfit)
+        limit = limited(source, settings.limit_train, "limit_train")
+        self._loop.data = TrainingIterator(source, limit, settings.overfit, settings.accumulate or 1)
         state.progress.epoch_length = self._loop.data.length
         self._position.data_is_set()
 
@@ -603,6 +627,10 @@ class Trainer:
         before, state.progress.fit_asked = state.progress.fit_asked, None if duration is None else str(duration)
         end = until.fit_until(state, self._loop, self.settings.duration, duration, before)
         if end is None:
+            return False
+        fresh = duration is None and self._loop.left is None
+        if fresh and self._limits is not None and (reached := self._limits.reached(state)) is not None:
+            warnings.warn(f"Training is over: {reached} are done. Pass fit(duration=…) for more.", stacklevel=3)
             return False
         planned = self.settings.duration
         longer = planned is None or (planned.unit is end.unit and end > planned)

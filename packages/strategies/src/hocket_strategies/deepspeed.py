@@ -18,7 +18,7 @@ from hocket import Device, Need, Phase, Precision, State, hookimpl
 from hocket.hookspecs import PrecisionLike
 from hocket.plugins import PluginError
 from hocket.training.actions import accumulate_gradients
-from hocket.training.step import count
+from hocket.training.windows import count_window
 from hocket_strategies import zero_config, zero_state
 from hocket_strategies.group import RankStrategy
 
@@ -239,7 +239,7 @@ class DeepSpeed(RankStrategy):
     def gradients(self, state: State) -> bool | None:
         """From stage 1 on, accumulate them in the engine, which rescales, clips and drops them in its step."""
         if self._microbatches > 1 and self._microbatch_size is None:
-            state.microbatch = -(-count(state, state.batch).samples // self._microbatches)
+            state.microbatch = -(-count_window(state, state.batch).samples // self._microbatches)
         if not self.stage:
             return None  # they are in `.grad`
         zero_state.forget_gradients(self._engine)  # of a skipped batch

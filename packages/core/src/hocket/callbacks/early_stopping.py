@@ -14,6 +14,7 @@ from hocket.data.batches import map_tensors
 from hocket.state import State
 from hocket.time import Time, Unit
 from hocket.training.requests import Decision
+from hocket.training.watching import label_of, mode_of, warn_of_nothing, watch
 
 
 class EarlyStopping(Callback):
@@ -22,11 +23,12 @@ class EarlyStopping(Callback):
     With ``restore_best``, the end of every fit restores the model, the algorithms' states (such as EMA's averages) and the
     metrics of the result from the best evaluation. A copy of them is kept on the CPU. Optimizers are not restored.
     A non-finite value is not an improvement. Evaluations by `Trainer.evaluate` do not count. A fit after a stopped one
-    starts with the full patience again.
+    starts with the full patience again. Before the Trainer's ``min_duration`` is over, it does not stop.
 
     Args:
         monitor: ``label/name`` of a metric, such as ``"test/accuracy"`` or ``"eval/loss"``; ``"train/name"`` for train metrics,
-            which are checked after every epoch.
+            which are checked after every epoch; or the name of a value that a plug-in logs with ``state.log``, which is
+            checked after each evaluation and each epoch in which it was logged.
         mode: whether ``"max"`` or ``"min"`` is better; None infers ``"min"`` for losses, errors and perplexities and ``"max"``
             for accuracies, and raises otherwise.
         patience: number of evaluations, or a length (``"5ep"``, ``"2000ba"``, ``"0.1dur"``), without an improvement.
@@ -57,7 +59,7 @@ class EarlyStopping(Callback):
         min_delta: float = 0.0,
         restore_best: bool = True,
     ) -> None:
-        mode = _mode(monitor) if mode is None else mode
+        mode = mode_of(monitor) if mode is None else mode
         if mode not in ("max", "min"):
             raise ValueError(
                 f"EarlyStopping cannot infer whether a higher '{monitor}' is better; pass mode='max' or mode='min'."
@@ -79,28 +81,24 @@ class EarlyStopping(Callback):
         self._improved_at: dict[str, float] = dict.fromkeys(Unit, 0.0)
         self._kept: dict[str, Any] = {}
         self._due = False  # whether the metric's set has just been evaluated
+        self._seen = False  # whether there was a value
         self._standalone = False
 
     # --- when to check
 
     def fit_start(self, state: State) -> None:
         """Check that the monitored set exists, and warn if it is not evaluated regularly."""
-        if self.monitor.startswith("train/"):
-            return
-        label = next((label for label in state.eval_sets if self.monitor.startswith(f"{label}/")), None)
-        if label is None:
-            sets = ", ".join(map(repr, state.eval_sets)) or "none"
-            raise ValueError(
-                f"EarlyStopping monitors '{self.monitor}', but there is no evaluation set of that name. The sets are: {sets}. "
-                "Give monitor='label/name' with one of these labels, or 'train/name' for a train metric; sets are named by "
-                "eval_data={'label': …}."
-            )
-        if not state.eval_sets[label].every:
+        watch(state, "EarlyStopping", self._key(state), self.monitor)
+        label = label_of(state, self.monitor)
+        if label is not None and not state.eval_sets[label].every:
             warnings.warn(
                 f"EarlyStopping monitors '{self.monitor}', but '{label}' is evaluated on request only. Pass an interval, such "
                 "as eval_every='1ep'.",
                 stacklevel=2,
             )
+
+    def _key(self, state: State) -> str:
+        return f"callbacks/{state.attachment_of(self).name}"
 
     def eval_standalone_start(self, state: State) -> None:
         """Ignore the sets of `Trainer.evaluate`, which may be other data."""
@@ -114,8 +112,15 @@ class EarlyStopping(Callback):
     def eval_after_all(self, state: State) -> None:
         """Check the metric here, because the training weights are in place again and can be copied."""
         due, self._due = self._due, False
-        if due:
-            self._check(state)
+        if due and self.monitor in state.metrics:
+            self._check(state, state.metrics[self.monitor])
+        elif not self._standalone:
+            self._check_logged(state)
+            if due and not self._seen:
+                there = ", ".join(sorted(state.metrics)) or "none"
+                raise ValueError(
+                    f"EarlyStopping monitors '{self.monitor}', but there is no such metric. The metrics are: {there}."
+                )
 
     def eval_standalone_end(self, state: State) -> None:
         """Count the evaluations of a fit again."""
@@ -127,18 +132,26 @@ class EarlyStopping(Callback):
 
     def epoch_end(self, state: State) -> None:
         """Check a train metric, which is available now."""
-        if self.monitor.startswith("train/"):
-            self._check(state)
+        if self.monitor.startswith("train/") and self.monitor in state.metrics:
+            self._check(state, state.metrics[self.monitor])
+
+    def epoch_checkpoint(self, state: State) -> None:
+        """Check a value that was logged in the epoch. It is that of rank 0, so all ranks request the same."""
+        if self.monitor in state.metrics or label_of(state, self.monitor) is not None:
+            return
+        self._check_logged(state)
+        if not self._seen:
+            self._seen = True  # warn once
+            warn_of_nothing(state, "EarlyStopping", self.monitor)
+
+    def _check_logged(self, state: State) -> None:
+        if (value := state.watched.take(state, self._key(state))) is not None:
+            self._check(state, value)
 
     # --- stopping and restoring
 
-    def _check(self, state: State) -> None:
-        if self.monitor not in state.metrics:
-            there = ", ".join(sorted(state.metrics)) or "none"
-            raise ValueError(
-                f"EarlyStopping monitors '{self.monitor}', but there is no such metric. The metrics are: {there}."
-            )
-        value = state.metrics[self.monitor]
+    def _check(self, state: State, value: float) -> None:
+        self._seen = True
         if math.isfinite(value) and self._sign * (value - self.best) > self._min_delta:
             self.best = value
             self._restart_patience(state)
@@ -153,7 +166,7 @@ class EarlyStopping(Callback):
             over = _now(state, unit) - self._improved_at[unit] >= self._patience.value - 1e-9
         else:
             over = self._waited >= self._patience
-        if over:
+        if over and state.progress.may_stop():
             evaluations = " evaluations" if isinstance(self._patience, int) else ""
             state.request(
                 Decision.STOP, f"{self.monitor} has not improved on {self.best:.6g} for {self._patience}{evaluations}"
@@ -189,13 +202,6 @@ class EarlyStopping(Callback):
             )
         self.best, self._waited, self._kept = state_dict["best"], state_dict["waited"], state_dict["kept"]
         self._improved_at = {unit: state_dict["improved_at"][unit] for unit in Unit}
-
-
-def _mode(monitor: str) -> Literal["max", "min"] | None:
-    name = monitor.partition("/")[2].lower()
-    lower = any(word in name for word in ("loss", "error", "perplexity"))
-    higher = "accuracy" in name
-    return None if lower == higher else "min" if lower else "max"
 
 
 def _now(state: State, unit: Unit) -> float:

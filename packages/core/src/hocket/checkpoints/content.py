@@ -79,6 +79,7 @@ def components_of(
         Stateful("requested", state.requests),
         Attribute("metrics", state, "metrics"),
         Attribute("logged", state, "logged"),
+        Stateful("watched", state.watched, "a logged value", optional=True),
         Attribute("microbatch", state, "microbatch"),
         Batch(state),
         AttributeIfNone("epoch_length", progress, "epoch_length"),

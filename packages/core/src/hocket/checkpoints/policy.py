@@ -26,6 +26,7 @@ from hocket.time import Interval
 from hocket.training import seeding
 from hocket.training.due import Due
 from hocket.training.requests import Decision
+from hocket.training.watching import label_of, warn_of_nothing, watch
 
 
 class Checkpoints(Callback):
@@ -42,7 +43,8 @@ class Checkpoints(Callback):
         every: the interval: ``"500ba"``, ``"1ep"``, ``"0.1dur"``, ``"30min"``; None for only at the end and on request.
         keep: the number of latest checkpoints to keep; None for all. Copies under other names, and links, stay.
         best: ``(metric, "max" | "min", number)``: after an evaluation in which the metric, such as ``"test/accuracy"``, is
-            among the best ``number``, write a checkpoint, and keep those.
+            among the best ``number``, write a checkpoint, and keep those. A value that a plug-in logs with ``state.log`` is
+            looked at after each evaluation and each epoch in which it was logged.
         asynchronous: write in a thread. Tensors that optimizers change are copied while the gradients of the next batch are
             computed, the rest immediately. The memory of the copies is reused. If a write takes longer than the interval,
             training waits for it.
@@ -93,6 +95,10 @@ class Checkpoints(Callback):
         self._state: Callable[[], State | None] = lambda: None
         #: Epoch and batch of the latest evaluation, by the set's label.
         self._evaluated: dict[str, tuple[int, int]] = {}
+        #: The logged value that ranks checkpoints, by name, and epoch and batch where it was looked at.
+        self._logged: dict[str, float] = {}
+        self._logged_at: tuple[int, int] | None = None
+        self._warned = False
         self._writer, self._hidden, self._signals = self._new_writer(), HiddenTensors(), Signals()
         if asynchronous:  # otherwise save the microsecond that a wrapper takes in every step
             self.gradients = self._then_wait_for_the_copy
@@ -108,6 +114,7 @@ class Checkpoints(Callback):
         self._state = weakref.ref(state)
         self._writer.close()
         self._evaluated, self._writer, self._hidden = {}, self._new_writer(), HiddenTensors()
+        self._logged, self._logged_at = {}, None
 
     def resume(self, state: State, where: str | Path) -> bool:
         """Continue the run of a checkpoint of this store; begin a new run from a checkpoint elsewhere."""
@@ -143,6 +150,8 @@ class Checkpoints(Callback):
                 f"checkpoints=hocket.Checkpoints({str(self.store.folder)!r})."
             )
         self._due.fit_start(state)
+        if self._retention.metric is not None:
+            watch(state, "Checkpoints(best=)", _WATCHES, self._retention.metric)
         self._signals.listen()
 
     @hookimpl(wrapper=True)
@@ -170,7 +179,11 @@ class Checkpoints(Callback):
     def batch_checkpoint(self, state: State) -> None:
         """Write a checkpoint if one is due, requested, or among the best."""
         self._hidden.observe(state)
-        asked, due, best = state.requests.take(Decision.CHECKPOINT), self._due(state), self._is_among_the_best(state)
+        asked, due, best = (
+            state.requests.take(Decision.CHECKPOINT),
+            self._due(state),
+            self._is_among_the_best(state, False),
+        )
         if asked or due or best:
             self._save(state)
         if asked and self._signals.anywhere(state):
@@ -178,7 +191,7 @@ class Checkpoints(Callback):
 
     def epoch_checkpoint(self, state: State) -> None:
         """Write a checkpoint if one is due, among the best, or if a signal arrived since the last batch."""
-        due, best, signaled = self._due(state), self._is_among_the_best(state), self._signals.anywhere(state)
+        due, best, signaled = self._due(state), self._is_among_the_best(state, True), self._signals.anywhere(state)
         if due or best or signaled:
             self._save(state)
         if signaled:
@@ -218,30 +231,51 @@ class Checkpoints(Callback):
     def _is_new(self, state: State, metric: str) -> bool:
         """Whether a metric was computed right here: by its set's evaluation or, for one without a set, by any evaluation."""
         here = [label for label, place in self._evaluated.items() if place == _place(state)]
-        its = [label for label in state.eval_sets if metric.startswith(f"{label}/")]
-        return max(its, key=len) in here if its else bool(here)
+        if metric in self._logged:
+            return self._logged_at == _place(state)
+        its = label_of(state, metric)
+        return (bool(here) and metric in state.metrics) if its is None else its in here
+
+    def _take_logged(self, state: State, metric: str, epoch_ends: bool) -> None:
+        """Look for a logged value of this name after an evaluation or epoch. Every rank has to call this."""
+        evaluated = _place(state) in self._evaluated.values()
+        if metric in state.metrics or not (evaluated or epoch_ends):
+            return
+        if (value := state.watched.take(state, _WATCHES)) is not None:
+            self._logged, self._logged_at = {metric: value}, _place(state)
+        elif epoch_ends and not self._logged and not self._warned and label_of(state, metric) is None:
+            self._warned = True
+            warn_of_nothing(state, "Checkpoints(best=)", metric)
 
     def _check_metric(self, state: State) -> None:
         metric = self._retention.metric
-        if metric is not None and self._is_new(state, metric) and metric not in state.metrics:
+        if metric is None or metric in state.metrics or metric in self._logged:
+            return
+        if self._is_new(state, metric):
             there = ", ".join(sorted(state.metrics)) or "none"
             raise ValueError(
                 f"Checkpoints should keep the best by '{metric}', but there is no such metric. There are: {there}."
             )
 
-    def _is_among_the_best(self, state: State) -> bool:
+    def _is_among_the_best(self, state: State, epoch_ends: bool) -> bool:
         metric = self._retention.metric
-        if metric is None or not self._is_new(state, metric):
+        if metric is None:
+            return False
+        self._take_logged(state, metric, epoch_ends)
+        if not self._is_new(state, metric):
             return False
         self._check_metric(state)
         self._writer.wait(state)  # because it also removes checkpoints
         leads = False
         if state.strategy.rank == 0:
             with self._writer.recorded(), seeding.preserved(devices=False):
-                leads = self._retention.leads(state.metrics, self._owned)
+                leads = self._retention.leads(self._metrics(state), self._owned)
         leads = bool(state.bus.broadcast_object(leads))
         self._writer.report(state)
         return leads
+
+    def _metrics(self, state: State) -> dict[str, float]:
+        return {**state.metrics, **self._logged}
 
     # --- what
 
@@ -257,7 +291,8 @@ class Checkpoints(Callback):
             tree = state.content.state_dict(gather=False)
             self._hidden.warn(state)
         about = {
-            "metrics": dict(state.metrics), "evaluated": [each for each in state.metrics if self._is_new(state, each)],
+            "metrics": self._metrics(state),
+            "evaluated": [each for each in self._metrics(state) if self._is_new(state, each)],
             "timestamp": {"epoch": now.epoch, "batch": now.batch, "sample": now.sample},
             "plugins": [f"{v.kind}/{v.name} {v.dist} {v.version}".strip() for v in state.bus.attachments],
             "weights_only": self._weights_only, "run": self._owned.about(),
@@ -271,6 +306,10 @@ class Checkpoints(Callback):
     def _moment(self, state: State) -> tuple[int, dict[str, tuple[int, int]]]:
         """Return the batch and the evaluations until now, after which nothing is left to save."""
         return state.timestamp.batch, dict(self._evaluated)
+
+
+#: The key of the watched value; see `hocket.training.watching`.
+_WATCHES = "checkpoints"
 
 
 def _place(state: State) -> tuple[int, int]:

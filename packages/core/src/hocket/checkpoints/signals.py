@@ -62,8 +62,8 @@ class Signals(Interruption):
     def end(self, alone: bool) -> NoReturn:
         """End the run, which has saved. Raises Interrupted.
 
-        Raises KeyboardInterrupt instead for Control-C in a notebook or at a Python prompt, which exiting would end, unless there
-        are other ranks, which have to end too.
+        Raises KeyboardInterrupt instead for Control-C in a notebook or at a Python prompt, which exiting would end, unless
+        there are other ranks, which have to end too.
         """
         control_c = self.number == signal.SIGINT and alone and hasattr(sys, "ps1")
         self.forget()

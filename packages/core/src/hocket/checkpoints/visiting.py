@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from hocket.checkpoints.plain_data import decode, encode
 from hocket.checkpoints.report import Report
 from hocket.checkpoints.resuming import locate
 from hocket.checkpoints.storage.errors import CheckpointError
-from hocket.checkpoints.plain_data import decode, encode
 from hocket.data.stateful import has_state
 from hocket.distributed.agreement import ranks_of
 from hocket.distributed.dtensors import shard_like

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from hocket.data.slices import Slices
     from hocket.data.source import Position, Source
     from hocket.data.sources.base import DataSource
+    from hocket.data.windows import Window
 
 #: Public name -> the module that defines it. Modules are imported on first use, because most of hocket needs only small ones.
 _MODULES = {
@@ -28,6 +29,7 @@ _MODULES = {
     "Several": "several",
     "Slices": "slices",
     "Source": "source",
+    "Window": "windows",
     "adapt": "adapters",
     "adapter": "adapters",
     "count": "batches",
@@ -51,6 +53,7 @@ __all__ = [
     "Several",
     "Slices",
     "Source",
+    "Window",
     "adapt",
     "adapter",
     "count",

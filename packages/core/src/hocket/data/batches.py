@@ -360,8 +360,12 @@ def get_item(batch: Any, key: Any) -> Any:
     return getattr(batch, key)
 
 
-def part(batch: Any, where: Any) -> Any:
-    """Return the part of a batch at a name or index, or what a function returns for it. KeyError lists the existing parts."""
+def part(batch: Any, where: Any, what: str = "batch") -> Any:
+    """Return the part of a batch at a name or index, or what a function returns for it. KeyError lists the existing parts.
+
+    Args:
+        what: the batch in messages, such as ``"model's output"``.
+    """
     if callable(where):
         return where(batch)
     try:
@@ -372,9 +376,9 @@ def part(batch: Any, where: Any) -> Any:
             if isinstance(batch, Mapping)
             else f"{len(batch)} items"
             if isinstance(batch, list | tuple)
-            else ""
+            else "no such attribute"
         )
-        raise KeyError(f"The batch, a {type(batch).__name__}, has nothing at {where!r}; it has {there}.") from None
+        raise KeyError(f"The {what}, a {type(batch).__name__}, has nothing at {where!r}; it has {there}.") from None
 
 
 def set_item(batch: Any, key: Any, value: Any) -> Any:

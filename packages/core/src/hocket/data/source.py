@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from fractions import Fraction
 from typing import Any, ClassVar, Protocol, runtime_checkable
+
+from hocket.data.errors import DataError
 
 #: A position in data as a tree: dicts with string keys, lists, tensors, numbers, strings, bytes and None.
 Position = dict[str, Any]
@@ -102,6 +105,26 @@ def known_length(data: Any, limit: int | None = None) -> int | None:
     except (TypeError, NotImplementedError):
         return None
     return known if limit is None else min(known, limit)
+
+
+def limited(data: Any, limit: float | None, argument: str) -> int | None:
+    """Return the number of batches that ``limit`` allows: itself, or for a float that fraction of ``data``, at least one.
+
+    Args:
+        data: a source, or other data with batches.
+        argument: the Trainer's argument, for the message.
+
+    Raises DataError for a fraction of data without a length.
+    """
+    if not isinstance(limit, float):
+        return limit
+    length = data.length() if isinstance(data, Source) else known_length(data)
+    if length is None:
+        raise DataError(
+            f"{argument}={limit} is a fraction of all batches, but the {type(underlying(data)).__name__} does not say how many "
+            f"it has. Give a number, such as {argument}=100."
+        )
+    return max(int(length * Fraction(str(limit))), 1)
 
 
 def set_epoch(data: Any, epoch: int) -> None:

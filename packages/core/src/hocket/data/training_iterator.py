@@ -32,9 +32,10 @@ class TrainingIterator:
         source: the data of each epoch.
         limit: the maximum number of batches per epoch.
         overfit: train only on the first so many batches, in the same order every epoch.
+        window: number of these batches that make one batch of training; see `hocket.data.Window`.
     """
 
-    def __init__(self, source: Source, limit: int | None = None, overfit: int | None = None) -> None:
+    def __init__(self, source: Source, limit: int | None = None, overfit: int | None = None, window: int = 1) -> None:
         self._given = source.data
         if overfit:
             kept = list(itertools.islice(source.begin(), overfit))
@@ -42,20 +43,28 @@ class TrainingIterator:
             source = adapt(kept, given=self._given)
         self._source = source
         self._limit = limit
+        self._window = window
         self._batches: Iterator[Any] | None = None
         self._handed_out = 0
         self._once = isinstance(source.data, Iterator)
         self._read = 0  # batches of earlier epochs, if the data is an iterator
-        #: A batch that was returned by `next` and not trained on.
-        self._back: tuple[Any, bool] | None = None
+        #: Batches that were returned by `next` and `more` and not trained on.
+        self._back: list[tuple[Any, bool]] = []
+        #: Whether `more` has found the end of the epoch.
+        self._ended = False
         #: Whether the data raised an exception, which its iterator may not survive.
         self._failed = False
         #: Why the current epoch cannot be continued; empty if it can.
         self._lost = ""
         #: The position of a checkpoint, until the epoch is resumed there.
         self._position: Mapping[str, Any] | None = None
-        #: Number of batches in an epoch, or None while it is unknown; set at the latest when an epoch ends.
-        self.length = self._limited(source.length())
+        #: Number of the source's batches in an epoch, or None while it is unknown; set at the latest when an epoch ends.
+        self._length = self._limited(source.length())
+
+    @property
+    def length(self) -> int | None:
+        """Number of batches of training in an epoch, or None while it is unknown."""
+        return None if self._length is None else -(-self._length // self._window)
 
     def _limited(self, length: int | None) -> int | None:
         return length if length is None or self._limit is None else min(length, self._limit)
@@ -75,7 +84,7 @@ class TrainingIterator:
         """Raise DataError if the data can be iterated only once, and has fewer than so many more epochs or batches."""
         data = self._source.data
         once = iterates_once(data) and not self.endless and self._limit is None
-        if once and (epochs > 1 or batches > length_hint(data, sys.maxsize)):
+        if once and (epochs > 1 or (batches - 1) * self._window >= length_hint(data, sys.maxsize)):
             raise DataError(
                 f"The training data ({type(data).__name__}) is an iterator, which can be iterated once, and the fit "
                 "would need it for longer. Pass what it iterates over, such as the list or the DataLoader itself."
@@ -84,7 +93,7 @@ class TrainingIterator:
     def start(self, epoch: int) -> None:
         """Begin an epoch."""
         self._batches = self._source.begin(epoch)
-        self._handed_out = 0
+        self._handed_out, self._ended = 0, False
 
     def resume(self, epoch: int) -> None:
         """Continue the epoch of the position given to `load_state_dict`. Does nothing for an epoch that began here.
@@ -96,16 +105,19 @@ class TrainingIterator:
         position, self._position = self._position, None
         if position is None:
             return
-        self._handed_out = position["handed_out"]
+        self._handed_out, self._ended = position["handed_out"], position.get("ended", False)
+        if self._ended:
+            self._source.restore({**position["pass"], "earlier": self._read + self._handed_out if self._once else 0})
+            self._batches = iter(())
+            return
         self._source = as_recorded(self._source, position["pass"]["kind"])
         self._batches = self._source.begin(epoch, {**position["pass"], "earlier": self._read})
 
     def next(self) -> tuple[Any, bool] | None:
         """Return the next batch, and whether it counts (see `Padding`); None at the end of the epoch."""
         assert self._batches is not None, "start comes first"
-        if self._back is not None:
-            again, self._back = self._back, None
-            return again
+        if self._back:
+            return self._back.pop(0)
         if self._handed_out != self._limit:
             try:
                 for batch in self._batches:
@@ -117,15 +129,32 @@ class TrainingIterator:
         if not self._handed_out:
             self.close()
             raise DataError(self._empty_message())
-        self.length = self._handed_out
+        self._length = self._handed_out
         self._read += self._handed_out if self._once else 0
         # For an iterator over a stream, the next epoch continues where `limit` ended this one.
         self._batches = None
         return None
 
-    def put_back(self, handed_out: tuple[Any, bool]) -> None:
-        """Have :meth:`next` return its last batch again."""
-        self._back = handed_out
+    def more(self) -> tuple[Any, bool] | None:
+        """As :meth:`next`, but at the end of the epoch return None and leave it to `next` to end the epoch."""
+        assert self._batches is not None, "next comes first"
+        if self._back:
+            return self._back.pop(0)
+        if self._handed_out == self._limit:
+            return None
+        try:
+            for batch in self._batches:
+                self._handed_out += 1
+                return unpadded(batch)
+        except BaseException:
+            self._failed = True
+            raise
+        self._batches, self._ended = iter(()), True
+        return None
+
+    def put_back(self, handed_out: Sequence[tuple[Any, bool]]) -> None:
+        """Have :meth:`next` and :meth:`more` return their last batches again."""
+        self._back = [*handed_out]
 
     def suspend(self) -> None:
         """End worker processes, or an iterator that raised; :meth:`resume` continues the epoch as in another process."""
@@ -155,7 +184,7 @@ class TrainingIterator:
     def close(self) -> None:
         """Discard the current epoch and end the worker processes of a running DataLoader."""
         self._source.close()
-        self._batches, self._position, self._back, self._lost = None, None, None, ""
+        self._batches, self._position, self._back, self._lost = None, None, [], ""
 
     # --- checkpoints
 
@@ -168,14 +197,15 @@ class TrainingIterator:
             "under_way": in_progress,
             "handed_out": self._handed_out if in_progress else 0,
             "read": self._read,
-            "length": self.length,
-            "pass": self._source.position(self._handed_out if in_progress else None),
+            "length": self._length,
+            **({"ended": True} if in_progress and self._ended else {}),
+            "pass": self._source.position(self._handed_out if in_progress and not self._ended else None),
         }
 
     def load_state_dict(self, tree: Mapping[str, Any]) -> None:
         """Undo :meth:`state_dict`: `resume` continues a current epoch; between epochs, the next one begins as it would have."""
         self.close()
-        self._read, self.length = tree["read"], tree["length"] if self.length is None else self.length
+        self._read, self._length = tree["read"], tree["length"] if self._length is None else self._length
         if tree["under_way"]:
             self._position = tree
         else:

@@ -38,6 +38,7 @@ class Actions:
 
         The default calls the events from before_train_batch to after_train_batch. It splits the batch into microbatches,
         reduces over ranks, unscales and clips. An override calls the events of microbatches only if it has microbatches.
+        With ``accumulate=`` the batch is a `hocket.data.Window`, which `split_batch` takes too.
         """
         raise NotImplementedError
 

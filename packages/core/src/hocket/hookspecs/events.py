@@ -122,7 +122,11 @@ class Events:
 
     @hookspec
     def after_dataloader(self, state: State, /) -> None:
-        """``state.batch`` is the full batch of this rank, not yet on the device."""
+        """``state.batch`` is the full batch of this rank, not yet on the device.
+
+        With ``accumulate="4ba"`` this event and before_dataloader happen for each of the four batches, and from batch_start on
+        ``state.batch`` is a `hocket.data.Window` of them (for a task with ``train_batch``: them joined).
+        """
 
     @hookspec
     def batch_start(self, state: State, /) -> None:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
+from hocket.data.stateful import has_state
 from hocket.plugins.spec import build
-from hocket.schedules import Clock, Schedule
+from hocket.schedules import Clock, Plateau, Schedule
 from hocket.state import State
 from hocket.time import Interval, Time, TimeError, Timestamp, Unit
+from hocket.training.watching import label_of, warn_of_nothing, watch
 
 
 class LearningRate(Protocol):
@@ -30,6 +33,13 @@ class LearningRate(Protocol):
     def epoch_end(self, state: State) -> None:
         """Update the learning rates after an epoch: ``state.timestamp`` already counts it."""
 
+    def measured(self, state: State, names: Collection[str]) -> None:
+        """Update the learning rates after an evaluation, or at the end of an epoch.
+
+        Args:
+            names: the metrics that were computed just now, with values in ``state.metrics``.
+        """
+
     def state_dict(self) -> dict[str, Any]:
         """Return the state that a resumed run needs, besides the learning rates themselves, which optimizers save."""
 
@@ -37,7 +47,14 @@ class LearningRate(Protocol):
         """Undo :meth:`state_dict`."""
 
 
-class Scheduled:
+class TimeOnly:
+    """The base of learning rates that do not depend on metrics."""
+
+    def measured(self, state: State, names: Collection[str]) -> None:
+        """Do nothing."""
+
+
+class Scheduled(TimeOnly):
     """Base learning rates times a schedule's factor. The factor is a function of time, so only the base is stored."""
 
     def __init__(self, optimizer: Optimizer, schedule: Callable[[Clock], float]) -> None:
@@ -84,47 +101,116 @@ class Scheduled:
         self._clock, self._valid_for = None, state_dict["duration"]
 
 
-class Stepped:
-    """A torch LRScheduler, stepped every N *optimizer* steps or epochs."""
+class Stepped(TimeOnly):
+    """A torch LRScheduler, or another object with a ``step`` without arguments, stepped every N *optimizer* steps or epochs."""
 
-    def __init__(self, scheduler: LRScheduler, every: Time) -> None:
+    def __init__(self, scheduler: Any, optimizer: Optimizer, every: Time) -> None:
         if isinstance(scheduler, ReduceLROnPlateau):
             raise TypeError(
-                "ReduceLROnPlateau needs a metric at each step, which a schedule does not have. Use another scheduler, or "
-                "step it from a callback: def eval_end(self, state): scheduler.step(state.metrics['test/loss'])."
+                "ReduceLROnPlateau needs a metric at each step. Write schedule=\"plateau(on='eval/loss')\", which takes its "
+                "arguments, with the name of the metric."
             )
         if every.unit not in (Unit.BATCH, Unit.EPOCH) or not every.value:
             raise ValueError(
                 f"schedule_every='{every}' is neither batches nor epochs; write '1ba', '1ep' or multiples."
             )
         self._scheduler = scheduler
+        self._optimizer = optimizer
         self._every = every
         self._steps = 0
 
     def start(self, state: State) -> None:
-        """Do nothing: torch's schedulers set the first learning rate when they are created."""
+        """Do nothing: schedulers set the first learning rate when they are created."""
 
     def step(self, state: State) -> None:
         """See :class:`LearningRate`."""
         taken = state.step.taken
-        for _ in range(1 if taken is None else taken.get(id(self._scheduler.optimizer), 0)):
+        for _ in range(1 if taken is None else taken.get(id(self._optimizer), 0)):
             self._steps += 1
             if self._every.unit is Unit.BATCH and self._steps % self._every.value == 0:
-                self._scheduler.step()
+                self._step()
 
     def epoch_end(self, state: State) -> None:
         """See :class:`LearningRate`."""
         if Interval(self._every).due(state.previous, state.timestamp):
-            self._scheduler.step()
+            self._step()
+
+    def _step(self) -> None:
+        self._scheduler.step()
 
     def state_dict(self) -> dict[str, Any]:
         """See :class:`LearningRate`."""
-        return {"steps": self._steps, "scheduler": self._scheduler.state_dict()}
+        return {"steps": self._steps, "scheduler": self._scheduler.state_dict() if has_state(self._scheduler) else {}}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """See :class:`LearningRate`."""
         self._steps = state_dict["steps"]
-        self._scheduler.load_state_dict(state_dict["scheduler"])
+        if has_state(self._scheduler):
+            self._scheduler.load_state_dict(state_dict["scheduler"])
+
+
+class Updated(Stepped):
+    """A scheduler of timm: ``step_update(num_updates)`` after each optimizer step, ``step(epoch)`` after each epoch."""
+
+    def step(self, state: State) -> None:
+        """See :class:`LearningRate`."""
+        taken = state.step.taken
+        for _ in range(1 if taken is None else taken.get(id(self._optimizer), 0)):
+            self._steps += 1
+            self._scheduler.step_update(self._steps)
+
+    def epoch_end(self, state: State) -> None:
+        """See :class:`LearningRate`."""
+        self._scheduler.step(state.timestamp.epoch)
+
+
+class OnPlateau:
+    """torch's ReduceLROnPlateau, stepped whenever there is a new value."""
+
+    def __init__(self, optimizer: Optimizer, plateau: Plateau, number: int) -> None:
+        self._scheduler = ReduceLROnPlateau(optimizer, **plateau.arguments)
+        self._on, self._key = plateau.on, f"schedules/{number}"
+        #: Whether there was a value, or a warning that there is none.
+        self._seen = False
+
+    def start(self, state: State) -> None:
+        """Check the name of the value."""
+        watch(state, "schedule=plateau", self._key, self._on)
+
+    def step(self, state: State) -> None:
+        """Do nothing."""
+
+    def epoch_end(self, state: State) -> None:
+        """Do nothing: metrics are computed later."""
+
+    def measured(self, state: State, names: Collection[str]) -> None:
+        """See :class:`LearningRate`. Raises ValueError if the metric's set was evaluated without it."""
+        its = label_of(state, self._on)
+        if self._on in state.metrics:  # metrics are logged, too
+            value = state.metrics[self._on] if self._on in names else None
+        else:
+            value = state.watched.take(state, self._key)
+        if value is not None:
+            self._seen = True
+            self._scheduler.step(value)
+        elif self._seen or self._on in state.metrics:
+            return
+        elif its is None and not state.timestamp.batch_in_epoch:
+            self._seen = True
+            warn_of_nothing(state, "schedule=plateau", self._on)
+        elif its is not None and any(label_of(state, name) == its for name in names):
+            raise ValueError(
+                f"schedule=plateau monitors '{self._on}', but there is no such metric. The metrics are: "
+                f"{', '.join(sorted(state.metrics)) or 'none'}."
+            )
+
+    def state_dict(self) -> dict[str, Any]:
+        """See :class:`LearningRate`."""
+        return self._scheduler.state_dict()
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """See :class:`LearningRate`."""
+        self._scheduler.load_state_dict(dict(state_dict))
 
 
 def make_schedules(
@@ -148,22 +234,27 @@ def make_schedules(
         raise ValueError("A schedule was given but no optimizer whose learning rate it could set. Pass optimizer= too.")
     if isinstance(given, Mapping) and names and given.keys() <= set(names):
         chosen = [(given[name], optimizer) for name, optimizer in zip(names, optimizers, strict=True) if name in given]
-        return [_make(item, optimizer, Time.parse(every)) for item, optimizer in chosen]
+        return [_make(item, optimizer, Time.parse(every), number) for number, (item, optimizer) in enumerate(chosen)]
     each = list(given) if isinstance(given, list | tuple) else [given] * len(optimizers)
     if len(each) != len(optimizers):
         raise ValueError(
             f"{len(each)} schedules were given for {len(optimizers)} optimizers; give one, or one for each."
         )
-    return [_make(item, optimizer, Time.parse(every)) for item, optimizer in zip(each, optimizers, strict=True)]
+    pairs = zip(each, optimizers, strict=True)
+    return [_make(item, optimizer, Time.parse(every), number) for number, (item, optimizer) in enumerate(pairs)]
 
 
-def _make(given: Any, optimizer: Optimizer, every: Time) -> LearningRate:
+def _make(given: Any, optimizer: Optimizer, every: Time, number: int) -> LearningRate:
     if isinstance(given, str | Mapping):
-        return Scheduled(optimizer, build("schedules", given).obj)
+        given = build("schedules", given).obj
+        if not isinstance(given, Plateau):
+            return Scheduled(optimizer, given)
+    if isinstance(given, Plateau):
+        return OnPlateau(optimizer, given, number)
     if isinstance(given, Schedule):
         return Scheduled(optimizer, given)
     made = given
-    if callable(given) and not isinstance(given, LRScheduler):
+    if callable(given) and not _is_scheduler(given):
         try:
             made = given(optimizer)
         except (AttributeError, TypeError):  # a function of a clock, called with an optimizer
@@ -172,18 +263,29 @@ def _make(given: Any, optimizer: Optimizer, every: Time) -> LearningRate:
             return Scheduled(optimizer, given)
         if isinstance(made, int | float) and _takes_a_clock(given):
             return Scheduled(optimizer, given)
-    if not isinstance(made, LRScheduler):
+    if not _is_scheduler(made):
         raise TypeError(
             f"schedule={given!r} gave {type(made).__name__}. Pass a name such as 'cosine(warmup=0.05dur)', a "
             "hocket.schedules.Schedule, a function of a hocket.schedules.Clock that returns a number, or a function of the "
-            "optimizer that returns a torch LRScheduler."
+            "optimizer that returns a torch LRScheduler or another object with step()."
         )
-    if made.optimizer is not optimizer:
+    if getattr(made, "optimizer", optimizer) is not optimizer:
         raise ValueError(
             f"The {type(made).__name__} belongs to another {type(made.optimizer).__name__} than the one used for training. "
             "Make it from the same optimizer, or pass a function of the optimizer."
         )
-    return Stepped(made, every)
+    if not has_state(made):
+        warnings.warn(
+            f"{type(made).__name__} has no state_dict and load_state_dict, so a resumed run begins with its initial state.",
+            stacklevel=6,
+        )
+    return (Updated if callable(getattr(made, "step_update", None)) else Stepped)(made, optimizer, every)
+
+
+def _is_scheduler(given: Any) -> bool:
+    """Whether it is an object that sets learning rates when its ``step`` is called; an optimizer is none."""
+    steps = callable(getattr(given, "step", None)) and not isinstance(given, type | Optimizer)
+    return isinstance(given, LRScheduler) or steps
 
 
 def _takes_a_clock(schedule: Callable[[Any], Any]) -> bool:

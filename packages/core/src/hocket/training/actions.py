@@ -10,6 +10,7 @@ import torch
 
 from hocket.data import batches
 from hocket.data.batches import map_tensors, unpadded
+from hocket.data.windows import Window
 from hocket.distributed.dtensors import mesh_of
 from hocket.losses import Apart, Loss, as_loss
 from hocket.optim.clipping import clip_gradients
@@ -40,7 +41,9 @@ class DefaultActions:
         return True
 
     def split_batch(self, state: State, batch: Batch, size: int) -> Sequence[Any]:
-        """Call the task's ``split``, which by default returns views along dimension 0."""
+        """Call the task's ``split``, which by default returns views along dimension 0; for each batch of a `Window`."""
+        if type(batch) is Window:
+            return [part for each in batch.batches for part in self.split_batch(state, each, size)]
         microbatches = state.task.split(batch, size)
         if type(microbatches) is list:
             return microbatches
@@ -187,7 +190,7 @@ def accumulate_gradients(
     factor = None
     if len(microbatches) == 1 and world == 1:
         with bus.accumulate(state.prepared, True):
-            step.losses = compute_microbatch(state, full_batch, mine, None, metrics)[3]
+            step.losses = compute_microbatch(state, microbatches[0], mine, None, metrics)[3]
     else:
         parts = []
         remaining, carry = mine, step.carry

@@ -12,7 +12,7 @@ import torch
 from hocket.data.adapters import adapt
 from hocket.data.batches import unpadded
 from hocket.data.several import prepared
-from hocket.data.source import Source, one_epoch
+from hocket.data.source import Source, limited, one_epoch
 from hocket.data.training_iterator import iterates_once
 from hocket.losses import Loss
 from hocket.state import State
@@ -58,13 +58,13 @@ class PreparedSet:
     """An evaluation set prepared for one run: this rank's slices of the data, its own metrics, and defaults filled in."""
 
     def __init__(
-        self, given: EvalSet, label: str, state: State, metrics: Any, every: Interval, limit: int | None
+        self, given: EvalSet, label: str, state: State, metrics: Any, every: Interval, limit: float | None
     ) -> None:
         self.data = given.data
         self.source: Source = adapt(prepared(given.data, state.bus.prepare_data, False), given=given.data)
         self.metrics = MetricSet(label, metrics if given.metrics is None else given.metrics, state)
         self.every = every if given.every is None else given.every
-        self.limit = limit
+        self.limit = limited(self.source, limit, "limit_eval")
         self._weight: weights.Weight | None = None
         #: Samples of the first batch; None once a batch of another size was seen and the loss was checked.
         self._samples: int | None = 0

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any
 
@@ -28,6 +28,7 @@ from hocket.training.modes import train_mode
 from hocket.training.requests import Decision
 from hocket.training.step import count
 from hocket.training.task_steps import TaskSteps
+from hocket.training.windows import Windows
 from hocket.types import Batch
 
 #: The stages of a fit, in order. After an exception a fit can be continued in each of them but ``"step"``. Checkpoints are
@@ -52,10 +53,16 @@ class FitLoop:
         guard: handles non-finite losses and gradients.
         log_every: the interval at which logged values are passed to the loggers.
         compiled: see `hocket.training.steps.Steps`.
+        windows: load the batches, each of which is a window of several; None for one batch of the data at a time.
     """
 
     def __init__(
-        self, state: State, guard: NonFiniteGuard, log_every: Interval, compiled: Callable[[Any], Any] | None = None
+        self,
+        state: State,
+        guard: NonFiniteGuard,
+        log_every: Interval,
+        compiled: Callable[[Any], Any] | None = None,
+        windows: Windows | None = None,
     ) -> None:
         self.state = state
         #: The training data, and the metrics over an epoch; the Trainer sets them.
@@ -63,6 +70,7 @@ class FitLoop:
         self.metrics: MetricSet
         self._guard = guard
         self._log_every = log_every
+        self._windows = windows
         self._written_at = -1
         #: The ``step`` argument of a task with `train_batch`; None for other tasks.
         self._steps = TaskSteps(state, self._step, compiled) if state.task.owns_steps else None
@@ -110,7 +118,7 @@ class FitLoop:
         if self.stage == "start":
             return  # `left` still has the position before this fit
         if self.stage == "gradients":
-            self.data.put_back(self._handed_out)
+            self.data.put_back([self._handed_out] if self._windows is None else self._windows.handed_out)
         self.left, self._raised = self._place(self.stage), f"{type(error).__name__}: {error}".rstrip(": ")
         for schedule in self.state.schedules:
             schedule.load_state_dict(schedule.state_dict())  # so that the next fit keeps the learning rates
@@ -188,7 +196,7 @@ class FitLoop:
     def _over(self) -> bool:
         state = self.state
         pending = state.requests.pending
-        if pending is not Decision.NOTHING and Decision.STOP in pending:
+        if pending is not Decision.NOTHING and Decision.STOP in pending and state.progress.may_stop():
             return True
         until, timestamp = state.progress.fit_until, state.timestamp
         assert until is not None
@@ -256,6 +264,7 @@ class FitLoop:
         self.stage = "after_epoch"
         agreement.decide(self.state)
         self._evaluate_due_sets()
+        self._measured([name for name in self.state.metrics if name.startswith("train/")])
         self._checkpoint("epoch", self.state.bus.epoch_checkpoint)
         self._write_logs()
 
@@ -264,11 +273,14 @@ class FitLoop:
     def _batch(self, batch: Batch, counts: bool) -> None:
         state, bus, step = self.state, self.state.bus, self.state.step
         self.stage = "gradients"
-        step.batch = batch
-        handed_out = count(state, batch) if counts else Counts(0)
-        bus.after_dataloader(state)
-        bus.batch_start(state)
-        mine = handed_out.samples if step.batch is batch or not counts else count(state, step.batch).samples
+        if self._windows is None:
+            step.batch = batch
+            handed_out = count(state, batch) if counts else Counts(0)
+            bus.after_dataloader(state)
+            bus.batch_start(state)
+            mine = handed_out.samples if step.batch is batch or not counts else count(state, step.batch).samples
+        else:
+            handed_out, mine, counts = self._windows.load(self.data, (batch, counts))
         skip = state.requests.take(Decision.SKIP_BATCH)
         total, trained_on, several = handed_out, mine, state.strategy.world_size > 1
         if several:
@@ -280,6 +292,8 @@ class FitLoop:
         if not skip and trained_on:
             stepped = self._step() if self._steps is None else self._steps.run(counts)
         self.stage = "step"
+        if self._windows is not None:
+            self._windows.end()
         state.previous.become(state.timestamp)
         now = time.perf_counter()
         state.timestamp.next_batch(total.samples, total.tokens, now - self._clock)
@@ -369,9 +383,14 @@ class FitLoop:
 
     def _evaluate(self, sets: dict[str, PreparedSet]) -> None:
         if sets:
-            evaluate(self.state, sets, self._interruption.check)
+            values = evaluate(self.state, sets, self._interruption.check)
+            self._measured(values)
             self._evaluated_at.update(dict.fromkeys(sets, self.state.timestamp.batch))
             self._clock = time.perf_counter()  # evaluation is not training time
+
+    def _measured(self, names: Collection[str]) -> None:
+        for schedule in self.state.schedules:
+            schedule.measured(self.state, names)
 
     def _train_metrics(self) -> None:
         self.state.metrics.update(values := self.metrics.compute())

@@ -17,6 +17,7 @@ import torch
 from hocket.callback import Callback
 from hocket.data.batches import map_tensors
 from hocket.data.stateful import has_state
+from hocket.data.windows import Window
 from hocket.plugins.spec import Attachment
 from hocket.state import State
 from hocket.training import seeding
@@ -50,7 +51,13 @@ class AutoMicrobatch(Callback):
         """
         step = state.step
         if state.microbatch is None:
-            state.request_microbatch(largest_microbatch(state, step.samples, self._cache))
+            full_batch, samples = step.batch, step.samples
+            if type(full_batch) is Window and samples:  # its batches are separate microbatches
+                step.batch = max(full_batch.batches, key=lambda each: count(state, each).samples)
+                samples = count(state, step.batch).samples
+            size = largest_microbatch(state, samples, self._cache)
+            step.batch = full_batch
+            state.request_microbatch(size)
         whole, tried = step.batch, [state.microbatch or step.samples]
         once = None if step.metrics is None else _OncePerSample(state, step.metrics)
 

@@ -11,13 +11,13 @@ import torch
 from hocket.data.adapters import adapt
 from hocket.data.batches import map_tensors, unpadded
 from hocket.data.several import prepared
-from hocket.data.source import one_epoch
+from hocket.data.source import limited, one_epoch
 from hocket.state import State
 from hocket.training import seeding
 from hocket.training.modes import eval_mode
 
 
-def predict(state: State, data: Iterable[Any], limit: int | None = None) -> list[Any]:
+def predict(state: State, data: Iterable[Any], limit: float | None = None) -> list[Any]:
     """Return the outputs for each batch, on the CPU; with several ranks, for this rank's slices of the data.
 
     The modes of submodules, the current batch and the global random numbers are restored, after exceptions too.
@@ -33,7 +33,7 @@ def predict(state: State, data: Iterable[Any], limit: int | None = None) -> list
         one_epoch(source) as batches,
     ):
         bus.predict_start(state)
-        for batch in islice(batches, limit):
+        for batch in islice(batches, limited(source, limit, "limit_predict")):
             step.batch, counts = unpadded(batch)
             bus.predict_batch_start(state)
             step.batch = bus.move_batch(state, step.batch)

@@ -24,6 +24,8 @@ class Progress:
     previous: Timestamp = field(default_factory=Timestamp, compare=False)
     #: The planned length of training, counted from its beginning; schedules and :meth:`elapsed` refer to it.
     max_duration: Time | None = None
+    #: Requests to stop take effect after this long, counted from the beginning of training.
+    min_duration: Time | None = None
     #: When the current fit ends, counted from the beginning of training, and the duration that it was given.
     fit_until: Time | None = None
     fit_asked: str | None = None
@@ -48,6 +50,14 @@ class Progress:
         else:
             done = float(now.get(end.unit).value)
         return min(done / end.value, 1.0)
+
+    def may_stop(self) -> bool:
+        """Whether ``min_duration`` is over, so that requests to stop take effect."""
+        least = self.min_duration
+        if least is None:
+            return True
+        now = self.elapsed() if least.unit is Unit.DURATION else self.timestamp.count(least.unit)
+        return now >= least.value
 
     def copy(self) -> Progress:
         """Return a copy that does not change as training continues."""

@@ -19,7 +19,7 @@ class Decision(enum.Flag):
     """
 
     NOTHING = 0
-    STOP = enum.auto()  # end this fit after the current batch (or epoch)
+    STOP = enum.auto()  # end this fit after the current batch (or epoch), or once the Trainer's min_duration is over
     SKIP_BATCH = enum.auto()  # do not train on this batch; accepted until batch_start is over
     EVALUATE = enum.auto()  # evaluate after this batch
     CHECKPOINT = enum.auto()  # write a checkpoint after this batch

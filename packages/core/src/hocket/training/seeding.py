@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import random
 import sys
 from collections.abc import Iterator, Mapping
@@ -9,6 +10,21 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+
+
+def check_seed(given: Any) -> int | None:
+    """Return a seed as an int, or None. Raises ValueError for anything but an integer from 0 to 2**32 - 1."""
+    if given is None:
+        return None
+    try:
+        seed = -1 if isinstance(given, bool) else operator.index(given)
+    except TypeError:
+        seed = -1
+    if not 0 <= seed < 2**32:
+        raise ValueError(
+            f"seed={given!r} is not a seed; give an int from 0 to {2**32 - 1}, the largest that NumPy takes, or None."
+        )
+    return seed
 
 
 def capture(*, devices: bool = True) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 
 from hocket.data.errors import DataError
 from hocket.state import State
@@ -46,6 +47,25 @@ def fit_until(
     left = until.value - state.timestamp.count(until.unit)
     loop.data.check(left if until.unit is Unit.EPOCH else 0, left if until.unit is Unit.BATCH else 0)
     return until
+
+
+def durations(given: str | Time | Sequence[str | Time]) -> list[Time]:
+    """Parse one duration, or a list of which the first to be over ends training."""
+    each = list(given) if isinstance(given, list | tuple) else [given]
+    if not each:
+        raise TimeError("duration=[] has no duration. Give one such as '10ep', or a list such as ['10ep', '2h'].")
+    return [duration(one) for one in each]  # type: ignore[arg-type]
+
+
+def minimum(given: str | Time | None, planned: Time | None) -> Time | None:
+    """Parse ``min_duration``. Raises TimeError if it is longer than the planned duration."""
+    if given is None:
+        return None
+    time = Time.parse(given)
+    longest = Time(1, Unit.DURATION) if time.unit is Unit.DURATION else planned
+    if longest is not None and longest.unit is time.unit and time > longest:
+        raise TimeError(f"min_duration={str(given)!r} is longer than the duration of {planned}. Give a shorter one.")
+    return time
 
 
 def duration(given: str | Time) -> Time:

@@ -55,7 +55,7 @@ def in_training(state: State, loss: Loss, samples: int) -> Weight:
                 f"{type(state.model).__name__} computes its loss itself, and it is not certain what that is a mean over, so "
                 "microbatches and ranks cannot be given weights. Return it with its weight, for instance "
                 "loss=lambda outputs, batch: (outputs.loss, (batch['labels'] != -100).sum()), or with the number of samples "
-                "for a mean over samples; or train on one rank without microbatch=."
+                "for a mean over samples; or train on one rank without microbatch= and accumulate=."
             )
         return weight
     if (weight := of_labels(state)) is not None:

@@ -92,10 +92,15 @@ class Stateful(Decoded):
 
     Args:
         what: its name in messages.
+        optional: whether it starts fresh from a checkpoint without it, of an older version.
     """
 
-    def __init__(self, path: str, owner: HasState, what: str = "the state") -> None:
-        self.path, self._owner, self._what = path, owner, what
+    def __init__(self, path: str, owner: HasState, what: str = "the state", optional: bool = False) -> None:
+        self.path, self._owner, self._what, self._optional = path, owner, what, optional
+
+    def absent(self, checkpoint: Saved) -> Check:
+        """See :meth:`Component.absent`."""
+        return Check() if self._optional else super().absent(checkpoint)
 
     def complete(self) -> None:
         """Take the state once: the owner raises if that is not possible."""

@@ -1,0 +1,88 @@
+"""Values by name for plug-ins that act on them: metrics of evaluation sets, train metrics, and values of `State.log`."""
+
+from __future__ import annotations
+
+import difflib
+import warnings
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from hocket.state import State
+
+#: Usual labels of evaluation sets: a metric of such a label without a set is a mistake, and no logged value.
+_LABELS = ("eval", "test", "val", "valid", "validation", "dev")
+
+
+class WatchedValues:
+    """The latest values logged under names that plug-ins wait for. Each plug-in takes a value once."""
+
+    def __init__(self) -> None:
+        #: The name that each plug-in waits for, by the plug-in's key; and the value that it has not taken yet.
+        self.names: dict[str, str] = {}
+        self._values: dict[str, float | Tensor] = {}
+
+    def watch(self, key: str, name: str) -> None:
+        """Keep the latest value logged under ``name`` for the plug-in ``key``."""
+        self.names[key] = name
+
+    def update(self, logged: Mapping[str, float | Tensor]) -> None:
+        """Note the watched ones of the values that are logged."""
+        self._values.update((key, logged[name]) for key, name in self.names.items() if name in logged)
+
+    def take(self, state: State, key: str) -> float | None:
+        """Return rank 0's value, or None if nothing was logged since the last call. All ranks call it; waits for the device."""
+        value = self._values.pop(key, None)
+        taken: float | None = state.bus.broadcast_object(None if value is None else float(value))
+        return taken
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the values that were not taken yet."""
+        return dict(self._values)
+
+    def load_state_dict(self, tree: Mapping[str, Any]) -> None:
+        """Undo :meth:`state_dict`."""
+        self._values = dict(tree)
+
+
+def label_of(state: State, name: str) -> str | None:
+    """Return the label of the evaluation set that a metric belongs to, or None."""
+    return max((label for label in state.eval_sets if name.startswith(f"{label}/")), key=len, default=None)
+
+
+def watch(state: State, who: str, key: str, name: str) -> None:
+    """Watch a metric or logged value, before training. Raises ValueError if the name is that of a set that does not exist.
+
+    Args:
+        who: the plug-in, for the message.
+        key: identifies the plug-in, the same in a resumed run.
+    """
+    prefix = name.partition("/")[0]
+    of_a_set = "/" in name and (prefix in _LABELS or difflib.get_close_matches(prefix, state.eval_sets))
+    if of_a_set and prefix != "train" and label_of(state, name) is None:
+        sets = ", ".join(map(repr, state.eval_sets)) or "none"
+        raise ValueError(
+            f"{who} monitors '{name}', but there is no evaluation set of that name. The sets are: {sets}. Give 'label/name' "
+            "with one of these labels, 'train/name' for a train metric, or the name of a value that a plug-in logs with "
+            "state.log; sets are named by eval_data={'label': …}."
+        )
+    state.watched.watch(key, name)
+
+
+def warn_of_nothing(state: State, who: str, name: str) -> None:
+    """Warn that nothing was logged under a name that a plug-in watches, by the end of the first epoch."""
+    there = ", ".join(sorted(state.metrics)) or "none"
+    warnings.warn(
+        f"{who} monitors '{name}', and no plug-in has logged a value of that name in this epoch. The metrics are: {there}.",
+        stacklevel=3,
+    )
+
+
+def mode_of(name: str) -> Literal["max", "min"] | None:
+    """Return which values of a metric are better, as far as its name says."""
+    last = name.rpartition("/")[2].lower()
+    lower = any(word in last for word in ("loss", "error", "perplexity"))
+    higher = "accuracy" in last
+    return None if lower == higher else "min" if lower else "max"
