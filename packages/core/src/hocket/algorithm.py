@@ -6,6 +6,7 @@ import enum
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from hocket.help.attributes import Named
 from hocket.hookspecs import Event
 
 if TYPE_CHECKING:
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from hocket.state import State
 
 
-class Phase(enum.IntEnum):
+class Phase(enum.IntEnum, metaclass=Named):
     """The order of algorithms on the same event: earlier phases act first.
 
     Example:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from hocket.help import attributes
 from hocket.time import Timestamp
 
 
@@ -39,6 +41,11 @@ class Result:
     stop_reason: str = ""
     costs: Mapping[tuple[str, str], Cost] = field(default_factory=dict)
     checkpoints: Sequence[str] = ()
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            raise AttributeError(attributes.missing("Result", name, self), name=name, obj=self)
 
 
 @dataclass(frozen=True, slots=True)

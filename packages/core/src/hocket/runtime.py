@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -21,6 +21,8 @@ from hocket.data.checks import check_batches
 from hocket.data.source import set_epoch
 from hocket.devices import placement
 from hocket.distributed import comparison
+from hocket.help import attributes
+from hocket.help.arguments import understood
 from hocket.hookspecs import Event
 from hocket.hookspecs.actions import Actions
 from hocket.optim.clipping import clip_gradients
@@ -58,6 +60,7 @@ class Runtime:
         ...     stepped = runtime.step(optimizer)
     """
 
+    @understood
     def __init__(
         self,
         *,
@@ -354,6 +357,11 @@ class Runtime:
     def close(self) -> None:
         """Leave the process group. Called automatically when the Runtime is garbage-collected."""
         self.strategy.shutdown()
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            raise AttributeError(attributes.missing("Runtime", name, self), name=name, obj=self)
 
     def _sum(self, weight: float) -> float:
         if self.world_size == 1:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
+from hocket.help import attributes
 from hocket.plugins.kinds import singular
 from hocket.time import Time, Timestamp
 from hocket.training.borrowing import BorrowedTensors
@@ -222,6 +223,11 @@ class State:
             yield self.step
         finally:
             self.step = before
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            raise AttributeError(attributes.missing("State", name, self), name=name, obj=self)
 
     # --- time
 

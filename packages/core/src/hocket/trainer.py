@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -24,6 +24,8 @@ from hocket.data.training_iterator import TrainingIterator
 from hocket.devices import placement
 from hocket.distributed import comparison
 from hocket.distributed.agreement import ranks_of
+from hocket.help import attributes, first_loss
+from hocket.help.arguments import understood
 from hocket.losses import reduction_of
 from hocket.optim.learning_rate import make_schedules
 from hocket.optim.optimizers import make_optimizers
@@ -48,7 +50,7 @@ from hocket.training.metrics import MetricSet
 if TYPE_CHECKING:
     from hocket.checkpoints.policy import Checkpoints
     from hocket.checkpoints.report import Report
-    from hocket.types import OptimizerLike, PluginLike, ScheduleLike
+    from hocket.types import LossLike, MetricsLike, OptimizerLike, PluginLike, ScheduleLike
 
 
 class Trainer:
@@ -59,19 +61,21 @@ class Trainer:
 
     Args:
         model: an `nn.Module` together with ``loss``, or a `hocket.Task`.
-        loss: ``(outputs, targets)`` to a scalar tensor, a dict of named ones, or ``(mean, weight)``; see `hocket.Loss`.
+        train_data: any iterable of batches that can be iterated every epoch. Each batch goes to one rank, as in PyTorch:
+            four ranks train on four batches at once.
+        loss: ``(outputs, targets)`` to a scalar tensor, a dict of named ones, or ``(mean, weight)``; see `hocket.Loss`. Also
+            the name of a loss in `torch.nn.functional`, such as ``"cross_entropy"``, or a class such as ``nn.MSELoss``.
         loss_reduction: ``"sum"`` for a loss that is a sum over the batch. None for the declared reduction of the loss
             function, such as ``torch.nn.MSELoss(reduction="sum")``, else a mean. An assumed mean is checked where it matters.
         inputs, targets: their location in a batch: a name, an index or a function of the batch. None for
             ``(inputs, targets)``; from a mapping the model receives all values by name, and the loss the mapping itself.
-        train_data: any iterable of batches that can be iterated every epoch. Each batch goes to one rank, as in PyTorch:
-            four ranks train on four batches at once.
         global_batch: number of samples that all ranks together train on in one step. It replaces a DataLoader's
             ``batch_size``, and global batches are the same for any world size. If the batch size cannot be set (iterable
             data, custom batch samplers), the data has to yield batches of this size, which are divided.
         eval_data: one such iterable (labelled ``"eval"``), or several by label; `hocket.EvalSet` for sets with custom
             metrics or a custom interval.
-        metrics: evaluation metrics by name: objects with ``update``, ``compute`` and ``reset``, or a function that makes them.
+        metrics: evaluation metrics by name: objects with ``update``, ``compute`` and ``reset``, or a function that makes them;
+            or a list of such objects. ``"accuracy"``, ``"mae"`` and ``"mse"`` are known by these names.
         train_metrics: metrics over the training batches of each epoch, in the same form.
         optimizer: a function of the parameters (called after surgery), an optimizer, a name such as ``"adamw(lr=1e-3)"``, or
             several; None to ask the task.
@@ -92,8 +96,8 @@ class Trainer:
         nonfinite: handling of a non-finite loss or gradient: ``"raise"``, ``"skip"`` the batch, or ``"warn"``.
         seed: makes the run reproducible, with private random number generators; None uses the global ones.
         deterministic: use only deterministic kernels during fit, evaluate and predict.
-        compile: ``True`` or the keyword arguments of `torch.compile`.
-        checkpoints: the folder and interval of checkpoints, from which a run can resume; see `hocket.Checkpoints`.
+        compile: ``True``, a mode of `torch.compile` such as ``"reduce-overhead"``, or its keyword arguments.
+        checkpoints: the folder of checkpoints, from which a run can resume, or `hocket.Checkpoints` with their interval.
         resume: the folder of a checkpoint to resume from, or ``"auto"`` for the newest valid one of ``checkpoints``, if any.
         run_name: the name of this run, and of its folder in ``folder``; None generates one. The folder belongs to this run
             only: a new run of the same name is refused, a resumed run continues its files.
@@ -124,19 +128,20 @@ class Trainer:
         20
     """
 
+    @understood
     def __init__(
         self,
-        *,
         model: nn.Module,
-        loss: Callable[[Any, Any], Any] | None = None,
+        train_data: Iterable[Any] | None = None,
+        *,
+        loss: LossLike | None = None,
         loss_reduction: Literal["mean", "sum"] | None = None,
         inputs: Any = None,
         targets: Any = None,
-        train_data: Iterable[Any] | None = None,
         global_batch: int | None = None,
         eval_data: Iterable[Any] | EvalSet | Mapping[str, Iterable[Any] | EvalSet] | None = None,
-        metrics: Mapping[str, Any] | Callable[[], Mapping[str, Any]] | None = None,
-        train_metrics: Mapping[str, Any] | Callable[[], Mapping[str, Any]] | None = None,
+        metrics: MetricsLike | None = None,
+        train_metrics: MetricsLike | None = None,
         optimizer: OptimizerLike | None = None,
         schedule: ScheduleLike | None = None,
         schedule_every: str | Time = "1ba",
@@ -156,8 +161,8 @@ class Trainer:
         nonfinite: Policy = "raise",
         seed: int | None = None,
         deterministic: bool = False,
-        compile: bool | Mapping[str, Any] = False,
-        checkpoints: Checkpoints | None = None,
+        compile: bool | str | Mapping[str, Any] = False,
+        checkpoints: Checkpoints | str | Path | None = None,
         resume: str | Path | None = None,
         run_name: str | None = None,
         folder: str | Path = "runs",
@@ -284,14 +289,15 @@ class Trainer:
         """
         return self._plan
 
+    @understood
     def fit(
         self,
-        duration: str | Time | None = None,
-        *,
-        train_data: Iterable[Any] | None = None,
+        train_data: Iterable[Any] | str | Time | None = None,
         eval_data: Iterable[Any] | EvalSet | Mapping[str, Iterable[Any] | EvalSet] | None = None,
+        *,
+        duration: str | Time | None = None,
     ) -> Result:
-        """Train until the Trainer's duration is reached, or for ``duration`` more.
+        """Train until the Trainer's duration is reached, or for ``duration`` more, which may also be the first argument.
 
         A fit continues where the last one ended, also within an epoch, unless it is given new ``train_data``. Ctrl-C stops
         after the batch in progress, and the next fit continues from there; a second Ctrl-C interrupts immediately.
@@ -313,6 +319,8 @@ class Trainer:
             25
         """
         state = self.state
+        if isinstance(train_data, Time) or (isinstance(train_data, str) and not train_data[:1].isalpha()):
+            train_data, duration = None, train_data
         state.content.check_loaded()
         asked = {
             "fit(duration)": duration,
@@ -334,16 +342,18 @@ class Trainer:
             if not state.progress.ready:
                 state.bus.log_hyperparameters(state, self.settings.hyperparameters(state.bus.attachments))
                 sanity_check(state, state.eval_sets, self.settings.sanity_eval, interruption.check)
+            first_loss.watch(state.task)
             self._loop.run(interruption)
             state.bus.after_fit(state)
             state.bus.flush(state)
         return self._result()
 
+    @understood
     def evaluate(
         self,
         data: Iterable[Any] | EvalSet | Mapping[str, Iterable[Any] | EvalSet] | None = None,
         *,
-        metrics: Mapping[str, Any] | Callable[[], Mapping[str, Any]] | None = None,
+        metrics: MetricsLike | None = None,
     ) -> dict[str, float]:
         """Evaluate ``data``, or the Trainer's ``eval_data``, and return losses and metrics as ``label/name``.
 
@@ -368,6 +378,7 @@ class Trainer:
             state.bus.flush(state)
         return values
 
+    @understood
     def predict(self, data: Iterable[Any]) -> list[Any]:
         """Return the model's outputs for every batch of ``data``, on the CPU. Each of n ranks predicts every n-th batch.
 
@@ -471,6 +482,11 @@ class Trainer:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            raise AttributeError(attributes.missing("Trainer", name, self), name=name, obj=self)
 
     # --- internals
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from hocket.data.adapters import serves_itself
+from hocket.help import names
 
 
 def check_batches(data: Any, argument: str) -> None:
@@ -19,6 +21,7 @@ def check_batches(data: Any, argument: str) -> None:
     if isinstance(data, DataLoader) or serves_itself(data):
         return
     kind = type(data).__name__
+    _check_not_data(data, argument)
     wrap = f"Wrap it in a loader: {argument}=torch.utils.data.DataLoader"
     libraries = {base.__module__.partition(".")[0] for base in type(data).__mro__}
     if isinstance(data, Dataset) and not isinstance(data, IterableDataset):
@@ -36,9 +39,10 @@ def check_batches(data: Any, argument: str) -> None:
             f"{argument}=torch.utils.data.DataLoader(TensorDataset(inputs, targets), batch_size=32)."
         )
     elif isinstance(data, Mapping | str | bytes):
+        found = f"{kind} {data!r}" if isinstance(data, str) and len(data) < 60 else kind
         raise TypeError(
-            f"{argument} is a {kind}, whose items are not batches. Give an iterable of batches, such as a DataLoader or a list "
-            "of batches."
+            f"{argument} is a {found}, whose items are not batches. Give an iterable of batches: "
+            f"{argument}=torch.utils.data.DataLoader(dataset, batch_size=32), or a list of batches, [(inputs, targets)]."
         )
     elif isinstance(data, list | tuple):
         _check_list(data, argument)
@@ -52,6 +56,35 @@ def check_batches(data: Any, argument: str) -> None:
     else:
         return
     raise TypeError(f"{argument} is {what}. {wrap}(data, batch_size=32), or batch_size=None if its items are batches.")
+
+
+def _check_not_data(data: Any, argument: str) -> None:
+    """Raise TypeError for a model, a number, a function or a data module in the place of data."""
+    kind = type(data).__name__
+    loader = f"{argument}=torch.utils.data.DataLoader(dataset, batch_size=32)"
+    what, write = "", ""
+    if isinstance(data, torch.nn.Module):
+        what = f"a model ({kind})"
+        write = "The model is an argument of the Trainer: hocket.Trainer(model, train_data).fit(). Write"
+    elif isinstance(data, torch.optim.Optimizer):
+        what, write = f"an optimizer ({kind})", "Give it by name: hocket.Trainer(model, train_data, optimizer=optimizer). Write"
+    elif isinstance(data, int | float):
+        what, write = f"the number {data!r}", f"A duration has a unit: duration='{data}ep'. Data is an iterable of batches: write"
+    elif inspect.isroutine(data) or (isinstance(data, type) and not isinstance(data, Mapping)):
+        what = f"the {'class' if isinstance(data, type) else 'function'} {data.__name__}"
+        write = (
+            f"Call it: {argument}=list({data.__name__}(…)); or, to read batches anew in each epoch, give an object whose __iter__ "
+            "does. Or write"
+        )
+    elif hasattr(data, "train_dataloader") or (hasattr(data, "train") and hasattr(data, "valid")):
+        what = f"a data module ({kind})"
+        write = "Give its loaders: train_data=module.train_dataloader(), eval_data=module.val_dataloader(). Or write"
+    elif names.library(data) and hasattr(data, "to_dict") and hasattr(data, "learning_rate"):
+        what, write = f"{kind} of {names.library(data)}", "Each setting is an argument of the Trainer. Write"
+    elif callable(data) and not hasattr(type(data), "__iter__") and not hasattr(type(data), "__getitem__"):
+        what, write = f"{kind}, a function", "A loss is given by name: loss=. Write"
+    if what:
+        raise TypeError(f"{argument} is {what}, and not an iterable of batches. {write} {loader}.")
 
 
 def _check_list(data: Any, argument: str) -> None:
