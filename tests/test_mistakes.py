@@ -1,8 +1,7 @@
-"""What a newcomer to hocket, who knows another library, gets wrong is answered with what was given, what is allowed and what to
-type; or it is understood.
+"""Newcomers who know another library are told what they gave, what is allowed and what to type; or they are understood.
 
-The tables stand in ``mistakes/``. A mistake that is ``listed`` was found by an earlier review; the goal for all others is a mean
-grade of 2.7 of 3, and none at 0. A grade cannot be claimed: each part of an answer is a text that has to be in it.
+The tables stand in ``mistakes/``. A mistake that is ``listed`` was found by an earlier review; the goal for all others is a
+mean grade of 2.7 of 3, and none at 0. A grade cannot be claimed: each part of an answer is a text that has to be in it.
 """
 
 from __future__ import annotations
@@ -24,14 +23,18 @@ import with_methods
 import with_plugins
 from newcomers import Accepted, Mistake, model
 
-ANSWERED = [each for module in (with_arguments, with_data, with_losses, with_methods, with_plugins) for each in module.MISTAKES]
+ANSWERED = [
+    each for module in (with_arguments, with_data, with_losses, with_methods, with_plugins) for each in module.MISTAKES
+]
 ALL = [*ANSWERED, *accepted.MISTAKES]
 
 
 @pytest.mark.parametrize("mistake", ANSWERED, ids=[each.name for each in ANSWERED])
 def test_the_answer_says_what_was_given_what_is_allowed_and_what_to_type(mistake: Mistake) -> None:
     answer = mistake.answer()
-    missing = [part for part in (mistake.given, mistake.allowed, mistake.write) if part is not None and part not in answer]
+    missing = [
+        part for part in (mistake.given, mistake.allowed, mistake.write) if part is not None and part not in answer
+    ]
     assert not missing, f"{missing} not in: {answer}"
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from newcomers import INPUTS, LABELS, NUMBERS, Accepted, loader, model, trainer
+from newcomers import NUMBERS, Accepted, loader, model, trainer
 from torch import nn
 from torch.nn import functional as F
 
@@ -22,7 +22,9 @@ def plain(**changes: Any) -> hocket.Trainer:
     return made
 
 
-def accepted(name: str, said: str = "", listed: bool = False, explicit: dict[str, Any] | None = None, **changes: Any) -> Accepted:
+def accepted(
+    name: str, said: str = "", listed: bool = False, explicit: dict[str, Any] | None = None, **changes: Any
+) -> Accepted:
     return Accepted(name, lambda: plain(**changes), lambda: plain(**(explicit or {})), said, listed)
 
 

@@ -138,7 +138,7 @@ MISTAKES = [
         lambda: trainer().fit(ckpt_path="last"),
         "ckpt_path='last'",
         "the folder of a checkpoint",
-        "Write to the Trainer resume='last' in the Trainer, a checkpoint such as",
+        "Write in the Trainer resume='last', a checkpoint such as",
     ),
     Mistake(
         "fit(optimizer=…)",

@@ -34,7 +34,9 @@ class Metric:
 class Needs:
     def __init__(self, num_classes: int) -> None: ...
     def update(self, outputs: Any, targets: Any) -> None: ...
-    def compute(self) -> float: return 0.0
+    def compute(self) -> float:
+        return 0.0
+
     def reset(self) -> None: ...
 
 
@@ -61,8 +63,6 @@ MISTAKES = [
     Mistake("(N, 1) and (N,) in a lambda", lambda: regress(targets=NUMBERS[:, 0], loss=lambda o, t: F.l1_loss(o, t)), "targets of shape (16)", "the same shape", "targets.unsqueeze(1)"),
     Mistake("shapes that do not broadcast", lambda: regress(targets=torch.zeros(16, 5), model=model(outputs=3)), "(16, 3) and the targets (16, 5)", "equal shapes", "change the last layer"),
     Mistake("MSE of classes", lambda: classify(loss=nn.MSELoss()), "(16, 3) and the targets (16,)", "equal shapes", "loss=torch.nn.functional.cross_entropy"),
-    Mistake("integer targets in MSE", lambda: regress(targets=torch.ones(16, 1, dtype=torch.long)), "targets: int64 of shape (16, 1)", "one dtype", "targets.float()"),
-    Mistake("float64 targets in MSE", lambda: regress(targets=NUMBERS.double()), "targets: float64 of shape (16, 1)", "one dtype", "targets.float()"),
     Mistake("BCE of logits", lambda: regress(loss=nn.BCELoss(), targets=torch.ones(16, 1)), "outputs: float32 of shape (16, 1)", "probabilities from 0 to 1", "binary_cross_entropy_with_logits"),
     Mistake("BCE of (N, 1) and (N,)", lambda: regress(loss=nn.BCEWithLogitsLoss(), targets=torch.ones(16)), "(16, 1) and the targets (16,)", "equal shapes", "outputs.squeeze(1)"),
     Mistake("BCE of integers", lambda: regress(loss=nn.BCEWithLogitsLoss(), targets=torch.ones(16, 1, dtype=torch.long)), "targets: int64 of shape (16, 1)", "one dtype", "targets.float()"),

@@ -15,9 +15,16 @@ from hocket import surgery
 
 def method(owner: str, name: str, write: str, listed: bool = False) -> Mistake:
     """An attribute that other libraries' objects have."""
-    makers = {"Trainer": trainer, "State": lambda: trainer().state, "Result": fit, "Runtime": lambda: hocket.Runtime(device="cpu")}
+    makers = {
+        "Trainer": trainer,
+        "State": lambda: trainer().state,
+        "Result": fit,
+        "Runtime": lambda: hocket.Runtime(device="cpu"),
+    }
     allowed = {"Trainer": "evaluate, fit", "State": "batch", "Result": "metrics", "Runtime": "accumulate"}[owner]
-    return Mistake(f"{owner}.{name}", lambda: getattr(makers[owner](), name), f"{owner} has no {name!r}", allowed, write, listed)
+    return Mistake(
+        f"{owner}.{name}", lambda: getattr(makers[owner](), name), f"{owner} has no {name!r}", allowed, write, listed
+    )
 
 
 class Task(hocket.Task):
@@ -80,7 +87,9 @@ class ReadsEpoch(Good):
 
 
 class Plain(nn.Module):
-    pass
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = model()
 
 
 def lightning_module() -> Any:
@@ -138,7 +147,7 @@ MISTAKES = [
     method("Trainer", "history", "result.metrics"),
     method("Trainer", "add_callback", "callbacks=[…] in the Trainer"),
     method("Trainer", "summary", "print(trainer.plan())"),
-    method("Trainer", "lr_find", "one fit for each learning rate"),
+    method("Trainer", "lr_find", "once for each learning rate"),
     method("Trainer", "predct", "Did you mean 'predict'?"),
     method("State", "epoch", "state.timestamp.epoch"),
     method("State", "trainer", "state itself"),
@@ -146,7 +155,8 @@ MISTAKES = [
     method("State", "optimizer", "state.optimizers[0]"),
     method("Result", "history", "result.metrics"),
     method("Result", "best_model_path", "result.checkpoints"),
-    method("Runtime", "prepare", "runtime.setup(model, optimizer)"),
+    Mistake("Runtime.prepare(model, optimizer)", lambda: runtime().prepare(net := model(), torch.optim.SGD(net.parameters(), 0.1)), "SGD", "torch.optim.Optimizer", "runtime.setup(model, optimizer)"),
+    method("Runtime", "prepare_data_loader", "runtime.setup_data(loader)"),
     method("Runtime", "clip_grad_norm_", "runtime.clip_gradients(model, optimizer, norm=1.0)"),
     method("Runtime", "autocast", "runtime.setup(model)"),
     method("Runtime", "is_main_process", "runtime.rank == 0"),
@@ -165,7 +175,7 @@ MISTAKES = [
     Mistake("a Task without loss", lambda: fit(model=WithoutLoss(), loss=None), "WithoutLoss needs a loss", "loss(outputs, batch)", "def loss(self, outputs, batch)"),
     Mistake("a Task without forward", lambda: fit(model=WithoutForward(), loss=None), "WithoutForward needs a forward", "the outputs for a batch", "def forward(self, batch)"),
     Mistake("a Task whose loss returns None", lambda: fit(model=ReturnsNone(), loss=None), "returned NoneType", "a scalar tensor", "{'a': a, 'b': b}"),
-    Mistake("a Task whose loss takes a batch", lambda: fit(model=LossOfBatch(), loss=None), "batch: list of 2", "loss gets (self, outputs, batch)", "(self, outputs, batch)"),
+    Mistake("a Task whose loss takes a batch", lambda: fit(model=LossOfBatch(), loss=None), "batch: list of 2", "gets (self, outputs, batch)", "def loss(self, outputs, batch)"),
     Mistake("a Task without super().__init__()", lambda: ForgetsSuper(), "self.layer of ForgetsSuper", "torch.nn.Module has set it up", "super().__init__()"),
     Mistake("self.log in a Task", lambda: fit(model=Logs(), loss=None), "'log' belongs to Lightning", "metrics=", "return {'total': loss"),
     Mistake("self.current_epoch in a Task", lambda: fit(model=ReadsEpoch(), loss=None), "'current_epoch' belongs to Lightning", "a callback", "state.timestamp.epoch"),
@@ -173,9 +183,9 @@ MISTAKES = [
     Mistake("resume='auto' without checkpoints", lambda: trainer(resume="auto"), "resume='auto'", "checkpoints=", "hocket.Checkpoints('runs/a')"),
     Mistake("a .ckpt file", lambda: trainer(resume=file("last.ckpt")), "resume='last.ckpt' is a file", "a folder such as", "trainer.load_weights('last.ckpt')", listed=True),
     Mistake("a .pt file", lambda: trainer(resume=file("model.pt")), "resume='model.pt' is a file", "a folder such as", "trainer.load_weights('model.pt')"),
-    Mistake("a missing checkpoint", lambda: trainer(resume="runs/nope"), "runs/nope", "There is no", "resume='auto'"),
+    Mistake("a missing checkpoint", lambda: trainer(resume="runs/nope"), "has no checkpoint 'nope'", "it has none", "resume='auto' with checkpoints="),
     Mistake("resume=3", lambda: trainer(resume=3), "resume=3", "'auto' for the newest", "'runs/a/ep3-ba18'"),
-    Mistake("a checkpoint of another model", other_model, "(3, 4)", "(5, 4)", "load_weights"),
+    Mistake("a checkpoint of another model", other_model, "[3, 4], the module has [5, 4]", "the model that was trained", "ignore="),
     Mistake("checkpoints=3", lambda: trainer(checkpoints=3), "checkpoints=3", "hocket.Checkpoints", "checkpoints='runs/a'"),
     Mistake("Checkpoints, the class", lambda: trainer(checkpoints=hocket.Checkpoints), "checkpoints=Checkpoints", "neither a folder", "checkpoints='runs/a'"),
     Mistake("Checkpoints among callbacks, as a class", lambda: trainer(callbacks=[hocket.Checkpoints]), "checkpoints", "folder", "{'checkpoints': {'folder': …}}"),
@@ -184,15 +194,15 @@ MISTAKES = [
     Mistake("Checkpoints(monitor=…)", lambda: hocket.Checkpoints("a", monitor="val_loss"), "monitor='val_loss'", "folder, every, keep", "best=('eval/loss', 'min', 1)"),
     Mistake("best='val_loss'", lambda: hocket.Checkpoints("a", best="val_loss"), "'val_loss'", "'max'", "('test/accuracy', 'max', 1)"),
     Mistake("a second run in one folder", second_run, "runs/a", "another", "resume='auto'", listed=True),
-    Mistake("weights of another shape", weights, "(5, 4)", "(3, 4)", "ignore="),
+    Mistake("weights of another shape", weights, "weight ([5, 4]", "the module has [3, 4]", "ignore="),
     Mistake("weights with other names", lambda: trainer().load_weights({"fc.weight": torch.ones(3, 4)}), "fc.weight", "weight", "remap="),
-    Mistake("weights that are missing", lambda: trainer().load_weights("nope.pt"), "nope.pt", "There is no", "trainer.load_weights"),
+    Mistake("weights that are missing", lambda: trainer().load_weights("nope.pt"), "no nope.pt", "a file or folder that exists", "load_weights('model.pt')"),
     # the Runtime
     Mistake("Runtime(mixed_precision=…)", lambda: hocket.Runtime(mixed_precision="bf16"), "mixed_precision='bf16'", "one plug-in each", "precision='bf16'"),
     Mistake("Runtime(gradient_accumulation_steps=…)", lambda: hocket.Runtime(gradient_accumulation_steps=4), "gradient_accumulation_steps=4", "runtime.accumulate", "with runtime.accumulate(model, last="),
     Mistake("backward of a vector", lambda: runtime().backward(model()(INPUTS)), "(16, 3)", "a scalar", ".mean()"),
     Mistake("backward of a number", lambda: runtime().backward(0.5), "float", "a scalar tensor", "without .item()"),
-    Mistake("step of a model", lambda: runtime().step(model()), "Linear", "torch.optim.Optimizer", "runtime.step(optimizer)"),
+    Mistake("step before backward", lambda: runtime().step(torch.optim.SGD(model().parameters(), 0.1)), "There are no gradients", "before clip_gradients and step", "call backward(loss)"),
     Mistake("setup(optimizer)", lambda: runtime().setup(torch.optim.SGD(model().parameters(), 0.1)), "SGD", "torch.nn.Module", "give a torch.nn.Module"),
     Mistake("setup(model, loader)", lambda: runtime().setup(model(), loader()), "DataLoader", "torch.optim.Optimizer", "runtime.setup_data(loader)"),
     # surgery

@@ -11,7 +11,7 @@ from torch import nn
 import hocket
 
 
-def name(argument: str, value: Any, write: str, allowed: str = "hocket plugins list", listed: bool = False) -> Mistake:
+def name(argument: str, value: Any, write: str, allowed: str = "nstalled", listed: bool = False) -> Mistake:
     """A name that is not ours, in one argument of the Trainer."""
     given = [value] if argument in ("algorithms", "callbacks", "loggers") else value
     return Mistake(f"{argument}={value!r}", lambda: fit(**{argument: given}), repr(value), allowed, write, listed)
@@ -95,7 +95,7 @@ MISTAKES = [
     name("schedule", "ReduceLROnPlateau", "schedule='cosine'", "step it in a callback"),
     Mistake("a torch scheduler class", lambda: trainer(schedule=torch.optim.lr_scheduler.CosineAnnealingLR), "CosineAnnealingLR", "a function of the optimizer", "schedule=lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer"),
     Mistake("a torch scheduler", lambda: trainer(schedule=torch.optim.lr_scheduler.StepLR(torch.optim.SGD(model().parameters(), 0.1), 10)), "StepLR", "a function of the optimizer", "schedule=lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer"),
-    Mistake("warmup=100", lambda: fit(schedule="cosine(warmup=100)"), "'100' has no unit", "batches", "'100ba'"),
+    Mistake("warmup=100", lambda: fit(schedule="cosine(warmup=100)"), "warmup=100", "100 has no unit", "warmup='100ba'"),
     Mistake("schedule=0.1", lambda: trainer(schedule=0.1), "0.1", "cosine", "'cosine(warmup=0.05dur)'"),
     # algorithms
     name("algorithms", "EMA", "'ema'"),

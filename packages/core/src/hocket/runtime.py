@@ -21,7 +21,7 @@ from hocket.data.checks import check_batches
 from hocket.data.source import set_epoch
 from hocket.devices import placement
 from hocket.distributed import comparison
-from hocket.help import attributes
+from hocket.help import attributes, failures
 from hocket.help.arguments import understood
 from hocket.hookspecs import Event
 from hocket.hookspecs.actions import Actions
@@ -143,6 +143,7 @@ class Runtime:
         self, module: nn.Module, optimizers: Sequence[torch.optim.Optimizer]
     ) -> tuple[nn.Module, list[torch.optim.Optimizer]]:
         """Return a converted module and its optimizers, prepared by the strategy."""
+        _check_optimizers(optimizers)
         for optimizer in optimizers:
             self.bus.check_optimizer(optimizer)
         prepared = self.bus.prepare_model(module, self.precision)
@@ -210,8 +211,12 @@ class Runtime:
         else:
             mine, everyone = self._gradients.batch or (1.0, float(ranks))
         factor = self._gradients.loss_factor(mine, everyone, ranks)
-        with self.precision.backward_context():
-            self.bus.scale_loss(loss if factor == 1 else loss * factor).backward()
+        try:
+            with self.precision.backward_context():
+                self.bus.scale_loss(loss if factor == 1 else loss * factor).backward()
+        except Exception as error:
+            failures.explain_backward(error, loss)
+            raise
 
     def clip_gradients(
         self,
@@ -442,6 +447,16 @@ _REPEATED = (
 def _inner(model: nn.Module) -> nn.Module:
     prepared: nn.Module = vars(model)["_prepared"] if isinstance(model, PreparedModel) else model
     return prepared
+
+
+def _check_optimizers(given: Any) -> None:
+    for each in [given] if isinstance(given, torch.optim.Optimizer) or not isinstance(given, Sequence) else given:
+        if each is given or not isinstance(each, torch.optim.Optimizer):
+            raise TypeError(
+                f"setup was given {type(each).__name__} among the optimizers, which are torch.optim.Optimizer. "
+                "Write model, optimizer "
+                "= runtime.setup(model, optimizer), and data = runtime.setup_data(loader)."
+            )
 
 
 def _check_own_loop(parts: Parts) -> None:

@@ -42,13 +42,15 @@ class Task(nn.Module):
     def forward(self, batch: Batch) -> Any:
         """Return the outputs for a batch."""
         raise NotImplementedError(
-            f"{type(self).__name__} needs a forward(batch). Define def forward(self, batch), which returns the outputs for a batch."
+            f"{type(self).__name__} needs a forward(batch). Define def forward(self, batch), which returns the "
+            "outputs for a batch."
         )
 
     def loss(self, outputs: Any, batch: Batch) -> Tensor | tuple[Any, Any] | Mapping[str, Tensor] | Loss:
         """Return the loss of a batch: a scalar tensor, a dict of named scalar tensors (summed), or ``(value, weight)``."""
         raise NotImplementedError(
-            f"{type(self).__name__} needs a loss(outputs, batch). Define def loss(self, outputs, batch), which returns a scalar "
+            f"{type(self).__name__} needs a loss(outputs, batch). Define def loss(self, outputs, batch), which "
+            "returns a scalar "
             "tensor, such as torch.nn.functional.cross_entropy(outputs, batch[1])."
         )
 
@@ -186,7 +188,8 @@ class Task(nn.Module):
     def __setattr__(self, name: str, value: Any) -> None:
         if "_modules" not in self.__dict__:
             raise AttributeError(
-                f"self.{name} of {type(self).__name__} is assigned before torch.nn.Module has set it up. Write super().__init__() "
+                f"self.{name} of {type(self).__name__} is assigned before torch.nn.Module has set it up. Write "
+                "super().__init__() "
                 "as the first line of its __init__."
             )
         if name == "model":  # torch would add a submodule of that name despite the property
@@ -268,8 +271,7 @@ _STEPS = {
 
 
 def _has_loss(model: nn.Module) -> bool:
-    kind = type(model)
-    return isinstance(model, Task) and (kind.loss is not Task.loss or kind.train_batch is not Task.train_batch)
+    return isinstance(model, Task) and (type(model).loss is not Task.loss or model.owns_steps)
 
 
 def task_of(model: nn.Module, loss: Callable[[Any, Any], Any] | None, inputs: Any, targets: Any) -> Task:
@@ -277,8 +279,10 @@ def task_of(model: nn.Module, loss: Callable[[Any, Any], Any] | None, inputs: An
     foreign = [name for name in _STEPS if hasattr(type(model), name)]
     if foreign and (loss is None or isinstance(model, Task)) and not _has_loss(model):
         raise TypeError(
-            f"{type(model).__name__} has {foreign[0]}(), which belongs to another library ({names.library(model) or _STEPS[foreign[0]]}) "
-            "and is not called here. Write a hocket.Task with forward(self, batch) and loss(self, outputs, batch) instead; a task "
+            f"{type(model).__name__} has {foreign[0]}(), which belongs to another library "
+            f"({names.library(model) or _STEPS[foreign[0]]}) "
+            "and is not called here. Write a hocket.Task with forward(self, batch) and loss(self, outputs, batch) "
+            "instead; a task "
             "of several steps has train_batch(self, batch, step). Or give the inner torch.nn.Module and loss=."
         )
     if not isinstance(model, Task):

@@ -154,8 +154,12 @@ class Time:
                 "the total duration, as in '0.1dur'."
             )
         words = re.fullmatch(rf"\s*({_NUMBER})\s*[-_ ]?\s*([a-z]+)\s*", text, re.ASCII | re.IGNORECASE)
-        unit_text = next((unit for unit, others in _WORDS.items() if words and words[2].lower() in others.split()), None)
-        raise TimeError(f"{text!r} is not a time. {f'Write {words[1] + unit_text!r}. ' if words and unit_text else ''}{_GRAMMAR}")
+        unit_text = next(
+            (unit for unit, others in _WORDS.items() if words and words[2].lower() in others.split()), None
+        )
+        raise TimeError(
+            f"{text!r} is not a time. {f'Write {words[1] + unit_text!r}. ' if words and unit_text else ''}{_GRAMMAR}"
+        )
 
     def __str__(self) -> str:
         number = repr(self.value)

@@ -67,13 +67,20 @@ def _check_not_data(data: Any, argument: str) -> None:
         what = f"a model ({kind})"
         write = "The model is an argument of the Trainer: hocket.Trainer(model, train_data).fit(). Write"
     elif isinstance(data, torch.optim.Optimizer):
-        what, write = f"an optimizer ({kind})", "Give it by name: hocket.Trainer(model, train_data, optimizer=optimizer). Write"
+        what, write = (
+            f"an optimizer ({kind})",
+            "Give it by name: hocket.Trainer(model, train_data, optimizer=optimizer). Write",
+        )
     elif isinstance(data, int | float):
-        what, write = f"the number {data!r}", f"A duration has a unit: duration='{data}ep'. Data is an iterable of batches: write"
+        what, write = (
+            f"the number {data!r}",
+            f"A duration has a unit: duration='{data}ep'. Data is an iterable of batches: write",
+        )
     elif inspect.isroutine(data) or (isinstance(data, type) and not isinstance(data, Mapping)):
         what = f"the {'class' if isinstance(data, type) else 'function'} {data.__name__}"
         write = (
-            f"Call it: {argument}=list({data.__name__}(…)); or, to read batches anew in each epoch, give an object whose __iter__ "
+            f"Call it: {argument}=list({data.__name__}(…)); or, to read batches anew in each epoch, give an object "
+            "whose __iter__ "
             "does. Or write"
         )
     elif hasattr(data, "train_dataloader") or (hasattr(data, "train") and hasattr(data, "valid")):

@@ -91,7 +91,7 @@ def loss(given: Any, arguments: Mapping[str, Any]) -> Any:
         wanted = names.plain(given.rpartition(".")[2])
         for name, others in _LOSSES.items():
             if wanted == names.plain(name) or wanted in others.split():
-                if name != given and wanted not in (names.plain(name), names.plain(name) + "loss"):
+                if wanted.removesuffix("loss") != names.plain(name).removesuffix("loss"):
                     _say(f"loss={given!r} is read as loss=torch.nn.functional.{name}.")
                 return getattr(nn.functional, name)
         near = difflib.get_close_matches(given, _LOSSES, 1)
@@ -104,7 +104,8 @@ def loss(given: Any, arguments: Mapping[str, Any]) -> Any:
         return _instance(given, "loss")
     if given is not None and not callable(given):
         raise TypeError(
-            f"loss={short(given)} is {type(given).__name__}, which cannot be called. Give a function of (outputs, targets), such "
+            f"loss={short(given)} is {type(given).__name__}, which cannot be called. Give a function of (outputs, "
+            "targets), such "
             "as loss=torch.nn.functional.cross_entropy; a Task defines several losses as a dict."
         )
     return given
@@ -119,7 +120,8 @@ def metrics(given: Any, arguments: Mapping[str, Any]) -> Any:
             found = simple_metrics.find(each)
             if found is None:
                 raise ValueError(
-                    f"metrics={each!r} is not one of hocket's own metrics: {', '.join(simple_metrics.METRICS)}. Others come from "
+                    f"metrics={each!r} is not one of hocket's own metrics: {', '.join(simple_metrics.METRICS)}. "
+                    "Others come from "
                     f"torchmetrics: metrics={{{each!r}: torchmetrics.classification.MulticlassAccuracy(10)}}, for instance; or "
                     "write an object with update, compute and reset."
                 )
@@ -136,7 +138,9 @@ def metrics(given: Any, arguments: Mapping[str, Any]) -> Any:
     found = [one(each) for each in ([given] if is_one else given)]
     if len(dict(found)) < len(found):
         listed = ", ".join(name for name, _ in found)
-        raise ValueError(f"metrics= lists {listed}: some have one name. Name each: metrics={{'first': …, 'second': …}}.")
+        raise ValueError(
+            f"metrics= lists {listed}: some have one name. Name each: metrics={{'first': …, 'second': …}}."
+        )
     return dict(found)
 
 
@@ -198,7 +202,9 @@ def compiled(given: Any, arguments: Mapping[str, Any]) -> Any:
     """Convert the name of a mode of torch.compile to its arguments."""
     if not isinstance(given, str):
         if not isinstance(given, bool | Mapping) and given is not None:
-            raise TypeError(f"compile={short(given)} is neither True nor arguments of torch.compile. Write compile=True.")
+            raise TypeError(
+                f"compile={short(given)} is neither True nor arguments of torch.compile. Write compile=True."
+            )
         return given
     if given not in _COMPILE_MODES:
         raise ValueError(

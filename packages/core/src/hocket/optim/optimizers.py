@@ -62,6 +62,16 @@ def _named(given: Mapping[Any, Any], task: Task) -> dict[str, nn.Module]:
     if (not found and not several) or (len(found) == len(given) and all(type(name) is str for name in given)):
         return found
     missing = next(name for name in given if name not in found)
+    if (
+        type(given.get(kind := next((key for key in ("type", "name", "_target_", "class_path") if key in given), "")))
+        is str
+    ):
+        chosen = str(given[kind]).rpartition(".")[2].lower()
+        config = {key: value for key, value in given.items() if key != kind}
+        raise ValueError(
+            f"optimizer={dict(given)!r} has the key {kind!r}, and should have one key, the name of an optimizer, or those of "
+            f"submodules. Write optimizer={ {chosen: config}!r}."
+        )
     raise ValueError(
         f"optimizer={{{missing!r}: …}} names no submodule of {type(task.model).__name__}, which has "
         f"{', '.join(name for name, _ in task.model.named_children()) or 'none'}. An optimizer that is given by name and not "

@@ -338,8 +338,8 @@ def _unknown(kind: str, name: str, short: str) -> str:
     near = others.alias(kind, short, [*there, *known]) or _near(short, [*there, *known])
     if near in known and near not in there:
         return f"{what}. Did you mean '{near}'? It comes with an extra; type: pip install 'hocket[{known[near]}]'."
-    hint = f"Did you mean '{near}'?" if near else f"Write one of the installed: {', '.join(there) or 'none'}."
-    return f"{what}. {hint} `hocket plugins list --kind {kind}` lists them all."
+    hint = f"Did you mean '{near}'? Installed:" if near else "Write one of the installed:"
+    return f"{what}. {hint} {', '.join(there) or 'none'} (`hocket plugins list --kind {kind}`)."
 
 
 def _near(name: str, others: Iterable[str]) -> str | None:

@@ -16,6 +16,7 @@ from hocket.help import names as others
 from hocket.hookspecs import SPECS, PrecisionHooks, PrecisionLike, StrategyHooks, StrategyLike
 from hocket.plugins import catalog
 from hocket.plugins.errors import BrokenPluginError, PluginConfigError
+from hocket.plugins.kinds import misfit
 
 
 @dataclass(eq=False, slots=True)
@@ -52,6 +53,14 @@ def build(kind: str, spec: Any, *arguments: Any) -> Attachment:
     elif isinstance(spec, Mapping):
         name, config = _from_mapping(kind, spec)
     elif isinstance(spec, type):
+        _check_foreign(kind, spec)
+        if wrong := misfit(kind, spec):
+            near = others.alias(kind, spec.__name__, catalog.names(kind))
+            raise PluginConfigError(
+                f"{spec.__name__} is not one of the {kind}: {wrong}. Give a name such as "
+                f"'{near or (catalog.names(kind) or ['name'])[0]}', "
+                f"or a subclass of hocket.{catalog.singular(kind).capitalize()}."
+            )
         return _attachment(kind, spec, _make(kind, _name_of(kind, spec), spec, arguments, {}), {})
     else:
         _check_instance(kind, spec)
@@ -191,7 +200,8 @@ def _check_foreign(kind: str, obj: Any) -> None:
         )
     if kind in ("callbacks", "loggers") and not any(hasattr(obj, hook) for hook in HOOKS):
         raise PluginConfigError(
-            f"{obj!r} is given in {kind}=, but implements no hook. Write a class: class Mine(hocket.{catalog.singular(kind).capitalize()}) "
+            f"{obj!r} is given in {kind}=, but implements no hook. Write a class: class "
+            f"Mine(hocket.{catalog.singular(kind).capitalize()}) "
             "with methods such as batch_end(self, state) or epoch_end(self, state); `hocket plugins hooks` prints them all."
         )
 
@@ -227,7 +237,8 @@ def _make(kind: str, name: str, cls: Any, arguments: tuple[Any, ...], config: Ma
     anything = any(p.kind is p.VAR_KEYWORD for p in parameters)
     for key in config:
         if key not in known and not anything:
-            near = difflib.get_close_matches(key, known, 1, 0.5)
+            theirs = others.argument(key, known)
+            near = [theirs] if theirs else difflib.get_close_matches(key, known, 1, 0.5)
             hint = f" Did you mean '{near[0]}'?" if near else ""
             raise PluginConfigError(
                 f"{what} has no argument '{key}'.{hint} Its signature is {name}{_readable(signature, arguments)}."
@@ -243,13 +254,15 @@ def _make(kind: str, name: str, cls: Any, arguments: tuple[Any, ...], config: Ma
         if key in hints and not _fits(value, hints[key]):
             raise PluginConfigError(
                 f"{what} was given {key}={value!r}, which is {type(value).__name__}; it should be "
-                f"{_type_name(hints[key])}. {_as_number(key, value)}Its signature is {name}{_readable(signature, arguments)}."
+                f"{_type_name(hints[key])}. {_rewritten(key, value, hints[key])}Its signature is "
+                f"{name}{_readable(signature, arguments)}."
             )
     try:
         return cls(*arguments, **config)
     except (TypeError, ValueError) as error:
         error.add_note(
-            f"While instantiating {what} with {dict(config)!r}. Its signature is {name}{_readable(signature, arguments)}; write "
+            f"While instantiating {what} with {dict(config)!r}. Its signature is "
+            f"{name}{_readable(signature, arguments)}; write "
             f"{{'{name}': {{…}}}} with other values."
         )
         raise
@@ -292,10 +305,15 @@ def _fits(value: Any, hint: Any) -> bool:
     return True
 
 
-def _as_number(key: str, value: Any) -> str:
-    """Return what to write for a number that was given as text, as YAML reads 1e-3, or empty."""
+def _rewritten(key: str, value: Any, hint: Any) -> str:
+    """Return what to write for a number given as text, as YAML reads 1e-3, or for a time without a unit; or empty."""
+    if not isinstance(value, str):
+        times = "Time" in str(hint) and isinstance(value, int | float)
+        return (
+            f"{value!r} has no unit: write {key}='{value}ba' for batches, or '{value}ep' for epochs. " if times else ""
+        )
     try:
-        return f"Write {key}={float(value)!r}. " if isinstance(value, str) else ""
+        return f"Write {key}={float(value)!r}. "
     except ValueError:
         return ""
 

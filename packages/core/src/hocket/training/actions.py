@@ -60,7 +60,9 @@ class DefaultActions:
                 if state.step.optimizers is None:
                     return state.prepared(batch)
                 deferred = state.step.boundary is not None
-                return state.bus.call_prepared(state.prepared, state.task, (batch,), state.trained_parameters(), deferred)
+                return state.bus.call_prepared(
+                    state.prepared, state.task, (batch,), state.trained_parameters(), deferred
+                )
         except Exception as error:
             failures.explain(error, "forward", state.task, batch)
             raise
