@@ -20,11 +20,14 @@ import with_arguments
 import with_data
 import with_losses
 import with_methods
+import with_other_values
 import with_plugins
 from newcomers import Accepted, Mistake, model
 
 ANSWERED = [
-    each for module in (with_arguments, with_data, with_losses, with_methods, with_plugins) for each in module.MISTAKES
+    each
+    for module in (with_arguments, with_data, with_losses, with_methods, with_plugins, with_other_values)
+    for each in module.MISTAKES
 ]
 ALL = [*ANSWERED, *accepted.MISTAKES]
 

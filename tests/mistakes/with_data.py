@@ -104,10 +104,10 @@ MISTAKES = [
     Mistake("token ids beyond the vocabulary", lambda: classify(torch.full((16, 2), 50), model=nn.Sequential(nn.Embedding(10, 2), nn.Flatten(), nn.Linear(4, 3))), "int64 of shape (16, 2)", "from 0 to 9", "torch.nn.Embedding(51, …)"),
     Mistake("a last batch of one sample", lambda: classify(INPUTS[:1], LABELS[:1], model=Normed()), "float32 of shape (1, 4)", "more than one sample", "drop_last=True"),
     Mistake("a tensor on another device", lambda: classify(model=Mask()), "float32 of shape (16, 4)", "are moved to the device", "device=inputs.device"),
-    Mistake("samples that cannot be counted", lambda: fit(train_data=[(torch.zeros(4, 4), torch.zeros(5))]), "sizes [4, 5]", "agree on the size of dimension 0", "Define count(batch)"),
+    Mistake("samples that cannot be counted", lambda: fit(train_data=[(torch.zeros(4, 4), torch.zeros(5))]), "sizes [4, 5]", "agree on the size of dimension 0", "define count(batch)"),
     Mistake("predict on batches of dicts", lambda: trainer().predict([{"image": INPUTS}]), "'image'", "by name", "Trainer(inputs='image'"),
     Mistake("a loader of labels first", lambda: fit(train_data=loader(LABELS, INPUTS)), "int64 of shape (8,)", "the model's weights float32", "inputs.to(torch.float32)"),
     Mistake("a model given as data to evaluate", lambda: trainer().evaluate(model()), "a model (Linear)", "an iterable of batches", "torch.utils.data.DataLoader(dataset"),
     Mistake("a Runtime's data", lambda: hocket.Runtime(device="cpu").setup_data(TensorDataset(INPUTS)), "a data set (TensorDataset)", "batches", "DataLoader(data, batch_size=32)"),
-    Mistake("a nested loader", lambda: fit(train_data=[DataLoader(TensorDataset(INPUTS), 8)]), "DataLoader", "the size of dimension 0", "Define count(batch)"),
+    Mistake("a nested loader", lambda: fit(train_data=[DataLoader(TensorDataset(INPUTS), 8)]), "a list of 1 loaders", "one iterable of batches", "eval_data={'first': loader"),
 ]  # fmt: skip

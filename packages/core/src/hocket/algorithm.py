@@ -91,7 +91,9 @@ class Algorithm:
 
         Draw random numbers from ``state.generator(self)``, a private seeded generator that checkpoints save.
         """
-        raise NotImplementedError(f"{type(self).__name__} declares events but no apply(event, state)")
+        raise NotImplementedError(
+            f"{type(self).__name__} declares events but no apply(event, state). Define def apply(self, event, state)."
+        )
 
     def touches(self, model: nn.Module) -> Sequence[str]:
         """Return a readable line for each module that surgery on ``model`` would replace. Changes nothing."""

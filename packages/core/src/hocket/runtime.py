@@ -112,6 +112,7 @@ class Runtime:
 
     # --- set-up
 
+    @understood
     def setup(self, model: nn.Module, *optimizers: torch.optim.Optimizer) -> Any:
         """Prepare a model, and optimizers if given, for device, precision and strategy.
 
@@ -139,6 +140,7 @@ class Runtime:
         """Move the module to the device, unless the strategy moves it part by part."""
         return module if self.strategy.places else placement.move(module, self.device)
 
+    @understood
     def prepare(
         self, module: nn.Module, optimizers: Sequence[torch.optim.Optimizer]
     ) -> tuple[nn.Module, list[torch.optim.Optimizer]]:

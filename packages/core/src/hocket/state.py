@@ -108,7 +108,7 @@ class State:
         self.loss_reduction: Literal["mean", "sum"] | None = None
 
         #: The latest evaluation results, as ``label/name``.
-        self.metrics: dict[str, float] = {}
+        self.metrics: dict[str, float] = attributes.Values()
         #: The label of the current evaluation set.
         self.eval_label: str | None = None
         #: The exception that is propagating out of fit, evaluate or predict.

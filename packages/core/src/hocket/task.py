@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -284,6 +285,14 @@ def task_of(model: nn.Module, loss: Callable[[Any, Any], Any] | None, inputs: An
             "and is not called here. Write a hocket.Task with forward(self, batch) and loss(self, outputs, batch) "
             "instead; a task "
             "of several steps has train_batch(self, batch, step). Or give the inner torch.nn.Module and loss=."
+        )
+    never = [name for name in (*_STEPS, "test_step", "predict_step") if hasattr(type(model), name)]
+    if never and isinstance(model, Task):
+        warnings.warn(
+            f"{type(model).__name__} defines {', '.join(never)}, which hocket never calls. Define loss(outputs, "
+            "batch) and metrics(split), "
+            "or eval_forward(batch) for evaluation.",
+            stacklevel=4,
         )
     if not isinstance(model, Task):
         return SupervisedTask(model, loss, inputs, targets)

@@ -416,6 +416,7 @@ class Trainer:
                     state.bus.predict_end(state)
         return by_own_names(state, state.bus.model_state(state.prepared))
 
+    @understood
     def load_weights(
         self,
         weights: str | Path | Mapping[str, Any],
@@ -457,6 +458,7 @@ class Trainer:
         """
         return self.state.content.state_dict()
 
+    @understood
     def load_state_dict(self, tree: Mapping[str, Any], strict: bool = True, ignore: Sequence[str] = ()) -> None:
         """Load a `state_dict` into a Trainer with the same arguments; see `hocket.checkpoints.content`.
 
@@ -494,7 +496,9 @@ class Trainer:
         state = self.state
         costs = {key: Cost(int(calls), *seconds) for key, (calls, *seconds) in state.bus.account.items()}
         names = () if self._checkpoints is None else self._checkpoints.store.names()
-        return Result(dict(state.metrics), state.timestamp.copy(), state.folder.path, state.stop_reason, costs, names)
+        return Result(
+            attributes.Values(state.metrics), state.timestamp.copy(), state.folder.path, state.stop_reason, costs, names
+        )
 
     def _set_train_data(self, data: Iterable[Any]) -> None:
         state = self.state

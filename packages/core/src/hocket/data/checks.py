@@ -22,7 +22,7 @@ def check_batches(data: Any, argument: str) -> None:
         return
     kind = type(data).__name__
     _check_not_data(data, argument)
-    wrap = f"Wrap it in a loader: {argument}=torch.utils.data.DataLoader"
+    wrap = "Wrap it in a loader:"
     libraries = {base.__module__.partition(".")[0] for base in type(data).__mro__}
     if isinstance(data, Dataset) and not isinstance(data, IterableDataset):
         what = f"a data set ({kind}), which has samples and not batches"
@@ -30,8 +30,9 @@ def check_batches(data: Any, argument: str) -> None:
         what = f"a data set ({kind} of Hugging Face), which has samples and not batches"
     elif isinstance(data, torch.Tensor) or "numpy" in libraries:
         raise TypeError(
-            f"{argument} is one {kind}, and not batches. Give a loader: {argument}=torch.utils.data.DataLoader("
-            "TensorDataset(inputs, targets), batch_size=32), or [(inputs, targets)] for one batch."
+            f"{argument} is one {kind}, and not batches. Give a loader: "
+            f"{_given(argument, 'torch.utils.data.DataLoader(TensorDataset(inputs, targets), batch_size=32)')}, or "
+            "[(inputs, targets)] for one batch."
         )
     elif libraries & {"pandas", "polars", "pyarrow"}:
         raise TypeError(
@@ -40,6 +41,10 @@ def check_batches(data: Any, argument: str) -> None:
         )
     elif isinstance(data, Mapping | str | bytes):
         found = f"{kind} {data!r}" if isinstance(data, str) and len(data) < 60 else kind
+        if isinstance(data, str) and data[:1].isdigit():
+            raise TypeError(
+                f"{argument} is the text {data!r}, and not an iterable of batches. Write a duration by name: duration={data!r}."
+            )
         raise TypeError(
             f"{argument} is a {found}, whose items are not batches. Give an iterable of batches: "
             f"{argument}=torch.utils.data.DataLoader(dataset, batch_size=32), or a list of batches, [(inputs, targets)]."
@@ -50,18 +55,26 @@ def check_batches(data: Any, argument: str) -> None:
     elif not hasattr(type(data), "__iter__"):
         if not hasattr(type(data), "__getitem__"):
             raise TypeError(
-                f"{argument} is {kind}, which cannot be iterated. Give an iterable of batches, such as a DataLoader."
+                f"{argument} is {kind}, which cannot be iterated. Give an iterable of batches: "
+                f"{_given(argument, 'torch.utils.data.DataLoader(dataset, batch_size=32)')}."
             )
         what = f"a data set ({kind}), which has samples and not batches"
     else:
         return
-    raise TypeError(f"{argument} is {what}. {wrap}(data, batch_size=32), or batch_size=None if its items are batches.")
+    loader = _given(argument, "torch.utils.data.DataLoader(data, batch_size=32)")
+    raise TypeError(f"{argument} is {what}. {wrap} {loader}, or batch_size=None if its items are batches.")
+
+
+def _given(argument: str, value: str) -> str:
+    """Return how to give a value for an argument, such as ``train_data`` or ``predict(data)``."""
+    call, _, inside = argument.partition("(")
+    return f"{call}({value})" if inside else f"{argument}={value}"
 
 
 def _check_not_data(data: Any, argument: str) -> None:
     """Raise TypeError for a model, a number, a function or a data module in the place of data."""
     kind = type(data).__name__
-    loader = f"{argument}=torch.utils.data.DataLoader(dataset, batch_size=32)"
+    loader = _given(argument, "torch.utils.data.DataLoader(dataset, batch_size=32)")
     what, write = "", ""
     if isinstance(data, torch.nn.Module):
         what = f"a model ({kind})"
@@ -71,6 +84,10 @@ def _check_not_data(data: Any, argument: str) -> None:
             f"an optimizer ({kind})",
             "Give it by name: hocket.Trainer(model, train_data, optimizer=optimizer). Write",
         )
+    elif isinstance(data, range | enumerate):
+        what, write = f"{kind}, whose items are numbers", "Iterate over the loader itself:"
+    elif isinstance(data, bool):
+        what, write = repr(data), "Write"
     elif isinstance(data, int | float):
         what, write = (
             f"the number {data!r}",
@@ -96,6 +113,13 @@ def _check_not_data(data: Any, argument: str) -> None:
 
 def _check_list(data: Any, argument: str) -> None:
     """Raise TypeError for a list of tensors that belong together, or of samples, rather than of batches."""
+    if any(isinstance(item, DataLoader) for item in data):
+        raise TypeError(
+            f"{argument} is a {type(data).__name__} of {len(data)} loaders, and should be one iterable of batches. "
+            "Evaluation sets are "
+            "given by name: write eval_data={'first': loader, 'second': other}; join training data with "
+            "torch.utils.data.ConcatDataset."
+        )
     arrays = [item for item in data if isinstance(item, torch.Tensor) or type(item).__module__ == "numpy"]
     if arrays and len(arrays) == len(data):
         kinds = {(str(item.dtype), tuple(item.shape[1:]), len(item.shape)) for item in arrays}

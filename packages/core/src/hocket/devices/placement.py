@@ -50,6 +50,8 @@ def _instead(given: Any) -> str:
         return "Write trainer.load_weights(state_dict) after making the Trainer with the model."
     if isinstance(given, list | tuple):
         return "Write model=torch.nn.Sequential(*modules)."
+    if hasattr(given, "__iter__") and not isinstance(given, str):
+        return "The model comes first: hocket.Trainer(model, train_data)."
     if isinstance(given, torch.optim.Optimizer):
         return "Write the model first: setup(model, optimizer)."
     return "Write model=Net(), for a class Net of torch.nn.Module."

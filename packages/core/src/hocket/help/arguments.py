@@ -55,10 +55,17 @@ def _explain(function: Any, signature: inspect.Signature, args: Any, kwargs: Map
     positional = [name for name, each in known.items() if each.kind is not each.KEYWORD_ONLY]
     given = args[1:]  # without self
     if len(given) > len(positional):
-        named = ", ".join(f"{name}=…" if name in known else repr(name) for name in map(_role, given[len(positional) :]))
+        roles = [name for name in map(_role, given[len(positional) :]) if name in known]
+        if text := names.listed(method, "attributes", owner):
+            write = text
+        elif any(isinstance(each, torch.nn.Module) for each in given) and "model" not in known:
+            write = f"trainer.{method}(data): the Trainer has its model already"
+            write = write if "data" in known else "hocket.Runtime(device='cpu'), and then model = runtime.setup(model)"
+        else:
+            write = f"{what}({', '.join(f'{name}=…' for name in [*positional, *roles] or list(known)[:2])})"
         return (
             f"{what} takes {_words(positional)} by position, and was given {len(given)} values: "
-            f"{', '.join(objects.short(each) for each in given)}. Give the others by name, such as {named}."
+            f"{', '.join(objects.short(each) for each in given)}. Give the others by name. Write {write}."
         )
     if twice := [name for name in positional[: len(given)] if name in kwargs]:
         here = objects.short(given[positional.index(twice[0])])
@@ -75,25 +82,27 @@ def _explain(function: Any, signature: inspect.Signature, args: Any, kwargs: Map
 def _unknown(what: str, known: Mapping[str, Any], name: str, value: Any) -> str:
     given = f"{what} has no argument {name}={objects.short(value)}."
     trainer = _SIGNATURES.get("Trainer.__init__")
-    instead = names.listed(name, "runtime-arguments") if what == "Runtime" else None
-    instead = instead or names.listed(name, "arguments")
+    if trainer is not None and name in trainer.parameters:
+        return f"{given} It is one of the Trainer: write hocket.Trainer({name}=…). Here the arguments are {', '.join(known)}."
+    tables = [("arguments", what), ("arguments", "Trainer")]
+    instead = next((text for each in tables if (text := names.listed(name, *each))), None)
+    spelt = difflib.get_close_matches(name, known, 1, 0.7)
+    if instead is None and not spelt:
+        instead = next((text for each in tables if (text := names.listed(name, *each, near=True))), None)
+    there = "" if what == "Trainer" else f" Its arguments are {', '.join(known)}."
     if instead is not None:
         text = instead.format(_Shown(value), name=name)
         target = text.partition("=")[0]
         where = "" if target in known or trainer is None or target not in trainer.parameters else "in the Trainer "
-        about = _about(target)
-        there = "" if what == "Trainer" else f" Its arguments are {', '.join(known)}."
-        return f"{given} Write {where}{text}.{f' {target}: {about}.' if about else ''}{there}"
-    near = difflib.get_close_matches(name, known, 1, 0.6)
-    if near:
-        about = _about(near[0])
-        return (
-            f"{given} Did you mean {near[0]}?{f' {near[0]}: {about}.' if about else ''} Write "
-            f"{near[0]}={objects.short(value)}."
-        )
-    if trainer is not None and name in trainer.parameters:
-        return f"{given} It is one of hocket.Trainer({name}=…). Here the arguments are {', '.join(known)}."
+        return f"{given} Write {where}{text}.{_about_it(target)}{there}"
+    if spelt:
+        return f"{given} Did you mean {spelt[0]}? Write {spelt[0]}={objects.short(value)}.{_about_it(spelt[0])}{there}"
     return f"{given} Its arguments are {', '.join(known)}. Remove {name}, or write one of them."
+
+
+def _about_it(argument: str) -> str:
+    about = _about(argument)
+    return f" {argument}: {about}." if about else ""
 
 
 def _about(argument: str) -> str:
@@ -101,7 +110,7 @@ def _about(argument: str) -> str:
     trainer = getattr(sys.modules.get("hocket.trainer"), "Trainer", None)
     for listed, text in re.findall(r"^    ([\w, ]+): ((?:.|\n     )*)", inspect.getdoc(trainer) or "", re.MULTILINE):
         if argument in listed.split(", "):
-            return " ".join(text.split()).partition(". ")[0].rstrip(".")
+            return " ".join(text.split()).partition(". ")[0].rstrip(".").replace("``", "")
     return ""
 
 

@@ -27,6 +27,18 @@ def instead(owner: str, name: str, there: Iterable[str]) -> str:
     return f"Did you mean '{near[0]}'?" if near else ""
 
 
+class Values(dict[str, float]):
+    """Values by name, such as ``eval/loss``, that lists the names if one does not exist."""
+
+    def __missing__(self, name: Any) -> float:
+        near = difflib.get_close_matches(str(name), self, 1, 0.5)
+        raise KeyError(
+            f"There is no value {name!r}; there is {', '.join(map(repr, self)) or 'none, without an evaluation'}. "
+            f"Write {near[0] if near else next(iter(self), 'eval/loss')!r}; evaluation sets are named by "
+            f"eval_data={{'val': loader}}."
+        )
+
+
 class Named(enum.EnumMeta):
     """The metaclass of enumerations that suggest a member for a name that does not exist."""
 

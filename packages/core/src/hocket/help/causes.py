@@ -113,6 +113,11 @@ def _channels(failure: Failure) -> str:
     if found is None:
         return ""
     sizes, wanted = [int(size) for size in found[3].split(",")], int(found[4])
+    if len(sizes) == 3:
+        given = "give inputs of three dimensions: inputs.unsqueeze(1)"
+        if isinstance(failure.inputs, Tensor) and failure.inputs.dim() == 3 and sizes[-1] == wanted:
+            given = "write inputs.transpose(1, 2) in the data set or the model"
+        return f"A Conv1d takes {wanted} channels in inputs of shape (samples, channels, length); {given}."
     if sizes[-1] == wanted:
         return (
             f"Images are (samples, channels, height, width) in torch, and these have {wanted} channels in the last dimension. "
@@ -156,6 +161,11 @@ def _not_tensor(failure: Failure) -> str:
     inputs = failure.inputs
     if isinstance(inputs, Tensor):
         return ""
+    if type(inputs).__module__ == "numpy":
+        return (
+            "The model was given a NumPy array. Write torch.from_numpy(inputs).float(), or a DataLoader, which makes "
+            "tensors."
+        )
     what = (
         "text" if isinstance(inputs, list | tuple) and inputs and isinstance(inputs[0], str) else type(inputs).__name__
     )
@@ -185,7 +195,7 @@ def _tuple(failure: Failure) -> str:
             f"From a dict the loss gets the whole batch. Write Trainer(targets={keys[-1]!r}) to give it one of "
             f"{', '.join(map(repr, keys))}."
         )
-    if failure.where == "loss" and isinstance(failure.targets, list | tuple):
+    if failure.where == "loss" and "targets" in failure.parts() and not isinstance(failure.targets, Tensor | Mapping):
         return (
             "The loss takes targets as a tensor. Write torch.tensor(labels) in the data set or the collate_fn of the "
             "DataLoader."
@@ -221,6 +231,8 @@ def _class_labels(failure: Failure) -> str:
         return ""
     if failure.function not in ("cross_entropy", "nll_loss", ""):
         return ""
+    if outputs.dim() > 2 and targets.shape == outputs.shape[:-1]:
+        return "cross_entropy takes outputs of shape (samples, classes, length). Write outputs.transpose(1, 2) before the loss."
     if outputs.dim() > 1 and outputs.dtype is torch.int64:
         return _ORDER
     classes = outputs.shape[1] if outputs.dim() > 1 else 0
@@ -257,11 +269,31 @@ def _tokens(failure: Failure) -> str:
     values = [each for each in _tensors(failure.batch) if not each.is_floating_point() and each.numel()]
     if table is None or not values:
         return ""
+    high = max(int(each.max()) for each in values)
+    larger = (
+        f"Write torch.nn.Embedding({high + 1}, …), or check the tokenizer."
+        if high >= table.num_embeddings
+        else "Write inputs.clamp(min=0), or another padding index, in the data set."
+    )
     return (
         f"An Embedding of {table.num_embeddings} entries takes indices from 0 to {table.num_embeddings - 1}, and the batch has "
-        f"{min(int(v.min()) for v in values)} to {max(int(v.max()) for v in values)}. Write "
-        f"torch.nn.Embedding({max(int(v.max()) for v in values) + 1}, …), "
-        "or check the tokenizer."
+        f"{min(int(each.min()) for each in values)} to {high}. {larger}"
+    )
+
+
+def _indices(failure: Failure) -> str:
+    return "An Embedding takes indices, integers of dtype int64. Write inputs.long() in the data set."
+
+
+def _reshape(failure: Failure) -> str:
+    return "A reshape or view in the model has sizes that this batch does not. Write x.reshape(len(x), -1), or x.flatten(1)."
+
+
+def _class_weights(failure: Failure) -> str:
+    outputs = failure.outputs
+    classes = outputs.shape[1] if isinstance(outputs, Tensor) and outputs.dim() > 1 else 1
+    return (
+        f"The class weights of the loss need one entry for each of the {classes} classes: weight=torch.ones({classes})."
     )
 
 
@@ -376,18 +408,21 @@ CAUSES: Mapping[str, Sequence[tuple[str, Cause]]] = {
         (r"must be Tensor, not|must be tensors", _not_tensor),
         (r"more than 1 value per channel", _batch_norm),
         (r"has nothing at", _part),
+        (r"argument #1 'indices'", _indices),
+        (r"is invalid for", _reshape),
         (r"missing the required \"forward\"|needs a forward", _forward_missing),
         (r"has no attribute", _attribute),
     ),
     "loss": (
         (r"", _no_targets),
         (_SIGNATURE, _loss_arguments),
-        (r"must be Tensor, not|has no attribute|subscriptable", _tuple),
+        (r"must be Tensor, not|has no attribute|subscriptable|unsupported operand", _tuple),
         (r"has no attribute", _attribute),
         (r"Target -?\d+ is out of bounds|device-side assert", _out_of_range),
         (r"not implemented for '(Long|Int)'", _order),
         (r"multi-target|type Long|dtype to be Long|class probabilities|0D or 1D target|target tensor", _class_labels),
         (r"between 0 and 1", _probabilities),
+        (r"weight tensor should be", _class_weights),
         (r"[Tt]arget size|must match the size|shape mismatch|same size", _class_labels),
         (r"[Tt]arget size|must match the size|shape mismatch|same size|batch_size", _sizes),
         (r"result type|Found dtype|same dtype|expected scalar type|not implemented for '", _float_targets),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
 import re
 from collections.abc import Iterable
@@ -25,9 +26,12 @@ def _tables() -> dict[str, Any]:
     return tomllib.loads((Path(__file__).parent / "others.toml").read_text(encoding="utf-8"))
 
 
-def listed(name: str, *path: str) -> str | None:
-    """Return the text of the entry of a table that lists ``name``, or None."""
-    return next((text for others, text in table(*path).items() if name in others.split()), None)
+def listed(name: str, *path: str, near: bool = False) -> str | None:
+    """Return the text of the entry of a table that lists ``name``, or with ``near`` a name that is spelled like it, or None."""
+    wanted = plain(name)
+    known = {plain(each): text for others, text in table(*path).items() for each in others.split()}
+    like = difflib.get_close_matches(wanted, known, 1, 0.85) if near else [wanted]
+    return known.get(like[0]) if like else None
 
 
 def ours(name: str, *path: str) -> str | None:
@@ -58,7 +62,7 @@ def alias(kind: str, name: str, there: Iterable[str]) -> str | None:
 
 def elsewhere(kind: str, name: str) -> str | None:
     """Return where to give what another library has among the plug-ins of this kind, or None."""
-    return listed(plain(name), "elsewhere", kind)
+    return listed(name, "elsewhere", kind)
 
 
 def hook(name: str) -> str | None:

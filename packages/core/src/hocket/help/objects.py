@@ -134,6 +134,12 @@ def metrics(given: Any, arguments: Mapping[str, Any]) -> Any:
         return {name: one(each)[1] if isinstance(each, str | type) else each for name, each in given.items()}
     is_one = isinstance(given, str | type) or (hasattr(given, "update") and hasattr(given, "compute"))
     if not is_one and not isinstance(given, Sequence | set):
+        if given is not None and (not callable(given) or _required(given)):
+            raise TypeError(
+                f"metrics={short(given)} is neither metrics nor a function without arguments that makes them. A metric is an "
+                "object with update(outputs, targets), compute() and reset(). Write metrics='accuracy', or metrics={'mine': "
+                "MyMetric()}."
+            )
         return given
     found = [one(each) for each in ([given] if is_one else given)]
     if len(dict(found)) < len(found):
@@ -142,6 +148,19 @@ def metrics(given: Any, arguments: Mapping[str, Any]) -> Any:
             f"metrics= lists {listed}: some have one name. Name each: metrics={{'first': …, 'second': …}}."
         )
     return dict(found)
+
+
+def _required(function: Any) -> list[str]:
+    """Return the arguments that a function needs; empty if its signature is unknown."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return []
+    return [
+        each.name
+        for each in parameters
+        if each.default is each.empty and each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)
+    ]
 
 
 def _instance(cls: type, argument: str) -> Any:
@@ -205,6 +224,13 @@ def compiled(given: Any, arguments: Mapping[str, Any]) -> Any:
             raise TypeError(
                 f"compile={short(given)} is neither True nor arguments of torch.compile. Write compile=True."
             )
+        keys = list(inspect.signature(torch.compile).parameters)[1:]
+        if unknown := [key for key in given or () if key not in keys] if isinstance(given, Mapping) else []:
+            raise TypeError(
+                f"compile={short(given)} has {unknown[0]!r}, which torch.compile does not take; it takes "
+                f"{', '.join(keys)}. Write "
+                "compile=True, or compile={'mode': 'reduce-overhead'}."
+            )
         return given
     if given not in _COMPILE_MODES:
         raise ValueError(
@@ -231,10 +257,49 @@ def plugins(given: Any, arguments: Mapping[str, Any]) -> Any:
     return [given] if single else given
 
 
+def flag(given: Any, arguments: Mapping[str, Any]) -> Any:
+    """Refuse a switch that is neither True nor False."""
+    if not isinstance(given, bool | int):
+        raise TypeError(f"{given!r} was given for a switch, which is True or False. Write True, or omit the argument.")
+    return bool(given)
+
+
+def folder(given: Any, arguments: Mapping[str, Any]) -> Any:
+    """Refuse a folder that is neither text nor a path."""
+    if not isinstance(given, str | os.PathLike):
+        raise TypeError(f"folder={short(given)} is {type(given).__name__}; give text or a path, such as folder='runs'.")
+    return given
+
+
+def weights(given: Any, arguments: Mapping[str, Any]) -> Any:
+    """Convert a module to its weights."""
+    if isinstance(given, nn.Module):
+        return given.state_dict()
+    if not isinstance(given, str | os.PathLike | Mapping):
+        raise TypeError(
+            f"weights={short(given)} is {type(given).__name__}; give a file or folder, tensors by name, or a module. Write "
+            "trainer.load_weights('model.pt')."
+        )
+    return given
+
+
+def tree(given: Any, arguments: Mapping[str, Any]) -> Any:
+    """Refuse weights in the place of a Trainer's state."""
+    if not isinstance(given, Mapping) or "version" not in given:
+        keys = ", ".join(map(str, list(given)[:3])) if isinstance(given, Mapping) else type(given).__name__
+        raise ValueError(
+            f"load_state_dict was given {keys} …, and not what trainer.state_dict() returns: the state of a whole "
+            "run. For weights "
+            "write trainer.load_weights(state_dict)."
+        )
+    return given
+
+
 Conversion = Callable[[Any, Mapping[str, Any]], Any]
 #: By argument, for every function that has one of that name.
 CONVERSIONS: Mapping[str, Conversion] = {
     "precision": precision, "device": device, "loss": loss, "metrics": metrics, "train_metrics": metrics,
     "checkpoints": checkpoints, "resume": resume, "compile": compiled, "seed": seed,
+    "deterministic": flag, "detect_anomaly": flag, "profile_plugins": flag, "folder": folder, "weights": weights, "tree": tree,
     "algorithms": plugins, "callbacks": plugins, "loggers": plugins,
 }  # fmt: skip

@@ -317,6 +317,11 @@ def _implementations(attachment: Attachment) -> dict[str, Callable[..., Any]]:
                     else f"Algorithm '{attachment.name}' defines {name}(), a hook that algorithms do not implement. They may "
                     f"implement actions: {', '.join(sorted(_ACTIONS))}."
                 )
+        if unknown := [event for event in obj.events if not isinstance(event, Event)]:
+            raise HookError(
+                f"Algorithm '{attachment.name}' has {unknown[0]!r} in its `events`, which are members of hocket.Event. Write "
+                f"events = {{Event.{str(unknown[0]).upper()}}}, or another of {', '.join(Event.__members__)}."
+            )
         for event in sorted(obj.events, key=lambda event: event.value):
             found[event.value] = _listener(obj, event)
     return found

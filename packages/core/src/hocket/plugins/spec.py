@@ -75,9 +75,14 @@ def build(kind: str, spec: Any, *arguments: Any) -> Attachment:
 def _from_text(kind: str, text: str) -> tuple[str, dict[str, Any]]:
     try:
         return parse_spec(text)
-    except PluginConfigError:
+    except PluginConfigError as error:
         if any(entry.name == text.strip() for entry in catalog.entries(kind)):
             catalog.find(kind, text.strip())  # raises an error that explains why this name cannot be used
+        there = catalog.names(kind)
+        word, _, rest = re.sub(r"[(,]\s*", " ", text.strip(" )"), count=1).partition(" ")
+        near = others.alias(kind, word, there) if word else None
+        arguments = rest.strip() if "=" in rest else "key=value"
+        error.add_note(f"The {kind} are {', '.join(there)}. Write '{near or (there or ['name'])[0]}({arguments})'.")
         raise
 
 
@@ -139,7 +144,9 @@ def _from_mapping(kind: str, spec: Mapping[Any, Any]) -> tuple[str, dict[str, An
         if isinstance(name, str) and (config is None or isinstance(config, Mapping)):
             return name, {str(key): value for key, value in (config or {}).items()}
     raise PluginConfigError(
-        f"{dict(spec)!r} does not name one of the {kind}. Write {{'name': {{'key': value}}}}, with one name."
+        f"{dict(spec)!r} does not name one of the {kind}: {', '.join(catalog.names(kind))}. Write "
+        f"{{'name': {{'key': value}}}}, "
+        "with one name."
     )
 
 

@@ -52,6 +52,13 @@ class Accuracy(Mean):
 
     def values(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return whether each label is predicted."""
+        if outputs.dim() == 2 and outputs.shape[1] == 1 and targets.dim() == 1:
+            outputs = outputs.squeeze(1)
+        if targets.is_floating_point() and not ((targets >= 0) & (targets <= 1)).all():
+            raise ValueError(
+                f"The metric 'accuracy' was given targets of {targets.dtype} from {float(targets.min()):.3g} to "
+                f"{float(targets.max()):.3g}, which are not labels. Write metrics='mae' or 'mse' for numbers."
+            )
         if outputs.shape == targets.shape and (outputs.dim() < 2 or outputs.shape[1] == 1):
             return (outputs > 0) == (targets > 0.5)
         if outputs.shape == targets.shape:
