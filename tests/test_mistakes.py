@@ -6,6 +6,7 @@ mean grade of 2.7 of 3, and none at 0. A grade cannot be claimed: each part of a
 
 from __future__ import annotations
 
+import re
 import sys
 import warnings
 from pathlib import Path
@@ -65,3 +66,32 @@ def test_the_grades(capsys: pytest.CaptureFixture[str]) -> None:
             print(f"\n{len(grades)} mistakes {'of the list' if listed else 'beyond the list'}: mean grade {mean:.2f}")
         assert mean >= 2.7 and min(grades) > 0
         assert listed or len(grades) >= 130
+
+
+PAGE = Path(__file__).parents[1] / "docs/errors.md"
+#: The mistakes that are answered by the texts of docs/errors.md, in its order.
+QUOTED = """max_epochs= | duration=10 | precision='16-mixed' | Trainer.save | on_train_batch_end | Lightning's EarlyStopping
+device='cuda:1' | lr as text | an optimizer of another model | a LightningModule | a Dataset | (X, Y)
+a generator for several epochs | samples that cannot be counted | dict batches to a plain model | a model with two inputs
+the wrong width | uint8 inputs | images, channels last | labels out of range | float labels | (N, 1) and (N,) in MSE
+NLL of logits | BCE of logits | a tuple of outputs | a detached loss | a vector as loss | a .ckpt file
+a checkpoint of another model | load_state_dict(weights)"""
+
+
+def test_the_page_quotes_what_is_raised() -> None:
+    tables = PAGE.read_text().partition("## Accepted")[0]
+    texts = re.findall(r"^\| `(.*?)` \|", tables, re.MULTILINE)
+    names = re.split(r" \| |\n", QUOTED)
+    assert len(texts) == len(names)
+    answers = {each.name: each for each in ANSWERED}
+    for text, name in zip(texts, names, strict=True):
+        assert text in answers[name].answer(), (text, name)
+
+
+def test_the_program_of_the_page(capsys: pytest.CaptureFixture[str]) -> None:
+    (program,) = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+    exec(program, {})
+    first, second, note, accuracy = capsys.readouterr().out.splitlines()
+    assert first.startswith("Trainer has no argument max_epochs=2. Write duration='2ep'.")
+    assert "mat1 and mat2" in second and "float32 of shape (16, 8)" in note
+    assert 0 <= float(accuracy) <= 1
