@@ -301,9 +301,13 @@ def test_the_newest_by_its_file_and_a_folder_of_several() -> None:
     make(duration="2ep").fit()
     assert make("a", resume="ck/latest").fit().timestamp.batch == 9 and names("a") == ["ep3-ba9"]
     assert make(resume="ck/latest").fit().timestamp.batch == 9 and names() == ["ep1-ba3", "ep2-ba6", "ep3-ba9"]
-    with pytest.raises(CheckpointError, match=r"several checkpoints: ep1-ba3.*ck/ep3-ba9'.*resume='auto'"):
-        make("b", resume="ck")
-    for what in (True, False, 3, ""):
+    with pytest.warns(
+        UserWarning, match=r"resume='ck' is a folder of checkpoints.* its newest, 'ep3-ba9'.*ck/ep3-ba9'"
+    ):
+        assert make("b", resume="ck").fit().timestamp.batch == 9 and names("b") == ["ep3-ba9"]
+    with pytest.raises(CheckpointError, match=r"has no checkpoint 'ep7'; it has ep1-ba3.*resume='.*ep3-ba9'"):
+        make("b", resume="ck/ep7")
+    for what in (3, ""):
         with pytest.raises(TypeError, match=f"resume={what!r} is not a checkpoint\\. Give 'auto'"):
             make("b", resume=what)
 

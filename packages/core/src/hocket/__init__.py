@@ -102,7 +102,12 @@ def __getattr__(name: str) -> Any:
 
         return version("hocket")
     if name not in _PUBLIC:
-        raise AttributeError(f"module 'hocket' has no attribute '{name}'; it has {', '.join(__all__)}")
+        from hocket.help import attributes
+
+        there = f"module 'hocket' has no attribute '{name}'; it has {', '.join(__all__)}"
+        raise AttributeError(
+            there if name.startswith("_") else f"{there}. {attributes.instead('hocket', name, __all__)}".rstrip()
+        )
     module = _PUBLIC[name]
     try:
         value = getattr(importlib.import_module(module), name) if module else importlib.import_module(f"hocket.{name}")

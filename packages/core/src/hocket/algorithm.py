@@ -6,6 +6,7 @@ import enum
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from hocket.help.attributes import Named
 from hocket.hookspecs import Event
 
 if TYPE_CHECKING:
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from hocket.state import State
 
 
-class Phase(enum.IntEnum):
+class Phase(enum.IntEnum, metaclass=Named):
     """The order of algorithms on the same event: earlier phases act first.
 
     Example:
@@ -90,7 +91,9 @@ class Algorithm:
 
         Draw random numbers from ``state.generator(self)``, a private seeded generator that checkpoints save.
         """
-        raise NotImplementedError(f"{type(self).__name__} declares events but no apply(event, state)")
+        raise NotImplementedError(
+            f"{type(self).__name__} declares events but no apply(event, state). Define def apply(self, event, state)."
+        )
 
     def touches(self, model: nn.Module) -> Sequence[str]:
         """Return a readable line for each module that surgery on ``model`` would replace. Changes nothing."""

@@ -103,7 +103,8 @@ def _named(losses: Mapping[str, Any]) -> Loss:
         if not isinstance(value, Tensor) or value.dim():
             found = f"of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
             raise TypeError(
-                f"The loss named {name!r} is {found}. Named losses are scalar tensors; remove all other values."
+                f"The loss named {name!r} is {found}. Named losses are scalar tensors, which are added up. Remove "
+                f"{name!r}; to report a value write metrics='accuracy', or state.log({{{name!r}: value}}) in a callback."
             )
     if "total" not in losses:
         if "loss" in losses and len(losses) > 1:

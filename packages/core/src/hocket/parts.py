@@ -68,7 +68,10 @@ def resolve(
     several = {"algorithms": algorithms, "callbacks": callbacks, "loggers": loggers}
     for kind, given in several.items():
         if isinstance(given, str | Mapping) or not isinstance(given, Sequence):
-            raise TypeError(f"{kind}={given!r} should be a list, such as {kind}=[{given!r}].")
+            example = repr(given) if isinstance(given, str | Mapping) else repr(next(iter(catalog.names(kind)), "name"))
+            raise TypeError(
+                f"{kind}={given!r} should be a list of names, {{'name': {{…}}}} and instances, such as {kind}=[{example}]."
+            )
     attachments = [one["actions"], one["strategies"], one["precisions"]]
     for kind, given in several.items():
         attachments += _distinct([build(kind, item) for item in given])

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from hocket import display
+from hocket.help import attributes
 from hocket.history import History
 from hocket.time import Timestamp
 
@@ -80,6 +82,11 @@ class Best:
     path: str
     metric: str
     value: float
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            raise AttributeError(attributes.missing("Result", name, self), name=name, obj=self)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import nn
@@ -17,6 +17,8 @@ from hocket.data.checks import check_batches
 from hocket.data.several import prepared
 from hocket.devices import placement
 from hocket.distributed import comparison
+from hocket.help import attributes, failures
+from hocket.help.arguments import understood
 from hocket.hookspecs import Event
 from hocket.hookspecs.actions import Actions
 from hocket.optim.clipping import clip_gradients
@@ -57,6 +59,7 @@ class Runtime:
         ...     stepped = runtime.step(optimizer)
     """
 
+    @understood
     def __init__(
         self,
         *,
@@ -110,6 +113,7 @@ class Runtime:
 
     # --- set-up
 
+    @understood
     def setup(self, model: nn.Module, *optimizers: torch.optim.Optimizer) -> Any:
         """Prepare a model, and optimizers if given, for device, precision and strategy.
 
@@ -137,10 +141,12 @@ class Runtime:
         """Move the module to the device, unless the strategy moves it part by part."""
         return module if self.strategy.places else placement.move(module, self.device)
 
+    @understood
     def prepare(
         self, module: nn.Module, optimizers: Sequence[torch.optim.Optimizer]
     ) -> tuple[nn.Module, list[torch.optim.Optimizer]]:
         """Return a converted module and its optimizers, prepared by the strategy."""
+        _check_optimizers(optimizers)
         for optimizer in optimizers:
             self.bus.check_optimizer(optimizer)
         prepared = self.bus.prepare_model(module, self.precision)
@@ -264,8 +270,12 @@ class Runtime:
         else:
             mine, everyone = self._gradients.batch or (1.0, float(ranks))
         factor = self._gradients.loss_factor(mine, everyone, ranks)
-        with self.precision.backward_context():
-            self.bus.scale_loss(loss if factor == 1 else loss * factor).backward()
+        try:
+            with self.precision.backward_context():
+                self.bus.scale_loss(loss if factor == 1 else loss * factor).backward()
+        except Exception as error:
+            failures.explain_backward(error, loss)
+            raise
 
     def clip_gradients(
         self,
@@ -383,11 +393,25 @@ class Runtime:
         """Leave the process group. Called automatically when the Runtime is garbage-collected."""
         self.strategy.shutdown()
 
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            raise AttributeError(attributes.missing("Runtime", name, self), name=name, obj=self)
+
     def _sum(self, weight: float) -> float:
         if self.world_size == 1:
             return weight
         duplicates = self.world_size // self.strategy.data_ranks  # ranks with the same slice have the same weight
         return self.bus.all_reduce(torch.tensor(weight, dtype=torch.float64), "sum").item() / duplicates
+
+
+def _check_optimizers(given: Any) -> None:
+    for each in [given] if isinstance(given, torch.optim.Optimizer) or not isinstance(given, Sequence) else given:
+        if each is given or not isinstance(each, torch.optim.Optimizer):
+            raise TypeError(
+                f"setup was given {type(each).__name__} among the optimizers, which are torch.optim.Optimizer. Write "
+                "model, optimizer = runtime.setup(model, optimizer), and data = runtime.setup_data(loader)."
+            )
 
 
 def _check_own_loop(parts: Parts) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
+from hocket.help import attributes
 from hocket.history import Recorder
 from hocket.plugins.kinds import singular
 from hocket.time import Time, Timestamp
@@ -109,7 +110,7 @@ class State:
         self.loss_reduction: Literal["mean", "sum"] | None = None
 
         #: The latest evaluation results, as ``label/name``.
-        self.metrics: dict[str, float] = {}
+        self.metrics: dict[str, float] = attributes.Values()
         #: The label of the current evaluation set.
         self.eval_label: str | None = None
         #: The exception that is propagating out of fit, evaluate or predict.
@@ -228,6 +229,11 @@ class State:
             yield self.step
         finally:
             self.step = before
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            raise AttributeError(attributes.missing("State", name, self), name=name, obj=self)
 
     # --- time
 

@@ -156,11 +156,33 @@ def replace_modules(module: nn.Module, policies: Policies) -> list[Replacement]:
     return replacements
 
 
+def _check_policies(policies: Any) -> None:
+    """Raise TypeError unless policies are functions, or `Policy` objects, by class of module."""
+    example = "{torch.nn.ReLU: lambda old, index: torch.nn.GELU()}"
+    if not isinstance(policies, Mapping):
+        raise TypeError(
+            f"The policies are a {type(policies).__name__}, and should be a dict by class. Write {example}."
+        )
+    for kind, policy in policies.items():
+        if not isinstance(kind, type):
+            raise TypeError(
+                f"The policies have the key {kind!r}, and should be a dict by class of module. Write {example}."
+            )
+        build = policy.build if isinstance(policy, Policy) else policy
+        if not callable(build) or isinstance(build, nn.Module | type):
+            name = build.__name__ if isinstance(build, type) else type(build).__name__
+            raise TypeError(
+                f"The policy for {kind.__name__} is {name}, and should be a function of (module, index) that returns the "
+                f"replacement or None. Write {{torch.nn.{kind.__name__}: lambda old, index: {name}(…)}}."
+            )
+
+
 def _search(module: nn.Module, policies: Policies, found: Callable[..., bool]) -> list[nn.Module]:
     """Call ``found(name, child, container, policy, index)`` for matches; search those for which it returns False.
 
     Returns the modules whose children were searched.
     """
+    _check_policies(policies)
     normalised = {kind: policy if isinstance(policy, Policy) else Policy(policy) for kind, policy in policies.items()}
     indices: Counter[type[nn.Module]] = Counter()
     queue = deque([("", module)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 
 from hocket.data import batches
 from hocket.data.batches import Counts
+from hocket.help import names
 from hocket.losses import Loss, own_loss
 
 if TYPE_CHECKING:
@@ -40,11 +42,18 @@ class Task(nn.Module):
 
     def forward(self, batch: Batch) -> Any:
         """Return the outputs for a batch."""
-        raise NotImplementedError(f"{type(self).__name__} needs a forward(batch)")
+        raise NotImplementedError(
+            f"{type(self).__name__} needs a forward(batch). Define def forward(self, batch), which returns the "
+            "outputs for a batch."
+        )
 
     def loss(self, outputs: Any, batch: Batch) -> Tensor | tuple[Any, Any] | Mapping[str, Tensor] | Loss:
         """Return the loss of a batch: a scalar tensor, a dict of named scalar tensors (summed), or ``(value, weight)``."""
-        raise NotImplementedError(f"{type(self).__name__} needs a loss(outputs, batch)")
+        raise NotImplementedError(
+            f"{type(self).__name__} needs a loss(outputs, batch). Define def loss(self, outputs, batch), which "
+            "returns a scalar "
+            "tensor, such as torch.nn.functional.cross_entropy(outputs, batch[1])."
+        )
 
     def train_batch(self, batch: Batch, step: TaskSteps) -> None:
         """Train on a batch: step the optimizers, once or several times.
@@ -178,6 +187,12 @@ class Task(nn.Module):
             self._modules["model"] = module
 
     def __setattr__(self, name: str, value: Any) -> None:
+        if "_modules" not in self.__dict__:
+            raise AttributeError(
+                f"self.{name} of {type(self).__name__} is assigned before torch.nn.Module has set it up. Write "
+                "super().__init__() "
+                "as the first line of its __init__."
+            )
         if name == "model":  # torch would add a submodule of that name despite the property
             object.__setattr__(self, name, value)
         else:
@@ -265,6 +280,17 @@ class SupervisedTask(Task):
         self.network = module
 
 
+#: Methods in which models of other libraries compute their loss.
+_STEPS = {
+    "training_step": "Lightning", "train_step": "Keras", "shared_step": "Lightning", "training_epoch_end": "Lightning",
+    "compute_loss": "transformers", "validation_step": "Lightning",
+}  # fmt: skip
+
+
+def _has_loss(model: nn.Module) -> bool:
+    return isinstance(model, Task) and (type(model).loss is not Task.loss or model.owns_steps)
+
+
 def task_of(
     model: nn.Module,
     loss: Callable[[Any, Any], Any] | None,
@@ -273,6 +299,23 @@ def task_of(
     outputs: Any = None,
 ) -> Task:
     """Return a Task as it is, or one made of a module and a loss. Raises TypeError for arguments that a Task does not take."""
+    foreign = [name for name in _STEPS if hasattr(type(model), name)]
+    if foreign and (loss is None or isinstance(model, Task)) and not _has_loss(model):
+        raise TypeError(
+            f"{type(model).__name__} has {foreign[0]}(), which belongs to another library "
+            f"({names.library(model) or _STEPS[foreign[0]]}) "
+            "and is not called here. Write a hocket.Task with forward(self, batch) and loss(self, outputs, batch) "
+            "instead; a task "
+            "of several steps has train_batch(self, batch, step). Or give the inner torch.nn.Module and loss=."
+        )
+    never = [name for name in (*_STEPS, "test_step", "predict_step") if hasattr(type(model), name)]
+    if never and isinstance(model, Task):
+        warnings.warn(
+            f"{type(model).__name__} defines {', '.join(never)}, which hocket never calls. Define loss(outputs, "
+            "batch) and metrics(split), "
+            "or eval_forward(batch) for evaluation.",
+            stacklevel=4,
+        )
     if not isinstance(model, Task):
         return SupervisedTask(model, loss, inputs, targets, outputs)
     kind = type(model).__name__

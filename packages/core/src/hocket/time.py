@@ -45,6 +45,16 @@ _GRAMMAR = (
     "duration), or a time of d, h, m or min, s or sec; for example '10ep', '1000ba', '5e6sp', '2e9tok', '0.1dur', "
     "'90min', '1h30m'."
 )
+#: Words that people write for a unit.
+_WORDS = {
+    "ep": "e epoch epochs",
+    "ba": "b batch batches step steps iter iters iteration iterations it",
+    "sp": "sample samples example examples",
+    "tok": "t token tokens",
+    "min": "minute minutes mins",
+    "h": "hour hours hr hrs",
+    "s": "second seconds secs",
+}
 # The exponent is bounded so that '1e999999999tok' raises immediately instead of computing that power.
 _NUMBER = r"[0-9]+(?:_[0-9]+)*(?:\.[0-9]+)?(?:e[+-]?[0-9]{1,3})?"
 _COUNT = re.compile(rf"\s*({_NUMBER})\s*(ep|ba|sp|tok|dur)\s*", re.ASCII | re.IGNORECASE)
@@ -143,7 +153,13 @@ class Time:
                 f"'{number}sp' for samples, '{number}tok' for tokens, '{number}s' for seconds, or 'dur' for a fraction of "
                 "the total duration, as in '0.1dur'."
             )
-        raise TimeError(f"{text!r} is not a time. {_GRAMMAR}")
+        words = re.fullmatch(rf"\s*({_NUMBER})\s*[-_ ]?\s*([a-z]+)\s*", text, re.ASCII | re.IGNORECASE)
+        unit_text = next(
+            (unit for unit, others in _WORDS.items() if words and words[2].lower() in others.split()), None
+        )
+        raise TimeError(
+            f"{text!r} is not a time. {f'Write {words[1] + unit_text!r}. ' if words and unit_text else ''}{_GRAMMAR}"
+        )
 
     def __str__(self) -> str:
         number = repr(self.value)

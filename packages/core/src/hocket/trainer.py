@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -28,6 +28,8 @@ from hocket.data.training_iterator import TrainingIterator
 from hocket.devices import placement
 from hocket.distributed import comparison
 from hocket.distributed.agreement import ranks_of
+from hocket.help import attributes, first_loss
+from hocket.help.arguments import understood
 from hocket.losses import reduction_of
 from hocket.optim.learning_rate import make_schedules
 from hocket.optim.optimizers import make_optimizers
@@ -55,7 +57,7 @@ from hocket.training.windows import Windows
 if TYPE_CHECKING:
     from hocket.checkpoints.policy import Checkpoints
     from hocket.checkpoints.report import Report
-    from hocket.types import OptimizerLike, PluginLike, ScheduleLike
+    from hocket.types import LossLike, MetricsLike, OptimizerLike, PluginLike, ScheduleLike
 
 
 class Trainer:
@@ -66,22 +68,24 @@ class Trainer:
 
     Args:
         model: an `nn.Module` together with ``loss``, or a `hocket.Task`.
-        loss: ``(outputs, targets)`` to a scalar tensor, a dict of named ones, or ``(mean, weight)``; see `hocket.Loss`.
+        train_data: any iterable of batches that can be iterated every epoch. Each batch goes to one rank, as in PyTorch:
+            four ranks train on four batches at once. `hocket.data.Several` combines several loaders.
+        loss: ``(outputs, targets)`` to a scalar tensor, a dict of named ones, or ``(mean, weight)``; see `hocket.Loss`. Also
+            the name of a loss in `torch.nn.functional`, such as ``"cross_entropy"``, or a class such as ``nn.MSELoss``.
         loss_reduction: ``"sum"`` for a loss that is a sum over the batch. None for the declared reduction of the loss
             function, such as ``torch.nn.MSELoss(reduction="sum")``, else a mean. An assumed mean is checked where it matters.
         inputs, targets: their location in a batch: a name, an index or a function of the batch. None for
             ``(inputs, targets)``; from a mapping the model receives all values by name, and the loss the mapping itself.
         outputs: the location in the model's output of what loss, metrics and predictions get, in the same form, such as
             ``"logits"``; None for all of it. Without ``loss``, it applies to metrics only.
-        train_data: any iterable of batches that can be iterated every epoch. Each batch goes to one rank, as in PyTorch:
-            four ranks train on four batches at once. `hocket.data.Several` combines several loaders.
         global_batch: number of samples that all ranks together train on in one step (with ``accumulate``, in one of its
             batches). It replaces a DataLoader's ``batch_size``, and global batches are the same for any world size. If the
             batch size cannot be set (iterable data, custom batch samplers), the data has to yield batches of this size, which
             are divided.
         eval_data: one such iterable (labelled ``"eval"``), or several by label; `hocket.EvalSet` for sets with custom
             metrics or a custom interval.
-        metrics: evaluation metrics by name: objects with ``update``, ``compute`` and ``reset``, or a function that makes them.
+        metrics: evaluation metrics by name: objects with ``update``, ``compute`` and ``reset``, or a function that makes them;
+            or a list of such objects. ``"accuracy"``, ``"mae"`` and ``"mse"`` are known by these names.
         train_metrics: metrics over the training batches of each epoch, in the same form.
         optimizer: a function of the parameters (called after surgery), an optimizer, a name such as ``"adamw(lr=1e-3)"``, or
             several; None to ask the task.
@@ -108,8 +112,8 @@ class Trainer:
         seed: an int from 0 to 2**32 - 1 that makes the run reproducible, with private random number generators; None uses
             the global ones.
         deterministic: use only deterministic kernels during fit, evaluate and predict.
-        compile: ``True`` or the keyword arguments of `torch.compile`.
-        checkpoints: the folder and interval of checkpoints, from which a run can resume; see `hocket.Checkpoints`.
+        compile: ``True``, a mode of `torch.compile` such as ``"reduce-overhead"``, or its keyword arguments.
+        checkpoints: the folder of checkpoints, from which a run can resume, or `hocket.Checkpoints` with their interval.
         resume: the folder of a checkpoint to resume from, or ``"auto"`` for the newest valid one of ``checkpoints``, if any.
         run_name: the name of this run, and of its folder in ``folder``; None generates one. The folder belongs to this run
             only: a new run of the same name is refused, a resumed run continues its files.
@@ -140,20 +144,21 @@ class Trainer:
         20
     """
 
+    @understood
     def __init__(
         self,
-        *,
         model: nn.Module,
-        loss: Callable[[Any, Any], Any] | None = None,
+        train_data: Iterable[Any] | None = None,
+        *,
+        loss: LossLike | None = None,
         loss_reduction: Literal["mean", "sum"] | None = None,
         inputs: Any = None,
         targets: Any = None,
         outputs: Any = None,
-        train_data: Iterable[Any] | None = None,
         global_batch: int | None = None,
         eval_data: Iterable[Any] | EvalSet | Mapping[str, Iterable[Any] | EvalSet] | None = None,
-        metrics: Mapping[str, Any] | Callable[[], Mapping[str, Any]] | None = None,
-        train_metrics: Mapping[str, Any] | Callable[[], Mapping[str, Any]] | None = None,
+        metrics: MetricsLike | None = None,
+        train_metrics: MetricsLike | None = None,
         optimizer: OptimizerLike | None = None,
         schedule: ScheduleLike | None = None,
         schedule_every: str | Time = "1ba",
@@ -175,8 +180,8 @@ class Trainer:
         nonfinite: Policy = "raise",
         seed: int | None = None,
         deterministic: bool = False,
-        compile: bool | Mapping[str, Any] = False,
-        checkpoints: Checkpoints | None = None,
+        compile: bool | str | Mapping[str, Any] = False,
+        checkpoints: Checkpoints | str | Path | None = None,
         resume: str | Path | None = None,
         run_name: str | None = None,
         folder: str | Path = "runs",
@@ -312,14 +317,15 @@ class Trainer:
         """
         return self._plan
 
+    @understood
     def fit(
         self,
-        duration: str | Time | None = None,
-        *,
-        train_data: Iterable[Any] | None = None,
+        train_data: Iterable[Any] | str | Time | None = None,
         eval_data: Iterable[Any] | EvalSet | Mapping[str, Iterable[Any] | EvalSet] | None = None,
+        *,
+        duration: str | Time | None = None,
     ) -> Result:
-        """Train until the Trainer's duration is reached, or for ``duration`` more.
+        """Train until the Trainer's duration is reached, or for ``duration`` more, which may also be the first argument.
 
         A fit continues where the last one ended, also within an epoch, unless it is given new ``train_data``. Ctrl-C stops
         after the batch in progress, and the next fit continues from there; a second Ctrl-C interrupts immediately.
@@ -341,6 +347,8 @@ class Trainer:
             25
         """
         state = self.state
+        if isinstance(train_data, Time) or (isinstance(train_data, str) and not train_data[:1].isalpha()):
+            train_data, duration = None, train_data
         state.content.check_loaded()
         asked = {
             "fit(duration)": duration,
@@ -363,6 +371,7 @@ class Trainer:
                 if not state.progress.ready:
                     state.bus.log_hyperparameters(state, self.settings.hyperparameters(state.bus.attachments))
                     sanity_check(state, state.eval_sets, self.settings.sanity_eval, interruption.check)
+                first_loss.watch(state.task)
                 self._loop.run(interruption)
                 state.bus.after_fit(state)
                 state.bus.flush(state)
@@ -389,7 +398,7 @@ class Trainer:
         """
         state = self.state
         costs = {key: Cost(int(calls), *seconds) for key, (calls, *seconds) in state.bus.account.items()}
-        metrics = {**dict(state.history.latest("train/")), **state.metrics}
+        metrics = attributes.Values({**dict(state.history.latest("train/")), **state.metrics})
         names: Sequence[str] = ()
         best = None
         if self._checkpoints is not None:
@@ -406,11 +415,12 @@ class Trainer:
             best,
         )
 
+    @understood
     def evaluate(
         self,
         data: Iterable[Any] | EvalSet | Mapping[str, Iterable[Any] | EvalSet] | str | Path | None = None,
         *,
-        metrics: Mapping[str, Any] | Callable[[], Mapping[str, Any]] | None = None,
+        metrics: MetricsLike | None = None,
         checkpoint: str | Path | None = None,
     ) -> dict[str, float]:
         """Evaluate ``data``, or the Trainer's ``eval_data``, and return losses and metrics as ``label/name``.
@@ -456,6 +466,7 @@ class Trainer:
             state.bus.flush(state)
         return values
 
+    @understood
     def predict(self, data: Iterable[Any]) -> list[Any]:
         """Return the model's outputs for every batch of ``data``, on the CPU. Each of n ranks predicts every n-th batch.
 
@@ -493,6 +504,7 @@ class Trainer:
                     state.bus.predict_end(state)
         return by_own_names(state, state.bus.model_state(state.prepared))
 
+    @understood
     def load_weights(
         self,
         weights: str | Path | Mapping[str, Any],
@@ -534,6 +546,7 @@ class Trainer:
         """
         return self.state.content.state_dict()
 
+    @understood
     def load_state_dict(self, tree: Mapping[str, Any], strict: bool = True, ignore: Sequence[str] = ()) -> None:
         """Load a `state_dict` into a Trainer with the same arguments; see `hocket.checkpoints.content`.
 
@@ -577,6 +590,11 @@ class Trainer:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            raise AttributeError(attributes.missing("Trainer", name, self), name=name, obj=self)
 
     # --- internals
 

@@ -20,6 +20,7 @@ from hocket.checkpoints.signals import Signals
 from hocket.checkpoints.storage.store import Store
 from hocket.checkpoints.writing import Writer
 from hocket.distributed.agreement import ranks_of
+from hocket.help.arguments import understood
 from hocket.hookspecs import hookimpl
 from hocket.state import State
 from hocket.time import Interval
@@ -71,6 +72,7 @@ class Checkpoints(Callback):
     #: One instance may be given to several Trainers, one after another.
     begins_anew = True
 
+    @understood
     def __init__(
         self,
         folder: str | Path,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,6 +35,8 @@ def resume(state: State, where: str | Path, checkpoints: Checkpoints | None = No
         )
     ranks = ranks_of(state)
     own = None if checkpoints is None else checkpoints.store
+    if where != "auto":
+        where = _of_a_folder(where, ranks)
     if where == "auto":
         if checkpoints is None or own is None:
             raise ValueError(
@@ -94,9 +97,27 @@ def _named(store: Store, name: str, path: str) -> str:
     there = store.names()
     if name == LATEST and there:
         return there[-1]
-    if name not in there and (several := Store(path).names()):
+    if name not in there:
         raise CheckpointError(
-            f"{path} has several checkpoints: {', '.join(several)}. Pass one of them, such as resume='{path}/{several[-1]}'; "
-            f"or to continue in that folder from its newest, checkpoints=hocket.Checkpoints('{path}'), resume='auto'."
+            f"{store} has no checkpoint '{name}'; it has {', '.join(there) or 'none'}. Write resume="
+            + (f"'{store.folder}/{there[-1]}'." if there else "'auto' with checkpoints=, or None for a new run.")
         )
     return name
+
+
+def _of_a_folder(where: str | Path, ranks: Ranks) -> str | Path:
+    """Return the newest checkpoint of a folder of checkpoints, with a warning, and any other path unchanged."""
+    path = str(where).rstrip("/")
+    with seeding.preserved(devices=False):
+        folder, _, name = path.rpartition("/")
+        names = ranks.first(
+            lambda: [] if name == LATEST or name in Store(folder or ".").names() else Store(path).names()
+        )
+    if not names:
+        return where
+    warnings.warn(
+        f"resume={str(where)!r} is a folder of checkpoints; the run resumes from its newest, {names[-1]!r}. Write "
+        f"resume='{path}/{names[-1]}', or resume='auto' with checkpoints={path!r}.",
+        stacklevel=2,
+    )
+    return f"{path}/{names[-1]}"

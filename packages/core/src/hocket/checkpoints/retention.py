@@ -19,7 +19,9 @@ class Retention:
         if keep is not None and keep < 1:
             raise ValueError(f"keep={keep} keeps nothing to resume from; give 1 or more, or None for all.")
         if best is not None and (len(best) != 3 or best[1] not in ("max", "min") or best[2] < 1):
-            raise ValueError(f"best={best!r} should be like ('test/accuracy', 'max', 3).")
+            raise ValueError(
+                f"best={best!r} is not (metric, 'max' or 'min', number of checkpoints). Write best=('test/accuracy', 'max', 1)."
+            )
         self._keep, self._best = keep, best
 
     @property

@@ -103,7 +103,9 @@ def _read(path: Path) -> dict[str, Tensor]:
     try:
         kind = path.stat().st_mode
     except FileNotFoundError:
-        raise CheckpointError(f"There is no {path}.") from None
+        raise CheckpointError(
+            f"There is no {path} in {os.getcwd()}. Give a file or folder that exists, such as load_weights('model.pt')."
+        ) from None
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path}: it cannot be read: {getattr(error, 'strerror', None) or error}.") from None
     if not stat.S_ISDIR(kind):

@@ -119,7 +119,8 @@ def count(batch: Any) -> Counts:
         found = "none" if not sizes else f"sizes {sorted(sizes)}"
         raise ValueError(
             f"Cannot tell how many samples a batch of {type(batch).__name__} holds: its tensors and lists should agree on "
-            f"the size of dimension 0, found {found}. Define count(batch) in a hocket.Task."
+            f"the size of dimension 0, found {found}. Give inputs and targets as tensors with one entry for each "
+            "sample, or define count(batch) in a hocket.Task."
         )
     return Counts(sizes.pop(), _tokens(batch))
 

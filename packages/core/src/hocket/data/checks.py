@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -10,6 +11,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from hocket.data.adapters import serves_itself
 from hocket.data.several import MODES, Several
+from hocket.help import names
 
 
 def check_batches(data: Any, argument: str) -> None:
@@ -24,7 +26,8 @@ def check_batches(data: Any, argument: str) -> None:
     if isinstance(data, DataLoader) or serves_itself(data):
         return
     kind = type(data).__name__
-    wrap = f"Wrap it in a loader: {argument}=torch.utils.data.DataLoader"
+    _check_not_data(data, argument)
+    wrap = "Wrap it in a loader:"
     libraries = {base.__module__.partition(".")[0] for base in type(data).__mro__}
     if isinstance(data, Dataset) and not isinstance(data, IterableDataset):
         what = f"a data set ({kind}), which has samples and not batches"
@@ -32,8 +35,9 @@ def check_batches(data: Any, argument: str) -> None:
         what = f"a data set ({kind} of Hugging Face), which has samples and not batches"
     elif isinstance(data, torch.Tensor) or "numpy" in libraries:
         raise TypeError(
-            f"{argument} is one {kind}, and not batches. Give a loader: {argument}=torch.utils.data.DataLoader("
-            "TensorDataset(inputs, targets), batch_size=32), or [(inputs, targets)] for one batch."
+            f"{argument} is one {kind}, and not batches. Give a loader: "
+            f"{_given(argument, 'torch.utils.data.DataLoader(TensorDataset(inputs, targets), batch_size=32)')}, or "
+            "[(inputs, targets)] for one batch."
         )
     elif libraries & {"pandas", "polars", "pyarrow"}:
         raise TypeError(
@@ -49,9 +53,14 @@ def check_batches(data: Any, argument: str) -> None:
             f"hocket.data.Several({{{', '.join(f'{name!r}: …' for name in data)}}}, mode), with a mode of {modes}."
         )
     elif isinstance(data, Mapping | str | bytes):
+        found = f"{kind} {data!r}" if isinstance(data, str) and len(data) < 60 else kind
+        if isinstance(data, str) and data[:1].isdigit():
+            raise TypeError(
+                f"{argument} is the text {data!r}, and not an iterable of batches. Write a duration by name: duration={data!r}."
+            )
         raise TypeError(
-            f"{argument} is a {kind}, whose items are not batches. Give an iterable of batches, such as a DataLoader or a list "
-            "of batches."
+            f"{argument} is a {found}, whose items are not batches. Give an iterable of batches: "
+            f"{argument}=torch.utils.data.DataLoader(dataset, batch_size=32), or a list of batches, [(inputs, targets)]."
         )
     elif isinstance(data, list | tuple):
         _check_list(data, argument)
@@ -59,12 +68,60 @@ def check_batches(data: Any, argument: str) -> None:
     elif not hasattr(type(data), "__iter__"):
         if not hasattr(type(data), "__getitem__"):
             raise TypeError(
-                f"{argument} is {kind}, which cannot be iterated. Give an iterable of batches, such as a DataLoader."
+                f"{argument} is {kind}, which cannot be iterated. Give an iterable of batches: "
+                f"{_given(argument, 'torch.utils.data.DataLoader(dataset, batch_size=32)')}."
             )
         what = f"a data set ({kind}), which has samples and not batches"
     else:
         return
-    raise TypeError(f"{argument} is {what}. {wrap}(data, batch_size=32), or batch_size=None if its items are batches.")
+    loader = _given(argument, "torch.utils.data.DataLoader(data, batch_size=32)")
+    raise TypeError(f"{argument} is {what}. {wrap} {loader}, or batch_size=None if its items are batches.")
+
+
+def _given(argument: str, value: str) -> str:
+    """Return how to give a value for an argument, such as ``train_data`` or ``predict(data)``."""
+    call, _, inside = argument.partition("(")
+    return f"{call}({value})" if inside else f"{argument}={value}"
+
+
+def _check_not_data(data: Any, argument: str) -> None:
+    """Raise TypeError for a model, a number, a function or a data module in the place of data."""
+    kind = type(data).__name__
+    loader = _given(argument, "torch.utils.data.DataLoader(dataset, batch_size=32)")
+    what, write = "", ""
+    if isinstance(data, torch.nn.Module):
+        what = f"a model ({kind})"
+        write = "The model is an argument of the Trainer: hocket.Trainer(model, train_data).fit(). Write"
+    elif isinstance(data, torch.optim.Optimizer):
+        what, write = (
+            f"an optimizer ({kind})",
+            "Give it by name: hocket.Trainer(model, train_data, optimizer=optimizer). Write",
+        )
+    elif isinstance(data, range | enumerate):
+        what, write = f"{kind}, whose items are numbers", "Iterate over the loader itself:"
+    elif isinstance(data, bool):
+        what, write = repr(data), "Write"
+    elif isinstance(data, int | float):
+        what, write = (
+            f"the number {data!r}",
+            f"A duration has a unit: duration='{data}ep'. Data is an iterable of batches: write",
+        )
+    elif inspect.isroutine(data) or (isinstance(data, type) and not isinstance(data, Mapping)):
+        what = f"the {'class' if isinstance(data, type) else 'function'} {data.__name__}"
+        write = (
+            f"Call it: {argument}=list({data.__name__}(…)); or, to read batches anew in each epoch, give an object "
+            "whose __iter__ "
+            "does. Or write"
+        )
+    elif hasattr(data, "train_dataloader") or (hasattr(data, "train") and hasattr(data, "valid")):
+        what = f"a data module ({kind})"
+        write = "Give its loaders: train_data=module.train_dataloader(), eval_data=module.val_dataloader(). Or write"
+    elif names.library(data) and hasattr(data, "to_dict") and hasattr(data, "learning_rate"):
+        what, write = f"{kind} of {names.library(data)}", "Each setting is an argument of the Trainer. Write"
+    elif callable(data) and not hasattr(type(data), "__iter__") and not hasattr(type(data), "__getitem__"):
+        what, write = f"{kind}, a function", "A loss is given by name: loss=. Write"
+    if what:
+        raise TypeError(f"{argument} is {what}, and not an iterable of batches. {write} {loader}.")
 
 
 def _check_list(data: Any, argument: str) -> None:

@@ -20,9 +20,11 @@ class MPS(Device):
         return torch.backends.mps.is_available()
 
     def torch_device(self, local_rank: int) -> torch.device:
-        """Return the only device of the machine; raises ValueError for a second process."""
+        """Return the only device of the machine; raises ValueError without one, or for a second process."""
         if local_rank:
             raise ValueError("A machine has one mps device, so it runs one process. Pass device='cpu' for several.")
+        if not self.available():
+            raise ValueError("torch sees no Apple GPU on this machine. Pass device='cpu', or device='auto'.")
         return torch.device("mps")
 
     def memory(self) -> dict[str, float]:

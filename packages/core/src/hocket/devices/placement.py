@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
+from hocket.help import objects
+
 
 def check_model(model: nn.Module, device: Any, materializes: bool = False) -> None:
     """Raise TypeError or ValueError for a model that cannot be moved to its device; the message names the parameter."""
     if not isinstance(model, nn.Module):
-        raise TypeError(f"model={model!r} is {type(model).__name__}; give a torch.nn.Module or a hocket.Task.")
+        raise TypeError(
+            f"model={objects.short(model)} is {type(model).__name__}; give a torch.nn.Module or a hocket.Task. "
+            f"{_instead(model)}"
+        )
     places: dict[torch.device, str] = {}
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         places.setdefault(tensor.device, name)
@@ -34,6 +40,21 @@ def check_model(model: nn.Module, device: Any, materializes: bool = False) -> No
                     f"{kind}.{name} is on {place}, but the Trainer was given device='{device}'. Pass device='{place.type}', "
                     f"or move the model first: model.to('{device}')."
                 )
+
+
+def _instead(given: Any) -> str:
+    """Return what to write instead of something that is not a model."""
+    if isinstance(given, type) and issubclass(given, nn.Module):
+        return f"Write model={given.__name__}()."
+    if isinstance(given, Mapping):
+        return "Write trainer.load_weights(state_dict) after making the Trainer with the model."
+    if isinstance(given, list | tuple):
+        return "Write model=torch.nn.Sequential(*modules)."
+    if hasattr(given, "__iter__") and not isinstance(given, str):
+        return "The model comes first: hocket.Trainer(model, train_data)."
+    if isinstance(given, torch.optim.Optimizer):
+        return "Write the model first: setup(model, optimizer)."
+    return "Write model=Net(), for a class Net of torch.nn.Module."
 
 
 def move(task: Any, device: torch.device) -> Any:

@@ -9,15 +9,16 @@ To make the loop act, a listener calls ``state.request(Decision.STOP, reason=…
 from __future__ import annotations
 
 import enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from hocket.help.attributes import Named, unknown_member
 from hocket.hookspecs.markers import hookspec
 
 if TYPE_CHECKING:
     from hocket.state import State
 
 
-class Event(enum.Enum):
+class Event(enum.Enum, metaclass=Named):
     """The events of a run, in the order in which they happen. ``event.value`` is the name of its hook in `Events`.
 
     Example:
@@ -78,6 +79,10 @@ class Event(enum.Enum):
     # --- errors and clean-up
     EXCEPTION = "exception"
     CLOSE = "close"
+
+    @classmethod
+    def _missing_(cls, value: object) -> Any:
+        raise ValueError(unknown_member(cls, str(value)))
 
     @property
     def closes(self) -> str | None:

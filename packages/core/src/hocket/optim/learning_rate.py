@@ -257,8 +257,14 @@ def _make(given: Any, optimizer: Optimizer, every: Time, number: int) -> Learnin
     if callable(given) and not _is_scheduler(given):
         try:
             made = given(optimizer)
-        except (AttributeError, TypeError):  # a function of a clock, called with an optimizer
+        except (AttributeError, TypeError) as error:  # a function of a clock, called with an optimizer
             if not _takes_a_clock(given):
+                if isinstance(given, type) and issubclass(given, LRScheduler):
+                    raise TypeError(
+                        f"schedule={given.__name__} is a class that needs arguments: {error}. Give a function of "
+                        "the optimizer: "
+                        f"schedule=lambda optimizer: torch.optim.lr_scheduler.{given.__name__}(optimizer, …)."
+                    ) from None
                 raise
             return Scheduled(optimizer, given)
         if isinstance(made, int | float) and _takes_a_clock(given):
@@ -272,7 +278,8 @@ def _make(given: Any, optimizer: Optimizer, every: Time, number: int) -> Learnin
     if getattr(made, "optimizer", optimizer) is not optimizer:
         raise ValueError(
             f"The {type(made).__name__} belongs to another {type(made.optimizer).__name__} than the one used for training. "
-            "Make it from the same optimizer, or pass a function of the optimizer."
+            "Make it from the same optimizer, or pass a function of the optimizer: schedule=lambda optimizer: "
+            f"torch.optim.lr_scheduler.{type(made).__name__}(optimizer, …)."
         )
     if not has_state(made):
         warnings.warn(

@@ -10,6 +10,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from hocket import fast_paths
+from hocket.help.objects import short
 from hocket.plugins.spec import build
 from hocket.surgery import Replacement, update_optimizer
 from hocket.task import Task
@@ -32,6 +33,7 @@ def make_optimizers(given: Any, task: Task, replacements: Sequence[Replacement])
     """
     if given is None:
         given = task.configure_optimizers()
+        _check_configured(given)
     if given is None:
         return {}
     if isinstance(given, Mapping) and (modules := _named(given, task)):
@@ -63,6 +65,16 @@ def _named(given: Mapping[Any, Any], task: Task) -> dict[str, nn.Module]:
     if (not found and not several) or (len(found) == len(given) and all(type(name) is str for name in given)):
         return found
     missing = next(name for name in given if name not in found)
+    if (
+        type(given.get(kind := next((key for key in ("type", "name", "_target_", "class_path") if key in given), "")))
+        is str
+    ):
+        chosen = str(given[kind]).rpartition(".")[2].lower()
+        config = {key: value for key, value in given.items() if key != kind}
+        raise ValueError(
+            f"optimizer={dict(given)!r} has the key {kind!r}, and should have one key, the name of an optimizer, or those of "
+            f"submodules. Write optimizer={ {chosen: config}!r}."
+        )
     raise ValueError(
         f"optimizer={{{missing!r}: …}} names no submodule of {type(task.model).__name__}, which has "
         f"{', '.join(name for name, _ in task.model.named_children()) or 'none'}. An optimizer that is given by name and not "
@@ -98,16 +110,36 @@ def _make(given: Any, part: nn.Module, replacements: Sequence[Replacement]) -> O
     if isinstance(given, str | Mapping):
         made = build("optimizers", given, parameters).obj
     elif callable(given):
-        made = given(parameters)
+        try:
+            made = given(parameters)
+        except TypeError as error:
+            error.add_note(
+                "optimizer= is called with the list of parameters. Write optimizer=lambda parameters: "
+                "torch.optim.AdamW(parameters, lr=1e-3), or 'adamw(lr=1e-3)'."
+            )
+            raise
     else:
         made = given
     if not isinstance(made, Optimizer):
         raise TypeError(
-            f"optimizer={given!r} gave {type(made).__name__}, not a torch.optim.Optimizer. Pass a function of the "
+            f"optimizer={short(given)} gave {type(made).__name__}, not a torch.optim.Optimizer. Pass a function of the "
             "parameters, such as lambda parameters: torch.optim.AdamW(parameters, lr=1e-3), an optimizer, or a name such "
             "as 'adamw(lr=1e-3)'."
         )
     return made
+
+
+def _check_configured(given: Any) -> None:
+    """Raise TypeError for what Lightning's ``configure_optimizers`` may return."""
+    nested = isinstance(given, tuple | list) and any(isinstance(item, tuple | list) for item in given)
+    if nested or (isinstance(given, Mapping) and {"lr_scheduler", "optimizer"} & given.keys()):
+        raise TypeError(
+            "configure_optimizers() returned "
+            f"{'nested lists' if nested else 'a dict of ' + ', '.join(map(repr, given))}. It returns "
+            "an optimizer, a sequence of optimizers or a dict of optimizers by name, without schedules. Write "
+            "return optimizer, and "
+            "Trainer(schedule='cosine(warmup=0.05dur)')."
+        )
 
 
 def _check(optimizers: Sequence[Optimizer], task: Task) -> None:

@@ -18,14 +18,15 @@ from typing import TYPE_CHECKING, Any
 import pluggy
 
 from hocket.algorithm import Algorithm
+from hocket.help import names
 from hocket.hookspecs import SPECS, Actions, Event, Events, Loggers, PrecisionHooks, StrategyHooks
 from hocket.plugins.delivery import Delivery
 from hocket.plugins.errors import HookError
 from hocket.plugins.folding import all_despite_errors, all_of, finish, first_result, note, noted, origin_of, positional
 from hocket.plugins.order import by_option, check_combination, order
-from hocket.plugins.spec import Attachment
+from hocket.plugins.spec import HOOKS, Attachment
 
-_HOOKS = {hook for spec in SPECS for hook in vars(spec) if not hook.startswith("_")}
+_HOOKS = HOOKS
 _EVENTS = {event.value: event for event in Event}
 _ACTIONS = {name for name in vars(Actions) if not name.startswith("_")}
 #: Every listener of these events runs, even if another one raises.
@@ -305,6 +306,11 @@ def _implementations(attachment: Attachment) -> dict[str, Callable[..., Any]]:
                     else f"Algorithm '{attachment.name}' defines {name}(), a hook that algorithms do not implement. They may "
                     f"implement actions: {', '.join(sorted(_ACTIONS))}."
                 )
+        if unknown := [event for event in obj.events if not isinstance(event, Event)]:
+            raise HookError(
+                f"Algorithm '{attachment.name}' has {unknown[0]!r} in its `events`, which are members of hocket.Event. Write "
+                f"events = {{Event.{str(unknown[0]).upper()}}}, or another of {', '.join(Event.__members__)}."
+            )
         for event in sorted(obj.events, key=lambda event: event.value):
             found[event.value] = _listener(obj, event)
     return found
@@ -328,7 +334,8 @@ def _check_misspelt(attachment: Attachment, name: str) -> None:
     function = inspect.getattr_static(type(attachment.obj), name, None)
     if not inspect.isfunction(function) or function.__module__.partition(".")[0] in {"hocket", "builtins"}:
         return
-    near = difflib.get_close_matches(name, _HOOKS, 1, 0.8)
+    theirs = names.hook(name)
+    near = [theirs] if theirs in _HOOKS else difflib.get_close_matches(name, _HOOKS, 1, 0.8)
     looks_like_one = name.startswith(("on_", "before_", "after_")) or name.endswith(("_start", "_end"))
     if near or looks_like_one or hasattr(function, "hocket_impl"):
         hint = f"Did you mean '{near[0]}'?" if near else "`hocket plugins hooks` prints them all."

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import importlib_metadata
 
+from hocket.help import names as others
 from hocket.plugins import distributions, switches
 from hocket.plugins.distributions import Problem, normal
 from hocket.plugins.errors import AmbiguousPluginError, BrokenPluginError, PluginError, UnknownPluginError, summarize
@@ -332,11 +333,13 @@ def _unknown(kind: str, name: str, short: str) -> str:
     if short in known:
         return f"{what} installed. It comes with an extra; type: pip install 'hocket[{known[short]}]'."
     there = names(kind)
-    near = _near(short, [*there, *known])
+    if text := others.elsewhere(kind, short):
+        return f"{what}. {text}."
+    near = others.alias(kind, short, [*there, *known]) or _near(short, [*there, *known])
     if near in known and near not in there:
         return f"{what}. Did you mean '{near}'? It comes with an extra; type: pip install 'hocket[{known[near]}]'."
-    hint = f"Did you mean '{near}'?" if near else f"Installed: {', '.join(there) or 'none'}."
-    return f"{what}. {hint} `hocket plugins list --kind {kind}` lists them all."
+    hint = f"Did you mean '{near}'? Installed:" if near else "Write one of the installed:"
+    return f"{what}. {hint} {', '.join(there) or 'none'} (`hocket plugins list --kind {kind}`)."
 
 
 def _near(name: str, others: Iterable[str]) -> str | None:

@@ -12,9 +12,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from hocket.hookspecs import PrecisionHooks, PrecisionLike, StrategyHooks, StrategyLike
+from hocket.help import names as others
+from hocket.hookspecs import SPECS, PrecisionHooks, PrecisionLike, StrategyHooks, StrategyLike
 from hocket.plugins import catalog
 from hocket.plugins.errors import BrokenPluginError, PluginConfigError
+from hocket.plugins.kinds import misfit
 
 
 @dataclass(eq=False, slots=True)
@@ -51,6 +53,14 @@ def build(kind: str, spec: Any, *arguments: Any) -> Attachment:
     elif isinstance(spec, Mapping):
         name, config = _from_mapping(kind, spec)
     elif isinstance(spec, type):
+        _check_foreign(kind, spec)
+        if wrong := misfit(kind, spec):
+            near = others.alias(kind, spec.__name__, catalog.names(kind))
+            raise PluginConfigError(
+                f"{spec.__name__} is not one of the {kind}: {wrong}. Give a name such as "
+                f"'{near or (catalog.names(kind) or ['name'])[0]}', "
+                f"or a subclass of hocket.{catalog.singular(kind).capitalize()}."
+            )
         return _attachment(kind, spec, _make(kind, _name_of(kind, spec), spec, arguments, {}), {})
     else:
         _check_instance(kind, spec)
@@ -65,9 +75,14 @@ def build(kind: str, spec: Any, *arguments: Any) -> Attachment:
 def _from_text(kind: str, text: str) -> tuple[str, dict[str, Any]]:
     try:
         return parse_spec(text)
-    except PluginConfigError:
+    except PluginConfigError as error:
         if any(entry.name == text.strip() for entry in catalog.entries(kind)):
             catalog.find(kind, text.strip())  # raises an error that explains why this name cannot be used
+        there = catalog.names(kind)
+        word, _, rest = re.sub(r"[(,]\s*", " ", text.strip(" )"), count=1).partition(" ")
+        near = others.alias(kind, word, there) if word else None
+        arguments = rest.strip() if "=" in rest else "key=value"
+        error.add_note(f"The {kind} are {', '.join(there)}. Write '{near or (there or ['name'])[0]}({arguments})'.")
         raise
 
 
@@ -129,10 +144,14 @@ def _from_mapping(kind: str, spec: Mapping[Any, Any]) -> tuple[str, dict[str, An
         if isinstance(name, str) and (config is None or isinstance(config, Mapping)):
             return name, {str(key): value for key, value in (config or {}).items()}
     raise PluginConfigError(
-        f"{dict(spec)!r} does not name one of the {kind}. Write {{'name': {{'key': value}}}}, with one name."
+        f"{dict(spec)!r} does not name one of the {kind}: {', '.join(catalog.names(kind))}. Write "
+        f"{{'name': {{'key': value}}}}, "
+        "with one name."
     )
 
 
+#: The names of all hooks.
+HOOKS = frozenset(name for spec in SPECS for name in vars(spec) if not name.startswith("_"))
 #: The members that an instance of a kind must have.
 _CONTRACTS: dict[str, tuple[type, ...]] = {
     "strategies": (StrategyLike, StrategyHooks),
@@ -147,10 +166,13 @@ def _members(contracts: tuple[type, ...]) -> list[str]:
 
 def _check_instance(kind: str, obj: Any) -> None:
     if obj is None or isinstance(obj, bool | int | float | bytes | list | tuple | set):
+        there = catalog.names(kind)
+        near = others.alias(kind, str(obj), there) or (there or ["name"])[0]
         raise PluginConfigError(
-            f"{obj!r} is not one of the {kind}. Give a name such as '{(catalog.names(kind) or ['name'])[0]}', "
+            f"{obj!r} is not one of the {kind}, which are {', '.join(there)}. Give a name such as '{near}', "
             "{'name': {'key': value}}, or an instance."
         )
+    _check_foreign(kind, obj)
     if kind == "algorithms" and not (hasattr(obj, "apply") and hasattr(obj, "events")):
         raise PluginConfigError(
             f"{type(obj).__name__} is not an algorithm: it has no `events` and apply(event, state). Subclass hocket.Algorithm, "
@@ -168,6 +190,27 @@ def _check_instance(kind: str, obj: Any) -> None:
         )
     if kind in ("callbacks", "loggers") and hasattr(obj, "apply") and hasattr(obj, "events") and hasattr(obj, "phase"):
         raise PluginConfigError(f"{type(obj).__name__} is an algorithm; pass it in algorithms=[…].")
+
+
+def _check_foreign(kind: str, obj: Any) -> None:
+    """Raise PluginConfigError for a plug-in of another library, and for an object without any hook."""
+    cls = obj if isinstance(obj, type) else type(obj)
+    if any(base.__module__.partition(".")[0] == "hocket" for base in cls.__mro__):
+        return
+    if library := others.library(obj):
+        near = others.alias(kind, cls.__name__, catalog.names(kind))
+        instead = others.elsewhere(kind, cls.__name__) or (f"Write {near!r}" if near else "")
+        raise PluginConfigError(
+            f"{cls.__name__} is one of the {kind} of {library}, which hocket does not call. "
+            f"{instead or f'Write one of {chr(44).join(catalog.names(kind))}'}; or subclass "
+            f"hocket.{catalog.singular(kind).capitalize()}."
+        )
+    if kind in ("callbacks", "loggers") and not any(hasattr(obj, hook) for hook in HOOKS):
+        raise PluginConfigError(
+            f"{obj!r} is given in {kind}=, but implements no hook. Write a class: class "
+            f"Mine(hocket.{catalog.singular(kind).capitalize()}) "
+            "with methods such as batch_end(self, state) or epoch_end(self, state); `hocket plugins hooks` prints them all."
+        )
 
 
 def _attachment(kind: str, cls: type, obj: Any, config: Mapping[str, Any]) -> Attachment:
@@ -201,7 +244,8 @@ def _make(kind: str, name: str, cls: Any, arguments: tuple[Any, ...], config: Ma
     anything = any(p.kind is p.VAR_KEYWORD for p in parameters)
     for key in config:
         if key not in known and not anything:
-            near = difflib.get_close_matches(key, known, 1, 0.5)
+            theirs = others.argument(key, known)
+            near = [theirs] if theirs else difflib.get_close_matches(key, known, 1, 0.5)
             hint = f" Did you mean '{near[0]}'?" if near else ""
             raise PluginConfigError(
                 f"{what} has no argument '{key}'.{hint} Its signature is {name}{_readable(signature, arguments)}."
@@ -217,12 +261,17 @@ def _make(kind: str, name: str, cls: Any, arguments: tuple[Any, ...], config: Ma
         if key in hints and not _fits(value, hints[key]):
             raise PluginConfigError(
                 f"{what} was given {key}={value!r}, which is {type(value).__name__}; it should be "
-                f"{_type_name(hints[key])}. Its signature is {name}{_readable(signature, arguments)}."
+                f"{_type_name(hints[key])}. {_rewritten(key, value, hints[key])}Its signature is "
+                f"{name}{_readable(signature, arguments)}."
             )
     try:
         return cls(*arguments, **config)
     except (TypeError, ValueError) as error:
-        error.add_note(f"While instantiating {what} with {dict(config)!r}.")
+        error.add_note(
+            f"While instantiating {what} with {dict(config)!r}. Its signature is "
+            f"{name}{_readable(signature, arguments)}; write "
+            f"{{'{name}': {{…}}}} with other values."
+        )
         raise
     except Exception as error:
         raise BrokenPluginError(f"{what} cannot be instantiated: {type(error).__name__}: {error}.") from error
@@ -254,11 +303,26 @@ def _fits(value: Any, hint: Any) -> bool:
         return isinstance(value, int) and not isinstance(value, bool)
     if hint in (bool, str):
         return isinstance(value, hint)
+    if isinstance(value, str) and getattr(hint, "__module__", "") == "torch":
+        return False
     if hint is None or hint is type(None):
         return value is None
     if isinstance(hint, type) and hint.__module__.partition(".")[0] == "hocket":
         return isinstance(value, hint)  # so that 5 is not a Time
     return True
+
+
+def _rewritten(key: str, value: Any, hint: Any) -> str:
+    """Return what to write for a number given as text, as YAML reads 1e-3, or for a time without a unit; or empty."""
+    if not isinstance(value, str):
+        times = "Time" in str(hint) and isinstance(value, int | float)
+        return (
+            f"{value!r} has no unit: write {key}='{value}ba' for batches, or '{value}ep' for epochs. " if times else ""
+        )
+    try:
+        return f"Write {key}={float(value)!r}. "
+    except ValueError:
+        return ""
 
 
 def _type_name(hint: Any) -> str:

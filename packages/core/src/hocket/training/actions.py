@@ -12,6 +12,7 @@ from hocket.data import batches
 from hocket.data.batches import map_tensors, unpadded
 from hocket.data.windows import Window
 from hocket.distributed.dtensors import mesh_of
+from hocket.help import failures
 from hocket.losses import Apart, Loss, as_loss
 from hocket.optim.clipping import clip_gradients
 from hocket.state import State
@@ -60,16 +61,27 @@ class DefaultActions:
 
     def forward(self, state: State, batch: Batch) -> Any:
         """Call the prepared model in the precision's context."""
-        with state.bus.forward_context():
-            if state.step.optimizers is None:
-                return state.prepared(batch)
-            deferred = state.step.boundary is not None
-            return state.bus.call_prepared(state.prepared, state.task, (batch,), state.trained_parameters(), deferred)
+        try:
+            with state.bus.forward_context():
+                if state.step.optimizers is None:
+                    return state.prepared(batch)
+                deferred = state.step.boundary is not None
+                return state.bus.call_prepared(
+                    state.prepared, state.task, (batch,), state.trained_parameters(), deferred
+                )
+        except Exception as error:
+            failures.explain(error, "forward", state.task, batch)
+            raise
 
     def loss(self, state: State, outputs: Any, batch: Batch) -> Loss:
         """Compute the task's loss in the precision's context."""
         with state.bus.forward_context():
-            return as_loss(state.task.loss(outputs, batch))
+            try:
+                returned = state.task.loss(outputs, batch)
+            except Exception as error:
+                failures.explain(error, "loss", state.task, batch, outputs)
+                raise
+            return as_loss(returned)
 
     def backward(self, state: State, loss: torch.Tensor) -> bool:
         """Backpropagate the loss, scaled by the precision."""
@@ -79,8 +91,9 @@ class DefaultActions:
                 state.bus.scale_loss(loss).backward()
             else:
                 state.bus.scale_loss(loss).backward(inputs=step.inputs, retain_graph=step.retain_graph)
-        except RuntimeError:
+        except RuntimeError as error:
             if loss.requires_grad:
+                failures.explain(error, "backward", state.task, step.batch, step.outputs)
                 raise
             raise ValueError(
                 "The loss has no gradient. Return the tensor that was computed from the model's outputs, without .detach(), "
@@ -118,8 +131,12 @@ class DefaultActions:
 
     def eval_forward(self, state: State, batch: Batch) -> Any:
         """Call the task's ``eval_forward`` in the precision's context."""
-        with state.bus.forward_context():
-            return state.task.eval_forward(batch)
+        try:
+            with state.bus.forward_context():
+                return state.task.eval_forward(batch)
+        except Exception as error:
+            failures.explain(error, "forward", state.task, batch)
+            raise
 
     def update_metric(self, state: State, metric: Any, outputs: Any, batch: Batch) -> bool:
         """Call the task's ``update_metric``, which chooses the metric's inputs."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -14,6 +14,7 @@ from hocket.data.batches import unpadded
 from hocket.data.several import prepared
 from hocket.data.source import Source, limited, one_epoch
 from hocket.data.training_iterator import iterates_once
+from hocket.help.arguments import understood
 from hocket.losses import Loss
 from hocket.state import State
 from hocket.time import Interval
@@ -22,6 +23,9 @@ from hocket.training.means import on_device
 from hocket.training.metrics import MetricSet
 from hocket.training.modes import eval_mode
 from hocket.training.step import count
+
+if TYPE_CHECKING:
+    from hocket.types import MetricsLike
 
 
 class EvalSet:
@@ -43,10 +47,11 @@ class EvalSet:
         ['train-subset/loss', 'validation/loss']
     """
 
+    @understood
     def __init__(
         self,
         data: Iterable[Any],
-        metrics: Mapping[str, Any] | Callable[[], Mapping[str, Any]] | None = None,
+        metrics: MetricsLike | None = None,
         every: str | Interval | None = None,
     ) -> None:
         self.data = data

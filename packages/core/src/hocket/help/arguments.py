@@ -1,0 +1,143 @@
+"""Arguments of other libraries: what to write here instead. Arguments whose meaning is plain are converted."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import inspect
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ParamSpec, TypeVar
+
+import torch
+from torch.utils.data import DataLoader
+
+from hocket.help import names, objects
+from hocket.time import Time
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+#: The signatures of decorated functions by qualified name.
+_SIGNATURES: dict[str, inspect.Signature] = {}
+
+
+def understood(function: Callable[P, R]) -> Callable[P, R]:
+    """Decorate a function of the public interface: explain arguments of other libraries, and convert plain ones.
+
+    Raises TypeError for an argument that does not exist, is missing or is one too many; the message says what to write.
+    """
+    signature = _SIGNATURES[function.__qualname__] = inspect.signature(function)
+    conversions = {name: convert for name, convert in objects.CONVERSIONS.items() if name in signature.parameters}
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            bound = signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise TypeError(_explain(function, signature, args, kwargs) or str(error)) from None
+        for name, value in bound.arguments.items():
+            if name in conversions:
+                bound.arguments[name] = conversions[name](value, bound.arguments)
+        return function(*bound.args, **bound.kwargs)
+
+    return call
+
+
+def _explain(function: Any, signature: inspect.Signature, args: Any, kwargs: Mapping[str, Any]) -> str:
+    """Return what is wrong with a call and what to write, or empty if it is not known."""
+    owner, _, method = function.__qualname__.rpartition(".")
+    what = owner if method == "__init__" else f"{owner}.{method}"
+    known = {name: each for name, each in signature.parameters.items() if name != "self"}
+    if unknown := [name for name in kwargs if name not in known]:
+        return " ".join(_unknown(what, known, name, kwargs[name]) for name in unknown)
+    positional = [name for name, each in known.items() if each.kind is not each.KEYWORD_ONLY]
+    given = args[1:]  # without self
+    if len(given) > len(positional):
+        roles = [name for name in map(_role, given[len(positional) :]) if name in known]
+        if text := names.listed(method, "attributes", owner):
+            write = text
+        elif any(isinstance(each, torch.nn.Module) for each in given) and "model" not in known:
+            write = f"trainer.{method}(data): the Trainer has its model already"
+            write = write if "data" in known else "hocket.Runtime(device='cpu'), and then model = runtime.setup(model)"
+        else:
+            write = f"{what}({', '.join(f'{name}=…' for name in [*positional, *roles] or list(known)[:2])})"
+        return (
+            f"{what} takes {_words(positional)} by position, and was given {len(given)} values: "
+            f"{', '.join(objects.short(each) for each in given)}. Give the others by name. Write {write}."
+        )
+    if twice := [name for name in positional[: len(given)] if name in kwargs]:
+        here = objects.short(given[positional.index(twice[0])])
+        return f"{what} was given {twice[0]} twice, {here} and by name. Write each by its name: {twice[0]}=…, duration='10ep'."
+    missing = [
+        n for n, each in known.items() if each.default is each.empty and n not in (*kwargs, *positional[: len(given)])
+    ]
+    if missing:
+        about = _about(missing[0])
+        return f"{what} was not given {missing[0]}{f' ({about})' if about else ''}. Write {what}({missing[0]}=…)."
+    return ""
+
+
+def _unknown(what: str, known: Mapping[str, Any], name: str, value: Any) -> str:
+    given = f"{what} has no argument {name}={objects.short(value)}."
+    trainer = _SIGNATURES.get("Trainer.__init__")
+    if trainer is not None and name in trainer.parameters:
+        return f"{given} It is one of the Trainer: write hocket.Trainer({name}=…). Here the arguments are {', '.join(known)}."
+    tables = [("arguments", what), ("arguments", "Trainer")]
+    instead = next((text for each in tables if (text := names.listed(name, *each))), None)
+    spelt = difflib.get_close_matches(name, known, 1, 0.7)
+    if instead is None and not spelt:
+        instead = next((text for each in tables if (text := names.listed(name, *each, near=True))), None)
+    there = "" if what == "Trainer" else f" Its arguments are {', '.join(known)}."
+    if instead is not None:
+        text = instead.format(_Shown(value), name=name)
+        target = text.partition("=")[0]
+        where = "" if target in known or trainer is None or target not in trainer.parameters else "in the Trainer "
+        return f"{given} Write {where}{text}.{_about_it(target)}{there}"
+    if spelt:
+        return f"{given} Did you mean {spelt[0]}? Write {spelt[0]}={objects.short(value)}.{_about_it(spelt[0])}{there}"
+    return f"{given} Its arguments are {', '.join(known)}. Remove {name}, or write one of them."
+
+
+def _about_it(argument: str) -> str:
+    about = _about(argument)
+    return f" {argument}: {about}." if about else ""
+
+
+def _about(argument: str) -> str:
+    """Return the first sentence of the Trainer's documentation of an argument, or empty."""
+    trainer = getattr(sys.modules.get("hocket.trainer"), "Trainer", None)
+    for listed, text in re.findall(r"^    ([\w, ]+): ((?:.|\n     )*)", inspect.getdoc(trainer) or "", re.MULTILINE):
+        if argument in listed.split(", "):
+            return " ".join(text.split()).partition(". ")[0].rstrip(".").replace("``", "")
+    return ""
+
+
+def _role(value: Any) -> str:
+    """Return the argument that a value given by position is probably meant for."""
+    if isinstance(value, torch.optim.Optimizer):
+        return "optimizer"
+    if isinstance(value, DataLoader):
+        return "eval_data"
+    if isinstance(value, str | Time):
+        return "duration"
+    return "loss" if callable(value) else "eval_data" if hasattr(value, "__iter__") else "name"
+
+
+def _words(listed: Sequence[str]) -> str:
+    return " and ".join(listed) if listed else "no argument"
+
+
+class _Shown:
+    """A value within a suggestion: itself if that is short, else an ellipsis."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    def __repr__(self) -> str:
+        plain = isinstance(self._value, str | int | float)
+        return repr(self._value) if plain else objects.short(self._value) if callable(self._value) else "…"
+
+    def __str__(self) -> str:
+        return self._value if isinstance(self._value, str) else repr(self)

@@ -1,0 +1,439 @@
+"""Causes of exceptions in a model and its loss, found by torch's message and the tensors, and what to write instead."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from hocket.data import batches
+from hocket.help import names
+from hocket.task import SupervisedTask, Task
+
+
+class Failure:
+    """An exception in the forward pass, the loss or the backward pass of a batch."""
+
+    def __init__(self, error: BaseException, where: str, task: Task, batch: Any, outputs: Any = None) -> None:
+        self.text = str(error)
+        self.error, self.where, self.task, self.batch, self.outputs = error, where, task, batch, outputs
+        self.network = task.model
+        #: The function of torch.nn.functional that raised it, or empty.
+        self.function = _function(error)
+
+    def parts(self) -> dict[str, Any]:
+        """Return inputs, outputs and targets as far as they are known."""
+        found: dict[str, Any] = {}
+        supervised = self.task if isinstance(self.task, SupervisedTask) else None
+        if supervised is None or (isinstance(self.batch, Mapping) and supervised.inputs is None):
+            found["batch"] = self.batch
+        else:
+            with suppress(Exception):
+                found["inputs"] = self.inputs
+        if self.where != "forward":
+            found["outputs"] = self.outputs
+            if supervised is not None and "batch" not in found:
+                with suppress(Exception):
+                    found["targets"] = supervised.targets_of(self.batch)
+        return found or {"batch": self.batch}
+
+    @property
+    def inputs(self) -> Any:
+        """The inputs of the model in the batch."""
+        task = self.task
+        if isinstance(task, SupervisedTask) and task.inputs is not None:
+            return batches.part(self.batch, task.inputs)
+        return self.batch[0] if isinstance(self.batch, tuple | list) else self.batch
+
+    @property
+    def targets(self) -> Any:
+        """The targets in the batch, or None."""
+        with suppress(Exception):
+            return self.task.targets_of(self.batch) if isinstance(self.task, SupervisedTask) else self.batch[1]
+        return None
+
+
+def _function(error: BaseException) -> str:
+    """Return the name of the function of torch.nn.functional in which an exception was raised, or empty."""
+    found, trace = "", error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_globals.get("__name__") == F.__name__:
+            found = trace.tb_frame.f_code.co_name
+        trace = trace.tb_next
+    return found
+
+
+#: Tells a cause and its remedy, or returns empty where they do not apply.
+Cause = Callable[[Failure], str]
+
+# --- causes: each returns one or two sentences, or empty where it does not apply
+
+
+def _width(failure: Failure) -> str:
+    sizes = re.search(r"\((\d+)x(\d+) and (\d+)x(\d+)\)", failure.text)
+    if sizes is None:
+        return ""
+    given, taken = int(sizes[2]), int(sizes[3])
+    inputs = failure.inputs
+    flat = isinstance(inputs, Tensor) and inputs.dim() > 2 and inputs[0].numel() == taken
+    if flat:
+        return (
+            f"A Linear layer takes {taken} features, which each sample has in several dimensions: begin with "
+            "torch.nn.Flatten()."
+        )
+    return (
+        f"A Linear layer takes {taken} features in the last dimension and was given {given}. Write "
+        f"torch.nn.Linear({given}, …), or "
+        f"give inputs with {taken} features."
+    )
+
+
+def _dtype(failure: Failure) -> str:
+    inputs = failure.inputs
+    if not isinstance(inputs, Tensor):
+        return _not_tensor(failure)
+    parameter = next(iter(failure.network.parameters()), None)
+    if parameter is None or parameter.dtype == inputs.dtype:
+        return ""
+    wanted = str(parameter.dtype).removeprefix("torch.")
+    convert = "inputs.float() / 255" if inputs.dtype is torch.uint8 else f"inputs.to({parameter.dtype})"
+    return (
+        f"The inputs are {str(inputs.dtype).removeprefix('torch.')} and the model's weights {wanted}. Give {wanted}: write "
+        f"{convert} in the data set or the collate_fn."
+    )
+
+
+def _channels(failure: Failure) -> str:
+    found = re.search(r"weight of size \[(\d+), (\d+).*expected input\[(.*?)\] to have (\d+) channels", failure.text)
+    if found is None:
+        return ""
+    sizes, wanted = [int(size) for size in found[3].split(",")], int(found[4])
+    if len(sizes) == 3:
+        given = "give inputs of three dimensions: inputs.unsqueeze(1)"
+        if isinstance(failure.inputs, Tensor) and failure.inputs.dim() == 3 and sizes[-1] == wanted:
+            given = "write inputs.transpose(1, 2) in the data set or the model"
+        return f"A Conv1d takes {wanted} channels in inputs of shape (samples, channels, length); {given}."
+    if sizes[-1] == wanted:
+        return (
+            f"Images are (samples, channels, height, width) in torch, and these have {wanted} channels in the last dimension. "
+            "Write images.permute(0, 3, 1, 2) in the data set or the model."
+        )
+    return (
+        f"The layer takes {wanted} channels and was given {sizes[1]}. Write torch.nn.Conv2d({sizes[1]}, …), or convert "
+        "the images."
+    )
+
+
+def _dimensions(failure: Failure) -> str:
+    return (
+        "A convolution takes images of shape (samples, channels, height, width). Write images.unsqueeze(1) for images "
+        "without a dimension of channels, or images.reshape(-1, 1, height, width)."
+    )
+
+
+def _arguments(failure: Failure) -> str:
+    batch = failure.batch
+    if isinstance(failure.task, SupervisedTask):
+        if isinstance(batch, Mapping) and failure.task.inputs is None:
+            keys = [str(key) for key in batch]
+            return (
+                f"From a dict the model gets all of {', '.join(map(repr, keys))} by name, and its forward should accept those "
+                f"names. Write Trainer(inputs={keys[0]!r}, targets={keys[-1]!r}) to give it one of them."
+            )
+        return (
+            "The model gets batch[0] alone. For a model with several inputs, yield dicts whose keys are the names of the "
+            "arguments of forward, with targets='label' in the Trainer; or write a hocket.Task with forward(self, batch)."
+        )
+    return "The forward of a hocket.Task gets the whole batch: def forward(self, batch), and loss gets (self, outputs, batch)."
+
+
+def _part(failure: Failure) -> str:
+    keys = list(failure.batch) if isinstance(failure.batch, Mapping) else [0]
+    return f"Write inputs={keys[0]!r} and targets={keys[-1]!r} in the Trainer, for instance."
+
+
+def _not_tensor(failure: Failure) -> str:
+    inputs = failure.inputs
+    if isinstance(inputs, Tensor):
+        return ""
+    if type(inputs).__module__ == "numpy":
+        return (
+            "The model was given a NumPy array. Write torch.from_numpy(inputs).float(), or a DataLoader, which makes "
+            "tensors."
+        )
+    what = (
+        "text" if isinstance(inputs, list | tuple) and inputs and isinstance(inputs[0], str) else type(inputs).__name__
+    )
+    return (
+        f"The model was given {what}, and its layers take tensors. Convert samples in the data set or in collate_fn= of the "
+        "DataLoader, such as torch.tensor(token_ids)."
+    )
+
+
+def _tuple(failure: Failure) -> str:
+    if isinstance(failure.outputs, tuple | list):
+        return (
+            f"The model returned {len(failure.outputs)} values, and the loss takes one tensor. Write loss=lambda "
+            "outputs, targets: "
+            "cross_entropy(outputs[0], targets), or return one tensor from forward."
+        )
+    if isinstance(failure.outputs, Mapping):
+        key = next(iter(failure.outputs), "logits")
+        return (
+            f"The model returned a dict. Write loss=lambda outputs, targets: cross_entropy(outputs[{key!r}], targets)."
+        )
+    if failure.outputs is None:
+        return "The model returned None, and the loss takes a tensor. Write a return statement at the end of forward."
+    if isinstance(failure.batch, Mapping) and isinstance(failure.task, SupervisedTask) and failure.task.targets is None:
+        keys = [str(key) for key in failure.batch]
+        return (
+            f"From a dict the loss gets the whole batch. Write Trainer(targets={keys[-1]!r}) to give it one of "
+            f"{', '.join(map(repr, keys))}."
+        )
+    if failure.where == "loss" and "targets" in failure.parts() and not isinstance(failure.targets, Tensor | Mapping):
+        return (
+            "The loss takes targets as a tensor. Write torch.tensor(labels) in the data set or the collate_fn of the "
+            "DataLoader."
+        )
+    return ""
+
+
+_ORDER = (
+    "A loss is called with (outputs, targets), in this order. Write loss=lambda outputs, targets: …, or def loss(outputs, "
+    "targets)."
+)
+
+
+def _order(failure: Failure) -> str:
+    outputs = failure.outputs
+    swapped = (
+        isinstance(outputs, Tensor)
+        and outputs.is_floating_point()
+        and failure.function in ("cross_entropy", "nll_loss")
+    )
+    return _ORDER if swapped else ""
+
+
+def _loss_arguments(failure: Failure) -> str:
+    if isinstance(failure.task, SupervisedTask):
+        return _ORDER
+    return "The loss of a hocket.Task gets (self, outputs, batch): write def loss(self, outputs, batch)."
+
+
+def _class_labels(failure: Failure) -> str:
+    outputs, targets = failure.outputs, failure.targets
+    if not isinstance(outputs, Tensor) or not isinstance(targets, Tensor):
+        return ""
+    if failure.function not in ("cross_entropy", "nll_loss", ""):
+        return ""
+    if outputs.dim() > 2 and targets.shape == outputs.shape[:-1]:
+        return "cross_entropy takes outputs of shape (samples, classes, length). Write outputs.transpose(1, 2) before the loss."
+    if outputs.dim() > 1 and outputs.dtype is torch.int64:
+        return _ORDER
+    classes = outputs.shape[1] if outputs.dim() > 1 else 0
+    indices = f"class indices, int64 of shape ({outputs.shape[0]},), from 0 to {classes - 1}"
+    wanted = f"Labels of cross_entropy and nll_loss are {indices}"
+    if targets.dim() == 2 and targets.shape[1] == 1:
+        return f"{wanted}. Write targets.squeeze(1)" + ("." if not targets.is_floating_point() else ".long().")
+    if targets.shape == outputs.shape:
+        return f"{wanted}, or probabilities in floating point. Write targets.argmax(1) for one-hot labels, or targets.float()."
+    if targets.is_floating_point() or targets.dtype is not torch.int64:
+        return (
+            f"{wanted}. Write targets.long() in the data set; for regression write loss=torch.nn.functional.mse_loss."
+        )
+    return f"{wanted}."
+
+
+def _out_of_range(failure: Failure) -> str:
+    outputs, targets = failure.outputs, failure.targets
+    if not isinstance(outputs, Tensor) or not isinstance(targets, Tensor) or outputs.dim() < 2:
+        return ""
+    classes, low, high = outputs.shape[1], int(targets.min()), int(targets.max())
+    if low < 0 or (low == 1 and high == classes):
+        shift = f"targets {'+' if low < 0 else '-'} {abs(low)}"
+        write = f"Write {shift} in the data set{', or ignore_index=' + str(low) if low < 0 else ''}."
+        return f"The model has {classes} outputs, so labels are 0 to {classes - 1}; these are {low} to {high}. {write}"
+    return (
+        f"The model has {classes} outputs, so labels are 0 to {classes - 1}; these are {low} to {high}. For {high + 1} "
+        f"classes, end the model with torch.nn.Linear(…, {high + 1})."
+    )
+
+
+def _tokens(failure: Failure) -> str:
+    table = next((module for module in failure.network.modules() if isinstance(module, nn.Embedding)), None)
+    values = [each for each in _tensors(failure.batch) if not each.is_floating_point() and each.numel()]
+    if table is None or not values:
+        return ""
+    high = max(int(each.max()) for each in values)
+    larger = (
+        f"Write torch.nn.Embedding({high + 1}, …), or check the tokenizer."
+        if high >= table.num_embeddings
+        else "Write inputs.clamp(min=0), or another padding index, in the data set."
+    )
+    return (
+        f"An Embedding of {table.num_embeddings} entries takes indices from 0 to {table.num_embeddings - 1}, and the batch has "
+        f"{min(int(each.min()) for each in values)} to {high}. {larger}"
+    )
+
+
+def _indices(failure: Failure) -> str:
+    return "An Embedding takes indices, integers of dtype int64. Write inputs.long() in the data set."
+
+
+def _reshape(failure: Failure) -> str:
+    return "A reshape or view in the model has sizes that this batch does not. Write x.reshape(len(x), -1), or x.flatten(1)."
+
+
+def _class_weights(failure: Failure) -> str:
+    outputs = failure.outputs
+    classes = outputs.shape[1] if isinstance(outputs, Tensor) and outputs.dim() > 1 else 1
+    return (
+        f"The class weights of the loss need one entry for each of the {classes} classes: weight=torch.ones({classes})."
+    )
+
+
+def _probabilities(failure: Failure) -> str:
+    return (
+        "binary_cross_entropy takes probabilities from 0 to 1. Write "
+        "loss=torch.nn.functional.binary_cross_entropy_with_logits, "
+        "or end the model with torch.nn.Sigmoid(); labels are 0.0 to 1.0 too."
+    )
+
+
+def _sizes(failure: Failure) -> str:
+    outputs, targets = failure.outputs, failure.targets
+    if not isinstance(outputs, Tensor) or not isinstance(targets, Tensor):
+        return ""
+    shapes = f"{tuple(outputs.shape)} and the targets {tuple(targets.shape)}"
+    given = f"The outputs have the shape {shapes}; this loss takes equal shapes."
+    if outputs.dim() == targets.dim() + 1 and outputs.shape[-1] == 1:
+        return f"{given} Write outputs.squeeze(1) at the end of the model, or targets.unsqueeze(1) in the data."
+    if outputs.dim() == 2 and targets.dim() == 1 and not targets.is_floating_point():
+        return f"{given} For class labels write loss=torch.nn.functional.cross_entropy."
+    return f"{given} Write targets.reshape(outputs.shape) if they hold the same numbers, or change the last layer of the model."
+
+
+def _float_targets(failure: Failure) -> str:
+    outputs, targets = failure.outputs, failure.targets
+    if not isinstance(targets, Tensor) or not isinstance(outputs, Tensor) or targets.dtype == outputs.dtype:
+        return ""
+    return (
+        f"The targets are {str(targets.dtype).removeprefix('torch.')} and the outputs "
+        f"{str(outputs.dtype).removeprefix('torch.')}; this "
+        "loss takes one dtype. Write targets.float() in the data set; for class labels write "
+        "loss=torch.nn.functional.cross_entropy."
+    )
+
+
+def _no_targets(failure: Failure) -> str:
+    batch, task = failure.batch, failure.task
+    lone = isinstance(batch, Tensor) or (isinstance(batch, tuple | list) and len(batch) < 2)
+    if not lone or (isinstance(task, SupervisedTask) and task.targets is not None):
+        return ""
+    return (
+        f"The loss takes targets, and the batch, a {type(batch).__name__}, has none. Give batches (inputs, "
+        "targets), or targets= a name "
+        "or function; without labels use trainer.predict(data), or a hocket.Task whose loss needs none."
+    )
+
+
+def _batch_norm(failure: Failure) -> str:
+    return (
+        "BatchNorm needs more than one sample in train mode. Write DataLoader(…, drop_last=True), or a batch_size of "
+        "2 or more."
+    )
+
+
+def _memory(failure: Failure) -> str:
+    return (
+        "Write microbatch='auto' in the Trainer, which finds the number of samples that fits; gradients stay the same."
+    )
+
+
+def _devices(failure: Failure) -> str:
+    return (
+        "Parameters and buffers of the model, and tensors of the batch, are moved to the device; tensors made "
+        "elsewhere are not. "
+        "Write torch.zeros(…, device=inputs.device), or self.register_buffer('name', tensor)."
+    )
+
+
+def _attribute(failure: Failure) -> str:
+    name = getattr(failure.error, "name", None) or failure.text.rpartition("attribute ")[2].strip("'\"")
+    obj = getattr(failure.error, "obj", None)
+    if obj is not None and not isinstance(obj, nn.Module):
+        return _not_tensor(failure) or _tuple(failure)
+    if text := names.listed(str(name), "task"):
+        return f"{name!r} belongs to Lightning. Write {text}."
+    return f"Define self.{name} in __init__, after super().__init__()."
+
+
+def _backward_twice(failure: Failure) -> str:
+    return (
+        "The loss function called backward itself. Return the loss only: the Trainer calls backward, and steps the "
+        "optimizer."
+    )
+
+
+def _in_place(failure: Failure) -> str:
+    return "Write x = x + y instead of x += y in the model, and Trainer(detect_anomaly=True) to find the operation."
+
+
+def _forward_missing(failure: Failure) -> str:
+    kind = type(failure.network).__name__
+    return f"Define def forward(self, {'batch' if isinstance(failure.network, Task) else 'inputs'}) in {kind}."
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    found: list[Tensor] = []
+    batches.map_tensors(found.append, value)
+    return found
+
+
+_SIGNATURE = r"missing \d+ required|takes .*positional|unexpected keyword"
+#: Causes by the place of the exception and a pattern of torch's message; the first that applies is told.
+CAUSES: Mapping[str, Sequence[tuple[str, Cause]]] = {
+    "forward": (
+        (r"mat1 and mat2 shapes cannot be multiplied|size mismatch, got input", _width),
+        (r"same dtype|should be the same|expected scalar type|not implemented for '", _dtype),
+        (r"to have \d+ channels", _channels),
+        (r"[Ee]xpected \dD .*input", _dimensions),
+        (_SIGNATURE, _arguments),
+        (r"index out of range in self", _tokens),
+        (r"must be Tensor, not|must be tensors", _not_tensor),
+        (r"more than 1 value per channel", _batch_norm),
+        (r"has nothing at", _part),
+        (r"argument #1 'indices'", _indices),
+        (r"is invalid for", _reshape),
+        (r"missing the required \"forward\"|needs a forward", _forward_missing),
+        (r"has no attribute", _attribute),
+    ),
+    "loss": (
+        (r"", _no_targets),
+        (_SIGNATURE, _loss_arguments),
+        (r"must be Tensor, not|has no attribute|subscriptable|unsupported operand", _tuple),
+        (r"has no attribute", _attribute),
+        (r"Target -?\d+ is out of bounds|device-side assert", _out_of_range),
+        (r"not implemented for '(Long|Int)'", _order),
+        (r"multi-target|type Long|dtype to be Long|class probabilities|0D or 1D target|target tensor", _class_labels),
+        (r"between 0 and 1", _probabilities),
+        (r"weight tensor should be", _class_weights),
+        (r"[Tt]arget size|must match the size|shape mismatch|same size", _class_labels),
+        (r"[Tt]arget size|must match the size|shape mismatch|same size|batch_size", _sizes),
+        (r"result type|Found dtype|same dtype|expected scalar type|not implemented for '", _float_targets),
+    ),
+    "backward": (
+        (r"Found dtype|result type|same dtype", _float_targets),
+        (r"second time", _backward_twice),
+        (r"inplace operation", _in_place),
+    ),
+}
+ANYWHERE: Sequence[tuple[str, Cause]] = (
+    (r"out of memory", _memory),
+    (r"same device|[Oo]n (the )?expected device|on device", _devices),
+)

@@ -1,0 +1,65 @@
+"""Explanations of exceptions of the user's model and loss: shapes and dtypes, the probable cause, and what to write.
+
+They are notes of the exception, so its type and message stay. Nothing here runs unless something was raised.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+from torch import Tensor
+
+from hocket.help.causes import ANYWHERE, CAUSES, Failure
+from hocket.task import Task
+
+
+def explain(error: BaseException, where: str, task: Task, batch: Any, outputs: Any = None) -> None:
+    """Add a note to an exception that was raised in ``"forward"``, ``"loss"`` or ``"backward"``. Never raises."""
+    with suppress(Exception):
+        failure = Failure(error, where, task, batch, outputs)
+        described = "; ".join(f"{name}: {describe(part)}" for name, part in failure.parts().items())
+        causes = (*ANYWHERE, *CAUSES[where])
+        cause = next(
+            (text for pattern, tell in causes if re.search(pattern, failure.text) and (text := tell(failure))), ""
+        )
+        place = {"forward": "the forward pass", "loss": "the loss", "backward": "the backward pass"}[where]
+        note = f"In {place} of {type(failure.network).__name__}, with {described}. {cause}".rstrip()
+        if note not in getattr(error, "__notes__", ()):
+            error.add_note(note)
+
+
+def explain_backward(error: BaseException, loss: Any) -> None:
+    """Add a note to an exception of ``Runtime.backward``. Never raises."""
+    with suppress(Exception):
+        if not isinstance(loss, Tensor):
+            error.add_note(
+                f"backward(loss) was given {type(loss).__name__}; it takes a scalar tensor. Write the loss as it "
+                "was computed, without "
+                ".item() or float()."
+            )
+        elif loss.dim():
+            error.add_note(
+                f"backward(loss) was given a tensor of shape {tuple(loss.shape)}; it takes a scalar. Write loss.mean()."
+            )
+        elif not loss.requires_grad:
+            error.add_note(
+                "The loss has no gradient. Write it without .detach(), .item() and torch.no_grad() on the way."
+            )
+
+
+def describe(value: Any, depth: int = 2) -> str:
+    """Return shapes and dtypes of a batch or of outputs in one line."""
+    if isinstance(value, Tensor):
+        where = "" if value.device.type == "cpu" else f" on {value.device}"
+        return f"{str(value.dtype).removeprefix('torch.')} of shape {tuple(value.shape)}{where}"
+    kind = type(value).__name__
+    if isinstance(value, Mapping):
+        items = [f"{key!r}: {describe(item, depth - 1)}" for key, item in list(value.items())[:8]]
+        return f"{kind} {{{', '.join(items)}}}" if depth else kind
+    if isinstance(value, list | tuple):
+        items = [describe(item, depth - 1) for item in value[:4]] + (["…"] if len(value) > 4 else [])
+        return f"{kind} of {len(value)} ({', '.join(items)})" if depth else f"{kind} of {len(value)}"
+    return kind if value is not None else "None"

@@ -1,0 +1,85 @@
+"""Names that other libraries give to plug-ins and hooks, which are looked up before the spelling is compared."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+
+@functools.cache
+def table(*path: str) -> dict[str, str]:
+    """Return a table of ``others.toml``; empty if there is none."""
+    found: Any = _tables()
+    for part in path:
+        found = found.get(part, {})
+    return dict(found)
+
+
+@functools.cache
+def _tables() -> dict[str, Any]:
+    import tomllib  # only needed for error messages
+
+    return tomllib.loads((Path(__file__).parent / "others.toml").read_text(encoding="utf-8"))
+
+
+def listed(name: str, *path: str, near: bool = False) -> str | None:
+    """Return the text of the entry of a table that lists ``name``, or with ``near`` a name that is spelled like it, or None."""
+    wanted = plain(name)
+    known = {plain(each): text for others, text in table(*path).items() for each in others.split()}
+    like = difflib.get_close_matches(wanted, known, 1, 0.85) if near else [wanted]
+    return known.get(like[0]) if like else None
+
+
+def ours(name: str, *path: str) -> str | None:
+    """Return the key of the entry of a table whose text lists ``name``, or None."""
+    return next((key for key, others in table(*path).items() if name in others.split()), None)
+
+
+def plain(name: str) -> str:
+    """Return a name in lower case and without punctuation, so that different conventions compare equal."""
+    return re.sub(r"[^a-z0-9]", "", name.casefold())
+
+
+def alias(kind: str, name: str, there: Iterable[str]) -> str | None:
+    """Return this library's name for what another one calls ``name``, or None.
+
+    A name in another case or with other punctuation comes first. ``there`` are the names that exist.
+    """
+    wanted = plain(name)
+    same = [each for each in there if plain(each) == wanted]
+    if same:
+        return same[0]
+    if kind == "devices":  # "cuda:0"
+        wanted = plain(name.partition(":")[0])
+        if wanted in there:
+            return wanted
+    return ours(wanted, "plugins", kind)
+
+
+def elsewhere(kind: str, name: str) -> str | None:
+    """Return where to give what another library has among the plug-ins of this kind, or None."""
+    return listed(name, "elsewhere", kind)
+
+
+def hook(name: str) -> str | None:
+    """Return the hook of this library that corresponds to another library's, such as ``on_train_batch_end``, or None."""
+    return ours(name.casefold().removeprefix("on_"), "hooks")
+
+
+def argument(name: str, there: Iterable[str]) -> str | None:
+    """Return the argument of a plug-in that another library calls ``name``, or None."""
+    wanted, there = plain(name), list(there)
+    same = [each for each in there if plain(each) == wanted]
+    theirs = table("plugin-arguments")
+    return next(iter(same), None) or next((each for each in there if wanted in theirs.get(each, "").split()), None)
+
+
+def library(obj: object) -> str | None:
+    """Return the library that an object, or a class, comes from or inherits from, or None for other libraries."""
+    cls = obj if isinstance(obj, type) else type(obj)
+    found = (table("libraries").get(base.__module__.partition(".")[0]) for base in cls.__mro__)
+    return next((each for each in found if each), None)

@@ -1,0 +1,213 @@
+"""Methods of other libraries, tasks, checkpoints, the Runtime and surgery."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from newcomers import INPUTS, Mistake, fit, loader, model, nothing, of_library, trainer
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import hocket
+from hocket import surgery
+
+
+def method(owner: str, name: str, write: str, listed: bool = False) -> Mistake:
+    """An attribute that other libraries' objects have."""
+    makers = {
+        "Trainer": trainer,
+        "State": lambda: trainer().state,
+        "Result": fit,
+        "Runtime": lambda: hocket.Runtime(device="cpu"),
+    }
+    allowed = {"Trainer": "evaluate, fit", "State": "batch", "Result": "metrics", "Runtime": "accumulate"}[owner]
+    return Mistake(
+        f"{owner}.{name}", lambda: getattr(makers[owner](), name), f"{owner} has no {name!r}", allowed, write, listed
+    )
+
+
+class Task(hocket.Task):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = model()
+
+
+class Good(Task):
+    def forward(self, batch: Any) -> Any:
+        return self.layer(batch[0])
+
+    def loss(self, outputs: Any, batch: Any) -> Any:
+        return F.cross_entropy(outputs, batch[1])
+
+
+class ForwardOfInputs(Good):
+    def forward(self, inputs: Tensor, labels: Tensor) -> Any:
+        return self.layer(inputs)
+
+
+class WithoutLoss(Task):
+    def forward(self, batch: Any) -> Any:
+        return self.layer(batch[0])
+
+
+class WithoutForward(Task):
+    def loss(self, outputs: Any, batch: Any) -> Any:
+        return outputs.mean()
+
+
+class ReturnsNone(Good):
+    def loss(self, outputs: Any, batch: Any) -> Any:
+        F.cross_entropy(outputs, batch[1])
+
+
+class LossOfBatch(Good):
+    def loss(self, batch: Any) -> Any:
+        return self(batch).mean()
+
+
+class ForgetsSuper(hocket.Task):
+    def __init__(self) -> None:
+        self.layer = model()
+
+
+class TrainingStep(Task):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return F.cross_entropy(self.layer(batch[0]), batch[1])
+
+
+class Logs(Good):
+    def loss(self, outputs: Any, batch: Any) -> Any:
+        self.log("train_loss", 1.0)
+
+
+class ReadsEpoch(Good):
+    def forward(self, batch: Any) -> Any:
+        return self.layer(batch[0]) * self.current_epoch
+
+
+class Plain(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = model()
+
+
+def lightning_module() -> Any:
+    kind = of_library("lightning.pytorch.core.module", "LightningModule", nn.Module, training_step=nothing)
+    return type("Net", (kind,), {"__module__": "mine"})()
+
+
+def keras_model() -> Any:
+    return of_library("keras.src.models", "Sequential", fit=nothing, compile=nothing)()
+
+
+def checkpointed(folder: str = "runs/a") -> None:
+    trainer(checkpoints=hocket.Checkpoints(folder)).fit()
+
+
+def file(name: str) -> str:
+    torch.save({"state_dict": model().state_dict()}, name)
+    return name
+
+
+def other_model() -> Any:
+    checkpointed()
+    return trainer(model=model(outputs=5), resume="runs/a/ep1-ba2")
+
+
+def weights(**changes: Any) -> Any:
+    return trainer().load_weights(model(outputs=5).state_dict(), **changes)
+
+
+def runtime() -> hocket.Runtime:
+    return hocket.Runtime(device="cpu")
+
+
+def second_run() -> Any:
+    checkpointed()
+    return trainer(checkpoints=hocket.Checkpoints("runs/a"))
+
+
+MISTAKES = [
+    method("Trainer", "save", "trainer.model_state_dict()", listed=True),
+    method("Trainer", "train", "Write trainer.fit()"),
+    method("Trainer", "test", "trainer.evaluate({'test': data})"),
+    method("Trainer", "validate", "trainer.evaluate(data)"),
+    method("Trainer", "save_checkpoint", "checkpoints='runs/a'"),
+    method("Trainer", "save_model", "trainer.model_state_dict()"),
+    method("Trainer", "load_checkpoint", "trainer.load_weights('model.pt')"),
+    method("Trainer", "model", "Write trainer.state.model"),
+    method("Trainer", "optimizer", "trainer.state.optimizers[0]"),
+    method("Trainer", "current_epoch", "trainer.state.timestamp.epoch"),
+    method("Trainer", "global_step", "trainer.state.timestamp.batch"),
+    method("Trainer", "callback_metrics", "result.metrics"),
+    method("Trainer", "log", "state.log({'name': value})"),
+    method("Trainer", "push_to_hub", "huggingface_hub"),
+    method("Trainer", "compile", "compile=True in the Trainer"),
+    method("Trainer", "history", "result.metrics"),
+    method("Trainer", "add_callback", "callbacks=[…] in the Trainer"),
+    method("Trainer", "summary", "print(trainer.plan())"),
+    method("Trainer", "lr_find", "once for each learning rate"),
+    method("Trainer", "predct", "Did you mean 'predict'?"),
+    method("State", "epoch", "state.timestamp.epoch"),
+    method("State", "trainer", "state itself"),
+    method("State", "should_stop", "state.request(hocket.Decision.STOP"),
+    method("State", "optimizer", "state.optimizers[0]"),
+    method("Result", "history", "result.metrics"),
+    method("Result", "best_model_path", "result.checkpoints"),
+    Mistake("Runtime.prepare(model, optimizer)", lambda: runtime().prepare(net := model(), torch.optim.SGD(net.parameters(), 0.1)), "SGD", "torch.optim.Optimizer", "runtime.setup(model, optimizer)"),
+    method("Runtime", "prepare_data_loader", "runtime.setup_data(loader)"),
+    method("Runtime", "clip_grad_norm_", "runtime.clip_gradients(model, optimizer, norm=1.0)"),
+    method("Runtime", "autocast", "runtime.setup(model)"),
+    method("Runtime", "is_main_process", "runtime.rank == 0"),
+    method("Runtime", "fit", "hocket.Trainer"),
+    Mistake("hocket.LightningModule", lambda: hocket.LightningModule, "'LightningModule'", "it has Algorithm", "hocket.Task"),
+    Mistake("hocket.ModelCheckpoint", lambda: hocket.ModelCheckpoint, "'ModelCheckpoint'", "it has Algorithm", "checkpoints='runs/a'"),
+    Mistake("hocket.seed_everything", lambda: hocket.seed_everything, "'seed_everything'", "it has Algorithm", "hocket.Trainer(seed=17)"),
+    Mistake("hocket.Traner", lambda: hocket.Traner, "'Traner'", "it has Algorithm", "Did you mean 'Trainer'?"),
+    # models and tasks
+    Mistake("a LightningModule", lambda: trainer(model=lightning_module(), loss=None), "Net has training_step()", "Lightning", "loss(self, outputs, batch)", listed=True),
+    Mistake("a Task with training_step", lambda: trainer(model=TrainingStep(), loss=None), "TrainingStep has training_step()", "Lightning", "loss(self, outputs, batch)"),
+    Mistake("a Keras model", lambda: trainer(model=keras_model()), "Sequential", "torch.nn.Module", "hocket.Task"),
+    Mistake("a module without forward", lambda: fit(model=Plain()), "inputs: float32 of shape (8, 4)", "forward", "def forward(self, inputs)"),
+    Mistake("a Task and a loss", lambda: trainer(model=Good()), "Good is a Task", "defines its own loss", "Omit loss="),
+    Mistake("a Task whose forward takes inputs", lambda: fit(model=ForwardOfInputs(), loss=None), "batch: list of 2", "gets the whole batch", "def forward(self, batch)"),
+    Mistake("a Task without loss", lambda: fit(model=WithoutLoss(), loss=None), "WithoutLoss needs a loss", "loss(outputs, batch)", "def loss(self, outputs, batch)"),
+    Mistake("a Task without forward", lambda: fit(model=WithoutForward(), loss=None), "WithoutForward needs a forward", "the outputs for a batch", "def forward(self, batch)"),
+    Mistake("a Task whose loss returns None", lambda: fit(model=ReturnsNone(), loss=None), "returned NoneType", "a scalar tensor", "{'a': a, 'b': b}"),
+    Mistake("a Task whose loss takes a batch", lambda: fit(model=LossOfBatch(), loss=None), "batch: list of 2", "gets (self, outputs, batch)", "def loss(self, outputs, batch)"),
+    Mistake("a Task without super().__init__()", lambda: ForgetsSuper(), "self.layer of ForgetsSuper", "torch.nn.Module has set it up", "super().__init__()"),
+    Mistake("self.log in a Task", lambda: fit(model=Logs(), loss=None), "'log' belongs to Lightning", "metrics=", "return {'total': loss"),
+    Mistake("self.current_epoch in a Task", lambda: fit(model=ReadsEpoch(), loss=None), "'current_epoch' belongs to Lightning", "a callback", "state.timestamp.epoch"),
+    # checkpoints
+    Mistake("resume='auto' without checkpoints", lambda: trainer(resume="auto"), "resume='auto'", "checkpoints=", "hocket.Checkpoints('runs/a')"),
+    Mistake("a .ckpt file", lambda: trainer(resume=file("last.ckpt")), "resume='last.ckpt' is a file", "a folder such as", "trainer.load_weights('last.ckpt')", listed=True),
+    Mistake("a .pt file", lambda: trainer(resume=file("model.pt")), "resume='model.pt' is a file", "a folder such as", "trainer.load_weights('model.pt')"),
+    Mistake("a missing checkpoint", lambda: trainer(resume="runs/nope"), "has no checkpoint 'nope'", "it has none", "resume='auto' with checkpoints="),
+    Mistake("resume=3", lambda: trainer(resume=3), "resume=3", "'auto' for the newest", "'runs/a/ep3-ba18'"),
+    Mistake("a checkpoint of another model", other_model, "[3, 4], the module has [5, 4]", "the model that was trained", "ignore="),
+    Mistake("checkpoints=3", lambda: trainer(checkpoints=3), "checkpoints=3", "hocket.Checkpoints", "checkpoints='runs/a'"),
+    Mistake("Checkpoints, the class", lambda: trainer(checkpoints=hocket.Checkpoints), "checkpoints=Checkpoints", "neither a folder", "checkpoints='runs/a'"),
+    Mistake("Checkpoints among callbacks, as a class", lambda: trainer(callbacks=[hocket.Checkpoints]), "checkpoints", "folder", "{'checkpoints': {'folder': …}}"),
+    Mistake("Checkpoints(every=500)", lambda: hocket.Checkpoints("a", every=500), "'500' has no unit", "batches", "'500ba'"),
+    Mistake("Checkpoints(save_top_k=3)", lambda: hocket.Checkpoints("a", save_top_k=3), "save_top_k=3", "keep", "keep=3"),
+    Mistake("Checkpoints(monitor=…)", lambda: hocket.Checkpoints("a", monitor="val_loss"), "monitor='val_loss'", "folder, every, keep", "best=('eval/loss', 'min', 1)"),
+    Mistake("best='val_loss'", lambda: hocket.Checkpoints("a", best="val_loss"), "'val_loss'", "'max'", "('test/accuracy', 'max', 1)"),
+    Mistake("a second run in one folder", second_run, "runs/a", "another", "resume='auto'", listed=True),
+    Mistake("weights of another shape", weights, "weight ([5, 4]", "the module has [3, 4]", "ignore="),
+    Mistake("weights with other names", lambda: trainer().load_weights({"fc.weight": torch.ones(3, 4)}), "fc.weight", "weight", "remap="),
+    Mistake("weights that are missing", lambda: trainer().load_weights("nope.pt"), "no nope.pt", "a file or folder that exists", "load_weights('model.pt')"),
+    # the Runtime
+    Mistake("Runtime(mixed_precision=…)", lambda: hocket.Runtime(mixed_precision="bf16"), "mixed_precision='bf16'", "one plug-in each", "precision='bf16'"),
+    Mistake("Runtime(gradient_accumulation_steps=…)", lambda: hocket.Runtime(gradient_accumulation_steps=4), "gradient_accumulation_steps=4", "runtime.accumulate", "with runtime.accumulate(model, last="),
+    Mistake("backward of a vector", lambda: runtime().backward(model()(INPUTS)), "(16, 3)", "a scalar", ".mean()"),
+    Mistake("backward of a number", lambda: runtime().backward(0.5), "float", "a scalar tensor", "without .item()"),
+    Mistake("step before backward", lambda: runtime().step(torch.optim.SGD(model().parameters(), 0.1)), "There are no gradients", "before clip_gradients and step", "call backward(loss)"),
+    Mistake("setup(optimizer)", lambda: runtime().setup(torch.optim.SGD(model().parameters(), 0.1)), "SGD", "torch.nn.Module", "give a torch.nn.Module"),
+    Mistake("setup(model, loader)", lambda: runtime().setup(model(), loader()), "DataLoader", "torch.optim.Optimizer", "runtime.setup_data(loader)"),
+    # surgery
+    Mistake("replace_modules(model, list)", lambda: surgery.replace_modules(nn.Sequential(nn.ReLU()), [nn.ReLU]), "list", "by class", "{torch.nn.ReLU: "),
+    Mistake("replace_modules by name", lambda: surgery.replace_modules(nn.Sequential(nn.ReLU()), {"ReLU": lambda old, i: nn.GELU()}), "'ReLU'", "by class", "torch.nn.ReLU"),
+    Mistake("a module as policy", lambda: surgery.replace_modules(nn.Sequential(nn.ReLU()), {nn.ReLU: nn.GELU()}), "GELU", "a function of (module, index)", "lambda old, index:"),
+    Mistake("a class as policy", lambda: surgery.replace_modules(nn.Sequential(nn.ReLU()), {nn.ReLU: nn.GELU}), "GELU", "a function of (module, index)", "lambda old, index:"),
+]  # fmt: skip

@@ -1,0 +1,167 @@
+"""What help for mistakes costs, and what it must not change: later steps, types of errors, and metrics by name."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from support import make_data, make_model, make_trainer, same
+from torch import nn
+from torch.nn import functional as F
+
+import hocket
+from hocket.help import failures, names
+from hocket.help.attributes import Values
+from hocket.task import SupervisedTask
+from hocket.training.simple_metrics import METRICS
+
+
+def test_only_the_first_loss_of_a_fit_is_checked() -> None:
+    trainer = make_trainer()
+    task, kinds = trainer.state.task, []
+
+    class Watch(hocket.Callback):
+        def batch_start(self, state: hocket.State) -> None:
+            kinds.append("loss" in vars(task))
+
+    trainer = make_trainer(callbacks=[Watch()])
+    task = trainer.state.task
+    trainer.fit()
+    assert kinds == [True] + [False] * 5
+    assert "loss" not in vars(task)
+
+
+def test_checking_the_first_loss_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    checked = make_trainer(model=make_model(dropout=0.5), seed=3)
+    checked.fit()
+    monkeypatch.setattr("hocket.help.first_loss.watch", lambda task: None)
+    plain = make_trainer(model=make_model(dropout=0.5), seed=3)
+    plain.fit()
+    assert same(checked.model_state_dict(), plain.model_state_dict())
+
+
+def test_a_loss_that_broadcasts_on_purpose_is_left_alone() -> None:
+    """Pairwise differences, which torch's own losses never compute."""
+    data = [(torch.randn(8, 8), torch.randn(8))] * 2
+    make_trainer(train_data=data, model=nn.Linear(8, 1), loss=lambda o, t: (o - t).square().mean()).fit()
+
+
+def test_probabilities_in_cross_entropy_are_said() -> None:
+    model = nn.Sequential(make_model(), nn.Softmax(1))
+    with pytest.warns(UserWarning, match=r"\(32, 3\) are probabilities.*Remove the softmax"):
+        make_trainer(model=model).fit()
+
+
+@pytest.mark.parametrize(
+    ("message", "targets", "write"),
+    [
+        ("expected scalar type Long but found Float", torch.zeros(4), "targets.long()"),  # torch 2.9
+        ("expected target dtype to be Long or Byte, but got Float", torch.zeros(4), "targets.long()"),  # torch 2.15
+        ("0D or 1D target tensor expected, multi-target not supported", torch.zeros(4, 1), "targets.squeeze(1)"),
+        ("Target 3 is out of bounds.", torch.full((4,), 3), "torch.nn.Linear(…, 4)"),
+    ],
+)
+def test_messages_of_several_versions_of_torch(message: str, targets: torch.Tensor, write: str) -> None:
+    error = RuntimeError(message)
+    task = SupervisedTask(nn.Linear(2, 3), F.cross_entropy)
+    failures.explain(error, "loss", task, (torch.zeros(4, 2), targets), torch.zeros(4, 3))
+    assert write in error.__notes__[0] and str(error) == message
+
+
+def test_an_error_in_backward_for_targets_of_another_dtype() -> None:
+    """In torch 2.9 the mean squared error of integer targets fails there."""
+    error = RuntimeError("Found dtype Long but expected Float")
+    batch = torch.zeros(4, 2), torch.zeros(4, 1, dtype=torch.long)
+    failures.explain(error, "backward", SupervisedTask(nn.Linear(2, 1), F.mse_loss), batch, torch.zeros(4, 1))
+    assert "targets.float()" in error.__notes__[0]
+
+
+def test_explaining_never_raises() -> None:
+    class Odd:
+        def __getattr__(self, name: str) -> Any:
+            raise ZeroDivisionError
+
+    error = RuntimeError("mat1 and mat2 shapes cannot be multiplied")
+    failures.explain(error, "forward", SupervisedTask(nn.Linear(2, 1), None), Odd())
+    failures.explain(error, "loss", None, None)  # type: ignore[arg-type]
+
+
+def test_errors_of_a_model_keep_their_type_and_text() -> None:
+    class Own(Exception):
+        pass
+
+    def loss(outputs: Any, targets: Any) -> Any:
+        raise Own("of the user")
+
+    with pytest.raises(Own) as caught:
+        make_trainer(loss=loss).fit()
+    assert str(caught.value) == "of the user" and "float32 of shape (32, 8)" in caught.value.__notes__[0]
+
+
+def test_signatures_stay_those_of_the_source() -> None:
+    assert list(inspect.signature(hocket.Trainer).parameters)[:3] == ["model", "train_data", "loss"]
+    assert list(inspect.signature(hocket.Trainer.fit).parameters) == ["self", "train_data", "eval_data", "duration"]
+
+
+@pytest.mark.parametrize("make", [make_trainer, lambda: make_trainer().state, lambda: make_trainer().fit()])
+def test_a_missing_attribute_is_an_attribute_error(make: Callable[[], Any]) -> None:
+    made = make()
+    assert not hasattr(made, "nothing") and getattr(made, "nothing", 3) == 3
+    with pytest.raises(AttributeError, match="no 'nothing'; it has"):
+        made.nothing  # noqa: B018
+
+
+def test_a_result_is_still_copied_and_pickled() -> None:
+    result = make_trainer(eval_data=make_data()).fit()
+    assert copy.deepcopy(result) == pickle.loads(pickle.dumps(result)) == result
+    assert (
+        type(result.metrics) is Values and "val/loss" not in result.metrics and result.metrics.get("val/loss") is None
+    )
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_metrics_by_name_are_those_of_torchmetrics(name: str) -> None:
+    torchmetrics = pytest.importorskip("torchmetrics")
+    generator = torch.Generator().manual_seed(0)
+    outputs, numbers = torch.randn(2, 50, 4, generator=generator).unbind()
+    reference, targets = {
+        "accuracy": (torchmetrics.classification.MulticlassAccuracy(4, average="micro"), numbers.argmax(1)),
+        "mae": (torchmetrics.MeanAbsoluteError(), numbers),
+        "mse": (torchmetrics.MeanSquaredError(), numbers),
+    }[name]
+    parts = [METRICS[name](), METRICS[name]()]
+    for begin, end, part in ((0, 7, 0), (7, 20, 1), (20, 50, 1)):
+        reference.update(outputs[begin:end], targets[begin:end])
+        parts[part].update(outputs[begin:end], targets[begin:end])
+    parts[0].merge_state([parts[1]])
+    assert parts[0].compute() == pytest.approx(reference.compute().item(), abs=1e-6)
+
+
+def test_the_accuracy_of_logits_and_of_one_hot_labels() -> None:
+    metric = METRICS["accuracy"]()
+    metric.update(torch.tensor([[2.0], [-1.0], [3.0]]), torch.tensor([1, 0, 0]))
+    assert metric.compute() == pytest.approx(2 / 3)
+    metric.reset()
+    metric.update(torch.tensor([[0.1, 0.9], [0.8, 0.2]]), torch.tensor([[0, 1], [0, 1]]))
+    assert metric.compute() == 0.5
+
+
+def test_the_tables_of_names_lead_to_what_exists() -> None:
+    for kind in (
+        "precisions",
+        "devices",
+        "strategies",
+        "optimizers",
+        "schedules",
+        "callbacks",
+        "loggers",
+        "algorithms",
+    ):
+        missing = set(names.table("plugins", kind)) - set(hocket.plugins.names(kind))
+        assert not missing, (kind, missing)
+    assert not set(names.table("hooks")) - set(hocket.plugins.spec.HOOKS)
