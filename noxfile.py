@@ -274,6 +274,18 @@ def bench(session: nox.Session) -> None:
     session.run("python", "benchmarks/run.py", *arguments)
 
 
+@nox.session(default=False)
+def porting(session: nox.Session) -> None:
+    """Run both programs of each section of docs/porting.md, in environments with the frameworks that they come from."""
+    settle(session)
+    install_editable(session, (CORE,), *TESTS, "scikit-learn")
+    session.env["PEERS_PYTHON"] = environment(session, "peers", "lightning", "accelerate", "transformers", "scikit-learn")
+    session.env["COMPOSER_PYTHON"] = environment(
+        session, "composer", "mosaicml", "torchvision", "scikit-learn", "setuptools<81"
+    )
+    session.run("pytest", "tests/test_porting.py", *session.posargs)
+
+
 def environment(session: nox.Session, name: str, *what: str) -> str:
     """The Python of a further virtual environment of the session, for packages that cannot share one with ours."""
     folder = Path(session.virtualenv.location).resolve() / name
