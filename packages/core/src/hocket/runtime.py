@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -21,7 +21,7 @@ from hocket.data.checks import check_batches
 from hocket.data.source import set_epoch
 from hocket.devices import placement
 from hocket.distributed import comparison
-from hocket.help import attributes, failures
+from hocket.help import failures
 from hocket.help.arguments import understood
 from hocket.hookspecs import Event
 from hocket.hookspecs.actions import Actions
@@ -365,11 +365,6 @@ class Runtime:
         """Leave the process group. Called automatically when the Runtime is garbage-collected."""
         self.strategy.shutdown()
 
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any:
-            raise AttributeError(attributes.missing("Runtime", name, self), name=name, obj=self)
-
     def _sum(self, weight: float) -> float:
         if self.world_size == 1:
             return weight
@@ -455,9 +450,8 @@ def _check_optimizers(given: Any) -> None:
     for each in [given] if isinstance(given, torch.optim.Optimizer) or not isinstance(given, Sequence) else given:
         if each is given or not isinstance(each, torch.optim.Optimizer):
             raise TypeError(
-                f"setup was given {type(each).__name__} among the optimizers, which are torch.optim.Optimizer. "
-                "Write model, optimizer "
-                "= runtime.setup(model, optimizer), and data = runtime.setup_data(loader)."
+                f"setup was given {type(each).__name__} among the optimizers, which are torch.optim.Optimizer. Write "
+                "model, optimizer = runtime.setup(model, optimizer), and data = runtime.setup_data(loader)."
             )
 
 

@@ -96,9 +96,8 @@ def _check_not_data(data: Any, argument: str) -> None:
     elif inspect.isroutine(data) or (isinstance(data, type) and not isinstance(data, Mapping)):
         what = f"the {'class' if isinstance(data, type) else 'function'} {data.__name__}"
         write = (
-            f"Call it: {argument}=list({data.__name__}(…)); or, to read batches anew in each epoch, give an object "
-            "whose __iter__ "
-            "does. Or write"
+            f"Call it: {argument}=list({data.__name__}(…)); or, to read batches anew in each epoch, give an object whose "
+            "__iter__ does. Or write"
         )
     elif hasattr(data, "train_dataloader") or (hasattr(data, "train") and hasattr(data, "valid")):
         what = f"a data module ({kind})"
@@ -116,9 +115,8 @@ def _check_list(data: Any, argument: str) -> None:
     if any(isinstance(item, DataLoader) for item in data):
         raise TypeError(
             f"{argument} is a {type(data).__name__} of {len(data)} loaders, and should be one iterable of batches. "
-            "Evaluation sets are "
-            "given by name: write eval_data={'first': loader, 'second': other}; join training data with "
-            "torch.utils.data.ConcatDataset."
+            "Evaluation sets are given by name: write eval_data={'first': loader, 'second': other}; join training data "
+            "with torch.utils.data.ConcatDataset."
         )
     arrays = [item for item in data if isinstance(item, torch.Tensor) or type(item).__module__ == "numpy"]
     if arrays and len(arrays) == len(data):
