@@ -279,7 +279,9 @@ def porting(session: nox.Session) -> None:
     """Run both programs of each section of docs/porting.md, in environments with the frameworks that they come from."""
     settle(session)
     install_editable(session, (CORE,), *TESTS, "scikit-learn")
-    session.env["PEERS_PYTHON"] = environment(session, "peers", "lightning", "accelerate", "transformers", "scikit-learn")
+    session.env["PEERS_PYTHON"] = environment(
+        session, "peers", "lightning", "accelerate", "transformers", "scikit-learn"
+    )
     session.env["COMPOSER_PYTHON"] = environment(
         session, "composer", "mosaicml", "torchvision", "scikit-learn", "setuptools<81"
     )

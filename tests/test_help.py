@@ -108,7 +108,13 @@ def test_signatures_stay_those_of_the_source() -> None:
     assert list(inspect.signature(hocket.Trainer.fit).parameters) == ["self", "train_data", "eval_data", "duration"]
 
 
-@pytest.mark.parametrize("make", [make_trainer, lambda: make_trainer().state, lambda: make_trainer().fit()])
+def test_what_a_step_reads_has_no_getattr() -> None:
+    """A class with ``__getattr__`` has slow attributes: Python does not specialize their access."""
+    for kind in (hocket.State, hocket.Runtime, hocket.Timestamp):
+        assert not hasattr(kind, "__getattr__")
+
+
+@pytest.mark.parametrize("make", [make_trainer, lambda: make_trainer().fit()])
 def test_a_missing_attribute_is_an_attribute_error(make: Callable[[], Any]) -> None:
     made = make()
     assert not hasattr(made, "nothing") and getattr(made, "nothing", 3) == 3

@@ -15,16 +15,25 @@ from hocket import surgery
 
 def method(owner: str, name: str, write: str, listed: bool = False) -> Mistake:
     """An attribute that other libraries' objects have."""
-    makers = {
-        "Trainer": trainer,
-        "State": lambda: trainer().state,
-        "Result": fit,
-        "Runtime": lambda: hocket.Runtime(device="cpu"),
-    }
-    allowed = {"Trainer": "evaluate, fit", "State": "batch", "Result": "metrics", "Runtime": "accumulate"}[owner]
-    return Mistake(
-        f"{owner}.{name}", lambda: getattr(makers[owner](), name), f"{owner} has no {name!r}", allowed, write, listed
-    )
+    makers = {"Trainer": trainer, "Result": fit}
+    allowed = {"Trainer": "evaluate, fit", "Result": "metrics", "State": "batch"}[owner]
+    make = (lambda: fit(callbacks=[Reads(name)])) if owner == "State" else (lambda: getattr(makers[owner](), name))
+    return Mistake(f"{owner}.{name}", make, f"{owner} has no {name!r}", allowed, write, listed)
+
+
+def of_runtime(name: str) -> Mistake:
+    """Python's own message: `__getattr__` would slow down the attributes of a Runtime, which loops read in each step."""
+    return Mistake(f"Runtime.{name}", lambda: getattr(runtime(), name), f"no attribute '{name}'", None, None)
+
+
+class Reads(hocket.Callback):
+    """Reads an attribute of the state that other libraries have."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def batch_end(self, state: hocket.State) -> None:
+        getattr(state, self._name)
 
 
 class Task(hocket.Task):
@@ -156,11 +165,11 @@ MISTAKES = [
     method("Result", "history", "result.metrics"),
     method("Result", "best_model_path", "result.checkpoints"),
     Mistake("Runtime.prepare(model, optimizer)", lambda: runtime().prepare(net := model(), torch.optim.SGD(net.parameters(), 0.1)), "SGD", "torch.optim.Optimizer", "runtime.setup(model, optimizer)"),
-    method("Runtime", "prepare_data_loader", "runtime.setup_data(loader)"),
-    method("Runtime", "clip_grad_norm_", "runtime.clip_gradients(model, optimizer, norm=1.0)"),
-    method("Runtime", "autocast", "runtime.setup(model)"),
-    method("Runtime", "is_main_process", "runtime.rank == 0"),
-    method("Runtime", "fit", "hocket.Trainer"),
+    of_runtime("prepare_data_loader"),
+    of_runtime("clip_grad_norm_"),
+    of_runtime("autocast"),
+    of_runtime("is_main_process"),
+    of_runtime("fit"),
     Mistake("hocket.LightningModule", lambda: hocket.LightningModule, "'LightningModule'", "it has Algorithm", "hocket.Task"),
     Mistake("hocket.ModelCheckpoint", lambda: hocket.ModelCheckpoint, "'ModelCheckpoint'", "it has Algorithm", "checkpoints='runs/a'"),
     Mistake("hocket.seed_everything", lambda: hocket.seed_everything, "'seed_everything'", "it has Algorithm", "hocket.Trainer(seed=17)"),

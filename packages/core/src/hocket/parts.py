@@ -126,7 +126,7 @@ def _distributed_strategy(world: int) -> catalog.Entry:
             warnings.warn(
                 f"strategy='auto' skips the strategy '{entry.name}' of {entry.dist} {entry.version}: {summarize(error)}. "
                 f"Set HOCKET_DISABLE_PLUGINS=dist:{entry.dist} to disable it.",
-                stacklevel=5,
+                stacklevel=6,
             )
     best = [entry for entry, priority in priorities.items() if priority == max(priorities.values())]
     if len(best) != 1:
@@ -162,7 +162,7 @@ def _auto_device() -> tuple[Device, str]:
             warnings.warn(
                 f"device='auto' skips the device '{entry.name}' of {entry.dist} {entry.version}: {summarize(error)}. Type "
                 f"`hocket plugins doctor` for details; set HOCKET_DISABLE_PLUGINS=dist:{entry.dist} to disable it.",
-                stacklevel=4,
+                stacklevel=5,
             )
     if best is None:
         raise PluginError("No installed device is available here. Pass device=, such as device='cpu'.")

@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -17,7 +17,7 @@ from hocket.data.checks import check_batches
 from hocket.data.several import prepared
 from hocket.devices import placement
 from hocket.distributed import comparison
-from hocket.help import attributes, failures
+from hocket.help import failures
 from hocket.help.arguments import understood
 from hocket.hookspecs import Event
 from hocket.hookspecs.actions import Actions
@@ -392,11 +392,6 @@ class Runtime:
     def close(self) -> None:
         """Leave the process group. Called automatically when the Runtime is garbage-collected."""
         self.strategy.shutdown()
-
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any:
-            raise AttributeError(attributes.missing("Runtime", name, self), name=name, obj=self)
 
     def _sum(self, weight: float) -> float:
         if self.world_size == 1:

@@ -230,11 +230,6 @@ class State:
         finally:
             self.step = before
 
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any:
-            raise AttributeError(attributes.missing("State", name, self), name=name, obj=self)
-
     # --- time
 
     @property

@@ -50,9 +50,8 @@ class Task(nn.Module):
     def loss(self, outputs: Any, batch: Batch) -> Tensor | tuple[Any, Any] | Mapping[str, Tensor] | Loss:
         """Return the loss of a batch: a scalar tensor, a dict of named scalar tensors (summed), or ``(value, weight)``."""
         raise NotImplementedError(
-            f"{type(self).__name__} needs a loss(outputs, batch). Define def loss(self, outputs, batch), which "
-            "returns a scalar "
-            "tensor, such as torch.nn.functional.cross_entropy(outputs, batch[1])."
+            f"{type(self).__name__} needs a loss(outputs, batch). Define def loss(self, outputs, batch), which returns a "
+            "scalar tensor, such as torch.nn.functional.cross_entropy(outputs, batch[1])."
         )
 
     def train_batch(self, batch: Batch, step: TaskSteps) -> None:
@@ -190,8 +189,7 @@ class Task(nn.Module):
         if "_modules" not in self.__dict__:
             raise AttributeError(
                 f"self.{name} of {type(self).__name__} is assigned before torch.nn.Module has set it up. Write "
-                "super().__init__() "
-                "as the first line of its __init__."
+                "super().__init__() as the first line of its __init__."
             )
         if name == "model":  # torch would add a submodule of that name despite the property
             object.__setattr__(self, name, value)
@@ -303,17 +301,15 @@ def task_of(
     if foreign and (loss is None or isinstance(model, Task)) and not _has_loss(model):
         raise TypeError(
             f"{type(model).__name__} has {foreign[0]}(), which belongs to another library "
-            f"({names.library(model) or _STEPS[foreign[0]]}) "
-            "and is not called here. Write a hocket.Task with forward(self, batch) and loss(self, outputs, batch) "
-            "instead; a task "
-            "of several steps has train_batch(self, batch, step). Or give the inner torch.nn.Module and loss=."
+            f"({names.library(model) or _STEPS[foreign[0]]}) and is not called here. Write a hocket.Task with "
+            "forward(self, batch) and loss(self, outputs, batch) instead; a task of several steps has train_batch(self, "
+            "batch, step). Or give the inner torch.nn.Module and loss=."
         )
     never = [name for name in (*_STEPS, "test_step", "predict_step") if hasattr(type(model), name)]
     if never and isinstance(model, Task):
         warnings.warn(
-            f"{type(model).__name__} defines {', '.join(never)}, which hocket never calls. Define loss(outputs, "
-            "batch) and metrics(split), "
-            "or eval_forward(batch) for evaluation.",
+            f"{type(model).__name__} defines {', '.join(never)}, which hocket never calls. Define loss(outputs, batch) "
+            "and metrics(split), or eval_forward(batch) for evaluation.",
             stacklevel=4,
         )
     if not isinstance(model, Task):

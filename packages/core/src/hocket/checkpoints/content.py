@@ -226,7 +226,7 @@ class Content:
         if problems:
             messages.insert(0, f"Loaded with strict=False. {' '.join(problems)}")
         for message in messages:
-            warnings.warn(message, stacklevel=6)
+            warnings.warn(message, stacklevel=7)
         return checks
 
     def _find(self, component: Component, components: Sequence[Component], tree: Mapping[str, Any]) -> tuple[bool, Any]:

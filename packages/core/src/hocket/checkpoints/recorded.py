@@ -77,7 +77,7 @@ def warn_of_surgery(path: Path | str, state: State) -> None:
     except CheckpointError:
         return
     except ContentError as error:
-        warnings.warn(str(error), stacklevel=4)
+        warnings.warn(str(error), stacklevel=5)
         return
     here = {short_name(attachment.name) for attachment in state.bus.attachments}
     missing = [each for each in recorded if not {name.rpartition("/")[2] for name in each} & here]
@@ -85,5 +85,5 @@ def warn_of_surgery(path: Path | str, state: State) -> None:
         warnings.warn(
             f"The weights of {path} were trained in a model that algorithms had changed, and this Trainer does not have these "
             f"algorithms. Unless the model is changed already, give the Trainer algorithms={missing}.",
-            stacklevel=4,
+            stacklevel=5,
         )

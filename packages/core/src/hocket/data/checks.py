@@ -109,9 +109,8 @@ def _check_not_data(data: Any, argument: str) -> None:
     elif inspect.isroutine(data) or (isinstance(data, type) and not isinstance(data, Mapping)):
         what = f"the {'class' if isinstance(data, type) else 'function'} {data.__name__}"
         write = (
-            f"Call it: {argument}=list({data.__name__}(…)); or, to read batches anew in each epoch, give an object "
-            "whose __iter__ "
-            "does. Or write"
+            f"Call it: {argument}=list({data.__name__}(…)); or, to read batches anew in each epoch, give an object whose "
+            "__iter__ does. Or write"
         )
     elif hasattr(data, "train_dataloader") or (hasattr(data, "train") and hasattr(data, "valid")):
         what = f"a data module ({kind})"
@@ -128,8 +127,9 @@ def _check_list(data: Any, argument: str) -> None:
     """Raise TypeError for a list of loaders, of tensors that belong together, or of samples, rather than of batches."""
     if any(isinstance(item, DataLoader) for item in data):
         raise TypeError(
-            f"{argument} is a {type(data).__name__} of loaders, which are not batches. Give them names and a mode: "
-            f"{argument}=hocket.data.Several({{'first': …, 'second': …}}, {next(iter(MODES))!r}); its modes are "
+            f"{argument} is a {type(data).__name__} of {len(data)} loaders, and should be one iterable of batches. Evaluation "
+            "sets are given by name: eval_data={'first': loader, 'second': other}. Training data is combined by "
+            f"train_data=hocket.data.Several({{'first': …, 'second': …}}, {next(iter(MODES))!r}); its modes are "
             f"{', '.join(map(repr, MODES))}."
         )
     arrays = [item for item in data if isinstance(item, torch.Tensor) or type(item).__module__ == "numpy"]

@@ -19,6 +19,15 @@ def missing(owner: str, name: str, obj: Any) -> str:
     return f"{owner} has no {name!r}; it has {', '.join(there)}. {found}".rstrip()
 
 
+def explain(error: BaseException) -> None:
+    """Add a note to an AttributeError of the State: ``__getattr__`` would slow down each access to it in a step."""
+    obj = getattr(error, "obj", None)
+    if isinstance(error, AttributeError) and error.name and type(obj).__qualname__ == "State":
+        text = missing("State", error.name, obj)
+        if text not in getattr(error, "__notes__", ()):
+            error.add_note(text)
+
+
 def instead(owner: str, name: str, there: Iterable[str]) -> str:
     """Return what to write instead of a name of another library, or a similar name, or empty."""
     if text := names.listed(name, "attributes", owner):

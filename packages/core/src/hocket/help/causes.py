@@ -4,69 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from hocket.data import batches
 from hocket.help import names
+from hocket.help.failure import Failure
 from hocket.task import SupervisedTask, Task
-
-
-class Failure:
-    """An exception in the forward pass, the loss or the backward pass of a batch."""
-
-    def __init__(self, error: BaseException, where: str, task: Task, batch: Any, outputs: Any = None) -> None:
-        self.text = str(error)
-        self.error, self.where, self.task, self.batch, self.outputs = error, where, task, batch, outputs
-        self.network = task.model
-        #: The function of torch.nn.functional that raised it, or empty.
-        self.function = _function(error)
-
-    def parts(self) -> dict[str, Any]:
-        """Return inputs, outputs and targets as far as they are known."""
-        found: dict[str, Any] = {}
-        supervised = self.task if isinstance(self.task, SupervisedTask) else None
-        if supervised is None or (isinstance(self.batch, Mapping) and supervised.inputs is None):
-            found["batch"] = self.batch
-        else:
-            with suppress(Exception):
-                found["inputs"] = self.inputs
-        if self.where != "forward":
-            found["outputs"] = self.outputs
-            if supervised is not None and "batch" not in found:
-                with suppress(Exception):
-                    found["targets"] = supervised.targets_of(self.batch)
-        return found or {"batch": self.batch}
-
-    @property
-    def inputs(self) -> Any:
-        """The inputs of the model in the batch."""
-        task = self.task
-        if isinstance(task, SupervisedTask) and task.inputs is not None:
-            return batches.part(self.batch, task.inputs)
-        return self.batch[0] if isinstance(self.batch, tuple | list) else self.batch
-
-    @property
-    def targets(self) -> Any:
-        """The targets in the batch, or None."""
-        with suppress(Exception):
-            return self.task.targets_of(self.batch) if isinstance(self.task, SupervisedTask) else self.batch[1]
-        return None
-
-
-def _function(error: BaseException) -> str:
-    """Return the name of the function of torch.nn.functional in which an exception was raised, or empty."""
-    found, trace = "", error.__traceback__
-    while trace is not None:
-        if trace.tb_frame.f_globals.get("__name__") == F.__name__:
-            found = trace.tb_frame.f_code.co_name
-        trace = trace.tb_next
-    return found
-
 
 #: Tells a cause and its remedy, or returns empty where they do not apply.
 Cause = Callable[[Failure], str]
@@ -88,8 +34,7 @@ def _width(failure: Failure) -> str:
         )
     return (
         f"A Linear layer takes {taken} features in the last dimension and was given {given}. Write "
-        f"torch.nn.Linear({given}, …), or "
-        f"give inputs with {taken} features."
+        f"torch.nn.Linear({given}, …), or give inputs with {taken} features."
     )
 
 
@@ -178,9 +123,8 @@ def _not_tensor(failure: Failure) -> str:
 def _tuple(failure: Failure) -> str:
     if isinstance(failure.outputs, tuple | list):
         return (
-            f"The model returned {len(failure.outputs)} values, and the loss takes one tensor. Write loss=lambda "
-            "outputs, targets: "
-            "cross_entropy(outputs[0], targets), or return one tensor from forward."
+            f"The model returned {len(failure.outputs)} values, and the loss takes one tensor. Write loss=lambda outputs, "
+            "targets: cross_entropy(outputs[0], targets), or return one tensor from forward."
         )
     if isinstance(failure.outputs, Mapping):
         key = next(iter(failure.outputs), "logits")
@@ -300,8 +244,8 @@ def _class_weights(failure: Failure) -> str:
 def _probabilities(failure: Failure) -> str:
     return (
         "binary_cross_entropy takes probabilities from 0 to 1. Write "
-        "loss=torch.nn.functional.binary_cross_entropy_with_logits, "
-        "or end the model with torch.nn.Sigmoid(); labels are 0.0 to 1.0 too."
+        "loss=torch.nn.functional.binary_cross_entropy_with_logits, or end the model with torch.nn.Sigmoid(); labels are "
+        "0.0 to 1.0 too."
     )
 
 
@@ -324,9 +268,8 @@ def _float_targets(failure: Failure) -> str:
         return ""
     return (
         f"The targets are {str(targets.dtype).removeprefix('torch.')} and the outputs "
-        f"{str(outputs.dtype).removeprefix('torch.')}; this "
-        "loss takes one dtype. Write targets.float() in the data set; for class labels write "
-        "loss=torch.nn.functional.cross_entropy."
+        f"{str(outputs.dtype).removeprefix('torch.')}; this loss takes one dtype. Write targets.float() in the data set; "
+        "for class labels write loss=torch.nn.functional.cross_entropy."
     )
 
 
@@ -336,9 +279,8 @@ def _no_targets(failure: Failure) -> str:
     if not lone or (isinstance(task, SupervisedTask) and task.targets is not None):
         return ""
     return (
-        f"The loss takes targets, and the batch, a {type(batch).__name__}, has none. Give batches (inputs, "
-        "targets), or targets= a name "
-        "or function; without labels use trainer.predict(data), or a hocket.Task whose loss needs none."
+        f"The loss takes targets, and the batch, a {type(batch).__name__}, has none. Give batches (inputs, targets), or "
+        "targets= a name or function; without labels use trainer.predict(data), or a hocket.Task whose loss needs none."
     )
 
 
@@ -357,9 +299,8 @@ def _memory(failure: Failure) -> str:
 
 def _devices(failure: Failure) -> str:
     return (
-        "Parameters and buffers of the model, and tensors of the batch, are moved to the device; tensors made "
-        "elsewhere are not. "
-        "Write torch.zeros(…, device=inputs.device), or self.register_buffer('name', tensor)."
+        "Parameters and buffers of the model, and tensors of the batch, are moved to the device; tensors made elsewhere "
+        "are not. Write torch.zeros(…, device=inputs.device), or self.register_buffer('name', tensor)."
     )
 
 

@@ -12,7 +12,8 @@ from typing import Any
 
 from torch import Tensor
 
-from hocket.help.causes import ANYWHERE, CAUSES, Failure
+from hocket.help.causes import ANYWHERE, CAUSES
+from hocket.help.failure import Failure
 from hocket.task import Task
 
 
@@ -36,9 +37,8 @@ def explain_backward(error: BaseException, loss: Any) -> None:
     with suppress(Exception):
         if not isinstance(loss, Tensor):
             error.add_note(
-                f"backward(loss) was given {type(loss).__name__}; it takes a scalar tensor. Write the loss as it "
-                "was computed, without "
-                ".item() or float()."
+                f"backward(loss) was given {type(loss).__name__}; it takes a scalar tensor. Write the loss as it was "
+                "computed, without .item() or float()."
             )
         elif loss.dim():
             error.add_note(

@@ -105,8 +105,7 @@ def loss(given: Any, arguments: Mapping[str, Any]) -> Any:
     if given is not None and not callable(given):
         raise TypeError(
             f"loss={short(given)} is {type(given).__name__}, which cannot be called. Give a function of (outputs, "
-            "targets), such "
-            "as loss=torch.nn.functional.cross_entropy; a Task defines several losses as a dict."
+            "targets), such as loss=torch.nn.functional.cross_entropy; a Task defines several losses as a dict."
         )
     return given
 
@@ -120,10 +119,9 @@ def metrics(given: Any, arguments: Mapping[str, Any]) -> Any:
             found = simple_metrics.find(each)
             if found is None:
                 raise ValueError(
-                    f"metrics={each!r} is not one of hocket's own metrics: {', '.join(simple_metrics.METRICS)}. "
-                    "Others come from "
-                    f"torchmetrics: metrics={{{each!r}: torchmetrics.classification.MulticlassAccuracy(10)}}, for instance; or "
-                    "write an object with update, compute and reset."
+                    f"metrics={each!r} is not one of hocket's own metrics: {', '.join(simple_metrics.METRICS)}. Others "
+                    f"come from torchmetrics: metrics={{{each!r}: torchmetrics.classification.MulticlassAccuracy(10)}}, "
+                    "for instance; or write an object with update, compute and reset."
                 )
             return found, simple_metrics.METRICS[found]()
         if isinstance(each, type):
@@ -208,8 +206,8 @@ def resume(given: Any, arguments: Mapping[str, Any]) -> Any:
     if isinstance(given, bool):
         return "auto" if given else None
     if isinstance(given, str | os.PathLike) and given != "auto" and "://" not in str(given) and Path(given).is_file():
-        if Path(given).parent.joinpath("run.json").exists() or not Path(given).suffix:
-            return given
+        if not Path(given).suffix:
+            return given  # the file `latest` of a folder of checkpoints
         raise ValueError(
             f"resume={str(given)!r} is a file, and a run resumes from a checkpoint of hocket, which is a folder such as "
             f"'runs/a/ep3-ba18'. To begin with the weights of this file, call trainer.load_weights({str(given)!r})."
@@ -228,8 +226,7 @@ def compiled(given: Any, arguments: Mapping[str, Any]) -> Any:
         if unknown := [key for key in given or () if key not in keys] if isinstance(given, Mapping) else []:
             raise TypeError(
                 f"compile={short(given)} has {unknown[0]!r}, which torch.compile does not take; it takes "
-                f"{', '.join(keys)}. Write "
-                "compile=True, or compile={'mode': 'reduce-overhead'}."
+                f"{', '.join(keys)}. Write compile=True, or compile={{'mode': 'reduce-overhead'}}."
             )
         return given
     if given not in _COMPILE_MODES:
@@ -288,9 +285,8 @@ def tree(given: Any, arguments: Mapping[str, Any]) -> Any:
     if not isinstance(given, Mapping) or "version" not in given:
         keys = ", ".join(map(str, list(given)[:3])) if isinstance(given, Mapping) else type(given).__name__
         raise ValueError(
-            f"load_state_dict was given {keys} …, and not what trainer.state_dict() returns: the state of a whole "
-            "run. For weights "
-            "write trainer.load_weights(state_dict)."
+            f"load_state_dict was given {keys} …, and not what trainer.state_dict() returns: the state of a whole run. "
+            "For weights write trainer.load_weights(state_dict)."
         )
     return given
 

@@ -261,9 +261,8 @@ def _make(given: Any, optimizer: Optimizer, every: Time, number: int) -> Learnin
             if not _takes_a_clock(given):
                 if isinstance(given, type) and issubclass(given, LRScheduler):
                     raise TypeError(
-                        f"schedule={given.__name__} is a class that needs arguments: {error}. Give a function of "
-                        "the optimizer: "
-                        f"schedule=lambda optimizer: torch.optim.lr_scheduler.{given.__name__}(optimizer, …)."
+                        f"schedule={given.__name__} is a class that needs arguments: {error}. Give a function of the "
+                        f"optimizer: schedule=lambda optimizer: torch.optim.lr_scheduler.{given.__name__}(optimizer, …)."
                     ) from None
                 raise
             return Scheduled(optimizer, given)

@@ -65,10 +65,8 @@ def _named(given: Mapping[Any, Any], task: Task) -> dict[str, nn.Module]:
     if (not found and not several) or (len(found) == len(given) and all(type(name) is str for name in given)):
         return found
     missing = next(name for name in given if name not in found)
-    if (
-        type(given.get(kind := next((key for key in ("type", "name", "_target_", "class_path") if key in given), "")))
-        is str
-    ):
+    kind = next((key for key in ("type", "name", "_target_", "class_path") if isinstance(given.get(key), str)), None)
+    if kind is not None:
         chosen = str(given[kind]).rpartition(".")[2].lower()
         config = {key: value for key, value in given.items() if key != kind}
         raise ValueError(
@@ -134,11 +132,9 @@ def _check_configured(given: Any) -> None:
     nested = isinstance(given, tuple | list) and any(isinstance(item, tuple | list) for item in given)
     if nested or (isinstance(given, Mapping) and {"lr_scheduler", "optimizer"} & given.keys()):
         raise TypeError(
-            "configure_optimizers() returned "
-            f"{'nested lists' if nested else 'a dict of ' + ', '.join(map(repr, given))}. It returns "
-            "an optimizer, a sequence of optimizers or a dict of optimizers by name, without schedules. Write "
-            "return optimizer, and "
-            "Trainer(schedule='cosine(warmup=0.05dur)')."
+            f"configure_optimizers() returned {'nested lists' if nested else 'a dict of ' + ', '.join(map(repr, given))}. "
+            "It returns an optimizer, a sequence of optimizers or a dict of optimizers by name, without schedules. Write "
+            "return optimizer, and Trainer(schedule='cosine(warmup=0.05dur)')."
         )
 
 

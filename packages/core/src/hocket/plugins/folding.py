@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+from hocket.help import attributes
 from hocket.hookspecs import Event
 from hocket.plugins.delivery import Delivery
 from hocket.plugins.errors import HookError
@@ -112,6 +113,7 @@ def noted(function: Callable[..., Any], whose: str) -> Callable[..., Any]:
 
 
 def note(error: BaseException, whose: str) -> None:
+    attributes.explain(error)
     note = f"Raised by {whose}."
     if whose and note not in getattr(error, "__notes__", ()):
         error.add_note(note)

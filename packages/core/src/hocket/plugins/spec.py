@@ -58,8 +58,8 @@ def build(kind: str, spec: Any, *arguments: Any) -> Attachment:
             near = others.alias(kind, spec.__name__, catalog.names(kind))
             raise PluginConfigError(
                 f"{spec.__name__} is not one of the {kind}: {wrong}. Give a name such as "
-                f"'{near or (catalog.names(kind) or ['name'])[0]}', "
-                f"or a subclass of hocket.{catalog.singular(kind).capitalize()}."
+                f"'{near or (catalog.names(kind) or ['name'])[0]}', or a subclass of "
+                f"{_base(kind)}."
             )
         return _attachment(kind, spec, _make(kind, _name_of(kind, spec), spec, arguments, {}), {})
     else:
@@ -144,9 +144,8 @@ def _from_mapping(kind: str, spec: Mapping[Any, Any]) -> tuple[str, dict[str, An
         if isinstance(name, str) and (config is None or isinstance(config, Mapping)):
             return name, {str(key): value for key, value in (config or {}).items()}
     raise PluginConfigError(
-        f"{dict(spec)!r} does not name one of the {kind}: {', '.join(catalog.names(kind))}. Write "
-        f"{{'name': {{'key': value}}}}, "
-        "with one name."
+        f"{dict(spec)!r} does not name one of the {kind}: {', '.join(catalog.names(kind))}. Write {{'name': {{'key': "
+        "value}}, with one name."
     )
 
 
@@ -182,7 +181,7 @@ def _check_instance(kind: str, obj: Any) -> None:
         raise PluginConfigError(
             f"{type(obj).__name__} is not a {catalog.singular(kind)}: it has no {', '.join(missing[:4])}"
             f"{f' and {len(missing) - 4} more' if len(missing) > 4 else ''}. Subclass "
-            f"hocket.{catalog.singular(kind).capitalize()}, which has a default for everything."
+            f"{_base(kind)}, which has a default for everything."
         )
     if kind == "callbacks" and hasattr(obj, "all_ranks"):
         raise PluginConfigError(
@@ -192,24 +191,35 @@ def _check_instance(kind: str, obj: Any) -> None:
         raise PluginConfigError(f"{type(obj).__name__} is an algorithm; pass it in algorithms=[…].")
 
 
+def _base(kind: str) -> str:
+    """Return the base class of a kind of plug-ins, as users import it."""
+    name = catalog.singular(kind).capitalize()
+    return (
+        f"hocket.{name}"
+        if name in ("Algorithm", "Callback", "Logger", "Strategy", "Precision", "Device")
+        else "its class"
+    )
+
+
 def _check_foreign(kind: str, obj: Any) -> None:
     """Raise PluginConfigError for a plug-in of another library, and for an object without any hook."""
     cls = obj if isinstance(obj, type) else type(obj)
     if any(base.__module__.partition(".")[0] == "hocket" for base in cls.__mro__):
         return
     if library := others.library(obj):
-        near = others.alias(kind, cls.__name__, catalog.names(kind))
-        instead = others.elsewhere(kind, cls.__name__) or (f"Write {near!r}" if near else "")
+        there = catalog.names(kind)
+        near = others.alias(kind, cls.__name__, there)
+        write = others.elsewhere(kind, cls.__name__)
+        write = write or (f"Write {near!r}" if near else f"Write one of {', '.join(there)}")
         raise PluginConfigError(
-            f"{cls.__name__} is one of the {kind} of {library}, which hocket does not call. "
-            f"{instead or f'Write one of {chr(44).join(catalog.names(kind))}'}; or subclass "
-            f"hocket.{catalog.singular(kind).capitalize()}."
+            f"{cls.__name__} is one of the {kind} of {library}, which hocket does not call. {write}; or subclass "
+            f"{_base(kind)}."
         )
     if kind in ("callbacks", "loggers") and not any(hasattr(obj, hook) for hook in HOOKS):
         raise PluginConfigError(
             f"{obj!r} is given in {kind}=, but implements no hook. Write a class: class "
-            f"Mine(hocket.{catalog.singular(kind).capitalize()}) "
-            "with methods such as batch_end(self, state) or epoch_end(self, state); `hocket plugins hooks` prints them all."
+            f"Mine({_base(kind)}) with methods such as batch_end(self, state) or "
+            "epoch_end(self, state); `hocket plugins hooks` prints them all."
         )
 
 
@@ -268,9 +278,8 @@ def _make(kind: str, name: str, cls: Any, arguments: tuple[Any, ...], config: Ma
         return cls(*arguments, **config)
     except (TypeError, ValueError) as error:
         error.add_note(
-            f"While instantiating {what} with {dict(config)!r}. Its signature is "
-            f"{name}{_readable(signature, arguments)}; write "
-            f"{{'{name}': {{…}}}} with other values."
+            f"While instantiating {what} with {dict(config)!r}. Its signature is {name}{_readable(signature, arguments)}; "
+            f"write {{'{name}': {{…}}}} with other values."
         )
         raise
     except Exception as error:

@@ -146,7 +146,7 @@ class FitLoop:
                 "these weights."
             )
         if self._raised and stage in _INEXACT:
-            warnings.warn(f"The last fit raised {self._raised} {_INEXACT[stage].format(batch)}", stacklevel=3)
+            warnings.warn(f"The last fit raised {self._raised} {_INEXACT[stage].format(batch)}", stacklevel=4)
 
     def _run(self) -> None:
         state, bus = self.state, self.state.bus

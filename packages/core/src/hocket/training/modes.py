@@ -37,7 +37,7 @@ def train_mode(task: Task) -> None:
         )
     else:
         return
-    warnings.warn(message, stacklevel=5)
+    warnings.warn(message, stacklevel=6)
 
 
 def _blocks(model: nn.Module) -> list[str]:

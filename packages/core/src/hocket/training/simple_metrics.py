@@ -67,10 +67,9 @@ class Accuracy(Mean):
         if outputs.dim() < 2 or predicted.shape != targets.shape:
             raise ValueError(
                 f"The metric 'accuracy' was given outputs of shape {tuple(outputs.shape)} and targets of shape "
-                f"{tuple(targets.shape)}. It takes outputs (samples, classes, …) with labels (samples, …), or "
-                "logits and labels of "
-                "one shape. Write another metric, such as "
-                "metrics={'accuracy': torchmetrics.classification.MulticlassAccuracy(10)}."
+                f"{tuple(targets.shape)}. It takes outputs (samples, classes, …) with labels (samples, …), or logits and "
+                "labels of one shape. Write another metric, such as metrics={'accuracy': "
+                "torchmetrics.classification.MulticlassAccuracy(10)}."
             )
         return predicted == targets
 
@@ -95,8 +94,8 @@ def _difference(outputs: Tensor, targets: Tensor, name: str) -> Tensor:
     if outputs.shape != targets.shape:
         raise ValueError(
             f"The metric '{name}' was given outputs of shape {tuple(outputs.shape)} and targets of shape "
-            f"{tuple(targets.shape)}. "
-            "They should have one shape; write outputs.squeeze(1) in the model, or targets.unsqueeze(1) in the data."
+            f"{tuple(targets.shape)}. They should have one shape; write outputs.squeeze(1) in the model, or "
+            "targets.unsqueeze(1) in the data."
         )
     return outputs - targets
 

@@ -33,7 +33,7 @@ def fit_until(
     elif planned is not None:
         until = planned
         if until.value and state.timestamp.count(until.unit) >= until.value and loop.left is None:
-            warnings.warn(f"Training is over: {until} are done. Pass fit(duration=…) for more.", stacklevel=4)
+            warnings.warn(f"Training is over: {until} are done. Pass fit(duration=…) for more.", stacklevel=5)
             return None
     else:
         raise ValueError(
