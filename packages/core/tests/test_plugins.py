@@ -15,8 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hocket import Callback, Precision, Strategy, parts, plugins
+from hocket.cli.source import summary
 from hocket.hookspecs import PrecisionHooks, PrecisionLike, StrategyHooks, StrategyLike
-from hocket.plugins import PluginConfigError, switches
+from hocket.plugins import PluginConfigError, catalog, switches
 from hocket.plugins.spec import build, parse_spec
 
 
@@ -398,3 +399,13 @@ def test_an_instance_has_everything_that_its_contract_names(kind: str, base: typ
             PluginConfigError, match=rf"Mine is not a .*: it has no (\w+, )*{name}\. Subclass hocket\.\w+,"
         ):
             build(kind, type("Mine", (), lacking)())
+
+
+def test_summaries_are_plain_text_for_optimizers_and_commands_too() -> None:
+    """Those of torch's optimizers, which torch assigns after the class, begin as their docstrings do."""
+    for kind in ("commands", "optimizers", "actions", "algorithms", "loggers", "schedules"):
+        for entry in catalog.entries(kind):
+            if entry.dist.startswith("hocket"):
+                assert summary(entry) and "`" not in summary(entry) and ":mod:" not in summary(entry), entry.name
+                if kind == "optimizers":
+                    assert summary(entry) == entry.load().__doc__.strip().partition("\n")[0]
