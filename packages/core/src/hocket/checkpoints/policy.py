@@ -17,7 +17,7 @@ from hocket.checkpoints.components.plugins import described
 from hocket.checkpoints.hidden import HiddenTensors
 from hocket.checkpoints.ownership import Ownership
 from hocket.checkpoints.retention import Retention
-from hocket.checkpoints.signals import EXIT_CODE, Interrupted, Signals
+from hocket.checkpoints.signals import EXIT_CODE, Interrupted, Signals, requeue
 from hocket.checkpoints.storage.errors import CheckpointError
 from hocket.checkpoints.storage.ranks import Ranks, of_a_thread
 from hocket.checkpoints.storage.snapshot import Snapshot
@@ -55,6 +55,8 @@ class Checkpoints(Callback):
         overwrite: replace the checkpoints of an older run that a new one finds there, or the later ones of a run that is
             resumed from an earlier one. One line lists them; they are removed once there is a new checkpoint. Without it, such
             a run is refused.
+        requeue: under SLURM, also after SIGUSR1, put the job back into the queue once the checkpoint is written, by
+            ``scontrol requeue``; not after Control-C. The Trainer needs ``resume="auto"``.
 
     Raises:
         ValueError: an argument is out of its range, or at the first evaluation: there is no such metric.
@@ -83,6 +85,7 @@ class Checkpoints(Callback):
         weights_only: bool = False,
         on_error: Literal["stop", "warn"] = "stop",
         overwrite: bool = False,
+        requeue: bool = False,
     ) -> None:
         self._retention = Retention(keep, best)
         if on_error not in ("stop", "warn"):
@@ -107,7 +110,7 @@ class Checkpoints(Callback):
         self._background, self._hidden = Background(), HiddenTensors()
         self._threads: Ranks | None = None
         self._failure: BaseException | None = None
-        self._signals = Signals()
+        self._signals, self._requeue = Signals(requeue), requeue
         if asynchronous:  # otherwise save the microsecond that a wrapper takes in every step
             self.optimizer_step = self._after_the_copy
 
@@ -117,6 +120,11 @@ class Checkpoints(Callback):
 
         Raises CheckpointError, on all ranks, if the run is new and there are checkpoints of other runs.
         """
+        if self._requeue and state.resumes != "auto":
+            raise ValueError(
+                f"Checkpoints(requeue=True) starts the job again, and resume={state.resumes!r} would not continue its run. "
+                "Pass resume='auto' to the Trainer."
+            )
         if state.resumes is None:
             self.begin_run(state)
         self._state = weakref.ref(state)
@@ -260,6 +268,10 @@ class Checkpoints(Callback):
 
     def _end(self, state: State) -> NoReturn:
         self._wait(state)
+        if self._requeue:
+            asked = any(state.bus.all_gather_object(self._signals.requeue))
+            if asked and state.strategy.rank == 0 and self._signals.job is not None:
+                requeue(self._signals.job)
         self._signals.forget()
         raise Interrupted(EXIT_CODE)
 
