@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +14,7 @@ from support import make_data, make_model, make_trainer, same, sgd, weights
 from torch import Tensor, nn
 
 import hocket
+import hocket.checkpoints
 from hocket.schedules import Plateau
 from hocket.testkit.ranks import run_ranks
 
@@ -462,3 +464,119 @@ def test_any_object_with_a_step_is_a_scheduler() -> None:
         trainer = make_trainer(schedule=Halves, schedule_every="2ba")
     trainer.fit()
     assert rates_of(trainer) == [0.1 * 0.5**3]
+
+
+# --- parameter groups that are added during a fit
+
+
+class Unfreeze(hocket.Callback):
+    """Train the first layer too, at another rate, from the second epoch on."""
+
+    def epoch_start(self, state: hocket.State) -> None:
+        if state.timestamp.epoch == 1:
+            first = state.model[0].requires_grad_(True)
+            state.optimizers[0].add_param_group({"params": list(first.parameters()), "lr": 0.01})
+
+
+def frozen_model() -> nn.Module:
+    model = make_model()
+    model[0].requires_grad_(False)
+    return model
+
+
+def adam(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.Adam([parameter for parameter in parameters if parameter.requires_grad], lr=0.05)
+
+
+SCHEDULES: dict[str, Any] = {
+    "none": None,
+    "hocket": "linear",
+    "StepLR": lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5),
+    "LambdaLR": lambda optimizer: torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.9**step),
+    "CosineAnnealingLR": lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 20),
+    "plateau": Plateau("eval/loss", factor=0.5, patience=0, threshold=0.5),
+}
+
+
+def unfreezing(schedule: Any, *callbacks: Any, **options: Any) -> hocket.Trainer:
+    return make_trainer(
+        model=frozen_model(), optimizer=adam, schedule=SCHEDULES[schedule], callbacks=[Unfreeze(), *callbacks],
+        duration="4ep", eval_data=make_data(shuffle=False), **options,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("schedule", ["none", "LambdaLR"])
+def test_an_added_group_trains_as_in_a_plain_loop(schedule: str) -> None:
+    trainer = unfreezing(schedule)
+    trainer.fit()
+    model = frozen_model()
+    optimizer, data = adam(model.parameters()), make_data()
+    for epoch in range(4):
+        if epoch == 1:
+            model[0].requires_grad_(True)
+            optimizer.add_param_group({"params": list(model[0].parameters()), "lr": 0.01})
+        for number, (inputs, targets) in enumerate(data):
+            if schedule == "LambdaLR":
+                for base, group in zip((0.05, 0.01), optimizer.param_groups, strict=False):
+                    # The added group keeps its rate until the scheduler's next step.
+                    added_now = base == 0.01 and (epoch, number) == (1, 0)
+                    group["lr"] = base if added_now else base * 0.9 ** (3 * epoch + number)
+            optimizer.zero_grad()
+            F.cross_entropy(model(inputs), targets).backward()
+            optimizer.step()
+    assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(weights(trainer), weights(model), strict=True))
+    assert not torch.equal(model[0].weight, make_model()[0].weight)
+
+
+class TakesAt(hocket.Callback):
+    trainer: hocket.Trainer
+    state: Any = None
+
+    def __init__(self, batch: int) -> None:
+        self.batch = batch
+
+    def batch_checkpoint(self, state: hocket.State) -> None:
+        if state.timestamp.batch == self.batch:
+            self.state = copy.deepcopy(self.trainer.state_dict())
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("batch", [2, 3, 5])
+def test_a_run_with_an_added_group_resumes_bitwise(schedule: str, batch: int) -> None:
+    """From before the group was added, and from after."""
+    takes = TakesAt(batch)
+    whole = unfreezing(schedule, takes)
+    takes.trainer = whole
+    whole.fit()
+    resumed = unfreezing(schedule)
+    resumed.load_state_dict(takes.state)
+    resumed.fit()
+    assert same(weights(resumed), weights(whole))
+    assert rates_of(resumed) == rates_of(whole)
+
+
+def test_an_added_group_is_loaded_from_files_on_two_ranks(tmp_path: Any) -> None:
+    def rank_main(rank: int) -> Any:
+        options: dict[str, Any] = {"strategy": "ddp", "device": "cpu", "seed": 1}
+        whole = unfreezing("hocket", folder=tmp_path / "whole", **options)
+        whole.fit()
+        checkpoints = [hocket.Checkpoints(tmp_path / "a", every="1ba", keep=None) for _ in range(2)]
+        first = unfreezing("hocket", StopsAt(4), folder=tmp_path / "a", checkpoints=checkpoints[0], **options)
+        first.fit()
+        resumed = unfreezing("hocket", folder=tmp_path / "a", checkpoints=checkpoints[1], resume="auto", **options)
+        resumed.fit()
+        assert same(weights(resumed), weights(whole))
+        return resumed.state.timestamp.batch
+
+    assert run_ranks(rank_main, 2) == [8, 8]  # two global batches an epoch
+
+
+def test_a_group_of_another_model_is_refused() -> None:
+    takes = TakesAt(5)
+    takes.trainer = unfreezing("none", takes)
+    takes.trainer.fit()
+    other = make_trainer(optimizer=lambda parameters: torch.optim.Adam(parameters, lr=0.05))
+    with pytest.raises(
+        hocket.checkpoints.ContentError, match=r"has groups of \[2, 2\] parameters, and the Trainer's has \[4\]"
+    ):
+        other.load_state_dict(takes.state)

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import torch
-
 from pages import ROOT, blocks, write_files
 
 PAGES = ("README.md", "docs/your-model.md", "docs/evaluation.md")

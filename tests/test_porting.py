@@ -1,4 +1,4 @@
-"""docs/porting.md: each program before and after the port prints the same loss. Other frameworks run in environments of their own."""
+"""docs/porting.md: each program before and after the port prints the same loss. Other frameworks run in other environments."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import torch
-
 from pages import ROOT, blocks, write_files
 
 PAGE = ROOT / "docs" / "porting.md"

@@ -175,3 +175,107 @@ def test_handlers_are_there_during_a_fit_only() -> None:
         trainer.fit()
     assert ended.value.code == EXIT_CODE
     assert [signal.getsignal(number) for number in numbers] == before
+
+
+# --- the program's own handlers, and SLURM
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_handler_of_the_program_is_called_too(tmp_path: Path, number: int) -> None:
+    heard: list[int] = []
+    before = signal.signal(number, lambda number, frame: heard.append(number))
+    handler = signal.getsignal(number)
+    try:
+        with pytest.raises(Interrupted):
+            make(tmp_path, SignalAt(3, "batch_start", number=number), strategy="single", policy={"every": None}).fit()
+        assert heard == [number]
+        assert signal.getsignal(number) is handler
+    finally:
+        signal.signal(number, before)
+    assert hocket.Checkpoints(tmp_path).store.names() == ["ep0-ba4"]
+
+
+def test_control_c_in_an_evaluation_still_writes_the_checkpoint_first(tmp_path: Path) -> None:
+    """The Trainer's own handler of Control-C, which would interrupt between two batches of the evaluation, is not called."""
+    told = SignalAt(4, "eval_batch_start", number=signal.SIGINT)
+    with pytest.raises(Interrupted):
+        make(tmp_path, told, strategy="single", policy={"every": None}).fit()
+    assert len(hocket.Checkpoints(tmp_path).store.names()) == 1
+
+
+@pytest.fixture
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[str]]:
+    """A SLURM job with a scontrol that records how it was called; returns the calls."""
+    calls, command = tmp_path / "calls", tmp_path / "bin" / "scontrol"
+    command.parent.mkdir()
+    command.write_text(
+        f'#!/bin/sh\necho "$@" >> {calls}\nls {tmp_path / "run"} >> {calls}\nexit ${{SCONTROL_EXIT:-0}}\n'
+    )
+    command.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{command.parent}:{os.environ['PATH']}")
+    monkeypatch.setenv("SLURM_JOB_ID", "4711")
+    for name in ("SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID", "SLURM_NTASKS", "SLURM_PROCID"):
+        monkeypatch.delenv(name, raising=False)
+    return lambda: calls.read_text().split("\n")[:-1] if calls.exists() else []
+
+
+def interrupted(folder: Path, number: int, ranks: int = 1, rank: int = 0, **options: Any) -> None:
+    def rank_main(_: int = 0) -> None:
+        told = SignalAt(4, "batch_end", rank, number)
+        with pytest.raises(Interrupted) as ended:
+            make(folder / "run", told, policy={"every": None, "requeue": True}, resume="auto", **options).fit()
+        assert ended.value.code == EXIT_CODE
+
+    if ranks == 1:
+        rank_main()
+    else:
+        run_ranks(rank_main, ranks)
+
+
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_job_is_requeued_once_the_checkpoint_is_written(
+    tmp_path: Path, slurm: Any, number: int, ranks: int
+) -> None:
+    """Whichever rank was told, rank 0 asks for it, once."""
+    options = {"strategy": "single"} if ranks == 1 else {}
+    interrupted(tmp_path, number, ranks, ranks - 1, **options)
+    assert slurm() == ["requeue 4711", "ep0-ba4", "latest"]
+
+
+def test_a_task_of_an_array_is_requeued_and_not_the_array(
+    tmp_path: Path, slurm: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "4711")
+    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "3")
+    interrupted(tmp_path, signal.SIGUSR1, strategy="single")
+    assert slurm()[0] == "requeue 4711_3"
+
+
+def test_control_c_does_not_requeue(tmp_path: Path, slurm: Any) -> None:
+    interrupted(tmp_path, signal.SIGINT, strategy="single")
+    assert slurm() == []
+
+
+def test_a_job_that_cannot_be_requeued_says_so(tmp_path: Path, slurm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SCONTROL_EXIT", "3")
+    with pytest.warns(RuntimeWarning, match=r"scontrol requeue 4711: exit code 3.*The checkpoint is complete"):
+        interrupted(tmp_path, signal.SIGUSR1, strategy="single")
+    monkeypatch.setenv("PATH", "")
+    with pytest.warns(RuntimeWarning, match="No such file or directory: 'scontrol'"):
+        signals.requeue("4711")
+
+
+def test_requeue_is_asked_for_and_needs_resume(tmp_path: Path, slurm: Any) -> None:
+    with pytest.raises(Interrupted):
+        make(tmp_path / "run", SignalAt(4, "batch_end"), strategy="single", policy={"every": None}).fit()
+    assert slurm() == []
+    with pytest.raises(ValueError, match=r"resume=None would not continue.*resume='auto'"):
+        make(tmp_path / "other", strategy="single", policy={"requeue": True}, resume=None)
+
+
+def test_outside_of_slurm_requeue_changes_nothing(tmp_path: Path, slurm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SLURM_JOB_ID")
+    interrupted(tmp_path, signal.SIGTERM, strategy="single")
+    assert slurm() == []
+    assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL

@@ -54,6 +54,8 @@ class Checkpoints(Callback):
         overwrite: replace the checkpoints of an older run that a new one finds there, or the later ones of a run that is
             resumed from an earlier one. One line lists them; they are removed once there is a new checkpoint. Without it, such
             a run is refused.
+        requeue: under SLURM, also after SIGUSR1, put the job back into the queue once the checkpoint is written, by
+            ``scontrol requeue``; not after Control-C. The Trainer needs ``resume="auto"``.
 
     Raises:
         ValueError: an argument is out of its range, or at the first evaluation: there is no such metric.
@@ -83,6 +85,7 @@ class Checkpoints(Callback):
         weights_only: bool = False,
         on_error: Literal["stop", "warn"] = "stop",
         overwrite: bool = False,
+        requeue: bool = False,
     ) -> None:
         self._retention = Retention(keep, best)
         if on_error not in ("stop", "warn"):
@@ -101,7 +104,7 @@ class Checkpoints(Callback):
         self._logged: dict[str, float] = {}
         self._logged_at: tuple[int, int] | None = None
         self._warned = False
-        self._writer, self._hidden, self._signals = self._new_writer(), HiddenTensors(), Signals()
+        self._writer, self._hidden, self._signals = self._new_writer(), HiddenTensors(), Signals(requeue)
         if asynchronous:  # otherwise save the microsecond that a wrapper takes in every step
             self.gradients = self._then_wait_for_the_copy
 
@@ -111,6 +114,11 @@ class Checkpoints(Callback):
 
         Raises CheckpointError, on all ranks, if the run is new and there are checkpoints of other runs.
         """
+        if self._requeue and state.resumes != "auto":
+            raise ValueError(
+                f"Checkpoints(requeue=True) starts the job again, and resume={state.resumes!r} would not continue its run. "
+                "Pass resume='auto' to the Trainer."
+            )
         if state.resumes is None:
             self.begin_run(state)
         self._state = weakref.ref(state)
@@ -226,7 +234,7 @@ class Checkpoints(Callback):
 
     def _end(self, state: State) -> NoReturn:
         self._writer.wait(state)
-        self._signals.end(alone=state.strategy.world_size == 1)
+        self._signals.end(state)
 
     # --- the best
 

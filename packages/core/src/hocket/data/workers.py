@@ -11,8 +11,8 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-#: Signals that ask a run to end. It completes the current batch first, and may save a checkpoint.
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+#: Signals that ask a run to end: SLURM may send SIGUSR1. It completes the current batch first, and may save a checkpoint.
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, *([signal.SIGUSR1] if hasattr(signal, "SIGUSR1") else []))
 
 
 @contextmanager

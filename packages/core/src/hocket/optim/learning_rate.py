@@ -136,6 +136,8 @@ class Stepped(TimeOnly):
             self._step()
 
     def _step(self) -> None:
+        if isinstance(self._scheduler, LRScheduler):
+            _notice_added_groups(self._scheduler)
         self._scheduler.step()
 
     def state_dict(self) -> dict[str, Any]:
@@ -147,6 +149,26 @@ class Stepped(TimeOnly):
         self._steps = state_dict["steps"]
         if has_state(self._scheduler):
             self._scheduler.load_state_dict(state_dict["scheduler"])
+
+
+def _notice_added_groups(scheduler: LRScheduler) -> None:
+    """Have a torch scheduler schedule groups that were added to its optimizer, from their learning rates on.
+
+    It keeps the base rate of each group, and LambdaLR a function of each, from when it was made.
+    """
+    for inner in getattr(scheduler, "_schedulers", ()):  # of SequentialLR and ChainedScheduler
+        _notice_added_groups(inner)
+    groups = scheduler.optimizer.param_groups
+    rates: list[Any] = getattr(scheduler, "base_lrs", [])
+    rates.extend(group.setdefault("initial_lr", float(group["lr"])) for group in groups[len(rates) :] if rates)
+    functions: list[Any] = getattr(scheduler, "lr_lambdas", [])
+    if 0 < len(functions) < len(groups):
+        if any(each is not functions[0] for each in functions):
+            raise ValueError(
+                f"A parameter group was added to {type(scheduler.optimizer).__name__}, but {type(scheduler).__name__} was "
+                "given a function for each of the groups before. Give it one function for all, or a schedule of hocket."
+            )
+        functions.extend(functions[:1] * (len(groups) - len(functions)))
 
 
 class Updated(Stepped):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -26,9 +26,11 @@ class Optimizers(Component):
 
     def __init__(self, state: State) -> None:
         self._state = state
+        #: The number of parameter groups that each optimizer was made with.
+        self._groups = [len(each.param_groups) for each in state.optimizers]
 
     def state_dict(self, gather: bool) -> Tree:
-        """Class and state of each."""
+        """Class and state of each, and the names of parameters in groups that were added since."""
         state, bus = self._state, self._state.bus
         state_of = bus.optimizer_state if gather else bus.optimizer_shards
         return {
@@ -36,9 +38,31 @@ class Optimizers(Component):
                 "class": class_of(each),
                 "state": encode(state_of(state.prepared, each), "the optimizer", gather),
                 **({} if name.isdecimal() else {"name": name}),
+                **({"added": added} if (added := self._added(index)) else {}),
             }
             for index, (name, each) in enumerate(zip(state.optimizer_names, state.optimizers, strict=True))
         }
+
+    def _added(self, index: int) -> list[list[str]]:
+        groups = self._state.optimizers[index].param_groups[self._groups[index] :]
+        names = {id(parameter): name for name, parameter in self._state.task.named_parameters()} if groups else {}
+        return [[names.get(id(parameter), "") for parameter in group["params"]] for group in groups]
+
+    def _to_add(self, index: int, saved: Mapping[str, Any]) -> list[list[Tensor]]:
+        """Return the parameters of the groups that the checkpoint's optimizer has and this one has not been given yet.
+
+        Returns none if they are not this model's, or in this optimizer already: then the groups differ, which is a problem.
+        """
+        optimizer, added = self._state.optimizers[index], saved.get("added", [])
+        missing = len(saved["state"].get("param_groups", ())) - len(optimizer.param_groups)
+        if not added or missing != len(added):
+            return []
+        parameters = dict(self._state.task.named_parameters())
+        held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        names = [name for group in added for name in group]
+        if any(name not in parameters or id(parameters[name]) in held for name in names):
+            return []
+        return [[parameters[name] for name in group] for group in added]
 
     def like(self) -> Like:
         """Return for each tensor of state the parameter that it belongs to, whose sharding it has."""
@@ -73,20 +97,26 @@ class Optimizers(Component):
                 f"The checkpoint has the optimizers {', '.join(map(repr, names))} in this order, and the Trainer "
                 f"{', '.join(map(repr, state.optimizer_names))}. Give them the same names in the same order."
             )
-            return Check([None] * len(names), problems)
+            return Check([(None, [])] * len(names), problems)
         for index, each in enumerate(in_order(saved)):
-            fitting = None
+            fitting, added = None, list[list[Tensor]]()
             if index < len(here) and before[index] == here[index]:
-                fitting, problem = _fitting(state, index, checkpoint.decode(each["state"]), checkpoint.weights)
+                decoded = checkpoint.decode(each["state"])
+                added = self._to_add(
+                    index, {**each, "state": decoded} if isinstance(decoded, Mapping) else {"state": {}}
+                )
+                fitting, problem = _fitting(state, index, decoded, checkpoint.weights, added)
                 problems += [problem] if problem else []
-            states.append(fitting)
+            states.append((fitting, added))
         return Check(states, problems)
 
     def load_state_dict(self, saved: list[Any]) -> None:
-        """Load each; None leaves the optimizer as it is."""
+        """Add the groups that were added before, and load each; None leaves the optimizer as it is."""
         state = self._state
-        for optimizer, each in zip(state.optimizers, saved, strict=False):
+        for optimizer, (each, added) in zip(state.optimizers, saved, strict=False):
             if each is not None:
+                for parameters in added:
+                    optimizer.add_param_group({"params": parameters})
                 state.bus.load_optimizer_state(state.prepared, optimizer, each)
 
 
@@ -137,27 +167,28 @@ def _classes(saved: Tree) -> list[str]:
 
 
 def _fitting(
-    state: State, index: int, saved: Mapping[str, Any], weights: Mapping[str, Shape]
+    state: State, index: int, saved: Mapping[str, Any], weights: Mapping[str, Shape], added: Sequence[Sequence[Tensor]]
 ) -> tuple[Mapping[str, Any] | None, str]:
     """Return the part of its saved state that an optimizer can load, or None; and the problem and what to type, or empty.
 
     Args:
         index: the number of the Trainer's optimizer.
         weights: the shapes of the saved weights.
+        added: the parameters of groups that will be added to the optimizer.
     """
     optimizer = state.optimizers[index]
     own = state.bus.optimizer_shards(state.prepared, optimizer)
     if not all(isinstance(each.get("state"), Mapping) and "param_groups" in each for each in (saved, own)):
         return saved, ""  # in a format that only the optimizer itself knows
     kind = type(optimizer).__name__
-    before, now = _numbers(saved), _numbers(own)
+    before, now = _numbers(saved), [*_numbers(own), *([None] * len(group) for group in added)]
     if (sizes := [len(group) for group in before]) != [len(group) for group in now]:
         return None, (
             f"The checkpoint's {kind} has groups of {sizes} parameters, and the Trainer's has {[len(group) for group in now]}. "
             "Give the Trainer the same optimizer= and model, or omit the optimizer's state by ignore=['optimizers.*']."
         )
     names = {id(parameter): name for name, parameter in state.task.named_parameters()}
-    parameters = chain.from_iterable(group["params"] for group in optimizer.param_groups)
+    parameters = chain.from_iterable([*(group["params"] for group in optimizer.param_groups), *added])
     misfits: dict[Any, str] = {}
     for number, own_number, parameter in zip(chain(*before), chain(*now), parameters, strict=False):
         name, found = names.get(id(parameter)), _kept(saved["state"].get(number))
