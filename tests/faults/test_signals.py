@@ -17,8 +17,8 @@ import training_script
 from training_script import differences, make, outcome
 
 import hocket
-from hocket.checkpoints import slurm
 from hocket.checkpoints.signals import EXIT_CODE, Interrupted
+from hocket.checkpoints.slurm import requeue
 from hocket.testkit import run_ranks
 from hocket.training import interruption
 
@@ -264,7 +264,7 @@ def test_a_job_that_cannot_be_requeued_says_so(tmp_path: Path, slurm: Any, monke
         interrupted(tmp_path, signal.SIGUSR1, strategy="single")
     monkeypatch.setenv("PATH", "")
     with pytest.warns(RuntimeWarning, match="No such file or directory: 'scontrol'"):
-        slurm.requeue("4711")
+        requeue("4711")
 
 
 def test_requeue_is_asked_for_and_needs_resume(tmp_path: Path, slurm: Any) -> None:
