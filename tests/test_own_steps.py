@@ -636,7 +636,8 @@ def test_a_backward_within_a_loss_function_is_refused(strategy: str, tmp_path: P
         step(twice, batch, "a")
 
     def rank(number: int) -> None:
-        trainer(Wrong(train_batch), tmp_path, strategy=strategy, microbatch=2).fit()
+        given = {"ddp": {"split_data": False}} if strategy == "ddp" else strategy
+        trainer(Wrong(train_batch), tmp_path, strategy=given, microbatch=2).fit()
 
     if strategy == "single":
         with pytest.raises(RuntimeError, match=r"computed gradients by backward\(\).*Return the sum of the losses"):

@@ -51,7 +51,7 @@ class Step:
         #: The weight of a loss that comes without one, as a function of the batch; None until it is needed.
         self.weight_of: Callable[[Any], torch.Tensor | None] | None = None
 
-        # Only for the steps of a `hocket.Task.train_batch`; see `hocket.training.steps`.
+        # Only for the steps of `hocket.Task.train_batch` and `hocket.Runtime.stepper`; see `hocket.training.steps`.
         #: The names of its optimizers, joined by "+"; "" for all of them.
         self.name = ""
         #: The optimizers that it steps, None for all; and the trained parameters of the others, which get no gradients.
