@@ -1,4 +1,4 @@
-"""What `hocket.Runtime` returns for a custom loop: the model to call, and the batches of this rank."""
+"""The model and the data of a custom loop, prepared by `hocket.Runtime`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a loss function carries from batch to batch: `hocket.Loss` keeps it, and the next step's ``carry`` returns it."""
+"""Values of samples carried from batch to batch: the ``carry`` of a step, and the ``kept`` of its `hocket.Loss`."""
 
 from __future__ import annotations
 

@@ -33,13 +33,14 @@ REPORT_EVERY = 10
 
 
 class LoopSteps(Steps):
-    """What `hocket.Runtime.stepper` returns: call it to take a step, as described in `Steps`.
+    """The steps of a custom loop: call it to take one, as described in `Steps`.
 
     After a step gradients are None.
 
     Args:
         state: the model and the optimizers to step; its timestamp counts steps.
-        gradients: what `hocket.Runtime` knows of the current batch.
+        gradients: the counts of the current batch, and the model of the current step, for the Runtime.
+        guard: handles non-finite losses and gradients.
     """
 
     caller = "the training loop"
