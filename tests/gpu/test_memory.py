@@ -82,6 +82,6 @@ def test_fsdp_sets_up_unit_by_unit(cuda: torch.device, monkeypatch: pytest.Monke
     )  # fmt: skip
     assert torch.cuda.max_memory_allocated() - before < 1.3 * size
     assert torch.cuda.memory_allocated() - before < 1.1 * size
-    trainer.fit("3ba", train_data=[(torch.randn(8, 8192), torch.randn(8, 8192))] * 3)
+    trainer.fit([(torch.randn(8, 8192), torch.randn(8, 8192))] * 3, duration="3ba")
     assert trainer.state.loss is not None and trainer.state.loss.isfinite()
     trainer.state.strategy.shutdown()

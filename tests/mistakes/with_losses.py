@@ -66,7 +66,7 @@ MISTAKES = [
     Mistake("BCE of logits", lambda: regress(loss=nn.BCELoss(), targets=torch.ones(16, 1)), "outputs: float32 of shape (16, 1)", "probabilities from 0 to 1", "binary_cross_entropy_with_logits"),
     Mistake("BCE of (N, 1) and (N,)", lambda: regress(loss=nn.BCEWithLogitsLoss(), targets=torch.ones(16)), "(16, 1) and the targets (16,)", "equal shapes", "outputs.squeeze(1)"),
     Mistake("BCE of integers", lambda: regress(loss=nn.BCEWithLogitsLoss(), targets=torch.ones(16, 1, dtype=torch.long)), "targets: int64 of shape (16, 1)", "one dtype", "targets.float()"),
-    Mistake("NLL of logits", lambda: classify(loss=nn.NLLLoss()), "the outputs of shape (16, 3) are not", "takes log-probabilities", "loss=torch.nn.functional.cross_entropy"),
+    Mistake("NLL of logits", lambda: classify(loss=nn.NLLLoss()), "the outputs of shape (16, 3) are those of a layer", "takes log-probabilities", "loss=torch.nn.functional.cross_entropy"),
     Mistake("a tuple of outputs", lambda: classify(model=Pair()), "outputs: tuple of 2", "the loss takes one tensor", "outputs[0]", listed=True),
     Mistake("a dict of outputs", lambda: classify(model=Dict()), "outputs: dict {'logits': float32 of shape (16, 3)}", "The model returned a dict", "outputs['logits']"),
     Mistake("a forward without return", lambda: classify(model=Forgets()), "outputs: None", "the loss takes a tensor", "Write a return statement"),

@@ -161,7 +161,7 @@ def test_uneven_shares_with_batch_norm(tmp_path, every, world_size):
         losses = Losses()
         run = trainer(tmp_path, DataLoader(samples(11)), LocalSGD(every=every), callbacks=[losses], global_batch=11)
         run.fit("2ep")
-        run.fit("2ep", train_data=DataLoader(samples(8)))
+        run.fit(DataLoader(samples(8)), duration="2ep")
         return run.model_state_dict(), losses.losses, dict(run.state.model.state_dict())
 
     # The second fit begins from the average, each rank with its own momenta: by hand that is one run of four steps.

@@ -7,7 +7,6 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -32,7 +31,7 @@ def watch(task: Task) -> None:
                 raise ValueError(_broadcast(str(each.message), outputs)) from None
             warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
         if isinstance(task, SupervisedTask) and isinstance(outputs, Tensor):
-            _check_values(task.loss_function, outputs)
+            _check_scale(task.loss_function, outputs)
         return returned
 
     vars(task)["loss"] = checked  # found before the method of the class
@@ -47,24 +46,34 @@ def _broadcast(warned: str, outputs: Any) -> str:
     )
 
 
-def _check_values(loss: Callable[..., Any] | None, outputs: Tensor) -> None:
-    """Warn if outputs are probabilities where a loss of torch takes logits, or the reverse."""
+def _check_scale(loss: Callable[..., Any] | None, outputs: Tensor) -> None:
+    """Refuse or warn of logits where a loss of torch takes log-probabilities, and of probabilities where it takes logits.
+
+    The operation that made the outputs tells; their values are not read, so nobody waits for a device.
+    """
     function = loss.func if isinstance(loss, functools.partial) else loss
-    if outputs.dim() < 2 or outputs.shape[1] < 2 or not outputs.is_floating_point() or type(outputs) is not Tensor:
-        return
-    with torch.no_grad():
-        sums = outputs.detach().float().logsumexp(1)
-        if (isinstance(function, nn.NLLLoss) or function is F.nll_loss) and not sums.abs().lt(1e-2).all():
-            raise ValueError(
-                f"nll_loss takes log-probabilities, whose exponentials add up to 1, and the outputs of shape "
-                f"{tuple(outputs.shape)} are not. Write loss=torch.nn.functional.cross_entropy, which takes logits, or end the "
-                "model with torch.nn.LogSoftmax(dim=1)."
-            )
-        cross_entropy = isinstance(function, nn.CrossEntropyLoss) or function is F.cross_entropy
-        if cross_entropy and outputs.min() >= 0 and (outputs.float().sum(1) - 1).abs().lt(1e-3).all():
-            warnings.warn(
-                f"The outputs of shape {tuple(outputs.shape)} are probabilities, which add up to 1, and cross_entropy takes "
-                "logits: training is much slower. Remove the softmax at the end of the model, or write "
-                "loss=lambda outputs, targets: torch.nn.functional.nll_loss(outputs.log(), targets).",
-                stacklevel=4,
-            )
+    made_by = "" if outputs.grad_fn is None else outputs.grad_fn.name().rstrip("0123456789")
+    found = f"the outputs of shape {tuple(outputs.shape)} are"
+    if (isinstance(function, nn.NLLLoss) or function is F.nll_loss) and made_by in _OF_A_LAYER:
+        raise ValueError(
+            f"nll_loss takes log-probabilities, and {found} those of a layer ({made_by}). Write "
+            "loss=torch.nn.functional.cross_entropy, which takes logits, or end the model with torch.nn.LogSoftmax(dim=1)."
+        )
+    if (isinstance(function, nn.CrossEntropyLoss) or function is F.cross_entropy) and made_by == "SoftmaxBackward":
+        warnings.warn(
+            f"cross_entropy takes logits, and {found} probabilities, those of a softmax: training is much slower. Remove the "
+            "softmax at the end of the model, or write loss=lambda outputs, targets: "
+            "torch.nn.functional.nll_loss(outputs.log(), targets).",
+            stacklevel=4,
+        )
+
+
+#: Operations whose results are not log-probabilities.
+_OF_A_LAYER = (
+    "AddmmBackward",
+    "MmBackward",
+    "LinearBackward",
+    "ConvolutionBackward",
+    "SoftmaxBackward",
+    "ReluBackward",
+)
