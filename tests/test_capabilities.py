@@ -580,3 +580,126 @@ def test_a_group_of_another_model_is_refused() -> None:
         hocket.checkpoints.ContentError, match=r"has groups of \[2, 2\] parameters, and the Trainer's has \[4\]"
     ):
         other.load_state_dict(takes.state)
+
+
+# --- checkpoints of adapters
+
+
+class Adapted(nn.Module):
+    """A frozen network with a buffer, and an adapter beside its first layer."""
+
+    def __init__(self, base: int = 0) -> None:
+        super().__init__()
+        self.base = make_model().requires_grad_(False)
+        self.norm = nn.BatchNorm1d(8, affine=False)
+        if base:
+            nn.init.normal_(self.base[0].weight, generator=torch.Generator().manual_seed(base))
+        self.down, self.up = nn.Linear(8, 2, bias=False), nn.Linear(2, 3, bias=False)
+        for layer in (self.down, self.up):
+            nn.init.normal_(layer.weight, std=0.1, generator=torch.Generator().manual_seed(3))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        inputs = self.norm(inputs)
+        return self.base(inputs) + self.up(self.down(inputs))
+
+
+def adapted(folder: Any, *callbacks: Any, base: int = 0, **options: Any) -> hocket.Trainer:
+    where = hocket.Checkpoints(folder, every="1ba", keep=None, only="trainable", **options.pop("policy", {}))
+    return make_trainer(
+        model=Adapted(base), optimizer=adam, checkpoints=where, resume="auto", callbacks=[*callbacks], seed=2,
+        folder=folder.parent / "runs", **options,
+    )  # fmt: skip
+
+
+class Crashes(hocket.Callback):
+    def __init__(self, batch: int) -> None:
+        self.batch = batch
+
+    def batch_start(self, state: hocket.State) -> None:
+        if state.timestamp.batch == self.batch:
+            raise ZeroDivisionError
+
+
+def crash(trainer: hocket.Trainer) -> None:
+    with pytest.raises(ZeroDivisionError):
+        trainer.fit()
+
+
+def test_checkpoints_hold_the_trainable_weights_and_resume_over_the_model_as_constructed(
+    tmp_path: Any, capsys: Any
+) -> None:
+    whole = adapted(tmp_path / "whole")
+    whole.fit()
+    crash(adapted(tmp_path / "a", Crashes(4)))
+    said = capsys.readouterr().err
+    assert "omit 4 frozen weights of 195 parameters, and hold the other 5 tensors of the model" in said
+    held = hocket.checkpoints.read_weights(tmp_path / "a" / "ep1-ba4")
+    assert set(held) == {
+        "down.weight",
+        "up.weight",
+        "norm.running_mean",
+        "norm.running_var",
+        "norm.num_batches_tracked",
+    }
+    about = hocket.checkpoints.Store(tmp_path / "a").about("ep1-ba4")
+    assert len(about["omitted"]) == 4
+    resumed = adapted(tmp_path / "a")
+    assert resumed.state.timestamp.batch == 4
+    resumed.fit()
+    assert same(weights(resumed), weights(whole))
+    plain = make_trainer(model=Adapted(), optimizer=adam, seed=2)
+    plain.fit()
+    assert same(weights(plain), weights(whole))
+
+
+def test_other_frozen_weights_than_those_trained_with_are_refused(tmp_path: Any) -> None:
+    adapted(tmp_path / "a").fit()
+    with pytest.raises(hocket.checkpoints.ContentError, match=r"other values of the frozen weights .*base.0.weight"):
+        adapted(tmp_path / "a", base=5)
+
+
+def test_what_was_trained_and_then_frozen_is_saved(tmp_path: Any) -> None:
+    class Freeze(hocket.Callback):
+        def epoch_end(self, state: hocket.State) -> None:
+            state.model.down.requires_grad_(False)
+
+    whole = adapted(tmp_path / "whole", Freeze(), duration="4ep")
+    whole.fit()
+    crash(adapted(tmp_path / "a", Freeze(), Crashes(7), duration="4ep"))
+    crash(adapted(tmp_path / "a", Freeze(), Crashes(10), duration="4ep"))  # and saved again by a resumed run
+    assert "down.weight" in hocket.checkpoints.read_weights(tmp_path / "a" / "ep3-ba10")
+    last = adapted(tmp_path / "a", Freeze(), duration="4ep")
+    last.fit()
+    assert same(weights(last), weights(whole))
+
+
+def test_weights_only_of_an_adapter(tmp_path: Any) -> None:
+    trainer = make_trainer(
+        model=Adapted(), optimizer=adam, checkpoints=hocket.Checkpoints(tmp_path, weights_only=True, only="trainable")
+    )
+    name = trainer.fit().checkpoints[-1]
+    held = hocket.checkpoints.read_weights(tmp_path / name)
+    assert "down.weight" in held and "base.0.weight" not in held
+    other = make_trainer(model=Adapted(), optimizer=adam)
+    assert set(other.load_weights(tmp_path / name, strict=False).missing) == {f"base.{at}" for at in BASE}
+    assert same(weights(other), weights(trainer))
+
+
+BASE = ("0.weight", "0.bias", "3.weight", "3.bias")
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_trainable_weights_of_two_ranks(strategy: str, tmp_path: Any) -> None:
+    def rank_main(rank: int) -> Any:
+        options: dict[str, Any] = {"strategy": strategy, "device": "cpu"}
+        whole = adapted(tmp_path / "whole", **options)
+        whole.fit()
+        crash(adapted(tmp_path / "a", Crashes(3), **options))
+        resumed = adapted(tmp_path / "a", **options)
+        batch = resumed.state.timestamp.batch
+        resumed.fit()
+        assert same(weights(resumed), weights(whole))
+        return batch
+
+    assert run_ranks(rank_main, 2) == [3, 3]
+    assert not any("base" in name for name in hocket.checkpoints.read_weights(tmp_path / "a" / "ep1-ba3"))

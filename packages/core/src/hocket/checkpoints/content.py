@@ -21,6 +21,7 @@ from hocket.checkpoints.components.data import EvaluationData, TrainingData
 from hocket.checkpoints.components.guard import Guard
 from hocket.checkpoints.components.metrics import TrainMetrics
 from hocket.checkpoints.components.model import Model, Modes
+from hocket.checkpoints.components.omitted import Omitted
 from hocket.checkpoints.components.optimizers import Optimizers, Schedules
 from hocket.checkpoints.components.plugins import Plugins, described
 from hocket.checkpoints.components.step import Batch, Losses, RankSamples
@@ -68,6 +69,7 @@ def components_of(
         Description("attached", lambda: described(state.bus.attachments)),
         configuration,
         Description("model_prefix", lambda: state.model_prefix),
+        Omitted(state),
         Model(state),
         Modes(state),
         Optimizers(state),  # after the model: sharded optimizers look at the parameters

@@ -12,6 +12,7 @@ from hocket.callback import Callback
 from hocket.checkpoints import resuming
 from hocket.checkpoints.components.model import by_own_names
 from hocket.checkpoints.components.plugins import described
+from hocket.checkpoints.frozen import FrozenWeights
 from hocket.checkpoints.hidden import HiddenTensors
 from hocket.checkpoints.listing import Listing
 from hocket.checkpoints.ownership import Ownership
@@ -50,6 +51,8 @@ class Checkpoints(Callback):
             computed, the rest immediately. The memory of the copies is reused. If a write takes longer than the interval,
             training waits for it.
         weights_only: write only model weights and the descriptions of attached plug-ins; to publish, not to resume.
+        only: ``"trainable"`` omits frozen parameters that have not changed since the model was constructed, as of a model with
+            adapters; one line says how many. A resumed run loads the rest over its model as constructed.
         on_error: how to handle a failed write: ``"stop"`` the run, or ``"warn"`` and continue.
         overwrite: replace the checkpoints of an older run that a new one finds there, or the later ones of a run that is
             resumed from an earlier one. One line lists them; they are removed once there is a new checkpoint. Without it, such
@@ -86,7 +89,12 @@ class Checkpoints(Callback):
         on_error: Literal["stop", "warn"] = "stop",
         overwrite: bool = False,
         requeue: bool = False,
+        only: Literal["trainable"] | None = None,
     ) -> None:
+        if only not in (None, "trainable"):
+            raise ValueError(f"only={only!r} is neither 'trainable' nor None.")
+        #: The frozen weights, of which only changed ones are saved; None to save all weights.
+        self._frozen = None if only is None else FrozenWeights()
         self._retention = Retention(keep, best)
         if on_error not in ("stop", "warn"):
             raise ValueError(f"on_error={on_error!r} is neither 'stop' nor 'warn'.")
@@ -125,6 +133,11 @@ class Checkpoints(Callback):
         self._writer.close()
         self._evaluated, self._writer, self._hidden = {}, self._new_writer(), HiddenTensors()
         self._logged, self._logged_at = {}, None
+
+    def before_load(self, state: State) -> None:
+        """Note the weights as constructed."""
+        if self._frozen is not None:
+            self._frozen.construct(state)
 
     def resume(self, state: State, where: str | Path) -> bool:
         """Continue the run of a checkpoint of this store; begin a new run from a checkpoint elsewhere."""
@@ -294,18 +307,24 @@ class Checkpoints(Callback):
         self._writer.wait(state)
         if not state.content.worth_saving():
             return
+        omitted: dict[str, Any] = {}
         if self._weights_only:
             model = by_own_names(state, state.bus.model_shards(state.prepared))
             tree: dict[str, Any] = {"model": model, "attached": described(state.bus.attachments)}
         else:
             tree = state.content.state_dict(gather=False)
             self._hidden.warn(state)
+        if self._frozen is not None:
+            prefix = state.model_prefix if self._weights_only else ""
+            tree["model"], omitted = self._frozen.split(state, tree["model"], prefix, self.store.where)
+            if not self._weights_only:
+                tree["omitted"] = omitted
         about = {
             "metrics": self._metrics(state),
             "evaluated": [each for each in self._metrics(state) if self._is_new(state, each)],
             "timestamp": {"epoch": now.epoch, "batch": now.batch, "sample": now.sample},
             "plugins": [f"{v.kind}/{v.name} {v.dist} {v.version}".strip() for v in state.bus.attachments],
-            "weights_only": self._weights_only, "run": self._owned.about(),
+            "weights_only": self._weights_only, "omitted": list(omitted), "run": self._owned.about(),
         }  # fmt: skip
         self._writer.write(state, f"ep{now.epoch}-ba{now.batch}", tree, about, self._moment(state))
 

@@ -36,6 +36,9 @@ class Model(Component):
     def check(self, saved: Tree, checkpoint: Saved) -> Check:
         """Compare names and shapes; with ``strict=False`` load the weights that fit and keep the model's own for the others."""
         weights: dict[str, Any] = decode(saved, copy=False)  # loading copies them
+        if omitted := checkpoint.tree.get("omitted"):
+            own = self._state.bus.model_shards(self._state.prepared)
+            weights = {**{name: own[name] for name in omitted if name in own}, **weights}
         if checkpoint.strict:
             misfit = _misfit(self._state, weights)
             return Check(weights, [misfit] if misfit else [])

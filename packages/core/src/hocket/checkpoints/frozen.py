@@ -1,0 +1,73 @@
+"""``Checkpoints(only="trainable")``: omit frozen weights that are still those that the model was constructed with."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hocket.distributed.dtensors import mesh_of
+from hocket.state import State
+
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def checksum(tensor: Tensor) -> int:
+    """Return the sum of a tensor's bits as integers, which is the same on any device; for a DTensor, of the local shard."""
+    local: Any = tensor.detach()
+    local = local.to_local() if mesh_of(tensor) is not None else local
+    integers = _INTEGERS.get(local.element_size(), torch.int8)
+    return int(local.contiguous().reshape(-1).view(integers).sum(dtype=torch.int64).item()) if local.numel() else 0
+
+
+class FrozenWeights:
+    """Remember the weights as constructed, and tell which frozen ones have not changed since."""
+
+    def __init__(self) -> None:
+        #: For each parameter as constructed: its checksum.
+        self._constructed: dict[str, int] = {}
+        self._said = False
+
+    def construct(self, state: State) -> None:
+        """Note all parameters, before a checkpoint is loaded: some may be frozen later."""
+        named = state.task.named_parameters(remove_duplicate=False)
+        self._constructed = {name: checksum(parameter) for name, parameter in named}
+
+    def split(
+        self, state: State, weights: Mapping[str, Any], prefix: str, where: object
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return the weights to save, and for the omitted ones shape and checksum by name; print one line about it, once.
+
+        A frozen parameter that was trained before is saved. Buffers are saved, because training may change them. Every rank
+        has to call this.
+
+        Args:
+            prefix: what the task's names of the weights begin with and their names in ``weights`` do not.
+            where: the folder of the checkpoints, for the message.
+        """
+        same = {
+            name: parameter
+            for name, parameter in state.task.named_parameters(remove_duplicate=False)
+            if not parameter.requires_grad and self._constructed.get(name) == checksum(parameter)
+        }
+        everywhere = set.intersection(*map(set, state.bus.all_gather_object(list(same))))
+        omitted = {
+            name: [list(parameter.shape), None if mesh_of(parameter) is not None else self._constructed[name]]
+            for name, parameter in same.items()
+            if name in everywhere and name.startswith(prefix) and name.removeprefix(prefix) in weights
+        }
+        kept = {name: value for name, value in weights.items() if f"{prefix}{name}" not in omitted}
+        if state.strategy.rank == 0 and not self._said:
+            self._said = True
+            parameters = sum(math.prod(shape) for shape, _ in omitted.values())
+            print(
+                f"hocket: checkpoints in {where} omit {len(omitted)} frozen weights of {parameters:,} parameters, and hold the "
+                f"other {len(kept)} tensors of the model. To resume, construct the model with the same frozen weights.",
+                file=sys.stderr,
+                flush=True,
+            )
+        return kept, omitted
