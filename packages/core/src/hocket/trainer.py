@@ -78,6 +78,7 @@ class Trainer:
         schedule: a name such as ``"cosine(warmup=0.05dur)"``, a `hocket.schedules.Schedule`, a function of a
             `hocket.schedules.Clock` that returns a factor, or a function of the optimizer that returns a torch LRScheduler,
             which is stepped every ``schedule_every`` optimizer steps or epochs.
+        schedule_every: interval at which a torch LRScheduler is stepped, in optimizer steps or epochs: ``"1ba"``, ``"1ep"``.
         duration: length of training, such as ``"10ep"``, ``"5000ba"``, ``"1e9tok"``, ``"90min"``; `fit` can override it.
         algorithms, callbacks, loggers: names, ``{"name": {...}}`` configurations or instances.
         strategy, precision, device, actions: one plug-in each, in the same form. ``"auto"`` chooses a strategy or device by
@@ -97,6 +98,7 @@ class Trainer:
         resume: the folder of a checkpoint to resume from, or ``"auto"`` for the newest valid one of ``checkpoints``, if any.
         run_name: the name of this run, and of its folder in ``folder``; None generates one. The folder belongs to this run
             only: a new run of the same name is refused, a resumed run continues its files.
+        folder: the folder that holds the folders of runs.
         plugins: restricts the installed plug-ins: False for core's plug-ins only, or a list of names.
         profile_plugins: measure the time of each plug-in on each hook.
         limit_train, limit_eval, limit_predict: maximum number of batches of an epoch or set.
