@@ -7,8 +7,8 @@ with ``--show`` alone, it prints Markdown for docs/benchmarks.md: machine, versi
 On a bare machine with torch, but without hocket and a network, copy this repository there. hocket's dependencies that are
 missing (look at packages/core/pyproject.toml) come from a folder that was filled elsewhere::
 
-    pip install --no-deps --target deps pluggy importlib-metadata zipp jsonargparse rich markdown-it-py mdurl \\
-        pytest iniconfig pytest-timeout typeshed-client
+    pip install --no-deps --target deps pluggy importlib-metadata zipp pyyaml rich markdown-it-py mdurl \\
+        pytest iniconfig pytest-timeout
     PYTHONPATH=deps python benchmarks/gpu.py --results results.json
 
 hocket itself is found by path: by default in this repository's packages/, else where ``--packages`` says; the names of its

@@ -93,6 +93,7 @@ class Trainer:
             `hocket.schedules.Clock` that returns a factor, ``"plateau(on='eval/loss')"``, or a function of the optimizer that
             returns a torch LRScheduler or another object with ``step()``, which is stepped every ``schedule_every`` optimizer
             steps or epochs, or a scheduler of timm.
+        schedule_every: interval at which a torch LRScheduler is stepped, in optimizer steps or epochs: ``"1ba"``, ``"1ep"``.
         duration: length of training, such as ``"10ep"``, ``"5000ba"``, ``"1e9tok"``, ``"90min"``; `fit` can override it. Of a
             list, such as ``["10ep", "2h"]``, the first to be over ends training, and schedules refer to the first entry.
         min_duration: the length before which requests to stop, such as by early stopping, have no effect.
@@ -117,6 +118,7 @@ class Trainer:
         resume: the folder of a checkpoint to resume from, or ``"auto"`` for the newest valid one of ``checkpoints``, if any.
         run_name: the name of this run, and of its folder in ``folder``; None generates one. The folder belongs to this run
             only: a new run of the same name is refused, a resumed run continues its files.
+        folder: the folder that holds the folders of runs.
         plugins: restricts the installed plug-ins: False for core's plug-ins only, or a list of names.
         profile_plugins: measure the time of each plug-in on each hook.
         limit_train, limit_eval, limit_predict: maximum number of batches of an epoch or set; a float is the fraction of all.

@@ -5,9 +5,12 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import traceback
 from collections.abc import Sequence
 
-from hocket.cli.command import Command
+from hocket.cli import completion
+from hocket.cli.command import Command, parser_of
+from hocket.cli.errors import explains
 from hocket.cli.source import summary
 from hocket.plugins import PluginError, catalog, switches
 from hocket.plugins.distributions import AUTOLOAD, UNREADABLE
@@ -16,16 +19,28 @@ __all__ = ["Command", "main"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code. A plug-in error prints one paragraph on stderr and returns 2."""
+    """Run one command and return its exit code. An error of the user prints one paragraph on stderr and returns 2."""
     argv = list(sys.argv[1:] if argv is None else argv)
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="replace")  # a terminal that cannot print "…"
     _protect_torch()
     try:
         return _run(argv)
-    except PluginError as error:
-        print(f"hocket: {error}", file=sys.stderr)
-        return 2
     except BrokenPipeError:  # piped into head
         return 0
+    except Exception as error:
+        if not explains(error):
+            raise
+        if "--traceback" in argv[: _own(argv)]:
+            traceback.print_exc()
+        else:
+            print(f"hocket: {error}", file=sys.stderr)
+        return 1 if isinstance(error, ArithmeticError) else 2
+
+
+def _own(argv: list[str]) -> int:
+    """Return the number of arguments before those of a script, which may define options of these names."""
+    return argv.index("launch") if "launch" in argv[:2] else len(argv)
 
 
 def _protect_torch() -> None:
@@ -37,8 +52,7 @@ def _protect_torch() -> None:
 
 
 def _run(argv: list[str]) -> int:
-    # Arguments after `launch` belong to the script, which may define its own --no-plugins.
-    own = argv.index("launch") if "launch" in argv[:2] else len(argv)
+    own = _own(argv)
     plugins = False if "--no-plugins" in argv[:own] else None
     argv = [argument for argument in argv[:own] if argument != "--no-plugins"] + argv[own:]
     with switches.use(plugins):
@@ -51,18 +65,30 @@ def _run(argv: list[str]) -> int:
             print(hocket.__version__)
             return 0
         name, *rest = argv
+        if name == "--print-completion":
+            return completion.print_script(rest)
+        if name == "--complete":
+            return completion.print_candidates(*rest)
         if name.startswith("-"):
-            raise PluginError(f"There is no option '{name}'. The options are --no-plugins, --version and --help.")
+            raise PluginError(
+                f"There is no option '{name}'. The options are --no-plugins, --print-completion, --version and --help."
+            )
         command = catalog.get("commands", name)
-        parser = argparse.ArgumentParser(prog=f"hocket {name}", description=command.summary, allow_abbrev=False)
-        command.add_arguments(parser)
-        code: int = command.run(parser.parse_args(rest))
+        code: int = command.run(_parsed(parser_of(name, command), rest))
         return code
+
+
+def _parsed(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespace:
+    """Parse the arguments; options may stand between overrides unless there are sub-commands."""
+    try:
+        return parser.parse_intermixed_args(argv)
+    except TypeError:
+        return parser.parse_args(argv)
 
 
 def _help() -> str:
     """Return the names of the commands with their summaries, read from the sources without importing them."""
-    lines = ["usage: hocket [--no-plugins] [--version] COMMAND …", ""]
+    lines = ["usage: hocket [--no-plugins] [--version] [--print-completion SHELL] COMMAND …", ""]
     entries = {entry.name: entry for entry in catalog.choices("commands")}
     width = max(map(len, entries))
     lines += [f"  {name:<{width}}  {summary(entry)}".rstrip() for name, entry in entries.items()]

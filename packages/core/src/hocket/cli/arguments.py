@@ -3,19 +3,39 @@
 from __future__ import annotations
 
 import argparse
+from typing import Any
+
+from hocket.cli.completion import completes, configurations, overrides
+
+#: What the commands that only read weights replace in a configuration: they write no files, and resume no run.
+WITHOUT_FILES: dict[str, Any] = {"checkpoints": None, "resume": None, "loggers": ()}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the configuration file and its overrides."""
-    parser.add_argument("config", help="a YAML file")
+    """Add the configuration file, its overrides, and how to print them."""
+    _add_configuration(parser)
     parser.add_argument(
-        "changes", nargs="*", default=[], metavar="key=value", help="overrides of its values, such as duration=2ep"
+        "--print-config", action="store_true", help="print every key with its value and documentation, and exit"
     )
+
+
+def _add_configuration(parser: argparse.ArgumentParser) -> None:
+    config = parser.add_argument("config", nargs="?", help="a YAML file")
+    changes = parser.add_argument(
+        "changes",
+        nargs="*",
+        default=[],
+        metavar="key=value",
+        help="overrides of its values, such as duration=2ep or optimizer.adamw.lr=0.1",
+    )
+    completes(config, configurations)
+    completes(changes, overrides)
+    parser.add_argument("--traceback", action="store_true", help="show the Python traceback of an error")
 
 
 def add_weights(parser: argparse.ArgumentParser) -> None:
     """Add the configuration file, its overrides and the weights."""
-    add_arguments(parser)
+    _add_configuration(parser)
     parser.add_argument(
         "--weights", required=True, help="a checkpoint, or a file such as `hocket train` writes into its run's folder"
     )

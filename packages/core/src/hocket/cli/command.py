@@ -17,3 +17,10 @@ class Command:
     add_arguments: Callable[[argparse.ArgumentParser], None]
     #: Runs the command and returns the exit code.
     run: Callable[[argparse.Namespace], int]
+
+
+def parser_of(name: str, command: Command) -> argparse.ArgumentParser:
+    """Return the parser of a command's arguments."""
+    parser = argparse.ArgumentParser(prog=f"hocket {name}", description=command.summary, allow_abbrev=False)
+    command.add_arguments(parser)
+    return parser

@@ -1,77 +1,254 @@
-"""Configuration files: YAML with the arguments of a Trainer, checked against its signature."""
+"""Configurations: YAML files with the arguments of a Trainer, and overrides, checked before anything is built."""
 
 from __future__ import annotations
 
 import argparse
-import difflib
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from inspect import signature
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
 
 import torch
-from jsonargparse import ArgumentParser
 from torch import nn
-from torch.utils.data import DataLoader
 
-from hocket.plugins import PluginConfigError
-from hocket.plugins.spec import build
+import hocket
+from hocket import types
+from hocket.cli.document import ConfigError, Node, dump
+from hocket.cli.errors import explains
+from hocket.cli.imports import raised, reference, resolve
+from hocket.cli.keys import KINDS, LISTS, keys
+from hocket.cli.objects import arguments, blamed, build, call, lacking, lacks, make, mentions, shown
+from hocket.cli.overrides import as_node, configuration
+from hocket.plugins import PluginConfigError, PluginError, catalog, signatures
+from hocket.plugins.spec import parse_spec
+from hocket.settings import Settings
 from hocket.trainer import Trainer
 
+#: What to write for keys that a command needs.
+_EXAMPLES = {
+    "model": "model: {module:Class: {width: 8}}", "train_data": "train_data: module:function", "duration": "duration: 10ep",
+}  # fmt: skip
+#: Names that the Trainer's annotations refer to, and imports for type checkers only.
+_NAMES = {**vars(types), "Checkpoints": hocket.Checkpoints}
+#: Keys whose values are objects and not settings.
+_OBJECTS = {*KINDS, "model", "loss", "inputs", "targets", "train_data", "eval_data", "metrics", "train_metrics"}
+#: Keys whose objects are functions of one argument: the parameters, or the optimizer.
+_FUNCTIONS = {"optimizers": Callable[[Any], Any], "schedules": Callable[[Any], Any]}
+#: Arguments that somebody else passes to a plug-in: the parameters, the split.
+_LEADING = {"optimizers": 1, "datasets": 1}
 
-def make_trainer(
-    model: nn.Module,
-    data: str | dict[str, Any] | None = None,
-    train_data: DataLoader[Any] | None = None,
-    eval_data: DataLoader[Any] | dict[str, DataLoader[Any]] | None = None,
-    metrics: dict[str, nn.Module] | None = None,
-    **arguments: Any,
-) -> Trainer:
-    """Return a Trainer made from the keys of a configuration file; other keys are arguments of `hocket.Trainer`.
 
-    Args:
-        model: ``class_path`` of a module's class, or of a function that returns one, and its ``init_args``.
-        data: a plug-in of kind ``datasets``, such as ``digits`` or ``{digits: {batch_size: 64}}``: its splits ``"train"``
-            and ``"test"``.
-        train_data: training data by ``class_path``, instead of ``data``.
-        eval_data: one evaluation set by ``class_path``, or several by label, instead of ``data``.
-        metrics: evaluation metrics by name, each by ``class_path``.
+@contextmanager
+def trainer_from(args: argparse.Namespace, needs: Sequence[str] = (), **instead: Any) -> Iterator[Trainer]:
+    """Enter the Trainer that a file and its overrides describe, with other values for the keys in ``instead``.
+
+    Modules in the working folder can be imported from now on. Raises ConfigError for a key or a value that is wrong, or one of
+    ``needs`` that is missing, and names the key in errors of the Trainer that are about one.
     """
-    if data is not None:
-        train_data = build("datasets", data, "train").obj
-        eval_data = {"test": build("datasets", data, "test").obj}
-    return Trainer(model=model, train_data=train_data, eval_data=eval_data, metrics=metrics, **arguments)
+    if str(Path.cwd()) not in sys.path:  # under -P too, with which ranks are started
+        sys.path.insert(0, str(Path.cwd()))
+    described = Configuration(configuration(args))
+    with described.trainer(needs, instead) as trainer:
+        try:
+            yield trainer
+        except (TypeError, ValueError, RuntimeError) as error:
+            where = described.blamed(error) or (args.config if needs else None)
+            if where is None or isinstance(error, ConfigError) or not explains(error):
+                raise
+            raise ConfigError(where, str(error)) from error
 
 
-def _keys() -> set[str]:
-    taken = [*signature(make_trainer).parameters, *signature(Trainer.__init__).parameters]
-    return {*taken} - {"self", "arguments"}
+class _Instance:
+    """The annotation of plug-ins given by import path: functions are called."""
 
 
-def trainer_from(args: argparse.Namespace) -> Trainer:
-    """Return the Trainer that a file describes. Exits the process with a message if the file cannot be parsed.
+@runtime_checkable
+class Metric(Protocol):
+    """The annotation of metrics."""
 
-    Raises PluginConfigError for a key or a value that the Trainer does not accept.
-    """
-    parser = ArgumentParser(prog="hocket", usage=argparse.SUPPRESS, add_help=False)
-    parser.add_argument("--config", action="config")
-    parser.add_function_arguments(make_trainer, fail_untyped=False)
-    for change in args.changes:
-        if "=" not in change:
-            parser.error(
-                f"'{change}' is not an override. Write key=value, such as duration=2ep or model.init_args.width=8."
+    def update(self, *args: Any) -> Any: ...
+
+
+class Configuration:
+    """A configuration whose values are being built."""
+
+    def __init__(self, document: Node) -> None:
+        self._document = document
+        self._given: dict[str, Node] = {
+            key: document.value[key]
+            for key, each in keys().items()
+            if key in document.value and (document.value[key].value is not None or each.default not in (None, []))
+        }
+        self._hints = signatures.hints(Trainer, _NAMES)
+        for key in ("metrics", "train_metrics"):
+            self._hints[key] = Mapping[str, Metric] | self._hints[key]
+        #: The plug-ins by kind and name, and their arguments.
+        self._plugins: list[tuple[str, str, Node]] = []
+
+    def trainer(self, needs: Sequence[str], instead: Mapping[str, Any]) -> Trainer:
+        """Build the values, and the Trainer from them. Raises ConfigError."""
+        given, where = self._given, self._document.where
+        if "data" in given and (other := next((key for key in ("train_data", "eval_data") if key in given), None)):
+            raise ConfigError(given[other].key, f"{other} and data are both given. data stands for both; remove one.")
+        settings = {key: self._plain(key) for key in given if key not in _OBJECTS}
+        for key in settings:
+            self._check(key, settings[key])
+        for key in ("model", *needs):
+            there = {key, "data"} if key == "train_data" else {key, "fast_dev_run"} if key == "duration" else {key}
+            if not there & given.keys():
+                raise ConfigError(where, f"There is no {key}. Add a line such as `{_EXAMPLES[key]}`.")
+        if isinstance(seed := settings.get("seed"), int):
+            torch.manual_seed(seed)  # for the initial weights of the model
+        values = settings | {key: self._value(key) for key in given if key in _OBJECTS and key != "data"}
+        if "data" in given:
+            values["train_data"] = self._split("train")
+            values["eval_data"] = {"test": self._split("test")}
+        if not isinstance(values["model"], nn.Module):
+            raise ConfigError(
+                given["model"].where,
+                f"model is {type(values['model']).__name__}; it should be an object of class torch.nn.Module.",
             )
-        key, keys = change.partition("=")[0].partition(".")[0], _keys()
-        if key not in keys:
-            near = difflib.get_close_matches(key, keys, 1)
-            raise PluginConfigError(
-                f"'{key}' is not a key of a configuration. "
-                + (f"Did you mean '{near[0]}'?" if near else f"The keys are {', '.join(sorted(keys))}.")
-            )
-    config = parser.parse_args(["--config", args.config, *(f"--{change}" for change in args.changes)])
-    if config.seed is not None:
-        torch.manual_seed(config.seed)  # for the initial weights of the model
-    arguments = parser.instantiate(config).as_dict()
-    del arguments["config"]
-    try:
-        return make_trainer(**arguments)
-    except ValueError as error:
-        raise PluginConfigError(str(error)) from error
+        try:
+            return Trainer(**{**values, **instead})
+        except (PluginError, TypeError, ValueError, LookupError, OSError, RuntimeError) as error:
+            message = str(error) if explains(error) else raised("Making the Trainer", error)
+            raise ConfigError(self.blamed(error) or where, message) from error
+
+    # --- values
+
+    def _plain(self, key: str) -> Any:
+        node = self._given[key]
+        if key == "compile" and isinstance(node.value, dict):
+            return arguments(torch.compile, "torch.compile", node, key, 1)[1]
+        return build(node, self._hints.get(key, Any), key)
+
+    def _value(self, key: str) -> Any:
+        node, kind = self._given[key], KINDS.get(key)
+        if kind is None:
+            return self._plain(key)
+        if key in LISTS:
+            if not isinstance(node.value, list):
+                raise ConfigError(
+                    node.where, f"{key}={node.plain()!r} is not a list. Write `{key}: [{_in_yaml(node)}]`."
+                )
+            return [self._plugin(item, kind, f"{key}.{i}") for i, item in enumerate(node.value)]
+        if kind in _FUNCTIONS:
+            if isinstance(node.value, list):
+                return [self._plugin(item, kind, f"{key}.{i}") for i, item in enumerate(node.value)]
+            if self._by_name(node, kind):
+                return {name: self._plugin(item, kind, f"{key}.{name}") for name, item in node.value.items()}
+        return self._plugin(node, kind, key)
+
+    def _by_name(self, node: Node, kind: str) -> bool:
+        """Whether a mapping is several optimizers or schedules by name, and not the arguments of one."""
+        if not isinstance(node.value, dict) or reference(node) is not None:
+            return False
+        if len(node.value) != 1:
+            return True
+        ((name, inner),) = node.value.items()
+        if isinstance(inner.value, str):
+            return True
+        known = {*catalog.names(kind), *(f"{each.dist}/{each.name}" for each in catalog.entries(kind))}
+        inside = inner.value if isinstance(inner.value, dict) and len(inner.value) == 1 else {}
+        return name not in known and (reference(inner) is not None or any(each in known for each in inside))
+
+    def _plugin(self, node: Node, kind: str, at: str) -> Any:
+        """Return the specification of a plug-in, or an object given by import path."""
+        if found := reference(node):
+            return make(found, _FUNCTIONS.get(kind, _Instance), at)
+        name, inside = self._named(node, kind, at)
+        if name == "auto" and kind in ("strategies", "devices"):
+            return name
+        try:
+            entry = catalog.find(kind, name)
+            cls = entry.load()
+        except PluginError as error:
+            raise ConfigError(inside.key, f"{at}: {error}") from error
+        self._plugins.append((catalog.singular(kind), entry.name, inside))
+        leading = _LEADING.get(kind, 0)
+        if isinstance(inside.value, list):
+            raise ConfigError(inside.where, f"The arguments of {name} are a list. Write a mapping of names to values.")
+        named = arguments(cls, entry.name, inside, f"{at}.{name}", leading)[1]
+        if missing := lacking(cls, [None] * leading, named):
+            raise lacks(cls, name, missing, inside.key, leading)
+        return {name: named} if named else name
+
+    def _named(self, node: Node, kind: str, at: str) -> tuple[str, Node]:
+        """Return the name of a plug-in and the node of its arguments, whose key is the place of the name."""
+        value = node.value
+        if isinstance(value, str):
+            try:
+                name, config = parse_spec(value)
+            except PluginConfigError as error:
+                raise ConfigError(node.where, f"{at}: {error}") from None
+            return name, Node({key: as_node(each, node) for key, each in config.items()}, node.where, node.where)
+        if isinstance(value, dict) and len(value) == 1:
+            ((name, inside),) = value.items()
+            return str(name), inside
+        example = (catalog.names(kind) or ["name"])[0]
+        raise ConfigError(
+            node.where,
+            f"{at}={shown(node.plain())} does not name one {catalog.singular(kind)}. Write `{example}`, "
+            f"`{{{example}: {{argument: value}}}}` or `module:Class`.",
+        )
+
+    def _split(self, split: str) -> Any:
+        """Return a split of the plug-in or function that ``data`` names."""
+        node = self._given["data"]
+        if found := reference(node):
+            target, name, inside = resolve(found), found.path, found.arguments or Node({}, found.where, found.where)
+        else:
+            name, inside = self._named(node, "datasets", "data")
+            try:
+                target = catalog.get("datasets", name)
+            except PluginError as error:
+                raise ConfigError(inside.key, f"data: {error}") from error
+        return call(target, name, inside, node.where, "data", leading=(split,))
+
+    # --- errors
+
+    def _check(self, key: str, value: Any) -> None:
+        """Check one setting as the Trainer does, with all others at their defaults. Raises ConfigError."""
+        defaults = {
+            name: each.default
+            for name, each in signature(Trainer.__init__).parameters.items()
+            if name not in ("self", "model")
+        }
+        try:
+            Settings.of({**defaults, key: value})
+        except (TypeError, ValueError) as error:
+            node = self._given[key]
+            named = str(error) if f"{key}=" in str(error) else f"{key}: {error}"
+            raise ConfigError(blamed(node, str(error), node.where), named) from error
+
+    def blamed(self, error: BaseException) -> str | None:
+        """Return the place of the value that an error of the Trainer is about, or None."""
+        message = str(error)
+        for kind, name, inside in self._plugins:
+            if f"{kind} '{name}'" in "\n".join([message, *getattr(error, "__notes__", ())]):
+                return blamed(inside, message, inside.key)
+        for pattern in ("{key}={value!r}", "{value!r}", "{key}="):
+            found = [
+                node
+                for key, node in self._given.items()
+                if mentions(message, pattern.format(key=key, value=node.plain()))
+            ]
+            if len(found) == 1:
+                return found[0].where
+        named = [node.key for name, node in _inside(self._document) if mentions(message, repr(name))]
+        return named[0] if len(named) == 1 else None
+
+
+def _inside(node: Node) -> Iterator[tuple[Any, Node]]:
+    """Yield every key with its value, at any depth."""
+    children = node.value.items() if isinstance(node.value, dict) else enumerate(node.value)
+    for name, child in children:
+        yield name, child
+        if isinstance(child.value, dict | list):
+            yield from _inside(child)
+
+
+def _in_yaml(node: Node) -> str:
+    return dump(node.plain()).strip().removesuffix("\n...").strip()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from hocket.cli.arguments import add_weights
+from hocket.cli.arguments import WITHOUT_FILES, add_weights
 from hocket.cli.command import Command
 
 
@@ -12,7 +12,7 @@ def run(args: argparse.Namespace) -> int:
     """Print losses and metrics of the evaluation sets in a configuration."""
     from hocket.cli.config import trainer_from
 
-    with trainer_from(args) as trainer:
+    with trainer_from(args, **WITHOUT_FILES) as trainer:
         trainer.load_weights(args.weights)
         for name, value in trainer.evaluate().items():
             print(f"{name} {value:.6g}")

@@ -6,10 +6,13 @@ import argparse
 
 from hocket.cli.arguments import add_arguments
 from hocket.cli.command import Command
+from hocket.cli.template import print_config
 
 
 def run(args: argparse.Namespace) -> int:
     """Set up the run and print its plan, without training."""
+    if args.print_config:
+        return print_config(args)
     from hocket.cli.config import trainer_from
 
     with trainer_from(args) as trainer:

@@ -8,6 +8,7 @@ import json
 import sys
 
 from hocket.cli.command import Command
+from hocket.cli.completion import completes, plugin_names
 from hocket.cli.source import summary
 from hocket.plugins import KINDS, Entry, PluginError, UnknownPluginError, catalog, switches
 
@@ -23,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     info = actions.add_parser(
         "info", help="show one plug-in: signature, docstring, events, phase, needs; imports only that one"
     )
-    info.add_argument("name")
+    completes(info.add_argument("name"), plugin_names)
     info.add_argument("--kind", choices=KINDS)
     doctor = actions.add_parser(
         "doctor", help="import each plug-in separately and report problems; exit code 1 if there are any"

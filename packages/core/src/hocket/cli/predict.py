@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 
-from hocket.cli.arguments import add_weights
+from hocket.cli.arguments import WITHOUT_FILES, add_weights
 from hocket.cli.command import Command
+from hocket.plugins import PluginError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,16 +23,16 @@ def run(args: argparse.Namespace) -> int:
 
     from hocket.cli.config import trainer_from
 
-    with trainer_from(args) as trainer:
+    with trainer_from(args, **WITHOUT_FILES) as trainer:
         trainer.load_weights(args.weights)
         sets = trainer.state.eval_sets
         if args.set not in sets:
-            raise SystemExit(
+            raise PluginError(
                 f"There is no evaluation set '{args.set}'; the configuration has {', '.join(sets) or 'none'}."
             )
         outputs = trainer.predict(sets[args.set].data)
         if not all(isinstance(each, torch.Tensor) for each in outputs):
-            raise SystemExit(
+            raise PluginError(
                 "The model's output is not a tensor; this command writes tensors only. Use Trainer.predict."
             )
         save_file({"outputs": torch.cat(outputs).contiguous()}, args.out)

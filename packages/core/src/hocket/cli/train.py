@@ -6,15 +6,18 @@ import argparse
 
 from hocket.cli.arguments import add_arguments
 from hocket.cli.command import Command
+from hocket.cli.template import print_config
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the plan, fit, and write the weights into the run's folder."""
+    if args.print_config:
+        return print_config(args)
     from safetensors.torch import save_file
 
     from hocket.cli.config import trainer_from
 
-    with trainer_from(args) as trainer:
+    with trainer_from(args, needs=("train_data", "duration")) as trainer:
         changes = [each for each in args.changes if not each.startswith("resume=")]
         trainer.command = ("hocket", "train", args.config, *changes, "resume=auto")
         print(trainer.plan(), flush=True)

@@ -6,7 +6,6 @@ import ast
 import difflib
 import inspect
 import re
-import types
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,7 +13,7 @@ from typing import Any
 
 from hocket.help import names as others
 from hocket.hookspecs import SPECS, PrecisionHooks, PrecisionLike, StrategyHooks, StrategyLike
-from hocket.plugins import catalog
+from hocket.plugins import catalog, signatures
 from hocket.plugins.errors import BrokenPluginError, PluginConfigError
 from hocket.plugins.kinds import misfit
 
@@ -266,9 +265,9 @@ def _make(kind: str, name: str, cls: Any, arguments: tuple[Any, ...], config: Ma
             f"{what} needs {', '.join(missing)}. Its signature is {name}{_readable(signature, arguments)}; write "
             f"{{'{name}': {{'{missing[0]}': …}}}}."
         )
-    hints = _hints(cls)
+    hints = signatures.hints(cls)
     for key, value in config.items():
-        if key in hints and not _fits(value, hints[key]):
+        if key in hints and not signatures.fits(value, hints[key]):
             raise PluginConfigError(
                 f"{what} was given {key}={value!r}, which is {type(value).__name__}; it should be "
                 f"{_type_name(hints[key])}. {_rewritten(key, value, hints[key])}Its signature is "
@@ -289,36 +288,6 @@ def _make(kind: str, name: str, cls: Any, arguments: tuple[Any, ...], config: Ma
 def _readable(signature: inspect.Signature, arguments: tuple[Any, ...]) -> str:
     parameters = list(signature.parameters.values())[len(arguments) :]
     return str(signature.replace(parameters=parameters, return_annotation=signature.empty)).replace("'", "")
-
-
-def _hints(cls: Any) -> dict[str, Any]:
-    """Return the annotations of the arguments, or none if they refer to names imported under TYPE_CHECKING only."""
-    try:
-        return typing.get_type_hints(vars(cls).get("__init__", cls) if isinstance(cls, type) else cls)
-    except Exception:
-        return {}
-
-
-def _fits(value: Any, hint: Any) -> bool:
-    """Whether a value may fit an annotation. Only plain types are checked; any other annotation accepts every value."""
-    origin = typing.get_origin(hint)
-    if origin in (typing.Union, types.UnionType):
-        return any(_fits(value, each) for each in typing.get_args(hint))
-    if origin is typing.Literal:
-        return value in typing.get_args(hint)
-    if hint is float:
-        return isinstance(value, int | float) and not isinstance(value, bool)
-    if hint is int:
-        return isinstance(value, int) and not isinstance(value, bool)
-    if hint in (bool, str):
-        return isinstance(value, hint)
-    if isinstance(value, str) and getattr(hint, "__module__", "") == "torch":
-        return False
-    if hint is None or hint is type(None):
-        return value is None
-    if isinstance(hint, type) and hint.__module__.partition(".")[0] == "hocket":
-        return isinstance(value, hint)  # so that 5 is not a Time
-    return True
 
 
 def _rewritten(key: str, value: Any, hint: Any) -> str:

@@ -1,0 +1,204 @@
+"""Configuration files as trees of values that know where they were written."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from hocket.plugins import PluginError
+
+
+class ConfigError(PluginError):
+    """A configuration is wrong. The message begins with file and line, or with the override on the command line."""
+
+    def __init__(self, where: str, message: str) -> None:
+        super().__init__(f"{where}: {' '.join(message.split())}")
+
+
+@dataclass(slots=True)
+class Node:
+    """A value of a configuration."""
+
+    #: A scalar, a list of nodes or a dict of nodes.
+    value: Any
+    #: ``file:line``, or the override.
+    where: str
+    #: The place of its key; that of the value for items of a list.
+    key: str
+    #: A scalar as it was written, unless it is in quotes.
+    text: str | None = None
+
+    def plain(self) -> Any:
+        """Return the value without places."""
+        if isinstance(self.value, dict):
+            return {key: child.plain() for key, child in self.value.items()}
+        return [child.plain() for child in self.value] if isinstance(self.value, list) else self.value
+
+
+class _Resolver(yaml.resolver.BaseResolver):
+    """Scalars of YAML 1.2: ``1e-3`` is a number; ``on``, ``no``, ``1:30``, ``007`` and ``2024-01-01`` are text."""
+
+
+for _tag, _pattern, _first in (
+    ("null", r"~|null|Null|NULL|", [*"~nN", ""]),
+    ("bool", r"true|True|TRUE|false|False|FALSE", "tTfF"),
+    ("int", r"[-+]?(0|[1-9][0-9_]*|0x[0-9a-fA-F]+|0o[0-7]+)", "-+0123456789"),
+    (
+        "float",
+        r"[-+]?(\.[0-9]+|[0-9][0-9_]*(\.[0-9_]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
+        "-+.0123456789",
+    ),
+    ("merge", r"<<", "<"),
+):
+    _Resolver.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(rf"(?:{_pattern})$"), list(_first))
+
+
+class _Loader(yaml.reader.Reader, yaml.scanner.Scanner, yaml.parser.Parser, yaml.composer.Composer,
+              yaml.constructor.SafeConstructor, _Resolver):  # fmt: skip
+    def __init__(self, stream: str) -> None:
+        yaml.reader.Reader.__init__(self, stream)
+        yaml.scanner.Scanner.__init__(self)
+        yaml.parser.Parser.__init__(self)
+        yaml.composer.Composer.__init__(self)
+        yaml.constructor.SafeConstructor.__init__(self)
+        _Resolver.__init__(self)
+
+
+class _Dumper(yaml.emitter.Emitter, yaml.serializer.Serializer, yaml.representer.SafeRepresenter, _Resolver):
+    def __init__(self, stream: Any, **style: Any) -> None:
+        yaml.emitter.Emitter.__init__(self, stream, width=style["width"], allow_unicode=style["allow_unicode"])
+        yaml.serializer.Serializer.__init__(self)
+        flow, order = style["default_flow_style"], style["sort_keys"]
+        yaml.representer.SafeRepresenter.__init__(self, default_flow_style=flow, sort_keys=order)
+        _Resolver.__init__(self)
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def dump(value: Any) -> str:
+    """Return a plain value as YAML that `read` reads as the same value."""
+    return yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110, default_flow_style=None)
+
+
+def read(name: str) -> Node:
+    """Read a file, whose values are a mapping. Raises ConfigError."""
+    file = Path(name)
+    try:
+        text = file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(name, f"It is not a text file in UTF-8: {error}. Save it as UTF-8.") from None
+    except OSError as error:
+        raise ConfigError(name, f"{error.strerror}. {_files(file)}") from None
+    root = _parse(text, name)
+    if root is None or not isinstance(root.value, dict):
+        raise ConfigError(f"{name}:1", "A configuration is a mapping of keys to values, such as `duration: 10ep`.")
+    root.where = root.key = name
+    for key in [key for key in root.value if isinstance(key, str) and key.startswith("x-")]:
+        del root.value[key]  # a place for anchors
+    return root
+
+
+def _files(missing: Path) -> str:
+    folder = missing if missing.is_dir() else missing.parent
+    found = sorted(each.as_posix() for each in folder.glob("*.y*ml")) if folder.is_dir() else []
+    if not found:
+        return "Give a YAML file; `hocket train --print-config > config.yaml` writes one with every key."
+    near = difflib.get_close_matches(missing.as_posix(), found, 1)
+    return f"Did you mean '{near[0]}'?" if near else f"The YAML files there are {', '.join(found[:8])}."
+
+
+def parse_value(text: str, where: str) -> Node:
+    """Parse the value of an override as in a file; what is not YAML is text."""
+    try:
+        return _parse(text, where, lines=False) or Node(None, where, where, text)
+    except ConfigError:
+        return Node(text, where, where, text)
+
+
+def _parse(text: str, name: str, lines: bool = True) -> Node | None:
+    loader = None
+    try:
+        loader = _Loader(text)
+        node = loader.get_single_node()
+        return None if node is None else _Tree(loader, name, lines).node(node)
+    except yaml.MarkedYAMLError as error:
+        at_end = "end of stream" in (error.problem or "")  # then the place is where the text began
+        mark = (error.context_mark if at_end else None) or error.problem_mark
+        tab = "\t" in text.splitlines()[mark.line] if mark and mark.line < len(text.splitlines()) else False
+        hint = "Indent with spaces, not tabs." if tab else "Texts with ': ', ' #', brackets or quotes need quotes."
+        place = f"{name}:{mark.line + 1}" if mark and lines else name
+        context = f"{error.context}, " if error.context else ""
+        raise ConfigError(place, f"This is not YAML: {context}{error.problem}. {hint}") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(name, f"This is not YAML: {error}.") from None
+    finally:
+        if loader is not None:
+            loader.dispose()
+
+
+class _Tree:
+    """Converts yaml's nodes, with merge keys and aliases resolved."""
+
+    def __init__(self, loader: _Loader, name: str, lines: bool) -> None:
+        self._loader, self._name, self._lines = loader, name, lines
+        self._open: list[Any] = []
+
+    def _where(self, node: Any) -> str:
+        return f"{self._name}:{node.start_mark.line + 1}" if self._lines else self._name
+
+    def node(self, node: Any, key: str | None = None) -> Node:
+        where = self._where(node)
+        if any(node is each for each in self._open):
+            raise ConfigError(where, "This value contains itself by an alias. Write it out.")
+        if not node.tag.startswith("tag:yaml.org,2002:") or node.tag.startswith("tag:yaml.org,2002:python"):
+            raise ConfigError(
+                where, f"The tag {node.tag} has no meaning here. Name a class as `{{module:Class: {{…}}}}`."
+            )
+        self._open.append(node)
+        try:
+            if isinstance(node, yaml.MappingNode):
+                return Node(self._mapping(node), where, key or where)
+            if isinstance(node, yaml.SequenceNode):
+                return Node([self.node(item) for item in node.value], where, key or where)
+            value = self._loader.construct_object(node)
+            return Node(value, where, key or where, node.value if node.style is None else None)
+        finally:
+            self._open.pop()
+
+    def _mapping(self, node: Any) -> dict[Any, Node]:
+        own: dict[Any, Node] = {}
+        merged: dict[Any, Node] = {}
+        for name, child in node.value:
+            where = self._where(name)
+            if name.tag == "tag:yaml.org,2002:merge":
+                for each in child.value if isinstance(child, yaml.SequenceNode) else [child]:
+                    if not isinstance(each, yaml.MappingNode):
+                        raise ConfigError(
+                            where, "`<<` merges mappings: write `<<: *name`, with the anchor of a mapping."
+                        )
+                    merged = self._mapping(each) | merged
+                continue
+            if not isinstance(name, yaml.ScalarNode):
+                raise ConfigError(where, "A key is a list or a mapping; it should be text.")
+            key = self._loader.construct_object(name)
+            if key in own:
+                raise ConfigError(where, f"'{key}' is given twice, first in {own[key].key}. Remove one of them.")
+            own[key] = self.node(child, where)
+        return merged | own
+
+
+def suggestion(name: object, known: Iterable[str], otherwise: str | None = None) -> str:
+    """Return the known name that resembles one; else ``otherwise``, or all known names."""
+    known = list(known)
+    folded = {each.lower().replace("-", "_"): each for each in known}
+    near = difflib.get_close_matches(str(name).lower().replace("-", "_"), folded, 1, 0.6)
+    if near:
+        return f"Did you mean '{folded[near[0]]}'?"
+    return otherwise if otherwise is not None else f"Known: {', '.join(known)}." if known else ""

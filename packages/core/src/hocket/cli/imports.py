@@ -1,0 +1,146 @@
+"""Import paths in a configuration: ``module:name``, ``{module:name: {…}}`` or ``{class_path: …, init_args: {…}}``."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.util
+import inspect
+import re
+import sys
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hocket.cli.document import ConfigError, Node, suggestion
+
+_NAME = r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*"
+_PATH = re.compile(rf"{_NAME}:{_NAME}")
+_DOTTED = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+")
+#: The folder of this package, whose frames are not the user's.
+_OWN = Path(__file__).parents[1]
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """An import path in a configuration, and its arguments; None if none are given."""
+
+    path: str
+    #: The place of the path.
+    where: str
+    arguments: Node | None
+
+
+def reference(node: Node, dotted: bool = False) -> Reference | None:
+    """Return the import path that a value is, or None. ``dotted``: whether ``module.name`` is one as well."""
+    value = node.value
+    if isinstance(value, str):
+        return Reference(value, node.where, None) if _is_path(value, dotted) else None
+    if not isinstance(value, dict):
+        return None
+    if "class_path" in value:
+        for key, child in value.items():
+            if key not in ("class_path", "init_args"):
+                raise ConfigError(
+                    child.key, f"'{key}' stands beside class_path. {suggestion(key, ['class_path', 'init_args'])}"
+                )
+        path = value["class_path"]
+        if not isinstance(path.value, str) or not _is_path(path.value, True):
+            raise ConfigError(path.where, f"class_path={path.plain()!r} is no import path. Write module.Class.")
+        return Reference(path.value, path.where, value.get("init_args") or Node({}, node.where, node.key))
+    if "init_args" in value:
+        typo = next(
+            iter(difflib.get_close_matches("class_path", [key for key in value if isinstance(key, str)], 1)),
+            "init_args",
+        )
+        raise ConfigError(
+            value[typo].key,
+            f"'{typo}' stands where class_path is missing. Write `class_path: module.Class` beside init_args.",
+        )
+    if len(value) == 1:
+        ((path, arguments),) = value.items()
+        if isinstance(path, str) and _is_path(path, dotted):
+            given = arguments if arguments.value is not None else Node({}, arguments.where, arguments.key)
+            return Reference(path, arguments.key, given)
+    return None
+
+
+def _is_path(text: str, dotted: bool) -> bool:
+    return bool(_PATH.fullmatch(text) or (dotted and _DOTTED.fullmatch(text)))
+
+
+def resolve(found: Reference) -> Any:
+    """Import what a path names. Raises ConfigError that names the module or attribute that does not exist."""
+    module_name, colon, attribute = found.path.partition(":")
+    parts = [*module_name.split("."), *(attribute.split(".") if colon else [])]
+    module, rest = _import(parts, len(module_name.split(".")) if colon else None, found)
+    target: Any = module
+    for name in rest:
+        if not hasattr(target, name):
+            own = [each for each in vars(target) if not each.startswith("_")] if hasattr(target, "__dict__") else []
+            defined = [each for each in own if getattr(vars(target)[each], "__module__", "") == module.__name__]
+            what = target.__name__ if inspect.ismodule(target) or isinstance(target, type) else found.path
+            near = suggestion(name, defined or own)
+            raise ConfigError(found.where, f"{what} has no '{name}'. {near if len(near) < 400 else ''}".rstrip())
+        target = getattr(target, name)
+    if inspect.ismodule(target):
+        raise ConfigError(found.where, f"{found.path} is a module. Name a class or function in it, as module:name.")
+    return target
+
+
+def _import(parts: list[str], length: int | None, found: Reference) -> tuple[Any, list[str]]:
+    """Import the longest prefix that is a module, or exactly the first ``length`` parts."""
+    module = None
+    for end in range(1, (length or len(parts)) + 1):
+        name = ".".join(parts[:end])
+        try:
+            missing = importlib.util.find_spec(name) is None
+        except (ImportError, ValueError, AttributeError):
+            missing = name not in sys.modules
+        except Exception as error:
+            raise ConfigError(found.where, raised(f"Importing {'.'.join(parts[: end - 1])}", error)) from error
+        if missing:
+            if module is None or length is not None:
+                raise ConfigError(found.where, _no_module(name, module))
+            return module, parts[end - 1 :]
+        try:
+            module = importlib.import_module(name)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # a module that calls sys.exit too
+            raise ConfigError(found.where, raised(f"Importing {name}", error)) from error
+        if length is None and end == len(parts) - 1:
+            return module, parts[end:]
+    return module, parts[length or len(parts) :]
+
+
+def _no_module(name: str, package: Any) -> str:
+    if package is not None:
+        return f"{package.__name__} has no module '{name.rpartition('.')[2]}'. Write module:name."
+    here = sorted(
+        {each.stem for each in Path().glob("*.py")} | {each.parent.name for each in Path().glob("*/__init__.py")}
+    )
+    near = suggestion(name, here)
+    return f"There is no module '{name}' in {Path.cwd()}, and none is installed. {near}".rstrip()
+
+
+def raised(doing: str, error: BaseException) -> str:
+    """Describe an exception of somebody's code, with the line of the innermost frame in a file of theirs."""
+    text = " ".join(str(error).split()).rstrip(".")
+    if isinstance(error, SyntaxError):
+        return f"{doing} raised {type(error).__name__}: {error.msg} ({_short(error.filename)}:{error.lineno})."
+    frames = [each for each in traceback.extract_tb(error.__traceback__) if _is_users(each.filename)]
+    place = f" ({_short(frames[-1].filename)}:{frames[-1].lineno})" if frames else ""
+    return f"{doing} raised {type(error).__name__}: {text}{place}."
+
+
+def _is_users(file: str) -> bool:
+    return not file.startswith("<") and "site-packages" not in file and not Path(file).is_relative_to(_OWN)
+
+
+def _short(file: str | None) -> str:
+    try:
+        return Path(file or "?").resolve().relative_to(Path.cwd()).as_posix()
+    except ValueError:
+        return str(file)

@@ -1,0 +1,348 @@
+"""Objects of a configuration: classes and functions by import path, called with arguments that fit their signatures.
+
+``module:name`` stands for a function, or an instance of a class that needs no arguments. With arguments it is written
+``{module:name: {width: 8}}`` or ``{class_path: module.name, init_args: {width: 8}}``, at any depth.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import inspect
+import os
+import re
+import typing
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hocket.cli.document import ConfigError, Node, suggestion
+from hocket.cli.errors import explains
+from hocket.cli.imports import Reference, raised, reference, resolve
+from hocket.plugins import signatures
+from hocket.time import Interval, Time
+
+#: The annotation of an argument that has none.
+UNKNOWN = Any
+
+
+def build(node: Node, hint: Any, at: str) -> Any:
+    """Return the value of a node with all objects in it made.
+
+    Args:
+        hint: the annotation of the argument that the value is for.
+        at: the argument, for messages.
+
+    Raises:
+        ConfigError: a value does not fit its argument, or an object cannot be made.
+    """
+    if not _only_text(hint) and (found := reference(node, dotted=hint is not UNKNOWN)):
+        return make(found, hint, at)
+    if isinstance(node.value, dict):
+        return _mapping(node, hint, at)
+    if isinstance(node.value, list):
+        return _list(node, hint, at)
+    return _scalar(node, hint, at)
+
+
+def _only_text(hint: Any) -> bool:
+    """Whether every text is meant as a text."""
+    texts = (str, Time, Interval, type(None))
+    members = signatures.members(hint)
+    return signatures.fits("", hint) and all(
+        each in texts
+        or typing.get_origin(each) is typing.Literal
+        or (isinstance(each, type) and issubclass(each, os.PathLike | bool | int | float))
+        for each in members
+    )
+
+
+def _mapping(node: Node, hint: Any, at: str) -> Any:
+    accepts = signatures.mapping_hint(hint)
+    cls = None if accepts in (Any, object) else _described_by_arguments(hint)
+    several = len(node.value) > 1 and set(node.value) <= inspect.signature(cls).parameters.keys() if cls else False
+    if cls is not None and (accepts is None or several):
+        return call(cls, cls.__qualname__, node, node.where, at)
+    if accepts is None:
+        raise _misfit(node, hint, at)
+    inner = typing.get_args(accepts)
+    made = {key: build(child, inner[1] if inner else Any, f"{at}.{key}") for key, child in node.value.items()}
+    if inner and (wrong := next((key for key in made if not signatures.fits(key, inner[0])), None)) is not None:
+        raise ConfigError(
+            node.value[wrong].key, f"The key {wrong!r} of {at} should be {signatures.described(inner[0])}."
+        )
+    return made
+
+
+def _described_by_arguments(hint: Any) -> type | None:
+    """Return the class of an annotation, such as a dataclass, if a mapping of its arguments may stand for an instance."""
+    classes = [each for each in signatures.members(hint) if isinstance(each, type) and each.__module__ != "builtins"]
+    others = os.PathLike | enum.Enum | Time | Interval
+    if len(classes) != 1 or inspect.isabstract(classes[0]) or issubclass(classes[0], others):
+        return None
+    try:
+        parameters = inspect.signature(classes[0]).parameters.values()
+    except (TypeError, ValueError):
+        return None
+    return classes[0] if any(each.kind in _BY_NAME for each in parameters) else None
+
+
+def _list(node: Node, hint: Any, at: str) -> Any:
+    length = len(node.value)
+    for each in signatures.sequence_hints(hint):
+        if (inner := signatures.item_hints(each, length)) is not None:
+            made = [
+                build(child, one, f"{at}.{i}") for i, (child, one) in enumerate(zip(node.value, inner, strict=True))
+            ]
+            is_tuple = (typing.get_origin(each) or each) is tuple
+            return tuple(made) if is_tuple else made
+    raise _misfit(node, hint, at)
+
+
+def _scalar(node: Node, hint: Any, at: str) -> Any:
+    value = node.value
+    if not signatures.fits(value, hint):
+        if node.text is None or value is None or not signatures.fits(node.text, hint):
+            raise _misfit(node, hint, at)
+        value = node.text  # such as run_name: 17
+    members = signatures.members(hint)
+    if isinstance(value, str):
+        if Time in members or Interval in members:
+            try:
+                Time.parse(value)
+            except ValueError as error:
+                raise ConfigError(node.where, f"{at}: {error}") from None
+        for each in members:
+            if isinstance(each, type) and issubclass(each, enum.Enum) and value in each.__members__:
+                return each[value]
+        if str not in members and any(isinstance(each, type) and issubclass(each, os.PathLike) for each in members):
+            return Path(value)
+    return value
+
+
+def _misfit(node: Node, hint: Any, at: str) -> ConfigError:
+    value, should = node.plain(), signatures.described(hint)
+    literals = [
+        each for one in signatures.members(hint) if typing.get_origin(one) is typing.Literal for each in typing.get_args(one)
+    ]  # fmt: skip
+    what = suggestion(value, literals, "") if isinstance(value, str) else ""
+    if "an object of class" in should or "a function" in should:
+        key = at.rpartition(".")[2]
+        what = (
+            f"Write the import path of a class or function: `{key}: module:name`, or `{key}: {{module:name: {{…}}}}` with "
+            "arguments."
+        )
+    return ConfigError(node.where, f"{at}={shown(value)} is {_kind(value)}; it should be {should}. {what}")
+
+
+def shown(value: Any) -> str:
+    """Return a value as messages show it."""
+    return (
+        {True: "true", False: "false", None: "null"}[value] if value is None or isinstance(value, bool) else repr(value)
+    )
+
+
+def _kind(value: Any) -> str:
+    named = {str: "text", bool: "a boolean", int: "an integer", float: "a number", list: "a list", dict: "a mapping"}
+    return named.get(type(value), "no value")
+
+
+# --- calls
+
+_BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+
+
+def make(found: Reference, hint: Any, at: str) -> Any:
+    """Return what a path names, called if it has arguments or needs none and is not a function that may stand as it is."""
+    target = resolve(found)
+    given = found.arguments
+    if not _is_code(target):
+        if given is not None and given.value:
+            raise ConfigError(given.where, f"{found.path} is an object and takes no arguments. Remove them.")
+        return target
+    arity = {_arity(each) for each in signatures.callables(hint)}
+    if given is None and _wants_class(target, hint):
+        return target
+    if given is None and not isinstance(target, type) and _may_be_function(hint):
+        needed = [] if None in arity else [lacking(target, [None] * each, {}) for each in arity if each is not None]
+        if needed and all(needed):
+            raise lacks(target, found.path, needed[0], found.where, max(each or 0 for each in arity))
+        return target
+    node = given or Node({}, found.where, found.where)
+    return call(target, found.path, node, found.where, at, arity)
+
+
+def _is_code(target: Any) -> bool:
+    """Whether it is a class or function, and not an object that a module holds."""
+    return isinstance(target, type | functools.partial) or inspect.isroutine(target)
+
+
+def _may_be_function(hint: Any) -> bool:
+    return bool(signatures.callables(hint)) or any(each in (Any, object) for each in signatures.members(hint))
+
+
+def _wants_class(target: Any, hint: Any) -> bool:
+    """Whether an argument takes a class and not an instance: ``type[X]``, or a function that returns instances of it."""
+    if not isinstance(target, type):
+        return False
+    for each in signatures.members(hint):
+        inner = typing.get_args(each)
+        if (typing.get_origin(each) or each) is type:
+            return True
+        if signatures.callables(each) and inner:
+            returned = typing.get_origin(inner[-1]) or inner[-1]
+            if isinstance(returned, type) and returned is not type(None) and issubclass(target, returned):
+                return True
+    return False
+
+
+def _arity(function: Any) -> int | None:
+    inner = typing.get_args(function)
+    return len(inner[0]) if inner and isinstance(inner[0], list) else None
+
+
+def call(
+    target: Any,
+    name: str,
+    node: Node,
+    where: str,
+    at: str,
+    arity: Collection[int | None] = (),
+    leading: tuple[Any, ...] = (),
+) -> Any:
+    """Call a class or function with the arguments of a node: a mapping, or a list of positional ones.
+
+    Args:
+        arity: the numbers of positional arguments with which the result may be called; None for any. If that many are
+            missing, the target is bound to those given instead.
+        leading: positional arguments that precede those of the node.
+    """
+    positional, named = arguments(target, name, node, at, len(leading))
+    if missing := lacking(target, [*leading, *positional], named):
+        if None in arity or len(missing) in arity:
+            return functools.partial(target, *positional, **named)
+        raise lacks(target, name, missing, where, len(leading))
+    try:
+        return target(*leading, *positional, **named)
+    except ConfigError:
+        raise
+    except Exception as error:
+        message = f"{at}: {error}" if explains(error) else raised(f"{at}: {name}", error)
+        raise ConfigError(blamed(node, str(error), where), message + _unexpected(target, node, error)) from error
+
+
+def lacking(target: Any, positional: Sequence[Any], named: Mapping[str, Any]) -> list[str]:
+    """Return the names of arguments without a default that are not given."""
+    try:
+        parameters = list(inspect.signature(target).parameters.values())
+    except (TypeError, ValueError):
+        return []
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, *_BY_NAME)
+    needed = [each.name for each in parameters[len(positional) :] if each.kind in kinds and each.default is each.empty]
+    return [each for each in needed if each not in named]
+
+
+def lacks(target: Any, name: str, missing: Sequence[str], where: str, leading: int = 0) -> ConfigError:
+    """Return the error that arguments are missing."""
+    what = f"Write `{{{name}: {{{missing[0]}: …}}}}`. {_takes(target, leading)}."
+    return ConfigError(where, f"{name} needs {', '.join(missing)}. {what}")
+
+
+def arguments(target: Any, name: str, node: Node, at: str, leading: int) -> tuple[list[Any], dict[str, Any]]:
+    """Return the positional and named arguments that a node describes.
+
+    ``leading``: the number of positional arguments that somebody else passes.
+    """
+    hints = signatures.hints(target)
+    try:
+        parameters = list(inspect.signature(target).parameters.values())[leading:]
+    except (TypeError, ValueError):  # some built-ins have no signature
+        parameters = [inspect.Parameter("kwargs", inspect.Parameter.VAR_KEYWORD)]
+    if isinstance(node.value, list):
+        return _positional(parameters, hints, name, node, at), {}
+    if node.value is None:
+        node = Node({}, node.where, node.key)
+    if not isinstance(node.value, dict):
+        raise ConfigError(
+            node.where,
+            f"The arguments of {name} are {node.plain()!r}. Write a mapping of names to values: {{name: value}}.",
+        )
+    known = [each.name for each in parameters if each.kind in _BY_NAME]
+    anything = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters)
+    for key, child in node.value.items():
+        if key not in known and not anything:
+            near = suggestion(key, known, "")
+            raise ConfigError(child.key, f"{name} has no argument '{key}'. {near} {_takes(target, leading)}.")
+    for key, child in node.value.items():
+        if not isinstance(key, str):
+            raise ConfigError(child.key, f"{key!r} is no name of an argument of {name}. {_takes(target, leading)}.")
+        if key in known and key not in hints:
+            _check_default(next(each.default for each in parameters if each.name == key), child, f"{at}.{key}", name)
+    return [], {key: build(child, hints.get(key, UNKNOWN), f"{at}.{key}") for key, child in node.value.items()}
+
+
+def _check_default(default: Any, node: Node, at: str, name: str) -> None:
+    """Refuse text for an argument without an annotation whose default is a number: it is probably misspelt."""
+    if isinstance(default, bool | int | float) and isinstance(node.value, str) and reference(node) is None:
+        raise ConfigError(
+            node.where,
+            f"{at}={node.value!r} is text, and the default is {shown(default)}. If {name} accepts text, annotate the argument.",
+        )
+
+
+def _positional(
+    parameters: list[inspect.Parameter], hints: Mapping[str, Any], name: str, node: Node, at: str
+) -> list[Any]:
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    places = [each.name for each in parameters if each.kind in kinds]
+    rest = [each.name for each in parameters if each.kind is inspect.Parameter.VAR_POSITIONAL]
+    if len(node.value) > len(places) and not rest:
+        raise ConfigError(node.where, f"{name} takes {len(places)} arguments, and {len(node.value)} are listed.")
+    names = [*places, *(rest * len(node.value))][: len(node.value)]
+    return [
+        build(child, hints.get(each, UNKNOWN), f"{at}.{i}")
+        for i, (child, each) in enumerate(zip(node.value, names, strict=True))
+    ]
+
+
+def _unexpected(target: Any, node: Node, error: Exception) -> str:
+    """Return what to write for a key that ``**kwargs`` took to a base class that has no such argument; else empty."""
+    found = re.search(r"unexpected keyword argument '(\w+)'", str(error)) if isinstance(target, type) else None
+    if found is None or not isinstance(node.value, dict) or found[1] not in node.value:
+        return ""
+    inits = [vars(cls)["__init__"] for cls in target.__mro__ if "__init__" in vars(cls) and cls is not object]
+    named = {
+        each.name for init in inits for each in inspect.signature(init).parameters.values() if each.kind in _BY_NAME
+    }
+    return f" {suggestion(found[1], named - {'self', found[1]}, '')}".rstrip()
+
+
+def _takes(target: Any, leading: int) -> str:
+    """Return the signature as configurations write it: names with defaults."""
+    try:
+        parameters = list(inspect.signature(target).parameters.values())[leading:]
+    except (TypeError, ValueError):
+        return "its signature is unknown"
+    shown = [
+        each.name if each.default is each.empty else f"{each.name}={each.default!r}"
+        for each in parameters
+        if each.kind in _BY_NAME
+    ]
+    return f"Its arguments are {', '.join(shown)}" if shown else "It takes no arguments"
+
+
+def blamed(node: Node, message: str, otherwise: str) -> str:
+    """Return the place of the one argument that a message is about, by its name or its value; else another place."""
+    children = node.value if isinstance(node.value, dict) else {}
+    for pattern in ("{key}={value!r}", "'{key}'", "{key}", "{value!r}"):
+        about = [
+            child for key, child in children.items() if mentions(message, pattern.format(key=key, value=child.plain()))
+        ]
+        if len(about) == 1:
+            return about[0].where
+    return otherwise
+
+
+def mentions(message: str, text: str) -> bool:
+    """Whether a message has a text as a word."""
+    return re.search(rf"(?<![\w.]){re.escape(text)}" + ("" if text.endswith("=") else r"(?!\w)"), message) is not None

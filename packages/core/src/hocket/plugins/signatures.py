@@ -1,0 +1,151 @@
+"""Signatures: the types of arguments, and whether plain values such as those of a configuration file fit them."""
+
+from __future__ import annotations
+
+import collections.abc
+import enum
+import inspect
+import os
+import types
+import typing
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+_TEXT_AND_NUMBERS = bool | int | float | str | None
+
+
+def hints(target: Any, names: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Return the annotations of the arguments of a class or function, omitting those that cannot be evaluated.
+
+    Annotations may refer to names imported under TYPE_CHECKING only; ``names`` provides some of them.
+    """
+    init: Any = getattr(target, "__init__", None)
+    function = inspect.unwrap(init if isinstance(target, type) else target)
+    function = getattr(function, "func", function)  # a functools.partial
+    scope = {**getattr(function, "__globals__", {}), **(names or {})}
+    found = {}
+    for name, annotation in getattr(function, "__annotations__", {}).items():
+        try:
+            one = types.SimpleNamespace(__annotations__={name: annotation})
+            found[name] = typing.get_type_hints(one, scope, scope)[name]
+        except Exception:
+            continue
+    return found
+
+
+def members(hint: Any) -> list[Any]:
+    """Return the alternatives of a union, or the annotation itself; annotations of a value are resolved first."""
+    hint = getattr(hint, "__value__", getattr(hint, "__supertype__", hint))  # `type X = …`, NewType
+    origin = typing.get_origin(hint)
+    if origin is typing.Annotated:
+        return members(typing.get_args(hint)[0])
+    if origin in (typing.Union, types.UnionType):
+        return [each for one in typing.get_args(hint) for each in members(one)]
+    return [hint]
+
+
+def fits(value: Any, hint: Any) -> bool:
+    """Whether a value may fit an annotation. What cannot be checked fits."""
+    return any(_fits(value, each) for each in members(hint))
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if origin is typing.Literal:
+        return any(value == each and type(value) is type(each) for each in inner)
+    if hint is None or hint is type(None):
+        return value is None
+    if hint is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    if hint is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    if hint in (bool, str):
+        return isinstance(value, hint)
+    cls = origin or hint
+    if not isinstance(cls, type) or cls is object:
+        return True
+    if isinstance(value, str) and (issubclass(cls, os.PathLike) or cls in (bytes, complex)):
+        return issubclass(cls, os.PathLike)
+    if issubclass(cls, enum.Enum) and isinstance(value, str):
+        return value in cls.__members__ or isinstance(value, cls)
+    if cls.__module__.partition(".")[0] == "hocket":
+        return _is(value, cls)  # so that 5 is not a Time
+    if isinstance(value, list | tuple) and cls in _SEQUENCES:
+        each = item_hints(hint, len(value))
+        return each is not None and all(map(fits, value, each))
+    if isinstance(value, dict) and cls in _MAPPINGS:
+        return not inner or all(fits(key, inner[0]) and fits(item, inner[1]) for key, item in value.items())
+    if isinstance(value, str) and cls in _SEQUENCES:
+        return False  # a text is a sequence of letters, which nobody means
+    return _is(value, cls) or not isinstance(value, _TEXT_AND_NUMBERS)
+
+
+_SEQUENCES = (list, tuple, Sequence, Iterable, collections.abc.Collection, collections.abc.MutableSequence)
+_MAPPINGS = (dict, Mapping, collections.abc.MutableMapping)
+
+
+def _is(value: Any, cls: type) -> bool:
+    try:
+        return isinstance(value, cls)
+    except TypeError:  # a protocol that cannot be checked
+        return True
+
+
+def item_hints(hint: Any, length: int) -> list[Any] | None:
+    """Return the annotations of the items of a list or tuple, or None if it may not have this length."""
+    inner = typing.get_args(hint)
+    if typing.get_origin(hint) is not tuple:
+        return [inner[0] if inner else Any] * length
+    if len(inner) == 2 and inner[1] is ...:
+        return [inner[0]] * length
+    return list(inner) if len(inner) == length else None
+
+
+def mapping_hint(hint: Any) -> Any:
+    """Return the member of an annotation that accepts a mapping as it is; None if there is none."""
+    found = [each for each in members(hint) if (typing.get_origin(each) or each) in (*_MAPPINGS, Any, object)]
+    return found[0] if found else None
+
+
+def sequence_hints(hint: Any) -> list[Any]:
+    """Return the members of an annotation that accept a list."""
+    return [each for each in members(hint) if (typing.get_origin(each) or each) in (*_SEQUENCES, Any, object)]
+
+
+def callables(hint: Any) -> list[Any]:
+    """Return the members of an annotation that are functions."""
+    return [each for each in members(hint) if (typing.get_origin(each) or each) is Callable]
+
+
+def described(hint: Any) -> str:
+    """Describe the values that an annotation accepts: ``a number or null``."""
+    words = list(dict.fromkeys(word for each in members(hint) for word in _described(each)))
+    if set(words) & {"a number", "an integer", "text"}:  # what a file can say
+        words = [word for word in words if not word.startswith("an object")]
+    return " or ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
+
+
+_WORDS = {float: "a number", int: "an integer", bool: "true, false", str: "text", type(None): "null", None: "null"}
+
+
+def _described(hint: Any) -> list[str]:
+    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    cls = origin or hint
+    if origin is typing.Literal:
+        return [repr(each) for each in inner]
+    if hint in _WORDS:
+        return _WORDS[hint].split(", ")
+    if cls is Callable:
+        return ["a function"]
+    if cls in _MAPPINGS:
+        return ["a mapping"]
+    if cls is tuple and inner and ... not in inner:
+        return [f"a list of {len(inner)} ({'; '.join(map(described, inner))})"]
+    if cls in _SEQUENCES:
+        plain = not inner or inner[0] is Any or isinstance(inner[0], typing.TypeVar)
+        return ["a list" if plain else f"a list (each {described(inner[0])})"]
+    if not isinstance(cls, type):
+        return ["any value"]
+    if issubclass(cls, enum.Enum):
+        return [repr(each) for each in cls.__members__]
+    return ["a path" if issubclass(cls, os.PathLike) else f"an object of class {cls.__qualname__}"]

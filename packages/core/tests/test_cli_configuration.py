@@ -1,0 +1,469 @@
+"""Configurations of the command line: objects by import path, overrides, and what every typo ends in."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+
+from hocket.cli import main
+
+MINE = """
+import dataclasses
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+class Net(nn.Module):
+    def __init__(self, width: int = 4, norm=None, scale=1.0) -> None:
+        super().__init__()
+        if width < 1:
+            raise ValueError(f"width={width} is too small")
+        self.layers = nn.Sequential(nn.Linear(3, width), nn.ReLU(), nn.Linear(width, 1))
+    def forward(self, inputs):
+        return self.layers(inputs)
+
+class Wide(Net):
+    def __init__(self, factor: int, **others):
+        super().__init__(**others)
+
+@dataclasses.dataclass
+class Sizes:
+    width: int = 3
+
+class Sized(Net):
+    def __init__(self, sizes: Sizes, make: type[nn.Module] = nn.ReLU):
+        super().__init__(sizes.width)
+        self.extra = make()
+
+class Squares(Dataset):
+    def __init__(self, count: int = 16, seed: int = 0):
+        self.inputs = torch.randn(count, 3, generator=torch.Generator().manual_seed(seed))
+    def __len__(self):
+        return len(self.inputs)
+    def __getitem__(self, index):
+        return self.inputs[index], self.inputs[index].square().sum(0, keepdim=True)
+
+def loader(count: int = 16, batch_size: int = 8):
+    return DataLoader(Squares(count), batch_size)
+
+def splits(split, count: int = 16):
+    return loader(count if split == "train" else 8)
+
+def collate(samples):
+    return torch.utils.data.default_collate(samples)
+
+def loss(outputs, targets):
+    return (outputs - targets).square().mean()
+
+def huber(outputs, targets, delta: float):
+    return nn.functional.huber_loss(outputs, targets, delta=delta)
+
+def crash(outputs, targets):
+    return outputs.no_such_attribute
+
+def sgd(parameters, lr: float):
+    return torch.optim.SGD(parameters, lr=lr)
+
+def half(clock):
+    return 0.5
+
+class Largest:
+    def __init__(self, scale=1.0):
+        self.scale = scale
+        self.reset()
+    def reset(self):
+        self.value = 0.0
+    def update(self, outputs, targets):
+        self.value = max(self.value, self.scale * (outputs - targets).abs().max().item())
+    def compute(self):
+        return self.value
+"""
+SMALL = """\
+model: mine:Net
+loss: mine:loss
+train_data: mine:loader
+optimizer: sgd(lr=0.1)
+duration: 1ep
+device: cpu
+seed: 1
+run_name: r
+"""
+#: Every key whose value is no object in Python alone, with nested ones of all kinds.
+FULL = """\
+model:
+  mine:Net:
+    width: 8
+loss:
+  mine:huber:
+    delta: 1.0
+loss_reduction: mean
+train_data:
+  torch.utils.data:DataLoader:
+    dataset:
+      mine:Squares:
+        count: 16
+    batch_size: 8
+    shuffle: true
+    collate_fn: mine:collate
+eval_data:
+  test:
+    data:
+      class_path: torch.utils.data.DataLoader
+      init_args:
+        dataset:
+          class_path: mine.Squares
+          init_args:
+            count: 8
+            seed: 1
+        batch_size: 4
+    every: 2ba
+metrics:
+  largest:
+    mine:Largest:
+      scale: 2.0
+train_metrics:
+  largest: mine:Largest
+optimizer:
+  adamw:
+    lr: 1e-2
+    betas: [0.9, 0.99]
+    amsgrad: false
+schedule:
+  cosine:
+    warmup: 0.1dur
+schedule_every: 1ba
+duration: 2ep
+callbacks:
+- lr-monitor
+- early-stopping:
+    monitor: test/loss
+    patience: 5
+    mode: min
+loggers:
+- jsonl
+strategy: single
+precision: bf16
+device: cpu
+actions: default
+microbatch: 4
+eval_every: 1ep
+log_every: 5ba
+clip_gradients: [norm, 1.0]
+nonfinite: raise
+seed: 3
+deterministic: false
+compile: false
+checkpoints:
+  folder: stored
+  every: 1ep
+  keep: 2
+  best: [test/loss, min, 1]
+  asynchronous: false
+  on_error: stop
+run_name: r
+folder: runs
+plugins: false
+profile_plugins: false
+limit_train: 3
+limit_eval: 3
+limit_predict: 3
+detect_anomaly: false
+sanity_eval: 1
+"""
+
+Hocket = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def hocket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Hocket:
+    """Run the command in a folder with mine.py, and return its exit code and what it printed on stdout and stderr."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
+    Path("mine.py").write_text(MINE)
+
+    def run(text: str, command: str, *arguments: str) -> tuple[int, str, str]:
+        Path("c.yaml").write_text(text)
+        return main([command, "c.yaml", *arguments]), *capsys.readouterr()
+
+    return run
+
+
+def changed(**values: object) -> str:
+    """SMALL with other values."""
+    return yaml.safe_dump({**yaml.safe_load(SMALL), **values})
+
+
+# --- what works
+
+
+def test_train_resume_evaluate_predict(hocket: Hocket) -> None:
+    text = FULL + "resume: auto\n"
+    code, _, failed = hocket(text, "train")
+    assert code == 0, failed
+    assert hocket(text, "train", "duration=3ep")[0] == 0
+    assert Path("stored/ep3-ba6").is_dir()
+    weights = "runs/r/weights.safetensors"
+    assert load_file(weights)["layers.0.weight"].shape == (8, 3)
+    code, evaluated, failed = hocket(text, "evaluate", "--weights", weights, "limit_eval=1")
+    assert code == 0 and "test/largest" in evaluated, failed
+    assert hocket(text, "predict", "--weights", weights, "--out", "o.safetensors")[0] == 0
+    assert load_file("o.safetensors")["outputs"].shape == (8, 1)
+    assert hocket(text, "plan", "duration=4ep")[0] == 0
+
+
+@pytest.mark.parametrize(
+    "model",
+    ["mine:Net", {"mine:Net": {"width": 4}}, {"mine:Net": None}, {"class_path": "mine.Net", "init_args": {"width": 4}},
+     {"class_path": "mine:Net"}, {"mine:Net": [4]}, "mine.Net"],
+)  # fmt: skip
+def test_the_forms_of_an_object_mean_the_same(model: object, hocket: Hocket) -> None:
+    sys.path.insert(0, str(Path.cwd()))
+    code, _, failed = hocket(changed(model=model), "train")
+    assert code == 0, failed
+    import mine
+
+    torch.manual_seed(1)
+    plain = mine.Net(4)
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
+    for inputs, targets in mine.loader():
+        optimizer.zero_grad()
+        mine.loss(plain(inputs), targets).backward()
+        optimizer.step()
+    trained = load_file("runs/r/weights.safetensors")
+    assert all(torch.equal(trained[name], tensor) for name, tensor in plain.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"loss": {"mine:huber": {"delta": 0.5}}},
+        {"loss": "torch.nn.functional.mse_loss"},
+        {"loss": "torch.nn:MSELoss"},
+        {"loss": {"torch.nn:SmoothL1Loss": {"beta": 0.5}}},
+        {"optimizer": {"mine:sgd": {"lr": 0.1}}},
+        {"optimizer": {"torch.optim:SGD": {"lr": 0.1}}},
+        {"optimizer": "torch.optim:SGD"},
+        {"optimizer": ["sgd(lr=0.1)"]},
+        {"optimizer": {"layers": "sgd(lr=0.1)"}, "model": {"mine:Net": {}}},
+        {"optimizer": {"layers": {"sgd": {"lr": 0.1}}}},
+        {"schedule": "mine:half"},
+        {"schedule": {"torch.optim.lr_scheduler:StepLR": {"step_size": 3}}},
+        {"schedule": {"hocket.schedules:Cosine": {"warmup": "0.1dur"}}},
+        {"train_data": None, "data": "mine:splits"},
+        {"train_data": None, "data": {"mine:splits": {"count": 8}}},
+        {"train_data": {"torch.utils.data:DataLoader": {"dataset": "mine:Squares", "batch_size": 8}}},
+        {"eval_data": "mine:loader", "metrics": {"a": "mine:Largest"}},
+        {"callbacks": ["hocket.callbacks.nan_monitor:NaNMonitor"]},
+        {"model": {"mine:Wide": {"factor": 2, "width": 3}}},
+        {"model": {"mine:Sized": {"sizes": {"width": 5}}}},
+        {"model": {"mine:Sized": {"sizes": {"mine:Sizes": {"width": 5}}, "make": "torch.nn:Tanh"}}},
+        {"model": {"torch.nn:Sequential": [{"torch.nn:Linear": [3, 2]}, "torch.nn:ReLU", {"torch.nn:Linear": [2, 1]}]}},
+    ],
+    ids=lambda values: yaml.safe_dump(values, default_flow_style=True, width=200).strip()[:90],
+)  # fmt: skip
+def test_own_parts(values: dict[str, object], hocket: Hocket) -> None:
+    code, _, failed = hocket(changed(**values), "train")
+    assert code == 0, failed
+
+
+def test_anchors_merge_keys_and_scalars(hocket: Hocket) -> None:
+    text = SMALL.replace("train_data: mine:loader\n", "").replace("run_name: r", "run_name: 007") + (
+        "x-any: &shared {batch_size: 8}\n"
+        "train_data: {mine:loader: &train {<<: *shared, count: 24}}\n"
+        "eval_data: {test: {mine:loader: {<<: *train, count: 8}}}\n"
+        "optimizer: {sgd: {lr: 1e-2}}\n"
+    ).replace("optimizer: {sgd: {lr: 1e-2}}\n", "")
+    code, printed, failed = hocket(text, "train", "optimizer.sgd.lr=1e-2")
+    assert code == 0 and "test/loss" in printed, failed
+    assert Path("runs/007").is_dir()
+
+
+def test_overrides_at_any_depth(hocket: Hocket) -> None:
+    code, planned, failed = hocket(
+        FULL, "plan", "model.width=5", "callbacks.early-stopping.patience=7", "callbacks.0={nan-monitor: {}}", "--no-plugins",
+        "train_data.dataset.count=24", "eval_data.test.data.batch_size=2", "checkpoints.every=2ep", "clip_gradients=1.0",
+        "run_name=12", "plugins=false",
+    )  # fmt: skip
+    assert code == 0, failed
+    assert "Net, 26 parameters" in planned and "patience=7" in planned and "nan-monitor" in planned
+    assert "lr-monitor" not in planned
+    text = changed(optimizer={"adamw": {"lr": 0.5}})
+    assert hocket(text, "plan", "optimizer.adamw.lr=0.25", "model.init_args.width=6")[0] == 2  # not in this form
+    config = changed(model={"class_path": "mine.Net"})
+    assert "Net, 31 parameters" in hocket(config, "plan", "model.init_args.width=6")[1]
+    assert "Net, 31 parameters" in hocket(config, "plan", "model.width=6")[1]
+    assert "Net, 36 parameters" in hocket(SMALL, "plan", "model.width=7", "optimizer.sgd.lr=0.3")[1]
+
+
+# --- what does not
+
+
+def _typo(name: str) -> str:
+    """Omit the second letter of the last word."""
+    start = max(name.rfind(mark) for mark in ".:/") + 1
+    return name[: start + 1] + name[start + 2 :] if len(name) > start + 2 else f"{name}x"
+
+
+#: Keys that users choose, and values for which any text is valid.
+_LABELS, _TEXTS = {"test", "largest"}, {"monitor", "folder", "run_name"}
+
+
+def _typos() -> Iterator[tuple[int, str]]:
+    """Yield each line of FULL with a typo in its key, and with wrong values."""
+    for number, line in enumerate(FULL.splitlines()):
+        found = re.fullmatch(r"([ -]*)([\w:.-]+?)(?:: (.*)|:)?", line)
+        assert found is not None, line
+        indent, key, value = found.groups()
+        if key not in _LABELS:
+            yield number, f"{indent}{_typo(key)}{line[len(indent) + len(key) :]}"
+        if line == f"{indent}{key}":  # an item of a list
+            yield from ((number, f"{indent}{wrong}") for wrong in ("5", "[a]", "{a: 1}"))
+        elif value is not None:
+            wrongs = ["{a: 1}"]
+            if re.fullmatch(r"[\d.]+(e-\d)?", value):
+                wrongs += (
+                    ["[1, 2]"]
+                    + (["ten"] if key != "seed" else ["1.5"])
+                    + (["-3"] if key not in ("seed", "delta", "scale") else [])
+                )
+            elif value in ("true", "false"):
+                wrongs += ["yes", "5"]
+            elif value.startswith("["):
+                wrongs += ["nonsense", "[1, 2, 3, 4]"]
+            elif key not in _TEXTS:
+                wrongs += [_typo(value), "5", "true"]
+            yield from (
+                (number, f"{indent}{key}: {wrong}") for wrong in wrongs if not (key == "scale" and wrong[0] in "[{")
+            )
+
+
+def test_every_typo_is_found_by_its_line(hocket: Hocket) -> None:
+    """In keys and in values, at any depth: one paragraph with file and line, and exit code 2."""
+    lines = FULL.splitlines()
+    assert hocket(FULL, "plan")[::2] == (0, "")
+    tried, missed = 0, []
+    for number, line in _typos():
+        code, _, said = hocket("\n".join([*lines[:number], line, *lines[number + 1 :]]), "plan")
+        tried += 1
+        if code != 2 or said.count("\n") != 1 or not said.startswith(f"hocket: c.yaml:{number + 1}: "):
+            missed.append((line.strip(), code, said))
+    assert not missed
+    assert tried > 200
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("model: mine:Nett", ["c.yaml:1: mine has no 'Nett'. Did you mean 'Net'?"]),
+        ("model: mien:Net", ["c.yaml:1: There is no module 'mien'", "Did you mean 'mine'?"]),
+        ("model: mine", ["c.yaml:1:", "'mine' is text", "an object of class Module", "`model: module:name`"]),
+        ("model: mine:Largest", ["c.yaml:1: model is Largest", "torch.nn.Module"]),
+        ("model:\n  mine:Wide:\n    factor: 1\n    widht: 2", ["c.yaml:4:", "argument 'widht'", "Did you mean 'width'?"]),
+        ("model: {mine:Wide: {width: 2}}", ["c.yaml:1:", "mine:Wide needs factor"]),
+        ("model: {mine:Net: {width: 0}}", ["c.yaml:1:", "ValueError: width=0 is too small (mine.py:"]),
+        ("model: {mine:Net: {scale: ten}}", ["c.yaml:1:", "'ten' is text", "default is 1.0"]),
+        ("model: {mine:Sized: {sizes: {widht: 3}}}", ["c.yaml:1: Sizes has no argument 'widht'. Did you mean 'width'?"]),
+        ("model: mine:Net\n\tloss: x", ["c.yaml:2:", "not YAML", "not tabs"]),
+        ("model: mine:Net\nloss: 'x", ["c.yaml:2:", "not YAML"]),
+        ("model: mine:Net\nmodel: mine:Net", ["c.yaml:2: 'model' is given twice, first in c.yaml:1"]),
+        ("model: &a [*a]", ["c.yaml:1:", "contains itself"]),
+        ("model: !!python/name:os.system", ["c.yaml:1:", "The tag"]),
+        ("- model", ["c.yaml:1:", "a mapping"]),
+        ("", ["c.yaml:1:", "a mapping"]),
+        ("loss: mine:loss", ["c.yaml: There is no model."]),
+        ("model: mine:Net\ntrain_data: mine:loader", ["c.yaml: There is no duration.", "`duration: 10ep`"]),
+        ("model: mine:Net\nduration: 1ep", ["c.yaml: There is no train_data."]),
+        ("model: mine:Net\ntrain_data: mine:loader\nduration: 1ep", ["c.yaml: There is no optimizer."]),
+        (f"{SMALL}data: mine:splits", ["c.yaml:3:", "train_data and data are both given"]),
+        (f"{SMALL}resume: nope", ["c.yaml:9:", "'nope'"]),
+        (f"{SMALL}compile: {{mod: default}}", ["c.yaml:9: torch.compile has no argument 'mod'. Did you mean 'mode'?"]),
+        (f"{SMALL}\nmetrics:\n  a: mine:loss", ["c.yaml:11:", "mine:loss needs outputs, targets"]),
+        (
+            f"{SMALL}\ncallbacks:\n- early-stopping: {{monitor: eval/x, mode: min}}\neval_data: mine:loader",
+            ["c.yaml:11:", "no such metric"],
+        ),
+        (changed(loss="mine:huber"), ["mine:huber needs delta"]),
+        (changed(train_data="mine:Squares"), ["c.yaml:", "Wrap it in a loader"]),
+        (changed(optimizer="sgd(lr=-1)"), ["c.yaml:", "Invalid learning rate: -1"]),
+    ],
+)  # fmt: skip
+def test_errors(text: str, words: list[str], hocket: Hocket) -> None:
+    code, _, said = hocket(text, "train" if "duration" in text or "c.yaml: There is no" in words[0] else "plan")
+    assert code == 2 and said.count("\n") == 1 and "Traceback" not in said, said
+    for word in words:
+        assert word in said
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("optimizer.adamw.lr=1", ["optimizer is 'sgd', not 'adamw'", "optimizer=adamw"]),
+        ("optimizer.sgd.lr=ten", ["'optimizer.sgd.lr=ten': optimizer.sgd.lr='ten' is text; it should be a number."]),
+        ("optimizr.sgd.lr=1", ["'optimizr' is not a key", "'optimizer'"]),
+        ("callbacks.lr-monitr.a=1", ["callbacks"]),
+        ("model.widht=3", ["no argument 'widht'", "'width'"]),
+        ("seed.a=3", ["seed is 1, which has no 'a'"]),
+        ("duration", ["key=value"]),
+        ("resume=nope", ["'resume=nope'", "'nope'"]),
+    ],
+)
+def test_errors_of_overrides(change: str, words: list[str], hocket: Hocket) -> None:
+    code, _, said = hocket(SMALL, "train", change)
+    assert code == 2 and said.count("\n") == 1 and "Traceback" not in said, said
+    for word in words:
+        assert word in said
+
+
+def test_files_that_cannot_be_read(hocket: Hocket, capsys: pytest.CaptureFixture[str]) -> None:
+    hocket(SMALL, "plan")
+    Path("latin.yaml").write_bytes(b"model: \xe4")
+    Path("broken.py").write_text("def f(:\n")
+    for arguments, words in [
+        (["d.yaml"], "d.yaml: No such file or directory. Did you mean 'c.yaml'"),
+        (["."], "Is a directory"),
+        (["latin.yaml"], "UTF-8"),
+        ([], "Name a configuration file"),
+        (["c.yaml", "model=broken:Net"], "SyntaxError: invalid syntax (broken.py:1)"),
+    ]:
+        assert main(["train", *arguments]) == 2
+        assert words in capsys.readouterr().err
+
+
+def test_a_traceback_on_request_and_for_bugs(hocket: Hocket) -> None:
+    code, _, said = hocket(SMALL, "train", "--traceback", "model.width=0")
+    assert code == 2 and "Traceback" in said and "mine.py" in said
+    with pytest.raises(AttributeError, match="no_such_attribute"):
+        hocket(SMALL, "train", "loss=mine:crash")
+
+
+# --- --print-config
+
+
+def test_the_printed_configuration_can_be_saved_and_run(hocket: Hocket) -> None:
+    _, planned, _ = hocket(FULL, "plan", "model.width=5")
+    code, printed, failed = hocket(FULL, "plan", "model.width=5", "--print-config")
+    assert code == 0, failed
+    assert yaml.safe_load(printed)["model"] == {"mine:Net": {"width": 5}}
+    assert hocket(printed, "plan", "--print-config")[1] == printed
+    assert hocket(printed, "plan")[1] == planned
+
+
+def test_every_key_is_printed_with_its_documentation(capsys: pytest.CaptureFixture[str]) -> None:
+    from hocket.cli.keys import keys
+
+    assert main(["train", "--print-config"]) == 0
+    printed = capsys.readouterr().out
+    assert yaml.safe_load(printed) is None  # defaults are comments
+    defaults = yaml.safe_load("\n".join(line[1:] for line in printed.splitlines() if re.match(r"#\w", line)))
+    assert defaults == {key: about.default for key, about in keys().items()}
+    text = " ".join(line.removeprefix("# ") for line in printed.splitlines())
+    for about in keys().values():
+        assert about.documentation and about.documentation in text
