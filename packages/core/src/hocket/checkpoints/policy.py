@@ -113,6 +113,7 @@ class Checkpoints(Callback):
         self._logged_at: tuple[int, int] | None = None
         self._warned = False
         self._writer, self._hidden, self._signals = self._new_writer(), HiddenTensors(), Signals(requeue)
+        self._requeue = requeue
         if asynchronous:  # otherwise save the microsecond that a wrapper takes in every step
             self.gradients = self._then_wait_for_the_copy
 
