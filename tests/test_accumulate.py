@@ -441,3 +441,55 @@ def test_two_ranks_resume_bitwise_after_every_window(tmp_path: Path) -> None:
         return len(taken.states)
 
     assert run_ranks(rank_main, 2) == [6, 6]  # of five global batches of 20 an epoch
+
+
+@pytest.mark.parametrize("microbatch", [None, 4])
+def test_a_tasks_own_count_and_split_are_used_for_each_batch(microbatch: int | None) -> None:
+    """Batches that only the task can count and split: all inputs in one tensor, and the sizes of the samples beside it."""
+
+    class Packed(hocket.Task):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = make_model()
+
+        def count(self, batch: Any) -> int:
+            return len(batch["sizes"])
+
+        def split(self, batch: Any, size: int) -> list[Any]:
+            sizes, parts = batch["sizes"], []
+            for start in range(0, len(sizes), size):
+                rows = slice(int(sizes[:start].sum()), int(sizes[: start + size].sum()))
+                parts.append(
+                    {
+                        "rows": batch["rows"][rows],
+                        "sizes": sizes[start : start + size],
+                        "targets": batch["targets"][start : start + size],
+                    }
+                )
+            return parts
+
+        def forward(self, batch: Any) -> Tensor:
+            means = [rows.mean(0) for rows in batch["rows"].split(batch["sizes"].tolist())]
+            seen.append(len(means))
+            return self.net(torch.stack(means))
+
+        def loss(self, outputs: Tensor, batch: Any) -> Tensor:
+            return F.cross_entropy(outputs, batch["targets"])
+
+    seen: list[int] = []
+    generator = torch.Generator().manual_seed(4)
+    batches = []
+    for samples in (6, 5, 7, 3, 2):
+        sizes = torch.randint(1, 4, (samples,), generator=generator)
+        rows = torch.randn(int(sizes.sum()), 8, generator=generator)
+        batches.append({"rows": rows, "sizes": sizes, "targets": torch.arange(samples) % 3})
+    trainer = hocket.Trainer(
+        model=Packed(), train_data=batches, optimizer=momentum, accumulate="3ba", microbatch=microbatch, duration="2ep"
+    )
+    trainer.fit()
+    assert seen[:5] == ([6, 5, 7, 3, 2] if microbatch is None else [4, 2, 4, 1, 4])
+    dense = [
+        (torch.stack([rows.mean(0) for rows in each["rows"].split(each["sizes"].tolist())]), each["targets"])
+        for each in batches
+    ]
+    assert close(trainer, plain(lambda: dense, 3, 2))

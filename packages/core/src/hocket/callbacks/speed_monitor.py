@@ -56,14 +56,16 @@ class SpeedMonitor(Periodic):
         self._flops_per_sample = flops_per_sample
         self._peak_flops = peak_flops
         self._since = Timestamp()
-        self._flops = self._each = 0.0
+        self._flops = 0.0
+        #: Operations per sample, of each batch of the data that the current batch has; see ``accumulate``.
+        self._each: list[float] = []
         #: The peak of one device if MFU is logged, else None.
         self._peak: float | None = None
 
     def fit_start(self, state: State) -> None:
         """Restart the measurement."""
         super().fit_start(state)
-        self._since, self._flops, self._each, self._peak = state.timestamp.copy(), 0.0, 0.0, None
+        self._since, self._flops, self._each, self._peak = state.timestamp.copy(), 0.0, [], None
         if self._flops_per_sample is not None:
             dtype = state.precision.compute_dtype
             self._peak = self._peak_flops or state.device_kind.peak_flops(dtype)
@@ -79,11 +81,13 @@ class SpeedMonitor(Periodic):
         """Compute the operations per sample from the batch as loaded, before algorithms change it."""
         if self._peak is not None and self._flops_per_sample is not None:
             given = self._flops_per_sample
-            self._each = given(state.batch) if callable(given) else given
+            self._each.append(given(state.batch) if callable(given) else given)
 
     def batch_end(self, state: State) -> None:
         """Count the batch, and log if the interval is due."""
-        self._flops += self._each * state.batch_samples
+        if self._each:
+            self._flops += sum(self._each) / len(self._each) * state.batch_samples
+            self._each = []
         super().batch_end(state)
 
     def _report(self, state: State) -> None:

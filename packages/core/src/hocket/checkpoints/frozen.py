@@ -55,7 +55,7 @@ class FrozenWeights:
             if not parameter.requires_grad and self._constructed.get(name) == checksum(parameter)
         }
         everywhere = set.intersection(*map(set, state.bus.all_gather_object(list(same))))
-        omitted = {
+        omitted: dict[str, Any] = {
             name: [list(parameter.shape), None if mesh_of(parameter) is not None else self._constructed[name]]
             for name, parameter in same.items()
             if name in everywhere and name.startswith(prefix) and name.removeprefix(prefix) in weights
