@@ -273,7 +273,7 @@ def _has_loss(model: nn.Module) -> bool:
     return isinstance(model, Task) and (type(model).loss is not Task.loss or model.owns_steps)
 
 
-def task_of(model: nn.Module, loss: Callable[[Any, Any], Any] | None, inputs: Any, targets: Any) -> Task:
+def task_of(model: nn.Module, loss: Any, inputs: Any, targets: Any) -> Task:
     """Return a Task as it is, or one made of a module and a loss. Raises TypeError for arguments that a Task does not take."""
     foreign = [name for name in _STEPS if hasattr(type(model), name)]
     if foreign and (loss is None or isinstance(model, Task)) and not _has_loss(model):
