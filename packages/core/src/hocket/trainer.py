@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -57,7 +57,7 @@ from hocket.training.windows import Windows
 if TYPE_CHECKING:
     from hocket.checkpoints.policy import Checkpoints
     from hocket.checkpoints.report import Report
-    from hocket.types import LossLike, MetricsLike, OptimizerLike, PluginLike, ScheduleLike
+    from hocket.types import MetricsLike, OptimizerLike, PluginLike, ScheduleLike
 
 
 class Trainer:
@@ -152,7 +152,7 @@ class Trainer:
         model: nn.Module,
         train_data: Iterable[Any] | None = None,
         *,
-        loss: LossLike | None = None,
+        loss: Callable[[Any, Any], Any] | type[nn.Module] | str | None = None,
         loss_reduction: Literal["mean", "sum"] | None = None,
         inputs: Any = None,
         targets: Any = None,

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 Batch: TypeAlias = Any
 #: A plug-in: its name, ``{"name": {"argument": value}}`` or an instance.
 PluginLike: TypeAlias = Any
-#: A loss: a function of (outputs, targets), a class of torch.nn without arguments, or the name of one of torch's losses.
-LossLike: TypeAlias = Any
 #: Metrics by name, a list of metrics, one metric, or a function that makes them; a metric may be a name or a class.
 MetricsLike: TypeAlias = Any
 #: An optimizer, a function of the list of parameters that returns one, or a name or configuration.

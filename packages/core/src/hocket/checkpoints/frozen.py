@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -63,7 +62,7 @@ class FrozenWeights:
         kept = {name: value for name, value in weights.items() if f"{prefix}{name}" not in omitted}
         if state.strategy.rank == 0 and not self._said:
             self._said = True
-            parameters = sum(math.prod(shape) for shape, _ in omitted.values())
+            parameters = sum(same[name].numel() for name in omitted)
             print(
                 f"hocket: checkpoints in {where} omit {len(omitted)} frozen weights of {parameters:,} parameters, and hold the "
                 f"other {len(kept)} tensors of the model. To resume, construct the model with the same frozen weights.",
