@@ -123,7 +123,7 @@ def test_an_unknown_peak_is_said_once() -> None:
     with pytest.warns(UserWarning, match="peak_flops=") as warned:
         make(callbacks=[{"speed-monitor": {"flops_per_sample": 1e6}}]).fit()
     assert len(warned) == 1
-    with pytest.raises(TypeError, match="flops_per_sample='many' is str"):
+    with pytest.raises(TypeError, match="flops_per_sample='many', which is str"):
         make(callbacks=[{"speed-monitor": {"flops_per_sample": "many"}}])
 
 
