@@ -24,7 +24,7 @@ class Net(nn.Module):
 MISTAKES = [
     argument("max_epochs", 10, "length of training", "duration='10ep'", listed=True),
     argument("lr", 0.01, "a function of the parameters", "optimizer='adamw(lr=0.01)'", listed=True),
-    argument("accumulate_grad_batches", 4, "microbatch", "microbatch=8", listed=True),
+    argument("accumulate_grad_batches", 4, "accumulate", "accumulate='4ba'", listed=True),
     argument("gradient_clip_val", 1.0, "the largest norm", "clip_gradients=1.0", listed=True),
     argument("overfit_batches", 1, "train only on the first", "overfit=10", listed=True),
     argument("num_train_epochs", 3, "length of training", "duration='3ep'"),
@@ -38,7 +38,7 @@ MISTAKES = [
     argument("warmup_steps", 100, "a name such as", "schedule='cosine(warmup=100ba)'"),
     argument("warmup_ratio", 0.1, "a name such as", "schedule='cosine(warmup=0.1dur)'"),
     argument("lr_scheduler", "cosine", "a name such as", "schedule='cosine(warmup=0.05dur)'"),
-    argument("gradient_accumulation_steps", 8, "samples per forward pass", "microbatch='auto'"),
+    argument("gradient_accumulation_steps", 8, "accumulate", "accumulate='8ba'"),
     argument("max_grad_norm", 1.0, "the largest norm", "clip_gradients=1.0"),
     argument("clipnorm", 1.0, "the largest norm", "clip_gradients=1.0"),
     argument("limit_train_batches", 0.1, "maximum number of batches", "limit_train=100"),
