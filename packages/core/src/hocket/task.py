@@ -291,7 +291,7 @@ def _has_loss(model: nn.Module) -> bool:
 
 def task_of(
     model: nn.Module,
-    loss: Callable[[Any, Any], Any] | None,
+    loss: Any,
     inputs: Any = None,
     targets: Any = None,
     outputs: Any = None,
