@@ -1,4 +1,4 @@
-"""The last lines of a fit: what it has written, and how to continue."""
+"""The state of a run for people: the result, a few lines about the Trainer, and the last lines of a fit."""
 
 from __future__ import annotations
 
@@ -9,11 +9,53 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from hocket.checkpoints.storage.errors import CheckpointError
-from hocket.display import listed
+from hocket.display import listed, position
+from hocket.distributed.agreement import ranks_of
+from hocket.help import attributes
+from hocket.result import Cost, Result
 
 if TYPE_CHECKING:
     from hocket.checkpoints.listing import Listing
+    from hocket.checkpoints.policy import Checkpoints
+    from hocket.plugins.plan import Plan
     from hocket.state import State
+
+
+def result(state: State, checkpoints: Checkpoints | None) -> Result:
+    """Return the result so far. Every rank has to call it."""
+    names: Sequence[str] = ()
+    best = None
+    if checkpoints is not None:
+        names, best = checkpoints.store.names(), ranks_of(state).first(checkpoints.listing.best)
+    return Result(
+        metrics=attributes.Values({**dict(state.history.latest("train/")), **state.metrics}),
+        timestamp=state.timestamp.copy(),
+        run_folder=state.folder.path,
+        stop_reason=state.stop_reason,
+        costs={key: Cost(int(calls), *seconds) for key, (calls, *seconds) in state.bus.account.items()},
+        checkpoints=names,
+        history=state.history.table(),
+        best=best,
+    )
+
+
+def of_trainer(state: State, plan: Plan, checkpoints: Checkpoints | None) -> tuple[str, dict[str, str]]:
+    """Return a title and rows of text."""
+    rows = {name: plan.run[name] for name in ("model", "duration")} | {"device": str(state.device)}
+    for each in state.bus.attachments:
+        if each.kind != "actions":
+            rows[each.kind] = f"{rows[each.kind]}, {each.name}" if each.kind in rows else each.name
+    if checkpoints is not None:
+        rows["checkpoints"] = str(checkpoints.store.folder)
+    rows["run folder"] = str(state.folder.path)
+    return f"Trainer after {position(state.timestamp)}", rows
+
+
+def show(state: State, checkpoints: Checkpoints | None, command: Sequence[str] | None, interrupted: bool) -> None:
+    """Pass the last lines of a fit to the loggers that show them."""
+    if state.strategy.rank == 0 and state.bus.listeners("log_summary"):
+        listing = None if checkpoints is None else checkpoints.listing
+        state.bus.log_summary(state, last_lines(state, listing, command, interrupted))
 
 
 def last_lines(

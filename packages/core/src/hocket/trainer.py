@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -14,14 +13,14 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import nn
 
-from hocket import display, launching
+from hocket import display, launching, summary
 from hocket.checkpoints.components.configuration import Configuration, hyperparameters
 from hocket.checkpoints.components.data import TrainingData
 from hocket.checkpoints.components.model import by_own_names
 from hocket.checkpoints.content import Content, components_of
 from hocket.checkpoints.signals import Interrupted
 from hocket.data.adapters import adapt
-from hocket.data.checks import check_batches, check_sets
+from hocket.data.checks import check_batches
 from hocket.data.several import prepared
 from hocket.data.source import limited
 from hocket.data.training_iterator import TrainingIterator
@@ -37,16 +36,15 @@ from hocket.parts import resolve, without_writing_loggers
 from hocket.plugins import claims, switches
 from hocket.plugins.bus import Bus
 from hocket.plugins.plan import Plan, make_plan
-from hocket.result import Cost, Result
+from hocket.result import Result
 from hocket.run_folder import Run, RunFolder, TemporaryFolder
 from hocket.runtime import Runtime
 from hocket.settings import Settings
 from hocket.state import State
-from hocket.summary import last_lines
 from hocket.task import task_of
 from hocket.time import Interval, Time
 from hocket.training import determinism, seeding, until
-from hocket.training.evaluate import EvalSet, PreparedSet, evaluate, evaluate_unseen, sanity_check
+from hocket.training.evaluate import EvalSet, evaluate, evaluate_unseen, prepare_sets, sanity_check
 from hocket.training.fit import FitLoop
 from hocket.training.guard import NonFiniteGuard, Policy
 from hocket.training.interruption import Deferred, deferred
@@ -365,7 +363,7 @@ class Trainer:
         if eval_data is not None:
             self._set_eval_data(eval_data)
         self._loop.check()
-        if not self._set_time(duration):
+        if not until.plan_fit(state, self._loop, self.settings.duration, self._limits, duration):
             return self.result()
         try:
             with deferred(state.strategy.world_size == 1) as interruption, self._running():
@@ -378,12 +376,12 @@ class Trainer:
                 state.bus.after_fit(state)
                 state.bus.flush(state)
         except (KeyboardInterrupt, Interrupted) as error:
-            self._summarize(interrupted=True)
+            summary.show(state, self._checkpoints, self.command, interrupted=True)
             if isinstance(error, Deferred):  # without the frames of the loop, where nothing went wrong
                 raise KeyboardInterrupt(*error.args) from None
             raise
         result = self.result()
-        self._summarize(interrupted=False)
+        summary.show(state, self._checkpoints, self.command, interrupted=False)
         return result
 
     def result(self) -> Result:
@@ -398,24 +396,7 @@ class Trainer:
             >>> trainer.fit("1ep") == trainer.result()
             True
         """
-        state = self.state
-        costs = {key: Cost(int(calls), *seconds) for key, (calls, *seconds) in state.bus.account.items()}
-        metrics = attributes.Values({**dict(state.history.latest("train/")), **state.metrics})
-        names: Sequence[str] = ()
-        best = None
-        if self._checkpoints is not None:
-            names = self._checkpoints.store.names()
-            best = ranks_of(state).first(self._checkpoints.listing.best)
-        return Result(
-            metrics,
-            state.timestamp.copy(),
-            state.folder.path,
-            state.stop_reason,
-            costs,
-            names,
-            state.history.table(),
-            best,
-        )
+        return summary.result(self.state, self._checkpoints)
 
     @understood
     def evaluate(
@@ -446,7 +427,9 @@ class Trainer:
         state = self.state
         if isinstance(data, str | Path) and checkpoint is None:
             data, checkpoint = None, data
-        sets = state.eval_sets if data is None else self._eval_sets(data, metrics or self._metrics)
+        sets = state.eval_sets
+        if data is not None:
+            sets = prepare_sets(state, data, metrics or self._metrics, self.settings)
         if not sets:
             raise ValueError("There is nothing to evaluate on. Pass data to evaluate(), or eval_data= to the Trainer.")
         asked = {
@@ -570,22 +553,10 @@ class Trainer:
         self._closing()  # a finalizer, which runs at most once
 
     def __repr__(self) -> str:
-        return display.text(*self._shown())
+        return display.text(*summary.of_trainer(self.state, self._plan, self._checkpoints))
 
     def _repr_html_(self) -> str:
-        return display.html(*self._shown())
-
-    def _shown(self) -> tuple[str, dict[str, str]]:
-        """Return a title and a few lines about the run, for people."""
-        state = self.state
-        rows = {name: self._plan.run[name] for name in ("model", "duration")} | {"device": str(state.device)}
-        for each in state.bus.attachments:
-            if each.kind != "actions":
-                rows[each.kind] = f"{rows[each.kind]}, {each.name}" if each.kind in rows else each.name
-        if self._checkpoints is not None:
-            rows["checkpoints"] = str(self._checkpoints.store.folder)
-        rows["run folder"] = str(state.folder.path)
-        return f"Trainer after {display.position(state.timestamp)}", rows
+        return display.html(*summary.of_trainer(self.state, self._plan, self._checkpoints))
 
     def __enter__(self) -> Trainer:
         return self
@@ -600,13 +571,6 @@ class Trainer:
 
     # --- internals
 
-    def _summarize(self, interrupted: bool) -> None:
-        """Pass the last lines of a fit to the loggers that show them."""
-        state = self.state
-        if state.strategy.rank == 0 and state.bus.listeners("log_summary"):
-            listing = None if self._checkpoints is None else self._checkpoints.listing
-            state.bus.log_summary(state, last_lines(state, listing, self.command, interrupted))
-
     def _set_train_data(self, data: Iterable[Any]) -> None:
         state = self.state
         check_batches(data, "train_data")
@@ -620,42 +584,7 @@ class Trainer:
         self._position.data_is_set()
 
     def _set_eval_data(self, data: Any) -> None:
-        self.state.eval_sets = {} if data is None else self._eval_sets(data, self._metrics)
-
-    def _eval_sets(self, data: Any, metrics: Any) -> dict[str, PreparedSet]:
-        check_sets(data, "eval_data")
-        self.state.task.check_evaluation()
-        named = data if isinstance(data, Mapping) else {"eval": data}
-        sets = {label: given if isinstance(given, EvalSet) else EvalSet(given) for label, given in named.items()}
-        every, limit = self.settings.eval_every, self.settings.limit_eval
-        prepared = {label: PreparedSet(each, label, self.state, metrics, every, limit) for label, each in sets.items()}
-        if self.settings.fast:
-            for each in prepared.values():
-                each.every = Interval("1ep")  # also test sets that are evaluated on request only
-        return prepared
-
-    def _set_time(self, duration: str | Time | None) -> bool:
-        """Compute the end of this fit. Return False if it is already reached."""
-        state = self.state
-        if not self._loop.has_data:
-            raise ValueError("There is nothing to train on. Pass train_data= to the Trainer or to fit.")
-        if not state.optimizers:
-            raise ValueError(
-                "There is no optimizer. Pass optimizer=, such as lambda parameters: torch.optim.AdamW(parameters, lr=1e-3), "
-                "or define configure_optimizers() in the Task."
-            )
-        before, state.progress.fit_asked = state.progress.fit_asked, None if duration is None else str(duration)
-        end = until.fit_until(state, self._loop, self.settings.duration, duration, before)
-        if end is None:
-            return False
-        fresh = duration is None and self._loop.left is None
-        if fresh and self._limits is not None and (reached := self._limits.reached(state)) is not None:
-            warnings.warn(f"Training is over: {reached} are done. Pass fit(duration=…) for more.", stacklevel=3)
-            return False
-        planned = self.settings.duration
-        longer = planned is None or (planned.unit is end.unit and end > planned)
-        state.progress.fit_until, state.progress.max_duration = end, end if longer else planned
-        return True
+        self.state.eval_sets = {} if data is None else prepare_sets(self.state, data, self._metrics, self.settings)
 
     @contextmanager
     def _running(self) -> Iterator[None]:

@@ -11,6 +11,7 @@ import torch
 
 from hocket.data.adapters import adapt
 from hocket.data.batches import unpadded
+from hocket.data.checks import check_sets
 from hocket.data.several import prepared
 from hocket.data.source import Source, limited, one_epoch
 from hocket.data.training_iterator import iterates_once
@@ -25,6 +26,7 @@ from hocket.training.modes import eval_mode
 from hocket.training.step import count
 
 if TYPE_CHECKING:
+    from hocket.settings import Settings
     from hocket.types import MetricsLike
 
 
@@ -107,6 +109,20 @@ class PreparedSet:
                 "neither their sum nor their mean. Pass loss_reduction='sum' to the Trainer, or take the mean.",
                 stacklevel=2,
             )
+
+
+def prepare_sets(state: State, data: Any, metrics: Any, settings: Settings) -> dict[str, PreparedSet]:
+    """Return prepared evaluation sets by label. Raises TypeError and ValueError for data that is none."""
+    check_sets(data, "eval_data")
+    state.task.check_evaluation()
+    named = data if isinstance(data, Mapping) else {"eval": data}
+    sets = {label: given if isinstance(given, EvalSet) else EvalSet(given) for label, given in named.items()}
+    every, limit = settings.eval_every, settings.limit_eval
+    result = {label: PreparedSet(each, label, state, metrics, every, limit) for label, each in sets.items()}
+    if settings.fast:
+        for each in result.values():
+            each.every = Interval("1ep")  # also test sets that are evaluated on request only
+    return result
 
 
 def evaluate(

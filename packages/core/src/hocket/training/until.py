@@ -9,6 +9,39 @@ from hocket.data.errors import DataError
 from hocket.state import State
 from hocket.time import Time, TimeError, Unit
 from hocket.training.fit import FitLoop
+from hocket.training.limits import Limits
+
+
+def plan_fit(
+    state: State, loop: FitLoop, planned: Time | None, limits: Limits | None, asked: str | Time | None
+) -> bool:
+    """Determine the end of a fit, in ``state.progress``. Return False, with a warning, if it is already reached.
+
+    Args:
+        planned: the Trainer's duration, and ``limits`` its further ones.
+        asked: the duration of this fit, on top of the training done so far; None for the Trainer's.
+
+    Raises:
+        ValueError: there is no data, optimizer or duration, or the duration cannot be reached.
+    """
+    if not loop.has_data:
+        raise ValueError("There is nothing to train on. Pass train_data= to the Trainer or to fit.")
+    if not state.optimizers:
+        raise ValueError(
+            "There is no optimizer. Pass optimizer=, such as lambda parameters: torch.optim.AdamW(parameters, lr=1e-3), or "
+            "define configure_optimizers() in the Task."
+        )
+    before, state.progress.fit_asked = state.progress.fit_asked, None if asked is None else str(asked)
+    end = fit_until(state, loop, planned, asked, before)
+    if end is None:
+        return False
+    fresh = asked is None and loop.left is None
+    if fresh and limits is not None and (reached := limits.reached(state)) is not None:
+        warnings.warn(f"Training is over: {reached} are done. Pass fit(duration=…) for more.", stacklevel=4)
+        return False
+    longer = planned is None or (planned.unit is end.unit and end > planned)
+    state.progress.fit_until, state.progress.max_duration = end, end if longer else planned
+    return True
 
 
 def fit_until(
