@@ -5,6 +5,7 @@ Needs pyte, besides what the program needs.
 
 from __future__ import annotations
 
+import io
 import os
 import pty
 import re
@@ -27,7 +28,7 @@ def main() -> None:
     program = next(block.text for block in blocks(ROOT / "README.md") if block.language == "python")
     screen = pyte.Screen(WIDTH, 40)
     pyte.ByteStream(screen).feed(_run(program))
-    console = Console(record=True, width=WIDTH, file=open(os.devnull, "w"))
+    console = Console(record=True, width=WIDTH, file=io.StringIO())
     console.print(Text("$ python train.py", style="bold"))
     lines = [line.rstrip() for line in screen.display]
     for row in range(max(number for number, line in enumerate(lines) if line) + 1):
