@@ -82,7 +82,7 @@ MISTAKES = [
     argument("torch_compile", True, "a mode of", "compile=True"),
     argument("maxEpochs", 10, "length of training", "duration='10ep'"),
     argument("num_epoch_total", 10, "Its arguments are model", "Remove num_epoch_total"),
-    argument("acumulate_grad_batches", 4, "samples per forward pass", "microbatch='auto'"),
+    argument("acumulate_grad_batches", 4, "accumulate='4ba'", "microbatch=8"),
     argument("early_stopping_patience", 3, "configurations or instances", "'patience': 3"),
     argument("duraton", "3ep", "length of training", "Write duration='3ep'"),
     argument("optimiser", "sgd", "a function of the parameters", "Write optimizer='sgd'"),
@@ -165,8 +165,8 @@ MISTAKES = [
         "Trainer.predict(data=…)",
         "data=…",
     ),
-    Mistake("seed='17'", lambda: trainer(seed="17"), "seed='17' is str", "a seed is an int", "seed=17", listed=True),
-    Mistake("seed=True", lambda: trainer(seed=True), "seed=True is bool", "a seed is an int", "seed=17"),
+    Mistake("seed='17'", lambda: trainer(seed="17"), "seed='17' is text", "a seed is an int", "seed=17", listed=True),
+    Mistake("seed=True", lambda: trainer(seed=True), "seed=True is not a seed", "an int from 0 to 4294967295", "seed=17"),
     Mistake(
         "compile='fast'", lambda: trainer(compile="fast"), "compile='fast'", "'reduce-overhead', 'max-autotune'", "compile=True"
     ),
@@ -177,7 +177,7 @@ MISTAKES = [
     Mistake("microbatch='8'", lambda: trainer(microbatch="8"), "microbatch='8'", "a positive int, 'auto' or None", "give"),
     Mistake("clip_gradients='1.0'", lambda: trainer(clip_gradients="1.0"), "clip_gradients='1.0'", "a kind and a threshold", "such as 1.0"),
     Mistake("nonfinite='ignore'", lambda: trainer(nonfinite="ignore"), "'ignore'", "'raise', 'skip' or 'warn'", "use 'raise'"),
-    Mistake("limit_train=0.1", lambda: trainer(limit_train=0.1), "limit_train=0.1", "an int of 1 or more", "such as 10"),
+    Mistake("limit_train=1.5", lambda: trainer(limit_train=1.5), "limit_train=1.5", "up to 1.0", "such as 0.1"),
     Mistake("overfit=True", lambda: trainer(overfit=True), "overfit=True", "an int of 1 or more", "such as 10"),
     Mistake("run_name=3", lambda: trainer(run_name=3), "run_name=3", "text", "such as 'baseline-1'"),
     # durations and intervals

@@ -68,7 +68,7 @@ MISTAKES = [
     data("one array", INPUTS.numpy(), "one ndarray", "batches", "DataLoader(TensorDataset(inputs, targets)"),
     data("a DataFrame", FRAME(), "a table (DataFrame)", "batches", "DataLoader(TensorDataset(inputs, targets)"),
     data("a path", "data/train.csv", "a str 'data/train.csv'", "an iterable of batches", "DataLoader(dataset, batch_size=32)"),
-    data("a dict of loaders", {"train": loader()}, "a dict", "an iterable of batches", "DataLoader(dataset, batch_size=32)"),
+    data("a dict of loaders", {"train": loader()}, "a dict of loaders", "an iterable of batches", "hocket.data.Several({"),
     data("a generator function", batches, "the function batches", "an iterable of batches", "train_data=list(batches(…))"),
     data("a Dataset class", TensorDataset, "the class TensorDataset", "an iterable of batches", "train_data="),
     data("a list of samples", [(x, y) for x, y in zip(INPUTS, LABELS, strict=True)], "a list of samples", "Wrap it in a loader", "DataLoader(data, batch_size=32)"),

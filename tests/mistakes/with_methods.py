@@ -162,7 +162,6 @@ MISTAKES = [
     method("State", "trainer", "state itself"),
     method("State", "should_stop", "state.request(hocket.Decision.STOP"),
     method("State", "optimizer", "state.optimizers[0]"),
-    method("Result", "history", "result.metrics"),
     method("Result", "best_model_path", "result.checkpoints"),
     Mistake("Runtime.prepare(model, optimizer)", lambda: runtime().prepare(net := model(), torch.optim.SGD(net.parameters(), 0.1)), "SGD", "torch.optim.Optimizer", "runtime.setup(model, optimizer)"),
     of_runtime("prepare_data_loader"),

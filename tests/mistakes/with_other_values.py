@@ -130,7 +130,7 @@ MISTAKES = [
     Mistake("forward under no_grad", lambda: fit(model=WithoutGradient(), loss=None), "no gradient", "computed from the model's outputs", "torch.no_grad()"),
     Mistake("state.lr", lambda: fit(callbacks=[ReadsRate()]), "State has no 'lr'", "batch, ", "state.optimizers[0].param_groups[0]['lr']"),
     Mistake("a metric of another set", lambda: fit(callbacks=[ReadsMetric()]), "no value 'val/loss'", "there is none, without an evaluation", "eval_data={'val': loader}"),
-    Mistake("metrics['val/loss']", lambda: fit(eval_data=loader()).metrics["val/loss"], "no value 'val/loss'", "there is 'eval/loss'", "Write 'eval/loss'"),
+    Mistake("metrics['val/loss']", lambda: fit(eval_data=loader()).metrics["val/loss"], "no value 'val/loss'", "there is 'train/loss', 'eval/loss'", "Write 'eval/loss'"),
     Mistake("an algorithm without apply", lambda: fit(algorithms=[WithoutApply()]), "WithoutApply declares events", "apply(event, state)", "def apply(self, event, state)"),
     Mistake("events by name", lambda: trainer(algorithms=[NamesEvents()]), "'batch_end'", "members of hocket.Event", "events = {Event.BATCH_END}"),
     Mistake("early stopping, metric=", lambda: trainer(callbacks=[{"early-stopping": {"metric": "val_loss"}}]), "no argument 'metric'", "Its signature is early-stopping(", "'monitor'"),

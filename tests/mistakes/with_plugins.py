@@ -92,7 +92,7 @@ MISTAKES = [
     name("schedule", "cosine_with_restarts", "'cosine-restarts'"),
     name("schedule", "StepLR", "'step'"),
     name("schedule", "cosin", "'cosine'"),
-    name("schedule", "ReduceLROnPlateau", "schedule='cosine'", "step it in a callback"),
+    name("schedule", "ReduceLROnPlateau", "plateau"),
     Mistake("a torch scheduler class", lambda: trainer(schedule=torch.optim.lr_scheduler.CosineAnnealingLR), "CosineAnnealingLR", "a function of the optimizer", "schedule=lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer"),
     Mistake("a torch scheduler", lambda: trainer(schedule=torch.optim.lr_scheduler.StepLR(torch.optim.SGD(model().parameters(), 0.1), 10)), "StepLR", "a function of the optimizer", "schedule=lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer"),
     Mistake("warmup=100", lambda: fit(schedule="cosine(warmup=100)"), "warmup=100", "100 has no unit", "warmup='100ba'"),

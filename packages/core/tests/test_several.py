@@ -512,7 +512,7 @@ def test_a_batch_counts_what_its_loaders_agree_on() -> None:
     assert difference(first, {"a": (torch.arange(3), torch.arange(3)), "b": torch.arange(3)}) is None
     assert difference(second, {"a": (torch.tensor([3]), torch.tensor([3])), "b": torch.tensor([3])}) is None
     uneven = {"a": torch.zeros(4), "b": torch.zeros(12)}
-    with pytest.raises(ValueError, match=r"sizes \[4, 12\]. Define count"):
+    with pytest.raises(ValueError, match=r"sizes \[4, 12\].*define count"):
         count(uneven)
     with pytest.raises(ValueError, match=r"define split"):
         split(uneven, 2, samples=4)
@@ -534,10 +534,10 @@ def trainer(**arguments: Any) -> hocket.Trainer:
 @pytest.mark.parametrize("data", [{"a": few(), "b": many()}, {"a": few(), "b": [X]}, [few(), many()], (few(), many())])
 def test_loaders_without_a_mode_are_refused(data: Any) -> None:
     with pytest.raises(
-        TypeError, match=r"train_data is a \w+ of loaders.*hocket\.data\.Several\(\{.*'cycle'.*'in turn'.*'weighted'"
+        TypeError, match=r"train_data is a \w+ of .*loaders.*hocket\.data\.Several\(\{.*'cycle'.*'in turn'.*'weighted'"
     ):
         trainer(train_data=data)
-    with pytest.raises(TypeError, match=r"loader is a .* of loaders"):
+    with pytest.raises(TypeError, match=r"loader is a .* of .*loaders"):
         hocket.Runtime(device="cpu").setup_data(data)
 
 

@@ -68,6 +68,11 @@ class Result:
         rows["stopped by"] = self.stop_reason
         return {name: text for name, text in rows.items() if text}
 
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            raise AttributeError(attributes.missing("Result", name, self), name=name, obj=self)
+
 
 @dataclass(frozen=True, slots=True)
 class Best:
@@ -82,11 +87,6 @@ class Best:
     path: str
     metric: str
     value: float
-
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any:
-            raise AttributeError(attributes.missing("Result", name, self), name=name, obj=self)
 
 
 @dataclass(frozen=True, slots=True)

@@ -97,7 +97,7 @@ def _named(store: Store, name: str, path: str) -> str:
     there = store.names()
     if name == LATEST and there:
         return there[-1]
-    if name not in there:
+    if name not in there and not os.path.isdir(path):  # a folder is a damaged one, of which reading says what is wrong
         raise CheckpointError(
             f"{store} has no checkpoint '{name}'; it has {', '.join(there) or 'none'}. Write resume="
             + (f"'{store.folder}/{there[-1]}'." if there else "'auto' with checkpoints=, or None for a new run.")

@@ -76,9 +76,13 @@ def _mapping(node: Node, hint: Any, at: str) -> Any:
 
 def _described_by_arguments(hint: Any) -> type | None:
     """Return the class of an annotation, such as a dataclass, if a mapping of its arguments may stand for an instance."""
-    classes = [each for each in signatures.members(hint) if isinstance(each, type) and each.__module__ != "builtins"]
     others = os.PathLike | enum.Enum | Time | Interval
-    if len(classes) != 1 or inspect.isabstract(classes[0]) or issubclass(classes[0], others):
+    classes = [
+        each
+        for each in signatures.members(hint)
+        if isinstance(each, type) and each.__module__ != "builtins" and not issubclass(each, others)
+    ]
+    if len(classes) != 1 or inspect.isabstract(classes[0]):
         return None
     try:
         parameters = inspect.signature(classes[0]).parameters.values()

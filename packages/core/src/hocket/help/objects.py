@@ -238,12 +238,11 @@ def compiled(given: Any, arguments: Mapping[str, Any]) -> Any:
 
 
 def seed(given: Any, arguments: Mapping[str, Any]) -> Any:
-    """Refuse a seed that is not an int."""
-    if given is None or (isinstance(given, int) and not isinstance(given, bool)):
-        return given
-    text = str(given).strip()
-    write = f"seed={int(text)}" if text.isdecimal() else "seed=17, or None for the global random numbers"
-    raise TypeError(f"seed={given!r} is {type(given).__name__}; a seed is an int. Write {write}.")
+    """Refuse text, with the number in it."""
+    if isinstance(given, str):
+        write = f"seed={int(given)}" if given.strip().isdecimal() else "seed=17, or None for the global random numbers"
+        raise TypeError(f"seed={given!r} is text; a seed is an int. Write {write}.")
+    return given
 
 
 def plugins(given: Any, arguments: Mapping[str, Any]) -> Any:

@@ -22,7 +22,8 @@ def check_seed(given: Any) -> int | None:
         seed = -1
     if not 0 <= seed < 2**32:
         raise ValueError(
-            f"seed={given!r} is not a seed; give an int from 0 to {2**32 - 1}, the largest that NumPy takes, or None."
+            f"seed={given!r} is not a seed, which is an int from 0 to {2**32 - 1}, the largest that NumPy takes. Write "
+            "seed=17, or None for the global random numbers."
         )
     return seed
 
