@@ -21,7 +21,7 @@ OWNERS = {
         "training/fit.py", "training/evaluate.py", "training/predict.py", "training/microbatch.py", "training/windows.py",
         "checkpoints/components/step.py",
     },
-    "progress": {"training/fit.py", "trainer.py", "checkpoints/components/data.py"},
+    "progress": {"training/fit.py", "training/until.py", "trainer.py", "checkpoints/components/data.py"},
     "timestamp": {"training/progress.py"},
     "previous": {"training/progress.py"},
     "requests": set(),
