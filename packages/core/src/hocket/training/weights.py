@@ -104,7 +104,7 @@ def of_labels(state: State) -> Weight | None:
     ranks labels are not looked at, because all ranks must decide the same.
     """
     task = state.task
-    said = _classes(task.loss_function) if isinstance(task, SupervisedTask) else None
+    said = classes(task.loss_function) if isinstance(task, SupervisedTask) else None
     if said is None:
         return None
     weights, ignored = said
@@ -130,7 +130,7 @@ def of_labels(state: State) -> Weight | None:
     return counted
 
 
-def _classes(loss: Any) -> tuple[Tensor | None, int] | None:
+def classes(loss: Any) -> tuple[Tensor | None, int] | None:
     """Return class weights and the label to ignore of one of torch's classification losses; None for other losses."""
     keywords: Mapping[str, Any] = {}
     if isinstance(loss, functools.partial) and not loss.args:
