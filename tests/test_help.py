@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import pickle
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -227,6 +228,55 @@ def test_accuracies_of_ranks_are_merged() -> None:
         parts.append((metric, ((LOGITS[some] > 0) == (targets == 1)).float()))
     parts[0][0].merge_state([parts[1][0]])
     assert parts[0][0].compute() == pytest.approx(torch.cat([right for _, right in parts]).mean().item())
+
+
+def _warnings_of_a_fit(batch: Any, **changes: Any) -> list[str]:
+    given = {
+        "model": nn.Linear(4, 3),
+        "loss": F.cross_entropy,
+        "optimizer": "sgd(lr=0.1)",
+        "duration": "2ep",
+        **changes,
+    }
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        hocket.Trainer(train_data=[batch] * 2, device="cpu", **given).fit()
+    return [str(each.message) for each in caught]
+
+
+INPUTS, LABELS = LOGITS[:16], SEVERAL[:16, :3].argmax(1)
+
+
+def test_an_accuracy_in_the_place_of_the_weight_warns_once() -> None:
+    def loss(weight: Callable[[torch.Tensor], Any]) -> Callable[[torch.Tensor, torch.Tensor], Any]:
+        return lambda o, t: (F.cross_entropy(o, t), weight(o))
+
+    (said,) = _warnings_of_a_fit((INPUTS, LABELS), loss=loss(lambda o: torch.tensor(0.4375)))
+    assert "the weight 0.4375 for 16 samples" in said and "metrics='accuracy'" in said
+    assert len(_warnings_of_a_fit((INPUTS, LABELS), loss=loss(lambda o: 0.4375))) == 1
+    for meant in (2.5, 0, 16, torch.tensor(16)):  # sums of sample weights, and counts
+        assert not _warnings_of_a_fit((INPUTS, LABELS), loss=loss(lambda o, meant=meant: meant))
+    assert not _warnings_of_a_fit((INPUTS[:1], LABELS[:1]), loss=loss(lambda o: 0.5)), "one sample's own weight"
+
+
+def test_unused_items_of_a_batch_warn_once() -> None:
+    batch = (INPUTS, LABELS, torch.ones(16))
+    (said,) = _warnings_of_a_fit(batch)
+    assert "nothing uses batch[2]:" in said and "targets=lambda batch: batch[1:]" in said
+    assert "nothing uses batch[2], batch[3]:" in _warnings_of_a_fit([*batch, torch.ones(16)])[0]
+    assert not _warnings_of_a_fit(batch, inputs=0, targets=1)
+    weighted = {
+        "targets": lambda batch: batch[1:],
+        "loss": lambda o, rest: F.cross_entropy(o, rest[0]) * rest[1].mean(),
+    }
+    assert not _warnings_of_a_fit(batch, **weighted)
+
+
+def test_metrics_without_an_evaluation_set_warn() -> None:
+    (said,) = _warnings_of_a_fit((INPUTS, LABELS), metrics="accuracy")
+    assert "Pass eval_data=; or write train_metrics=" in said
+    assert not _warnings_of_a_fit((INPUTS, LABELS), metrics="accuracy", eval_data=[(INPUTS, LABELS)])
+    assert not _warnings_of_a_fit((INPUTS, LABELS), train_metrics="accuracy")
 
 
 def test_the_tables_of_names_lead_to_what_exists() -> None:
