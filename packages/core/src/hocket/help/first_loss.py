@@ -59,9 +59,9 @@ def _check_batch(task: SupervisedTask, batch: Any) -> None:
         return
     unused = ", ".join(f"batch[{index}]" for index in range(2, len(batch)))
     warnings.warn(
-        f"A batch is a {type(batch).__name__} of {len(batch)}, and nothing uses {unused}: the model gets batch[0], and the loss "
-        "batch[1]. To use it, pass targets=lambda batch: batch[1:] with loss=lambda outputs, rest: …, or write a hocket.Task. "
-        "Otherwise write inputs=0, targets=1.",
+        f"A batch is a {type(batch).__name__} of {len(batch)}, and nothing uses {unused}: the model gets batch[0], and the "
+        "loss batch[1]. To use it, pass targets=lambda batch: batch[1:] with loss=lambda outputs, rest: …, or write a hocket."
+        "Task. Otherwise write inputs=0, targets=1.",
         stacklevel=4,
     )
 
@@ -80,8 +80,8 @@ def _check_weight(weight: Any, task: Task, batch: Any) -> None:
     samples = counted[0] if isinstance(counted, tuple) else counted
     said = (
         f"The loss function returned (mean, weight) with the weight {number:.4g} for {samples} samples. The weight is the "
-        "number of elements in the mean, such as samples or tokens that count. To report an accuracy, return the loss alone and write "
-        "metrics='accuracy', or return {'total': loss, 'accuracy': accuracy}."
+        "number of elements in the mean, such as samples or tokens that count. To report an accuracy, return the loss "
+        "alone and write metrics='accuracy', or return {'total': loss, 'accuracy': accuracy}."
     )
     if not math.isfinite(number):
         raise ValueError(said)
