@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from functools import partial
 from typing import Any
 
 import pytest
@@ -41,6 +42,34 @@ def whole(model: nn.Module, loader: Any) -> tuple[float, float]:
     with torch.no_grad():
         outputs = model(inputs)
     return F.cross_entropy(outputs.double(), targets).item(), (outputs.argmax(1) == targets).double().mean().item()
+
+
+CLASSES = torch.tensor([1.0, 2.0, 4.0])
+
+
+@pytest.mark.parametrize(
+    ("loss", "keywords"),
+    [
+        ("cross_entropy", {}),
+        (nn.CrossEntropyLoss(CLASSES), {"weight": CLASSES}),
+        (partial(F.cross_entropy, weight=CLASSES), {"weight": CLASSES}),
+        (lambda o, t: (F.cross_entropy(o, t), (t != -100).sum()), {}),
+        (
+            lambda o, t: (F.cross_entropy(o, t, CLASSES), CLASSES[t.clamp(min=0)].where(t != -100, 0).sum()),
+            {"weight": CLASSES},
+        ),
+    ],
+)
+@pytest.mark.parametrize("labels", [(0, 1, 2, -100, -100, 1, -100), (-100, 1, 2, 0, 1, 1, 2)])
+def test_the_loss_of_a_set_with_ignored_labels_is_that_of_one_batch(model, loss, keywords, labels) -> None:
+    """Also where the first label is ignored in a later batch only."""
+    inputs, targets = torch.randn(7, 8, generator=torch.Generator().manual_seed(0)), torch.tensor(labels)
+    net = model()
+    trainer = hocket.Trainer(model=net, loss=loss, metrics="accuracy", device="cpu")
+    values = trainer.evaluate(DataLoader(TensorDataset(inputs, targets), 2))
+    outputs = net.eval()(inputs)
+    assert values["eval/loss"] == pytest.approx(F.cross_entropy(outputs, targets, **keywords).item(), rel=1e-6)
+    assert values["eval/accuracy"] == (outputs.argmax(1) == targets)[targets != -100].double().mean().item()
 
 
 def test_a_mean_over_nothing_counts_nothing(model) -> None:

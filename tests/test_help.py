@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import pickle
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -155,6 +156,127 @@ def test_the_accuracy_of_logits_and_of_one_hot_labels() -> None:
     metric.reset()
     metric.update(torch.tensor([[0.1, 0.9], [0.8, 0.2]]), torch.tensor([[0, 1], [0, 1]]))
     assert metric.compute() == 0.5
+
+
+def _accuracy(outputs: torch.Tensor, targets: torch.Tensor, loss: Any) -> float:
+    """The accuracy of outputs over batches of different sizes."""
+    batches = [(outputs[i:j], targets[i:j]) for i, j in ((0, 7), (7, 20), (20, 50))]
+    trainer = hocket.Trainer(model=nn.Identity(), loss=loss, device="cpu", metrics=["accuracy"])
+    return trainer.evaluate({"test": batches})["test/accuracy"]
+
+
+GENERATOR = torch.Generator().manual_seed(5)
+LOGITS, SEVERAL = torch.randn(50, 4, generator=GENERATOR), torch.randint(2, (50, 4), generator=GENERATOR).float()
+
+
+@pytest.mark.parametrize("columns", [1, 4])
+@pytest.mark.parametrize(
+    "loss", ["binary_cross_entropy", nn.BCELoss(), "binary_cross_entropy_with_logits", nn.BCEWithLogitsLoss()]
+)
+def test_the_loss_says_above_what_a_binary_output_is_positive(loss: Any, columns: int) -> None:
+    outputs, targets = LOGITS[:, :columns], SEVERAL[:, :columns]
+    right = ((outputs > 0) == (targets == 1)).float().mean().item()
+    of_logits = isinstance(loss, nn.BCEWithLogitsLoss) or "logits" in str(loss)
+    assert _accuracy(outputs if of_logits else outputs.sigmoid(), targets, loss) == pytest.approx(right)
+
+
+def test_binary_outputs_that_may_be_probabilities_warn() -> None:
+    def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return F.binary_cross_entropy(outputs.sigmoid(), targets)
+
+    with pytest.warns(UserWarning, match=r"all from 0 to 1.*BinaryAccuracy\(threshold=0.5\)"):
+        _accuracy(LOGITS[:, :1].sigmoid(), SEVERAL[:, :1], loss)
+    right = ((LOGITS[:, :1] > 0) == (SEVERAL[:, :1] == 1)).float().mean().item()
+    assert _accuracy(LOGITS[:, :1], SEVERAL[:, :1], loss) == pytest.approx(right)
+
+
+def test_several_labels_of_a_loss_that_says_nothing_are_refused_by_name() -> None:
+    with pytest.raises(ValueError, match=r"shape \(7, 4\).*several labels.*MultilabelAccuracy\(4, average='micro'\)"):
+        _accuracy(LOGITS, SEVERAL, lambda o, t: F.mse_loss(o, t))
+
+
+def test_one_hot_labels_are_classes_whatever_the_loss() -> None:
+    labels = SEVERAL.argmax(1)
+    right = (LOGITS.argmax(1) == labels).float().mean().item()
+    for loss in ("binary_cross_entropy_with_logits", "cross_entropy"):
+        assert _accuracy(LOGITS, F.one_hot(labels, 4).float(), loss) == pytest.approx(right)
+
+
+@pytest.mark.parametrize("ignored", [-100, 2, -1])
+def test_the_accuracy_omits_ignored_labels(ignored: int) -> None:
+    labels = SEVERAL.argmax(1)
+    labels[::3] = ignored
+    expected = (LOGITS.argmax(1) == labels)[labels != ignored].float().mean().item()
+    loss = F.cross_entropy if ignored == -100 else nn.CrossEntropyLoss(ignore_index=ignored)
+    assert _accuracy(LOGITS, labels, loss) == pytest.approx(expected)
+
+
+def test_the_accuracy_of_labels_without_a_class_is_refused() -> None:
+    labels = SEVERAL.argmax(1)
+    labels[30] = -1
+    with pytest.raises(ValueError, match=r"neither a class of the outputs nor -100.*ignore_index=…"):
+        _accuracy(LOGITS, labels, lambda o, t: F.cross_entropy(o, t, ignore_index=-1))
+
+
+def test_accuracies_of_ranks_are_merged() -> None:
+    parts = []
+    for some in (slice(0, 20), slice(20, 50)):
+        metric = METRICS["accuracy"]()
+        metric.follow(F.binary_cross_entropy_with_logits)  # type: ignore[attr-defined]
+        targets = F.one_hot(SEVERAL[some].argmax(1), 4).float() if not parts else SEVERAL[some]
+        metric.update(LOGITS[some], targets)
+        parts.append((metric, ((LOGITS[some] > 0) == (targets == 1)).float()))
+    parts[0][0].merge_state([parts[1][0]])
+    assert parts[0][0].compute() == pytest.approx(torch.cat([right for _, right in parts]).mean().item())
+
+
+def _warnings_of_a_fit(batch: Any, **changes: Any) -> list[str]:
+    given = {
+        "model": nn.Linear(4, 3),
+        "loss": F.cross_entropy,
+        "optimizer": "sgd(lr=0.1)",
+        "duration": "2ep",
+        **changes,
+    }
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        hocket.Trainer(train_data=[batch] * 2, device="cpu", **given).fit()
+    return [str(each.message) for each in caught]
+
+
+INPUTS, LABELS = LOGITS[:16], SEVERAL[:16, :3].argmax(1)
+
+
+def test_an_accuracy_in_the_place_of_the_weight_warns_once() -> None:
+    def loss(weight: Callable[[torch.Tensor], Any]) -> Callable[[torch.Tensor, torch.Tensor], Any]:
+        return lambda o, t: (F.cross_entropy(o, t), weight(o))
+
+    (said,) = _warnings_of_a_fit((INPUTS, LABELS), loss=loss(lambda o: torch.tensor(0.4375)))
+    assert "the weight 0.4375 for 16 samples" in said and "metrics='accuracy'" in said
+    assert len(_warnings_of_a_fit((INPUTS, LABELS), loss=loss(lambda o: 0.4375))) == 1
+    for meant in (2.5, 0, 16, torch.tensor(16)):  # sums of sample weights, and counts
+        assert not _warnings_of_a_fit((INPUTS, LABELS), loss=loss(lambda o, meant=meant: meant))
+    assert not _warnings_of_a_fit((INPUTS[:1], LABELS[:1]), loss=loss(lambda o: 0.5)), "one sample's own weight"
+
+
+def test_unused_items_of_a_batch_warn_once() -> None:
+    batch = (INPUTS, LABELS, torch.ones(16))
+    (said,) = _warnings_of_a_fit(batch)
+    assert "nothing uses batch[2]:" in said and "targets=lambda batch: batch[1:]" in said
+    assert "nothing uses batch[2], batch[3]:" in _warnings_of_a_fit([*batch, torch.ones(16)])[0]
+    assert not _warnings_of_a_fit(batch, inputs=0, targets=1)
+    weighted = {
+        "targets": lambda batch: batch[1:],
+        "loss": lambda o, rest: F.cross_entropy(o, rest[0]) * rest[1].mean(),
+    }
+    assert not _warnings_of_a_fit(batch, **weighted)
+
+
+def test_metrics_without_an_evaluation_set_warn() -> None:
+    (said,) = _warnings_of_a_fit((INPUTS, LABELS), metrics="accuracy")
+    assert "Pass eval_data=; or write train_metrics=" in said
+    assert not _warnings_of_a_fit((INPUTS, LABELS), metrics="accuracy", eval_data=[(INPUTS, LABELS)])
+    assert not _warnings_of_a_fit((INPUTS, LABELS), train_metrics="accuracy")
 
 
 def test_the_tables_of_names_lead_to_what_exists() -> None:

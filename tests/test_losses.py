@@ -294,6 +294,24 @@ def test_a_dict_with_loss_among_others_is_refused() -> None:
     train(Squares(lambda value, n: {"loss": value}), None, [(INPUTS, TARGETS)])
 
 
+@pytest.mark.parametrize("microbatch", [None, 4])
+def test_a_value_without_gradient_is_not_added_to_losses(microbatch: int | None) -> None:
+    one = torch.ones(())
+    with pytest.raises(
+        ValueError, match=r"'near', 'accuracy', which would be added up, and 'accuracy' has no gradient"
+    ):
+        train(
+            Squares(lambda value, n: {"near": value / n, "accuracy": one}),
+            None,
+            [(INPUTS, TARGETS)],
+            microbatch=microbatch,
+        )
+    for returned in (lambda v, n: {"near": v / n, "far": one * 0}, lambda v, n: {"total": v / n + 1, "accuracy": one}):
+        noted = train(Squares(returned), None, [(INPUTS, TARGETS)], microbatch=microbatch)
+        model = network()
+        torch.testing.assert_close(noted.gradients[0], gradient(squares(model(INPUTS), TARGETS, "mean"), model))
+
+
 def test_one_element_is_a_scalar() -> None:
     model = network()
     for shape in ((1,), (1, 1)):

@@ -50,6 +50,15 @@ def evaluated(**changes: Any) -> Any:
     return fit(eval_data=loader(), **changes)
 
 
+def with_accuracy(outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
+    accuracy = (outputs.argmax(1) == targets).float().mean()
+    return {"ce": F.cross_entropy(outputs, targets), "accuracy": accuracy}
+
+
+def evaluate(batch: Any, **changes: Any) -> Any:
+    return trainer(metrics="accuracy", **changes).evaluate([batch])
+
+
 MISTAKES = [
     Mistake("float labels", lambda: classify(targets=LABELS.float()), "targets: float32 of shape (16,)", "class indices, int64", "targets.long()", listed=True),
     Mistake("labels out of range", lambda: classify(targets=LABELS + 1), "these are 1 to 3", "labels are 0 to 2", "targets - 1", listed=True),
@@ -91,4 +100,10 @@ MISTAKES = [
     Mistake("a function as metric", lambda: evaluated(metrics={"accuracy": lambda o, t: 0.0}), "'accuracy' (function)", "update, compute and reset", "such as torchmetrics"),
     Mistake("a list of two metrics of a class", lambda: evaluated(metrics=["accuracy", "acc"]), "accuracy, accuracy", "Name each", "metrics={'first': …"),
     Mistake("accuracy of regression", lambda: regress(eval_data=[(INPUTS, NUMBERS[:, 0])], model=model(outputs=3), metrics="mae", loss=lambda o, t: o.mean()), "(16, 3) and targets of shape (16,)", "one shape", "outputs.squeeze(1)"),
+    Mistake("accuracy of several labels", lambda: evaluate((INPUTS, torch.ones(16, 3)), loss=lambda o, t: F.mse_loss(o, t)), "a sample has several labels", "logits or probabilities", "MultilabelAccuracy(3, average='micro')"),
+    Mistake("accuracy of ignored labels", lambda: evaluate((INPUTS, LABELS - 1), loss=lambda o, t: F.cross_entropy(o, t, ignore_index=-1)), "neither a class of the outputs", "nor -100, which is ignored", "CrossEntropyLoss(ignore_index=…)"),
+    Mistake("an accuracy among losses", lambda: classify(loss=with_accuracy), "'accuracy' has no gradient", "added up", "call the loss 'total'"),
+    Mistake("an accuracy among losses of an evaluation", lambda: evaluate((INPUTS, LABELS), loss=with_accuracy), "'accuracy' is not a loss", "added up", "call the loss 'total'"),
+    Mistake("a weight of NaN", lambda: classify(loss=lambda o, t: (F.cross_entropy(o, t), torch.tensor(torch.nan))), "the weight nan for 16 samples", "the number of elements in the mean", "metrics='accuracy'"),
+    Mistake("an evaluation set 'train'", lambda: trainer().evaluate({"train": loader()}), "labelled 'train'", "another label", "{'train-set': …}"),
 ]  # fmt: skip

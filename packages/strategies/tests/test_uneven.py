@@ -287,3 +287,20 @@ def test_how_long_fsdp_waits():
         2,
         2,
     ]
+
+
+def test_ignored_labels_are_evaluated_as_in_one_batch(tmp_path) -> None:
+    """Two ranks see 7 and 6 samples, of which different numbers count."""
+    inputs, targets = samples(13).tensors
+    targets[[1, 2, 5, 12]] = -100
+    loader = DataLoader(TensorDataset(inputs, targets), 2)
+
+    def rank_main(rank):
+        return trainer(tmp_path, "ddp", train_data=None, metrics="accuracy").evaluate(loader)
+
+    outputs = network().double()(inputs.double())
+    expected = {
+        "eval/loss": F.cross_entropy(outputs, targets).item(),
+        "eval/accuracy": (outputs.argmax(1) == targets)[targets != -100].double().mean().item(),
+    }
+    assert run_ranks(rank_main, 2) == [pytest.approx(expected)] * 2

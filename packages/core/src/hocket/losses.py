@@ -71,6 +71,8 @@ def as_loss(returned: Any) -> Loss:
             raise ValueError(f"reduction={loss.reduction!r} of a hocket.Loss is neither 'mean' nor 'sum'.")
     elif isinstance(returned, Mapping) and returned:
         loss = _named(returned)
+        if "total" not in returned:
+            _check_added(returned)
     elif isinstance(returned, Apart):
         loss = _named(returned.losses)
     elif isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[0], Tensor | Mapping):
@@ -114,6 +116,29 @@ def _named(losses: Mapping[str, Any]) -> Loss:
             )
         return Loss(torch.stack(list(losses.values())).sum(), None, {k: v.detach() for k, v in losses.items()})
     return Loss(losses["total"], None, {k: v.detach() for k, v in losses.items() if k != "total"})
+
+
+def _check_added(losses: Mapping[str, Tensor]) -> None:
+    """Raise ValueError for a value beside losses, such as an accuracy, which would be added to them.
+
+    In training it has no gradient while another has one; a constant 0, as of a loss that does not apply to a batch, is allowed.
+    Without gradients, as in evaluation, only its name tells.
+    """
+    constant = {name: value for name, value in losses.items() if not value.requires_grad}
+    if not constant:
+        return
+    training = len(constant) < len(losses)
+    for name, value in constant.items():
+        if (value != 0) if training else len(losses) > 1 and name.lower() in _NOT_LOSSES:
+            raise ValueError(
+                f"The loss function returned a dict of {', '.join(map(repr, losses))}, which would be added up, and {name!r} "
+                f"{'has no gradient' if training else 'is not a loss'}: call the loss 'total', so that the others are only "
+                "logged, or use metrics=. If it is a constant term of the loss, give the sum: "
+                f"{{'total': {' + '.join(losses)}}}."
+            )
+
+
+_NOT_LOSSES = ("accuracy", "acc", "top1", "f1")
 
 
 def _check_weight(weight: Any) -> None:

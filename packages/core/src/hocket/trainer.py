@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -363,6 +364,12 @@ class Trainer:
         if eval_data is not None:
             self._set_eval_data(eval_data)
         self._loop.check()
+        if self._metrics and not state.eval_sets:
+            warnings.warn(
+                "metrics= measures evaluation sets, and this fit has none. Pass eval_data=; or write train_metrics= for "
+                "metrics of the training batches, or no metrics= here and trainer.evaluate(data, metrics=…) after the fit.",
+                stacklevel=3,
+            )
         if not until.plan_fit(state, self._loop, self.settings.duration, self._limits, duration):
             return self.result()
         try:

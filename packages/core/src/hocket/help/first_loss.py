@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from hocket.losses import Loss
 from hocket.task import SupervisedTask, Task
 
 #: The start of torch's warning for a loss that broadcasts.
@@ -30,8 +32,12 @@ def watch(task: Task) -> None:
             if str(each.message).startswith(_BROADCASTS):
                 raise ValueError(_broadcast(str(each.message), outputs)) from None
             warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
-        if isinstance(task, SupervisedTask) and isinstance(outputs, Tensor):
-            _check_scale(task.loss_function, outputs)
+        if isinstance(task, SupervisedTask):
+            _check_batch(task, batch)
+            if isinstance(outputs, Tensor):
+                _check_scale(task.loss_function, outputs)
+        if isinstance(returned, tuple) and len(returned) == 2 and not isinstance(returned, Loss):
+            _check_weight(returned[1], task, batch)
         return returned
 
     vars(task)["loss"] = checked  # found before the method of the class
@@ -44,6 +50,43 @@ def _broadcast(warned: str, outputs: Any) -> str:
         f"The loss was given {found}, which broadcast: each output is compared with every target. Both should have the same "
         "shape. Write outputs.squeeze(1) at the end of the model, or targets.unsqueeze(1) in the data."
     )
+
+
+def _check_batch(task: SupervisedTask, batch: Any) -> None:
+    """Warn of items of a batch that neither the model nor the loss gets, unless the Trainer was told where its two are."""
+    told = task.loss_function is None or task.inputs is not None or task.targets is not None
+    if told or not isinstance(batch, tuple | list) or len(batch) < 3:
+        return
+    unused = ", ".join(f"batch[{index}]" for index in range(2, len(batch)))
+    warnings.warn(
+        f"A batch is a {type(batch).__name__} of {len(batch)}, and nothing uses {unused}: the model gets batch[0], and the "
+        "loss batch[1]. To use it, pass targets=lambda batch: batch[1:] with loss=lambda outputs, rest: …, or write a hocket."
+        "Task. Otherwise write inputs=0, targets=1.",
+        stacklevel=4,
+    )
+
+
+def _check_weight(weight: Any, task: Task, batch: Any) -> None:
+    """Refuse or warn of an accuracy, or another value, in the place of the weight. It is read once, in the first batch.
+
+    Sums of sample weights may be fractions, so only a weight below 1 for several samples is hardly meant.
+    """
+    if isinstance(weight, Tensor) and (weight.numel() != 1 or weight.requires_grad):
+        return  # refused where the loss is used
+    try:
+        number, counted = float(weight), task.count(batch)
+    except (TypeError, ValueError):
+        return
+    samples = counted[0] if isinstance(counted, tuple) else counted
+    said = (
+        f"The loss function returned (mean, weight) with the weight {number:.4g} for {samples} samples. The weight is the "
+        "number of elements in the mean, such as samples or tokens that count. To report an accuracy, return the loss "
+        "alone and write metrics='accuracy', or return {'total': loss, 'accuracy': accuracy}."
+    )
+    if not math.isfinite(number):
+        raise ValueError(said)
+    if 0 < number < 1 < samples:
+        warnings.warn(f"{said} It is used as it is, which is right for a sum of sample weights.", stacklevel=4)
 
 
 def _check_scale(loss: Callable[..., Any] | None, outputs: Tensor) -> None:

@@ -112,10 +112,15 @@ class PreparedSet:
 
 
 def prepare_sets(state: State, data: Any, metrics: Any, settings: Settings) -> dict[str, PreparedSet]:
-    """Return prepared evaluation sets by label. Raises TypeError and ValueError for data that is none."""
+    """Return prepared evaluation sets by label. Raises TypeError and ValueError for data that is none, and for "train"."""
     check_sets(data, "eval_data")
     state.task.check_evaluation()
     named = data if isinstance(data, Mapping) else {"eval": data}
+    if "train" in named:
+        raise ValueError(
+            "An evaluation set is labelled 'train', which is the label of the values of training, such as train/loss. Choose "
+            "another label; write {'train-set': …}."
+        )
     sets = {label: given if isinstance(given, EvalSet) else EvalSet(given) for label, given in named.items()}
     every, limit = settings.eval_every, settings.limit_eval
     result = {label: PreparedSet(each, label, state, metrics, every, limit) for label, each in sets.items()}

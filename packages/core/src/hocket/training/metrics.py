@@ -11,8 +11,10 @@ import torch
 from hocket.checkpoints.plain_data import decode, encode
 from hocket.data.batches import move
 from hocket.state import State
+from hocket.task import SupervisedTask
 from hocket.training import scalars
 from hocket.training.metric_adapters import adapted
+from hocket.training.simple_metrics import Accuracy
 from hocket.types import Batch
 
 
@@ -45,6 +47,8 @@ class MetricSet:
                         f"Metric '{name}' ({type(metric).__name__}) has no {method}(). Metrics have update, compute and "
                         "reset, such as torchmetrics.classification.MulticlassAccuracy(10)."
                     )
+            if isinstance(metric, Accuracy) and isinstance(state.task, SupervisedTask):
+                metric.follow(state.task.loss_function)
         self._metrics = {name: adapted(metric) for name, metric in given.items()}
         strategy = state.strategy
         for name, each in self._metrics.items():

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import functools
+import warnings
 from collections.abc import Iterable, Mapping
-from typing import Self
+from typing import Any, Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from hocket.help import names
+from hocket.training.weights import classes
+
+#: Losses of torch with several binary labels, which take logits.
+_OF_LOGITS = (F.binary_cross_entropy_with_logits, F.multilabel_soft_margin_loss)
 
 
 class Mean:
@@ -20,7 +27,7 @@ class Mean:
     def reset(self) -> None:
         """Forget everything."""
         self.total: float | Tensor = 0.0
-        self.number = 0
+        self.number: float | Tensor = 0
 
     def values(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the value of each element."""
@@ -35,7 +42,7 @@ class Mean:
 
     def compute(self) -> float:
         """Return the mean; NaN without any element."""
-        return float(self.total) / self.number if self.number else float("nan")
+        return float(self.total) / float(self.number) if self.number else float("nan")
 
     def merge_state(self, others: Iterable[Self]) -> None:
         """Add what the metrics of other ranks have seen."""
@@ -45,13 +52,42 @@ class Mean:
 
 
 class Accuracy(Mean):
-    """The fraction of correct classes: the largest of ``(samples, classes, …)``, or the sign of a binary logit.
+    """The fraction of correct labels: class indices ``(samples, …)``, or labels of the outputs' shape.
 
-    Labels are class indices ``(samples, …)``, or one-hot of the outputs' shape.
+    The latter are binary (one column), one-hot, or several for each sample, of which each counts. `follow` says how the loss
+    reads outputs and labels. Sums and flags stay on the device until `compute`.
     """
 
-    def values(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return whether each label is predicted."""
+    #: A binary output above this is positive: 0.5 for probabilities, 0 for logits; None if the loss does not say.
+    cut: float | None = None
+    #: The label that does not count.
+    ignored = -100
+
+    def follow(self, loss: Any) -> None:
+        """Read outputs and labels as a loss function of torch does; others leave it as it is."""
+        if (said := classes(loss)) is not None:
+            self.ignored = said[1]
+        function = loss.func if isinstance(loss, functools.partial) else loss
+        if function is F.binary_cross_entropy or isinstance(function, nn.BCELoss):
+            self.cut = 0.5
+        elif function in _OF_LOGITS or isinstance(function, nn.BCEWithLogitsLoss | nn.MultiLabelSoftMarginLoss):
+            self.cut = 0.0
+
+    def reset(self) -> None:
+        """Forget everything."""
+        super().reset()
+        #: Correct elements, and their number, of labels of the outputs' shape.
+        self.elements: float | Tensor = 0.0
+        self.element_number: int | Tensor = 0
+        #: Whether there was: a sample with several labels or none; a label without a class; binary labels; an output
+        #: outside [0, 1] for one.
+        self.several: bool | Tensor = False
+        self.unknown: bool | Tensor = False
+        self.binary: bool | Tensor = False
+        self.logits: bool | Tensor = False
+
+    def update(self, outputs: Tensor, targets: Tensor) -> None:
+        """Add a batch."""
         if outputs.dim() == 2 and outputs.shape[1] == 1 and targets.dim() == 1:
             outputs = outputs.squeeze(1)
         if targets.is_floating_point() and not ((targets >= 0) & (targets <= 1)).all():
@@ -59,10 +95,18 @@ class Accuracy(Mean):
                 f"The metric 'accuracy' was given targets of {targets.dtype} from {float(targets.min()):.3g} to "
                 f"{float(targets.max()):.3g}, which are not labels. Write metrics='mae' or 'mse' for numbers."
             )
+        counts = targets != self.ignored
         if outputs.shape == targets.shape and (outputs.dim() < 2 or outputs.shape[1] == 1):
-            return (outputs > 0) == (targets > 0.5)
+            self.binary = True
+            self.logits = self.logits | ((outputs < 0) | (outputs > 1)).any()
+            self._add((outputs > (self.cut or 0)) == (targets > 0.5), counts)
+            return
         if outputs.shape == targets.shape:
-            targets = targets.argmax(1)
+            self._see_several(targets.where(counts, 0).sum(1, dtype=torch.float32), outputs.shape)
+            if self.cut is not None:
+                right = ((outputs > self.cut) == (targets > 0.5)) & counts
+                self.elements, self.element_number = self.elements + right.sum(), self.element_number + counts.sum()
+            targets, counts = targets.float().argmax(1), counts.any(1)
         predicted = outputs.argmax(1) if outputs.dim() > 1 else outputs
         if outputs.dim() < 2 or predicted.shape != targets.shape:
             raise ValueError(
@@ -71,7 +115,49 @@ class Accuracy(Mean):
                 "labels of one shape. Write another metric, such as metrics={'accuracy': "
                 "torchmetrics.classification.MulticlassAccuracy(10)}."
             )
-        return predicted == targets
+        self.unknown = self.unknown | (counts & ((targets < 0) | (targets >= outputs.shape[1]))).any()
+        self._add(predicted == targets, counts)
+
+    def _add(self, right: Tensor, counts: Tensor) -> None:
+        self.total, self.number = self.total + (right & counts).sum(), self.number + counts.sum()
+
+    def _see_several(self, sums: Tensor, shape: torch.Size) -> None:
+        several = ((sums - 1).abs() > 0.01).any()
+        if self.cut is None and several:
+            raise ValueError(
+                f"The metric 'accuracy' was given outputs and targets of shape {tuple(shape)}, and the labels of a sample do "
+                "not add up to 1: a sample has several labels or none, and the loss does not say whether outputs are logits or "
+                "probabilities. Pass loss='binary_cross_entropy_with_logits' to the Trainer, or write metrics={'accuracy': "
+                f"torchmetrics.classification.MultilabelAccuracy({shape[1]}, average='micro')}}."
+            )
+        self.several = self.several | several
+
+    def compute(self) -> float:
+        """Return the fraction; NaN without any label that counts."""
+        if self.unknown:
+            raise ValueError(
+                f"The metric 'accuracy' was given labels that are neither a class of the outputs nor {self.ignored}, which is "
+                "ignored. Pass loss=torch.nn.CrossEntropyLoss(ignore_index=…) to the Trainer, or write metrics={'accuracy': "
+                "torchmetrics.classification.MulticlassAccuracy(10, average='micro', ignore_index=…)}."
+            )
+        if self.binary and self.cut is None and not self.logits:
+            warnings.warn(
+                "The metric 'accuracy' reads binary outputs as logits, which are positive above 0, but these are all from 0 to "
+                "1, as probabilities are. For those pass loss='binary_cross_entropy' to the Trainer, or write "
+                "metrics={'accuracy': torchmetrics.classification.BinaryAccuracy(threshold=0.5)}.",
+                stacklevel=2,
+            )
+        if self.several:
+            return float(self.elements) / float(self.element_number)
+        return super().compute()
+
+    def merge_state(self, others: Iterable[Self]) -> None:
+        """Add what the metrics of other ranks have seen."""
+        for other in others:
+            for name in ("total", "number", "elements", "element_number"):
+                setattr(self, name, float(getattr(self, name)) + float(getattr(other, name)))
+            for name in ("several", "unknown", "binary", "logits"):
+                setattr(self, name, bool(getattr(self, name)) or bool(getattr(other, name)))
 
 
 class MeanAbsoluteError(Mean):

@@ -84,7 +84,7 @@ def in_training(state: State, loss: Loss, samples: int) -> Weight:
 def in_evaluation(state: State, loss: Loss, label: str) -> Weight:
     """As `in_training`, but weight by samples, with a warning, if the weight cannot be determined."""
     if own_loss(state.outputs) is not loss.value:
-        return of_labels(state) or by_samples
+        return of_labels(state, plain_too=True) or by_samples
     weight = of_own_loss(state)
     if weight is None:
         warnings.warn(
@@ -96,15 +96,15 @@ def in_evaluation(state: State, loss: Loss, label: str) -> Weight:
     return by_samples if weight is None else weight
 
 
-def of_labels(state: State) -> Weight | None:
+def of_labels(state: State, plain_too: bool = False) -> Weight | None:
     """Return the weights of torch's classification losses: the divisors of their means. None for other losses.
 
     With ignored labels or class weights the divisor is not the number of samples. One label per sample, without class weights
-    and with no ignored label in the first batch, is plain classification, whose gradients need no rescaling. With several
-    ranks labels are not looked at, because all ranks must decide the same.
+    and with no ignored label in the first batch, is plain classification, whose gradients need no rescaling: None, unless
+    ``plain_too``. With several ranks labels are not looked at, because all ranks must decide the same.
     """
     task = state.task
-    said = _classes(task.loss_function) if isinstance(task, SupervisedTask) else None
+    said = classes(task.loss_function) if isinstance(task, SupervisedTask) else None
     if said is None:
         return None
     weights, ignored = said
@@ -113,7 +113,7 @@ def of_labels(state: State) -> Weight | None:
     if not isinstance(targets, Tensor) or targets.is_floating_point():
         return None
     plain = targets.dim() < 2 and weights is None and ignored == -100
-    if plain and (state.strategy.world_size > 1 or not (targets == ignored).any()):
+    if plain and not plain_too and (state.strategy.world_size > 1 or not (targets == ignored).any()):
         return None
 
     def counted(batch: Batch) -> Tensor:
@@ -130,7 +130,7 @@ def of_labels(state: State) -> Weight | None:
     return counted
 
 
-def _classes(loss: Any) -> tuple[Tensor | None, int] | None:
+def classes(loss: Any) -> tuple[Tensor | None, int] | None:
     """Return class weights and the label to ignore of one of torch's classification losses; None for other losses."""
     keywords: Mapping[str, Any] = {}
     if isinstance(loss, functools.partial) and not loss.args:
