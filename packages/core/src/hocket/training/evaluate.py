@@ -18,7 +18,7 @@ from hocket.data.training_iterator import iterates_once
 from hocket.help.arguments import understood
 from hocket.losses import Loss
 from hocket.state import State
-from hocket.time import Interval
+from hocket.time import Interval, time_of
 from hocket.training import scalars, seeding, weights
 from hocket.training.means import on_device
 from hocket.training.metrics import MetricSet
@@ -58,7 +58,7 @@ class EvalSet:
     ) -> None:
         self.data = data
         self.metrics = metrics
-        self.every = None if every is None else Interval(every)
+        self.every = None if every is None else Interval(time_of(every, "every") if isinstance(every, str) else every)
 
 
 class PreparedSet:
