@@ -51,7 +51,7 @@ class TrainingData(Component):
         if position is not None:
             if changed := self._loop.data.changed(position):
                 warnings.warn(
-                    f"The training data differs from the checkpoint's: {changed}. The run continues with it from the end of the "
+                    f"The training data differs from the checkpoint's: {changed}. It continues with it from the end of the "
                     "epoch. To continue as before, give the Trainer the same data, batch size and global_batch= as then.",
                     stacklevel=2,
                 )
