@@ -44,8 +44,8 @@ def resume(state: State, where: str | Path, checkpoints: Checkpoints | None = No
     own = None if checkpoints is None else checkpoints.store
     if where in ("latest", "best") and not os.path.lexists(where):
         raise CheckpointError(
-            f"resume={where!r} is not the path of a checkpoint. Write resume='auto' for the newest in the folder of checkpoints=, "
-            "or a path such as 'runs/a/ep3-ba18'; result.best.path is that of the best."
+            f"resume={where!r} is not the path of a checkpoint. Write resume='auto' for the newest in the folder of "
+            "checkpoints=, or a path such as 'runs/a/ep3-ba18'; result.best.path is that of the best."
         )
     if where != "auto":
         where = _of_a_folder(where, ranks)
@@ -91,6 +91,7 @@ def resume(state: State, where: str | Path, checkpoints: Checkpoints | None = No
     except Exception as error:
         error.add_note(f"While resuming from '{name}' in {store}.")
         raise
+    state.resumed_from = f"{str(store.folder).rstrip('/')}/{name}"
     if checkpoints is not None and store is own:
         checkpoints.note_saved(state)
 

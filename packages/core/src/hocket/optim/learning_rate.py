@@ -255,8 +255,8 @@ def make_schedules(
     if time != Time(1, Unit.BATCH) and not any(type(each) is Stepped for each in made):
         raise ValueError(
             f"schedule_every='{time}' is the interval at which a torch LRScheduler is stepped, and schedule= has none. "
-            "hocket's schedules are functions of time, updated after each batch: omit schedule_every=, and give times to the schedule, "
-            "such as schedule='step(step_size=1ep)'."
+            "hocket's schedules are functions of time, updated after each batch: omit schedule_every=, and give times to the "
+            "schedule, such as schedule='step(step_size=1ep)'."
         )
     return made
 

@@ -113,7 +113,11 @@ class PreparedSet:
 
 def prepare_sets(state: State, data: Any, metrics: Any, settings: Settings) -> dict[str, PreparedSet]:
     """Return prepared evaluation sets by label. Raises TypeError and ValueError for data that is none."""
-    if isinstance(data, list | tuple) and data and all(isinstance(each, str) and each in state.eval_sets for each in data):
+    if (
+        isinstance(data, list | tuple)
+        and data
+        and all(isinstance(each, str) and each in state.eval_sets for each in data)
+    ):
         raise TypeError(
             f"{data!r} names evaluation sets and has no batches. Write evaluate() to evaluate all sets, or "
             f"evaluate({{'{data[0]}': loader}}) for one."
