@@ -423,6 +423,18 @@ def test_the_same_configuration_is_not_talked_about(before: Any, now: Any) -> No
     assert resumed(before, now) == []
 
 
+def test_values_of_metrics_that_are_gone_are_not_kept() -> None:
+    one = make(metrics={"mean": Mean(), "more": Mean()})
+    one.fit("1ep")
+    tree = one.state_dict()
+    same_ones, other = make(metrics={"mean": Mean(), "more": Mean()}), make(metrics={"mean": Mean()})
+    for each in (same_ones, other):
+        each.load_state_dict(tree)
+    assert same_ones.state.metrics == one.state.metrics and {"a/more", "b/more"} < one.state.metrics.keys()
+    assert other.state.metrics == {name: value for name, value in one.state.metrics.items() if "more" not in name}
+    assert {"a/loss", "a/mean", "b/loss", "b/mean", "train/mean"} <= other.state.metrics.keys()
+
+
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize(
     ("samples", "size", "words"),

@@ -137,6 +137,12 @@ def second_run() -> Any:
     return trainer(checkpoints=hocket.Checkpoints("runs/a"))
 
 
+def other_optimizer() -> Any:
+    """Resume a run of SGD with AdamW."""
+    fit(checkpoints=hocket.Checkpoints("runs/optimizer", overwrite=True))
+    return trainer(optimizer="adamw(lr=0.1)", resume="runs/optimizer/ep1-ba2")
+
+
 MISTAKES = [
     method("Trainer", "save", "trainer.model_state_dict()", listed=True),
     method("Trainer", "train", "Write trainer.fit()"),
@@ -192,6 +198,7 @@ MISTAKES = [
     Mistake("a .ckpt file", lambda: trainer(resume=file("last.ckpt")), "resume='last.ckpt' is a file", "a folder such as", "trainer.load_weights('last.ckpt')", listed=True),
     Mistake("a .pt file", lambda: trainer(resume=file("model.pt")), "resume='model.pt' is a file", "a folder such as", "trainer.load_weights('model.pt')"),
     Mistake("a missing checkpoint", lambda: trainer(resume="runs/nope"), "has no checkpoint 'nope'", "it has none", "resume='auto' with checkpoints="),
+    Mistake("resume= with another optimizer", other_optimizer, "SGD", "resume= loads all parts", "runs/optimizer/ep1-ba2')"),
     Mistake("resume=3", lambda: trainer(resume=3), "resume=3", "'auto' for the newest", "'runs/a/ep3-ba18'"),
     Mistake("a checkpoint of another model", other_model, "[3, 4], the module has [5, 4]", "the model that was trained", "ignore="),
     Mistake("checkpoints=3", lambda: trainer(checkpoints=3), "checkpoints=3", "hocket.Checkpoints", "checkpoints='runs/a'"),

@@ -89,7 +89,10 @@ def resume(state: State, where: str | Path, checkpoints: Checkpoints | None = No
     try:
         state.content.load_state_dict(tree, strict=True, copy=False)
     except Exception as error:
-        error.add_note(f"While resuming from '{name}' in {store}.")
+        error.add_note(
+            f"While resuming from '{name}' in {store}. resume= loads all parts of a checkpoint; to begin a run with its "
+            f"weights only, omit resume= and call trainer.load_weights('{store.folder}/{name}')."
+        )
         raise
     state.resumed_from = f"{str(store.folder).rstrip('/')}/{name}"
     if checkpoints is not None and store is own:
