@@ -205,7 +205,7 @@ def test_batches_that_cannot_be_joined_are_refused_with_what_to_do() -> None:
 
 @pytest.mark.parametrize("given", [4, "4", "0ba", "4ep", True, "4.5ba"])
 def test_what_is_no_number_of_batches_is_refused(given: Any) -> None:
-    with pytest.raises(ValueError, match=r"4ba|number and a unit|has no unit|not a whole number"):
+    with pytest.raises(ValueError, match=r"accumulate=.* is not a number of batches.*Write accumulate='4ba'"):
         make_trainer(accumulate=given)
 
 

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 import hocket
 from hocket import Event, Phase, plugins
 from hocket.cli import main
+from hocket.time import TimeError
 
 
 @pytest.fixture
@@ -250,10 +251,20 @@ def test_a_loader_without_length(make, data) -> None:
         trainer.fit()
 
 
-def test_a_duration_of_nothing(make) -> None:
-    trainer = make(duration="0ep", schedule="cosine(warmup=0.1dur)")
-    assert trainer.fit().timestamp.batch == 0
-    assert trainer.fit("0ba").timestamp.batch == 0
+@pytest.mark.parametrize("nothing", ["0ep", "0.0s", ["2ep", "0ba"]])
+def test_a_duration_of_nothing(make, nothing) -> None:
+    with refused(TimeError, "duration='0", "trains nothing", "'10ep'"):
+        make(duration=nothing)
+    if isinstance(nothing, str):
+        with refused(TimeError, "duration='0", "trains nothing", "'10ep'"):
+            make().fit(nothing)
+
+
+@pytest.mark.parametrize("argument", ["eval_every", "log_every"])
+@pytest.mark.parametrize("nothing", ["0ba", "0.0dur", 0])
+def test_an_interval_of_nothing(make, argument, nothing) -> None:
+    with refused(TimeError, f"{argument}={nothing!r} is never due", "Write an interval, such as '1ep'"):
+        make(**{argument: nothing})
 
 
 def test_a_fit_that_is_over(make) -> None:

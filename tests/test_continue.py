@@ -423,6 +423,45 @@ def test_the_same_configuration_is_not_talked_about(before: Any, now: Any) -> No
     assert resumed(before, now) == []
 
 
+def test_values_of_metrics_that_are_gone_are_not_kept() -> None:
+    one = make(metrics={"mean": Mean(), "more": Mean()})
+    one.fit("1ep")
+    tree = one.state_dict()
+    same_ones, other = make(metrics={"mean": Mean(), "more": Mean()}), make(metrics={"mean": Mean()})
+    for each in (same_ones, other):
+        each.load_state_dict(tree)
+    assert same_ones.state.metrics == one.state.metrics and {"a/more", "b/more"} < one.state.metrics.keys()
+    assert other.state.metrics == {name: value for name, value in one.state.metrics.items() if "more" not in name}
+    assert {"a/loss", "a/mean", "b/loss", "b/mean", "train/mean"} <= other.state.metrics.keys()
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize(
+    ("samples", "size", "words"),
+    [
+        (24, 4, []),
+        (24, 8, ["a global batch was 4 samples, is 8 samples", "an epoch had 6 batches, has 3"]),
+        (48, 4, ["an epoch had 6 batches, has 12"]),
+        (48, 8, ["a global batch was 4 samples, is 8 samples"]),
+    ],
+)
+def test_other_data_between_epochs_is_said(samples: int, size: int, words: list[str], late: bool) -> None:
+    def loader(samples: int, size: int) -> DataLoader[Any]:
+        return DataLoader(torch.utils.data.TensorDataset(torch.randn(samples, 4), torch.arange(samples) % 3), size)
+
+    one = make(loader(24, 4), algorithms=[], schedule=None)
+    one.fit("1ep")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        other = make(train_data=None if late else loader(samples, size), algorithms=[], schedule=None)
+        other.load_state_dict(one.state_dict())
+        other.fit(*[loader(samples, size)] * late, duration="1ep")
+    assert other.state.timestamp.batch == 6 + samples // size
+    said = [str(each.message) for each in caught if "differs from the checkpoint's" in str(each.message)]
+    assert len(said) == bool(words) and all(each in said[0] for each in words)
+    assert not words or said[0].count(";") == len(words) - 1
+
+
 @pytest.mark.filterwarnings("ignore:Not finite in", "ignore:The last fit raised")
 def test_learning_rates_stay_as_the_exception_left_them() -> None:
     """A batch that was skipped has left them a step behind the schedule."""

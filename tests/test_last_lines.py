@@ -58,7 +58,10 @@ def test_a_script_that_ends_by_control_c() -> None:
     ]
     assert Path("runs/b/metrics.jsonl").is_file()
     code, lines = run(-1, 'checkpoints=hocket.Checkpoints("runs/a"), resume="auto"')
-    assert code == 0 and lines[0] == "hocket: done at ep 2 ba 6: 3 checkpoints in runs/a, the newest is ep2-ba6"
+    assert code == 0 and lines[:2] == [
+        "hocket: resumed from runs/a/ep1-ba4, at ep 1 ba 4",
+        "hocket: done at ep 2 ba 6: 3 checkpoints in runs/a, the newest is ep2-ba6",
+    ]
 
 
 def test_a_script_without_checkpoints() -> None:
@@ -163,4 +166,51 @@ def test_the_command_line_names_a_command_that_resumes(capsys: pytest.CaptureFix
     last = capsys.readouterr().err.splitlines()[-1]
     assert last == "hocket: to train longer: hocket train 'my run.yaml' log_every=1ba resume=auto 'duration=…'"
     assert main(shlex.split(last.replace("…", "3ba"))[5:]) == 0
-    assert "hocket: done at ep 0 ba 3: 2 checkpoints in runs/a, the newest is ep0-ba3" in capsys.readouterr().err
+    said = capsys.readouterr().err.splitlines()
+    assert said[0] == "hocket: resumed from runs/a/ep0-ba1, at ep 0 ba 1" and said.count(said[0]) == 1
+    assert "hocket: done at ep 0 ba 3: 2 checkpoints in runs/a, the newest is ep0-ba3" in said
+
+
+MINE = """
+import os, signal, hocket, torch
+
+class Press(hocket.Callback):
+    def batch_end(self, state):
+        if state.timestamp.batch == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+
+def data():
+    return [(torch.ones(4, 2), torch.ones(4, 1))] * 4
+"""
+WITHOUT_LOGGERS = """
+model: {class_path: torch.nn.Linear, init_args: {in_features: 2, out_features: 1}}
+loss: torch.nn.functional.mse_loss
+train_data: mine:data
+callbacks: [mine:Press]
+optimizer: sgd(lr=0.1)
+duration: 1ep
+device: cpu
+run_name: b
+checkpoints: {class_path: hocket.checkpoints.policy.Checkpoints, init_args: {folder: runs/a}}
+"""
+
+
+def test_the_command_line_says_them_without_loggers() -> None:
+    Path("mine.py").write_text(MINE)
+    Path("c.yaml").write_text(WITHOUT_LOGGERS)
+    lines = []
+    for code in (EXIT_CODE, 0):
+        done = subprocess.run(
+            [sys.executable, "-c", "import sys, hocket.cli; sys.exit(hocket.cli.main())", "train", "c.yaml", "resume=auto"],
+            capture_output=True, text=True, timeout=120,
+        )  # fmt: skip
+        assert done.returncode == code, done.stderr
+        lines.append([line for line in done.stderr.splitlines() if line.startswith("hocket: ")])
+    assert lines[0] == [
+        "hocket: interrupted at ep 0 ba 2: 1 checkpoint in runs/a, the newest is ep0-ba2",
+        "hocket: to continue: hocket train c.yaml resume=auto",
+    ]
+    assert lines[1][:2] == [
+        "hocket: resumed from runs/a/ep0-ba2, at ep 0 ba 2",
+        "hocket: done at ep 1 ba 4: 2 checkpoints in runs/a, the newest is ep1-ba4",
+    ]

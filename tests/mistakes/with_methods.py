@@ -137,6 +137,12 @@ def second_run() -> Any:
     return trainer(checkpoints=hocket.Checkpoints("runs/a"))
 
 
+def other_optimizer() -> Any:
+    """Resume a run of SGD with AdamW."""
+    fit(checkpoints=hocket.Checkpoints("runs/optimizer", overwrite=True))
+    return trainer(optimizer="adamw(lr=0.1)", resume="runs/optimizer/ep1-ba2")
+
+
 MISTAKES = [
     method("Trainer", "save", "trainer.model_state_dict()", listed=True),
     method("Trainer", "train", "Write trainer.fit()"),
@@ -192,11 +198,16 @@ MISTAKES = [
     Mistake("a .ckpt file", lambda: trainer(resume=file("last.ckpt")), "resume='last.ckpt' is a file", "a folder such as", "trainer.load_weights('last.ckpt')", listed=True),
     Mistake("a .pt file", lambda: trainer(resume=file("model.pt")), "resume='model.pt' is a file", "a folder such as", "trainer.load_weights('model.pt')"),
     Mistake("a missing checkpoint", lambda: trainer(resume="runs/nope"), "has no checkpoint 'nope'", "it has none", "resume='auto' with checkpoints="),
+    Mistake("resume= with another optimizer", other_optimizer, "SGD", "resume= loads all parts", "runs/optimizer/ep1-ba2')"),
     Mistake("resume=3", lambda: trainer(resume=3), "resume=3", "'auto' for the newest", "'runs/a/ep3-ba18'"),
     Mistake("a checkpoint of another model", other_model, "[3, 4], the module has [5, 4]", "the model that was trained", "ignore="),
     Mistake("checkpoints=3", lambda: trainer(checkpoints=3), "checkpoints=3", "hocket.Checkpoints", "checkpoints='runs/a'"),
     Mistake("Checkpoints, the class", lambda: trainer(checkpoints=hocket.Checkpoints), "checkpoints=Checkpoints", "neither a folder", "checkpoints='runs/a'"),
     Mistake("Checkpoints among callbacks, as a class", lambda: trainer(callbacks=[hocket.Checkpoints]), "checkpoints", "folder", "{'checkpoints': {'folder': …}}"),
+    Mistake("evaluate() of a set's name", lambda: trainer(eval_data={"test": loader()}).evaluate("test"), "'test' is an evaluation set", "'best', 'latest', or a path", "evaluate({'test': loader})"),
+    Mistake("evaluate() of set names", lambda: trainer(eval_data={"test": loader()}).evaluate(["test"]), "['test']", "has no batches", "evaluate({'test': loader})"),
+    Mistake("evaluate() of no checkpoint", lambda: trainer(eval_data=loader()).evaluate("nope"), "no checkpoint 'nope'", "the path of one", "checkpoint='best' or 'latest'"),
+    Mistake("resume='latest'", lambda: trainer(checkpoints="runs/late", resume="latest"), "resume='latest'", "a path such as", "resume='auto'"),
     Mistake("Checkpoints(every=500)", lambda: hocket.Checkpoints("a", every=500), "'500' has no unit", "batches", "'500ba'"),
     Mistake("Checkpoints(save_top_k=3)", lambda: hocket.Checkpoints("a", save_top_k=3), "save_top_k=3", "keep", "keep=3"),
     Mistake("Checkpoints(monitor=…)", lambda: hocket.Checkpoints("a", monitor="val_loss"), "monitor='val_loss'", "folder, every, keep", "best=('eval/loss', 'min', 1)"),

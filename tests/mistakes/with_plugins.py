@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from newcomers import Mistake, fit, model, nothing, of_library, trainer
+from newcomers import Mistake, fit, loader, model, nothing, of_library, trainer
 from torch import nn
 
 import hocket
@@ -95,6 +95,9 @@ MISTAKES = [
     name("schedule", "ReduceLROnPlateau", "plateau"),
     Mistake("a torch scheduler class", lambda: trainer(schedule=torch.optim.lr_scheduler.CosineAnnealingLR), "CosineAnnealingLR", "a function of the optimizer", "schedule=lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer"),
     Mistake("a torch scheduler", lambda: trainer(schedule=torch.optim.lr_scheduler.StepLR(torch.optim.SGD(model().parameters(), 0.1), 10)), "StepLR", "a function of the optimizer", "schedule=lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer"),
+    Mistake("monitor='val_loss'", lambda: fit(eval_data=loader(), callbacks=[{"early-stopping": {"monitor": "val_loss"}}]), "'val_loss'", "'label/name'", "Write 'eval/loss'"),
+    Mistake("best='accuracy'", lambda: fit(eval_data={"a": loader(), "b": loader()}, metrics="accuracy", checkpoints=hocket.Checkpoints("runs/best", best=("accuracy", "max", 1))), "'accuracy'", "'label/name'", "Write 'a/accuracy' or 'b/accuracy'"),
+    Mistake("monitor='eval/acc'", lambda: trainer(callbacks=["early-stopping(monitor='eval/acc')"]), "'eval/acc'", "of a metric", "'eval/accuracy' for metrics='accuracy'"),
     Mistake("warmup=100", lambda: fit(schedule="cosine(warmup=100)"), "warmup=100", "100 has no unit", "warmup='100ba'"),
     Mistake("schedule=0.1", lambda: trainer(schedule=0.1), "0.1", "cosine", "'cosine(warmup=0.05dur)'"),
     # algorithms

@@ -216,6 +216,9 @@ def test_train_resume_evaluate_predict(hocket: Hocket) -> None:
     assert code == 0 and "test/largest" in evaluated, failed
     assert hocket(text, "predict", "--weights", weights, "--out", "o.safetensors")[0] == 0
     assert load_file("o.safetensors")["outputs"].shape == (8, 1)
+    code, _, said = hocket(text, "predict", "--weights", weights, "--out", "o.csv")
+    assert code == 2 and "--out o.csv does not end in .safetensors" in said and "Write --out o.safetensors" in said
+    assert not Path("o.csv").exists()
     assert hocket(text, "plan", "duration=4ep")[0] == 0
 
 

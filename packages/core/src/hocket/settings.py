@@ -14,7 +14,7 @@ from hocket.algorithm import Need
 from hocket.hookspecs import StrategyLike
 from hocket.plugins.spec import Attachment
 from hocket.run_folder import check_name
-from hocket.time import Interval, Time, Unit, batches, share
+from hocket.time import Interval, Time, TimeError, Unit, batches, interval_of, share
 from hocket.training.guard import Policy
 from hocket.training.seeding import check_seed
 from hocket.training.until import durations, minimum
@@ -101,8 +101,8 @@ class Settings:
             **limits,
             overfit=overfit,
             sanity_eval=sanity_eval,
-            eval_every=Interval(given["eval_every"]),
-            log_every=Interval(given["log_every"]),
+            eval_every=interval_of(given["eval_every"], "eval_every"),
+            log_every=interval_of(given["log_every"], "log_every", optional=False),
             microbatch=microbatch(given["microbatch"]),
             accumulate=_accumulate(given["accumulate"]),
             clipping=clipping("clip_gradients", given["clip_gradients"]),
@@ -178,7 +178,10 @@ def microbatch(given: Any) -> Any:
 def _accumulate(given: Any) -> int | None:
     if given is None:
         return None
-    time = Time.parse(given) if isinstance(given, str | Time) else None
+    try:
+        time = Time.parse(given) if isinstance(given, str | Time) else None
+    except TimeError:
+        time = None
     if time is None or time.unit is not Unit.BATCH or not time.value:
         raise ValueError(
             f"accumulate={given!r} is not a number of batches of the data. Write accumulate='4ba' to train on four of them in "

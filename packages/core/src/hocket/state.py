@@ -124,6 +124,8 @@ class State:
 
         #: The Trainer's ``resume`` argument.
         self.resumes: str | Path | None = resumes
+        #: The path or URL of the checkpoint that the run resumed from, until its first fit has shown it.
+        self.resumed_from: str | None = None
         #: The content of this run's checkpoints; the Trainer sets it before ``before_load``.
         self.content: Content
 

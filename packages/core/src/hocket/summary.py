@@ -52,10 +52,30 @@ def of_trainer(state: State, plan: Plan, checkpoints: Checkpoints | None) -> tup
 
 
 def show(state: State, checkpoints: Checkpoints | None, command: Sequence[str] | None, interrupted: bool) -> None:
-    """Pass the last lines of a fit to the loggers that show them."""
-    if state.strategy.rank == 0 and state.bus.listeners("log_summary"):
+    """Show the last lines of a fit; see `_show`."""
+    if _shows(state, command):
         listing = None if checkpoints is None else checkpoints.listing
-        state.bus.log_summary(state, last_lines(state, listing, command, interrupted))
+        _show(state, last_lines(state, listing, command, interrupted))
+
+
+def show_resumed(state: State, command: Sequence[str] | None) -> None:
+    """Show where a resumed run continues, before its first fit."""
+    where, state.resumed_from = state.resumed_from, None
+    if where is not None and _shows(state, command):
+        _show(state, [f"resumed from {where}, at ep {state.timestamp.epoch} ba {state.timestamp.batch}"])
+
+
+def _shows(state: State, command: Sequence[str] | None) -> bool:
+    return state.strategy.rank == 0 and bool(command or state.bus.listeners("log_summary"))
+
+
+def _show(state: State, lines: Sequence[str]) -> None:
+    """Pass lines to the loggers that show them; the command line prints them if there is none."""
+    if state.bus.listeners("log_summary"):
+        state.bus.log_summary(state, lines)
+    else:
+        for line in lines:
+            print(f"hocket: {line}", file=sys.stderr, flush=True)
 
 
 def last_lines(

@@ -441,6 +441,29 @@ class Interval:
         return f"Interval({str(self.every) if self.every else None!r})"
 
 
+def time_of(given: str | Time, argument: str) -> Time:
+    """Parse an argument that is a time. Raises TimeError, which names the argument."""
+    try:
+        return Time.parse(given)
+    except TimeError as error:
+        raise TimeError(f"{argument}={given!r}: {error}") from None
+
+
+def interval_of(given: str | Time | Interval | int | None, argument: str, optional: bool = True) -> Interval:
+    """Parse an argument that is an interval, or None for never. Raises TimeError, which names the argument, for zero too.
+
+    Args:
+        optional: whether to advise None instead of zero.
+    """
+    if isinstance(given, Interval) or given is None:
+        return Interval(given)
+    time = Time(0, Unit.BATCH) if given == 0 and not isinstance(given, bool) else time_of(given, argument)  # type: ignore[arg-type]
+    if not time.value:
+        otherwise = f", or {argument}=None for never" if optional else ""
+        raise TimeError(f"{argument}={given!r} is never due. Write an interval, such as '1ep' or '500ba'{otherwise}.")
+    return Interval(time)
+
+
 def batches(given: int, argument: str = "every") -> int:
     """Check an argument that is a number of batches, and return it. Raises ValueError unless it is a positive int."""
     if type(given) is not int or given < 1:

@@ -375,6 +375,7 @@ class Trainer:
         try:
             with deferred(state.strategy.world_size == 1) as interruption, self._running():
                 state.bus.before_fit(state)
+                summary.show_resumed(state, self.command)
                 if not state.progress.ready:
                     state.bus.log_hyperparameters(state, self.settings.hyperparameters(state.bus.attachments))
                     sanity_check(state, state.eval_sets, self.settings.sanity_eval, interruption.check)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hocket.callback import Callback
 from hocket.state import State
+from hocket.time import interval_of
 from hocket.training.due import Due
 
 
@@ -15,7 +16,7 @@ class Periodic(Callback):
     """
 
     def __init__(self, every: str) -> None:
-        self._due = Due(every)
+        self._due = Due(interval_of(every, "every", optional=False))
 
     def _report(self, state: State) -> None:
         raise NotImplementedError

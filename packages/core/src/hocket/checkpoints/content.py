@@ -19,7 +19,7 @@ from hocket.checkpoints.component import Check, Component, ContentError, Like, P
 from hocket.checkpoints.components.configuration import Configuration
 from hocket.checkpoints.components.data import EvaluationData, TrainingData
 from hocket.checkpoints.components.guard import Guard
-from hocket.checkpoints.components.metrics import TrainMetrics
+from hocket.checkpoints.components.metrics import Metrics, TrainMetrics
 from hocket.checkpoints.components.model import Model, Modes
 from hocket.checkpoints.components.omitted import Omitted
 from hocket.checkpoints.components.optimizers import Optimizers, Schedules
@@ -79,7 +79,7 @@ def components_of(
         Stateful("previous", progress.previous),
         Stateful("progress", progress),
         Stateful("requested", state.requests),
-        Attribute("metrics", state, "metrics"),
+        Metrics(state),
         Attribute("logged", state, "logged"),
         Stateful("watched", state.watched, "a logged value", optional=True),
         Attribute("microbatch", state, "microbatch"),
@@ -222,7 +222,9 @@ class Content:
                 checks.append((component, check))
         if problems and saved.strict:
             said = " ".join([*problems, *([] if error is None else [str(error)])])
-            raise ContentError(f"{said} To omit parts, pass ignore=['…'] or strict=False.") from error
+            raise ContentError(
+                f"{said} To omit parts, call trainer.load_state_dict(tree, ignore=['…']), or with strict=False."
+            ) from error
         if error is not None:
             raise error
         if problems:
@@ -275,7 +277,10 @@ def _covers(path: str, name: str) -> bool:
 
 def _unclaimed(name: str, glob: str) -> str:
     who = "attach the plug-in that saved it" if name.startswith(f"{OFFERED}.") else "upgrade hocket"
-    return f"The checkpoint has '{name}', which nothing here loads: {who}, or omit it by ignore=['{glob}']."
+    return (
+        f"The checkpoint has '{name}', which nothing here loads: {who}, or omit it by trainer.load_state_dict(tree, "
+        f"ignore=['{glob}'])."
+    )
 
 
 class _Absent:

@@ -20,6 +20,13 @@ if TYPE_CHECKING:
     from hocket.state import State
 
 
+#: What to write if there is no checkpoint, by the argument.
+_INSTEAD = {
+    "resume=": "'auto' with checkpoints=, or None for a new run.",
+    "checkpoint=": "'best' or 'latest' of this run's checkpoints, or the path of one.",
+}
+
+
 def resume(state: State, where: str | Path, checkpoints: Checkpoints | None = None) -> None:
     """Make a new run continue from a checkpoint: ``"auto"`` for the newest valid one of ``checkpoints``, if there is one.
 
@@ -35,6 +42,11 @@ def resume(state: State, where: str | Path, checkpoints: Checkpoints | None = No
         )
     ranks = ranks_of(state)
     own = None if checkpoints is None else checkpoints.store
+    if where in ("latest", "best") and not os.path.lexists(where):
+        raise CheckpointError(
+            f"resume={where!r} is not the path of a checkpoint. Write resume='auto' for the newest in the folder of "
+            "checkpoints=, or a path such as 'runs/a/ep3-ba18'; result.best.path is that of the best."
+        )
     if where != "auto":
         where = _of_a_folder(where, ranks)
     if where == "auto":
@@ -77,30 +89,38 @@ def resume(state: State, where: str | Path, checkpoints: Checkpoints | None = No
     try:
         state.content.load_state_dict(tree, strict=True, copy=False)
     except Exception as error:
-        error.add_note(f"While resuming from '{name}' in {store}.")
+        error.add_note(
+            f"While resuming from '{name}' in {store}. resume= loads all parts of a checkpoint; to begin a run with its "
+            f"weights only, omit resume= and call trainer.load_weights('{store.folder}/{name}')."
+        )
         raise
+    state.resumed_from = f"{str(store.folder).rstrip('/')}/{name}"
     if checkpoints is not None and store is own:
         checkpoints.note_saved(state)
 
 
-def locate(where: str | Path, own: Store | None, ranks: Ranks) -> tuple[Store, str]:
-    """Return the store, ``own`` if it is that one, and the name of a checkpoint by its path or URL. Every rank calls it."""
+def locate(where: str | Path, own: Store | None, ranks: Ranks, write: str = "resume=") -> tuple[Store, str]:
+    """Return the store, ``own`` if it is that one, and the name of a checkpoint by its path or URL. Every rank calls it.
+
+    Args:
+        write: the argument, for the advice of an error.
+    """
     path = str(where) if "://" in str(where) else os.path.realpath(where)
     folder, _, name = path.rstrip("/").rpartition("/")
     store = Store(folder or "/")
     store = own if own is not None and store.where == own.where else store
-    return store, ranks.first(lambda: _named(store, name, path))
+    return store, ranks.first(lambda: _named(store, name, path, write))
 
 
-def _named(store: Store, name: str, path: str) -> str:
+def _named(store: Store, name: str, path: str, write: str) -> str:
     """Return the name of the checkpoint; the file ``latest`` stands for the newest. Raises CheckpointError for a store."""
     there = store.names()
     if name == LATEST and there:
         return there[-1]
     if name not in there and not os.path.isdir(path):  # a folder is a damaged one, of which reading says what is wrong
         raise CheckpointError(
-            f"{store} has no checkpoint '{name}'; it has {', '.join(there) or 'none'}. Write resume="
-            + (f"'{store.folder}/{there[-1]}'." if there else "'auto' with checkpoints=, or None for a new run.")
+            f"{store} has no checkpoint '{name}'; it has {', '.join(there) or 'none'}. Write {write}"
+            + (f"'{store.folder}/{there[-1]}'." if there else _INSTEAD[write])
         )
     return name
 

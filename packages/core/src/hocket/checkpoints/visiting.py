@@ -42,6 +42,11 @@ def weights_of(state: State, where: str | Path, checkpoints: Checkpoints | None)
         CheckpointError: there is no such checkpoint, it is damaged, or does not fit the model.
         ValueError: ``"best"`` or ``"latest"`` without checkpoints.
     """
+    if where in state.eval_sets and not os.path.lexists(where):
+        raise CheckpointError(
+            f"'{where}' is an evaluation set, and a text is a checkpoint: 'best', 'latest', or a path. Write evaluate() to "
+            f"evaluate all sets, or evaluate({{'{where}': loader}}) for one."
+        )
     ranks = ranks_of(state)
     with seeding.preserved(devices=False):
         if where in ("best", "latest"):
@@ -53,7 +58,7 @@ def weights_of(state: State, where: str | Path, checkpoints: Checkpoints | None)
             path = ranks.first(lambda: checkpoints.listing.path_of(str(where)))
         else:
             path = os.fspath(where)
-        store, name = locate(path, None if checkpoints is None else checkpoints.store, ranks)
+        store, name = locate(path, None if checkpoints is None else checkpoints.store, ranks, write="checkpoint=")
         tree = store.read(name, only=_READ, like=state.content.like(), ranks=ranks)
     algorithms = {
         each.name: each.obj for each in state.bus.attachments if each.kind == "algorithms" and has_state(each.obj)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 from hocket.cli.arguments import WITHOUT_FILES, add_weights
 from hocket.cli.command import Command
@@ -18,6 +19,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Write the model's outputs for an evaluation set, one row per sample."""
+    if Path(args.out).suffix != ".safetensors":
+        raise PluginError(
+            f"--out {args.out} does not end in .safetensors, the one format that this command writes. Write --out "
+            f"{Path(args.out).with_suffix('.safetensors')}; safetensors.torch.load_file reads it. For other formats, use "
+            "Trainer.predict."
+        )
     import torch
     from safetensors.torch import save_file
 

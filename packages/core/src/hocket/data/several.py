@@ -336,6 +336,15 @@ class SeveralSource:
             )
         return ""
 
+    def changed(self, at: Position) -> list[str]:
+        """Return how the data of a position between epochs differs from this data, where the run can continue with it."""
+        return [
+            f"in loader '{each['name']}' {text}"
+            for each in at.get("loaders", ())
+            if (member := self._members.get(each["name"])) and hasattr(member.source, "changed")
+            for text in member.source.changed(each["position"])
+        ]
+
     def reshare(self, positions: Sequence[Position], ranks: int) -> Position:
         """See :meth:`hocket.data.Source.reshare`."""
         first = positions[0]

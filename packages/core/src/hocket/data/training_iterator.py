@@ -211,6 +211,18 @@ class TrainingIterator:
         else:
             self._source.restore({**tree["pass"], "earlier": self._read if self._once else 0})
 
+    def changed(self, tree: Mapping[str, Any]) -> str:
+        """Return how the data differs from that of a state between epochs, from which the run continues; or empty.
+
+        In the middle of an epoch `resume` refuses other data.
+        """
+        if tree["under_way"]:
+            return ""
+        found = self._source.changed(tree["pass"]) if hasattr(self._source, "changed") else []
+        if None not in (tree["length"], self._length) and tree["length"] != self._length:
+            found.append(f"an epoch had {tree['length']} batches, has {self._length}")
+        return "; ".join(found)
+
     def reshare(self, trees: Sequence[Mapping[str, Any]], ranks: int) -> Mapping[str, Any]:
         """Return this rank's position from those of a run with another world size; see :meth:`hocket.data.Source.reshare`."""
         return {**trees[0], "pass": self._source.reshare([tree["pass"] for tree in trees], ranks)}

@@ -44,7 +44,8 @@ class Loggers:
     def log_summary(self, state: State, lines: Sequence[str], /) -> None:
         """Show the last lines of a fit, at most three: what it has written, and how to continue.
 
-        Called after a fit, and after Control-C or SIGTERM has ended it, when files are closed.
+        Called after a fit, and after Control-C or SIGTERM has ended it, when files are closed. Before the first fit of a
+        resumed run it is called with one line, which names the checkpoint.
         """
 
     @hookspec

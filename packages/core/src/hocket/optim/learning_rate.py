@@ -14,7 +14,7 @@ from hocket.data.stateful import has_state
 from hocket.plugins.spec import build
 from hocket.schedules import Clock, Plateau, Schedule
 from hocket.state import State
-from hocket.time import Interval, Time, TimeError, Timestamp, Unit
+from hocket.time import Interval, Time, TimeError, Timestamp, Unit, time_of
 from hocket.training.watching import label_of, warn_of_nothing, watch
 
 
@@ -248,22 +248,34 @@ def make_schedules(
         names: of the optimizers.
 
     Raises:
-        TypeError or ValueError: what was given is none of these, or does not fit the optimizers.
+        TypeError or ValueError: what was given is none of these, or does not fit the optimizers; or ``every`` has no effect.
     """
+    time = time_of(every, "schedule_every")
+    made = _make_all(given, optimizers, time, names)
+    if time != Time(1, Unit.BATCH) and not any(type(each) is Stepped for each in made):
+        raise ValueError(
+            f"schedule_every='{time}' is the interval at which a torch LRScheduler is stepped, and schedule= has none. "
+            "hocket's schedules are functions of time, updated after each batch: omit schedule_every=, and give times to the "
+            "schedule, such as schedule='step(step_size=1ep)'."
+        )
+    return made
+
+
+def _make_all(given: Any, optimizers: Sequence[Optimizer], every: Time, names: Sequence[str]) -> list[LearningRate]:
     if given is None:
         return []
     if not optimizers:
         raise ValueError("A schedule was given but no optimizer whose learning rate it could set. Pass optimizer= too.")
     if isinstance(given, Mapping) and names and given.keys() <= set(names):
         chosen = [(given[name], optimizer) for name, optimizer in zip(names, optimizers, strict=True) if name in given]
-        return [_make(item, optimizer, Time.parse(every), number) for number, (item, optimizer) in enumerate(chosen)]
+        return [_make(item, optimizer, every, number) for number, (item, optimizer) in enumerate(chosen)]
     each = list(given) if isinstance(given, list | tuple) else [given] * len(optimizers)
     if len(each) != len(optimizers):
         raise ValueError(
             f"{len(each)} schedules were given for {len(optimizers)} optimizers; give one, or one for each."
         )
     pairs = zip(each, optimizers, strict=True)
-    return [_make(item, optimizer, Time.parse(every), number) for number, (item, optimizer) in enumerate(pairs)]
+    return [_make(item, optimizer, every, number) for number, (item, optimizer) in enumerate(pairs)]
 
 
 def _make(given: Any, optimizer: Optimizer, every: Time, number: int) -> LearningRate:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hocket.time import Interval, Unit
+from hocket.time import Interval, Unit, interval_of
 
 if TYPE_CHECKING:
     from hocket.state import State
@@ -17,7 +17,7 @@ class Due:
     """
 
     def __init__(self, every: str | Interval | None) -> None:
-        self._every = Interval(every)
+        self._every = interval_of(every, "every")
         self._by_duration = self._every.every is not None and self._every.every.unit is Unit.DURATION
         self._elapsed = 0.0
 

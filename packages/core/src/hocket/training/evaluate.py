@@ -18,7 +18,7 @@ from hocket.data.training_iterator import iterates_once
 from hocket.help.arguments import understood
 from hocket.losses import Loss
 from hocket.state import State
-from hocket.time import Interval
+from hocket.time import Interval, time_of
 from hocket.training import scalars, seeding, weights
 from hocket.training.means import on_device
 from hocket.training.metrics import MetricSet
@@ -58,7 +58,7 @@ class EvalSet:
     ) -> None:
         self.data = data
         self.metrics = metrics
-        self.every = None if every is None else Interval(every)
+        self.every = None if every is None else Interval(time_of(every, "every") if isinstance(every, str) else every)
 
 
 class PreparedSet:
@@ -113,6 +113,15 @@ class PreparedSet:
 
 def prepare_sets(state: State, data: Any, metrics: Any, settings: Settings) -> dict[str, PreparedSet]:
     """Return prepared evaluation sets by label. Raises TypeError and ValueError for data that is none, and for "train"."""
+    if (
+        isinstance(data, list | tuple)
+        and data
+        and all(isinstance(each, str) and each in state.eval_sets for each in data)
+    ):
+        raise TypeError(
+            f"{data!r} names evaluation sets and has no batches. Write evaluate() to evaluate all sets, or "
+            f"evaluate({{'{data[0]}': loader}}) for one."
+        )
     check_sets(data, "eval_data")
     state.task.check_evaluation()
     named = data if isinstance(data, Mapping) else {"eval": data}

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from hocket.data.errors import DataError
 from hocket.state import State
-from hocket.time import Time, TimeError, Unit
+from hocket.time import Time, TimeError, Unit, time_of
 from hocket.training.fit import FitLoop
 from hocket.training.limits import Limits
 
@@ -65,7 +65,7 @@ def fit_until(
         until = Time(state.timestamp.count(more.unit) + more.value, more.unit)
     elif planned is not None:
         until = planned
-        if until.value and state.timestamp.count(until.unit) >= until.value and loop.left is None:
+        if state.timestamp.count(until.unit) >= until.value and loop.left is None:
             warnings.warn(f"Training is over: {until} are done. Pass fit(duration=…) for more.", stacklevel=5)
             return None
     else:
@@ -94,7 +94,7 @@ def minimum(given: str | Time | None, planned: Time | None) -> Time | None:
     """Parse ``min_duration``. Raises TimeError if it is longer than the planned duration."""
     if given is None:
         return None
-    time = Time.parse(given)
+    time = time_of(given, "min_duration")
     longest = Time(1, Unit.DURATION) if time.unit is Unit.DURATION else planned
     if longest is not None and longest.unit is time.unit and time > longest:
         raise TimeError(f"min_duration={str(given)!r} is longer than the duration of {planned}. Give a shorter one.")
@@ -102,8 +102,13 @@ def minimum(given: str | Time | None, planned: Time | None) -> Time | None:
 
 
 def duration(given: str | Time) -> Time:
-    """Parse a duration to train for. Raises TimeError for a fraction of the duration (``dur``)."""
-    time = Time.parse(given)
+    """Parse a duration to train for. Raises TimeError for a fraction of the duration (``dur``), and for zero."""
+    time = time_of(given, "duration")
+    if not time.value:
+        raise TimeError(
+            f"duration={str(time)!r} trains nothing. Give a length such as '10ep', '1000ba' or '90min'; to evaluate only, call "
+            "trainer.evaluate()."
+        )
     if time.unit is Unit.DURATION:
         raise TimeError(
             f"A duration of {time} is a fraction of itself. Give it in ep, ba, sp, tok, or as a time such as '90min'."

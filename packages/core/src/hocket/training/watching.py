@@ -68,7 +68,20 @@ def watch(state: State, who: str, key: str, name: str) -> None:
             "with one of these labels, 'train/name' for a train metric, or the name of a value that a plug-in logs with "
             "state.log; sets are named by eval_data={'label': …}."
         )
+    if "/" not in name and (meant := _metrics_like(state, name)):
+        raise ValueError(
+            f"{who} monitors '{name}', but metrics of evaluation sets are named 'label/name'. Write "
+            f"{' or '.join(map(repr, meant))}; or log a value under another name with state.log."
+        )
     state.watched.watch(key, name)
+
+
+def _metrics_like(state: State, name: str) -> list[str]:
+    """Return the metrics of evaluation sets that a name without label may stand for, such as ``val_loss`` or ``accuracy``."""
+    first, _, rest = name.partition("_")
+    own = rest if rest and (first in _LABELS or first in state.eval_sets) else name
+    labels = [first] if first in state.eval_sets else list(state.eval_sets)
+    return [f"{label}/{own}" for label in labels if own in {"loss", *state.eval_sets[label].metrics.names}]
 
 
 def warn_of_nothing(state: State, who: str, name: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 from hocket.checkpoints.component import Check, Component, PerRank, Saved, Tree
@@ -48,6 +49,12 @@ class TrainingData(Component):
         saved, self._kept = self._kept, None
         position = None if saved is None else self._mine(saved)
         if position is not None:
+            if changed := self._loop.data.changed(position):
+                warnings.warn(
+                    f"The training data differs from the checkpoint's: {changed}. It continues with it from the end of the "
+                    "epoch. To continue as before, give the Trainer the same data, batch size and global_batch= as then.",
+                    stacklevel=2,
+                )
             self._loop.data.load_state_dict(position)
             self._state.progress.epoch_length = self._loop.data.length
 

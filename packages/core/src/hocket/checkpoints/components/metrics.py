@@ -1,9 +1,14 @@
-"""The metrics of the training epoch in progress."""
+"""The metrics of the training epoch in progress, and the latest values."""
 
 from __future__ import annotations
 
+from typing import Any
+
 from hocket.checkpoints.component import Check, Component, PerRank, Saved, Tree
+from hocket.checkpoints.components.values import Attribute
+from hocket.state import State
 from hocket.training.fit import FitLoop
+from hocket.training.watching import label_of
 
 
 class TrainMetrics(Component):
@@ -29,3 +34,23 @@ class TrainMetrics(Component):
         """Merge the states assigned to this rank; None leaves the metrics as they are."""
         if saved is not None:
             self._loop.metrics.load_state_dicts(saved.dealt)
+
+
+class Metrics(Attribute):
+    """The latest values of evaluation sets and train metrics."""
+
+    def __init__(self, state: State) -> None:
+        super().__init__("metrics", state, "metrics")
+        self._state = state
+
+    def load_state_dict(self, saved: Any) -> None:
+        """Set them, without those of metrics that their evaluation set no longer has, which would never change again."""
+        super().load_state_dict({name: value for name, value in saved.items() if self._lasts(name)})
+
+    def _lasts(self, name: str) -> bool:
+        label = label_of(self._state, name)
+        if label is None:  # of a train metric, or of a set that fit(eval_data=…) may give later
+            return True
+        metric = name.removeprefix(f"{label}/")
+        known = {"loss", *self._state.eval_sets[label].metrics.names}
+        return any(metric == each or metric.startswith(f"{each}/") for each in known)

@@ -196,6 +196,12 @@ class DataSource:
             )
         return ""
 
+    def changed(self, at: Position) -> list[str]:
+        """Return how the data of a position between epochs differs from this data, where the run can continue with it."""
+        now = self._global_batch()
+        then = tuple(at.get("global_batch", now))
+        return ["a global batch was {} {}, is {} {}".format(*then, *now)] if then != now else []
+
     def reshare(self, positions: Sequence[Position], ranks: int) -> Position:
         """See :meth:`hocket.data.Source.reshare`. Ranks that read the same data have the same position."""
         if "start" in positions[0] and positions[0]["of_rank"]:
