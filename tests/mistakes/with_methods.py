@@ -213,6 +213,8 @@ MISTAKES = [
     Mistake("step before backward", lambda: runtime().step(torch.optim.SGD(model().parameters(), 0.1)), "There are no gradients", "before clip_gradients and step", "call backward(loss)"),
     Mistake("setup(optimizer)", lambda: runtime().setup(torch.optim.SGD(model().parameters(), 0.1)), "SGD", "torch.nn.Module", "give a torch.nn.Module"),
     Mistake("setup(model, loader)", lambda: runtime().setup(model(), loader()), "DataLoader", "torch.optim.Optimizer", "runtime.setup_data(loader)"),
+    Mistake("setup with an optimizer of another model", lambda: runtime().setup(model(), torch.optim.SGD(model().parameters(), 0.1)), "SGD holds 2 of 2 parameters", "not in the model", "Make it from this model's parameters"),
+    Mistake("setup with an optimizer of two models", lambda: runtime().setup(net := model(), torch.optim.SGD([*net.parameters(), *model().parameters()], 0.1)), "SGD holds 2 of 4 parameters", "not in the model", "torch.nn.ModuleDict({'generator': …"),
     # surgery
     Mistake("replace_modules(model, list)", lambda: surgery.replace_modules(nn.Sequential(nn.ReLU()), [nn.ReLU]), "list", "by class", "{torch.nn.ReLU: "),
     Mistake("replace_modules by name", lambda: surgery.replace_modules(nn.Sequential(nn.ReLU()), {"ReLU": lambda old, i: nn.GELU()}), "'ReLU'", "by class", "torch.nn.ReLU"),
