@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from hocket.data import batches
 from hocket.data.batches import Counts
-from hocket.help import names
+from hocket.help import attributes, names
 from hocket.losses import Loss, own_loss
 
 if TYPE_CHECKING:
@@ -305,16 +305,11 @@ def task_of(
             "forward(self, batch) and loss(self, outputs, batch) instead; a task of several steps has train_batch(self, "
             "batch, step). Or give the inner torch.nn.Module and loss=."
         )
-    never = [name for name in (*_STEPS, "test_step", "predict_step") if hasattr(type(model), name)]
-    if never and isinstance(model, Task):
-        warnings.warn(
-            f"{type(model).__name__} defines {', '.join(never)}, which hocket never calls. Define loss(outputs, batch) "
-            "and metrics(split), or eval_forward(batch) for evaluation.",
-            stacklevel=4,
-        )
     if not isinstance(model, Task):
         return SupervisedTask(model, loss, inputs, targets, outputs)
     kind = type(model).__name__
+    if text := attributes.uncalled(type(model), Task):
+        warnings.warn(text, stacklevel=4)
     if inputs is not None or targets is not None or outputs is not None:
         raise TypeError(
             f"{kind} is a Task: its forward, loss and update_metric select their inputs from a batch and from the outputs. "
