@@ -250,3 +250,19 @@ def test_helpers_of_a_task_are_not_said() -> None:
         def _eval_step(self) -> None: ...
 
     make_trainer(model=Net(), loss=None)
+
+
+@pytest.mark.parametrize("returned", [["accuracy"], {"accuracy": "accuracy"}, "accuracy"])
+def test_metrics_of_a_task_take_the_forms_that_the_trainer_takes(returned: Any) -> None:
+    class Net(Classifier):
+        def metrics(self, split: str) -> Any:
+            return returned
+
+    values = []
+    for task, given in ((Net(), None), (Classifier(), returned)):
+        torch.manual_seed(1)
+        task.layer = make_model()
+        trainer = make_trainer(model=task, loss=None, eval_data=make_data(), metrics=given)
+        trainer.fit()
+        values.append(trainer.state.metrics["eval/accuracy"])
+    assert values[0] == values[1]

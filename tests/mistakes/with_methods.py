@@ -75,6 +75,45 @@ class LossOfBatch(Good):
         return self(batch).mean()
 
 
+class ForwardOfOneInput(Good):
+    def forward(self, x: Any) -> Any:
+        return self.layer(x)
+
+
+class ForwardThatDivides(Good):
+    def forward(self, x: Any) -> Any:
+        return self.layer(x / 255)
+
+
+class LossOfTargets(Good):
+    def loss(self, outputs: Any, targets: Any) -> Any:
+        return F.cross_entropy(outputs, targets)
+
+
+class LossOfDifference(Good):
+    def loss(self, outputs: Any, targets: Any) -> Any:
+        return (outputs - targets).square().mean()
+
+
+class MetricsOfNothing(Good):
+    def metrics(self) -> Any:  # type: ignore[override]
+        return {}
+
+
+class CountsNothing(Good):
+    def count(self) -> int:  # type: ignore[override]
+        return 1
+
+
+class LossIsNone(Good):
+    loss = None  # type: ignore[assignment]
+
+
+class MetricsOfNone(Good):
+    def metrics(self, split: str) -> Any:
+        pass
+
+
 class ForgetsSuper(hocket.Task):
     def __init__(self) -> None:
         self.layer = model()
@@ -184,6 +223,15 @@ MISTAKES = [
     Mistake("a Task without forward", lambda: fit(model=WithoutForward(), loss=None), "WithoutForward needs a forward", "the outputs for a batch", "def forward(self, batch)"),
     Mistake("a Task whose loss returns None", lambda: fit(model=ReturnsNone(), loss=None), "returned NoneType", "a scalar tensor", "{'a': a, 'b': b}"),
     Mistake("a Task whose loss takes a batch", lambda: fit(model=LossOfBatch(), loss=None), "batch: list of 2", "gets (self, outputs, batch)", "def loss(self, outputs, batch)"),
+    Mistake("a Task whose forward takes one input", lambda: fit(model=ForwardOfOneInput(), loss=None), "batch: list of 2", "get the whole batch, a list of 2", "write inputs, targets = batch"),
+    Mistake("a Task whose forward divides the batch", lambda: fit(model=ForwardThatDivides(), loss=None), "batch: list of 2", "get the whole batch, a list of 2", "write inputs, targets = batch"),
+    Mistake("a Task whose forward takes one entry", lambda: fit(model=ForwardOfOneInput(), loss=None, train_data=[{"x": INPUTS}]), "batch: dict", "get the whole batch, a dict of 1", "write inputs = batch['x']"),
+    Mistake("a Task whose loss takes targets", lambda: fit(model=LossOfTargets(), loss=None), "batch: list of 2", "get the whole batch, a list of 2", "write inputs, targets = batch"),
+    Mistake("a Task whose loss subtracts the batch", lambda: fit(model=LossOfDifference(), loss=None), "batch: list of 2", "get the whole batch, a list of 2", "write inputs, targets = batch"),
+    Mistake("metrics(self) of a Task", lambda: trainer(model=MetricsOfNothing(), loss=None), "metrics of MetricsOfNothing", "other arguments than (split)", "def metrics(self, split)"),
+    Mistake("count(self) of a Task", lambda: trainer(model=CountsNothing(), loss=None), "count of CountsNothing", "other arguments than (batch)", "def count(self, batch)"),
+    Mistake("loss = None in a Task", lambda: trainer(model=LossIsNone(), loss=None), "LossIsNone.loss is None", "has to be a method", "def loss(self, outputs, batch)"),
+    Mistake("metrics(self, split) that returns None", lambda: fit(model=MetricsOfNone(), loss=None, eval_data=loader()), "of MetricsOfNone returned None", "metrics by name", "{} for none"),
     Mistake("a Task without super().__init__()", lambda: ForgetsSuper(), "self.layer of ForgetsSuper", "torch.nn.Module has set it up", "super().__init__()"),
     Mistake("self.log in a Task", lambda: fit(model=Logs(), loss=None), "'log' belongs to Lightning", "metrics=", "return {'total': loss"),
     Mistake("self.current_epoch in a Task", lambda: fit(model=ReadsEpoch(), loss=None), "'current_epoch' belongs to Lightning", "a callback", "state.timestamp.epoch"),

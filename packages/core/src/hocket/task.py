@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from hocket.data import batches
 from hocket.data.batches import Counts
 from hocket.help import attributes, names
+from hocket.help.objects import short
 from hocket.losses import Loss, own_loss
 
 if TYPE_CHECKING:
@@ -285,6 +287,33 @@ _STEPS = {
 }  # fmt: skip
 
 
+#: Methods of a Task whose arguments are checked in advance; exceptions of forward and loss get notes about the batch.
+_CALLED = (
+    "train_batch", "eval_forward", "metrics", "update_metric", "count", "split", "join", "configure_optimizers",
+    "extra_state", "load_extra_state",
+)  # fmt: skip
+
+
+def _check_methods(task: Task) -> None:
+    """Raise TypeError for methods of a task that cannot be called with the arguments that hocket gives."""
+    kind = type(task).__name__
+    for name in ("forward", "loss", *_CALLED):
+        ours, method = getattr(Task, name), getattr(task, name)
+        if getattr(method, "__func__", None) is ours:
+            continue
+        first, *arguments = inspect.signature(ours).parameters
+        form = f"Define def {name}({', '.join([first, *arguments])})."
+        if not callable(method):
+            raise TypeError(f"{kind}.{name} is {short(method)}, and has to be a method. {form}")
+        if name in _CALLED:
+            try:
+                inspect.signature(method).bind(*arguments)
+            except TypeError as error:
+                raise TypeError(
+                    f"{name} of {kind} takes other arguments than ({', '.join(arguments)}): {error}. {form}"
+                ) from None
+
+
 def _has_loss(model: nn.Module) -> bool:
     return isinstance(model, Task) and (type(model).loss is not Task.loss or model.owns_steps)
 
@@ -317,4 +346,5 @@ def task_of(
         )
     if loss is not None:
         raise TypeError(f"{kind} is a Task, which defines its own loss. Omit loss=.")
+    _check_methods(model)
     return model

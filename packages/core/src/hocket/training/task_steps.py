@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -38,13 +37,6 @@ class TaskSteps(Steps):
         self._context: AbstractContextManager[Any] | None = None
         #: Whether a step was called in the current batch, and in the current epoch.
         self._called = self._called_in_epoch = False
-        try:
-            inspect.signature(state.task.train_batch).bind(None, self)
-        except TypeError as error:
-            raise TypeError(
-                f"train_batch of {type(state.task).__name__} takes other arguments than (batch, step): {error}. Define "
-                "def train_batch(self, batch, step)."
-            ) from None
 
     @property
     def batch(self) -> int:
