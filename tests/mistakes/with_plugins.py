@@ -93,6 +93,8 @@ MISTAKES = [
     name("schedule", "StepLR", "'step'"),
     name("schedule", "cosin", "'cosine'"),
     name("schedule", "ReduceLROnPlateau", "plateau"),
+    Mistake("LambdaLR's function of an epoch", lambda: trainer(schedule=lambda epoch: 0.95**epoch), "called with the optimizer", "schedule=lambda clock: ", "torch.optim.lr_scheduler.LambdaLR(optimizer, "),
+    Mistake("an optimizer's function of the model", lambda: trainer(optimizer=lambda m: torch.optim.SGD(m.parameters(), 0.1)), "no attribute 'parameters'", "called with the list of parameters", "optimizer=lambda parameters: "),
     Mistake("a torch scheduler class", lambda: trainer(schedule=torch.optim.lr_scheduler.CosineAnnealingLR), "CosineAnnealingLR", "a function of the optimizer", "schedule=lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer"),
     Mistake("a torch scheduler", lambda: trainer(schedule=torch.optim.lr_scheduler.StepLR(torch.optim.SGD(model().parameters(), 0.1), 10)), "StepLR", "a function of the optimizer", "schedule=lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer"),
     Mistake("warmup=100", lambda: fit(schedule="cosine(warmup=100)"), "warmup=100", "100 has no unit", "warmup='100ba'"),

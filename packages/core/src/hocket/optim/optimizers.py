@@ -110,7 +110,7 @@ def _make(given: Any, part: nn.Module, replacements: Sequence[Replacement]) -> O
     elif callable(given):
         try:
             made = given(parameters)
-        except TypeError as error:
+        except (TypeError, AttributeError) as error:
             error.add_note(
                 "optimizer= is called with the list of parameters. Write optimizer=lambda parameters: "
                 "torch.optim.AdamW(parameters, lr=1e-3), or 'adamw(lr=1e-3)'."
@@ -153,7 +153,9 @@ def _check(optimizers: Sequence[Optimizer], task: Task) -> None:
         held |= parameters
 
 
-def check_parameters(optimizer: Optimizer, known: Collection[torch.Tensor], model: str, write: str) -> set[torch.Tensor]:
+def check_parameters(
+    optimizer: Optimizer, known: Collection[torch.Tensor], model: str, write: str
+) -> set[torch.Tensor]:
     """Return the parameters of an optimizer. Raises ValueError if there are none, or some that are not in the model.
 
     Args:
