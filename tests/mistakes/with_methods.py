@@ -114,6 +114,11 @@ class MetricsOfNone(Good):
         pass
 
 
+def steps(train_batch: Any) -> Any:
+    """Train a Task with this ``train_batch(self, batch, step)``."""
+    return fit(model=type("Steps", (Good,), {"train_batch": train_batch})(), loss=None)
+
+
 class ForgetsSuper(hocket.Task):
     def __init__(self) -> None:
         self.layer = model()
@@ -232,6 +237,11 @@ MISTAKES = [
     Mistake("count(self) of a Task", lambda: trainer(model=CountsNothing(), loss=None), "count of CountsNothing", "other arguments than (batch)", "def count(self, batch)"),
     Mistake("loss = None in a Task", lambda: trainer(model=LossIsNone(), loss=None), "LossIsNone.loss is None", "has to be a method", "def loss(self, outputs, batch)"),
     Mistake("metrics(self, split) that returns None", lambda: fit(model=MetricsOfNone(), loss=None, eval_data=loader()), "of MetricsOfNone returned None", "metrics by name", "{} for none"),
+    Mistake("step(self.loss, batch)", lambda: steps(lambda self, batch, step: step(self.loss, batch)), "Good.loss", "calls its loss function with (batch)", "step(self.loss_of, batch)"),
+    Mistake("step(self.loss_of(batch))", lambda: steps(lambda self, batch, step: step(self.loss_of(batch))), "not given a batch", "the function itself", "step(self.loss_of, batch)"),
+    Mistake("step(…, optimizer='g')", lambda: steps(lambda self, batch, step: step(self.loss_of, batch, optimizer="g")), "'optimizer'", "by position", "step(loss_function, batch, 'generator')"),
+    Mistake("step(…).item()", lambda: steps(lambda self, batch, step: step(self.loss_of, batch).item()), "'item'", "loss, losses, gradient_norm", "step(…).loss"),
+    Mistake("step(…)['loss']", lambda: steps(lambda self, batch, step: step(self.loss_of, batch)["loss"]), "not str", "loss, losses, gradient_norm", "step(…).loss"),
     Mistake("a Task without super().__init__()", lambda: ForgetsSuper(), "self.layer of ForgetsSuper", "torch.nn.Module has set it up", "super().__init__()"),
     Mistake("self.log in a Task", lambda: fit(model=Logs(), loss=None), "'log' belongs to Lightning", "metrics=", "return {'total': loss"),
     Mistake("self.current_epoch in a Task", lambda: fit(model=ReadsEpoch(), loss=None), "'current_epoch' belongs to Lightning", "a callback", "state.timestamp.epoch"),

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
+from hocket.help import failures
 from hocket.training.step import Step
 from hocket.training.steps import StepResult, Steps
 
@@ -67,6 +68,9 @@ class TaskSteps(Steps):
                 # Buffers that train_batch changed after its last step become those of rank 0 everywhere. Whether it did cannot
                 # be known: batch norm writes its running statistics, and `.data` anything, without a new `_version`.
                 pass
+        except (TypeError, AttributeError) as error:
+            failures.explain_step(error, whole)
+            raise
         finally:
             self._open, self._whole = False, None
         if returned is not None and not isinstance(returned, StepResult):
