@@ -98,6 +98,8 @@ MISTAKES = [
     Mistake("a torch scheduler class", lambda: trainer(schedule=torch.optim.lr_scheduler.CosineAnnealingLR), "CosineAnnealingLR", "a function of the optimizer", "schedule=lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer"),
     Mistake("a torch scheduler", lambda: trainer(schedule=torch.optim.lr_scheduler.StepLR(torch.optim.SGD(model().parameters(), 0.1), 10)), "StepLR", "a function of the optimizer", "schedule=lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer"),
     Mistake("warmup=100", lambda: fit(schedule="cosine(warmup=100)"), "warmup=100", "100 has no unit", "warmup='100ba'"),
+    Mistake("warmup=0.1", lambda: fit(schedule="cosine(warmup=0.1)"), "warmup=0.1", "0.1 has no unit", "write warmup='0.1dur'"),
+    Mistake("warmup='0.5ba'", lambda: fit(schedule="cosine(warmup=0.5ba)"), "0.5ba is not", "a whole number of batches", "'0.1dur'"),
     Mistake("schedule=0.1", lambda: trainer(schedule=0.1), "0.1", "cosine", "'cosine(warmup=0.05dur)'"),
     # algorithms
     name("algorithms", "EMA", "'ema'"),
