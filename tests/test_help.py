@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import pickle
+import re
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -293,3 +294,97 @@ def test_the_tables_of_names_lead_to_what_exists() -> None:
         missing = set(names.table("plugins", kind)) - set(hocket.plugins.names(kind))
         assert not missing, (kind, missing)
     assert not set(names.table("hooks")) - set(hocket.plugins.spec.HOOKS)
+
+
+class Classifier(hocket.Task):
+    """A Task that trains; subclasses add a mistake."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = make_model()
+
+    def forward(self, batch: Any) -> Any:
+        return self.layer(batch[0])
+
+    def loss(self, outputs: Any, batch: Any) -> Any:
+        return F.cross_entropy(outputs, batch[1])
+
+
+def _ignored(self: Any, *args: Any) -> None:
+    raise AssertionError("hocket never calls it")
+
+
+@pytest.mark.parametrize(
+    ("name", "write"),
+    [
+        ("on_train_epoch_end", "epoch_end(self, state) in a hocket.Callback"),
+        ("on_train_start", "fit_start(self, state) in a hocket.Callback"),
+        ("on_fit_start", "fit_start(self, state) in a hocket.Callback"),
+        ("eval_step", "metrics(self, split)"),
+        ("training_step", "loss(self, outputs, batch)"),
+        ("setup", "__init__"),
+        ("train_dataloader", "train_data=loader"),
+        ("trainbatch", "train_batch(self, batch, step)"),
+        ("eval_foward", "eval_forward(self, batch)"),
+        ("update_metrics", "update_metric(self, metric, outputs, batch)"),
+        ("metric", "metrics(self, split)"),
+        ("configure_optimizer", "configure_optimizers(self)"),
+    ],
+)
+def test_methods_that_a_task_is_never_asked_for_are_said(name: str, write: str) -> None:
+    task = type("Net", (type("Base", (Classifier,), {name: _ignored}),), {"encode": _ignored})()
+    with pytest.warns(UserWarning, match=re.escape(f"Net defines {name}, which hocket never calls")) as caught:
+        make_trainer(model=task, loss=None)
+    assert [write in str(each.message) for each in caught] == [True]
+
+
+def test_methods_that_are_never_called_are_said_in_one_warning() -> None:
+    task = type("Net", (Classifier,), {"eval_step": _ignored, "trainbatch": _ignored})()
+    with pytest.warns(UserWarning, match="Net defines eval_step, trainbatch, which") as caught:
+        make_trainer(model=task, loss=None)
+    assert len(caught) == 1
+
+
+@pytest.mark.filterwarnings("error")
+def test_helpers_of_a_task_are_not_said() -> None:
+    class Other:
+        def on_train_start(self) -> None: ...
+
+    class Net(Classifier, Other):
+        def __init__(self) -> None:
+            super().__init__()
+            self.setup()
+
+        def setup(self) -> None: ...
+
+        def encode(self, batch: Any) -> Any:
+            return batch[0]
+
+        def metric(self) -> Any:
+            return METRICS["accuracy"]()
+
+        def metrics(self, split: str) -> Any:
+            return {name: self.metric() for name in ("accuracy",)}
+
+        def train(self, mode: bool = True) -> Any:
+            return super().train(mode)
+
+        def _eval_step(self) -> None: ...
+
+    make_trainer(model=Net(), loss=None)
+
+
+@pytest.mark.parametrize("returned", [["accuracy"], {"accuracy": "accuracy"}, "accuracy"])
+def test_metrics_of_a_task_take_the_forms_that_the_trainer_takes(returned: Any) -> None:
+    class Net(Classifier):
+        def metrics(self, split: str) -> Any:
+            return returned
+
+    values = []
+    for task, given in ((Net(), None), (Classifier(), returned)):
+        torch.manual_seed(1)
+        task.layer = make_model()
+        trainer = make_trainer(model=task, loss=None, eval_data=make_data(), metrics=given)
+        trainer.fit()
+        values.append(trainer.state.metrics["eval/accuracy"])
+    assert values[0] == values[1]

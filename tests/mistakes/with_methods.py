@@ -75,6 +75,50 @@ class LossOfBatch(Good):
         return self(batch).mean()
 
 
+class ForwardOfOneInput(Good):
+    def forward(self, x: Any) -> Any:
+        return self.layer(x)
+
+
+class ForwardThatDivides(Good):
+    def forward(self, x: Any) -> Any:
+        return self.layer(x / 255)
+
+
+class LossOfTargets(Good):
+    def loss(self, outputs: Any, targets: Any) -> Any:
+        return F.cross_entropy(outputs, targets)
+
+
+class LossOfDifference(Good):
+    def loss(self, outputs: Any, targets: Any) -> Any:
+        return (outputs - targets).square().mean()
+
+
+class MetricsOfNothing(Good):
+    def metrics(self) -> Any:  # type: ignore[override]
+        return {}
+
+
+class CountsNothing(Good):
+    def count(self) -> int:  # type: ignore[override]
+        return 1
+
+
+class LossIsNone(Good):
+    loss = None  # type: ignore[assignment]
+
+
+class MetricsOfNone(Good):
+    def metrics(self, split: str) -> Any:
+        pass
+
+
+def steps(train_batch: Any) -> Any:
+    """Train a Task with this ``train_batch(self, batch, step)``."""
+    return fit(model=type("Steps", (Good,), {"train_batch": train_batch})(), loss=None)
+
+
 class ForgetsSuper(hocket.Task):
     def __init__(self) -> None:
         self.layer = model()
@@ -190,6 +234,20 @@ MISTAKES = [
     Mistake("a Task without forward", lambda: fit(model=WithoutForward(), loss=None), "WithoutForward needs a forward", "the outputs for a batch", "def forward(self, batch)"),
     Mistake("a Task whose loss returns None", lambda: fit(model=ReturnsNone(), loss=None), "returned NoneType", "a scalar tensor", "{'a': a, 'b': b}"),
     Mistake("a Task whose loss takes a batch", lambda: fit(model=LossOfBatch(), loss=None), "batch: list of 2", "gets (self, outputs, batch)", "def loss(self, outputs, batch)"),
+    Mistake("a Task whose forward takes one input", lambda: fit(model=ForwardOfOneInput(), loss=None), "batch: list of 2", "get the whole batch, a list of 2", "write inputs, targets = batch"),
+    Mistake("a Task whose forward divides the batch", lambda: fit(model=ForwardThatDivides(), loss=None), "batch: list of 2", "get the whole batch, a list of 2", "write inputs, targets = batch"),
+    Mistake("a Task whose forward takes one entry", lambda: fit(model=ForwardOfOneInput(), loss=None, train_data=[{"x": INPUTS}]), "batch: dict", "get the whole batch, a dict of 1", "write inputs = batch['x']"),
+    Mistake("a Task whose loss takes targets", lambda: fit(model=LossOfTargets(), loss=None), "batch: list of 2", "get the whole batch, a list of 2", "write inputs, targets = batch"),
+    Mistake("a Task whose loss subtracts the batch", lambda: fit(model=LossOfDifference(), loss=None), "batch: list of 2", "get the whole batch, a list of 2", "write inputs, targets = batch"),
+    Mistake("metrics(self) of a Task", lambda: trainer(model=MetricsOfNothing(), loss=None), "metrics of MetricsOfNothing", "other arguments than (split)", "def metrics(self, split)"),
+    Mistake("count(self) of a Task", lambda: trainer(model=CountsNothing(), loss=None), "count of CountsNothing", "other arguments than (batch)", "def count(self, batch)"),
+    Mistake("loss = None in a Task", lambda: trainer(model=LossIsNone(), loss=None), "LossIsNone.loss is None", "has to be a method", "def loss(self, outputs, batch)"),
+    Mistake("metrics(self, split) that returns None", lambda: fit(model=MetricsOfNone(), loss=None, eval_data=loader()), "of MetricsOfNone returned None", "metrics by name", "{} for none"),
+    Mistake("step(self.loss, batch)", lambda: steps(lambda self, batch, step: step(self.loss, batch)), "Good.loss", "calls its loss function with (batch)", "step(self.loss_of, batch)"),
+    Mistake("step(self.loss_of(batch))", lambda: steps(lambda self, batch, step: step(self.loss_of(batch))), "not given a batch", "the function itself", "step(self.loss_of, batch)"),
+    Mistake("step(…, optimizer='g')", lambda: steps(lambda self, batch, step: step(self.loss_of, batch, optimizer="g")), "'optimizer'", "by position", "step(loss_function, batch, 'generator')"),
+    Mistake("step(…).item()", lambda: steps(lambda self, batch, step: step(self.loss_of, batch).item()), "'item'", "loss, losses, gradient_norm", "step(…).loss"),
+    Mistake("step(…)['loss']", lambda: steps(lambda self, batch, step: step(self.loss_of, batch)["loss"]), "not str", "loss, losses, gradient_norm", "step(…).loss"),
     Mistake("a Task without super().__init__()", lambda: ForgetsSuper(), "self.layer of ForgetsSuper", "torch.nn.Module has set it up", "super().__init__()"),
     Mistake("self.log in a Task", lambda: fit(model=Logs(), loss=None), "'log' belongs to Lightning", "metrics=", "return {'total': loss"),
     Mistake("self.current_epoch in a Task", lambda: fit(model=ReadsEpoch(), loss=None), "'current_epoch' belongs to Lightning", "a callback", "state.timestamp.epoch"),
@@ -224,6 +282,8 @@ MISTAKES = [
     Mistake("step before backward", lambda: runtime().step(torch.optim.SGD(model().parameters(), 0.1)), "There are no gradients", "before clip_gradients and step", "call backward(loss)"),
     Mistake("setup(optimizer)", lambda: runtime().setup(torch.optim.SGD(model().parameters(), 0.1)), "SGD", "torch.nn.Module", "give a torch.nn.Module"),
     Mistake("setup(model, loader)", lambda: runtime().setup(model(), loader()), "DataLoader", "torch.optim.Optimizer", "runtime.setup_data(loader)"),
+    Mistake("setup with an optimizer of another model", lambda: runtime().setup(model(), torch.optim.SGD(model().parameters(), 0.1)), "SGD holds 2 of 2 parameters", "not in the model", "Make it from this model's parameters"),
+    Mistake("setup with an optimizer of two models", lambda: runtime().setup(net := model(), torch.optim.SGD([*net.parameters(), *model().parameters()], 0.1)), "SGD holds 2 of 4 parameters", "not in the model", "torch.nn.ModuleDict({'generator': …"),
     # surgery
     Mistake("replace_modules(model, list)", lambda: surgery.replace_modules(nn.Sequential(nn.ReLU()), [nn.ReLU]), "list", "by class", "{torch.nn.ReLU: "),
     Mistake("replace_modules by name", lambda: surgery.replace_modules(nn.Sequential(nn.ReLU()), {"ReLU": lambda old, i: nn.GELU()}), "'ReLU'", "by class", "torch.nn.ReLU"),

@@ -147,6 +147,8 @@ MISTAKES = [
     Mistake("a Path", lambda: fit(train_data=Path("data")), "cannot be iterated", "an iterable of batches", "train_data=torch.utils.data.DataLoader(dataset"),
     Mistake("eval_data=[loader, loader]", lambda: trainer(eval_data=[loader(), loader()]), "a list of 2 loaders", "one iterable of batches", "eval_data={'first': loader"),
     Mistake("evaluate(model, loader)", lambda: trainer().evaluate(model(), loader()), "Linear(…), DataLoader(…)", "takes data by position", "trainer.evaluate(data)"),
+    Mistake("names by position", lambda: hocket.Trainer(model(), loader(), "cross_entropy", "sgd(lr=0.1)"), "'sgd(lr=0.1)'", "takes model and train_data by position", "loss='cross_entropy', optimizer='sgd(lr=0.1)')"),
+    Mistake("a schedule and a duration by position", lambda: hocket.Trainer(model(), loader(), "MSELoss", "AdamW", "StepLR", "3ep", "bf16"), "'StepLR'", "takes model and train_data by position", "loss='MSELoss', optimizer='AdamW', schedule='StepLR', duration='3ep', precision='bf16')"),
     Mistake("Runtime(model)", lambda: hocket.Runtime(model()), "Linear(…)", "takes no argument by position", "model = runtime.setup(model)"),
     Mistake("Runtime.prepare of three", lambda: runtime().prepare(model(), None, loader()), "was given 3 values", "takes module and optimizers", "data = runtime.setup_data(loader)"),
     Mistake("fit(loader, '3ep')", lambda: trainer().fit(loader(), "3ep"), "the text '3ep'", "an iterable of batches", "duration='3ep'"),

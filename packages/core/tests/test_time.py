@@ -56,7 +56,14 @@ def test_parse(text, value, unit):
     assert type(time.value) is (float if unit in CONTINUOUS else int)
 
 
-@pytest.mark.parametrize("number", ["5", "1e3", " 4_000 ", "0.1", 5, 0.25])
+@pytest.mark.parametrize("number", ["0.1", 0.25])
+def test_a_fraction_without_a_unit_is_told_to_add_one_that_is_accepted(number):
+    with pytest.raises(TimeError, match=rf"has no unit.*'{number}dur'.*'{number}s'"):
+        Time.parse(number)
+    assert Time.parse(f"{number}dur") and Time.parse(f"{number}s")
+
+
+@pytest.mark.parametrize("number", ["5", "1e3", " 4_000 ", 5])
 def test_a_number_without_a_unit_is_told_to_add_one(number):
     with pytest.raises(TimeError, match=rf"has no unit.*{str(number).strip()}ba"):
         Time.parse(number)

@@ -22,6 +22,7 @@ from hocket.help.arguments import understood
 from hocket.hookspecs import Event
 from hocket.hookspecs.actions import Actions
 from hocket.optim.clipping import clip_gradients
+from hocket.optim.optimizers import check_parameters
 from hocket.parts import Parts, resolve
 from hocket.plugins import switches
 from hocket.plugins.bus import Bus
@@ -127,8 +128,17 @@ class Runtime:
             >>> model, optimizer = runtime.setup(net, torch.optim.AdamW(net.parameters()))
             >>> model(torch.randn(8, 4)).dtype
             torch.float32
+
+        Raises:
+            TypeError: an argument is something else.
+            ValueError: an optimizer holds no parameters, or some that are not in the model.
         """
         placement.check_model(model, self.device.type, self.strategy.materializes)
+        _check_optimizers(optimizers)
+        known = set(model.parameters())
+        for optimizer in optimizers:
+            write = "set up several networks as one, such as torch.nn.ModuleDict({'generator': …, 'critic': …})"
+            check_parameters(optimizer, known, type(model).__name__, write)
         module, prepared = self.prepare(self.convert(model), optimizers)
         called = PreparedModel(self, model, module)
         return (called, *prepared) if optimizers else called

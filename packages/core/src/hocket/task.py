@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,8 @@ from torch import Tensor, nn
 
 from hocket.data import batches
 from hocket.data.batches import Counts
-from hocket.help import names
+from hocket.help import attributes, names
+from hocket.help.objects import short
 from hocket.losses import Loss, own_loss
 
 if TYPE_CHECKING:
@@ -285,6 +287,33 @@ _STEPS = {
 }  # fmt: skip
 
 
+#: Methods of a Task whose arguments are checked in advance; exceptions of forward and loss get notes about the batch.
+_CALLED = (
+    "train_batch", "eval_forward", "metrics", "update_metric", "count", "split", "join", "configure_optimizers",
+    "extra_state", "load_extra_state",
+)  # fmt: skip
+
+
+def _check_methods(task: Task) -> None:
+    """Raise TypeError for methods of a task that cannot be called with the arguments that hocket gives."""
+    kind = type(task).__name__
+    for name in ("forward", "loss", *_CALLED):
+        ours, method = getattr(Task, name), getattr(task, name)
+        if getattr(method, "__func__", None) is ours:
+            continue
+        first, *arguments = inspect.signature(ours).parameters
+        form = f"Define def {name}({', '.join([first, *arguments])})."
+        if not callable(method):
+            raise TypeError(f"{kind}.{name} is {short(method)}, and has to be a method. {form}")
+        if name in _CALLED:
+            try:
+                inspect.signature(method).bind(*arguments)
+            except TypeError as error:
+                raise TypeError(
+                    f"{name} of {kind} takes other arguments than ({', '.join(arguments)}): {error}. {form}"
+                ) from None
+
+
 def _has_loss(model: nn.Module) -> bool:
     return isinstance(model, Task) and (type(model).loss is not Task.loss or model.owns_steps)
 
@@ -305,16 +334,11 @@ def task_of(
             "forward(self, batch) and loss(self, outputs, batch) instead; a task of several steps has train_batch(self, "
             "batch, step). Or give the inner torch.nn.Module and loss=."
         )
-    never = [name for name in (*_STEPS, "test_step", "predict_step") if hasattr(type(model), name)]
-    if never and isinstance(model, Task):
-        warnings.warn(
-            f"{type(model).__name__} defines {', '.join(never)}, which hocket never calls. Define loss(outputs, batch) "
-            "and metrics(split), or eval_forward(batch) for evaluation.",
-            stacklevel=4,
-        )
     if not isinstance(model, Task):
         return SupervisedTask(model, loss, inputs, targets, outputs)
     kind = type(model).__name__
+    if text := attributes.uncalled(type(model), Task):
+        warnings.warn(text, stacklevel=4)
     if inputs is not None or targets is not None or outputs is not None:
         raise TypeError(
             f"{kind} is a Task: its forward, loss and update_metric select their inputs from a batch and from the outputs. "
@@ -322,4 +346,5 @@ def task_of(
         )
     if loss is not None:
         raise TypeError(f"{kind} is a Task, which defines its own loss. Omit loss=.")
+    _check_methods(model)
     return model

@@ -148,6 +148,11 @@ class Time:
             raise TimeError(f"A number of {len(text)} characters is not a time. {_GRAMMAR}") from None
         if re.fullmatch(rf"\s*{_NUMBER}\s*", text, re.ASCII | re.IGNORECASE):
             number = text.strip()
+            if 0 < float(number) < 1:
+                raise TimeError(
+                    f"{number!r} has no unit. Add the unit: '{number}dur' for a fraction of the total duration, or '{number}s' "
+                    "for seconds. Epochs ('1ep'), batches ('1ba'), samples and tokens are whole numbers."
+                )
             raise TimeError(
                 f"{number!r} has no unit. Add the unit: '{number}ep' for epochs, '{number}ba' for batches, "
                 f"'{number}sp' for samples, '{number}tok' for tokens, '{number}s' for seconds, or 'dur' for a fraction of "
@@ -215,8 +220,9 @@ class Time:
 
 
 def _not_whole(number: object, unit: Unit) -> str:
+    name = "batches" if unit is Unit.BATCH else f"{_FIELDS[unit]}s"
     return (
-        f"{number}{unit} is not a whole number of {_FIELDS[unit]}s. Give a whole number, or use a finer unit: batches "
+        f"{number}{unit} is not a whole number of {name}. Give a whole number, or use a finer unit: batches "
         "('ba') instead of epochs, or a fraction of the duration such as '0.1dur'."
     )
 

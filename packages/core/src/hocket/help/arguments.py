@@ -55,14 +55,19 @@ def _explain(function: Any, signature: inspect.Signature, args: Any, kwargs: Map
     positional = [name for name, each in known.items() if each.kind is not each.KEYWORD_ONLY]
     given = args[1:]  # without self
     if len(given) > len(positional):
-        roles = [name for name in map(_role, given[len(positional) :]) if name in known]
+        roles: dict[str, Any] = {}
+        for each in given[len(positional) :]:
+            roles.setdefault(_role(each), each)
         if text := names.listed(method, "attributes", owner):
             write = text
         elif any(isinstance(each, torch.nn.Module) for each in given) and "model" not in known:
             write = f"trainer.{method}(data): the Trainer has its model already"
             write = write if "data" in known else "hocket.Runtime(device='cpu'), and then model = runtime.setup(model)"
         else:
-            write = f"{what}({', '.join(f'{name}=…' for name in [*positional, *roles] or list(known)[:2])})"
+            shown = [f"{name}=…" for name in positional] + [
+                f"{name}={_Shown(each)!r}" for name, each in roles.items() if name in known
+            ]
+            write = f"{what}({', '.join(shown or [f'{name}=…' for name in list(known)[:2]])})"
         return (
             f"{what} takes {_words(positional)} by position, and was given {len(given)} values: "
             f"{', '.join(objects.short(each) for each in given)}. Give the others by name. Write {write}."
@@ -120,9 +125,26 @@ def _role(value: Any) -> str:
         return "optimizer"
     if isinstance(value, DataLoader):
         return "eval_data"
-    if isinstance(value, str | Time):
+    if isinstance(value, str):
+        return _named(value)
+    if isinstance(value, Time):
         return "duration"
     return "loss" if callable(value) else "eval_data" if hasattr(value, "__iter__") else "name"
+
+
+def _named(text: str) -> str:
+    """Return the argument that a name, or a time, given by position is probably meant for, or empty."""
+    from hocket.plugins import catalog  # only needed for error messages
+
+    name = text.partition("(")[0].strip()
+    if objects.named_loss(name):
+        return "loss"
+    kinds = {"optimizers": "optimizer", "schedules": "schedule", "precisions": "precision", "devices": "device"}
+    for kind, argument in kinds.items():
+        there = catalog.names(kind)
+        if name in there or names.alias(kind, name, there):
+            return argument
+    return "duration" if text[:1].isdigit() else ""
 
 
 def _words(listed: Sequence[str]) -> str:

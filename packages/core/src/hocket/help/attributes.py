@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import difflib
 import enum
+import inspect
 from collections.abc import Iterable
+from types import CodeType
 from typing import Any
 
 from hocket.help import names
@@ -34,6 +36,46 @@ def instead(owner: str, name: str, there: Iterable[str]) -> str:
         return f"Write {text}."
     near = difflib.get_close_matches(name, there, 1, 0.6)
     return f"Did you mean '{near[0]}'?" if near else ""
+
+
+def uncalled(cls: type, base: type) -> str:
+    """Return which methods of a class are meant for a caller that does not exist, and what to write; or empty.
+
+    These are methods by the names of other libraries, and misspellings of methods of ``base``. Methods that other methods of
+    the class use are helpers.
+
+    Args:
+        cls: a subclass of ``base``; only it and its bases below ``base`` are examined.
+    """
+    own = [each for each in cls.__mro__ if issubclass(each, base) and each.__module__.partition(".")[0] != "hocket"]
+    methods = {name: each for kind in reversed(own) for name, each in vars(kind).items() if inspect.isfunction(each)}
+    found = {
+        name: write
+        for name in methods
+        if name[0] != "_" and not hasattr(base, name) and (write := _called_here(name, base))
+    }
+    used = {name for method, each in methods.items() if method not in found for name in _names_in(each.__code__)}
+    listed = {name: write for name, write in found.items() if name not in used}
+    if not listed:
+        return ""
+    instead = "; ".join(f"instead of {name}: {write}" for name, write in listed.items())
+    return f"{cls.__name__} defines {', '.join(listed)}, which hocket never calls. Write {instead}."
+
+
+def _called_here(name: str, base: type) -> str | None:
+    """Return what to define instead of a method by another library's name or with a typo, or None for other names."""
+    if text := names.listed(name, "methods", base.__name__):
+        return text
+    if name.startswith("on_") and (hook := names.hook(name)):
+        return f"{hook}(self, state) in a hocket.Callback"
+    ours = {each: method for each, method in vars(base).items() if each[0] != "_" and inspect.isfunction(method)}
+    near = difflib.get_close_matches(name, ours, 1, 0.85)
+    return f"{near[0]}({', '.join(inspect.signature(ours[near[0]]).parameters)})" if near else None
+
+
+def _names_in(code: CodeType) -> set[str]:
+    inner = (each for each in code.co_consts if isinstance(each, CodeType))
+    return set(code.co_names).union(*map(_names_in, inner))
 
 
 class Values(dict[str, float]):

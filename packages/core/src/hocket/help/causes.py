@@ -20,6 +20,21 @@ Cause = Callable[[Failure], str]
 # --- causes: each returns one or two sentences, or empty where it does not apply
 
 
+def _whole_batch(failure: Failure) -> str:
+    batch, task = failure.batch, failure.task
+    if isinstance(task, SupervisedTask) or not isinstance(batch, list | tuple | Mapping) or not batch:
+        return ""
+    kind = type(batch).__name__
+    parts = list(batch.values()) if isinstance(batch, Mapping) else batch
+    among = any(type(part) is type(batch) for part in [*parts, failure.outputs])
+    if among or not re.search(rf"\b{kind}\b", failure.text):  # the batch itself was used as a tensor
+        return ""
+    pair = not isinstance(batch, Mapping) and len(batch) == 2
+    first = next(iter(batch)) if isinstance(batch, Mapping) else 0
+    write = "inputs, targets = batch" if pair else f"inputs = batch[{first!r}]"
+    return f"forward and loss of a Task get the whole batch, a {kind} of {len(batch)}: write {write}."
+
+
 def _width(failure: Failure) -> str:
     sizes = re.search(r"\((\d+)x(\d+) and (\d+)x(\d+)\)", failure.text)
     if sizes is None:
@@ -340,6 +355,7 @@ _SIGNATURE = r"missing \d+ required|takes .*positional|unexpected keyword"
 #: Causes by the place of the exception and a pattern of torch's message; the first that applies is told.
 CAUSES: Mapping[str, Sequence[tuple[str, Cause]]] = {
     "forward": (
+        (r"", _whole_batch),
         (r"mat1 and mat2 shapes cannot be multiplied|size mismatch, got input", _width),
         (r"same dtype|should be the same|expected scalar type|not implemented for '", _dtype),
         (r"to have \d+ channels", _channels),
@@ -355,6 +371,7 @@ CAUSES: Mapping[str, Sequence[tuple[str, Cause]]] = {
         (r"has no attribute", _attribute),
     ),
     "loss": (
+        (r"", _whole_batch),
         (r"", _no_targets),
         (_SIGNATURE, _loss_arguments),
         (r"must be Tensor, not|has no attribute|subscriptable|unsupported operand", _tuple),

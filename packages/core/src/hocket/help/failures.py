@@ -50,6 +50,27 @@ def explain_backward(error: BaseException, loss: Any) -> None:
             )
 
 
+def explain_step(error: BaseException, batch: Any) -> None:
+    """Add a note to an exception of ``train_batch`` if ``step`` was called, or its result used, in another way."""
+    text = str(error)
+    call = re.match(r"Steps\.__call__\(\) (missing|got an unexpected keyword argument '(\w+)')", text)
+    indexed = "tuple indices must be integers or slices, not str" in text and not isinstance(batch, tuple)
+    if call and call[2]:
+        error.add_note(
+            "step(…) takes the names of optimizers by position. Write step(loss_function, batch, 'generator'), for instance."
+        )
+    elif call:
+        error.add_note(
+            "step(…) was not given a batch. Write step(self.loss_of, batch): the function itself, which is called with the "
+            "batch, perhaps several times, and not a loss that was computed already."
+        )
+    elif indexed or re.match(r"'StepResult' object has no attribute", text):
+        error.add_note(
+            "step(…) returns an object with loss, losses, gradient_norm, taken and kept. Write step(…).loss for the loss, a "
+            "tensor, and step(…).loss.item() for the number."
+        )
+
+
 def describe(value: Any, depth: int = 2) -> str:
     """Return shapes and dtypes of a batch or of outputs in one line."""
     if isinstance(value, Tensor):

@@ -67,7 +67,8 @@ def elsewhere(kind: str, name: str) -> str | None:
 
 def hook(name: str) -> str | None:
     """Return the hook of this library that corresponds to another library's, such as ``on_train_batch_end``, or None."""
-    return ours(name.casefold().removeprefix("on_"), "hooks")
+    plain_name = name.casefold().removeprefix("on_")
+    return plain_name if plain_name in table("hooks") else ours(plain_name, "hooks")
 
 
 def argument(name: str, there: Iterable[str]) -> str | None:

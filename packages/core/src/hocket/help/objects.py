@@ -85,15 +85,22 @@ def device(given: Any, arguments: Mapping[str, Any]) -> Any:
     return found.type
 
 
+def named_loss(text: str) -> str | None:
+    """Return the function of torch.nn.functional that a text names, or None."""
+    wanted = names.plain(text.rpartition(".")[2])
+    return next(
+        (name for name, others in _LOSSES.items() if wanted == names.plain(name) or wanted in others.split()), None
+    )
+
+
 def loss(given: Any, arguments: Mapping[str, Any]) -> Any:
     """Convert the name of a loss in torch, or its class, to a function of (outputs, targets)."""
     if isinstance(given, str):
-        wanted = names.plain(given.rpartition(".")[2])
-        for name, others in _LOSSES.items():
-            if wanted == names.plain(name) or wanted in others.split():
-                if wanted.removesuffix("loss") != names.plain(name).removesuffix("loss"):
-                    _say(f"loss={given!r} is read as loss=torch.nn.functional.{name}.")
-                return getattr(nn.functional, name)
+        if name := named_loss(given):
+            wanted = names.plain(given.rpartition(".")[2])
+            if wanted.removesuffix("loss") != names.plain(name).removesuffix("loss"):
+                _say(f"loss={given!r} is read as loss=torch.nn.functional.{name}.")
+            return getattr(nn.functional, name)
         near = difflib.get_close_matches(given, _LOSSES, 1)
         raise ValueError(
             f"loss={given!r} is not the name of a loss.{f' Did you mean {near[0]!r}?' if near else ''} Give a function of "

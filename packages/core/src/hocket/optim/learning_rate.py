@@ -298,6 +298,11 @@ def _make(given: Any, optimizer: Optimizer, every: Time, number: int) -> Learnin
                         f"schedule={given.__name__} is a class that needs arguments: {error}. Give a function of the "
                         f"optimizer: schedule=lambda optimizer: torch.optim.lr_scheduler.{given.__name__}(optimizer, …)."
                     ) from None
+                error.add_note(
+                    "schedule= was called with the optimizer, and is not a function of a clock either. Write schedule=lambda "
+                    "clock: 0.95**clock.timestamp.epoch, or schedule=lambda optimizer: "
+                    "torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.95**step)."
+                )
                 raise
             return Scheduled(optimizer, given)
         if isinstance(made, int | float) and _takes_a_clock(given):

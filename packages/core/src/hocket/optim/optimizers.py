@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -110,7 +110,7 @@ def _make(given: Any, part: nn.Module, replacements: Sequence[Replacement]) -> O
     elif callable(given):
         try:
             made = given(parameters)
-        except TypeError as error:
+        except (TypeError, AttributeError) as error:
             error.add_note(
                 "optimizer= is called with the list of parameters. Write optimizer=lambda parameters: "
                 "torch.optim.AdamW(parameters, lr=1e-3), or 'adamw(lr=1e-3)'."
@@ -143,20 +143,33 @@ def _check(optimizers: Sequence[Optimizer], task: Task) -> None:
     held: set[torch.Tensor] = set()
     for optimizer in optimizers:
         name = type(optimizer).__name__
-        parameters = {parameter for group in optimizer.param_groups for parameter in group["params"]}
-        if not parameters:
-            raise ValueError(
-                f"{name} holds no parameters. Give it the model's: torch.optim.{name}(model.parameters())."
-            )
-        if foreign := parameters - known:
-            raise ValueError(
-                f"{name} holds {len(foreign)} of {len(parameters)} parameters that are not in the model, so stepping it "
-                f"would not train {type(task.model).__name__}. Make it from this model's parameters, or give a function: "
-                f"optimizer=lambda parameters: torch.optim.{name}(parameters, …)."
-            )
+        give = f"give a function: optimizer=lambda parameters: torch.optim.{name}(parameters, …)"
+        parameters = check_parameters(optimizer, known, type(task.model).__name__, give)
         if held & parameters and not task.owns_steps:
             raise ValueError(
                 f"{name} holds parameters that another optimizer holds; each would be stepped twice a batch. Give each "
                 "parameter to one optimizer, or define train_batch in a hocket.Task, whose steps may share parameters."
             )
         held |= parameters
+
+
+def check_parameters(
+    optimizer: Optimizer, known: Collection[torch.Tensor], model: str, write: str
+) -> set[torch.Tensor]:
+    """Return the parameters of an optimizer. Raises ValueError if there are none, or some that are not in the model.
+
+    Args:
+        known: the model's parameters.
+        model: the name of the model, for the message.
+        write: what to write instead, for the message.
+    """
+    name = type(optimizer).__name__
+    parameters = {parameter for group in optimizer.param_groups for parameter in group["params"]}
+    if not parameters:
+        raise ValueError(f"{name} holds no parameters. Give it the model's: torch.optim.{name}(model.parameters()).")
+    if foreign := parameters.difference(known):
+        raise ValueError(
+            f"{name} holds {len(foreign)} of {len(parameters)} parameters that are not in the model, so stepping it "
+            f"would not train {model}. Make it from this model's parameters, or {write}."
+        )
+    return parameters

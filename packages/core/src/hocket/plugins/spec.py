@@ -294,6 +294,8 @@ def _rewritten(key: str, value: Any, hint: Any) -> str:
     """Return what to write for a number given as text, as YAML reads 1e-3, or for a time without a unit; or empty."""
     if not isinstance(value, str):
         times = "Time" in str(hint) and isinstance(value, int | float)
+        if times and value % 1:
+            return f"{value!r} has no unit: write {key}='{value}dur' for that fraction of the duration. "
         return (
             f"{value!r} has no unit: write {key}='{value}ba' for batches, or '{value}ep' for epochs. " if times else ""
         )

@@ -10,6 +10,7 @@ import torch
 
 from hocket.checkpoints.plain_data import decode, encode
 from hocket.data.batches import move
+from hocket.help import objects
 from hocket.state import State
 from hocket.task import SupervisedTask
 from hocket.training import scalars
@@ -38,8 +39,9 @@ class MetricSet:
     ) -> None:
         self._label = label
         self._state = state
-        given = metrics() if callable(metrics) else copy.deepcopy(dict(metrics or {}))
-        given = {**state.task.metrics(label), **given}
+        given = _made(metrics(), "metrics=") if callable(metrics) else copy.deepcopy(dict(metrics or {}))
+        own = _made(state.task.metrics(label), f"metrics({label!r}) of {type(state.task).__name__}")
+        given = {**own, **given}
         for name, metric in given.items():
             for method in ("update", "compute", "reset"):
                 if not callable(getattr(metric, method, None)):
@@ -146,6 +148,18 @@ class MetricSet:
                 if self._seen:
                     each.merge([other.metric])
             self._seen = True
+
+
+def _made(returned: Any, function: str) -> Mapping[str, Any]:
+    """Return metrics by name, from what a function returned. Raises TypeError or ValueError for what are no metrics."""
+    try:
+        made = objects.metrics(returned, {})
+        if isinstance(made, Mapping):
+            return made
+        raise TypeError(f"{function} returned {objects.short(returned)}. Return metrics by name, {{}} for none.")
+    except (TypeError, ValueError) as error:
+        error.add_note(f"Returned by {function}, which may return {{'accuracy': MyMetric()}}, names, or {{}} for none.")
+        raise
 
 
 def _named(name: str, value: Any) -> dict[str, Any]:

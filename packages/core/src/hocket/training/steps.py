@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import warnings
 import zlib
 from collections import Counter
@@ -111,7 +112,8 @@ class Steps:
         """
         self._check_call(loss_function, batch, optimizers)
         state, outer = self._state, self._state.step
-        step = self._begin(loss_function, "+".join(optimizers), self._indices(optimizers))
+        arguments = ("batch",) if carry is _NOTHING else ("batch", "carry")
+        step = self._begin(loss_function, "+".join(optimizers), self._indices(optimizers), arguments)
         step.batch, step.boundary = Boundary.of(batch)
         step.counts, step.metrics, step.carry = outer.counts, outer.metrics, () if carry is _NOTHING else (carry,)
         if step.carry:
@@ -169,12 +171,28 @@ class Steps:
         if wrong := [each for each in optimizers if not isinstance(each, str)]:
             raise TypeError(f"step(…) was given {type(wrong[0]).__name__} as the name of an optimizer. {form}")
 
-    def _begin(self, function: Callable[..., Any], name: str, indices: Sequence[int]) -> Step:
+    def _check_function(self, function: Callable[..., Any], arguments: Sequence[str]) -> None:
+        """Raise TypeError if a loss function cannot be called with these arguments."""
+        try:
+            inspect.signature(function).bind(*arguments)
+        except ValueError:  # it has no signature
+            return
+        except TypeError as error:
+            form = f"def {getattr(function, '__name__', 'loss_function')}(self, {', '.join(arguments)})"
+            if getattr(function, "__func__", None) is type(self._state.task).loss:
+                form = "step(self.loss_of, batch), which calls forward(batch) and loss(outputs, batch)"
+            raise TypeError(
+                f"step(…) calls its loss function with ({', '.join(arguments)}), and {_described(function)} takes other "
+                f"arguments: {error}. Write {form}."
+            ) from None
+
+    def _begin(self, function: Callable[..., Any], name: str, indices: Sequence[int], arguments: Sequence[str]) -> Step:
         state = self._state
         key = (_code(function), name)
         if (step := self._steps.get(key)) is None:
             step = self._steps[key] = Step()
             step.name = name
+            self._check_function(function, arguments)
             self._check_shared(indices)
         own = getattr(function, "__func__", None)  # of a method
         if own is not Task.loss_of:

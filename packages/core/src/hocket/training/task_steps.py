@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
+from hocket.help import failures
 from hocket.training.step import Step
 from hocket.training.steps import StepResult, Steps
 
@@ -38,13 +38,6 @@ class TaskSteps(Steps):
         self._context: AbstractContextManager[Any] | None = None
         #: Whether a step was called in the current batch, and in the current epoch.
         self._called = self._called_in_epoch = False
-        try:
-            inspect.signature(state.task.train_batch).bind(None, self)
-        except TypeError as error:
-            raise TypeError(
-                f"train_batch of {type(state.task).__name__} takes other arguments than (batch, step): {error}. Define "
-                "def train_batch(self, batch, step)."
-            ) from None
 
     @property
     def batch(self) -> int:
@@ -75,6 +68,9 @@ class TaskSteps(Steps):
                 # Buffers that train_batch changed after its last step become those of rank 0 everywhere. Whether it did cannot
                 # be known: batch norm writes its running statistics, and `.data` anything, without a new `_version`.
                 pass
+        except (TypeError, AttributeError) as error:
+            failures.explain_step(error, whole)
+            raise
         finally:
             self._open, self._whole = False, None
         if returned is not None and not isinstance(returned, StepResult):
