@@ -213,7 +213,7 @@ MISTAKES = [
     method("State", "should_stop", "state.request(hocket.Decision.STOP"),
     method("State", "optimizer", "state.optimizers[0]"),
     method("Result", "best_model_path", "result.checkpoints"),
-    Mistake("Runtime.prepare(model, optimizer)", lambda: runtime().prepare(net := model(), torch.optim.SGD(net.parameters(), 0.1)), "SGD", "torch.optim.Optimizer", "runtime.setup(model, optimizer)"),
+    Mistake("Runtime.prepare(model, optimizer)", lambda: runtime().prepare(net := model(), torch.optim.SGD(net.parameters(), 0.1)), "prepare was given SGD", "a sequence of torch.optim.Optimizer", "runtime.setup(model, optimizer)"),
     of_runtime("prepare_data_loader"),
     of_runtime("clip_grad_norm_"),
     of_runtime("autocast"),

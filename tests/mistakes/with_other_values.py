@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import hocket
+from hocket.data import Several
 
 
 class Good(hocket.Task):
@@ -117,6 +118,23 @@ def runtime() -> hocket.Runtime:
     return hocket.Runtime(device="cpu")
 
 
+class Multiplies:
+    """A metric whose update does not fit."""
+
+    def reset(self) -> None: ...
+
+    def update(self, outputs: Any, targets: Any) -> None:
+        outputs @ targets
+
+    def compute(self) -> float:
+        return 0.0
+
+
+def does(batch_end: Any) -> Any:
+    """Train with a callback that does this at the end of each batch."""
+    return fit(callbacks=[type("Does", (hocket.Callback,), {"batch_end": lambda self, state: batch_end(state)})()])
+
+
 MISTAKES = [
     Mistake("schedule='step'", lambda: trainer(schedule="step"), "schedule 'step' needs step_size", "Its signature is step(", "write {'step': {'step_size': …}}"),
     Mistake("precision=True", lambda: trainer(precision=True), "True is not one of", "bf16, ", "such as 'bf16'"),
@@ -147,6 +165,20 @@ MISTAKES = [
     Mistake("a Path", lambda: fit(train_data=Path("data")), "cannot be iterated", "an iterable of batches", "train_data=torch.utils.data.DataLoader(dataset"),
     Mistake("eval_data=[loader, loader]", lambda: trainer(eval_data=[loader(), loader()]), "a list of 2 loaders", "one iterable of batches", "eval_data={'first': loader"),
     Mistake("evaluate(model, loader)", lambda: trainer().evaluate(model(), loader()), "Linear(…), DataLoader(…)", "takes data by position", "trainer.evaluate(data)"),
+    Mistake("state.log(name, value)", lambda: does(lambda state: state.log("a", 1)), "State.log()", "values by name", "state.log({'name': value})"),
+    Mistake("state.log(name)", lambda: does(lambda state: state.log("a")), "was given 'a'", "values by name", "state.log({'name': value})"),
+    Mistake("state.log(name=value)", lambda: does(lambda state: state.log(a=1)), "State.log()", "values by name", "state.log({'name': value})"),
+    Mistake("state.request('stop')", lambda: does(lambda state: state.request("stop")), "was given 'stop'", "STOP, SKIP_BATCH, EVALUATE", "Write Decision.STOP"),
+    Mistake("state.request()", lambda: does(lambda state: state.request()), "State.request()", "hocket.Decision", "state.request(hocket.Decision.STOP"),
+    Mistake("history['eval_loss']", lambda: fit(eval_data=loader()).history["eval_loss"], "no 'eval_loss'", "It has: epoch, batch", "history['eval/loss']"),
+    Mistake("history.series('eval_loss')", lambda: fit(eval_data=loader()).history.series("eval_loss"), "no 'eval_loss'", "It has: epoch, batch", "history['eval/loss']"),
+    Mistake("result['eval/loss']", lambda: fit(eval_data=loader())["eval/loss"], "A Result", "its metrics and its history", "Write result.metrics['eval/loss']"),
+    Mistake("result['eval_loss']", lambda: fit(eval_data=loader())["eval_loss"], "A Result", "its metrics and its history", "Write result.metrics['eval/loss']"),
+    Mistake("result['batch']", lambda: fit()["batch"], "A Result", "its metrics and its history", "Write result.history['batch']"),
+    Mistake("an error in a metric's update", lambda: fit(eval_data=loader(), metrics={"mine": Multiplies()}), "metric 'mine' (Multiplies), with outputs: float32 of shape (8, 3)", "update(outputs, targets)", "update_metric(self, metric, outputs, batch)"),
+    Mistake("an error in a training metric's update", lambda: fit(train_metrics={"mine": Multiplies()}), "metric 'mine' (Multiplies), with outputs: float32 of shape (8, 3)", "update(outputs, targets)", "update_metric(self, metric, outputs, batch)"),
+    Mistake("Several in turn to a plain model", lambda: fit(train_data=Several({"a": loader(), "b": loader()}, "in turn")), "a dict from 'a' to a batch", "yields the batch itself", "Several(…, named=False)"),
+    Mistake("Several without a mode", lambda: Several({"a": loader(), "b": loader()}), "mode=None is not a mode", "'cycle': a batch of each", "Give one of 'cycle'"),
     Mistake("names by position", lambda: hocket.Trainer(model(), loader(), "cross_entropy", "sgd(lr=0.1)"), "'sgd(lr=0.1)'", "takes model and train_data by position", "loss='cross_entropy', optimizer='sgd(lr=0.1)')"),
     Mistake("a schedule and a duration by position", lambda: hocket.Trainer(model(), loader(), "MSELoss", "AdamW", "StepLR", "3ep", "bf16"), "'StepLR'", "takes model and train_data by position", "loss='MSELoss', optimizer='AdamW', schedule='StepLR', duration='3ep', precision='bf16')"),
     Mistake("Runtime(model)", lambda: hocket.Runtime(model()), "Linear(…)", "takes no argument by position", "model = runtime.setup(model)"),

@@ -6,7 +6,9 @@ import html
 import math
 from array import array
 from collections.abc import Iterator, Mapping
+from typing import Any
 
+from hocket.help import attributes
 from hocket.time import Timestamp
 
 #: The columns that every row has: what was completed, over all ranks, and seconds of training.
@@ -45,11 +47,15 @@ class History(dict[str, list[float]]):
         A plot of the column itself has gaps where other values were logged more often. Values that were logged as NaN are
         omitted. Raises KeyError naming the columns.
         """
-        for each in (name, by):
-            if each not in self:
-                raise KeyError(f"There is no '{each}' in the history. It has: {', '.join(self) or 'nothing'}.")
         pairs = [(at, value) for at, value in zip(self[by], self[name], strict=True) if not math.isnan(value)]
         return [at for at, _ in pairs], [value for _, value in pairs]
+
+    def __missing__(self, name: Any) -> list[float]:
+        near = attributes.near(name, self)
+        raise KeyError(
+            f"There is no {name!r} in the history. It has: {', '.join(self) or 'nothing'}."
+            + (f" Write history[{near!r}]." if near else "")
+        )
 
     @property
     def rows(self) -> int:

@@ -70,6 +70,14 @@ class Result:
 
     if not TYPE_CHECKING:
 
+        def __getitem__(self, name: Any) -> Any:
+            values = "history" if name in self.history and name not in self.metrics else "metrics"
+            known = [*self.metrics, *self.history]
+            name = name if name in known else attributes.near(name, known) or "eval/loss"
+            raise TypeError(
+                f"A Result has no values by name; its metrics and its history do. Write result.{values}[{name!r}]."
+            )
+
         def __getattr__(self, name: str) -> Any:
             raise AttributeError(attributes.missing("Result", name, self), name=name, obj=self)
 

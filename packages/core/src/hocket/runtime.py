@@ -411,8 +411,13 @@ class Runtime:
 
 
 def _check_optimizers(given: Any) -> None:
-    for each in [given] if isinstance(given, torch.optim.Optimizer) or not isinstance(given, Sequence) else given:
-        if each is given or not isinstance(each, torch.optim.Optimizer):
+    if isinstance(given, torch.optim.Optimizer):
+        raise TypeError(
+            f"prepare was given {type(given).__name__}, and takes a sequence of torch.optim.Optimizer. In a custom loop write "
+            "model, optimizer = runtime.setup(model, optimizer), which also moves the model to the device."
+        )
+    for each in given if isinstance(given, Sequence) else [given]:
+        if not isinstance(each, torch.optim.Optimizer):
             raise TypeError(
                 f"setup was given {type(each).__name__} among the optimizers, which are torch.optim.Optimizer. Write "
                 "model, optimizer = runtime.setup(model, optimizer), and data = runtime.setup_data(loader)."

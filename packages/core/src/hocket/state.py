@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from hocket.help import attributes
+from hocket.help.objects import short
 from hocket.history import Recorder
 from hocket.plugins.kinds import singular
 from hocket.time import Time, Timestamp
@@ -358,7 +359,12 @@ class State:
             ...         norms = [parameter.detach().norm() for parameter in state.trained_parameters()]
             ...         state.log({"weights/largest_norm": max(norms)})
         """
-        self.logged.update(values)
+        try:
+            self.logged.update(values)
+        except (TypeError, ValueError):
+            raise TypeError(
+                f"state.log was given {short(values)}; it takes values by name. Write state.log({{'name': value}})."
+            ) from None
         if self.watched.names:
             self.watched.update(values)
 

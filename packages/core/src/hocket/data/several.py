@@ -66,7 +66,7 @@ class Several:
     def __init__(
         self,
         loaders: Mapping[str, Iterable[Any]],
-        mode: Mode,
+        mode: Mode | None = None,
         *,
         weights: Mapping[str, float] | None = None,
         batches: int | None = None,
@@ -74,7 +74,7 @@ class Several:
         seed: int = 0,
     ) -> None:
         _check_loaders(loaders)
-        if mode not in MODES:
+        if mode is None or mode not in MODES:
             allowed = "; ".join(f"{name!r}: {meaning}" for name, meaning in MODES.items())
             raise ValueError(f"mode={mode!r} is not a mode of Several. Give one of {allowed}.")
         _check_arguments(loaders, mode, weights, batches, named)

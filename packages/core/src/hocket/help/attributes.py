@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import enum
 import inspect
+import re
 from collections.abc import Iterable
 from types import CodeType
 from typing import Any
@@ -22,8 +23,18 @@ def missing(owner: str, name: str, obj: Any) -> str:
 
 
 def explain(error: BaseException) -> None:
-    """Add a note to an AttributeError of the State: ``__getattr__`` would slow down each access to it in a step."""
+    """Add a note to an exception of a plug-in that uses the State in another way, such as ``state.log("a", 1)``.
+
+    ``__getattr__`` would slow down each access to the State in a step.
+    """
     obj = getattr(error, "obj", None)
+    if isinstance(error, TypeError) and (called := re.match(r"State\.(log|request)\(\) ", str(error))):
+        text = {
+            "log": "state.log takes values by name. Write state.log({'name': value}).",
+            "request": "Write state.request(hocket.Decision.STOP, reason='…').",
+        }[called[1]]
+        if text not in getattr(error, "__notes__", ()):
+            error.add_note(text)
     if isinstance(error, AttributeError) and error.name and type(obj).__qualname__ == "State":
         text = missing("State", error.name, obj)
         if text not in getattr(error, "__notes__", ()):
@@ -78,14 +89,18 @@ def _names_in(code: CodeType) -> set[str]:
     return set(code.co_names).union(*map(_names_in, inner))
 
 
+def near(name: Any, there: Iterable[str]) -> str | None:
+    """Return the name most like this one, such as ``eval/loss`` for ``eval_loss``, or None."""
+    return next(iter(difflib.get_close_matches(str(name), list(there), 1, 0.5)), None)
+
+
 class Values(dict[str, float]):
     """Values by name, such as ``eval/loss``, that lists the names if one does not exist."""
 
     def __missing__(self, name: Any) -> float:
-        near = difflib.get_close_matches(str(name), self, 1, 0.5)
         raise KeyError(
             f"There is no value {name!r}; there is {', '.join(map(repr, self)) or 'none, without an evaluation'}. "
-            f"Write {near[0] if near else next(iter(self), 'eval/loss')!r}; evaluation sets are named by "
+            f"Write {near(name, self) or next(iter(self), 'eval/loss')!r}; evaluation sets are named by "
             f"eval_data={{'val': loader}}."
         )
 

@@ -101,6 +101,12 @@ def _arguments(failure: Failure) -> str:
     if isinstance(failure.task, SupervisedTask):
         if isinstance(batch, Mapping) and failure.task.inputs is None:
             keys = [str(key) for key in batch]
+            nested = [isinstance(part, list | tuple | Mapping) for part in batch.values()]
+            if nested == [True]:
+                return (
+                    f"The batch is a dict from {keys[0]!r} to a batch. If it is of hocket.data.Several, write Several(…, "
+                    "named=False), which yields the batch itself."
+                )
             return (
                 f"From a dict the model gets all of {', '.join(map(repr, keys))} by name, and its forward should accept those "
                 f"names. Write Trainer(inputs={keys[0]!r}, targets={keys[-1]!r}) to give it one of them."

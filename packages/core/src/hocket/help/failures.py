@@ -50,6 +50,16 @@ def explain_backward(error: BaseException, loss: Any) -> None:
             )
 
 
+def explain_metric(error: BaseException, name: str, metric: Any, outputs: Any, batch: Any) -> None:
+    """Add a note to an exception of a metric's update. Never raises."""
+    with suppress(Exception):
+        error.add_note(
+            f"In the update of metric '{name}' ({type(metric).__name__}), with outputs: {describe(outputs)}; batch: "
+            f"{describe(batch)}. A metric gets update(outputs, targets); a hocket.Task chooses other arguments in "
+            "update_metric(self, metric, outputs, batch)."
+        )
+
+
 def explain_step(error: BaseException, batch: Any) -> None:
     """Add a note to an exception of ``train_batch`` if ``step`` was called, or its result used, in another way."""
     text = str(error)

@@ -10,7 +10,7 @@ import torch
 
 from hocket.checkpoints.plain_data import decode, encode
 from hocket.data.batches import move
-from hocket.help import objects
+from hocket.help import failures, objects
 from hocket.state import State
 from hocket.task import SupervisedTask
 from hocket.training import scalars
@@ -82,8 +82,12 @@ class MetricSet:
         """Update every metric with one microbatch, without gradients."""
         self._seen = True
         with torch.no_grad():
-            for each in self._metrics.values():
-                self._state.bus.update_metric(self._state, each.metric, outputs, batch)
+            for name, each in self._metrics.items():
+                try:
+                    self._state.bus.update_metric(self._state, each.metric, outputs, batch)
+                except Exception as error:
+                    failures.explain_metric(error, name, each.metric, outputs, batch)
+                    raise
 
     def compute(self) -> dict[str, float]:
         """Return the values as ``label/name``, several for a metric that returns several. Empty without any update."""

@@ -6,6 +6,8 @@ import enum
 from collections.abc import Mapping
 from typing import Any
 
+from hocket.help.attributes import unknown_member
+
 
 class Decision(enum.Flag):
     """A plug-in's request to the training loop. The loop acts if any plug-in on any rank requests it.
@@ -35,7 +37,9 @@ class Requests:
         self._reasons: list[str] = []
 
     def add(self, decision: Decision, reason: str = "") -> None:
-        """Add a request."""
+        """Add a request. Raises TypeError for what is not a Decision."""
+        if not isinstance(decision, Decision):
+            raise TypeError(f"state.request was given {decision!r}. {unknown_member(Decision, str(decision))}")
         self.pending |= decision
         if reason:
             self._reasons.append(reason)
