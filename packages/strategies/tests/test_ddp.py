@@ -41,7 +41,7 @@ def test_a_device_without_a_backend_is_refused():
     def rank_main(rank):
         DDP().setup_environment(MPS())
 
-    with pytest.raises(RankError, match="runs on cpu and cuda, not on mps|one mps device|sees no Apple GPU"):
+    with pytest.raises(RankError, match=r"runs on cpu and cuda, not on mps|one mps device|sees no Apple GPU"):
         run_ranks(rank_main, 2)
 
 
