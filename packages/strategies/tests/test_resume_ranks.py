@@ -140,6 +140,8 @@ def train(
     if options.pop("own_generator", False):
         options["generator"] = torch.Generator().manual_seed(6)
     trainer = Trainer(
+        inputs=0,
+        targets=1,  # batch[2] is for the callback
         model=Net(seed, dropout),
         loss=loss,
         train_data=kind(options.pop("dataset", None) or seeded(Noted()), **options),
