@@ -478,7 +478,7 @@ def test_every_key_is_printed_with_its_documentation(capsys: pytest.CaptureFixtu
         ("eval_data.tst.count=3", ["eval_data has no set 'tst'; known: test", "eval_data.tst=…"]),
         ("callbacks.1.patience=1", ["callbacks.1 is 'early-stopping'", "Write callbacks.1.early-stopping.…"]),
         ("optimizer={adamw: {lr: 0.1}, sgd: {lr: 0.1}}", ["adamw, sgd are 2 optimizers", "head: {sgd: {lr: 0.1}}"]),
-        ("metrics={acc: acuracy}", ["'acuracy'", "Did you mean 'accuracy'?"]),
+        ("metrics={acc: acuracy}", ["'acuracy'", "'accuracy', 'mae' or 'mse'"]),
     ],
 )
 def test_overrides_that_name_nothing(hocket: Hocket, change: str, words: list[str]) -> None:
