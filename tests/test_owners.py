@@ -43,7 +43,8 @@ ASSIGNED = {
     "training/loop_steps.py": {"prepared", "parameters", "optimizers", "optimizer_names", "clipping"},
     "training/microbatch.py": {"prepared", "logged"},  # while it tries
     "training/windows.py": {"microbatch"},  # of a window
-    "checkpoints/resuming.py": {"run", "folder"},
+    "checkpoints/resuming.py": {"run", "folder", "resumed_from"},
+    "summary.py": {"resumed_from"},  # shown once
     "strategies/src/hocket_strategies/deepspeed.py": {"microbatch"},  # as its configuration says
     "algorithms-nlp/src/hocket_nlp/alibi.py": {"replacements"},
     "algorithms-vision/src/hocket_vision/blurpool.py": {"replacements"},

@@ -470,3 +470,41 @@ def test_every_key_is_printed_with_its_documentation(capsys: pytest.CaptureFixtu
     text = " ".join(line.removeprefix("# ") for line in printed.splitlines())
     for about in keys().values():
         assert about.documentation and about.documentation in text
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("eval_data.tst.count=3", ["eval_data has no set 'tst'; known: test", "eval_data.tst=…"]),
+        ("callbacks.1.patience=1", ["callbacks.1 is 'early-stopping'", "Write callbacks.1.early-stopping.…"]),
+        ("optimizer={adamw: {lr: 0.1}, sgd: {lr: 0.1}}", ["adamw, sgd are 2 optimizers", "head: {sgd: {lr: 0.1}}"]),
+        ("metrics={acc: acuracy}", ["'acuracy'", "'accuracy', 'mae' or 'mse'"]),
+    ],
+)
+def test_overrides_that_name_nothing(hocket: Hocket, change: str, words: list[str]) -> None:
+    text = changed(
+        eval_data={"test": "mine:loader"},
+        callbacks=["lr-monitor", {"early-stopping": {"monitor": "test/loss"}}],
+    )
+    code, _, said = hocket(text, "plan", change)
+    assert code == 2 and all(each in said for each in words), said
+    for works in ("eval_data.other=mine:loader", "callbacks.1.early-stopping.patience=1"):
+        code, _, said = hocket(text, "plan", works)
+        assert code == 0, said
+
+
+def test_a_metric_by_its_name(hocket: Hocket) -> None:
+    text = changed(eval_data={"test": "mine:loader"}, metrics={"error": "mse"}, run_name="r", loggers=[])
+    code, said, failed = hocket(text, "train", "duration=1ba")
+    assert code == 0 and "test/error " in said, failed
+
+
+def test_what_is_no_configuration(hocket: Hocket, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "mine.py"]) == 2
+    said = capsys.readouterr().err
+    assert "mine.py: It is a Python program" in said and "`python mine.py`" in said
+    with pytest.raises(SystemExit):
+        hocket(SMALL, "train", "--duration=3ep")
+    assert "is changed without dashes: duration=3ep" in capsys.readouterr().err
+    code, _, said = hocket(SMALL, "evaluate", "--weights", "best")
+    assert code == 2 and "There is no best in" in said and "load_weights" not in said

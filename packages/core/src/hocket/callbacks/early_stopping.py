@@ -63,7 +63,7 @@ class EarlyStopping(Callback):
         if mode not in ("max", "min"):
             raise ValueError(
                 f"EarlyStopping cannot infer whether a higher '{monitor}' is better; pass mode='max' or mode='min'. The "
-                "name is that of a metric as evaluation returns it, such as 'eval/loss', or 'eval/accuracy' for "
+                "name is that of a metric as evaluate() returns it, such as 'eval/loss', or 'eval/accuracy' for "
                 "metrics='accuracy'."
             )
         self._patience = patience if isinstance(patience, int) else Time.parse(patience)

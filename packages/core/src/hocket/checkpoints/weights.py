@@ -104,7 +104,8 @@ def _read(path: Path) -> dict[str, Tensor]:
         kind = path.stat().st_mode
     except FileNotFoundError:
         raise CheckpointError(
-            f"There is no {path} in {os.getcwd()}. Give a file or folder that exists, such as load_weights('model.pt')."
+            f"There is no {path} in {os.getcwd()}. Give the path of a file or of a checkpoint's folder, "
+            "such as 'model.pt' or 'runs/a/ep3-ba18'."
         ) from None
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path}: it cannot be read: {getattr(error, 'strerror', None) or error}.") from None

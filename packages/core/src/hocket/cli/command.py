@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NoReturn
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,8 +21,16 @@ class Command:
     run: Callable[[argparse.Namespace], int]
 
 
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """Explain overrides that are written as options."""
+        if found := re.fullmatch(r"unrecognized arguments: .*?--([\w.]+=\S*).*", message):
+            message += f"; a value of the configuration is changed without dashes: {found[1]}"
+        super().error(message)
+
+
 def parser_of(name: str, command: Command) -> argparse.ArgumentParser:
     """Return the parser of a command's arguments."""
-    parser = argparse.ArgumentParser(prog=f"hocket {name}", description=command.summary, allow_abbrev=False)
+    parser = _Parser(prog=f"hocket {name}", description=command.summary, allow_abbrev=False)
     command.add_arguments(parser)
     return parser

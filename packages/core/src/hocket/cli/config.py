@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from inspect import signature
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import nn
@@ -25,6 +25,7 @@ from hocket.plugins import PluginConfigError, PluginError, catalog, signatures
 from hocket.plugins.spec import parse_spec
 from hocket.settings import Settings
 from hocket.trainer import Trainer
+from hocket.training.simple_metrics import METRICS
 
 #: What to write for keys that a command needs.
 _EXAMPLES = {
@@ -83,7 +84,7 @@ class Configuration:
         }
         self._hints = signatures.hints(Trainer, _NAMES)
         for key in ("metrics", "train_metrics"):
-            self._hints[key] = Mapping[str, Metric] | self._hints[key]
+            self._hints[key] = Mapping[str, Metric | Literal[tuple(METRICS)]] | self._hints[key]  # type: ignore[valid-type]
         #: The plug-ins by kind and name, and their arguments.
         self._plugins: list[tuple[str, str, Node]] = []
 
@@ -146,13 +147,25 @@ class Configuration:
         if not isinstance(node.value, dict) or reference(node) is not None:
             return False
         if len(node.value) != 1:
+            if node.value and not any(self._names_one(each, kind) for each in node.value.values()):
+                raise ConfigError(
+                    node.where,
+                    f"{', '.join(map(str, node.value))} are {len(node.value)} {kind}, and which trains what is not known. "
+                    "Write one; or name each, an optimizer by the submodule that it trains: "
+                    "`{encoder: {adamw: {lr: 0.1}}, head: {sgd: {lr: 0.1}}}`.",
+                )
             return True
         ((name, inner),) = node.value.items()
         if isinstance(inner.value, str):
             return True
-        known = {*catalog.names(kind), *(f"{each.dist}/{each.name}" for each in catalog.entries(kind))}
-        inside = inner.value if isinstance(inner.value, dict) and len(inner.value) == 1 else {}
-        return name not in known and (reference(inner) is not None or any(each in known for each in inside))
+        return name not in _names(kind) and self._names_one(inner, kind)
+
+    def _names_one(self, node: Node, kind: str) -> bool:
+        """Whether a value is a plug-in, and not the arguments of one."""
+        inside = node.value if isinstance(node.value, dict) and len(node.value) == 1 else {}
+        return (
+            isinstance(node.value, str) or reference(node) is not None or any(each in _names(kind) for each in inside)
+        )
 
     def _plugin(self, node: Node, kind: str, at: str) -> Any:
         """Return the specification of a plug-in, or an object given by import path."""
@@ -239,6 +252,11 @@ class Configuration:
                 return found[0].where
         named = [node.key for name, node in _inside(self._document) if mentions(message, repr(name))]
         return named[0] if len(named) == 1 else None
+
+
+def _names(kind: str) -> set[str]:
+    """Return the names of plug-ins of a kind, with and without their distributions."""
+    return {*catalog.names(kind), *(f"{each.dist}/{each.name}" for each in catalog.entries(kind))}
 
 
 def _inside(node: Node) -> Iterator[tuple[Any, Node]]:

@@ -90,6 +90,12 @@ def dump(value: Any) -> str:
 def read(name: str) -> Node:
     """Read a file, whose values are a mapping. Raises ConfigError."""
     file = Path(name)
+    if file.suffix == ".py":
+        raise ConfigError(
+            name,
+            f"It is a Python program and not a configuration. Write `python {name}`, or `hocket launch {name}` for several "
+            "processes; `hocket train --print-config > config.yaml` writes a configuration.",
+        )
     try:
         text = file.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:

@@ -51,6 +51,17 @@ def override(document: Node, change: str) -> None:
 
 def _child(node: Node, name: str, at: str, where: str) -> Node:
     inside = _inside(node, name, at, where)
+    if (
+        at == "eval_data"
+        and inside is node
+        and isinstance(node.value, dict)
+        and node.value
+        and name not in inside.value
+    ):
+        known = ", ".join(map(str, inside.value))
+        raise ConfigError(
+            where, f"eval_data has no set '{name}'; known: {known}. To add one, write eval_data.{name}=…."
+        )
     if isinstance(inside.value, list):
         child: Node = inside.value[_index(inside, name, at, where)]
     else:
@@ -77,7 +88,9 @@ def _inside(node: Node, name: str, at: str, where: str) -> Node:
         node.value = _plugin(node)
     if not isinstance(node.value, dict | list):
         raise ConfigError(where, f"{at} is {node.plain()!r}, which has no '{name}'. Write {at}=… to replace it.")
-    if isinstance(node.value, dict) and at in KINDS and len(node.value) == 1 and name not in node.value:
+    kind, _, item = at.partition(".")
+    one = at in KINDS or (kind in KINDS and item.isdecimal())  # not the arguments of a plug-in
+    if isinstance(node.value, dict) and one and len(node.value) == 1 and name not in node.value:
         (given,) = node.value
         raise ConfigError(
             where, f"{at} is '{given}', not '{name}'. Write {at}.{given}.…, or {at}={name} to replace it."
