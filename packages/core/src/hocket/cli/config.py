@@ -84,7 +84,7 @@ class Configuration:
         }
         self._hints = signatures.hints(Trainer, _NAMES)
         for key in ("metrics", "train_metrics"):
-            self._hints[key] = Mapping[str, Metric | Literal[tuple(METRICS)]] | self._hints[key]  # type: ignore[valid-type]
+            self._hints[key] = Mapping[str, Metric | Literal[tuple(METRICS)]] | self._hints[key]  # type: ignore[misc, valid-type]
         #: The plug-ins by kind and name, and their arguments.
         self._plugins: list[tuple[str, str, Node]] = []
 
