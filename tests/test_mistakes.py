@@ -73,13 +73,8 @@ PAGE = Path(__file__).parents[1] / "docs/errors.md"
 QUOTED = """max_epochs= | duration=10 | precision='16-mixed' | Trainer.save | on_train_batch_end | Lightning's EarlyStopping
 device='cuda:1' | lr as text | an optimizer of another model | a LightningModule | a Dataset | (X, Y)
 a generator for several epochs | samples that cannot be counted | dict batches to a plain model | a model with two inputs
-<<<<<<< HEAD
 a Task whose forward takes one input | the wrong width | uint8 inputs | images, channels last
 labels out of range | float labels | (N, 1) and (N,) in MSE
-=======
-a Task whose forward takes one input
-the wrong width | uint8 inputs | images, channels last | labels out of range | float labels | (N, 1) and (N,) in MSE
->>>>>>> c22d7af2790846de00c472f44f194bef0f9cea74
 NLL of logits | BCE of logits | a tuple of outputs | a detached loss | a vector as loss | a .ckpt file
 a checkpoint of another model | load_state_dict(weights)"""
 
