@@ -87,6 +87,7 @@ def test_the_fragments_fit_the_configuration(block: str, folder: Path, capsys: p
     assert "test/largest" in printed
 
 
+@pytest.mark.long
 def test_ranks_find_the_modules_of_the_folder(folder: Path) -> None:
     """The processes of ``devices=2`` are started without the working folder on their path."""
     program = folder / "hocket_command.py"

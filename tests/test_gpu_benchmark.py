@@ -48,6 +48,7 @@ def test_all_parts_fit_into_the_time_there_is(gpu: Any) -> None:
     assert sum(limit for _, limit in gpu.PARTS.values()) <= gpu.TOTAL
 
 
+@pytest.mark.long
 def test_a_part_runs_in_a_process_that_finds_hocket_by_path(gpu: Any, monkeypatch, tmp_path, capsys) -> None:
     results = tmp_path / "r.json"
     monkeypatch.setattr(

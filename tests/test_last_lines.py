@@ -64,6 +64,7 @@ def test_a_script_that_ends_by_control_c() -> None:
     ]
 
 
+@pytest.mark.long
 def test_a_script_without_checkpoints() -> None:
     code, lines = run(4)
     assert code == -signal.SIGINT or code == 130
@@ -195,6 +196,7 @@ checkpoints: {class_path: hocket.checkpoints.policy.Checkpoints, init_args: {fol
 """
 
 
+@pytest.mark.long
 def test_the_command_line_says_them_without_loggers() -> None:
     Path("mine.py").write_text(MINE)
     Path("c.yaml").write_text(WITHOUT_LOGGERS)

@@ -193,6 +193,7 @@ def test_the_exit_code_is_that_of_the_first_and_signals_end_all(tmp_path):
 # --- Trainer(devices=2)
 
 
+@pytest.mark.long
 def test_a_plain_script_starts_its_own_ranks(script, tmp_path):
     """From another folder than it stands in, with options for the interpreter."""
     done = run(sys.executable, "-X", "utf8", "-W", "error::UserWarning", script, tmp_path, "train", 2)
@@ -228,6 +229,7 @@ def test_workers_end_with_the_main_process(script, tmp_path, number):
     assert ends(worker, 20.0)
 
 
+@pytest.mark.long
 def test_a_worker_that_fails_before_its_trainer(tmp_path):
     """Rank 0 would wait for it until the timeout; and what the main process cannot raise, because it sleeps, ends it too."""
     code = (

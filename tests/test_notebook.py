@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.long
 nbclient = pytest.importorskip("nbclient", reason="nbclient and ipykernel run the notebook")
 pytest.importorskip("ipykernel", reason="nbclient and ipykernel run the notebook")
 

@@ -20,7 +20,9 @@ PYTHONS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("framework", PYTHONS)
+@pytest.mark.parametrize(
+    "framework", [pytest.param(each, marks=pytest.mark.long if each == "pytorch" else ()) for each in PYTHONS]
+)
 def test_port(
     framework: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -273,7 +273,7 @@ MISTAKES = [
     Mistake("a second run in one folder", second_run, "runs/a", "another", "resume='auto'", listed=True),
     Mistake("weights of another shape", weights, "weight ([5, 4]", "the module has [3, 4]", "ignore="),
     Mistake("weights with other names", lambda: trainer().load_weights({"fc.weight": torch.ones(3, 4)}), "fc.weight", "weight", "remap="),
-    Mistake("weights that are missing", lambda: trainer().load_weights("nope.pt"), "no nope.pt", "a file or folder that exists", "load_weights('model.pt')"),
+    Mistake("weights that are missing", lambda: trainer().load_weights("nope.pt"), "no nope.pt", "the path of a file or of a checkpoint's folder", "'model.pt'"),
     # the Runtime
     Mistake("Runtime(mixed_precision=…)", lambda: hocket.Runtime(mixed_precision="bf16"), "mixed_precision='bf16'", "one plug-in each", "precision='bf16'"),
     Mistake("Runtime(gradient_accumulation_steps=…)", lambda: hocket.Runtime(gradient_accumulation_steps=4), "gradient_accumulation_steps=4", "runtime.accumulate", "with runtime.accumulate(model, last="),

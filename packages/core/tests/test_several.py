@@ -109,6 +109,7 @@ class TestEveryKindOfData(SourceConformance):
         )
 
 
+@pytest.mark.long
 class TestEveryKindOfDataInTurn(TestEveryKindOfData):
     """A position may be before the first batch of a loader."""
 

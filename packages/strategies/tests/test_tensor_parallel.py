@@ -158,6 +158,7 @@ def test_they_see_the_same_data_and_random_numbers(tmp_path, seed):
     assert by_rank[0][0][0][0] != by_rank[2][0][0][0]
 
 
+@pytest.mark.long
 def test_losses_that_are_means_over_something_else(tmp_path):
     def counted(outputs, targets):
         targets = targets.flatten()
