@@ -110,10 +110,10 @@ def test_notebooks_get_escaped_tables(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_texts_say_what_people_look_for() -> None:
-    trainer = run(checkpoints=hocket.Checkpoints("runs/a", best=("test/loss", "min", 1)), algorithms=["ema"])
+    trainer = run(checkpoints=hocket.Checkpoints("runs/a", best=("test/loss", "min", 1)))
     assert repr(trainer.plan()) == str(trainer.plan())
     assert repr(trainer).splitlines()[0] == "Trainer after 0 epochs, 0 batches, 0 samples"
-    assert "algorithms   ema" in repr(trainer) and "195 parameters" in repr(trainer)
+    assert "195 parameters" in repr(trainer)
     result = trainer.fit()
     lines = repr(result).splitlines()
     assert lines[0] == "Result after 2 epochs, 6 batches, 168 samples" and len(lines) < 10
