@@ -1,4 +1,4 @@
-"""``Checkpoints(only="trainable")``: omit frozen weights that are still those that the model was constructed with."""
+"""``Checkpoints(only="trainable")``: omit frozen weights that have not changed since the model was constructed."""
 
 from __future__ import annotations
 

@@ -23,12 +23,12 @@ class Listing:
         self._owned, self._retention = owned, retention
 
     def best(self) -> Best | None:
-        """Return the best by the metric that ranks them; None if there is none."""
+        """Return the checkpoint with the best metric, or None if the run has not kept a best one."""
         ranking = [] if self._retention.metric is None else self._retention.ranking(self._owned.own())
         return Best(self._path(ranking[0][1]), str(self._retention.metric), ranking[0][0]) if ranking else None
 
     def path_of(self, which: str) -> str:
-        """Return the path or URL of the ``"best"`` or ``"latest"``. Raises CheckpointError if there is none."""
+        """Return the path or URL of the ``"best"`` or ``"latest"`` checkpoint. Raises CheckpointError if it does not exist."""
         metric = self._retention.metric
         if which == "best" and metric is None:
             raise CheckpointError(

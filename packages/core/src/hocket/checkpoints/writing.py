@@ -40,7 +40,7 @@ class Writer:
         self._background = Background()
         self._threads: Ranks | None = None
         self._failure: Exception | None = None
-        #: The moment of the latest checkpoint; None if there is none, or its write failed.
+        #: Batch and evaluations at the latest checkpoint; None before the first one and after a failed write.
         self.saved: Any = None
 
     def write(self, state: State, name: str, tree: Mapping[str, Any], about: Mapping[str, Any], moment: Any) -> None:

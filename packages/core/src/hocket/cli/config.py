@@ -150,8 +150,8 @@ class Configuration:
             if node.value and not any(self._names_one(each, kind) for each in node.value.values()):
                 raise ConfigError(
                     node.where,
-                    f"{', '.join(map(str, node.value))} are {len(node.value)} {kind}, and which trains what is not known. "
-                    "Write one; or name each, an optimizer by the submodule that it trains: "
+                    f"{', '.join(map(str, node.value))} are {len(node.value)} {kind}, and the file does not say which "
+                    "parameters each trains. Write one; or name each, an optimizer by the submodule that it trains: "
                     "`{encoder: {adamw: {lr: 0.1}}, head: {sgd: {lr: 0.1}}}`.",
                 )
             return True

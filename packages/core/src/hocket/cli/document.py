@@ -121,7 +121,7 @@ def _files(missing: Path) -> str:
 
 
 def parse_value(text: str, where: str) -> Node:
-    """Parse the value of an override as in a file; what is not YAML is text."""
+    """Parse the value of an override as YAML. A value that is not valid YAML is read as text."""
     try:
         return _parse(text, where, lines=False) or Node(None, where, where, text)
     except ConfigError:
