@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from torch.nn import functional as F
 
 import hocket
 from hocket.checkpoints import CheckpointError, Store, read_weights
+from hocket.cli import main
 
 BEST = ("test/loss", "min", 1)
 
@@ -146,5 +148,33 @@ def test_not_during_a_fit() -> None:
             trainer.evaluate("best")
 
     trainer = make(callbacks=[Ask()])
-    with pytest.raises(RuntimeError, match="A checkpoint cannot be evaluated during a fit"):
+    with pytest.raises(RuntimeError, match="The weights of a checkpoint cannot be used during a fit"):
         trainer.fit()
+
+
+def test_the_command_line_evaluates_a_checkpoint_with_its_averages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    Path("evaluated.py").write_text(
+        "import torch\n"
+        "def data():\n"
+        "    inputs = torch.randn(16, 4, generator=torch.Generator().manual_seed(1))\n"
+        "    return torch.utils.data.DataLoader(list(zip(inputs, inputs.sum(1, keepdim=True))), 8)\n"
+    )
+    Path("run.yaml").write_text(
+        "model: {torch.nn:Linear: {in_features: 4, out_features: 1}}\n"
+        "train_data: evaluated:data\neval_data: {test: evaluated:data}\nloss: mse\noptimizer: sgd(lr=0.1)\n"
+        "algorithms: [{ema: {half_life: 4ba}}]\nduration: 3ep\nseed: 1\nloggers: []\nrun_name: r\n"
+        "checkpoints: {folder: kept, best: [test/loss, min, 1]}\n"
+    )
+    assert main(["train", "run.yaml"]) == 0
+    trained = capsys.readouterr().out
+    for which in ("best", "latest", "kept/ep3-ba6", "runs/r/weights.safetensors"):
+        assert main(["evaluate", "run.yaml", "--weights", which]) == 0
+        said = capsys.readouterr().out.strip()
+        assert said.startswith("test/loss ") and said in trained
+    assert main(["predict", "run.yaml", "--weights", "best", "--out", "o.safetensors"]) == 0
+    assert main(["evaluate", "run.yaml", "--weights", "kept/ep9-ba9"]) == 2
+    assert "There is no kept/ep9-ba9" in capsys.readouterr().err

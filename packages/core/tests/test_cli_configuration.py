@@ -507,4 +507,6 @@ def test_what_is_no_configuration(hocket: Hocket, capsys: pytest.CaptureFixture[
         hocket(SMALL, "train", "--duration=3ep")
     assert "is changed without dashes: duration=3ep" in capsys.readouterr().err
     code, _, said = hocket(SMALL, "evaluate", "--weights", "best")
-    assert code == 2 and "There is no best in" in said and "load_weights" not in said
+    assert code == 2 and "There is no checkpoints. Add a line such as `checkpoints: {folder: runs/a, best:" in said
+    code, _, said = hocket(SMALL, "evaluate", "--weights", "bset")
+    assert code == 2 and "There is no bset in" in said and "load_weights" not in said

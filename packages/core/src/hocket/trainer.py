@@ -6,7 +6,7 @@ import copy
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -446,11 +446,7 @@ class Trainer:
         }
         comparison.over_ranks(state.bus, state.strategy.world_size, asked)
         if checkpoint is not None:
-            from hocket.checkpoints.visiting import weights_of
-
-            if self._loop.stage:
-                raise RuntimeError("A checkpoint cannot be evaluated during a fit. Evaluate it before or after.")
-            with weights_of(state, checkpoint, self._checkpoints), self._running():
+            with self._weights_of(checkpoint), self._running():
                 return evaluate_unseen(state, sets)
         with self._running():
             state.bus.eval_standalone_start(state)
@@ -460,8 +456,10 @@ class Trainer:
         return values
 
     @understood
-    def predict(self, data: Iterable[Any]) -> list[Any]:
+    def predict(self, data: Iterable[Any], *, checkpoint: str | Path | None = None) -> list[Any]:
         """Return the model's outputs for every batch of ``data``, on the CPU. Each of n ranks predicts every n-th batch.
+
+        With ``checkpoint`` they are those of the weights of a checkpoint, as in `evaluate`.
 
         Example:
             >>> import hocket, torch
@@ -470,11 +468,19 @@ class Trainer:
             >>> torch.cat(outputs).shape
             torch.Size([12, 4])
         """
-        with self._running():
-            check_batches(data, "predict(data)")
-            from hocket.training.predict import predict
+        check_batches(data, "predict(data)")
+        from hocket.training.predict import predict
 
+        with nullcontext() if checkpoint is None else self._weights_of(checkpoint), self._running():
             return predict(self.state, data, self.settings.limit_predict)
+
+    def _weights_of(self, checkpoint: str | Path) -> AbstractContextManager[None]:
+        """Return a context in which the model has the weights of a checkpoint."""
+        from hocket.checkpoints.visiting import weights_of
+
+        if self._loop.stage:
+            raise RuntimeError("The weights of a checkpoint cannot be used during a fit. Use them before or after.")
+        return weights_of(self.state, checkpoint, self._checkpoints)
 
     def model_state_dict(self, *, evaluated: bool = False) -> dict[str, Any]:
         """Return the full weights under the model's own names, on every rank, for any strategy.

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
 
 from hocket.cli.completion import completes, configurations, overrides
-
-#: What the commands that only read weights replace in a configuration: they write no files, and resume no run.
-WITHOUT_FILES: dict[str, Any] = {"checkpoints": None, "resume": None, "loggers": ()}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,5 +33,7 @@ def add_weights(parser: argparse.ArgumentParser) -> None:
     """Add the configuration file, its overrides and the weights."""
     _add_configuration(parser)
     parser.add_argument(
-        "--weights", required=True, help="a checkpoint, or a file such as `hocket train` writes into its run's folder"
+        "--weights",
+        required=True,
+        help="best or latest of the configuration's checkpoints, the path of a checkpoint, or a file of weights",
     )

@@ -30,6 +30,7 @@ from hocket.training.simple_metrics import METRICS
 #: What to write for keys that a command needs.
 _EXAMPLES = {
     "model": "model: {module:Class: {width: 8}}", "train_data": "train_data: module:function", "duration": "duration: 10ep",
+    "checkpoints": "checkpoints: {folder: runs/a, best: [test/loss, min, 1]}",
 }  # fmt: skip
 #: Names that the Trainer's annotations refer to, and imports for type checkers only.
 _NAMES = {**vars(types), "Checkpoints": hocket.Checkpoints}

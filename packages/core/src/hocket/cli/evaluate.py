@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import argparse
 
-from hocket.cli.arguments import WITHOUT_FILES, add_weights
+from hocket.cli.arguments import add_weights
 from hocket.cli.command import Command
+from hocket.cli.weights import trainer_with_weights
 
 
 def run(args: argparse.Namespace) -> int:
     """Print losses and metrics of the evaluation sets in a configuration."""
-    from hocket.cli.config import trainer_from
-
-    with trainer_from(args, **WITHOUT_FILES) as trainer:
-        trainer.load_weights(args.weights)
-        for name, value in trainer.evaluate().items():
+    with trainer_with_weights(args) as (trainer, checkpoint):
+        for name, value in trainer.evaluate(checkpoint=checkpoint).items():
             print(f"{name} {value:.6g}")
     return 0
 

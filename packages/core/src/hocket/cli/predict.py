@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from hocket.cli.arguments import WITHOUT_FILES, add_weights
+from hocket.cli.arguments import add_weights
 from hocket.cli.command import Command
+from hocket.cli.weights import trainer_with_weights
 from hocket.plugins import PluginError
 
 
@@ -28,16 +29,13 @@ def run(args: argparse.Namespace) -> int:
     import torch
     from safetensors.torch import save_file
 
-    from hocket.cli.config import trainer_from
-
-    with trainer_from(args, **WITHOUT_FILES) as trainer:
-        trainer.load_weights(args.weights)
+    with trainer_with_weights(args) as (trainer, checkpoint):
         sets = trainer.state.eval_sets
         if args.set not in sets:
             raise PluginError(
                 f"There is no evaluation set '{args.set}'; the configuration has {', '.join(sets) or 'none'}."
             )
-        outputs = trainer.predict(sets[args.set].data)
+        outputs = trainer.predict(sets[args.set].data, checkpoint=checkpoint)
         if not all(isinstance(each, torch.Tensor) for each in outputs):
             raise PluginError(
                 "The model's output is not a tensor; this command writes tensors only. Use Trainer.predict."

@@ -1,0 +1,37 @@
+"""What ``--weights`` names: a checkpoint of the configuration's run, another checkpoint, or a file of weights."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hocket.trainer import Trainer
+
+
+@contextmanager
+def trainer_with_weights(args: argparse.Namespace) -> Iterator[tuple[Trainer, str | None]]:
+    """Enter a Trainer that writes no files. Yield it, and the checkpoint to evaluate if its weights are not loaded.
+
+    From a checkpoint algorithms get their state too, such as the averages of EMA, so the values are those of the run.
+    """
+    from hocket.cli.config import trainer_from
+
+    of_run = args.weights in ("best", "latest") and not os.path.lexists(args.weights)
+    # A resumed run knows its own checkpoints.
+    instead: dict[str, Any] = {"resume": "auto"} if of_run else {"resume": None, "checkpoints": None}
+    with trainer_from(args, ("checkpoints",) if of_run else (), **instead, loggers=()) as trainer:
+        if of_run or _is_checkpoint(args.weights):
+            yield trainer, args.weights
+        else:
+            trainer.load_weights(args.weights)
+            yield trainer, None
+
+
+def _is_checkpoint(where: str) -> bool:
+    from hocket.checkpoints.storage import manifest
+
+    return "://" in where or os.path.exists(os.path.join(where, manifest.NAME))
