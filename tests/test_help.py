@@ -47,10 +47,19 @@ def test_checking_the_first_loss_changes_nothing(monkeypatch: pytest.MonkeyPatch
     assert same(checked.model_state_dict(), plain.model_state_dict())
 
 
-def test_a_loss_that_broadcasts_on_purpose_is_left_alone() -> None:
-    """Pairwise differences, which torch's own losses never compute."""
+@pytest.mark.parametrize("shape", [(8,), (8, 1)])
+def test_a_written_loss_that_broadcasts_is_said(shape: tuple[int, ...]) -> None:
+    data = [(torch.randn(8, 8), torch.randn(8) if len(shape) == 2 else torch.randn(8, 1))] * 2
+    model = nn.Sequential(nn.Linear(8, 1), nn.Unflatten(1, (1,)) if len(shape) == 2 else nn.Flatten(0))
+    with pytest.warns(UserWarning, match="each output is compared with every target.*outputs.squeeze"):
+        make_trainer(train_data=data, model=model, loss=lambda o, t: (o - t).square().mean()).fit()
+
+
+def test_pairs_on_purpose_are_left_alone() -> None:
     data = [(torch.randn(8, 8), torch.randn(8))] * 2
-    make_trainer(train_data=data, model=nn.Linear(8, 1), loss=lambda o, t: (o - t).square().mean()).fit()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        make_trainer(train_data=data, model=nn.Linear(8, 1), loss=lambda o, t: (o - o.T).square().mean()).fit()
 
 
 def test_probabilities_in_cross_entropy_are_said() -> None:

@@ -6,10 +6,12 @@ import functools
 import math
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 
 from hocket.losses import Loss
 from hocket.task import SupervisedTask, Task
@@ -25,13 +27,16 @@ def watch(task: Task) -> None:
 
     def checked(outputs: Any, batch: Any) -> Any:
         vars(task).pop("loss", None)
-        with warnings.catch_warnings(record=True) as caught:
+        pairs = _Pairs()
+        with warnings.catch_warnings(record=True) as caught, pairs if _may_broadcast(outputs) else nullcontext():
             warnings.simplefilter("always")
             returned = task.loss(outputs, batch)
         for each in caught:
             if str(each.message).startswith(_BROADCASTS):
                 raise ValueError(_broadcast(str(each.message), outputs)) from None
             warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
+        if pairs.found:
+            warnings.warn(pairs.found, stacklevel=3)
         if isinstance(task, SupervisedTask):
             _check_batch(task, batch)
             if isinstance(outputs, Tensor):
@@ -50,6 +55,30 @@ def _broadcast(warned: str, outputs: Any) -> str:
         f"The loss was given {found}, which broadcast: each output is compared with every target. Both should have the same "
         "shape. Write outputs.squeeze(1) at the end of the model, or targets.unsqueeze(1) in the data."
     )
+
+
+def _may_broadcast(outputs: Any) -> bool:
+    """Whether there is one output for each sample, which targets of shape (samples,) or (samples, 1) may not fit."""
+    return isinstance(outputs, Tensor) and outputs.dim() in (1, 2) and outputs.numel() == len(outputs) > 1
+
+
+class _Pairs(TorchFunctionMode):
+    """Look for an operation that makes a matrix out of tensors of shapes (n,) and (n, 1), as a written loss may do."""
+
+    found = ""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, Tensor) and result.dim() == 2 and len(args) == 2:
+            n = len(result)
+            shapes = [tuple(each.shape) for each in args if isinstance(each, Tensor)]
+            if result.shape == (n, n) and n > 1 and sorted(shapes) == [(n,), (n, 1)]:
+                self.found = (
+                    f"The loss function combined tensors of shapes {shapes[0]} and {shapes[1]}, which gives {(n, n)}: each "
+                    "output is compared with every target. If that is not meant, write outputs.squeeze(1), or "
+                    "targets.unsqueeze(1)."
+                )
+        return result
 
 
 def _check_batch(task: SupervisedTask, batch: Any) -> None:
