@@ -9,6 +9,8 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from hocket.help.attributes import Elsewhere
+
 FILE = Path(__file__).parent / "surface.txt"
 #: Modules that docs tell people to import from, each with the names of its ``__all__``, or those without an underscore.
 MODULES = (
@@ -35,7 +37,8 @@ def _of_module(module: Any) -> list[str]:
         value = getattr(module, name)
         lines.append(f"{module.__name__}.{name}{_signature(value)}")
         if inspect.isclass(value) and module.__name__ == "hocket":
-            lines += [f"  .{each}{_signature(vars(value)[each])}" for each in sorted(vars(value)) if each[0] != "_"]
+            members = {name: each for name, each in vars(value).items() if not isinstance(each, Elsewhere)}
+            lines += [f"  .{name}{_signature(members[name])}" for name in sorted(members) if name[0] != "_"]
     return lines
 
 

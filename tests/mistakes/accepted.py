@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy
 import torch
 from newcomers import NUMBERS, Accepted, loader, model, trainer
 from torch import nn
@@ -91,6 +92,9 @@ MISTAKES = [
     accepted("compile='default'", listed=True, compile=None),
     accepted("callbacks=an instance", callbacks=LRMonitor()),
     accepted("callbacks=None", callbacks=None),
+    accepted("callbacks='lr-monitor'", callbacks="lr-monitor"),
+    accepted("callbacks={…}", callbacks={"lr-monitor": {}, "speed-monitor": {"every": "5ba"}}),
+    accepted("clip_gradients=np.float32(1)", explicit={"clip_gradients": 1.0}, clip_gradients=numpy.float32(1.0)),
     accepted("a callback class", callbacks=[LRMonitor]),
     accepted("a list of a class and a dict", callbacks=[{"lr-monitor": {}}]),
     accepted("loggers=None", loggers=None),

@@ -261,7 +261,7 @@ MISTAKES = [
     Mistake("a checkpoint of another model", other_model, "[3, 4], the module has [5, 4]", "the model that was trained", "ignore="),
     Mistake("checkpoints=3", lambda: trainer(checkpoints=3), "checkpoints=3", "hocket.Checkpoints", "checkpoints='runs/a'"),
     Mistake("Checkpoints, the class", lambda: trainer(checkpoints=hocket.Checkpoints), "checkpoints=Checkpoints", "neither a folder", "checkpoints='runs/a'"),
-    Mistake("Checkpoints among callbacks, as a class", lambda: trainer(callbacks=[hocket.Checkpoints]), "checkpoints", "folder", "{'checkpoints': {'folder': …}}"),
+    Mistake("Checkpoints among callbacks, as a class", lambda: trainer(callbacks=[hocket.Checkpoints]), "Checkpoints is not one of the callbacks", "an argument of the Trainer", "checkpoints='runs/a'"),
     Mistake("evaluate() of a set's name", lambda: trainer(eval_data={"test": loader()}).evaluate("test"), "'test' is an evaluation set", "'best', 'latest', or a path", "evaluate({'test': loader})"),
     Mistake("evaluate() of set names", lambda: trainer(eval_data={"test": loader()}).evaluate(["test"]), "['test']", "has no batches", "evaluate({'test': loader})"),
     Mistake("evaluate() of no checkpoint", lambda: trainer(eval_data=loader()).evaluate("nope"), "no checkpoint 'nope'", "the path of one", "checkpoint='best' or 'latest'"),

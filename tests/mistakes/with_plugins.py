@@ -39,6 +39,23 @@ def empty() -> torch.optim.Optimizer:
     return optimizer
 
 
+class OnlyApply(hocket.Algorithm):
+    def apply(self, event: Any, state: Any) -> None:
+        print("x")
+
+
+class OnlyLog(hocket.Logger):
+    def log(self, metrics: Any, step: Any) -> None:
+        print(metrics)
+
+
+class Needy(hocket.Callback):
+    def __init__(self, every: Any) -> None:
+        self.every = every
+
+    def batch_end(self, state: Any) -> None: ...
+
+
 MISTAKES = [
     name("precision", "32-true", "'fp32'", listed=True),
     name("precision", "16-mixed", "'fp16'", "hocket", listed=True),
@@ -80,7 +97,7 @@ MISTAKES = [
     Mistake("'adamw, lr=1e-3'", lambda: trainer(optimizer="adamw, lr=1e-3"), "'adamw, lr=1e-3'", "a name with arguments", "'cosine(warmup=0.05dur)'"),
     Mistake("'adamw 1e-3'", lambda: trainer(optimizer="adamw(1e-3)"), "'1e-3'", "key=value", "'adamw(key=value, …)'"),
     Mistake("a dict with type", lambda: trainer(optimizer={"type": "AdamW", "lr": 1e-3}), "'type'", "submodule", "{'adamw': {'lr': 0.001}}"),
-    Mistake("(class, kwargs)", lambda: trainer(optimizer=(torch.optim.AdamW, {"lr": 1e-3})), "lr", "{'name': {'key': value}}", "Write {'name'"),
+    Mistake("(class, kwargs)", lambda: trainer(optimizer=(torch.optim.AdamW, {"lr": 1e-3})), "lr", "one of the optimizers", "Write {'adamw': {'lr': 0.001}}"),
     Mistake("an lr", lambda: trainer(optimizer=1e-3), "optimizer=0.001", "a function of the parameters", "'adamw(lr=1e-3)'"),
     Mistake("an optimizer of another model", lambda: trainer(optimizer=torch.optim.SGD(model().parameters(), 0.1)), "2 of 2 parameters that are not in the model", "this model's parameters", "optimizer=lambda parameters: torch.optim.SGD"),
     Mistake("an optimizer without parameters", lambda: trainer(optimizer=empty()), "SGD holds no parameters", "the model's", "torch.optim.SGD(model.parameters())"),
@@ -111,8 +128,12 @@ MISTAKES = [
     name("algorithms", "labelsmothing", "'label-smoothing'"),
     name("algorithms", "mixup", "Write one of the installed"),
     Mistake("an algorithm's argument", lambda: trainer(algorithms=[{"ema": {"decay": 0.99}}]), "'decay'", "Its signature is ema(", "half_life"),
-    Mistake("algorithms='ema'", lambda: trainer(algorithms="ema"), "algorithms='ema'", "a list of names", "algorithms=['ema']"),
-    Mistake("algorithms={'ema': {}}", lambda: trainer(algorithms={"ema": {}}), "algorithms={'ema': {}}", "a list of names", "algorithms=[{'ema': {}}]"),
+    Mistake("algorithms=['early-stopping']", lambda: trainer(algorithms=["early-stopping"]), "no algorithm 'early-stopping'", "one of the callbacks", "callbacks=['early-stopping']"),
+    Mistake("only apply()", lambda: trainer(algorithms=[OnlyApply()]), "defines apply()", "declares no events", "events = {hocket.Event."),
+    Mistake("a logger with log()", lambda: trainer(loggers=[OnlyLog()]), "defines log and no hook", "`hocket plugins hooks`", "log_metrics(self, state, metrics)"),
+    Mistake("a callback class with arguments", lambda: trainer(callbacks=[Needy]), "needs every", "Its signature", "Needy(every='1ep')"),
+    Mistake("early-stopping without monitor", lambda: trainer(callbacks=["early-stopping"]), "needs monitor", "Its signature", "{'early-stopping': {'monitor': 'eval/loss'}}"),
+    Mistake("ema with decay", lambda: trainer(algorithms=[{"ema": {"decay": 0.99}}]), "no argument 'decay'", "Its signature", "'smoothing'"),
     Mistake("a callback as algorithm", lambda: trainer(algorithms=[Callback()]), "Callback is not an algorithm", "hocket.Algorithm", "callbacks=[…]"),
     Mistake("a Composer algorithm", lambda: trainer(algorithms=[of_library("composer.algorithms", "EMA", apply=nothing, match=nothing)()]), "EMA", "of Composer", "Write 'ema'"),
     # callbacks
@@ -138,7 +159,6 @@ MISTAKES = [
     Mistake("a hook with other arguments", lambda: trainer(callbacks=[type("Mine", (hocket.Callback,), {"batch_end": lambda self, trainer, module: None})()]), "'trainer'", "the hook has (state)", "Use only these names"),
     # loggers
     Mistake("loggers=True", lambda: trainer(loggers=True), "loggers=True", "a list of names", "loggers=['"),
-    Mistake("loggers='jsonl'", lambda: trainer(loggers="jsonl"), "loggers='jsonl'", "a list of names", "loggers=['jsonl']"),
     name("loggers", "tqdm", "'progress'"),
     name("loggers", "csv", "'jsonl'"),
     name("loggers", "TensorBoard", "'tensorboard'"),

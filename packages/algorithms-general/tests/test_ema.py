@@ -24,6 +24,7 @@ class Run:
         self.ema = ema
         self.state = SimpleNamespace(
             model=model,
+            max_duration=None,
             timestamp=now,
             previous=now.copy(),
             elapsed=lambda: min(now.batch / batches, 1.0),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -186,6 +187,8 @@ class EMA(Algorithm):
         elif event in _BORROW:
             self._borrow(state)
         elif event in (Event.FIT_START, Event.EPOCH_START):
+            if event is Event.FIT_START and self._updated is None:
+                self._compare(state)
             if self._updated is not None:
                 self._pair(state.model)  # parameters may have become trainable
         else:
@@ -204,6 +207,24 @@ class EMA(Algorithm):
                 smoothing = ema_smoothing(self.half_life.value, now - self._updated)
             ema_update([average for average, _ in self._pairs], [tensor for _, tensor in self._pairs], smoothing)
         self._updated = now
+
+    def _compare(self, state: State) -> None:
+        """Warn of a half-life that is longer than the run: averages then hardly leave the first weights."""
+        half_life, duration = self.half_life, state.max_duration
+        if half_life is None or duration is None or half_life.unit not in (Unit.BATCH, Unit.EPOCH, duration.unit):
+            return
+        length: float = duration.value
+        if (half_life.unit, duration.unit) == (Unit.BATCH, Unit.EPOCH) and state.epoch_length:
+            length *= state.epoch_length
+        elif half_life.unit is not duration.unit:
+            return
+        if half_life.value > length:
+            shorter = Time(max(1, int(length) // 10), half_life.unit)
+            warnings.warn(
+                f"EMA's half-life of {half_life} is longer than this run of {int(length)}{half_life.unit}, so that its "
+                f"averages, which are evaluated, stay near the first weights. Write {{'ema': {{'half_life': '{shorter}'}}}}.",
+                stacklevel=2,
+            )
 
     def _may_start(self, state: State) -> bool:
         if self.start.unit is Unit.DURATION:

@@ -102,12 +102,9 @@ def __getattr__(name: str) -> Any:
 
         return version("hocket")
     if name not in _PUBLIC:
-        from hocket.help import attributes
+        from hocket.lazy import missing
 
-        there = f"module 'hocket' has no attribute '{name}'; it has {', '.join(__all__)}"
-        raise AttributeError(
-            there if name.startswith("_") else f"{there}. {attributes.instead('hocket', name, __all__)}".rstrip()
-        )
+        raise missing("hocket", name, __all__)
     module = _PUBLIC[name]
     try:
         value = getattr(importlib.import_module(module), name) if module else importlib.import_module(f"hocket.{name}")

@@ -15,7 +15,7 @@ from hocket.time import Timestamp
 POSITION = ("epoch", "batch", "sample", "token", "seconds")
 
 
-class History(dict[str, list[float]]):
+class History(attributes.Columns, dict[str, list[float]]):
     """Everything that a Trainer has logged in its fits and evaluations, as columns of equal length by name.
 
     There is one row for each batch after which values were logged. ``epoch``, ``batch``, ``sample``, ``token`` and ``seconds``
@@ -52,6 +52,11 @@ class History(dict[str, list[float]]):
 
     def __missing__(self, name: Any) -> list[float]:
         near = attributes.near(name, self)
+        if isinstance(name, int | slice):
+            near = next((each for each in self if each not in POSITION), "train/loss")
+            raise KeyError(
+                f"A History is a table of columns by name: {', '.join(self)}. Write history[{near!r}][{name}]."
+            )
         raise KeyError(
             f"There is no {name!r} in the history. It has: {', '.join(self) or 'nothing'}."
             + (f" Write history[{near!r}]." if near else "")
@@ -82,6 +87,10 @@ class Recorder:
         self._position = {name: array("d" if name == "seconds" else "q") for name in POSITION}
         #: By name: the rows in which a value was logged, and the values.
         self._logged: dict[str, tuple[array[int], array[float]]] = {}
+
+    def names(self) -> list[str]:
+        """Return the names of the values that were added."""
+        return list(self._logged)
 
     def add(self, now: Timestamp, values: Mapping[str, float]) -> None:
         """Add values at this position."""

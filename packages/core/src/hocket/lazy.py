@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dis
 import importlib
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 
@@ -26,10 +28,31 @@ def lazy(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str], Any]
 
     def getattribute(name: str) -> Any:
         if name not in modules:
-            raise AttributeError(f"module '{package}' has no attribute '{name}'; it has {', '.join(sorted(modules))}")
+            raise missing(package, name, sorted(modules))
         module = importlib.import_module(f"{package}.{modules[name]}".rstrip("."))
         value = vars(module)[name] if name in vars(module) else importlib.import_module(f"{module.__name__}.{name}")
         setattr(importlib.import_module(package), name, value)
         return value
 
     return getattribute, lambda: sorted(modules)
+
+
+def missing(package: str, name: str, there: Sequence[str], depth: int = 2) -> Exception:
+    """Return the error for a name that a package does not have, with what to write instead.
+
+    It is an ImportError for ``from package import name``, where Python would discard the text of an AttributeError.
+
+    Args:
+        there: the names that it has.
+        depth: how many calls lie between this function and the code that asks for the name.
+    """
+    text = f"module '{package}' has no attribute '{name}'; it has {', '.join(there)}"
+    if name[0] == "_":
+        return AttributeError(text)
+    from hocket.help import attributes  # only needed for error messages
+
+    write = attributes.instead(package, name, there) or attributes.instead("hocket", name, ())
+    text = f"{text}. {write}".rstrip()
+    asking = sys._getframe(depth)
+    imports = asking.f_lasti >= 0 and asking.f_code.co_code[asking.f_lasti] == dis.opmap["IMPORT_FROM"]
+    return ImportError(text, name=name) if imports else AttributeError(text)

@@ -37,6 +37,11 @@ if TYPE_CHECKING:
     from hocket.types import Batch
 
 
+@attributes.elsewhere(
+    "epoch", "current_epoch", "global_step", "step_number", "batch_idx", "batch_index", "lr", "learning_rate", "trainer",
+    "optimizer", "logger", "log_dict", "stop", "should_stop", "stop_training", "callback_metrics", "logged_metrics",
+    "output", "predictions", "logits", "train_dataloader", "dataloader",
+)  # fmt: skip
 class State:
     """The state of a run: model, optimizers, progress and the current batch.
 

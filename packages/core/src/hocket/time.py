@@ -158,13 +158,14 @@ class Time:
                 f"'{number}sp' for samples, '{number}tok' for tokens, '{number}s' for seconds, or 'dur' for a fraction of "
                 "the total duration, as in '0.1dur'."
             )
-        words = re.fullmatch(rf"\s*({_NUMBER})\s*[-_ ]?\s*([a-z]+)\s*", text, re.ASCII | re.IGNORECASE)
+        words = re.fullmatch(rf"\s*(-?)({_NUMBER})?\s*[-_ ]?\s*([a-z]*)\s*", text, re.ASCII | re.IGNORECASE)
+        if words and words[1]:
+            raise TimeError(f"{text!r} is negative, and a time is not. For a very long one write '1e9ba'. {_GRAMMAR}")
         unit_text = next(
-            (unit for unit, others in _WORDS.items() if words and words[2].lower() in others.split()), None
+            (unit for unit, others in _WORDS.items() if words and words[3].lower() in [unit, *others.split()]), None
         )
-        raise TimeError(
-            f"{text!r} is not a time. {f'Write {words[1] + unit_text!r}. ' if words and unit_text else ''}{_GRAMMAR}"
-        )
+        write = f"Write '{words[2] or 1}{unit_text}'. " if words and unit_text else ""
+        raise TimeError(f"{text!r} is not a time. {write}{_GRAMMAR}")
 
     def __str__(self) -> str:
         number = repr(self.value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -92,7 +93,8 @@ class Trainer:
             `hocket.schedules.Clock` that returns a factor, ``"plateau(on='eval/loss')"``, or a function of the optimizer that
             returns a torch LRScheduler or another object with ``step()``, which is stepped every ``schedule_every`` optimizer
             steps or epochs, or a scheduler of timm.
-        schedule_every: interval at which a torch LRScheduler is stepped, in optimizer steps or epochs: ``"1ba"``, ``"1ep"``.
+        schedule_every: interval at which a torch LRScheduler is stepped, in optimizer steps or epochs: ``"1ba"``, ``"1ep"``; by
+            default each step.
         duration: length of training, such as ``"10ep"``, ``"5000ba"``, ``"1e9tok"``, ``"90min"``; `fit` can override it. Of a
             list, such as ``["10ep", "2h"]``, the first to be over ends training, and schedules refer to the first entry.
         min_duration: the length before which requests to stop, such as by early stopping, have no effect.
@@ -162,7 +164,7 @@ class Trainer:
         train_metrics: MetricsLike | None = None,
         optimizer: OptimizerLike | None = None,
         schedule: ScheduleLike | None = None,
-        schedule_every: str | Time = "1ba",
+        schedule_every: str | Time | None = None,
         duration: str | Time | Sequence[str | Time] | None = None,
         min_duration: str | Time | None = None,
         algorithms: Sequence[PluginLike] = (),
@@ -282,7 +284,7 @@ class Trainer:
                 ranks_of(state).agree(state.folder.check)
         claims.claim(parts.attachments, state.run_name)
 
-    def _assemble(self, optimizer: Any, schedule: Any, schedule_every: str | Time) -> dict[str, str]:
+    def _assemble(self, optimizer: Any, schedule: Any, schedule_every: str | Time | None) -> dict[str, str]:
         """Set up model, surgery, optimizers and schedules, in the order of their dependencies.
 
         Returns the hyperparameters that optimizers were made with.
@@ -578,10 +580,21 @@ class Trainer:
     def __exit__(self, *error: object) -> None:
         self.close()
 
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "A Trainer cannot be pickled or copied: it holds processes, files and data. Write torch.save(trainer."
+            "model_state_dict(), 'model.pt') for the weights, and checkpoints='runs/a' in the Trainer to continue the run."
+        )
+
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
             raise AttributeError(attributes.missing("Trainer", name, self), name=name, obj=self)
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            if name[0] != "_" and name not in ("settings", "command", "state"):
+                raise AttributeError(attributes.unset("Trainer", name, inspect.signature(Trainer).parameters))
+            super().__setattr__(name, value)
 
     # --- internals
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -118,8 +119,12 @@ def _read(path: Path) -> dict[str, Tensor]:
         return {name.removeprefix(prefix): tensor for name, tensor in named.items() if name.startswith(prefix)}
     name = next((name for name in _HUGGING_FACE if (path / name).exists()), None)
     if name is None:
+        inside = sorted(path.glob(f"*/{manifests.NAME}"), key=lambda each: each.stat().st_mtime)
+        files = sorted(path.glob("*.safetensors"))
+        found = [*(each.parent for each in inside[-1:]), *files[:1]]
         raise CheckpointError(
-            f"{path} has no weights: neither {manifests.NAME} nor one of {', '.join(_HUGGING_FACE)}. To read one file, name it."
+            f"{path} has no weights itself: neither {manifests.NAME} nor one of {', '.join(_HUGGING_FACE)}. "
+            + (f"There is '{found[0]}' in it: give that path." if found else "To read one file, give its path.")
         )
     if not name.endswith(".index.json"):
         return _strip(*_read_file(path / name))
@@ -188,7 +193,7 @@ def _check_kind(path: Path) -> None:
 
 
 def _first_line(error: BaseException) -> str:
-    return (str(error) or type(error).__name__).strip().partition("\n")[0]
+    return re.sub(r"\x1b\[[0-9;]*m", "", str(error) or type(error).__name__).strip().partition("\n")[0]
 
 
 def _flat(content: Any, where: str) -> dict[str, Tensor]:

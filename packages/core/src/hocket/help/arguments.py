@@ -8,6 +8,7 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from numbers import Number
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -38,6 +39,8 @@ def understood(function: Callable[P, R]) -> Callable[P, R]:
         except TypeError as error:
             raise TypeError(_explain(function, signature, args, kwargs) or str(error)) from None
         for name, value in bound.arguments.items():
+            if type(value).__module__ == "numpy" and isinstance(value, Number):
+                value = bound.arguments[name] = value.item()  # type: ignore[attr-defined]
             if name in conversions:
                 bound.arguments[name] = conversions[name](value, bound.arguments)
         return function(*bound.args, **bound.kwargs)
@@ -90,19 +93,29 @@ def _unknown(what: str, known: Mapping[str, Any], name: str, value: Any) -> str:
     if trainer is not None and name in trainer.parameters:
         return f"{given} It is one of the Trainer: write hocket.Trainer({name}=…). Here the arguments are {', '.join(known)}."
     tables = [("arguments", what), ("arguments", "Trainer")]
+    own = names.listed(name, *tables[0])
     instead = next((text for each in tables if (text := names.listed(name, *each))), None)
     spelt = difflib.get_close_matches(name, known, 1, 0.7)
     if instead is None and not spelt:
         instead = next((text for each in tables if (text := names.listed(name, *each, near=True))), None)
     there = "" if what == "Trainer" else f" Its arguments are {', '.join(known)}."
     if instead is not None:
-        text = instead.format(_Shown(value), name=name)
-        target = text.partition("=")[0]
-        where = "" if target in known or trainer is None or target not in trainer.parameters else "in the Trainer "
+        target = instead.partition("=")[0]
+        text = instead.format(_Shown(_ours(target, value)), name=name)
+        of_trainer = own is None and target not in known and trainer is not None and target in trainer.parameters
+        where = "in the Trainer " if of_trainer else ""
         return f"{given} Write {where}{text}.{_about_it(target)}{there}"
     if spelt:
         return f"{given} Did you mean {spelt[0]}? Write {spelt[0]}={objects.short(value)}.{_about_it(spelt[0])}{there}"
     return f"{given} Its arguments are {', '.join(known)}. Remove {name}, or write one of them."
+
+
+def _ours(argument: str, value: Any) -> Any:
+    """Return hocket's name for a plug-in that another library names otherwise, such as 'cuda' for 'gpu'."""
+    from hocket.plugins import catalog  # only needed for error messages
+
+    kind = {"device": "devices", "precision": "precisions", "strategy": "strategies"}.get(argument)
+    return names.alias(kind, value, catalog.names(kind)) or value if kind and isinstance(value, str) else value
 
 
 def _about_it(argument: str) -> str:

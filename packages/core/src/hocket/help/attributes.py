@@ -6,11 +6,13 @@ import difflib
 import enum
 import inspect
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from types import CodeType
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from hocket.help import names
+
+T = TypeVar("T")
 
 
 def missing(owner: str, name: str, obj: Any) -> str:
@@ -39,6 +41,47 @@ def explain(error: BaseException) -> None:
         text = missing("State", error.name, obj)
         if text not in getattr(error, "__notes__", ()):
             error.add_note(text)
+
+
+def unset(owner: str, name: str, arguments: Iterable[str]) -> str:
+    """Return the message for an attribute that somebody sets and nobody would read."""
+    if name in arguments:
+        found = f"It is an argument: write hocket.{owner}({name}=…) when it is made"
+        found += ", or trainer.fit('5ep') to train for longer." if name == "duration" else "."
+    elif text := names.listed(name, "attributes", owner):
+        found = f"See {text}."
+    else:
+        found = f"Give hocket.{owner} its arguments when it is made."
+    return f"{owner}.{name} cannot be set: nothing would read it. {found}"
+
+
+class Elsewhere:
+    """An attribute by another library's name, which neither exists nor can be set: errors say what to write instead.
+
+    As a descriptor it costs the other attributes nothing, unlike ``__getattr__``.
+    """
+
+    def __init__(self, owner: str, name: str) -> None:
+        self._owner, self._name = owner, name
+
+    def __get__(self, obj: Any, owner: type) -> Any:
+        raise AttributeError(missing(self._owner, self._name, obj), name=self._name)
+
+    def __set__(self, obj: Any, value: Any) -> None:
+        text = names.listed(self._name, "attributes", self._owner)
+        raise AttributeError(f"{self._owner}.{self._name} cannot be set: nothing would read it. Write {text}.")
+
+
+def elsewhere(*others: str) -> Callable[[type[T]], type[T]]:
+    """Decorate a class: attributes by these names of other libraries say what to write instead."""
+
+    def decorated(cls: type[T]) -> type[T]:
+        for name in others:
+            setattr(cls, name, Elsewhere(cls.__name__, name))
+        cls.__dir__ = lambda self: [name for name in object.__dir__(self) if name not in others]  # type: ignore[method-assign]
+        return cls
+
+    return decorated
 
 
 def instead(owner: str, name: str, there: Iterable[str]) -> str:
@@ -94,14 +137,36 @@ def near(name: Any, there: Iterable[str]) -> str | None:
     return next(iter(difflib.get_close_matches(str(name), list(there), 1, 0.5)), None)
 
 
-class Values(dict[str, float]):
+class Columns:
+    """The base of tables of values by name, whose attributes are methods only."""
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            found = near(name, self) or next(iter(self), "train/loss")
+            raise AttributeError(
+                f"{type(self).__name__} has no attribute {name!r}; its values are found by name: {', '.join(self) or 'none'}. "
+                f"Write [{found!r}]."
+                if name[0] != "_"
+                else f"{type(self).__name__} has no {name!r}.",
+                name=name,
+                obj=self,
+            )
+
+
+class Values(Columns, dict[str, float]):
     """Values by name, such as ``eval/loss``, that lists the names if one does not exist."""
 
     def __missing__(self, name: Any) -> float:
+        there = ", ".join(map(repr, self)) or "none, without an evaluation"
+        if found := near(name, self):
+            write = f"Write {found!r}"
+        elif "/" in str(name) or not self:
+            write = "Values of evaluation sets need eval_data= in the Trainer"
+        else:
+            write = f"Measured are only losses and metrics=: write metrics={name!r}, with eval_data=, in the Trainer"
         raise KeyError(
-            f"There is no value {name!r}; there is {', '.join(map(repr, self)) or 'none, without an evaluation'}. "
-            f"Write {near(name, self) or next(iter(self), 'eval/loss')!r}; evaluation sets are named by "
-            f"eval_data={{'val': loader}}."
+            f"There is no value {name!r}; there is {there}. {write}; sets are named by eval_data={{'val': loader}}."
         )
 
 

@@ -79,6 +79,11 @@ def argument(name: str, there: Iterable[str]) -> str | None:
     return next(iter(same), None) or next((each for each in there if wanted in theirs.get(each, "").split()), None)
 
 
+def example(argument: str) -> str:
+    """Return a value for an argument, as code, or an ellipsis."""
+    return table("examples").get(argument, "…")
+
+
 def library(obj: object) -> str | None:
     """Return the library that an object, or a class, comes from or inherits from, or None for other libraries."""
     cls = obj if isinstance(obj, type) else type(obj)

@@ -253,17 +253,24 @@ def seed(given: Any, arguments: Mapping[str, Any]) -> Any:
 
 
 def plugins(given: Any, arguments: Mapping[str, Any]) -> Any:
-    """Convert one plug-in, as an instance or a class, to a list of one, and None or False to none."""
+    """Convert one plug-in, as a name, an instance or a class, to a list of one, and None or False to none.
+
+    A mapping of names to arguments becomes a list of such mappings with one name each.
+    """
     if given is None or given is False:
         return []
-    single = isinstance(given, type) or not isinstance(given, str | Mapping | Sequence | bool | int | float)
+    if isinstance(given, Mapping):
+        return [{name: config} for name, config in given.items()]
+    single = isinstance(given, type | str) or not isinstance(given, Sequence | bool | int | float)
     return [given] if single else given
 
 
 def flag(given: Any, arguments: Mapping[str, Any]) -> Any:
     """Refuse a switch that is neither True nor False."""
     if not isinstance(given, bool | int):
-        raise TypeError(f"{given!r} was given for a switch, which is True or False. Write True, or omit the argument.")
+        argument = next((name for name, value in arguments.items() if value is given), "argument")
+        meant = str(given).strip().lower() in ("true", "yes", "on", "1")
+        raise TypeError(f"{argument}={given!r} is a switch, which is True or False. Write {argument}={meant}.")
     return bool(given)
 
 

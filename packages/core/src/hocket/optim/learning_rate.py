@@ -118,9 +118,13 @@ class Stepped(TimeOnly):
         self._optimizer = optimizer
         self._every = every
         self._steps = 0
+        #: Whether nobody said how often it is stepped.
+        self.by_default = False
 
     def start(self, state: State) -> None:
-        """Do nothing: schedulers set the first learning rate when they are created."""
+        """Check the scheduler's lengths: it has set the first learning rate when it was created."""
+        if self._every == Time(1, Unit.BATCH) and self._steps == 0:
+            _check_lengths(self._scheduler, state, self.by_default)
 
     def step(self, state: State) -> None:
         """See :class:`LearningRate`."""
@@ -149,6 +153,37 @@ class Stepped(TimeOnly):
         self._steps = state_dict["steps"]
         if has_state(self._scheduler):
             self._scheduler.load_state_dict(state_dict["scheduler"])
+
+
+def _check_lengths(scheduler: Any, state: State, by_default: bool) -> None:
+    """Compare a torch scheduler's lengths, in steps, with those of a run that steps it after each batch.
+
+    Raises ValueError for one whose steps are fewer than the run's. Warns of one that seems to count epochs, unless somebody
+    asked for batches.
+    """
+    duration, batches = state.max_duration, None
+    if duration is not None and duration.unit is Unit.EPOCH and state.epoch_length:
+        batches = int(duration.value) * state.epoch_length
+    elif duration is not None and duration.unit is Unit.BATCH:
+        batches = int(duration.value)
+    name, known = type(scheduler).__name__, vars(scheduler)
+    if batches is not None and name == "OneCycleLR" and known["total_steps"] < batches:
+        raise ValueError(
+            f"{name} has total_steps={known['total_steps']}, and this run of {duration} steps it after each of its {batches} "
+            f"batches. Write total_steps={batches}; or pass schedule_every='1ep', so that it counts epochs."
+        )
+    if not by_default or duration is None or duration.unit is not Unit.EPOCH or (state.epoch_length or 2) < 2:
+        return
+    lengths = [known[key] for key in ("step_size", "T_max", "T_0", "total_iters") if key in known]
+    lengths += list(known.get("milestones", ()))
+    counts_epochs = lengths and max(lengths) <= duration.value
+    if isinstance(scheduler, LRScheduler) and (counts_epochs or name == "ExponentialLR"):
+        said = f" of {max(lengths)}" if counts_epochs else ""
+        warnings.warn(
+            f"{name}{said} is stepped after each batch, not each epoch. For epochs write schedule_every='1ep' in the "
+            "Trainer; if batches are meant, schedule_every='1ba'.",
+            stacklevel=2,
+        )
 
 
 def _notice_added_groups(scheduler: LRScheduler) -> None:
@@ -236,7 +271,7 @@ class OnPlateau:
 
 
 def make_schedules(
-    given: Any, optimizers: Sequence[Optimizer], every: str | Time, names: Sequence[str] = ()
+    given: Any, optimizers: Sequence[Optimizer], every: str | Time | None, names: Sequence[str] = ()
 ) -> list[LearningRate]:
     """Return the schedule of every optimizer.
 
@@ -244,14 +279,17 @@ def make_schedules(
         given: a name or configuration such as ``"cosine(warmup=0.05dur)"``; a `hocket.schedules.Schedule`, or any function of
             a `Clock` that returns a number; a torch LRScheduler or a function of the optimizer that returns one; a sequence of
             those, one for each optimizer; a dict of those by the names of optimizers; None.
-        every: how often torch's schedulers are stepped.
+        every: how often torch's schedulers are stepped; None for each batch.
         names: of the optimizers.
 
     Raises:
         TypeError or ValueError: what was given is none of these, or does not fit the optimizers; or ``every`` has no effect.
     """
-    time = time_of(every, "schedule_every")
+    time = Time(1, Unit.BATCH) if every is None else time_of(every, "schedule_every")
     made = _make_all(given, optimizers, time, names)
+    for each in made:
+        if isinstance(each, Stepped):
+            each.by_default = every is None
     if time != Time(1, Unit.BATCH) and not any(type(each) is Stepped for each in made):
         raise ValueError(
             f"schedule_every='{time}' is the interval at which a torch LRScheduler is stepped, and schedule= has none. "

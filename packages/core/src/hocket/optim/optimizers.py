@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -34,6 +35,11 @@ def make_optimizers(given: Any, task: Task, replacements: Sequence[Replacement])
     if given is None:
         given = task.configure_optimizers()
         _check_configured(given)
+    elif type(task).configure_optimizers is not Task.configure_optimizers:
+        warnings.warn(
+            f"optimizer= is used, and configure_optimizers() of {type(task).__name__} is not called. Omit one of them.",
+            stacklevel=4,
+        )
     if given is None:
         return {}
     if isinstance(given, Mapping) and (modules := _named(given, task)):

@@ -296,6 +296,8 @@ def _implementations(attachment: Attachment) -> dict[str, Callable[..., Any]]:
             _check_misspelt(attachment, name)
         elif callable(function := getattr(obj, name)):
             found[name] = function
+    if not found and attachment.kind in ("callbacks", "loggers"):
+        _check_called(attachment)
     if isinstance(obj, Algorithm):
         for name in found:
             if name not in _ACTIONS:
@@ -310,6 +312,11 @@ def _implementations(attachment: Attachment) -> dict[str, Callable[..., Any]]:
             raise HookError(
                 f"Algorithm '{attachment.name}' has {unknown[0]!r} in its `events`, which are members of hocket.Event. Write "
                 f"events = {{Event.{str(unknown[0]).upper()}}}, or another of {', '.join(Event.__members__)}."
+            )
+        if not obj.events and type(obj).apply is not Algorithm.apply:
+            raise HookError(
+                f"Algorithm '{attachment.name}' defines apply(), which would never be called: it declares no events. Write "
+                "events = {hocket.Event.AFTER_LOSS} in the class, with the events to act on."
             )
         for event in sorted(obj.events, key=lambda event: event.value):
             found[event.value] = _listener(obj, event)
@@ -327,6 +334,21 @@ def _listener(algorithm: Algorithm, event: Event) -> Callable[[Any], None]:
             apply(event, state)
 
     return listener
+
+
+def _check_called(attachment: Attachment) -> None:
+    """Raise HookError for a callback or logger without any hook, whose methods would never be called."""
+    kind = type(attachment.obj)
+    own = [name for name, each in vars(kind).items() if name[0] != "_" and inspect.isfunction(each)]
+    own = [name for name in own if name not in ("state_dict", "load_state_dict")]
+    if own and kind.__module__.partition(".")[0] != "hocket":
+        table = "Logger" if attachment.kind == "loggers" else "Callback"
+        write = next((text for name in own if (text := names.listed(name, "methods", table))), None)
+        usual = "log_metrics(self, state, metrics)" if table == "Logger" else "batch_end(self, state)"
+        raise HookError(
+            f"{attachment.kind} '{attachment.name}' ({kind.__name__}) defines {', '.join(own)} and no hook, so hocket would "
+            f"never call it. Define {write or usual}; `hocket plugins hooks` prints all hooks."
+        )
 
 
 def _check_misspelt(attachment: Attachment, name: str) -> None:

@@ -319,6 +319,10 @@ def _check_kind(kind: str) -> None:
         raise PluginError(f"'{kind}' is not a kind of plug-in. The kinds are {', '.join(KINDS)}.")
 
 
+#: The kinds that a Trainer takes as lists.
+_LISTS = ("algorithms", "callbacks", "loggers")
+
+
 def _unknown(kind: str, name: str, short: str) -> str:
     what = f"There is no {singular(kind)} '{name}'"
     for entry in entries(kind):
@@ -335,6 +339,8 @@ def _unknown(kind: str, name: str, short: str) -> str:
     there = names(kind)
     if text := others.elsewhere(kind, short):
         return f"{what}. {text}."
+    if other := next((each for each in KINDS if each != kind and each in _LISTS and short in names(each)), None):
+        return f"{what}. It is one of the {other} here: write {other}=['{short}']."
     near = others.alias(kind, short, [*there, *known]) or _near(short, [*there, *known])
     if near in known and near not in there:
         return f"{what}. Did you mean '{near}'? It comes with an extra; type: pip install 'hocket[{known[near]}]'."

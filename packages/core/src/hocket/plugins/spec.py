@@ -7,7 +7,7 @@ import difflib
 import inspect
 import re
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -142,9 +142,11 @@ def _from_mapping(kind: str, spec: Mapping[Any, Any]) -> tuple[str, dict[str, An
         ((name, config),) = spec.items()
         if isinstance(name, str) and (config is None or isinstance(config, Mapping)):
             return name, {str(key): value for key, value in (config or {}).items()}
+    name = {"optimizers": "adamw", "schedules": "cosine"}.get(kind, "name")
+    example = dict(spec) if len(spec) == 1 else {"key": "value"}
     raise PluginConfigError(
-        f"{dict(spec)!r} does not name one of the {kind}: {', '.join(catalog.names(kind))}. Write {{'name': {{'key': "
-        "value}}, with one name."
+        f"{dict(spec)!r} does not name one of the {kind}: {', '.join(catalog.names(kind))}. Write {{{name!r}: {example!r}}}, "
+        "with one name."
     )
 
 
@@ -237,6 +239,14 @@ def _name_of(kind: str, cls: type) -> str:
     )
 
 
+def _written(kind: str, name: str, cls: Any, arguments: Sequence[str]) -> str:
+    """Return how to give a plug-in its arguments: by its name, or as an instance if it has none."""
+    values = {each: others.example(each) for each in arguments}
+    if catalog.entry_of(kind, cls) is None:
+        return f"an instance, {cls.__name__}({', '.join(f'{key}={value}' for key, value in values.items())})"
+    return f"{{'{name}': {{{', '.join(f'{key!r}: {value}' for key, value in values.items())}}}}}"
+
+
 def _make(kind: str, name: str, cls: Any, arguments: tuple[Any, ...], config: Mapping[str, Any]) -> Any:
     """Check the configuration against the signature of the class, and instantiate it."""
     what = f"{catalog.singular(kind)} '{name}'"
@@ -261,9 +271,11 @@ def _make(kind: str, name: str, cls: Any, arguments: tuple[Any, ...], config: Ma
             )
     missing = [p.name for p in parameters if p.name in known and p.default is p.empty and p.name not in config]
     if missing:
+        if catalog.entry_of(kind, cls) is None and (text := others.elsewhere(kind, cls.__name__)):
+            raise PluginConfigError(f"{cls.__name__} is not one of the {kind}. {text}.")
         raise PluginConfigError(
             f"{what} needs {', '.join(missing)}. Its signature is {name}{_readable(signature, arguments)}; write "
-            f"{{'{name}': {{'{missing[0]}': …}}}}."
+            f"{_written(kind, name, cls, missing)}."
         )
     hints = signatures.hints(cls)
     for key, value in config.items():

@@ -223,7 +223,16 @@ def _evaluate_set(
             "as a list or a DataLoader."
         )
     total, over = bus.all_reduce(sums, "sum").tolist()
-    return {**({f"{label}/loss": total / over} if over else {}), **metrics.compute()}
+    values = {**({f"{label}/loss": total / over} if over else {}), **metrics.compute()}
+    if not values and not state.task.has_eval_loss(step.outputs):
+        kind = type(state.task).__name__
+        warnings.warn(
+            f"The evaluation of '{label}' measures nothing: there are no metrics, and {kind}.has_eval_loss(outputs) is False, "
+            "as it is by default for a task with eval_forward. Define has_eval_loss(self, outputs), which returns True if the "
+            "loss takes the outputs of eval_forward; or pass metrics=.",
+            stacklevel=2,
+        )
+    return values
 
 
 def sanity_check(

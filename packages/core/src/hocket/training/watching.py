@@ -68,6 +68,14 @@ def watch(state: State, who: str, key: str, name: str) -> None:
             "with one of these labels, 'train/name' for a train metric, or the name of a value that a plug-in logs with "
             "state.log; sets are named by eval_data={'label': …}."
         )
+    label = label_of(state, name)
+    if label is not None and name != f"{label}/loss" and not state.eval_sets[label].metrics.names:
+        metric = name.removeprefix(f"{label}/")
+        raise ValueError(
+            f"{who} monitors '{name}', and evaluation measures only '{label}/loss', because metrics= is empty. Write metrics="
+            f"{metric!r} in the Trainer, or metrics={{{metric!r}: …}} for one that hocket does not know; or monitor "
+            f"'{label}/loss'."
+        )
     if "/" not in name and (meant := _metrics_like(state, name)):
         raise ValueError(
             f"{who} monitors '{name}', but metrics of evaluation sets are named 'label/name'. Write "
@@ -86,9 +94,15 @@ def _metrics_like(state: State, name: str) -> list[str]:
 
 def warn_of_nothing(state: State, who: str, name: str) -> None:
     """Warn that nothing was logged under a name that a plug-in watches, by the end of the first epoch."""
-    there = ", ".join(sorted(state.metrics)) or "none"
+    logged = [*state.metrics, *state.history.names()]
+    near = difflib.get_close_matches(name, logged, 1, 0.5)
+    if name in logged:  # with a longer interval than the epoch
+        write = "Write log_every='1ep' in the Trainer"
+    else:
+        write = f"Write {near[0]!r}" if near else "Log it with state.log, or monitor another value"
     warnings.warn(
-        f"{who} monitors '{name}', and no plug-in has logged a value of that name in this epoch. The metrics are: {there}.",
+        f"{who} monitors '{name}', and no plug-in has logged a value of that name in this epoch. There are: "
+        f"{', '.join(sorted(set(logged))) or 'none'}. {write}.",
         stacklevel=3,
     )
 

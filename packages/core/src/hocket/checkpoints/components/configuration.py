@@ -51,6 +51,7 @@ class Configuration(Component):
         message = (
             f"This run is configured differently from the checkpoint's: {'; '.join(found)}. To continue as before, give the "
             "Trainer the same arguments as then."
+            + (_HOW_TO_CHANGE if any(" and stays " in each for each in found) else "")
         )
         return Check(warnings=[message] if found else [])
 
@@ -60,6 +61,12 @@ class Configuration(Component):
 
     def load_state_dict(self, saved: Any) -> None:
         """Do nothing."""
+
+
+_HOW_TO_CHANGE = (
+    " To change what stays, set it before fit, as in trainer.state.optimizers[0].param_groups[0]['lr'] = 1e-4; with a schedule "
+    "set 'initial_lr'."
+)
 
 
 def hyperparameters(optimizers: Sequence[Optimizer]) -> dict[str, str]:
