@@ -143,7 +143,7 @@ class Columns:
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            found = near(name, self) or next(iter(self), "train/loss")
+            found = near(name, self) or next((each for each in self if "/" in each), "train/loss")
             raise AttributeError(
                 f"{type(self).__name__} has no attribute {name!r}; its values are found by name: {', '.join(self) or 'none'}. "
                 f"Write [{found!r}]."

@@ -94,7 +94,7 @@ def _metrics_like(state: State, name: str) -> list[str]:
 
 def warn_of_nothing(state: State, who: str, name: str) -> None:
     """Warn that nothing was logged under a name that a plug-in watches, by the end of the first epoch."""
-    logged = [*state.metrics, *state.history.names()]
+    logged = [*state.metrics, *state.history.names(), "train/loss"]
     near = difflib.get_close_matches(name, logged, 1, 0.5)
     if name in logged:  # with a longer interval than the epoch
         write = "Write log_every='1ep' in the Trainer"
