@@ -111,7 +111,9 @@ class PreparedSet:
             )
 
 
-def prepare_sets(state: State, data: Any, metrics: Any, settings: Settings) -> dict[str, PreparedSet]:
+def prepare_sets(
+    state: State, data: Any, metrics: Any, settings: Settings, argument: str = "eval_data"
+) -> dict[str, PreparedSet]:
     """Return prepared evaluation sets by label. Raises TypeError and ValueError for data that is none, and for "train"."""
     if (
         isinstance(data, list | tuple)
@@ -122,7 +124,7 @@ def prepare_sets(state: State, data: Any, metrics: Any, settings: Settings) -> d
             f"{data!r} names evaluation sets and has no batches. Write evaluate() to evaluate all sets, or "
             f"evaluate({{'{data[0]}': loader}}) for one."
         )
-    check_sets(data, "eval_data")
+    check_sets(data, argument)
     state.task.check_evaluation()
     named = data if isinstance(data, Mapping) else {"eval": data}
     if "train" in named:
