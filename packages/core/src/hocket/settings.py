@@ -30,7 +30,9 @@ _OF_EACH_RANK = _PARTS | {
     "checkpoints", "metrics", "train_metrics", "loss",
 }  # fmt: skip
 #: … and the subset that either all ranks or no rank must be given.
-_PRESENCE = ("train_data", "eval_data", "data", "resume", "checkpoints", "loss", "metrics", "train_metrics", "optimizer")
+_PRESENCE = (
+    "train_data", "eval_data", "data", "resume", "checkpoints", "loss", "metrics", "train_metrics", "optimizer",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -273,7 +273,9 @@ class Trainer:
             self._eval_positions = EvaluationData(state)
             state.content = Content(
                 state,
-                components_of(state, self._loop, guard, self._randomness, configuration, self._position, self._eval_positions),
+                components_of(
+                    state, self._loop, guard, self._randomness, configuration, self._position, self._eval_positions
+                ),
             )
             if train_data is not None:
                 self._set_train_data(train_data)
@@ -388,7 +390,7 @@ class Trainer:
                 if not state.progress.ready:
                     state.bus.log_hyperparameters(state, self.settings.hyperparameters(state.bus.attachments))
                     sanity_check(state, state.eval_sets, self.settings.sanity_eval, interruption.check)
-                first_loss.watch(state.task)
+                first_loss.watch(state.task, state.train_data)
                 self._loop.run(interruption)
                 state.bus.after_fit(state)
                 state.bus.flush(state)

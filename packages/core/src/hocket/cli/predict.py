@@ -18,7 +18,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add configuration, weights, evaluation set and output file."""
     add_weights(parser)
     parser.add_argument(
-        "--set", help="the label of the evaluation set to predict on; else predict() of a data module, or the set 'test'"
+        "--set",
+        help="the label of the evaluation set to predict on; else predict() of a data module, or the set 'test'",
     )
     parser.add_argument("--out", required=True, help="the .safetensors file to write: one tensor `outputs`")
 

@@ -67,7 +67,10 @@ class ModuleData:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the seed and the module's extra state as a tree."""
-        return {"seed": self._seed, "extra": encode(self.module.extra_state(), f"extra_state() of {type(self.module).__name__}")}
+        return {
+            "seed": self._seed,
+            "extra": encode(self.module.extra_state(), f"extra_state() of {type(self.module).__name__}"),
+        }
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Undo :meth:`state_dict`; the module gets its extra state when it is set up."""
@@ -83,10 +86,14 @@ def misfits(module: ModuleData | None, extra: Any) -> list[str]:
     if extra is None:
         return []
     if module is None:
-        return ["The checkpoint has the state of a data module, and this Trainer has none. Give the same one: data=module."]
+        return [
+            "The checkpoint has the state of a data module, and this Trainer has none. Give the same one: data=module."
+        ]
     kind = type(module.module)
     if kind.load_extra_state is DataModule.load_extra_state:
-        return [f"The checkpoint has the state of a data module, but {kind.__name__} defines no load_extra_state(state)."]
+        return [
+            f"The checkpoint has the state of a data module, but {kind.__name__} defines no load_extra_state(state)."
+        ]
     return []
 
 
