@@ -166,12 +166,18 @@ def test_a_sum_over_ranks(tmp_path: Path) -> None:
     """Each rank has half of each batch: undeclared it is refused on both; torch's own declares itself."""
 
     def main(rank: int) -> Any:
-        given = {"train_data": DataLoader(TensorDataset(X, Y), 4), "global_batch": 8, "strategy": "ddp", "folder": tmp_path}
+        given = {
+            "train_data": DataLoader(TensorDataset(X, Y), 4),
+            "global_batch": 8,
+            "strategy": "ddp",
+            "folder": tmp_path,
+        }
         with pytest.raises(ValueError, match="is a sum over samples"):
             make(loss=total, **given).fit()
         trainer = make(loss=nn.CrossEntropyLoss(reduction="sum"), **given)
         trainer.fit()
-        return {name: value.clone() for name, value in trainer.model_state_dict().items()}, trainer.evaluate(DataLoader(TensorDataset(X, Y), 8))
+        weights = {name: value.clone() for name, value in trainer.model_state_dict().items()}
+        return weights, trainer.evaluate(DataLoader(TensorDataset(X, Y), 8))
 
     (first, evaluated), (second, _) = run_ranks(main, 2)
     torch.manual_seed(1)

@@ -1,4 +1,4 @@
-"""A data module: the same training as with its loaders, methods called once and only when needed, and the same after a resume."""
+"""A data module: the same training as with its loaders, methods called once when needed, and the same after a resume."""
 
 from __future__ import annotations
 
@@ -117,6 +117,17 @@ def test_the_split_depends_on_the_seed_only() -> None:
         getattr(trainer, before)()
         splits.append(list(module.first.indices))
     assert splits[0] == splits[1] != splits[2]
+
+
+def test_one_module_for_two_trainers_is_as_two() -> None:
+    """At the same time: each Trainer sets it up, and has data of its own."""
+    module = Squares()
+    trainers = [make(data=module), make(data=module)]
+    for _ in range(2):
+        for trainer in trainers:
+            trainer.fit("7ba")
+    assert same(*trainers)
+    assert module.calls == ["prepare", "setup", "train", "eval"] * 2
 
 
 def test_without_evaluation_data() -> None:
@@ -374,7 +385,7 @@ class Items(Dataset[Any]):
         (lambda: make(data=Foreign()), ["LightningDataModule", "instead of prepare_data: prepare(self)", "train(self)"]),
         (lambda: make(data=Staged()), ["setup of data=Staged(…)", "'stage'", "Define def setup(self)."]),
         (lambda: make(data=Shadowed()), ["train of data=Shadowed(…) is TensorDataset(…)", "Define def train(self)."]),
-        (lambda: hocket.Trainer(nn.Linear(3, 1), Squares()), ["train_data is a data module (Squares)", "hocket.Trainer(model, data=module)"]),
+        (lambda: hocket.Trainer(nn.Linear(3, 1), Squares()), ["train_data is a data module (Squares)", "data=module)"]),
         (lambda: make(train_data=Squares), ["train_data is a data module", "data=module"]),
         (lambda: make(eval_data=Squares()), ["eval_data is a data module", "data=module"]),
         (lambda: make().fit(Squares()), ["train_data is a data module", "data=module"]),
@@ -385,7 +396,7 @@ class Items(Dataset[Any]):
         (lambda: make(data=returning(squares())).fit(), ["train() of data=Mine(…) is a data set", "return torch.utils.data"]),
         (lambda: make(data=returning(Items())).evaluate(), ["eval() of data=Mine(…) is a data set", "return torch"]),
         (lambda: make(data=returning(squares().tensors)).fit(), ["train() of data=Mine(…) is a tuple of 2", "return Data"]),
-        (lambda: make(data=returning({"a": DataLoader(squares())})).fit(), ["a dict of loaders", "return hocket.data.Several("]),
+        (lambda: make(data=returning({"a": DataLoader(squares())})).fit(), ["dict of loaders", "return hocket.data.Sev"]),
         (lambda: hocket.Runtime(device="cpu").setup_data(Squares()), ["loader is a data module (Squares)"]),
     ],
 )  # fmt: skip
