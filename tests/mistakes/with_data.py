@@ -74,7 +74,7 @@ MISTAKES = [
     data("a list of samples", [(x, y) for x, y in zip(INPUTS, LABELS, strict=True)], "a list of samples", "Wrap it in a loader", "DataLoader(data, batch_size=32)"),
     data("an empty loader", [], "yielded no batch", "Check", "yielded no batch"),
     data("a Lightning DataModule", of_library("lightning.pytorch.core.datamodule", "LightningDataModule", train_dataloader=nothing)(), "LightningDataModule", "an iterable of batches", "train_data=module.train_dataloader()"),
-    data("fastai DataLoaders", of_library("fastai.data.core", "DataLoaders", train=None, valid=None)(), "DataLoaders", "an iterable of batches", "eval_data=module.val_dataloader()"),
+    data("fastai DataLoaders", of_library("fastai.data.core", "DataLoaders", train=None, valid=None)(), "DataLoaders", "an iterable of batches", "eval_data=data.valid"),
     data("a Hugging Face data set", of_library("datasets.arrow_dataset", "Dataset", __iter__=nothing, __getitem__=nothing)(), "Dataset of Hugging Face", "batches", "DataLoader(data, batch_size=32)", listed=True),
     data("samples without a batch", [INPUTS[0]], "float32 of shape (4,)", "batches (inputs, targets)", "Give batches (inputs, targets)"),
     Mistake("a generator for several epochs", lambda: fit(train_data=batches(), duration="3ep"), "an iterator", "once", "such as the list or the DataLoader"),

@@ -16,6 +16,7 @@ from hocket.cli import main
 
 MINE = """
 import dataclasses
+import hocket
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
@@ -73,6 +74,27 @@ def sgd(parameters, lr: float):
 
 def half(clock):
     return 0.5
+
+class Both(hocket.data.DataModule):
+    def __init__(self, count: int = 16, batch_size: int = 8, split: float = 0.5, flawed: bool = False):
+        self.count, self.batch_size, self.split, self.flawed = count, batch_size, split, flawed
+    def prepare(self):
+        with open("prepared", "a") as file:
+            file.write(".")
+    def setup(self):
+        if self.count > 99:
+            raise ValueError(f"count={self.count} is too large")
+        self.parts = torch.utils.data.random_split(Squares(self.count), [self.split, 1 - self.split])
+    def train(self):
+        return self.parts[0] if self.flawed else DataLoader(self.parts[0], self.batch_size, shuffle=True)
+    def eval(self):
+        return {"test": DataLoader(self.parts[1], self.batch_size)}
+
+class WithPrediction(Both):
+    def predict(self):
+        return DataLoader(Squares(6), 4)
+
+ready = Both(batch_size=4)
 
 class Largest:
     def __init__(self, scale=1.0):
@@ -220,6 +242,93 @@ def test_train_resume_evaluate_predict(hocket: Hocket) -> None:
     assert code == 2 and "--out o.csv does not end in .safetensors" in said and "Write --out o.safetensors" in said
     assert not Path("o.csv").exists()
     assert hocket(text, "plan", "duration=4ep")[0] == 0
+
+
+def with_data(data: object, **values: object) -> str:
+    """SMALL with a data module."""
+    text = yaml.safe_load(changed(data=data, **values))
+    del text["train_data"]
+    return yaml.safe_dump(text)
+
+
+def test_train_resume_evaluate_predict_with_a_data_module(hocket: Hocket) -> None:
+    text = with_data({"mine:Both": {"batch_size": 4}}, checkpoints="stored", resume="auto")
+    code, planned, failed = hocket(text, "plan")
+    assert code == 0 and "Net" in planned, failed
+    assert not Path("prepared").exists()
+    assert hocket(text, "train")[0] == 0
+    assert Path("stored/ep1-ba2").is_dir()
+    code, trained, failed = hocket(text, "train", "duration=3ep")
+    assert code == 0 and Path("stored/ep3-ba6").is_dir(), failed
+    whole = with_data({"mine:Both": {"batch_size": 4}}, run_name="whole", duration="3ep")
+    code, at_once, _ = hocket(whole, "train")
+    measured = [[line for line in each.splitlines() if line.startswith("test/loss")] for each in (trained, at_once)]
+    assert measured[0] == measured[1] != []
+    Path("prepared").unlink()
+    weights = "runs/r/weights.safetensors"
+    code, evaluated, failed = hocket(text, "evaluate", "--weights", weights)
+    assert code == 0 and evaluated.splitlines() == measured[0], failed
+    assert Path("prepared").read_text() == "."
+    assert hocket(text, "predict", "--weights", weights, "--out", "o.safetensors")[0] == 0
+    assert load_file("o.safetensors")["outputs"].shape == (8, 1)
+    predicting = with_data("mine:WithPrediction")
+    assert hocket(predicting, "predict", "--weights", weights, "--out", "o.safetensors")[0] == 0
+    assert load_file("o.safetensors")["outputs"].shape == (6, 1)
+    assert hocket(predicting, "predict", "--weights", weights, "--set", "test", "--out", "o.safetensors")[0] == 0
+    assert load_file("o.safetensors")["outputs"].shape == (8, 1)
+    code, _, said = hocket(predicting, "predict", "--weights", weights, "--set", "val", "--out", "o.safetensors")
+    assert code == 2 and "There is no evaluation set 'val'; the configuration has test." in said
+
+
+@pytest.mark.parametrize(
+    "data",
+    ["mine:ready", {"mine:Both": {"batch_size": 4}}, {"mine:Both": [16, 4]},
+     {"class_path": "mine.Both", "init_args": {"batch_size": 4}}],
+)  # fmt: skip
+def test_the_forms_of_a_data_module_mean_the_same(data: object, hocket: Hocket) -> None:
+    code, _, failed = hocket(with_data(data, checkpoints="stored"), "train")
+    assert code == 0 and Path("stored/ep1-ba2").is_dir(), failed
+
+
+@pytest.mark.parametrize(
+    ("data", "changes", "words"),
+    [
+        ({"mine:Both": {"batch_sise": 4}}, [], ["c.yaml:3", "no argument 'batch_sise'", "Did you mean 'batch_size'?"]),
+        ({"mine:Both": {"batch_size": "four"}}, [], ["c.yaml:3", "batch_size='four' is text", "an integer"]),
+        ({"mine:Bath": {}}, [], ["c.yaml:2", "mine has no 'Bath'", "Did you mean 'Both'"]),
+        (
+            {"class_path": "mine.Both", "init_arg": {}},
+            [],
+            ["c.yaml:3", "'init_arg' stands beside class_path", "init_args"],
+        ),
+        ("mine:Both", ["data.batch_sise=4"], ["'data.batch_sise=4'", "no argument 'batch_sise'"]),
+        ("mine:Both", ["data.split=half"], ["'data.split=half'", "is text", "a number"]),
+        ("mine:Both", ["train_data=mine:loader"], ["train_data and data are both given"]),
+        (
+            {"mine:Both": {"flawed": True}},
+            [],
+            ["c.yaml:2", "train() of data=Both(…) is a data set", "return torch.utils.data"],
+        ),
+        ({"mine:Both": {"count": 100}}, [], ["count=100 is too large"]),
+    ],
+)
+def test_errors_of_a_data_module(data: object, changes: list[str], words: list[str], hocket: Hocket) -> None:
+    try:
+        code, _, said = hocket(with_data(data), "train", *changes)
+    except ValueError as error:  # of the user's own code, with its traceback
+        code, said = 2, str(error)
+    assert code == 2
+    assert [each for each in words if each not in said] == [], said
+    assert said.strip().count("\n") == 0
+
+
+def test_a_data_module_is_overridden_and_printed(hocket: Hocket) -> None:
+    text = with_data("mine:Both", checkpoints="stored")
+    code, printed, _ = hocket(text, "train", "data.batch_size=2", "data.count=8", "--print-config")
+    assert code == 0 and yaml.safe_load(printed)["data"] == {"mine:Both": {"batch_size": 2, "count": 8}}
+    assert "hocket.data.DataModule" in printed
+    code, _, failed = hocket(printed, "train")
+    assert code == 0 and Path("stored/ep1-ba2").is_dir(), failed
 
 
 @pytest.mark.parametrize(

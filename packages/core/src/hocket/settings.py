@@ -23,14 +23,16 @@ if TYPE_CHECKING:
     from hocket.checkpoints.policy import Checkpoints
 
 #: Arguments that are not hyperparameters: data, and plug-ins, which are listed with their configurations instead.
-_PARTS = {"train_data", "eval_data", "algorithms", "callbacks", "loggers", "strategy", "precision", "actions"}
+_PARTS = {"train_data", "eval_data", "data", "algorithms", "callbacks", "loggers", "strategy", "precision", "actions"}
 #: Arguments that may differ between ranks, or are compared as plug-ins, as data or after construction …
 _OF_EACH_RANK = _PARTS | {
     "device", "devices", "optimizer", "microbatch", "folder", "plugins", "profile_plugins", "detect_anomaly", "resume",
     "checkpoints", "metrics", "train_metrics", "loss",
 }  # fmt: skip
 #: … and the subset that either all ranks or no rank must be given.
-_PRESENCE = ("train_data", "eval_data", "resume", "checkpoints", "loss", "metrics", "train_metrics", "optimizer")
+_PRESENCE = (
+    "train_data", "eval_data", "data", "resume", "checkpoints", "loss", "metrics", "train_metrics", "optimizer",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

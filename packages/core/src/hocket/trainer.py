@@ -17,7 +17,7 @@ from torch import nn
 
 from hocket import display, launching, summary
 from hocket.checkpoints.components.configuration import Configuration, hyperparameters
-from hocket.checkpoints.components.data import TrainingData
+from hocket.checkpoints.components.data import EvaluationData, TrainingData
 from hocket.checkpoints.components.model import by_own_names
 from hocket.checkpoints.content import Content, components_of
 from hocket.checkpoints.signals import Interrupted
@@ -52,11 +52,13 @@ from hocket.training.guard import NonFiniteGuard, Policy
 from hocket.training.interruption import Deferred, deferred
 from hocket.training.limits import Limits
 from hocket.training.metrics import MetricSet
+from hocket.training.module_data import ModuleData, checked
 from hocket.training.windows import Windows
 
 if TYPE_CHECKING:
     from hocket.checkpoints.policy import Checkpoints
     from hocket.checkpoints.report import Report
+    from hocket.data.module import DataModule
     from hocket.types import MetricsLike, OptimizerLike, PluginLike, ScheduleLike
 
 
@@ -84,6 +86,8 @@ class Trainer:
             are divided.
         eval_data: one such iterable (labelled ``"eval"``), or several by label; `hocket.EvalSet` for sets with custom
             metrics or a custom interval.
+        data: a `hocket.data.DataModule`, which makes the data of fit, evaluate and predict, instead of ``train_data`` and
+            ``eval_data``.
         metrics: evaluation metrics by name: objects with ``update``, ``compute`` and ``reset``, or a function that makes them;
             or a list of such objects. ``"accuracy"``, ``"mae"`` and ``"mse"`` are known by these names.
         train_metrics: metrics over the training batches of each epoch, in the same form.
@@ -160,6 +164,7 @@ class Trainer:
         outputs: Any = None,
         global_batch: int | None = None,
         eval_data: Iterable[Any] | EvalSet | Mapping[str, Iterable[Any] | EvalSet] | None = None,
+        data: DataModule | None = None,
         metrics: MetricsLike | None = None,
         train_metrics: MetricsLike | None = None,
         optimizer: OptimizerLike | None = None,
@@ -201,6 +206,7 @@ class Trainer:
         given = {name: value for name, value in locals().items() if name not in ("self", "model", "__class__")}
         #: The arguments, checked.
         self.settings = settings = Settings.of(given)
+        module = None if data is None else checked(data, given)
         self._metrics = metrics
         self._checkpoints = checkpoints = settings.checkpoints
         #: The words of the command line that resumes this run, if one has started it; shown after a fit.
@@ -253,6 +259,7 @@ class Trainer:
         state.progress.min_duration = settings.min_duration
         state.clipping = settings.clipping
         state.loss_reduction = settings.loss_reduction or reduction_of(loss)
+        self._module = None if module is None else ModuleData(module, state, settings.seed)
         guard = NonFiniteGuard(settings.nonfinite, parts.device.asynchronous)
         compiled = None if settings.compile is None else partial(torch.compile, **settings.compile)
         windows = (
@@ -264,10 +271,13 @@ class Trainer:
             made_with = self._assemble(optimizer, schedule, schedule_every)
             self._loop.metrics = MetricSet("train", train_metrics, state)
             configuration = Configuration(state, settings.given, made_with)
-            self._position = TrainingData(state, self._loop)
+            self._position = TrainingData(state, self._loop, self._module)
+            self._eval_positions = EvaluationData(state)
             state.content = Content(
                 state,
-                components_of(state, self._loop, guard, self._randomness, configuration, self._position),
+                components_of(
+                    state, self._loop, guard, self._randomness, configuration, self._position, self._eval_positions
+                ),
             )
             if train_data is not None:
                 self._set_train_data(train_data)
@@ -365,6 +375,7 @@ class Trainer:
             self._set_train_data(train_data)
         if eval_data is not None:
             self._set_eval_data(eval_data)
+        self._make_data("train", "eval")
         self._loop.check()
         if self._metrics and not state.eval_sets:
             warnings.warn(
@@ -381,7 +392,7 @@ class Trainer:
                 if not state.progress.ready:
                     state.bus.log_hyperparameters(state, self.settings.hyperparameters(state.bus.attachments))
                     sanity_check(state, state.eval_sets, self.settings.sanity_eval, interruption.check)
-                first_loss.watch(state.task)
+                first_loss.watch(state.task, state.train_data)
                 self._loop.run(interruption)
                 state.bus.after_fit(state)
                 state.bus.flush(state)
@@ -437,11 +448,16 @@ class Trainer:
         state = self.state
         if isinstance(data, str | Path) and checkpoint is None:
             data, checkpoint = None, data
+        if data is None:
+            self._make_data("eval")
         sets = state.eval_sets
         if data is not None:
             sets = prepare_sets(state, data, metrics or self._metrics, self.settings)
         if not sets:
-            raise ValueError("There is nothing to evaluate on. Pass data to evaluate(), or eval_data= to the Trainer.")
+            raise ValueError(
+                "There is nothing to evaluate on. Pass data to evaluate(), or eval_data= to the Trainer, or return it from "
+                "eval() of the data module."
+            )
         asked = {
             "evaluate(data)": comparison.of_sets(sets),
             **comparison.of_values({"evaluate(checkpoint)": checkpoint}),
@@ -458,10 +474,11 @@ class Trainer:
         return values
 
     @understood
-    def predict(self, data: Iterable[Any], *, checkpoint: str | Path | None = None) -> list[Any]:
+    def predict(self, data: Iterable[Any] | None = None, *, checkpoint: str | Path | None = None) -> list[Any]:
         """Return the model's outputs for every batch of ``data``, on the CPU. Each of n ranks predicts every n-th batch.
 
-        With ``checkpoint`` they are those of the weights of a checkpoint, as in `evaluate`.
+        Without ``data``, that of the Trainer's data module; raises ValueError if there is none. With ``checkpoint``, the
+        outputs are those of the weights of a checkpoint, as in `evaluate`.
 
         Example:
             >>> import hocket, torch
@@ -470,7 +487,15 @@ class Trainer:
             >>> torch.cat(outputs).shape
             torch.Size([12, 4])
         """
-        check_batches(data, "predict(data)")
+        argument = "predict(data)"
+        if data is None and self._module is not None:
+            data, argument = self._module.make("predict"), self._module.described("predict")
+        if data is None:
+            raise ValueError(
+                "There is nothing to predict on. Write trainer.predict(loader), or return batches from predict() of the data "
+                "module."
+            )
+        check_batches(data, argument)
         from hocket.training.predict import predict
 
         with nullcontext() if checkpoint is None else self._weights_of(checkpoint), self._running():
@@ -545,6 +570,7 @@ class Trainer:
             >>> saved = trainer.state_dict()
             >>> trainer.load_state_dict(saved)
         """
+        self._make_data("train", "eval")
         return self.state.content.state_dict()
 
     @understood
@@ -598,9 +624,27 @@ class Trainer:
 
     # --- internals
 
-    def _set_train_data(self, data: Iterable[Any]) -> None:
+    def _make_data(self, *names: str) -> None:
+        """Set the data that the data module makes, unless it is set already. All ranks call it together."""
+        module, state = self._module, self.state
+        if module is None:
+            return
+        if "train" in names and not self._loop.has_data:
+            data = module.make("train")
+            if data is not None:
+                with self._running():
+                    self._set_train_data(data, module.described("train"))
+        if "eval" in names and not state.eval_sets and "eval" not in module.made:
+            data = module.make("eval")
+            with self._running():
+                self._set_eval_data(data, module.described("eval"))
+                self._eval_positions.sets_are_made()
+            sets = {"eval_data": comparison.of_sets(state.eval_sets)}
+            comparison.over_ranks(state.bus, state.strategy.world_size, sets)
+
+    def _set_train_data(self, data: Iterable[Any], argument: str = "train_data") -> None:
         state = self.state
-        check_batches(data, "train_data")
+        check_batches(data, argument)
         settings = self.settings
         state.train_data = data
         state.train_loader = prepared(data, state.bus.prepare_data, True, settings.global_batch)
@@ -610,8 +654,9 @@ class Trainer:
         state.progress.epoch_length = self._loop.data.length
         self._position.data_is_set()
 
-    def _set_eval_data(self, data: Any) -> None:
-        self.state.eval_sets = {} if data is None else prepare_sets(self.state, data, self._metrics, self.settings)
+    def _set_eval_data(self, data: Any, argument: str = "eval_data") -> None:
+        state = self.state
+        state.eval_sets = {} if data is None else prepare_sets(state, data, self._metrics, self.settings, argument)
 
     @contextmanager
     def _running(self) -> Iterator[None]:

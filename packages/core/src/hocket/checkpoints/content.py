@@ -59,6 +59,7 @@ def components_of(
     stream: RandomStream,
     configuration: Configuration,
     training_data: TrainingData,
+    evaluation_data: EvaluationData,
 ) -> list[Component]:
     """Return core's own components, in the order in which they are saved and loaded."""
     progress = state.progress
@@ -94,7 +95,7 @@ def components_of(
         StatefulOfRank("generators", state.generators, fresh=False),
         TrainMetrics(loop),
         training_data,
-        EvaluationData(state),
+        evaluation_data,
         Losses(state),
         RankSamples(state),
         ExtraState(state),

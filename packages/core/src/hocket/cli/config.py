@@ -21,6 +21,7 @@ from hocket.cli.imports import raised, reference, resolve
 from hocket.cli.keys import KINDS, LISTS, keys
 from hocket.cli.objects import arguments, blamed, build, call, lacking, lacks, make, mentions, shown
 from hocket.cli.overrides import as_node, configuration
+from hocket.data.module import is_module
 from hocket.plugins import PluginConfigError, PluginError, catalog, signatures
 from hocket.plugins.spec import parse_spec
 from hocket.settings import Settings
@@ -105,8 +106,12 @@ class Configuration:
             torch.manual_seed(seed)  # for the initial weights of the model
         values = settings | {key: self._value(key) for key in given if key in _OBJECTS and key != "data"}
         if "data" in given:
-            values["train_data"] = self._split("train")
-            values["eval_data"] = {"test": self._split("test")}
+            found = reference(given["data"])
+            if found and is_module(resolve(found)):
+                values["data"] = make(found, _Instance, "data")
+            else:
+                values["train_data"] = self._split("train")
+                values["eval_data"] = {"test": self._split("test")}
         if not isinstance(values["model"], nn.Module):
             raise ConfigError(
                 given["model"].where,

@@ -20,7 +20,8 @@ LISTS = ("algorithms", "callbacks", "loggers")
 
 _DATA = (
     'a plug-in of kind datasets, such as digits or {digits: {batch_size: 64}}, whose splits "train" and "test" are '
-    "train_data and eval_data; or a function of the split by import path. It stands instead of train_data and eval_data."
+    "train_data and eval_data; or a function of the split by import path; or a hocket.data.DataModule by import path, such as "
+    "{module:Class: {batch_size: 64}}. It stands instead of train_data and eval_data."
 )
 
 
@@ -49,6 +50,8 @@ def keys() -> dict[str, Key]:
     for argument, default in zip(named, defaults, strict=True):
         if argument.arg == "train_data":
             found["data"] = Key("data", _DATA)
+        if argument.arg == "data":
+            continue  # it takes more here than in Python
         value = [] if argument.arg in LISTS else None if default is None else ast.literal_eval(default)
         found[argument.arg] = Key(argument.arg, documented.get(argument.arg, ""), value, default is None)
     return found

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from hocket.cli.arguments import add_weights
 from hocket.cli.command import Command
 from hocket.cli.weights import trainer_with_weights
 from hocket.plugins import PluginError
 
+if TYPE_CHECKING:
+    from hocket.trainer import Trainer
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add configuration, weights, evaluation set and output file."""
     add_weights(parser)
-    parser.add_argument("--set", default="test", help="the label of the evaluation set to predict on")
+    parser.add_argument(
+        "--set",
+        help="the label of the evaluation set to predict on; else predict() of a data module, or the set 'test'",
+    )
     parser.add_argument("--out", required=True, help="the .safetensors file to write: one tensor `outputs`")
 
 
@@ -30,12 +37,7 @@ def run(args: argparse.Namespace) -> int:
     from safetensors.torch import save_file
 
     with trainer_with_weights(args) as (trainer, checkpoint):
-        sets = trainer.state.eval_sets
-        if args.set not in sets:
-            raise PluginError(
-                f"There is no evaluation set '{args.set}'; the configuration has {', '.join(sets) or 'none'}."
-            )
-        outputs = trainer.predict(sets[args.set].data, checkpoint=checkpoint)
+        outputs = trainer.predict(_data(trainer, args.set), checkpoint=checkpoint)
         if not all(isinstance(each, torch.Tensor) for each in outputs):
             raise PluginError(
                 "The model's output is not a tensor; this command writes tensors only. Use Trainer.predict."
@@ -43,6 +45,20 @@ def run(args: argparse.Namespace) -> int:
         save_file({"outputs": torch.cat(outputs).contiguous()}, args.out)
         print(f"{sum(map(len, outputs))} rows in {args.out}")
     return 0
+
+
+def _data(trainer: Trainer, label: str | None) -> Any:
+    """Return the data of an evaluation set; None for ``predict()`` of a data module. Raises PluginError without such a set."""
+    from hocket.data import DataModule
+
+    module = trainer.settings.given["data"]
+    if label is None and module is not None and type(module).predict is not DataModule.predict:
+        return None
+    trainer._make_data("eval")
+    sets, label = trainer.state.eval_sets, label or "test"
+    if label not in sets:
+        raise PluginError(f"There is no evaluation set '{label}'; the configuration has {', '.join(sets) or 'none'}.")
+    return sets[label].data
 
 
 command = Command("Write a model's outputs for an evaluation set", add_arguments, run)

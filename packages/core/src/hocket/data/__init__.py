@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from hocket.data.batches import Counts, Padding, count, get_item, join, map_tensors, move, set_item, split
     from hocket.data.errors import DataError
     from hocket.data.global_batches import sized
+    from hocket.data.module import DataModule
     from hocket.data.per_sample import SeededDataset, seeded
     from hocket.data.several import Several
     from hocket.data.slices import Slices
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 _MODULES = {
     "Counts": "batches",
     "DataError": "errors",
+    "DataModule": "module",
     "DataSource": "sources.base",
     "Padding": "batches",
     "Position": "source",
@@ -46,6 +48,7 @@ _MODULES = {
 __all__ = [
     "Counts",
     "DataError",
+    "DataModule",
     "DataSource",
     "Padding",
     "Position",

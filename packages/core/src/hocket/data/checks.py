@@ -10,6 +10,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from hocket.data.adapters import serves_itself
+from hocket.data.module import is_foreign, is_module
 from hocket.data.several import MODES, Several
 from hocket.help import names
 
@@ -42,15 +43,16 @@ def check_batches(data: Any, argument: str) -> None:
     elif libraries & {"pandas", "polars", "pyarrow"}:
         raise TypeError(
             f"{argument} is a table ({kind}), and not batches. Make tensors of its columns, and a loader: "
-            f"{argument}=torch.utils.data.DataLoader(TensorDataset(inputs, targets), batch_size=32)."
+            f"{_given(argument, 'torch.utils.data.DataLoader(TensorDataset(inputs, targets), batch_size=32)')}."
         )
     elif isinstance(data, Mapping) and any(
         isinstance(each, DataLoader) or serves_itself(each) for each in data.values()
     ):
+        several = f"hocket.data.Several({{{', '.join(f'{name!r}: …' for name in data)}}}, mode)"
         modes = "; ".join(f"{mode!r}: {meaning}" for mode, meaning in MODES.items())
         raise TypeError(
-            f"{argument} is a {kind} of loaders. Say how to combine them into an iterable of batches: {argument}="
-            f"hocket.data.Several({{{', '.join(f'{name!r}: …' for name in data)}}}, mode), with a mode of {modes}."
+            f"{argument} is a {kind} of loaders. Say how to combine them into an iterable of batches: "
+            f"{_given(argument, several)}, with a mode of {modes}."
         )
     elif isinstance(data, Mapping | str | bytes):
         found = f"{kind} {data!r}" if isinstance(data, str) and len(data) < 60 else kind
@@ -60,7 +62,8 @@ def check_batches(data: Any, argument: str) -> None:
             )
         raise TypeError(
             f"{argument} is a {found}, whose items are not batches. Give an iterable of batches: "
-            f"{argument}=torch.utils.data.DataLoader(dataset, batch_size=32), or a list of batches, [(inputs, targets)]."
+            f"{_given(argument, 'torch.utils.data.DataLoader(dataset, batch_size=32)')}, or a list of batches, [(inputs, "
+            "targets)]."
         )
     elif isinstance(data, list | tuple):
         _check_list(data, argument)
@@ -79,7 +82,9 @@ def check_batches(data: Any, argument: str) -> None:
 
 
 def _given(argument: str, value: str) -> str:
-    """Return how to give a value for an argument, such as ``train_data`` or ``predict(data)``."""
+    """Return how to give a value for an argument, such as ``train_data``, ``predict(data)`` or ``train() of data=…``."""
+    if "() of data=" in argument:
+        return f"return {value}"
     call, _, inside = argument.partition("(")
     return f"{call}({value})" if inside else f"{argument}={value}"
 
@@ -106,15 +111,22 @@ def _check_not_data(data: Any, argument: str) -> None:
             f"the number {data!r}",
             f"A duration has a unit: duration='{data}ep'. Data is an iterable of batches: write",
         )
+    elif is_module(data):
+        what = f"a data module ({kind})"
+        write = "Give it to the Trainer, which calls its methods: hocket.Trainer(model, data=module). Or write"
+        if is_foreign(data):
+            write = (
+                "Give its loaders: train_data=module.train_dataloader(), eval_data=module.val_dataloader(). Or write"
+            )
     elif inspect.isroutine(data) or (isinstance(data, type) and not isinstance(data, Mapping)):
         what = f"the {'class' if isinstance(data, type) else 'function'} {data.__name__}"
         write = (
             f"Call it: {argument}=list({data.__name__}(…)); or, to read batches anew in each epoch, give an object whose "
             "__iter__ does. Or write"
         )
-    elif hasattr(data, "train_dataloader") or (hasattr(data, "train") and hasattr(data, "valid")):
-        what = f"a data module ({kind})"
-        write = "Give its loaders: train_data=module.train_dataloader(), eval_data=module.val_dataloader(). Or write"
+    elif hasattr(data, "train") and hasattr(data, "valid"):
+        what = f"a pair of loaders ({kind})"
+        write = "Write train_data=data.train, eval_data=data.valid; or"
     elif names.library(data) and hasattr(data, "to_dict") and hasattr(data, "learning_rate"):
         what, write = f"{kind} of {names.library(data)}", "Each setting is an argument of the Trainer. Write"
     elif callable(data) and not hasattr(type(data), "__iter__") and not hasattr(type(data), "__getitem__"):
@@ -140,8 +152,9 @@ def _check_list(data: Any, argument: str) -> None:
         if isinstance(data, tuple) or len(kinds) > 1 or columns or scalars or not isinstance(arrays[0], torch.Tensor):
             raise TypeError(
                 f"{argument} is a {type(data).__name__} of {len(data)} tensors or arrays, which is not a list of batches. If "
-                f"they are inputs and targets, write {argument}=DataLoader(TensorDataset(inputs, targets), batch_size=32) with "
-                "torch.utils.data; if each is a batch, [(batch,), ...]."
+                "they are inputs and targets, write "
+                f"{_given(argument, 'DataLoader(TensorDataset(inputs, targets), batch_size=32)')} with torch.utils.data; if "
+                "each is a batch, [(batch,), ...]."
             )
         return
     first: Any = data[0] if data else None
@@ -150,7 +163,7 @@ def _check_list(data: Any, argument: str) -> None:
         if isinstance(label, int | float) or (isinstance(label, torch.Tensor) and not label.dim()):
             raise TypeError(
                 f"{argument} is a list of samples: the target of the first is one number. Wrap it in a loader: "
-                f"{argument}=torch.utils.data.DataLoader(data, batch_size=32)."
+                f"{_given(argument, 'torch.utils.data.DataLoader(data, batch_size=32)')}."
             )
 
 

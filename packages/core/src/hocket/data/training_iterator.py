@@ -14,7 +14,8 @@ from hocket.data.errors import DataError
 from hocket.data.loaders import is_loader_iterator
 from hocket.data.source import Source
 
-_ENDLESS = (itertools.cycle, itertools.repeat, itertools.count)
+#: Types of data that never ends.
+ENDLESS = (itertools.cycle, itertools.repeat, itertools.count)
 
 
 def iterates_once(data: Any) -> bool:
@@ -78,7 +79,7 @@ class TrainingIterator:
     @property
     def endless(self) -> bool:
         """Whether the data certainly never ends; not every endless iterable can be recognized."""
-        return isinstance(self._source.data, _ENDLESS) and self._limit is None
+        return isinstance(self._source.data, ENDLESS) and self._limit is None
 
     def check(self, epochs: float, batches: float) -> None:
         """Raise DataError if the data can be iterated only once, and has fewer than so many more epochs or batches."""
@@ -229,6 +230,11 @@ class TrainingIterator:
 
     def _empty_message(self) -> str:
         kind = type(self._given).__name__
+        if self._length and not self._once:  # of an earlier epoch
+            return (
+                f"The training data ({kind}) yielded no batch in this epoch, and {self._length} in the last one: its __iter__ "
+                "returns the same iterator each time. Return a new one in each epoch, or pass a list or a DataLoader."
+            )
         if isinstance(self._given, Iterator):
             return (
                 f"The training data ({kind}) yielded no batch: it is an iterator, which can be iterated once, and it is "

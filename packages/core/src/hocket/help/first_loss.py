@@ -12,6 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
+from torch.utils.data import DataLoader
 
 from hocket.losses import Loss
 from hocket.task import SupervisedTask, Task
@@ -20,8 +21,12 @@ from hocket.task import SupervisedTask, Task
 _BROADCASTS = "Using a target size"
 
 
-def watch(task: Task) -> None:
-    """Check the task's next loss. Later ones are not slowed down: the check removes itself."""
+def watch(task: Task, data: Any = None) -> None:
+    """Check the task's next loss. Later ones are not slowed down: the check removes itself.
+
+    Args:
+        data: the training data.
+    """
     if task.owns_steps or "loss" in vars(task):
         return
 
@@ -37,6 +42,8 @@ def watch(task: Task) -> None:
             warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
         if pairs.found:
             warnings.warn(pairs.found, stacklevel=3)
+        if not isinstance(data, DataLoader):
+            _check_sample(task, outputs, batch, type(data).__name__)
         if isinstance(task, SupervisedTask):
             _check_batch(task, batch)
             if isinstance(outputs, Tensor):
@@ -79,6 +86,20 @@ class _Pairs(TorchFunctionMode):
                     "targets.unsqueeze(1)."
                 )
         return result
+
+
+def _check_sample(task: Task, outputs: Any, batch: Any, kind: str) -> None:
+    """Refuse a sample in the place of a batch: one target, and outputs without a dimension for samples."""
+    if isinstance(task, SupervisedTask):
+        target = None if task.loss_function is None else task.targets_of(batch)
+    else:
+        target = batch[1] if isinstance(batch, tuple | list) and len(batch) == 2 else None
+    single = isinstance(target, Tensor) and not target.dim() and isinstance(outputs, Tensor) and outputs.dim() < 2
+    if single and type(task).count is Task.count:
+        raise TypeError(
+            f"The training data ({kind}) yields samples and not batches: the target of the first is one number. Wrap it in a "
+            "loader: train_data=torch.utils.data.DataLoader(data, batch_size=32), or batch_size=None if its items are batches."
+        )
 
 
 def _check_batch(task: SupervisedTask, batch: Any) -> None:

@@ -14,7 +14,7 @@ from hocket.data.batches import unpadded
 from hocket.data.checks import check_sets
 from hocket.data.several import prepared
 from hocket.data.source import Source, limited, one_epoch
-from hocket.data.training_iterator import iterates_once
+from hocket.data.training_iterator import ENDLESS, iterates_once
 from hocket.help.arguments import understood
 from hocket.losses import Loss
 from hocket.state import State
@@ -72,7 +72,14 @@ class PreparedSet:
         self.metrics = MetricSet(label, metrics if given.metrics is None else given.metrics, state)
         self.every = every if given.every is None else given.every
         self.limit = limited(self.source, limit, "limit_eval")
+        if isinstance(given.data, ENDLESS) and self.limit is None:
+            raise ValueError(
+                f"The evaluation set '{label}' ({type(given.data).__name__}) never ends. Pass data that does, or limit it: "
+                "limit_eval=100."
+            )
         self._weight: weights.Weight | None = None
+        #: Whether a weight that is not an integer was checked.
+        self._checked = False
         #: Samples of the first batch; None once a batch of another size was seen and the loss was checked.
         self._samples: int | None = 0
 
@@ -80,6 +87,9 @@ class PreparedSet:
         """Return the sum of the loss over the batch and its weight, as a vector of two numbers."""
         summed = (loss.reduction or state.loss_reduction) == "sum"
         weight: Any = loss.weight
+        if not self._checked and isinstance(weight, torch.Tensor) and weight.is_floating_point():
+            self._checked = True
+            weights.check_weight(state)
         if weight is None and not summed:
             weight_of = self._weight
             if weight_of is None:
@@ -111,7 +121,9 @@ class PreparedSet:
             )
 
 
-def prepare_sets(state: State, data: Any, metrics: Any, settings: Settings) -> dict[str, PreparedSet]:
+def prepare_sets(
+    state: State, data: Any, metrics: Any, settings: Settings, argument: str = "eval_data"
+) -> dict[str, PreparedSet]:
     """Return prepared evaluation sets by label. Raises TypeError and ValueError for data that is none, and for "train"."""
     if (
         isinstance(data, list | tuple)
@@ -122,7 +134,7 @@ def prepare_sets(state: State, data: Any, metrics: Any, settings: Settings) -> d
             f"{data!r} names evaluation sets and has no batches. Write evaluate() to evaluate all sets, or "
             f"evaluate({{'{data[0]}': loader}}) for one."
         )
-    check_sets(data, "eval_data")
+    check_sets(data, argument)
     state.task.check_evaluation()
     named = data if isinstance(data, Mapping) else {"eval": data}
     if "train" in named:

@@ -12,6 +12,7 @@ from hocket.data.adapters import adapt
 from hocket.data.batches import map_tensors, unpadded
 from hocket.data.several import prepared
 from hocket.data.source import limited, one_epoch
+from hocket.data.training_iterator import ENDLESS
 from hocket.state import State
 from hocket.training import seeding
 from hocket.training.modes import eval_mode
@@ -25,6 +26,11 @@ def predict(state: State, data: Iterable[Any], limit: float | None = None) -> li
     bus = state.bus
     outputs = []
     source = adapt(prepared(data, bus.prepare_data, False), given=data)
+    if isinstance(data, ENDLESS) and limit is None:
+        raise ValueError(
+            f"predict(data) was given data that never ends ({type(data).__name__}). Pass data that does, or limit it: "
+            "limit_predict=100."
+        )
     with (
         state.another_step() as step,
         seeding.preserved(),

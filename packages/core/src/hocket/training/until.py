@@ -25,7 +25,10 @@ def plan_fit(
         ValueError: there is no data, optimizer or duration, or the duration cannot be reached.
     """
     if not loop.has_data:
-        raise ValueError("There is nothing to train on. Pass train_data= to the Trainer or to fit.")
+        raise ValueError(
+            "There is nothing to train on. Pass train_data= to the Trainer or to fit, or return it from train() of the data "
+            "module."
+        )
     if not state.optimizers:
         raise ValueError(
             "There is no optimizer. Pass optimizer=, such as lambda parameters: torch.optim.AdamW(parameters, lr=1e-3), or "

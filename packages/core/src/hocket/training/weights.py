@@ -179,6 +179,20 @@ def tried(state: State, samples: int) -> Literal["mean", "sum", "neither"] | Non
         return None
 
 
+def check_weight(state: State) -> None:
+    """Raise ValueError if the weight beside the loss is a second loss: it has a gradient, which evaluation does not compute."""
+
+    def attached(tensor: Tensor) -> Tensor:
+        return tensor.detach().requires_grad_() if tensor.is_floating_point() else tensor
+
+    try:
+        with torch.enable_grad(), seeding.preserved(), _restored(state.task), state.bus.forward_context():
+            returned = state.task.loss(batches.map_tensors(attached, state.outputs), state.batch)
+    except Exception:  # of a loss that cannot be computed in this way
+        return
+    as_loss(returned)
+
+
 @contextlib.contextmanager
 def _restored(task: nn.Module) -> Iterator[None]:
     """Restore the attributes and buffers of all modules, and the values of buffers, afterwards."""

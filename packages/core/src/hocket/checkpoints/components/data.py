@@ -8,6 +8,7 @@ from typing import Any
 from hocket.checkpoints.component import Check, Component, PerRank, Saved, Tree
 from hocket.state import State
 from hocket.training.fit import FitLoop
+from hocket.training.module_data import ModuleData, misfits
 
 
 class TrainingData(Component):
@@ -16,28 +17,35 @@ class TrainingData(Component):
     With the same world size each rank continues from its own position. With another, every rank continues from that of rank
     0, which counts global batches: between epochs, or where the strategy divides the data.
 
-    A position that is loaded before there is data is kept until :meth:`data_is_set`.
+    A position that is loaded before there is data is kept until :meth:`data_is_set`. The state of a data module is saved
+    with the position.
     """
 
     path, scope = "data", "rank"
 
-    def __init__(self, state: State, loop: FitLoop) -> None:
-        self._state, self._loop = state, loop
+    def __init__(self, state: State, loop: FitLoop, module: ModuleData | None) -> None:
+        self._state, self._loop, self._module = state, loop, module
         self._kept: PerRank | None = None
 
     def state_dict(self, gather: bool) -> Tree:
         """Return the iterator's state, or None without data."""
-        return self._loop.data.state_dict() if self._loop.has_data else None
+        if not self._loop.has_data:
+            return None
+        position = self._loop.data.state_dict()
+        return position if self._module is None else {**position, "module": self._module.state_dict()}
 
     def check(self, saved: PerRank, checkpoint: Saved) -> Check:
         """Raise DataError if the world size changed within an epoch in which each rank read data of its own."""
         if self._loop.has_data:
             self._mine(saved)
-        return Check(saved)
+        module = checkpoint.decode((saved.own or {}).get("module", {}))
+        return Check((saved, module), misfits(self._module, module.get("extra")))
 
-    def load_state_dict(self, saved: PerRank) -> None:
+    def load_state_dict(self, saved: tuple[PerRank, dict[str, Any]]) -> None:
         """Move the iterator to the position, or keep the position until there is data."""
-        self._kept = saved
+        self._kept, module = saved
+        if self._module is not None and module:
+            self._module.load_state_dict(module)
         if self._loop.has_data:
             self.data_is_set()
 
@@ -72,6 +80,8 @@ class EvaluationData(Component):
 
     def __init__(self, state: State) -> None:
         self._state = state
+        #: Positions that were loaded, until :meth:`sets_are_made`.
+        self._kept: dict[str, Any] = {}
 
     def state_dict(self, gather: bool) -> Tree:
         """Return the positions by the set's label."""
@@ -79,6 +89,11 @@ class EvaluationData(Component):
 
     def load_state_dict(self, saved: PerRank) -> None:
         """Restore the positions of existing sets; a new rank takes those of rank 0."""
+        self._kept = saved.own
+        self.sets_are_made()
+
+    def sets_are_made(self) -> None:
+        """Restore the positions of a checkpoint that was loaded before there were sets."""
         for label, each in self._state.eval_sets.items():
-            if label in saved.own:
-                each.source.restore(saved.own[label])
+            if label in self._kept:
+                each.source.restore(self._kept[label])
