@@ -60,13 +60,13 @@ def data(batch_size: int = 64) -> DataLoader[Any]:
 
 
 def make_trainer(**changes: Any) -> hocket.Trainer:
-    adam = "adam(lr=2e-3, betas=(0.5, 0.999))"
+    adam = "adam(lr=1e-3, betas=(0.5, 0.999))"
     options = {"model": DCGAN(), "train_data": data(), "optimizer": {"generator": adam, "discriminator": adam}}
-    return hocket.Trainer(**{**options, "duration": "20ep", "seed": 1, **changes})
+    return hocket.Trainer(**{**options, "duration": "30ep", "seed": 1, **changes})
 
 
 if __name__ == "__main__":
     gan = DCGAN()
     make_trainer(model=gan, loggers=["progress"]).fit()
-    for image in gan.generator(torch.randn(3, 16, 1, 1)).squeeze(1):
-        print(*("".join(" .:-=+*#%@"[int(9.99 * pixel)] * 2 for pixel in row) for row in image), "", sep="\n")
+    for row in torch.cat([*gan.generator(torch.randn(5, 16, 1, 1)).squeeze(1)], dim=1):
+        print("".join(" .:-=+*#%@"[int(9.99 * pixel)] * 2 for pixel in row))

@@ -63,4 +63,3 @@ if __name__ == "__main__":
         print(
             f"{name} of a held-out image: {before[name] / len(held_out):.1f} nats, then {after[name] / len(held_out):.1f}"
         )
-    print(f"and on average of a pixel: {sum(after.values()) / held_out.numel():.3f} nats")

@@ -22,18 +22,21 @@ class TestBYOL(Loop):
         adam = Adam([*online.parameters(), *predictor.parameters()], lr=1e-3)
         for images in batches:
             adam.zero_grad()
-            affine = [torch.eye(2, 3) + 0.15 * draw(torch.randn, len(images), 2, 3) for _ in range(2)]
-            one, other = (
-                grid_sample(images, affine_grid(each, [*images.shape], align_corners=False), align_corners=False)
-                for each in affine
-            )
+            views = []
+            for _ in range(2):
+                affine = torch.eye(2, 3) + 0.1 * draw(torch.randn, len(images), 2, 3)
+                moved = grid_sample(
+                    images, affine_grid(affine, [*images.shape], align_corners=False), align_corners=False
+                )
+                views.append(moved + 0.1 * draw(torch.randn, *images.shape))
+            one, other = views
             for rank in range(draw.ranks):  # batch norm sees a rank's slice
                 a, b = rows(one, rank, draw.ranks), rows(other, rank, draw.ranks)
-                first = cosine_similarity(predictor(online(a)), target(b)).mean()
-                second = cosine_similarity(predictor(online(b)), target(a)).mean()
-                ((4 - 2 * (first + second)) / draw.ranks).backward()
+                first = cosine_similarity(predictor(online(a)), target(b))
+                second = cosine_similarity(predictor(online(b)), target(a))
+                ((4 - 2 * (first + second)).mean() / draw.ranks).backward()
             adam.step()
             with torch.no_grad():
                 for followed, parameter in zip(online.parameters(), target.parameters(), strict=True):
-                    parameter.copy_(torch.lerp(parameter, followed, 0.01))
+                    parameter.copy_(torch.lerp(parameter, followed, 0.05))
         return nets.state_dict()

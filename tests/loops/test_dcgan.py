@@ -19,8 +19,8 @@ class TestDCGAN(Loop):
     def by_hand(example: Any, batches: list[Any], draw: Draw) -> dict[str, Tensor]:
         nets = example.DCGAN()
         generator, discriminator = nets.generator, nets.discriminator
-        generator_adam = Adam(generator.parameters(), lr=2e-3, betas=(0.5, 0.999))
-        discriminator_adam = Adam(discriminator.parameters(), lr=2e-3, betas=(0.5, 0.999))
+        generator_adam = Adam(generator.parameters(), lr=1e-3, betas=(0.5, 0.999))
+        discriminator_adam = Adam(discriminator.parameters(), lr=1e-3, betas=(0.5, 0.999))
         ones, zeros = torch.ones(64, 1), torch.zeros(64, 1)
         for real in batches:
             fake = generator(draw(torch.randn, len(real), 16, 1, 1))
