@@ -42,14 +42,13 @@ class BYOL(hocket.Task):
         self.predictor = mlp(32, 32)
 
     def train_batch(self, images: Tensor, step: Any) -> None:
-        if step(self.distance, {"one": view(images), "other": view(images)}).taken:
+        if step(self.distance, (view(images), view(images))).taken:
             with torch.no_grad():
                 torch._foreach_lerp_([*self.target.parameters()], [*self.online.parameters()], 0.05)
 
-    def distance(self, batch: dict[str, Tensor]) -> Tensor:
-        one, other = batch["one"], batch["other"]
-        alike = cosine_similarity(self.predictor(self.online(one)), self.target(other))
-        return (4 - 2 * (alike + cosine_similarity(self.predictor(self.online(other)), self.target(one)))).mean()
+    def distance(self, views: tuple[Tensor, Tensor]) -> Tensor:
+        alike = [cosine_similarity(self.predictor(self.online(a)), self.target(b)) for a, b in (views, views[::-1])]
+        return (4 - 2 * (alike[0] + alike[1])).mean()
 
 
 def digits() -> tuple[Tensor, Tensor]:
@@ -78,4 +77,4 @@ if __name__ == "__main__":
     byol = BYOL()
     print(f"accuracy by pixels {accuracy(nn.Identity()):.1%}, by untrained features {accuracy(byol.online):.1%}")
     make_trainer(model=byol, loggers=["progress"]).fit()
-    print(f"by trained features {accuracy(byol.online):.1%}")
+    print(f"by trained features {accuracy(byol.cpu().online):.1%}")

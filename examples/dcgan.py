@@ -24,17 +24,17 @@ class DCGAN(hocket.Task):
     def __init__(self) -> None:
         super().__init__()
         self.generator = nn.Sequential(
-            nn.ConvTranspose2d(16, 32, 2),  # 2 x 2 pixels
+            nn.ConvTranspose2d(16, 64, 4),  # 4 x 4 pixels
             nn.ReLU(),
-            nn.ConvTranspose2d(32, 16, 4, stride=2, padding=1),  # 4 x 4
+            nn.ConvTranspose2d(64, 32, 2, stride=2),  # 8 x 8
             nn.ReLU(),
-            nn.ConvTranspose2d(16, 1, 4, stride=2, padding=1),  # 8 x 8
+            nn.Conv2d(32, 1, 3, padding=1),
             nn.Sigmoid(),
         )
         self.discriminator = nn.Sequential(
-            nn.Conv2d(1, 16, 4, stride=2, padding=1),
+            nn.Conv2d(1, 16, 3, stride=2, padding=1),
             nn.LeakyReLU(0.2),
-            nn.Conv2d(16, 32, 4, stride=2, padding=1),
+            nn.Conv2d(16, 32, 3, stride=2, padding=1),
             nn.LeakyReLU(0.2),
             nn.Flatten(),
             nn.Linear(32 * 2 * 2, 1),
@@ -68,5 +68,5 @@ def make_trainer(**changes: Any) -> hocket.Trainer:
 if __name__ == "__main__":
     gan = DCGAN()
     make_trainer(model=gan, loggers=["progress"]).fit()
-    for row in torch.cat([*gan.generator(torch.randn(5, 16, 1, 1)).squeeze(1)], dim=1):
+    for row in torch.cat([*gan.cpu().generator(torch.randn(5, 16, 1, 1)).squeeze(1)], dim=1):
         print("".join(" .:-=+*#%@"[int(9.99 * pixel)] * 2 for pixel in row))

@@ -58,7 +58,7 @@ if __name__ == "__main__":
     batch = {"images": held_out, "noise": torch.randn(len(held_out), CODE)}
     before = vae.negative_bound(batch)
     make_trainer(model=vae, loggers=["progress"]).fit()
-    after = vae.negative_bound(batch)
+    after = vae.cpu().negative_bound(batch)
     for name in before:
         print(
             f"{name} of a held-out image: {before[name] / len(held_out):.1f} nats, then {after[name] / len(held_out):.1f}"

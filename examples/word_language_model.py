@@ -76,5 +76,5 @@ if __name__ == "__main__":
     word, state = torch.tensor([[WORDS.index("def")]]), None
     for _ in range(60):
         print(WORDS[word], end=" ", flush=True)
-        scores, state = model(word, state)
+        scores, state = model.cpu()(word, state)
         word = scores[:, -1].softmax(1).multinomial(1)

@@ -46,7 +46,7 @@ class TaskSteps(Steps):
 
     @property
     def batch_in_epoch(self) -> int:
-        """The number of the current batch in its epoch, from 0, for what begins anew with each epoch."""
+        """The number of the current batch in its epoch, from 0, such as to begin each epoch without a carried state."""
         return self._state.timestamp.batch_in_epoch
 
     # --- what the loop calls
