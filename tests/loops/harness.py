@@ -74,17 +74,26 @@ class Kill(hocket.Callback):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
+class Count(hocket.Callback):
+    """Count the batches of a run."""
+
+    batches = 0
+
+    def batch_end(self) -> None:
+        self.batches += 1
+
+
 def difference(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
     """Return the largest difference between two models' weights."""
     assert a.keys() == b.keys()
-    return max(float((a[name].detach() - b[name].detach()).abs().max()) for name in a)
+    return float(torch.stack([(a[name].detach() - b[name].detach()).abs().max().double() for name in a]).max())
 
 
 class Loop:
     """The checks of one example. Each takes its first `batches` batches."""
 
     example: str
-    #: How many batches to train on. The run that is killed dies in the middle of them.
+    #: How many batches to train on, two or more. The run that is killed dies in the middle, before that batch's checkpoint.
     batches = 6
     #: Differences from the loop by hand: in one process; and where sums are added in another order.
     tolerance, rounding = 0.0, 1e-6
@@ -163,11 +172,13 @@ class Loop:
         child = os.fork()
         if not child:
             try:
-                self.trained(loop, checkpoints=store, callbacks=[Kill(self.batches // 2)])
+                self.trained(loop, checkpoints=store, callbacks=[Kill(self.batches // 2 + 1)])
             finally:
                 os._exit(1)
         assert os.waitpid(child, 0)[1] == signal.SIGKILL
-        resumed = self.trained(loop, checkpoints=store, resume="auto")
+        count = Count()
+        resumed = self.trained(loop, checkpoints=store, resume="auto", callbacks=[count])
+        assert 0 < count.batches < self.batches, "it began anew"
         assert difference(resumed, self.trained(loop)) == 0
 
     def test_it_runs_as_a_program(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
