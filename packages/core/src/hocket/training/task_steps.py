@@ -44,6 +44,11 @@ class TaskSteps(Steps):
         """The number of the current batch, from 0, for steps that are not taken in every batch."""
         return self._state.timestamp.batch
 
+    @property
+    def batch_in_epoch(self) -> int:
+        """The number of the current batch in its epoch, from 0, such as to begin each epoch without a carried state."""
+        return self._state.timestamp.batch_in_epoch
+
     # --- what the loop calls
 
     def run(self, counts: bool) -> bool:
