@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from hocket.plugins.errors import PlanError
+from hocket.plugins.kinds import singular
 from hocket.task import Task
 from hocket.training.carry import check_carry
 from hocket.training.step import Boundary, Step, count
@@ -281,9 +282,10 @@ class Steps:
         bus = self._state.bus
         for event in ("after_forward", "before_loss"):
             attachments = bus.listeners(event)
-            if names := [attachment.name for attachment in attachments if attachment.kind == "algorithms"]:
+            if acting := [each for each in attachments if each.kind in ("algorithms", "task")]:
+                who = ", ".join(f"{singular(each.kind)} {each.name!r}" for each in acting)
                 raise PlanError(
-                    f"Algorithm {', '.join(map(repr, names))} acts on {event}, between a model's outputs and the loss, which "
+                    f"{who[0].upper()}{who[1:]} acts on {event}, between a model's outputs and the loss, which "
                     f"the loss functions of {type(self._state.task).__name__}.train_batch compute in one call. Remove it, or "
                     "train with step(self.loss_of, batch), which calls forward(batch) and loss(outputs, batch) separately."
                 )
