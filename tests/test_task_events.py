@@ -154,7 +154,7 @@ def test_events_of_the_forward_pass_are_refused_where_loss_functions_compute_it(
         def mine(self, batch: Tensor) -> Tensor:
             return self.loss(self(batch), batch)
 
-    with pytest.raises(PlanError, match="Task .Recording. acts on after_forward"):
+    with pytest.raises(PlanError, match=re.escape("Task 'Recording' acts on after_forward")):
         trainer(recording("after_forward", base=Steps), tmp_path).fit()
     task = recording("after_loss", "batch_end", base=Steps)
     trainer(task, tmp_path, duration="1ba").fit()
