@@ -66,6 +66,9 @@ class Task(nn.Module):
         that takes a batch and has the same return types as :meth:`loss`. It may be called several times, with microbatches or
         at perturbed weights, so it must read only its batch, and must not change any state.
 
+        ``with step.manual(*optimizers) as by_hand:`` takes a step by hand instead; see
+        `hocket.training.task_steps.TaskSteps.manual`.
+
         Args:
             batch: the full batch, on the device.
             step: the function to call for each step.

@@ -95,8 +95,9 @@ def make_plan(bus: Bus, task: Task, strategy: StrategyLike, run: Mapping[str, st
                 f"Algorithm '{attachment.name}' needs {_words(missing)}, which strategy "
                 f"'{_name_of(strategy, bus)}' does not offer. Remove '{attachment.name}', or choose another strategy=."
             )
-        acts = [event.value for event in _MICROBATCH_EVENTS if attachment in bus.listeners(event.value)]
-        if attachment.kind in ("algorithms", "task") and acts and not strategy.microbatch_events:
+        if strategy.microbatch_events or attachment.kind not in ("algorithms", "task"):
+            continue
+        if acts := [event.value for event in _MICROBATCH_EVENTS if attachment in bus.listeners(event.value)]:
             what = singular(attachment.kind)
             raise PlanError(
                 f"{what.capitalize()} '{attachment.name}' acts on {', '.join(acts)}, but strategy "

@@ -340,7 +340,8 @@ def hooks_without_idle(state: State, complete: Callable[[State], bool], compiled
     """
     bus, idle = state.bus, _idle(state)
     for attachment, why in idle.items():
-        _warn(f"{singular(attachment.kind)} '{attachment.name}' does not act in steps by hand (step.manual): {why}")
+        kind = singular(attachment.kind).capitalize()
+        _warn(f"{kind} '{attachment.name}' does not act in steps by hand (step.manual): {why}")
     if state.step.metrics is not None:
         _warn("train_metrics do not see the outputs of steps by hand (step.manual)")
     if compiled:
@@ -350,8 +351,7 @@ def hooks_without_idle(state: State, complete: Callable[[State], bool], compiled
 
 
 def _warn(what: str) -> None:
-    instead = "With step(loss_function, batch, …) that is different."
-    warnings.warn(f"{what[0].upper()}{what[1:]}. {instead}", stacklevel=5)
+    warnings.warn(f"{what}. Take the step with step(loss_function, batch, …) to change that.", stacklevel=5)
 
 
 def _idle(state: State) -> dict[Attachment, str]:

@@ -38,7 +38,9 @@ class GradientsByHand(Component):
             there = dict(zip(state.optimizer_names, state.optimizers, strict=True))
             held = parameters_of(there[name] for name in names or there if name in there)
             shapes = [parameter.shape for parameter in held]
-            if [known if each is None else each.shape for known, each in zip(shapes, gradients, strict=False)] == shapes:
+            if [
+                known if each is None else each.shape for known, each in zip(shapes, gradients, strict=False)
+            ] == shapes:
                 fitting[names] = (gradients, dict(each["losses"]))
             else:
                 problems.append(
