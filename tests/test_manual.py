@@ -214,6 +214,31 @@ def test_the_same_weights_over_two_ranks_with_batches_of_two_sizes(kind: type[An
     assert difference(first, by_hand(kind)) < 2e-6
 
 
+@pytest.mark.parametrize("kind", [GAN, Accumulating])
+def test_a_rank_without_samples_adds_nothing(kind: type[Any], tmp_path: Path) -> None:
+    """The second rank has one batch less, and computes on padding in the last one."""
+
+    def rank(number: int) -> dict[str, Tensor]:
+        data = batches(slice(0, 5)) if number == 0 else batches(slice(5, 8))[:-1]
+        return trained(kind, tmp_path, train_data=data, strategy={"ddp": {"split_data": False}})
+
+    task = make(kind)
+    plain, whole = Plain(task, False), batches()
+    for number, batch in enumerate([*whole[:-1], whole[-1][:5]]):
+        task.by_hand(batch, plain, number)
+    first, second = run_ranks(rank, 2)
+    assert difference(first, second) == 0
+    assert difference(first, {name: value.detach() for name, value in task.state_dict().items()}) < 2e-6
+
+
+def test_ranks_that_step_alone_cannot_let_gradients_wait(tmp_path: Path) -> None:
+    def rank(number: int) -> dict[str, Tensor]:
+        return trained(Accumulating, tmp_path, strategy={"local-sgd": {"split_data": False, "every": 2}})
+
+    with pytest.raises(RankError, match="gradients cannot wait for a later batch"):
+        run_ranks(rank, 2)
+
+
 class Kill(hocket.Callback):
     def batch_checkpoint(self, state: hocket.State) -> None:
         if state.timestamp.batch == 4:
@@ -443,6 +468,13 @@ def test_misuse_is_an_error(tmp_path: Path) -> None:
         with step.manual("generator"):
             step(task.loss_of, batch)
 
+    def in_a_loss_function(task: Any, batch: Any, step: Any) -> None:
+        def loss_function(batch: Any) -> None:
+            with step.manual("generator"):
+                pass
+
+        step(loss_function, batch, "discriminator")
+
     def nothing(task: Any, batch: Any, step: Any) -> None:
         with step.manual("generator") as by_hand:
             by_hand.step()
@@ -476,6 +508,7 @@ def test_misuse_is_an_error(tmp_path: Path) -> None:
     refused(unknown, tmp_path, "does not name an optimizer; there are 'generator', 'discriminator'")
     refused(nested, tmp_path, "in the block of another")
     refused(inside, tmp_path, "in the block of another")
+    refused(in_a_loss_function, tmp_path, "not in a loss function")
     refused(nothing, tmp_path, "no gradients to step with")
     refused(unstepped, tmp_path, "ends after by_hand.clip")
     refused(late, tmp_path, "called after by_hand.clip")

@@ -73,8 +73,8 @@ class ByHand:
         """Add the gradients of a loss, scaled by the precision and weighted such that steps are on means over ranks.
 
         Args:
-            loss: what a loss function may return. Over ranks a mean is weighted by the samples of the batch that `train_batch`
-                was given; ``(mean, weight)`` brings its own weight.
+            loss: what a loss function may return; ``kept`` is not used. Over ranks a mean is weighted by the samples of the
+                batch that `train_batch` was given; ``(mean, weight)`` brings its own weight.
             retain_graph: keep the graph, for another loss of the same forward pass.
 
         Raises:

@@ -92,6 +92,10 @@ class TaskSteps(Steps):
             4
         """
         self._check_open()
+        if self._busy:
+            raise RuntimeError(
+                "step.manual(…) is called in train_batch, not in a loss function: return the loss there."
+            )
         self._note_call()
         self._agree("manual", f"step.manual({', '.join(map(repr, optimizers))})", 0.0)
         block, state, outer = self._gradients_by_hand(optimizers), self._state, self._state.step
@@ -210,7 +214,7 @@ class TaskSteps(Steps):
     def _check_call(self, loss_function: Any, batch: Batch, optimizers: Sequence[Any]) -> None:
         self._check_open()
         super()._check_call(loss_function, batch, optimizers)
-        if tuple(optimizers) in self.waiting:
+        if self._by_hand and tuple(optimizers) in self.waiting:
             raise RuntimeError(
                 f"step(…, {', '.join(map(repr, optimizers))}) is called while gradients by hand of the same optimizers wait "
                 "for by_hand.step(). Step by hand first."
