@@ -326,9 +326,10 @@ def _ignored(self: Any, *args: Any) -> None:
 @pytest.mark.parametrize(
     ("name", "write"),
     [
-        ("on_train_epoch_end", "epoch_end(self, state) in a hocket.Callback"),
-        ("on_train_start", "fit_start(self, state) in a hocket.Callback"),
-        ("on_fit_start", "fit_start(self, state) in a hocket.Callback"),
+        ("on_train_epoch_end", "epoch_end(self, state), here or in a hocket.Callback"),
+        ("on_train_start", "fit_start(self, state), here or in a hocket.Callback"),
+        ("on_fit_start", "fit_start(self, state), here or in a hocket.Callback"),
+        ("epoch_started", "epoch_start(self, state), here or in a hocket.Callback"),
         ("eval_step", "metrics(self, split)"),
         ("training_step", "loss(self, outputs, batch)"),
         ("setup", "__init__"),

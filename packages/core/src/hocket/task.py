@@ -13,6 +13,7 @@ from hocket.data import batches
 from hocket.data.batches import Counts
 from hocket.help import attributes, names
 from hocket.help.objects import short
+from hocket.hookspecs import Event
 from hocket.losses import Loss, own_loss
 
 if TYPE_CHECKING:
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
 class Task(nn.Module):
     """A model that defines its batches and its loss. Subclass it and define :meth:`forward` and :meth:`loss`.
 
-    A task of several steps, such as a GAN, defines :meth:`train_batch` instead. The other methods have defaults. Algorithms
+    A task of several steps, such as a GAN, defines :meth:`train_batch` instead. The other methods have defaults. A method by
+    the name of an event (`hocket.Event`), such as ``def epoch_start(self, state)``, is called at that event. Algorithms
     operate on the task itself, and checkpoints save it.
 
     Example:
@@ -63,6 +65,9 @@ class Task(nn.Module):
         named optimizers, or all if none is named; see `hocket.training.steps.Steps`. A loss function is a method of the task
         that takes a batch and has the same return types as :meth:`loss`. It may be called several times, with microbatches or
         at perturbed weights, so it must read only its batch, and must not change any state.
+
+        ``with step.manual(*optimizers) as by_hand:`` takes a step by hand instead; see
+        `hocket.training.task_steps.TaskSteps.manual`.
 
         Args:
             batch: the full batch, on the device.
@@ -314,6 +319,27 @@ def _check_methods(task: Task) -> None:
                 ) from None
 
 
+class TaskEvents:
+    """The methods of a task that listen to events, by the name of the event; attached like a plug-in."""
+
+    def __init__(self, methods: Mapping[str, Callable[..., Any]]) -> None:
+        vars(self).update(methods)
+
+
+def events_of(task: Task) -> TaskEvents | None:
+    """Return the methods of a task that listen to events, or None. Raises TypeError for one with other arguments."""
+    found = {event.value: getattr(task, event.value, None) for event in Event}
+    methods = {name: each for name, each in found.items() if callable(each) and not isinstance(each, nn.Module)}
+    for name, method in methods.items():
+        if list(inspect.signature(method).parameters) != ["state"]:
+            raise TypeError(
+                f"{type(task).__name__} defines {name}{inspect.signature(method)}, and {name} is an event, at which the "
+                f"Trainer calls this method with the state. Define def {name}(self, state), or give the method another name, "
+                f"such as _{name}."
+            )
+    return TaskEvents(methods) if methods else None
+
+
 def _has_loss(model: nn.Module) -> bool:
     return isinstance(model, Task) and (type(model).loss is not Task.loss or model.owns_steps)
 
@@ -337,7 +363,7 @@ def task_of(
     if not isinstance(model, Task):
         return SupervisedTask(model, loss, inputs, targets, outputs)
     kind = type(model).__name__
-    if text := attributes.uncalled(type(model), Task):
+    if text := attributes.uncalled(type(model), Task, [event.value for event in Event]):
         warnings.warn(text, stacklevel=4)
     if inputs is not None or targets is not None or outputs is not None:
         raise TypeError(

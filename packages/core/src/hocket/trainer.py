@@ -38,12 +38,13 @@ from hocket.parts import resolve, without_writing_loggers
 from hocket.plugins import claims, switches
 from hocket.plugins.bus import Bus
 from hocket.plugins.plan import Plan, make_plan
+from hocket.plugins.spec import Attachment
 from hocket.result import Result
 from hocket.run_folder import Run, RunFolder, TemporaryFolder
 from hocket.runtime import Runtime
 from hocket.settings import Settings
 from hocket.state import State
-from hocket.task import task_of
+from hocket.task import events_of, task_of
 from hocket.time import Interval, Time
 from hocket.training import determinism, seeding, until
 from hocket.training.evaluate import EvalSet, evaluate, evaluate_unseen, prepare_sets, sanity_check
@@ -238,6 +239,8 @@ class Trainer:
             parts.attachments.append(self._limits.attachment())
         bus = Bus(parts.attachments, profile=profile_plugins)
         task = task_of(model, loss, inputs, targets, outputs)
+        if events := events_of(task):
+            bus.attach(Attachment("task", type(task).__name__, events))
         self._plan = make_plan(bus, task, parts.strategy, settings.facts(task.model, parts.reasons))
 
         self._runtime = Runtime.of(parts, bus, devices, comparison.of_settings(settings, task))

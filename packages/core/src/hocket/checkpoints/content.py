@@ -16,6 +16,7 @@ from typing import Any
 from torch import Tensor
 
 from hocket.checkpoints.component import Check, Component, ContentError, Like, PerRank, Saved, Tree
+from hocket.checkpoints.components.by_hand import GradientsByHand
 from hocket.checkpoints.components.configuration import Configuration
 from hocket.checkpoints.components.data import EvaluationData, TrainingData
 from hocket.checkpoints.components.guard import Guard
@@ -91,6 +92,7 @@ def components_of(
         TimeAttribute("fit.until", progress, "fit_until"),
         Attribute("fit.asked", progress, "fit_asked"),
         Guard(state, guard),
+        *([] if loop.steps is None else [GradientsByHand(state, loop.steps)]),
         # --- each rank has its own
         StatefulOfRank("generators", state.generators, fresh=False),
         TrainMetrics(loop),

@@ -6,7 +6,7 @@ import difflib
 import enum
 import inspect
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from types import CodeType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -92,7 +92,7 @@ def instead(owner: str, name: str, there: Iterable[str]) -> str:
     return f"Did you mean '{near[0]}'?" if near else ""
 
 
-def uncalled(cls: type, base: type) -> str:
+def uncalled(cls: type, base: type, events: Collection[str]) -> str:
     """Return which methods of a class are meant for a caller that does not exist, and what to write; or empty.
 
     These are methods by the names of other libraries, and misspellings of methods of ``base``. Methods that other methods of
@@ -100,13 +100,14 @@ def uncalled(cls: type, base: type) -> str:
 
     Args:
         cls: a subclass of ``base``; only it and its bases below ``base`` are examined.
+        events: names of methods that are called although ``base`` does not define them.
     """
     own = [each for each in cls.__mro__ if issubclass(each, base) and each.__module__.partition(".")[0] != "hocket"]
     methods = {name: each for kind in reversed(own) for name, each in vars(kind).items() if inspect.isfunction(each)}
     found = {
         name: write
         for name in methods
-        if name[0] != "_" and not hasattr(base, name) and (write := _called_here(name, base))
+        if name[0] != "_" and not hasattr(base, name) and (write := _called_here(name, base, events))
     }
     used = {name for method, each in methods.items() if method not in found for name in _names_in(each.__code__)}
     listed = {name: write for name, write in found.items() if name not in used}
@@ -116,12 +117,15 @@ def uncalled(cls: type, base: type) -> str:
     return f"{cls.__name__} defines {', '.join(listed)}, which hocket never calls. Write {instead}."
 
 
-def _called_here(name: str, base: type) -> str | None:
+def _called_here(name: str, base: type, events: Collection[str]) -> str | None:
     """Return what to define instead of a method by another library's name or with a typo, or None for other names."""
+    if name in events:
+        return None
     if text := names.listed(name, "methods", base.__name__):
         return text
-    if name.startswith("on_") and (hook := names.hook(name)):
-        return f"{hook}(self, state) in a hocket.Callback"
+    hook = names.hook(name) if name.startswith("on_") else None
+    if event := hook or next(iter(difflib.get_close_matches(name, events, 1, 0.85)), None):
+        return f"{event}(self, state), here or in a hocket.Callback"
     ours = {each: method for each, method in vars(base).items() if each[0] != "_" and inspect.isfunction(method)}
     near = difflib.get_close_matches(name, ours, 1, 0.85)
     return f"{near[0]}({', '.join(inspect.signature(ours[near[0]]).parameters)})" if near else None

@@ -1,7 +1,8 @@
 """Events of the training loop. Every listener of an event runs; return values are ignored.
 
 Each event is a hook of its (lower-case) name with one argument, the :class:`~hocket.State`. Events are listed in the order
-of a run; ``tests/test_event_order.py`` records it. For each event, algorithms run first, then callbacks, then loggers.
+of a run; ``tests/test_event_order.py`` records it. For each event, algorithms run first, then the task
+(`hocket.Task` may define an event as a method), then callbacks, then loggers.
 
 To make the loop act, a listener calls ``state.request(Decision.STOP, reason=…)``.
 """

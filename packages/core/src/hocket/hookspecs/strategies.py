@@ -162,7 +162,11 @@ class StrategyHooks:
 
     @hookspec(firstresult=True)
     def reduce_gradients(self, module: torch.nn.Module, parameters: Sequence[torch.nn.Parameter], /) -> bool:
-        """Average the gradients of ``parameters`` over ranks, after calls of `call_prepared` that deferred it."""
+        """Average the gradients of ``parameters`` over ranks, within `accumulate`.
+
+        Called after calls of `call_prepared` that deferred it, and for steps by hand (``step.manual``), whose forward and
+        backward passes no hook of the strategy surrounds.
+        """
         raise NotImplementedError
 
     @hookspec(firstresult=True)

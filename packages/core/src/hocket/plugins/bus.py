@@ -11,7 +11,7 @@ from __future__ import annotations
 import difflib
 import inspect
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -146,9 +146,15 @@ class Bus(_Hooks):
             self._muted = ()
             self._compile()
 
-    def listeners(self, hook: str) -> list[Attachment]:
-        """Return the plug-ins that implement a hook, in call order."""
-        return [self._attachments[impl.plugin_name] for impl in self._ordered(hook)]
+    def listeners(self, hook: str, *, wrappers: bool = True) -> list[Attachment]:
+        """Return the plug-ins that implement a hook, in call order; unless ``wrappers``, without those that wrap it."""
+        return [self._attachments[impl.plugin_name] for impl in self._ordered(hook) if wrappers or not impl.wrapper]
+
+    def compiled(
+        self, hook: str, without: Collection[Attachment], inner: Callable[..., Any] | None = None
+    ) -> Callable[..., Any]:
+        """Return a hook compiled without some plug-ins. ``inner`` replaces all implementations of an action but wrappers."""
+        return self._fold(hook, without, inner)
 
     def _listens(self, attachment: Attachment, hook: str) -> bool:
         caller = getattr(self._pluggy.hook, hook, None)
@@ -169,15 +175,19 @@ class Bus(_Hooks):
         for hook in _HOOKS:
             setattr(self, hook, self._fold(hook))
 
-    def _fold(self, hook: str) -> Callable[..., Any]:
-        """Compile all implementations of a hook into one plain callable."""
+    def _fold(
+        self, hook: str, without: Collection[Attachment] = (), inner: Callable[..., Any] | None = None
+    ) -> Callable[..., Any]:
+        """Compile all implementations of a hook into one plain callable; see `compiled`."""
         caller = getattr(self._pluggy.hook, hook)
         argnames = caller.spec.argnames
         first = caller.spec.opts.get("firstresult")
-        ordered = self._ordered(hook)
+        ordered = [impl for impl in self._ordered(hook) if self._attachments[impl.plugin_name] not in without]
         if hook in _EVENTS:
             ordered = [impl for impl in ordered if self._attachments[impl.plugin_name].kind not in self._muted]
         calls = [self._call(hook, impl, argnames) for impl in ordered if not impl.wrapper]
+        if inner is not None:
+            calls = [(inner, "")]
         if hook in _FINISHING:
             calls += [(finish(each, hook), "") for key, each in self._deliveries.items() if self._writes(key)]
         if hook in _ALWAYS:

@@ -9,7 +9,7 @@ from hocket.plugins.errors import ConflictError, OrderError
 from hocket.plugins.spec import Attachment
 
 #: On an event, kinds run in this order; an action asks them in reverse, and the last of them wraps all others.
-KINDS_IN_ORDER = ("actions", "strategies", "precisions", "algorithms", "callbacks", "loggers")
+KINDS_IN_ORDER = ("actions", "strategies", "precisions", "algorithms", "task", "callbacks", "loggers")
 
 
 def check_combination(algorithms: Sequence[Attachment]) -> None:

@@ -11,6 +11,7 @@ from hocket.display import html
 from hocket.hookspecs import Actions, Event
 from hocket.plugins.bus import Bus
 from hocket.plugins.errors import PlanError
+from hocket.plugins.kinds import singular
 from hocket.plugins.spec import Attachment
 
 if TYPE_CHECKING:
@@ -94,11 +95,14 @@ def make_plan(bus: Bus, task: Task, strategy: StrategyLike, run: Mapping[str, st
                 f"Algorithm '{attachment.name}' needs {_words(missing)}, which strategy "
                 f"'{_name_of(strategy, bus)}' does not offer. Remove '{attachment.name}', or choose another strategy=."
             )
-        acts = [event.value for event in _MICROBATCH_EVENTS if event in getattr(attachment.obj, "events", ())]
-        if attachment.kind == "algorithms" and acts and not strategy.microbatch_events:
+        if strategy.microbatch_events or attachment.kind not in ("algorithms", "task"):
+            continue
+        if acts := [event.value for event in _MICROBATCH_EVENTS if attachment in bus.listeners(event.value)]:
+            what = singular(attachment.kind)
             raise PlanError(
-                f"Algorithm '{attachment.name}' acts on {', '.join(acts)}, but strategy '{_name_of(strategy, bus)}' computes "
-                "the gradients of a batch itself, without these events. Remove the algorithm, or choose another strategy=."
+                f"{what.capitalize()} '{attachment.name}' acts on {', '.join(acts)}, but strategy "
+                f"'{_name_of(strategy, bus)}' computes the gradients of a batch itself, without these events. Remove "
+                f"{'these methods' if what == 'task' else 'the algorithm'}, or choose another strategy=."
             )
     return Plan(
         run=run,

@@ -73,7 +73,7 @@ class FitLoop:
         self._windows = windows
         self._written_at = -1
         #: The ``step`` argument of a task with `train_batch`; None for other tasks.
-        self._steps = TaskSteps(state, self._step, compiled) if state.task.owns_steps else None
+        self.steps = TaskSteps(state, self._step, compiled, guard, self._changed) if state.task.owns_steps else None
         #: The batch after which each evaluation set was evaluated last, by label.
         self._evaluated_at: dict[str, int] = {}
         #: The metrics, or None if there are none.
@@ -173,6 +173,8 @@ class FitLoop:
         self._evaluate({label: s for label, s in state.eval_sets.items() if s.every and at.get(label) != now})
         self._train_metrics()
         self._guard.fit_end(state)
+        if self.steps is not None:
+            self.steps.fit_end()
         self._write_logs()  # before the checkpoint, so that a run resumed from it has these logs
         self._checkpoint("over", bus.fit_end)
         self._write_logs()
@@ -253,8 +255,8 @@ class FitLoop:
         state.timestamp.next_epoch()
         for schedule in state.schedules:
             schedule.epoch_end(state)
-        if self._steps is not None:
-            self._steps.epoch_end()
+        if self.steps is not None:
+            self.steps.epoch_end()
         self.stage = "epoch_end"
         self._train_metrics()
         bus.epoch_end(state)
@@ -290,7 +292,7 @@ class FitLoop:
 
         stepped = False
         if not skip and trained_on:
-            stepped = self._step() if self._steps is None else self._steps.run(counts)
+            stepped = self._step() if self.steps is None else self.steps.run(counts)
         self.stage = "step"
         if self._windows is not None:
             self._windows.end()
@@ -313,6 +315,10 @@ class FitLoop:
         allowed = self._guard.allows(state)
         self.stage = "step"
         return allowed and bus.optimizer_step(state, partial(gradients_again, state, self._guard))
+
+    def _changed(self) -> None:
+        """Note that the current batch cannot be trained on anew after an exception."""
+        self.stage = "step"
 
     def _after_batch(self) -> None:
         state = self.state
@@ -399,7 +405,7 @@ class FitLoop:
     def _write_logs(self) -> None:
         if self.state.loss is not None and self._written_at != self.state.timestamp.batch:
             self._written_at = self.state.timestamp.batch
-            if self._steps is None:  # steps of a `train_batch` log their own losses
+            if self.steps is None:  # steps of a `train_batch` log their own losses
                 self.state.log({"train/loss": self.state.loss})
                 self.state.log({f"train/{name}": value for name, value in self.state.loss_parts.items()})
         self._guard.interval_end(self.state)

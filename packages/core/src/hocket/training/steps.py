@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from hocket.plugins.errors import PlanError
+from hocket.plugins.kinds import singular
 from hocket.task import Task
 from hocket.training.carry import check_carry
 from hocket.training.step import Boundary, Step, count
@@ -135,16 +136,21 @@ class Steps:
             self._busy, state.step = False, outer
             step.batch = step.outputs = step.boundary = None
             step.carry = ()
-        if taken:
-            self._taken.update(map(id, state.optimizers if step.optimizers is None else step.optimizers))
-        outer.loss, outer.losses, outer.gradient_norm = step.loss, step.losses, step.gradient_norm
+        self._report(step, outer, taken)
         before = None if carry is _NOTHING else carry
         if step.loss is None:  # no rank has a sample in this step
             return StepResult(torch.zeros((), device=state.device), {}, None, False, before)
-        self._log(step)
         # A rank that only computes on padding keeps nothing of it.
         kept, step.kept = state.task.join(step.kept) if step.kept else before, []
         return StepResult(step.loss, step.losses, step.gradient_norm, bool(taken), kept if taken else before)
+
+    def _report(self, step: Step, outer: Step, taken: bool) -> None:
+        """Count a step, and log its losses, if any rank has a sample in it."""
+        if taken:
+            self._taken.update(map(id, self._state.optimizers if step.optimizers is None else step.optimizers))
+        outer.loss, outer.losses, outer.gradient_norm = step.loss, step.losses, step.gradient_norm
+        if step.loss is not None:
+            self._log(step)
 
     def any(self, flag: bool | Tensor) -> bool:
         """Whether ``flag`` is true on any rank. Decide by it where all ranks must do the same. Waits for the device."""
@@ -187,7 +193,6 @@ class Steps:
             ) from None
 
     def _begin(self, function: Callable[..., Any], name: str, indices: Sequence[int], arguments: Sequence[str]) -> Step:
-        state = self._state
         key = (_code(function), name)
         if (step := self._steps.get(key)) is None:
             step = self._steps[key] = Step()
@@ -198,14 +203,19 @@ class Steps:
         if own is not Task.loss_of:
             self._check_listeners()
             step.loss_function = self._compile(own, function)
-        if name:
+        self._choose(step, indices)
+        step.loss = step.gradient_norm = step.inputs = None
+        step.losses = {}
+        return step
+
+    def _choose(self, step: Step, indices: Sequence[int]) -> None:
+        """Set the optimizers of a step, and the parameters that get no gradients in it."""
+        if indices:
+            state = self._state
             step.optimizers = [state.optimizers[index] for index in indices]
             others = [each for number, each in enumerate(state.optimizers) if number not in indices]
             own = set(map(id, parameters_of(step.optimizers)))
             step.others = [p for p in parameters_of(others) if p.requires_grad and id(p) not in own]
-        step.loss = step.gradient_norm = step.inputs = None
-        step.losses = {}
-        return step
 
     def _compile(self, own: Any, function: Callable[..., Any]) -> Callable[..., Any]:
         if self._compiled is None or own is None:
@@ -253,7 +263,8 @@ class Steps:
         first, second, total = state.bus.all_reduce(mine, "sum").tolist()
         if first != asked * world or second != asked**2 % 65521 * world:
             said = {"return": "returned from train_batch", "any": "called step.any", "mean": "called step.mean"}
-            doing = state.bus.all_gather_object(said.get(what, f"called step(…) with {name}"))
+            called = f"called step(…) with {name}" if what == "step" else f"is at {name}"
+            doing = state.bus.all_gather_object(said.get(what, called))
             raise RuntimeError(
                 f"Ranks make different calls in {self.caller}: "
                 + "; ".join(f"rank {rank} {each}" for rank, each in enumerate(doing))
@@ -281,9 +292,10 @@ class Steps:
         bus = self._state.bus
         for event in ("after_forward", "before_loss"):
             attachments = bus.listeners(event)
-            if names := [attachment.name for attachment in attachments if attachment.kind == "algorithms"]:
+            if acting := [each for each in attachments if each.kind in ("algorithms", "task")]:
+                who = ", ".join(f"{singular(each.kind)} {each.name!r}" for each in acting)
                 raise PlanError(
-                    f"Algorithm {', '.join(map(repr, names))} acts on {event}, between a model's outputs and the loss, which "
+                    f"{who[0].upper()}{who[1:]} acts on {event}, between a model's outputs and the loss, which "
                     f"the loss functions of {type(self._state.task).__name__}.train_batch compute in one call. Remove it, or "
                     "train with step(self.loss_of, batch), which calls forward(batch) and loss(outputs, batch) separately."
                 )

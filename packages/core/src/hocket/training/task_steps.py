@@ -4,21 +4,30 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from hocket.help import failures
+from hocket.training import by_hand
+from hocket.training.by_hand import ByHand
 from hocket.training.step import Step
 from hocket.training.steps import StepResult, Steps
 
 if TYPE_CHECKING:
     from hocket.state import State
+    from hocket.training.guard import NonFiniteGuard
     from hocket.types import Batch
 
 
 class TaskSteps(Steps):
-    """The ``step`` argument of `hocket.Task.train_batch`. One per Trainer. The arguments are those of `Steps`."""
+    """The ``step`` argument of `hocket.Task.train_batch`. One per Trainer.
+
+    Args:
+        take, compiled: see `Steps`.
+        guard: handles non-finite losses and gradients of steps by hand.
+        changed: called when something changed that a fit cannot compute anew after an exception.
+    """
 
     caller = "train_batch"
 
@@ -27,8 +36,15 @@ class TaskSteps(Steps):
         state: State,
         take: Callable[[], bool],
         compiled: Callable[[Callable[..., Any]], Callable[..., Any]] | None,
+        guard: NonFiniteGuard,
+        changed: Callable[[], None],
     ) -> None:
         super().__init__(state, take, compiled)
+        self._guard, self._changed = guard, changed
+        #: The gradients of steps by hand, by the names of their optimizers; those of the open block; and their hooks.
+        self._by_hand: dict[tuple[str, ...], ByHand] = {}
+        self._open_by_hand: ByHand | None = None
+        self._hooks: Any = None
         #: The batch that `train_batch` was given, and whether it counts.
         self._whole: Any = None
         self._counts = False
@@ -48,6 +64,55 @@ class TaskSteps(Steps):
     def batch_in_epoch(self) -> int:
         """The number of the current batch in its epoch, from 0, such as to begin each epoch without a carried state."""
         return self._state.timestamp.batch_in_epoch
+
+    @contextmanager
+    def manual(self, *optimizers: str) -> Iterator[ByHand]:
+        """Take steps of the named optimizers, or all, by hand: call ``backward``, ``clip`` and ``step`` of the block's object.
+
+        Parameters that only other optimizers hold get no gradients in the block. Gradients that no ``step()`` has used when the
+        block ends wait for the next block of the same optimizers, also in later batches, and are in checkpoints.
+
+        Raises:
+            ValueError: there is no optimizer of that name, or two of these share parameters; it computes gradients itself
+                (LBFGS); or ``microbatch=`` or ``accumulate=`` divide the batch.
+            hocket.plugins.errors.PlanError: the strategy shards parameters.
+            RuntimeError: called outside of `train_batch`, in a loss function, or in another such block.
+
+        Example:
+            >>> import hocket, torch
+            >>> class Autoencoder(hocket.Task):
+            ...     def __init__(self):
+            ...         super().__init__()
+            ...         self.network = torch.nn.Linear(4, 4)
+            ...     def train_batch(self, batch, step):
+            ...         with step.manual() as by_hand:
+            ...             by_hand.backward((self.network(batch) - batch).square().mean() / 2)
+            ...             if step.batch % 2 == 1:  # a step on two batches
+            ...                 by_hand.clip(norm=1.0)
+            ...                 by_hand.step()
+            >>> trainer = hocket.Trainer(
+            ...     model=Autoencoder(), train_data=[torch.randn(8, 4)] * 4, optimizer="sgd(lr=0.1)", device="cpu"
+            ... )
+            >>> trainer.fit("1ep").timestamp.batch
+            4
+        """
+        self._check_open()
+        if self._busy:
+            raise RuntimeError(
+                "step.manual(…) is called in train_batch, not in a loss function: return the loss there."
+            )
+        self._note_call()
+        self._agree("manual", f"step.manual({', '.join(map(repr, optimizers))})", 0.0)
+        block, state, outer = self._gradients_by_hand(optimizers), self._state, self._state.step
+        by_hand.check(state, state.optimizers if block.current.optimizers is None else block.current.optimizers)
+        if self._hooks is None:
+            self._hooks = by_hand.hooks_without_idle(state, self._complete, self._compiled is not None)
+        self._open_by_hand, self._outer = block, outer
+        try:
+            with block.opened(outer):
+                yield block
+        finally:
+            self._open_by_hand = None
 
     # --- what the loop calls
 
@@ -97,16 +162,76 @@ class TaskSteps(Steps):
             )
         self._called_in_epoch = False
 
+    def fit_end(self) -> None:
+        """Warn of gradients that no step has used."""
+        for names in self.waiting:
+            warnings.warn(
+                f"The fit ends with gradients of {', '.join(map(repr, names)) or 'all optimizers'} that no by_hand.step() has "
+                "used. The next fit, or a run that resumes from a checkpoint, continues with them; otherwise they are lost.",
+                stacklevel=2,
+            )
+
+    @property
+    def waiting(self) -> Mapping[tuple[str, ...], ByHand]:
+        """The gradients by hand that wait for a step in a later batch, by the names of their optimizers."""
+        return {names: each for names, each in self._by_hand.items() if each.gradients is not None}
+
+    def restore(self, waiting: Mapping[tuple[str, ...], tuple[Any, Any]]) -> None:
+        """Continue with saved gradients and losses by hand, and no others."""
+        self._by_hand = {}
+        for names, (gradients, losses) in waiting.items():
+            self._gradients_by_hand(names).restore(gradients, losses)
+
     # --- inside
 
-    def _check_call(self, loss_function: Any, batch: Batch, optimizers: Sequence[Any]) -> None:
+    def _gradients_by_hand(self, names: tuple[str, ...]) -> ByHand:
+        indices = self._indices(names)
+        if names not in self._by_hand:
+            self._check_shared(indices)
+            step = Step()
+            step.name = "+".join(names)
+            self._by_hand[names] = ByHand(
+                self._state,
+                step,
+                self._guard,
+                lambda: self._hooks,
+                self._around,
+                lambda call, value: self._agree("manual", f"by_hand.{call} of {step.name or 'all optimizers'}", value),
+                self._changed,
+                lambda step, taken: self._report(step, self._outer, taken),
+            )
+        self._choose(self._by_hand[names].current, indices)
+        return self._by_hand[names]
+
+    def _complete(self, state: State) -> bool:
+        assert self._open_by_hand is not None
+        return self._open_by_hand.complete()
+
+    def _check_open(self) -> None:
         if not self._open:
             raise RuntimeError("step(…) is called in train_batch, while that runs.")
+        if self._open_by_hand is not None:
+            raise RuntimeError(
+                "step(…) or step.manual(…) is called in the block of another step.manual(…). End that block first: what "
+                "follows it is not indented."
+            )
+
+    def _check_call(self, loss_function: Any, batch: Batch, optimizers: Sequence[Any]) -> None:
+        self._check_open()
         super()._check_call(loss_function, batch, optimizers)
+        if self._by_hand and tuple(optimizers) in self.waiting:
+            raise RuntimeError(
+                f"step(…, {', '.join(map(repr, optimizers))}) is called while gradients by hand of the same optimizers wait "
+                "for by_hand.step(). Step by hand first."
+            )
+        self._note_call()
+
+    def _note_call(self) -> None:
         if not self._called and any(parameter.grad is not None for parameter in self._state.parameters):
             raise RuntimeError(
                 "train_batch computed gradients before its first step(…), which sets gradients to zero, so they would be lost. "
-                "Compute that loss in a loss function instead of calling backward()."
+                "Compute that loss in a loss function instead of calling backward(), or: with step.manual(…) as by_hand: "
+                "by_hand.backward(loss)."
             )
         self._called = self._called_in_epoch = True
 
