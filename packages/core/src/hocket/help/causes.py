@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hocket.data import batches
+from hocket.data import nesting
 from hocket.help import names
 from hocket.help.failure import Failure
 from hocket.task import SupervisedTask, Task
@@ -353,7 +353,7 @@ def _forward_missing(failure: Failure) -> str:
 
 def _tensors(value: Any) -> list[Tensor]:
     found: list[Tensor] = []
-    batches.map_tensors(found.append, value)
+    nesting.map_tensors(found.append, value)
     return found
 
 

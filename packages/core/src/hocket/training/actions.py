@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from hocket.data import batches
-from hocket.data.batches import map_tensors, unpadded
+from hocket.data import nesting
+from hocket.data.batches import unpadded
+from hocket.data.nesting import map_tensors
 from hocket.data.windows import Window
 from hocket.distributed.dtensors import mesh_of
 from hocket.help import failures
@@ -57,7 +58,7 @@ class DefaultActions:
 
     def move_batch(self, state: State, batch: Batch) -> Any:
         """Move the batch to the device, then have the precision convert it."""
-        return state.bus.convert_batch(batches.move(batch, state.device))
+        return state.bus.convert_batch(nesting.move(batch, state.device))
 
     def forward(self, state: State, batch: Batch) -> Any:
         """Call the prepared model in the precision's context."""

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hocket.data.batches import Counts, map_tensors
+from hocket.data.batches import Counts
+from hocket.data.nesting import map_tensors
 
 if TYPE_CHECKING:
     from hocket.state import State

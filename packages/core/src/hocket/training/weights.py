@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hocket.data import batches
+from hocket.data import batches, nesting
 from hocket.losses import Loss, as_loss, own_loss
 from hocket.task import SupervisedTask
 from hocket.training import seeding
@@ -240,7 +240,7 @@ def _labels(batch: Batch) -> Iterator[tuple[Any, Tensor]]:
 def _readings(key: Any, labels: Tensor, outputs: Any) -> Iterator[tuple[str, Weight, Tensor]]:
     """Yield the name, weight and expected value of each possible loss: means over labels or samples."""
     floating: list[Tensor] = []
-    batches.map_tensors(lambda tensor: floating.append(tensor) if tensor.is_floating_point() else None, outputs)
+    nesting.map_tensors(lambda tensor: floating.append(tensor) if tensor.is_floating_point() else None, outputs)
     for logits in floating:
         logits = logits.detach()
         logits = logits if logits.dtype is torch.float64 else logits.float()
