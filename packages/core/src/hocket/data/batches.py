@@ -12,7 +12,7 @@ import torch
 
 from hocket.data.containers import container_of
 from hocket.data.nesting import fields_of, like_mapping, with_fields
-from hocket.data.reading import How, is_numbers, is_per_sample, may_hold_samples, read
+from hocket.data.reading import How, how_divided, is_numbers, is_per_sample, may_hold_samples, read
 
 
 class Counts(NamedTuple):
@@ -141,15 +141,8 @@ def join(parts: Sequence[Any]) -> Any:
     """
     if len(parts) == 1:
         return parts[0]
-    found = {how for part in parts if (how := _how(part)) is not None}
+    found = {how for part in parts if (how := how_divided(part)) is not None}
     return _join(parts, next((how for how in (How.SAMPLES, How.LISTS) if how in found), How.FIELDS), top=True)
-
-
-def _how(batch: Any) -> How | None:
-    try:
-        return read(batch).how
-    except ValueError:
-        return None
 
 
 def _join(parts: Sequence[Any], how: How, top: bool = False) -> Any:

@@ -60,6 +60,28 @@ def read(batch: Any) -> Reading:
     return Reading(lengths.pop(), How.LISTS)
 
 
+def how_divided(batch: Any) -> How | None:
+    """Return what the sequences of a batch hold, if it has any and that is certain; else None."""
+    items = batch.values() if type(batch) is dict else batch if type(batch) is tuple or type(batch) is list else ()
+    if items and all(type(item) is Tensor for item in items):  # the usual batches have none
+        return None
+    try:
+        return read(batch).how
+    except ValueError:
+        return None
+
+
+def samples_of_part(part: Any, how: How | None) -> int:
+    """Return the number of samples in a part of a batch that was divided as `how_divided` says.
+
+    A part alone may be less certain: one sample of a list may have as many entries as another field.
+    """
+    if how is How.SAMPLES:
+        return len(part)
+    lengths = set(_lengths(part)) if how is How.LISTS else ()
+    return lengths.pop() if len(lengths) == 1 else read(part).samples
+
+
 def samples_of_fields(batch: Any) -> int:
     """Return the common size of dimension 0 of all tensors. Raises ValueError if there is none."""
     sizes = set(_sizes(batch))

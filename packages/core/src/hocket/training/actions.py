@@ -11,6 +11,7 @@ import torch
 from hocket.data import nesting
 from hocket.data.batches import unpadded
 from hocket.data.nesting import map_tensors
+from hocket.data.reading import how_divided
 from hocket.data.windows import Window
 from hocket.distributed.dtensors import mesh_of
 from hocket.help import failures
@@ -20,7 +21,7 @@ from hocket.state import State
 from hocket.training import weights
 from hocket.training.carry import check_kept, split_carry
 from hocket.training.means import Part, Weighting, mean, on_device
-from hocket.training.step import CHANGED_IN_PLACE, count
+from hocket.training.step import CHANGED_IN_PLACE, count, count_part
 from hocket.types import Batch
 
 if TYPE_CHECKING:
@@ -213,10 +214,11 @@ def accumulate_gradients(
         parts = []
         remaining, carry = mine, step.carry
         carries = split_carry(state, microbatches, split)
+        how = how_divided(full_batch.batches[0] if type(full_batch) is Window else full_batch)
         for number, (microbatch, carried) in enumerate(zip(microbatches, carries, strict=True), 1):
             microbatch, counts = unpadded(microbatch)
             samples = (
-                0 if not counts else mine if microbatch is full_batch else min(mine, count(state, microbatch).samples)
+                0 if not counts else mine if microbatch is full_batch else min(mine, count_part(state, microbatch, how))
             )
             remaining -= samples
             step.carry = carried
