@@ -13,7 +13,7 @@ from hocket.data import batches, items
 from hocket.data.batches import Counts
 from hocket.help import attributes, names
 from hocket.help.objects import short
-from hocket.losses import Loss, own_loss
+from hocket.losses import Loss, Reduction, own_loss
 
 if TYPE_CHECKING:
     from hocket.training.task_steps import TaskSteps
@@ -41,6 +41,11 @@ class Task(nn.Module):
         ... )
         >>> result = trainer.fit()
     """
+
+    #: What the loss is over, as ``Trainer(loss_reduction=…)``, which replaces it: ``"mean"`` over samples, ``"sum"``,
+    #: ``"batch"`` for a loss over pairs of the batch, such as a contrastive one, which is then never divided, or
+    #: ``"gathered"`` for one that gathers the outputs of all ranks itself. None for a mean, which is tried.
+    loss_reduction: Reduction | None = None
 
     def forward(self, batch: Batch) -> Any:
         """Return the outputs for a batch."""

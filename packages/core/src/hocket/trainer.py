@@ -30,7 +30,7 @@ from hocket.distributed import comparison
 from hocket.distributed.agreement import ranks_of
 from hocket.help import attributes, first_loss
 from hocket.help.arguments import understood
-from hocket.losses import reduction_of
+from hocket.losses import Reduction, reduction_of
 from hocket.optim.learning_rate import make_schedules
 from hocket.optim.optimizers import make_optimizers
 from hocket.parts import resolve, without_writing_loggers
@@ -41,10 +41,11 @@ from hocket.result import Result
 from hocket.run_folder import Run, RunFolder, TemporaryFolder
 from hocket.runtime import Runtime
 from hocket.settings import Settings
+from hocket.settings import reduction as check_reduction
 from hocket.state import State
 from hocket.task import task_of
 from hocket.time import Interval, Time
-from hocket.training import determinism, seeding, until
+from hocket.training import determinism, seeding, until, whole_batch
 from hocket.training.evaluate import EvalSet, evaluate, evaluate_unseen, prepare_sets, sanity_check
 from hocket.training.fit import FitLoop
 from hocket.training.guard import NonFiniteGuard, Policy
@@ -71,8 +72,9 @@ class Trainer:
             four ranks train on four batches at once. `hocket.data.Several` combines several loaders.
         loss: ``(outputs, targets)`` to a scalar tensor, a dict of named ones, or ``(mean, weight)``; see `hocket.Loss`. Also
             the name of a loss in `torch.nn.functional`, such as ``"cross_entropy"``, or a class such as ``nn.MSELoss``.
-        loss_reduction: ``"sum"`` for a loss that is a sum over the batch. None for the declared reduction of the loss
-            function, such as ``torch.nn.MSELoss(reduction="sum")``, else a mean. An assumed mean is checked where it matters.
+        loss_reduction: ``"sum"`` for a loss that is a sum over the batch; ``"batch"`` or ``"gathered"`` for one over its pairs,
+            such as a contrastive loss, which must not be divided; see `hocket.Loss`. None for the declared reduction of the Task
+            or the loss function, such as ``torch.nn.MSELoss(reduction="sum")``, else a mean, which is checked where it matters.
         inputs, targets: their location in a batch: a name, an index or a function of the batch. None for
             ``(inputs, targets)``; from a mapping the model receives all values by name, and the loss the mapping itself.
         outputs: the location in the model's output of what loss, metrics and predictions get, in the same form, such as
@@ -152,7 +154,7 @@ class Trainer:
         train_data: Iterable[Any] | None = None,
         *,
         loss: Callable[[Any, Any], Any] | type[nn.Module] | str | None = None,
-        loss_reduction: Literal["mean", "sum"] | None = None,
+        loss_reduction: Reduction | None = None,
         inputs: Any = None,
         targets: Any = None,
         outputs: Any = None,
@@ -230,9 +232,12 @@ class Trainer:
             parts.attachments.append(self._limits.attachment())
         bus = Bus(parts.attachments, profile=profile_plugins)
         task = task_of(model, loss, inputs, targets, outputs)
+        reduction = settings.loss_reduction or check_reduction(task.loss_reduction) or reduction_of(loss)
+        whole_batch.check_plan(reduction, settings, parts.strategy, devices or 1)
         self._plan = make_plan(bus, task, parts.strategy, settings.facts(task.model, parts.reasons))
 
         self._runtime = Runtime.of(parts, bus, devices, comparison.of_settings(settings, task))
+        whole_batch.check_plan(reduction, settings, parts.strategy)
         self._randomness = seeding.RandomStream(settings.seed, parts.strategy.data_rank)
         run = bus.broadcast_object(Run.new(settings.run_name))
         self.state = state = State(
@@ -250,7 +255,7 @@ class Trainer:
         )
         state.progress.min_duration = settings.min_duration
         state.clipping = settings.clipping
-        state.loss_reduction = settings.loss_reduction or reduction_of(loss)
+        state.loss_reduction = reduction
         guard = NonFiniteGuard(settings.nonfinite, parts.device.asynchronous)
         compiled = None if settings.compile is None else partial(torch.compile, **settings.compile)
         windows = (

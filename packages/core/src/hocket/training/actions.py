@@ -15,13 +15,14 @@ from hocket.data.reading import how_divided
 from hocket.data.windows import Window
 from hocket.distributed.dtensors import mesh_of
 from hocket.help import failures
-from hocket.losses import Apart, Loss, as_loss
+from hocket.losses import WHOLE, Apart, Loss, as_loss
 from hocket.optim.clipping import clip_gradients
 from hocket.state import State
 from hocket.training import weights
 from hocket.training.carry import check_kept, split_carry
 from hocket.training.means import Part, Weighting, mean, on_device
 from hocket.training.step import CHANGED_IN_PLACE, count, count_part
+from hocket.training.whole_batch import check_part
 from hocket.types import Batch
 
 if TYPE_CHECKING:
@@ -292,7 +293,10 @@ def _compute_microbatch(
     step.loss, own, parts, reduction, kept = loss
     summed = False
     if weighting is not None:  # otherwise the loss is used as it is
-        summed = (reduction or state.loss_reduction) == "sum"
+        over = reduction or state.loss_reduction
+        summed = over == "sum"
+        if over in WHOLE:
+            check_part(state, over, samples)
         if own is None and not summed:
             weight_of = step.weight_of
             if weight_of is None:

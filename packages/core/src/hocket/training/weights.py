@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hocket.data import batches, nesting
-from hocket.losses import Loss, as_loss, own_loss
+from hocket.losses import WHOLE, Loss, as_loss, own_loss
 from hocket.task import SupervisedTask
 from hocket.training import seeding
 
@@ -48,6 +48,8 @@ def in_training(state: State, loss: Loss, samples: int) -> Weight:
     Raises:
         ValueError: the loss is a sum over samples; or the model computes it, and its weight cannot be determined.
     """
+    if (loss.reduction or state.loss_reduction) in WHOLE:
+        return by_samples
     if own_loss(state.outputs) is loss.value:
         weight = of_own_loss(state)
         if weight is None:
@@ -74,8 +76,9 @@ def in_training(state: State, loss: Loss, samples: int) -> Weight:
         warnings.warn(
             "The loss of several samples is not the mean of their losses, so a batch that is split into microbatches or "
             "divided over ranks has another loss than the full batch: the mean of the parts, weighted by samples. If the "
-            "loss is a mean over something else, such as labels that count, return (mean, weight); if this is intended, pass "
-            "loss_reduction='mean' to the Trainer.",
+            "loss is a mean over something else, such as labels that count, return (mean, weight); if it is over pairs of "
+            "the batch, as a contrastive loss, say loss_reduction='batch', which refuses to divide batches; if this is "
+            "intended, pass loss_reduction='mean' to the Trainer.",
             stacklevel=2,
         )
     return by_samples
@@ -83,7 +86,7 @@ def in_training(state: State, loss: Loss, samples: int) -> Weight:
 
 def in_evaluation(state: State, loss: Loss, label: str) -> Weight:
     """As `in_training`, but weight by samples, with a warning, if the weight cannot be determined."""
-    if own_loss(state.outputs) is not loss.value:
+    if own_loss(state.outputs) is not loss.value or (loss.reduction or state.loss_reduction) in WHOLE:
         return of_labels(state, plain_too=True) or by_samples
     weight = of_own_loss(state)
     if weight is None:
