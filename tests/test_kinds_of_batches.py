@@ -284,7 +284,9 @@ def test_a_tensordict_is_split_as_one() -> None:
 def test_graph_batches_are_counted_moved_split_and_joined() -> None:
     geometric = pytest.importorskip("torch_geometric.data")
     graphs = [
-        geometric.Data(x=torch.full((n, 2), float(n)), edge_index=torch.zeros(2, n, dtype=torch.long), y=torch.tensor([n]))
+        geometric.Data(
+            x=torch.full((n, 2), float(n)), edge_index=torch.zeros(2, n, dtype=torch.long), y=torch.tensor([n])
+        )
         for n in (2, 3, 4)
     ]
     batch = geometric.Batch.from_data_list(graphs, follow_batch=["x"])

@@ -118,13 +118,15 @@ def test_dividing_it_is_refused_in_the_plan(given: Any, divided: dict[str, Any])
 
 
 def test_processes_that_are_to_be_started_are_refused_before() -> None:
-    with pytest.raises(PlanError, match="2 ranks would each compute it on a slice.*all_gather.*'gathered'"):
+    with pytest.raises(PlanError, match=r"2 ranks would each compute it on a slice.*all_gather.*'gathered'"):
         hocket.Trainer(model=Contrastive(), strategy="ddp", devices=2, device="cpu")
 
 
 @pytest.mark.parametrize("task", [Said, OwnStep])
 def test_what_only_the_loss_says_is_refused_in_the_first_batch(task: Any) -> None:
-    with pytest.raises(PlanError, match=r"whole batch.*microbatch of 4 of 8 samples\. Omit microbatch= and accumulate="):
+    with pytest.raises(
+        PlanError, match=r"whole batch.*microbatch of 4 of 8 samples\. Omit microbatch= and accumulate="
+    ):
         train(task(), microbatch=4)
     batches = [(INPUTS[:4], OTHERS[:4]), (INPUTS[4:], OTHERS[4:])]
     if task is Said:
@@ -137,7 +139,9 @@ def test_an_undeclared_one_warns_of_the_declaration() -> None:
     class Undeclared(Contrastive):
         loss_reduction = None
 
-    with pytest.warns(UserWarning, match="not the mean of their losses.*over pairs of the batch.*loss_reduction='batch'"):
+    with pytest.warns(
+        UserWarning, match="not the mean of their losses.*over pairs of the batch.*loss_reduction='batch'"
+    ):
         train(Undeclared(), microbatch=4)
 
 
@@ -145,7 +149,7 @@ def test_unknown_reductions_are_refused() -> None:
     wrong = type("Wrong", (Contrastive,), {"loss_reduction": "pairs"})
     with pytest.raises(ValueError, match=r"loss_reduction='pairs' is neither 'mean' nor 'sum', 'batch'"):
         hocket.Trainer(model=wrong())
-    with pytest.raises(ValueError, match="reduction='pairs' of a hocket.Loss is neither 'mean' nor"):
+    with pytest.raises(ValueError, match=r"reduction='pairs' of a hocket.Loss is neither 'mean' nor"):
         hocket.losses.as_loss(hocket.Loss(torch.ones(()), reduction="pairs"))  # type: ignore[arg-type]
 
 
@@ -215,7 +219,7 @@ def test_over_two_ranks() -> None:
             with pytest.raises(PlanError, match="2 ranks would each compute it on a slice") as caught:
                 train(task(), **settings)
             refused.append(str(caught.value))
-        with pytest.raises(PlanError, match="microbatches. Omit microbatch="):
+        with pytest.raises(PlanError, match=r"microbatches\. Omit microbatch="):
             train(Gathered(), **settings, microbatch=2)
         return [train(make(), **settings) for make in (Gathered, *(make for make, _ in EXACT.values()))]
 

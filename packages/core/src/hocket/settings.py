@@ -28,10 +28,20 @@ _PARTS = {"train_data", "eval_data", "algorithms", "callbacks", "loggers", "stra
 #: Arguments that may differ between ranks, or are compared as plug-ins, as data or after construction …
 _OF_EACH_RANK = _PARTS | {
     "device", "devices", "optimizer", "microbatch", "folder", "plugins", "profile_plugins", "detect_anomaly", "resume",
-    "checkpoints", "metrics", "train_metrics", "loss",
+    "checkpoints", "metrics", "train_metrics", "loss", "batch_transform",
 }  # fmt: skip
 #: … and the subset that either all ranks or no rank must be given.
-_PRESENCE = ("train_data", "eval_data", "resume", "checkpoints", "loss", "metrics", "train_metrics", "optimizer")
+_PRESENCE = (
+    "train_data",
+    "eval_data",
+    "resume",
+    "checkpoints",
+    "loss",
+    "metrics",
+    "train_metrics",
+    "optimizer",
+    "batch_transform",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -46,6 +46,7 @@ from hocket.state import State
 from hocket.task import task_of
 from hocket.time import Interval, Time
 from hocket.training import determinism, seeding, until, whole_batch
+from hocket.training.batch_transform import BatchTransform
 from hocket.training.evaluate import EvalSet, evaluate, evaluate_unseen, prepare_sets, sanity_check
 from hocket.training.fit import FitLoop
 from hocket.training.guard import NonFiniteGuard, Policy
@@ -57,7 +58,7 @@ from hocket.training.windows import Windows
 if TYPE_CHECKING:
     from hocket.checkpoints.policy import Checkpoints
     from hocket.checkpoints.report import Report
-    from hocket.types import MetricsLike, OptimizerLike, PluginLike, ScheduleLike
+    from hocket.types import BatchTransformLike, MetricsLike, OptimizerLike, PluginLike, ScheduleLike
 
 
 class Trainer:
@@ -72,13 +73,17 @@ class Trainer:
             four ranks train on four batches at once. `hocket.data.Several` combines several loaders.
         loss: ``(outputs, targets)`` to a scalar tensor, a dict of named ones, or ``(mean, weight)``; see `hocket.Loss`. Also
             the name of a loss in `torch.nn.functional`, such as ``"cross_entropy"``, or a class such as ``nn.MSELoss``.
-        loss_reduction: ``"sum"`` for a loss that is a sum over the batch; ``"batch"`` or ``"gathered"`` for one over its pairs,
-            such as a contrastive loss, which must not be divided; see `hocket.Loss`. None for the declared reduction of the Task
-            or the loss function, such as ``torch.nn.MSELoss(reduction="sum")``, else a mean, which is checked where it matters.
+        loss_reduction: ``"sum"`` for a loss that is a sum over the batch; ``"batch"`` or ``"gathered"`` for one over its
+            pairs, such as a contrastive loss, which must not be divided; see `hocket.Loss`. None for the declared reduction of the
+            Task or the loss function, such as ``torch.nn.MSELoss(reduction="sum")``, else a mean, which is checked where it
+            matters.
         inputs, targets: their location in a batch: a name, an index or a function of the batch. None for
             ``(inputs, targets)``; from a mapping the model receives all values by name, and the loss the mapping itself.
         outputs: the location in the model's output of what loss, metrics and predictions get, in the same form, such as
             ``"logits"``; None for all of it. Without ``loss``, it applies to metrics only.
+        batch_transform: a function of the batch, on its device, that returns the batch to use in its place, or a list of them:
+            for augmentation and normalization there. It comes first of all, once for the whole batch, in training, evaluation
+            and prediction; ``{"train": f, "eval": g}`` gives each its own.
         global_batch: number of samples that all ranks together train on in one step (with ``accumulate``, in one of its
             batches). It replaces a DataLoader's ``batch_size``, and global batches are the same for any world size. If the
             batch size cannot be set (iterable data, custom batch samplers), the data has to yield batches of this size, which
@@ -158,6 +163,7 @@ class Trainer:
         inputs: Any = None,
         targets: Any = None,
         outputs: Any = None,
+        batch_transform: BatchTransformLike | None = None,
         global_batch: int | None = None,
         eval_data: Iterable[Any] | EvalSet | Mapping[str, Iterable[Any] | EvalSet] | None = None,
         metrics: MetricsLike | None = None,
@@ -222,6 +228,8 @@ class Trainer:
         if settings.deterministic:
             determinism.prepare(parts.device)
         placement.check_model(model, device, parts.strategy.materializes)
+        if batch_transform is not None:
+            parts.attachments.append(BatchTransform.attachment(batch_transform))
         if settings.microbatch == "auto":
             from hocket.training.microbatch import AutoMicrobatch
 

@@ -1,4 +1,4 @@
-"""Nestings of tensors in sequences, mappings and objects with fields: apply a function to the tensors, move them to a device."""
+"""Tensors in sequences, mappings and objects with fields: apply a function to all of them, move them to a device."""
 
 from __future__ import annotations
 

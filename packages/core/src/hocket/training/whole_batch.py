@@ -24,9 +24,8 @@ def check_plan(reduction: str | None, settings: Settings, strategy: Any, devices
     for name, given in (("microbatch", settings.microbatch), ("accumulate", settings.accumulate)):
         if given is not None:
             raise PlanError(_refusal(reduction, f"{name}= divides it into microbatches. Omit {name}="))
-    if devices is None:
-        ranks = strategy.data_ranks
-    else:
+    ranks = strategy.data_ranks
+    if devices is not None:  # the number is known in advance unless the strategy decides which ranks get the same data
         ranks = devices if type(strategy).data_ranks is Strategy.data_ranks else 1
     if ranks > 1:
         _check_ranks(reduction, ranks, strategy.averages_gradients)
