@@ -227,6 +227,59 @@ def test_a_packed_sequence_is_split_into_packed_sequences_of_the_same_kind() -> 
             assert one is other is None or torch.equal(one, other)
 
 
+class Detector(nn.Module):
+    """It is called as those of torchvision, and its losses are means over images."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(()))
+
+    def forward(self, images: list[Tensor], targets: list[dict[str, Tensor]] | None = None) -> Any:
+        if self.training and targets is None:
+            raise AssertionError("targets should not be none when in training mode")
+        if targets is None or not self.training:
+            return [{"boxes": image.mean() * self.weight} for image in images]
+        values = detection((images, targets))
+        return {"classes": (self.weight * values).mean(), "boxes": (self.weight * 2 * values).mean()}
+
+
+class Detection(hocket.Task):
+    """As in docs/your-model.md."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, batch: Any) -> Any:
+        images, targets = batch
+        return self.network(images, targets)
+
+    def loss(self, outputs: Any, batch: Any) -> Any:
+        return outputs
+
+    def eval_forward(self, batch: Any) -> Any:
+        return self.network(batch[0])
+
+
+def test_a_detector_is_trained_by_a_task_and_predicts() -> None:
+    data = list(zip(IMAGES, [{"boxes": each} for each in BOXES], strict=True))
+    loader: Any = torch.utils.data.DataLoader(
+        data, batch_size=5, collate_fn=lambda samples: tuple(zip(*samples, strict=True))
+    )
+    for microbatch in (None, 2):
+        network = Detector()
+        trainer = hocket.Trainer(
+            model=Detection(network), train_data=loader, eval_data=loader, optimizer="sgd(lr=1.0)", duration="1ep",
+            microbatch=microbatch, loss_reduction="mean", device="cpu",
+        )  # fmt: skip
+        trainer.fit()
+        assert network.weight.item() == pytest.approx(1 - 3 * sum(KINDS["detection"][2]) / 5)
+        assert [len(outputs) for outputs in trainer.predict(loader)] == [5]
+    with pytest.raises(AssertionError) as caught:
+        hocket.Trainer(model=Detector(), train_data=loader, optimizer="sgd(lr=1.0)", duration="1ep", device="cpu").fit()
+    assert "Write a hocket.Task whose forward(self, batch) returns self.network(*batch)" in caught.value.__notes__[0]
+
+
 class Moving:
     """An object that moves itself in place and returns nothing, and one that belongs to another library's units."""
 

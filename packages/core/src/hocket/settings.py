@@ -32,16 +32,8 @@ _OF_EACH_RANK = _PARTS | {
 }  # fmt: skip
 #: … and the subset that either all ranks or no rank must be given.
 _PRESENCE = (
-    "train_data",
-    "eval_data",
-    "resume",
-    "checkpoints",
-    "loss",
-    "metrics",
-    "train_metrics",
-    "optimizer",
-    "batch_transform",
-)
+    "train_data", "eval_data", "resume", "checkpoints", "loss", "metrics", "train_metrics", "optimizer", "batch_transform",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -74,9 +74,9 @@ class Trainer:
         loss: ``(outputs, targets)`` to a scalar tensor, a dict of named ones, or ``(mean, weight)``; see `hocket.Loss`. Also
             the name of a loss in `torch.nn.functional`, such as ``"cross_entropy"``, or a class such as ``nn.MSELoss``.
         loss_reduction: ``"sum"`` for a loss that is a sum over the batch; ``"batch"`` or ``"gathered"`` for one over its
-            pairs, such as a contrastive loss, which must not be divided; see `hocket.Loss`. None for the declared reduction of the
-            Task or the loss function, such as ``torch.nn.MSELoss(reduction="sum")``, else a mean, which is checked where it
-            matters.
+            pairs, such as a contrastive loss, which must not be divided; see `hocket.Loss`. None for the declared reduction
+            of the Task or the loss function, such as ``torch.nn.MSELoss(reduction="sum")``, else a mean, which is checked
+            where it matters.
         inputs, targets: their location in a batch: a name, an index or a function of the batch. None for
             ``(inputs, targets)``; from a mapping the model receives all values by name, and the loss the mapping itself.
         outputs: the location in the model's output of what loss, metrics and predictions get, in the same form, such as

@@ -89,6 +89,16 @@ def _channels(failure: Failure) -> str:
     )
 
 
+def _detection(failure: Failure) -> str:
+    if not isinstance(failure.task, SupervisedTask):
+        return ""
+    return (
+        "In training a model of detection takes images and targets and returns its losses. Write a hocket.Task whose "
+        "forward(self, batch) returns self.network(*batch), whose loss(self, outputs, batch) returns outputs, and whose "
+        "eval_forward(self, batch) returns self.network(batch[0]); docs/your-model.md has it in full."
+    )
+
+
 def _dimensions(failure: Failure) -> str:
     return (
         "A convolution takes images of shape (samples, channels, height, width). Write images.unsqueeze(1) for images "
@@ -367,6 +377,7 @@ CAUSES: Mapping[str, Sequence[tuple[str, Cause]]] = {
         (r"to have \d+ channels", _channels),
         (r"[Ee]xpected \dD .*input", _dimensions),
         (_SIGNATURE, _arguments),
+        (r"targets should not be none", _detection),
         (r"index out of range in self", _tokens),
         (r"must be Tensor, not|must be tensors", _not_tensor),
         (r"more than 1 value per channel", _batch_norm),
