@@ -153,7 +153,7 @@ def _join(parts: Sequence[Any], how: How, top: bool = False) -> Any:
         return container.join(parts)
     if isinstance(first, torch.Tensor) or (isinstance(first, Mapping) and hasattr(first, "shape")):
         return torch.cat(list(parts)) if len(first.shape) else first
-    if type(first).__module__ == "numpy" and getattr(first, "shape", ()):
+    if type(first).__module__ == "numpy" and first.shape:
         import numpy as np
 
         return np.concatenate(parts)
