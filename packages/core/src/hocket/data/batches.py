@@ -64,15 +64,15 @@ def count(batch: Any) -> Counts:
         >>> count(([torch.zeros(3, 8, 9), torch.zeros(3, 5, 7)], [{"boxes": torch.zeros(6, 4)}, {"boxes": torch.zeros(1, 4)}]))
         Counts(samples=2, tokens=0)
     """
-    if type(batch) is tuple or type(batch) is list:  # the usual shape; as fast a path as in `move`
+    if type(batch) is tuple or type(batch) is list or type(batch) is dict:  # as fast a path as in `move`
         samples = -1
-        for item in batch:
+        for item in batch.values() if type(batch) is dict else batch:
             if type(item) is not torch.Tensor or not item.dim() or samples not in (-1, item.size(0)):
                 break
             samples = item.size(0)
         else:
             if batch:
-                return Counts(samples)
+                return Counts(samples, _tokens(batch))
     return Counts(read(batch).samples, _tokens(batch))
 
 
