@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import hocket
 from hocket.checkpoints.storage.snapshot import Snapshot, Staging
-from hocket.data.batches import move
+from hocket.data.nesting import move
 from hocket.devices import placement
 from hocket.devices.cuda import CUDA
 from hocket.distributed import agreement

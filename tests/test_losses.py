@@ -439,8 +439,17 @@ def test_its_evaluation_is_the_mean_over_labels_too(own) -> None:
     assert hocket.Trainer(model=model, eval_data=halves).evaluate()["eval/loss"] == pytest.approx(whole.item())
 
 
-@pytest.mark.parametrize("opaque", [False, True])
-def test_a_task_that_returns_a_models_own_loss_is_weighted_too(opaque) -> None:
+class Slots:
+    """Outputs in which no tensors are found."""
+
+    __slots__ = ("logits", "loss")
+
+    def __init__(self, logits: Tensor, loss: Tensor) -> None:
+        self.logits, self.loss = logits, loss
+
+
+@pytest.mark.parametrize("kind", [dict, SimpleNamespace, Slots])
+def test_a_task_that_returns_a_models_own_loss_is_weighted_too(kind) -> None:
     class Wrapped(hocket.Task):
         def __init__(self) -> None:
             super().__init__()
@@ -448,16 +457,16 @@ def test_a_task_that_returns_a_models_own_loss_is_weighted_too(opaque) -> None:
 
         def forward(self, batch: Any) -> Any:
             outputs = self.network(**batch)
-            return SimpleNamespace(**outputs) if opaque else outputs
+            return kind(**outputs)
 
         def loss(self, outputs: Any, batch: Any) -> Any:
-            return outputs.loss if opaque else outputs["loss"]
+            return outputs["loss"] if kind is dict else outputs.loss
 
         def count(self, batch: Any) -> int:
             return len(batch["labels"])
 
     batch, model = tokens(), Tagger(plain)
-    if opaque:  # no logits are found to compare with
+    if kind is Slots:  # no logits are found to compare with
         with pytest.raises(ValueError, match=r"Wrapped computes its loss itself.*outputs\.loss"):
             train(Wrapped(), None, [batch], microbatch=2)
     else:

@@ -40,7 +40,7 @@ ASSIGNED = {
     "training/evaluate.py": {"eval_label", "logged"},
     "training/scalars.py": {"logged"},
     "training/steps.py": {"step"},
-    "training/loop_steps.py": {"prepared", "parameters", "optimizers", "optimizer_names", "clipping"},
+    "training/loop_steps.py": {"prepared", "parameters", "optimizers", "optimizer_names", "clipping", "loss_reduction"},
     "training/microbatch.py": {"prepared", "logged"},  # while it tries
     "training/windows.py": {"microbatch"},  # of a window
     "checkpoints/resuming.py": {"run", "folder", "resumed_from"},

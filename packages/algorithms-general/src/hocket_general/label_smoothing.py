@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hocket.algorithm import Algorithm, Phase
-from hocket.data.batches import get_item, set_item
+from hocket.data.items import get_item, set_item
 from hocket.hookspecs import Event
 
 if TYPE_CHECKING:

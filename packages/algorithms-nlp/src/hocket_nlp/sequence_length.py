@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from hocket.data.batches import map_tensors
+from hocket.data.nesting import map_tensors
 
 
 def scale_sequence_length(batch: Any, scaling: float) -> Any:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from hocket.algorithm import Algorithm, Phase
-from hocket.data.batches import get_item, set_item
+from hocket.data.items import get_item, set_item
 from hocket.hookspecs import Event
 from hocket_vision.per_sample import PER_SAMPLE_EVENTS, apply_per_sample, is_pil
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
-from hocket.data.batches import get_item, set_item
+from hocket.data.items import get_item, set_item
 from hocket.data.loaders import end_workers, exchange_dataset
 from hocket.data.source import underlying
 from hocket.hookspecs import Event

@@ -5,10 +5,15 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
+
+#: What a loss is over: see `Loss`.
+Reduction = Literal["mean", "sum", "batch", "gathered"]
+#: The reductions that need the whole batch.
+WHOLE = ("batch", "gathered")
 
 _NO_PARTS: Mapping[str, Tensor] = {}
 
@@ -18,9 +23,13 @@ class Loss(NamedTuple):
 
     ``value``: a scalar tensor. ``weight``: the number of elements (samples, unmasked tokens, …) in the mean or sum, as a
     number or scalar tensor; None for the number of samples. ``parts``: the named losses that ``value`` is the sum of, for the
-    loggers. ``reduction``: ``"mean"`` or ``"sum"``; None for the Trainer's ``loss_reduction``, else a mean. ``kept``: for loss
-    functions of `hocket.Task.train_batch`, values to return in ``StepResult.kept``: tensors with one entry for each sample,
-    in any nesting.
+    loggers. ``reduction``: ``"mean"``, ``"sum"``, or one of those below; None for the ``loss_reduction`` of the Trainer or the
+    Task, else a mean. ``kept``: for loss functions of `hocket.Task.train_batch`, values to return in ``StepResult.kept``:
+    tensors with one entry for each sample, in any nesting.
+
+    A loss over the pairs of a batch, such as a contrastive one, is not a mean over samples. ``"batch"`` says so: microbatches,
+    ``accumulate=`` and several ranks, which would compute it on parts of the batch, are refused. ``"gathered"`` says that the
+    loss itself gathers the outputs of all ranks, so that several ranks are allowed.
 
     The loss of a batch is ``sum(weight * value) / sum(weight)`` over its microbatches and ranks, or ``sum(value)`` for a sum,
     so its gradient does not depend on the split into microbatches. Evaluation reports means: ``sum(value) / sum(weight)``
@@ -36,7 +45,7 @@ class Loss(NamedTuple):
     value: Tensor
     weight: float | Tensor | None = None
     parts: Mapping[str, Tensor] = _NO_PARTS
-    reduction: Literal["mean", "sum"] | None = None
+    reduction: Reduction | None = None
     kept: Any = None
 
 
@@ -67,8 +76,10 @@ def as_loss(returned: Any) -> Loss:
     elif isinstance(returned, Loss):
         loss = returned
         _check_weight(loss.weight)
-        if loss.reduction not in (None, "mean", "sum"):
-            raise ValueError(f"reduction={loss.reduction!r} of a hocket.Loss is neither 'mean' nor 'sum'.")
+        if loss.reduction is not None and loss.reduction not in get_args(Reduction):
+            raise ValueError(
+                f"reduction={loss.reduction!r} of a hocket.Loss is neither 'mean' nor 'sum', 'batch' or 'gathered'."
+            )
     elif isinstance(returned, Mapping) and returned:
         loss = _named(returned)
         if "total" not in returned:
@@ -162,10 +173,10 @@ def _check_weight(weight: Any) -> None:
         )
 
 
-def reduction_of(loss: Any) -> Literal["mean", "sum"] | None:
+def reduction_of(loss: Any) -> Reduction | None:
     """Return the declared reduction of a loss function such as ``torch.nn.MSELoss(reduction="sum")``, or None if unknown."""
     found = loss.keywords.get("reduction") if isinstance(loss, functools.partial) else getattr(loss, "reduction", None)
-    return "sum" if found == "sum" else None
+    return found if found in ("sum", *WHOLE) else None
 
 
 def own_loss(outputs: Any) -> Any:

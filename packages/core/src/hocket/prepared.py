@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from hocket.data import batches
+from hocket.data import batches, nesting
 from hocket.data.source import set_epoch
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class PreparedModel(nn.Module):
             module = self.module
         with self._bus.forward_context():
             outputs = module(*args, **kwargs)
-        return batches.map_tensors(self._convert_output, outputs)
+        return nesting.map_tensors(self._convert_output, outputs)
 
     def _convert_output(self, tensor: torch.Tensor) -> torch.Tensor:
         if tensor.dtype in _HALF:
@@ -74,7 +74,7 @@ class PreparedData:
                 runtime._gradients.batch = (mine, runtime._sum(mine))
             elif not counts:
                 warnings.warn(_REPEATED, stacklevel=2)
-            yield runtime.bus.convert_batch(batches.move(batch, runtime.device))
+            yield runtime.bus.convert_batch(nesting.move(batch, runtime.device))
             runtime.device_kind.batch_end()
 
     def set_epoch(self, epoch: int) -> None:

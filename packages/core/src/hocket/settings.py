@@ -12,6 +12,7 @@ from torch import nn
 
 from hocket.algorithm import Need
 from hocket.hookspecs import StrategyLike
+from hocket.losses import Reduction
 from hocket.plugins.spec import Attachment
 from hocket.run_folder import check_name
 from hocket.time import Interval, Time, TimeError, Unit, batches, interval_of, share
@@ -27,11 +28,12 @@ _PARTS = {"train_data", "eval_data", "data", "algorithms", "callbacks", "loggers
 #: Arguments that may differ between ranks, or are compared as plug-ins, as data or after construction …
 _OF_EACH_RANK = _PARTS | {
     "device", "devices", "optimizer", "microbatch", "folder", "plugins", "profile_plugins", "detect_anomaly", "resume",
-    "checkpoints", "metrics", "train_metrics", "loss",
+    "checkpoints", "metrics", "train_metrics", "loss", "batch_transform",
 }  # fmt: skip
 #: … and the subset that either all ranks or no rank must be given.
 _PRESENCE = (
     "train_data", "eval_data", "data", "resume", "checkpoints", "loss", "metrics", "train_metrics", "optimizer",
+    "batch_transform",
 )  # fmt: skip
 
 
@@ -66,7 +68,7 @@ class Settings:
     accumulate: int | None
     #: Kind and threshold.
     clipping: tuple[Literal["norm", "value", "adaptive"], float] | None
-    loss_reduction: Literal["mean", "sum"] | None
+    loss_reduction: Reduction | None
     nonfinite: Policy
     deterministic: bool
     detect_anomaly: bool
@@ -108,7 +110,7 @@ class Settings:
             microbatch=microbatch(given["microbatch"]),
             accumulate=_accumulate(given["accumulate"]),
             clipping=clipping("clip_gradients", given["clip_gradients"]),
-            loss_reduction=_reduction(given["loss_reduction"]),
+            loss_reduction=reduction(given["loss_reduction"]),
             nonfinite=policy(given["nonfinite"]),
             deterministic=given["deterministic"],
             detect_anomaly=given["detect_anomaly"],
@@ -206,10 +208,12 @@ def clipping(argument: str, given: Any) -> tuple[Any, float] | None:
     return kind, float(threshold)
 
 
-def _reduction(given: Any) -> Any:
-    if given not in (None, "mean", "sum"):
+def reduction(given: Any) -> Any:
+    """Return a valid reduction of a loss, or None. Raises ValueError."""
+    if given is not None and given not in get_args(Reduction):
         raise ValueError(
-            f"loss_reduction={given!r} is neither 'mean' nor 'sum'. Give one of them, or None to use the reduction of the "
+            f"loss_reduction={given!r} is neither 'mean' nor 'sum', 'batch' (over the whole batch, as a contrastive loss) or "
+            "'gathered' (the same, gathered over ranks by the loss). Give one of them, or None to use the reduction of the "
             "loss function."
         )
     return given

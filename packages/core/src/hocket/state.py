@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from hocket.checkpoints.content import Content
     from hocket.devices import Device
     from hocket.hookspecs import PrecisionLike, StrategyLike
+    from hocket.losses import Reduction
     from hocket.optim.learning_rate import LearningRate
     from hocket.plugins.bus import Bus
     from hocket.plugins.spec import Attachment
@@ -113,7 +114,7 @@ class State:
         self.borrowed = BorrowedTensors()
 
         #: Whether losses that do not declare it are means or sums; None for means, which is checked.
-        self.loss_reduction: Literal["mean", "sum"] | None = None
+        self.loss_reduction: Reduction | None = None
 
         #: The latest evaluation results, as ``label/name``.
         self.metrics: dict[str, float] = attributes.Values()

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from hocket.data import batches
+from hocket.data import batches, items
 from hocket.data.batches import Counts
 from hocket.help import attributes, names
 from hocket.help.objects import short
 from hocket.hookspecs import Event
-from hocket.losses import Loss, own_loss
+from hocket.losses import Loss, Reduction, own_loss
 
 if TYPE_CHECKING:
     from hocket.training.task_steps import TaskSteps
@@ -43,6 +43,11 @@ class Task(nn.Module):
         ... )
         >>> result = trainer.fit()
     """
+
+    #: What the loss is over, as ``Trainer(loss_reduction=…)``, which replaces it: ``"mean"`` over samples, ``"sum"``,
+    #: ``"batch"`` for a loss over pairs of the batch, such as a contrastive one, which is then never divided, or
+    #: ``"gathered"`` for one that gathers the outputs of all ranks itself. None for a mean, which is tried.
+    loss_reduction: Reduction | None = None
 
     def forward(self, batch: Batch) -> Any:
         """Return the outputs for a batch."""
@@ -127,7 +132,7 @@ class Task(nn.Module):
 
     def update_metric(self, metric: Any, outputs: Any, batch: Batch) -> None:
         """Update a metric with a batch; by default ``metric.update(outputs, batch[1])``."""
-        metric.update(outputs, batches.get_item(batch, 1))
+        metric.update(outputs, items.get_item(batch, 1))
 
     def count(self, batch: Batch) -> int | Counts:
         """Return the number of samples, or (samples, tokens), in a batch; see :func:`hocket.data.batches.count`."""
@@ -224,12 +229,12 @@ class SupervisedTask(Task):
         """Return ``network(inputs)``, or ``network(**batch)`` for a mapping; with a loss function, the part at ``outputs``."""
         if self.outputs is None or self.loss_function is None:  # a model's own loss is beside that part
             return self._call(batch)
-        return batches.part(self._call(batch), self.outputs, "model's output")
+        return items.part(self._call(batch), self.outputs, "model's output")
 
     def _call(self, batch: Batch) -> Any:
         network = self.network
         if self.inputs is not None:
-            return network(batches.part(batch, self.inputs))
+            return network(items.part(batch, self.inputs))
         if isinstance(batch, tuple | list):
             return network(batch[0])
         return network(**batch) if isinstance(batch, Mapping) else network(batch)
@@ -249,7 +254,7 @@ class SupervisedTask(Task):
     def targets_of(self, batch: Batch) -> Any:
         """Return the targets of a batch for the loss function."""
         if self.targets is not None:
-            return batches.part(batch, self.targets)
+            return items.part(batch, self.targets)
         return batch[1] if isinstance(batch, tuple | list) else batch
 
     def update_metric(self, metric: Any, outputs: Any, batch: Batch) -> None:
@@ -268,8 +273,8 @@ class SupervisedTask(Task):
         if self.outputs is None:
             found = outputs.get("logits") if isinstance(outputs, Mapping) else getattr(outputs, "logits", None)
         else:
-            found = None if self.loss_function else batches.part(outputs, self.outputs, "model's output")
-        metric.update(outputs if found is None else found, batches.part(batch, 1 if where is None else where))
+            found = None if self.loss_function else items.part(outputs, self.outputs, "model's output")
+        metric.update(outputs if found is None else found, items.part(batch, 1 if where is None else where))
 
     def has_eval_loss(self, outputs: Any) -> bool:
         """Whether there is a loss function, or the model's outputs hold a loss."""

@@ -31,7 +31,7 @@ from hocket.distributed import comparison
 from hocket.distributed.agreement import ranks_of
 from hocket.help import attributes, first_loss
 from hocket.help.arguments import understood
-from hocket.losses import reduction_of
+from hocket.losses import Reduction, reduction_of
 from hocket.optim.learning_rate import make_schedules
 from hocket.optim.optimizers import make_optimizers
 from hocket.parts import resolve, without_writing_loggers
@@ -43,10 +43,12 @@ from hocket.result import Result
 from hocket.run_folder import Run, RunFolder, TemporaryFolder
 from hocket.runtime import Runtime
 from hocket.settings import Settings
+from hocket.settings import reduction as check_reduction
 from hocket.state import State
 from hocket.task import events_of, task_of
 from hocket.time import Interval, Time
-from hocket.training import determinism, seeding, until
+from hocket.training import determinism, seeding, until, whole_batch
+from hocket.training.batch_transform import BatchTransform
 from hocket.training.evaluate import EvalSet, evaluate, evaluate_unseen, prepare_sets, sanity_check
 from hocket.training.fit import FitLoop
 from hocket.training.guard import NonFiniteGuard, Policy
@@ -60,7 +62,7 @@ if TYPE_CHECKING:
     from hocket.checkpoints.policy import Checkpoints
     from hocket.checkpoints.report import Report
     from hocket.data.module import DataModule
-    from hocket.types import MetricsLike, OptimizerLike, PluginLike, ScheduleLike
+    from hocket.types import BatchTransformLike, MetricsLike, OptimizerLike, PluginLike, ScheduleLike
 
 
 class Trainer:
@@ -75,12 +77,17 @@ class Trainer:
             four ranks train on four batches at once. `hocket.data.Several` combines several loaders.
         loss: ``(outputs, targets)`` to a scalar tensor, a dict of named ones, or ``(mean, weight)``; see `hocket.Loss`. Also
             the name of a loss in `torch.nn.functional`, such as ``"cross_entropy"``, or a class such as ``nn.MSELoss``.
-        loss_reduction: ``"sum"`` for a loss that is a sum over the batch. None for the declared reduction of the loss
-            function, such as ``torch.nn.MSELoss(reduction="sum")``, else a mean. An assumed mean is checked where it matters.
+        loss_reduction: ``"sum"`` for a loss that is a sum over the batch; ``"batch"`` or ``"gathered"`` for one over its
+            pairs, such as a contrastive loss, which must not be divided; see `hocket.Loss`. None for the declared reduction
+            of the Task or the loss function, such as ``torch.nn.MSELoss(reduction="sum")``, else a mean, which is checked
+            where it matters.
         inputs, targets: their location in a batch: a name, an index or a function of the batch. None for
             ``(inputs, targets)``; from a mapping the model receives all values by name, and the loss the mapping itself.
         outputs: the location in the model's output of what loss, metrics and predictions get, in the same form, such as
             ``"logits"``; None for all of it. Without ``loss``, it applies to metrics only.
+        batch_transform: a function of the batch, on its device, that returns the batch to use in its place, or a list of them:
+            for augmentation and normalization there. It comes first of all, once for the whole batch, in training, evaluation
+            and prediction; ``{"train": f, "eval": g}`` gives each its own.
         global_batch: number of samples that all ranks together train on in one step (with ``accumulate``, in one of its
             batches). It replaces a DataLoader's ``batch_size``, and global batches are the same for any world size. If the
             batch size cannot be set (iterable data, custom batch samplers), the data has to yield batches of this size, which
@@ -159,10 +166,11 @@ class Trainer:
         train_data: Iterable[Any] | None = None,
         *,
         loss: Callable[[Any, Any], Any] | type[nn.Module] | str | None = None,
-        loss_reduction: Literal["mean", "sum"] | None = None,
+        loss_reduction: Reduction | None = None,
         inputs: Any = None,
         targets: Any = None,
         outputs: Any = None,
+        batch_transform: BatchTransformLike | None = None,
         global_batch: int | None = None,
         eval_data: Iterable[Any] | EvalSet | Mapping[str, Iterable[Any] | EvalSet] | None = None,
         data: DataModule | None = None,
@@ -229,6 +237,8 @@ class Trainer:
         if settings.deterministic:
             determinism.prepare(parts.device)
         placement.check_model(model, device, parts.strategy.materializes)
+        if batch_transform is not None:
+            parts.attachments.append(BatchTransform.attachment(batch_transform))
         if settings.microbatch == "auto":
             from hocket.training.microbatch import AutoMicrobatch
 
@@ -241,9 +251,12 @@ class Trainer:
         task = task_of(model, loss, inputs, targets, outputs)
         if events := events_of(task):
             bus.attach(Attachment("task", type(task).__name__, events))
+        reduction = settings.loss_reduction or check_reduction(task.loss_reduction) or reduction_of(loss)
+        whole_batch.check_plan(reduction, settings, parts.strategy, devices or 1)
         self._plan = make_plan(bus, task, parts.strategy, settings.facts(task.model, parts.reasons))
 
         self._runtime = Runtime.of(parts, bus, devices, comparison.of_settings(settings, task))
+        whole_batch.check_plan(reduction, settings, parts.strategy)
         self._randomness = seeding.RandomStream(settings.seed, parts.strategy.data_rank)
         run = bus.broadcast_object(Run.new(settings.run_name))
         self.state = state = State(
@@ -261,8 +274,8 @@ class Trainer:
         )
         state.progress.min_duration = settings.min_duration
         state.clipping = settings.clipping
-        state.loss_reduction = settings.loss_reduction or reduction_of(loss)
         self._module = None if module is None else ModuleData(module, state, settings.seed)
+        state.loss_reduction = reduction
         guard = NonFiniteGuard(settings.nonfinite, parts.device.asynchronous)
         compiled = None if settings.compile is None else partial(torch.compile, **settings.compile)
         windows = (

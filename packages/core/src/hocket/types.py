@@ -13,6 +13,10 @@ if TYPE_CHECKING:
 
 #: A batch is whatever the loader yields: tensors, in any nesting of sequences and mappings, or objects of the user's own.
 Batch: TypeAlias = Any
+#: A function of a batch that returns a batch, or several, which are called in order.
+Transforms: TypeAlias = "Callable[[Batch], Batch] | Sequence[Callable[[Batch], Batch]]"
+#: The same for all batches, or for those of ``"train"`` and ``"eval"``.
+BatchTransformLike: TypeAlias = "Transforms | Mapping[str, Transforms]"
 #: A plug-in: its name, ``{"name": {"argument": value}}`` or an instance.
 PluginLike: TypeAlias = Any
 #: Metrics by name, a list of metrics, one metric, or a function that makes them; a metric may be a name or a class.

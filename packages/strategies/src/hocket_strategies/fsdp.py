@@ -21,7 +21,7 @@ from torch.distributed.fsdp import (
 from torch.utils.checkpoint import checkpoint
 
 from hocket import Device, Need, Task, hookimpl
-from hocket.data.batches import map_tensors
+from hocket.data.nesting import map_tensors
 from hocket.distributed.dtensors import full, local, shard_like
 from hocket_strategies.group import OfModels, RankStrategy
 from hocket_strategies.in_step import InStep, not_on_shards

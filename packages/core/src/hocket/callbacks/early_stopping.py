@@ -10,7 +10,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from hocket.callback import Callback
-from hocket.data.batches import map_tensors
+from hocket.data.nesting import map_tensors
 from hocket.state import State
 from hocket.time import Time, Unit
 from hocket.training.requests import Decision

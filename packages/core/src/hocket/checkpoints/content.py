@@ -39,7 +39,7 @@ from hocket.checkpoints.ignoring import ignoring
 from hocket.checkpoints.offered import OFFERED, offered
 from hocket.checkpoints.plain_data import decode
 from hocket.checkpoints.report import shapes_of
-from hocket.data.batches import map_tensors
+from hocket.data.nesting import map_tensors
 from hocket.distributed.agreement import ranks_of
 from hocket.distributed.dtensors import mesh_of
 from hocket.state import State

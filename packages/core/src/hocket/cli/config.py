@@ -36,7 +36,9 @@ _EXAMPLES = {
 #: Names that the Trainer's annotations refer to, and imports for type checkers only.
 _NAMES = {**vars(types), "Checkpoints": hocket.Checkpoints}
 #: Keys whose values are objects and not settings.
-_OBJECTS = {*KINDS, "model", "loss", "inputs", "targets", "train_data", "eval_data", "metrics", "train_metrics"}
+_OBJECTS = {
+    *KINDS, "model", "loss", "inputs", "targets", "train_data", "eval_data", "metrics", "train_metrics", "batch_transform",
+}  # fmt: skip
 #: Keys whose objects are functions of one argument: the parameters, or the optimizer.
 _FUNCTIONS = {"optimizers": Callable[[Any], Any], "schedules": Callable[[Any], Any]}
 #: Arguments that somebody else passes to a plug-in: the parameters, the split.

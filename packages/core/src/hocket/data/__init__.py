@@ -8,10 +8,13 @@ from hocket.lazy import lazy
 
 if TYPE_CHECKING:
     from hocket.data.adapters import adapt, adapter
-    from hocket.data.batches import Counts, Padding, count, get_item, join, map_tensors, move, set_item, split
+    from hocket.data.batches import Counts, Padding, count, join, split
+    from hocket.data.containers import register_batch
     from hocket.data.errors import DataError
     from hocket.data.global_batches import sized
+    from hocket.data.items import get_item, set_item
     from hocket.data.module import DataModule
+    from hocket.data.nesting import map_tensors, move
     from hocket.data.per_sample import SeededDataset, seeded
     from hocket.data.several import Several
     from hocket.data.slices import Slices
@@ -35,12 +38,13 @@ _MODULES = {
     "adapt": "adapters",
     "adapter": "adapters",
     "count": "batches",
-    "get_item": "batches",
+    "get_item": "items",
     "join": "batches",
-    "map_tensors": "batches",
-    "move": "batches",
+    "map_tensors": "nesting",
+    "move": "nesting",
+    "register_batch": "containers",
     "seeded": "per_sample",
-    "set_item": "batches",
+    "set_item": "items",
     "sized": "global_batches",
     "split": "batches",
 }
@@ -64,6 +68,7 @@ __all__ = [
     "join",
     "map_tensors",
     "move",
+    "register_batch",
     "seeded",
     "set_item",
     "sized",

@@ -92,7 +92,7 @@ def instead(owner: str, name: str, there: Iterable[str]) -> str:
     return f"Did you mean '{near[0]}'?" if near else ""
 
 
-def uncalled(cls: type, base: type, events: Collection[str]) -> str:
+def uncalled(cls: type, base: type, events: Collection[str] = ()) -> str:
     """Return which methods of a class are meant for a caller that does not exist, and what to write; or empty.
 
     These are methods by the names of other libraries, and misspellings of methods of ``base``. Methods that other methods of

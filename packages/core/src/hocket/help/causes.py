@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hocket.data import batches
+from hocket.data import nesting
 from hocket.help import names
 from hocket.help.failure import Failure
 from hocket.task import SupervisedTask, Task
@@ -86,6 +86,16 @@ def _channels(failure: Failure) -> str:
     return (
         f"The layer takes {wanted} channels and was given {sizes[1]}. Write torch.nn.Conv2d({sizes[1]}, …), or convert "
         "the images."
+    )
+
+
+def _detection(failure: Failure) -> str:
+    if not isinstance(failure.task, SupervisedTask):
+        return ""
+    return (
+        "In training a model of detection takes images and targets and returns its losses. Write a hocket.Task whose "
+        "forward(self, batch) returns self.network(*batch), whose loss(self, outputs, batch) returns outputs, and whose "
+        "eval_forward(self, batch) returns self.network(batch[0]); docs/your-model.md has it in full."
     )
 
 
@@ -353,7 +363,7 @@ def _forward_missing(failure: Failure) -> str:
 
 def _tensors(value: Any) -> list[Tensor]:
     found: list[Tensor] = []
-    batches.map_tensors(found.append, value)
+    nesting.map_tensors(found.append, value)
     return found
 
 
@@ -367,6 +377,7 @@ CAUSES: Mapping[str, Sequence[tuple[str, Cause]]] = {
         (r"to have \d+ channels", _channels),
         (r"[Ee]xpected \dD .*input", _dimensions),
         (_SIGNATURE, _arguments),
+        (r"targets should not be none", _detection),
         (r"index out of range in self", _tokens),
         (r"must be Tensor, not|must be tensors", _not_tensor),
         (r"more than 1 value per channel", _batch_norm),

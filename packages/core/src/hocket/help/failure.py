@@ -8,7 +8,7 @@ from typing import Any
 
 from torch.nn import functional as F
 
-from hocket.data import batches
+from hocket.data import items
 from hocket.task import SupervisedTask, Task
 
 
@@ -43,7 +43,7 @@ class Failure:
         """The inputs of the model in the batch."""
         task = self.task
         if isinstance(task, SupervisedTask) and task.inputs is not None:
-            return batches.part(self.batch, task.inputs)
+            return items.part(self.batch, task.inputs)
         return self.batch[0] if isinstance(self.batch, tuple | list) else self.batch
 
     @property

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from hocket.data.batches import map_tensors
+from hocket.data.nesting import map_tensors
 from hocket.optim import optimizers
 from hocket.types import Batch
 

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 import hocket
-from hocket.data.batches import count, map_tensors, split
+from hocket.data.batches import count, split
+from hocket.data.nesting import map_tensors
 from hocket.losses import as_loss
 from hocket.precision import Precision
 from hocket.task import SupervisedTask

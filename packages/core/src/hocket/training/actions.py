@@ -8,18 +8,21 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from hocket.data import batches
-from hocket.data.batches import map_tensors, unpadded
+from hocket.data import nesting
+from hocket.data.batches import unpadded
+from hocket.data.nesting import map_tensors
+from hocket.data.reading import how_divided
 from hocket.data.windows import Window
 from hocket.distributed.dtensors import mesh_of
 from hocket.help import failures
-from hocket.losses import Apart, Loss, as_loss
+from hocket.losses import WHOLE, Apart, Loss, as_loss
 from hocket.optim.clipping import clip_gradients
 from hocket.state import State
 from hocket.training import weights
 from hocket.training.carry import check_kept, split_carry
 from hocket.training.means import Part, Weighting, mean, on_device
-from hocket.training.step import CHANGED_IN_PLACE, count
+from hocket.training.step import CHANGED_IN_PLACE, count, count_part
+from hocket.training.whole_batch import check_part
 from hocket.types import Batch
 
 if TYPE_CHECKING:
@@ -57,7 +60,7 @@ class DefaultActions:
 
     def move_batch(self, state: State, batch: Batch) -> Any:
         """Move the batch to the device, then have the precision convert it."""
-        return state.bus.convert_batch(batches.move(batch, state.device))
+        return state.bus.convert_batch(nesting.move(batch, state.device))
 
     def forward(self, state: State, batch: Batch) -> Any:
         """Call the prepared model in the precision's context."""
@@ -212,10 +215,11 @@ def accumulate_gradients(
         parts = []
         remaining, carry = mine, step.carry
         carries = split_carry(state, microbatches, split)
+        how = how_divided(full_batch.batches[0] if type(full_batch) is Window else full_batch)
         for number, (microbatch, carried) in enumerate(zip(microbatches, carries, strict=True), 1):
             microbatch, counts = unpadded(microbatch)
             samples = (
-                0 if not counts else mine if microbatch is full_batch else min(mine, count(state, microbatch).samples)
+                0 if not counts else mine if microbatch is full_batch else min(mine, count_part(state, microbatch, how))
             )
             remaining -= samples
             step.carry = carried
@@ -289,7 +293,10 @@ def _compute_microbatch(
     step.loss, own, parts, reduction, kept = loss
     summed = False
     if weighting is not None:  # otherwise the loss is used as it is
-        summed = (reduction or state.loss_reduction) == "sum"
+        over = reduction or state.loss_reduction
+        summed = over == "sum"
+        if over in WHOLE:
+            check_part(state, over, samples)
         if own is None and not summed:
             weight_of = step.weight_of
             if weight_of is None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from hocket.data import batches
 from hocket.data.batches import unpadded
+from hocket.data.reading import holds_scalars, samples_of_fields
 from hocket.task import Task
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ def check_carry(state: State, batch: Batch, carry: Any) -> None:
     if carry is None or (kind.split, kind.count) != (Task.split, Task.count):
         return
     try:
-        carried, samples = (batches.count(each).samples for each in (carry, batch))
+        carried, samples = samples_of_fields(carry), batches.count(batch).samples
     except ValueError:  # splitting it, if that is needed, says why
         return
     if carried != samples:
@@ -60,11 +61,11 @@ def check_kept(state: State, kept: Any, samples: int) -> None:
     if type(task).join is not Task.join:
         return
     try:
-        per_sample = batches.count(kept).samples == samples
+        per_sample = samples_of_fields(kept) == samples
         batches.take_samples(kept, [0], samples)
     except ValueError:
         per_sample = False
-    if not per_sample or batches.holds_scalars(kept):
+    if not per_sample or holds_scalars(kept):
         raise ValueError(
             f"A loss function kept {type(kept).__name__} that does not have one entry for each of the {samples} samples along "
             "dimension 0, so it cannot be joined over microbatches. Keep a hidden state of shape (layers, samples, features) "

@@ -124,6 +124,7 @@ def make_steps(
         microbatch=microbatch,
     )
     state.prepared, state.clipping = inner(model), clipping
+    state.loss_reduction = settings.reduction(state.task.loss_reduction)
     state.parameters = list(model.parameters())
     state.optimizer_names, state.optimizers = list(optimizers), list(optimizers.values())
     _check_optimizers(state)

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from hocket.data.batches import move
+from hocket.data.nesting import move
 from hocket.data.stateful import has_state
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from hocket.checkpoints.plain_data import decode, encode
-from hocket.data.batches import move
+from hocket.data.nesting import move
 from hocket.help import failures, objects
 from hocket.state import State
 from hocket.task import SupervisedTask

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from hocket.callback import Callback
-from hocket.data.batches import map_tensors
+from hocket.data.nesting import map_tensors
 from hocket.data.stateful import has_state
 from hocket.data.windows import Window
 from hocket.plugins.spec import Attachment

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from hocket.data.adapters import adapt
-from hocket.data.batches import map_tensors, unpadded
+from hocket.data.batches import unpadded
+from hocket.data.nesting import map_tensors
 from hocket.data.several import prepared
 from hocket.data.source import limited, one_epoch
 from hocket.data.training_iterator import ENDLESS

@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hocket.data.batches import Counts, map_tensors
+from hocket.data.batches import Counts
+from hocket.data.nesting import map_tensors
+from hocket.data.reading import How, samples_of_part
+from hocket.task import Task
 
 if TYPE_CHECKING:
     from hocket.state import State
@@ -153,6 +156,13 @@ _TRAVERSED = (
     "A tensor in the batch of this step was computed before the step with gradients. If another step uses its graph too, "
     "detach it in one of them, as in step(loss_function, {'fake': fake.detach()}, …)."
 )
+
+
+def count_part(state: State, part: Batch, how: How | None) -> int:
+    """Return the number of samples in a part of the batch that ``how`` is about; see `hocket.data.reading.how_divided`."""
+    if how is None or type(state.task).count is not Task.count:
+        return count(state, part).samples
+    return samples_of_part(part, how)
 
 
 def count(state: State, batch: Batch) -> Counts:

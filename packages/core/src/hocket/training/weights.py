@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hocket.data import batches
-from hocket.losses import Loss, as_loss, own_loss
+from hocket.data import batches, nesting
+from hocket.losses import WHOLE, Loss, as_loss, own_loss
 from hocket.task import SupervisedTask
 from hocket.training import seeding
 
@@ -48,6 +48,8 @@ def in_training(state: State, loss: Loss, samples: int) -> Weight:
     Raises:
         ValueError: the loss is a sum over samples; or the model computes it, and its weight cannot be determined.
     """
+    if (loss.reduction or state.loss_reduction) in WHOLE:
+        return by_samples
     if own_loss(state.outputs) is loss.value:
         weight = of_own_loss(state)
         if weight is None:
@@ -74,8 +76,9 @@ def in_training(state: State, loss: Loss, samples: int) -> Weight:
         warnings.warn(
             "The loss of several samples is not the mean of their losses, so a batch that is split into microbatches or "
             "divided over ranks has another loss than the full batch: the mean of the parts, weighted by samples. If the "
-            "loss is a mean over something else, such as labels that count, return (mean, weight); if this is intended, pass "
-            "loss_reduction='mean' to the Trainer.",
+            "loss is a mean over something else, such as labels that count, return (mean, weight); if it is over pairs of "
+            "the batch, as a contrastive loss, say loss_reduction='batch', which refuses to divide batches; if this is "
+            "intended, pass loss_reduction='mean' to the Trainer.",
             stacklevel=2,
         )
     return by_samples
@@ -83,7 +86,7 @@ def in_training(state: State, loss: Loss, samples: int) -> Weight:
 
 def in_evaluation(state: State, loss: Loss, label: str) -> Weight:
     """As `in_training`, but weight by samples, with a warning, if the weight cannot be determined."""
-    if own_loss(state.outputs) is not loss.value:
+    if own_loss(state.outputs) is not loss.value or (loss.reduction or state.loss_reduction) in WHOLE:
         return of_labels(state, plain_too=True) or by_samples
     weight = of_own_loss(state)
     if weight is None:
@@ -187,7 +190,7 @@ def check_weight(state: State) -> None:
 
     try:
         with torch.enable_grad(), seeding.preserved(), _restored(state.task), state.bus.forward_context():
-            returned = state.task.loss(batches.map_tensors(attached, state.outputs), state.batch)
+            returned = state.task.loss(nesting.map_tensors(attached, state.outputs), state.batch)
     except Exception:  # of a loss that cannot be computed in this way
         return
     as_loss(returned)
@@ -254,7 +257,7 @@ def _labels(batch: Batch) -> Iterator[tuple[Any, Tensor]]:
 def _readings(key: Any, labels: Tensor, outputs: Any) -> Iterator[tuple[str, Weight, Tensor]]:
     """Yield the name, weight and expected value of each possible loss: means over labels or samples."""
     floating: list[Tensor] = []
-    batches.map_tensors(lambda tensor: floating.append(tensor) if tensor.is_floating_point() else None, outputs)
+    nesting.map_tensors(lambda tensor: floating.append(tensor) if tensor.is_floating_point() else None, outputs)
     for logits in floating:
         logits = logits.detach()
         logits = logits if logits.dtype is torch.float64 else logits.float()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from hocket.data.batches import Counts, holds_scalars
+from hocket.data.batches import Counts
+from hocket.data.reading import holds_scalars
 from hocket.data.windows import Window
 from hocket.task import Task
 from hocket.training.step import count

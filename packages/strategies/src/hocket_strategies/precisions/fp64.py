@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from hocket import Precision
-from hocket.data.batches import map_tensors
+from hocket.data.nesting import map_tensors
 
 _WIDER = {torch.complex32: torch.complex128, torch.complex64: torch.complex128}
 

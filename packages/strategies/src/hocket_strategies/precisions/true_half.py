@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from hocket import Precision, Task
-from hocket.data.batches import map_tensors
+from hocket.data.nesting import map_tensors
 
 if TYPE_CHECKING:
     from hocket.state import State

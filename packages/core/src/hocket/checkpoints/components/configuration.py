@@ -17,7 +17,8 @@ from hocket.state import State
 
 #: Trainer arguments that affect the weights and are not compared elsewhere when a checkpoint is loaded.
 _ARGUMENTS = (
-    "loss", "global_batch", "accumulate", "schedule", "schedule_every", "clip_gradients", "nonfinite", "seed", "overfit",
+    "loss", "batch_transform", "global_batch", "accumulate", "schedule", "schedule_every", "clip_gradients", "nonfinite",
+    "seed", "overfit",
 )  # fmt: skip
 _ATTACHED = ("algorithms", "callbacks", "precisions", "actions")
 

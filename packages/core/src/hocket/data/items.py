@@ -1,0 +1,63 @@
+"""Find and replace the parts of a batch by name or index."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from hocket.data.nesting import like_mapping, with_fields
+
+
+def get_item(batch: Any, key: Any) -> Any:
+    """Return ``batch[key]`` for a mapping or a sequence, and the attribute ``key`` for anything else.
+
+    Example:
+        >>> from hocket.data import get_item
+        >>> get_item({"label": 3}, "label")
+        3
+    """
+    if isinstance(batch, Mapping | list | tuple):
+        return batch[key]
+    return getattr(batch, key)
+
+
+def part(batch: Any, where: Any, what: str = "batch") -> Any:
+    """Return the part of a batch at a name or index, or what a function returns for it. KeyError lists the existing parts.
+
+    Args:
+        what: the batch in messages, such as ``"model's output"``.
+    """
+    if callable(where):
+        return where(batch)
+    try:
+        return get_item(batch, where)
+    except (KeyError, IndexError, AttributeError, TypeError):
+        there = (
+            list(batch)
+            if isinstance(batch, Mapping)
+            else f"{len(batch)} items"
+            if isinstance(batch, list | tuple)
+            else "no such attribute"
+        )
+        raise KeyError(f"The {what}, a {type(batch).__name__}, has nothing at {where!r}; it has {there}.") from None
+
+
+def set_item(batch: Any, key: Any, value: Any) -> Any:
+    """Return a copy of a batch with ``value`` at ``key``.
+
+    Raises KeyError, IndexError or AttributeError if there is nothing at ``key`` to replace.
+
+    Example:
+        >>> from hocket.data import set_item
+        >>> set_item((1, 2), 1, 5)
+        (1, 5)
+    """
+    get_item(batch, key)
+    if isinstance(batch, Mapping):
+        return like_mapping(batch, {**batch, key: value})
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return batch._replace(**{batch._fields[key]: value})  # type: ignore[attr-defined]
+    if isinstance(batch, list | tuple):
+        index = range(len(batch))[key]
+        return type(batch)(value if i == index else item for i, item in enumerate(batch))
+    return with_fields(batch, {key: value})
