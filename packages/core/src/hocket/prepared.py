@@ -119,7 +119,7 @@ class PreparedModel(nn.Module):
             value = getattr(module, name)
         except AttributeError as error:
             if name[0] != "_" and (text := attributes.instead("PreparedModel", name, ())):
-                error.add_note(text)
+                raise AttributeError(f"{error}. {text}", name=name, obj=self) from None
             raise
         if isinstance(value, nn.Module):
             return PreparedModel(value, self._hocket)
