@@ -348,6 +348,20 @@ def test_a_step_after_a_block_that_is_not_the_last_is_refused() -> None:
         runtime.step(optimizer)
 
 
+def test_a_step_of_the_optimizer_itself_is_refused() -> None:
+    """It would neither average nor unscale gradients. Of means it is exact."""
+    runtime = hocket.Runtime(device="cpu", precision={"fp16": {"init_scale": 16.0}})
+    model, optimizer = runtime.setup(net := Coder(), SGD(net.parameters(), lr=0.1))
+    runtime.backward(model(INPUTS[0]).mean())
+    with pytest.raises(RuntimeError, match=r"SGD.step\(\) was called .* Write runtime.step\(optimizer\)"):
+        optimizer.step()
+    runtime.clip_gradients(model, optimizer, norm=1e6)
+    optimizer.step()
+    optimizer.zero_grad()
+    runtime.backward(model(INPUTS[0]).mean())
+    assert runtime.step(optimizer) and not optimizer._optimizer_step_pre_hooks
+
+
 def test_losses_past_the_prepared_model_are_refused() -> None:
     """Their gradients are averaged by nobody."""
 

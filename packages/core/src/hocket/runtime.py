@@ -103,8 +103,9 @@ class Runtime:
         self._steppers: list[LoopSteps] = []
         #: By parameter of each model that was set up: the module that the strategy made of the model.
         self._roots: WeakIdKeyDictionary = WeakIdKeyDictionary()
-        #: The optimizers that may step, and those whose first gradients were compared over ranks.
-        self._optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+        #: The optimizers that may step, each with the handle of a hook until its first step.
+        self._optimizers: weakref.WeakKeyDictionary[torch.optim.Optimizer, Any] = weakref.WeakKeyDictionary()
+        #: The optimizers whose first gradients were compared over ranks.
         self._compared: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         weakref.finalize(self, parts.strategy.shutdown)
 
@@ -174,7 +175,8 @@ class Runtime:
             for parameter in (*before, *model.parameters()):  # a strategy that shards parameters replaces them
                 self._roots[parameter] = weakref.ref(root)
         stepped = [self.bus.prepare_optimizer(optimizer) for optimizer in optimizers]
-        self._optimizers.update(stepped)
+        for optimizer in stepped:
+            self._optimizers[optimizer] = optimizer.register_step_pre_hook(self._gradients.refuse_own_step)
         sources = {True: iter(called), False: iter(stepped)}
         prepared = [next(sources[isinstance(each, nn.Module)]) for each in given]
         return prepared[0] if len(prepared) == 1 else tuple(prepared)
@@ -269,6 +271,8 @@ class Runtime:
             )
         given = named or {str(number): optimizer for number, optimizer in enumerate(optimizers)}
         step = make_steps(self, model, given, microbatch, clip, nonfinite)
+        for optimizer in given.values():
+            self._allow_step(optimizer)
         self._steppers.append(step)
         return step
 
@@ -357,7 +361,8 @@ class Runtime:
         """
         if (norm is None) == (value is None):
             raise ValueError(
-                f"clip_gradients was given norm={norm} and value={value}; give one of them, such as norm=1.0."
+                f"clip_gradients was given norm={norm} and value={value}; give one of them. Write "
+                "runtime.clip_gradients(model, optimizer, norm=1.0)."
             )
         self._finish(optimizer)
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
@@ -369,6 +374,7 @@ class Runtime:
     def step(self, optimizer: torch.optim.Optimizer) -> bool:
         """Step and set gradients to None. Return False if the precision skipped the step because gradients overflowed."""
         self._finish(optimizer)
+        self._allow_step(optimizer)
         self.bus.overflowed(self.bus.all_reduce)
         stepped: bool = self.bus.step_optimizer(optimizer, _no_closure)
         optimizer.zero_grad(set_to_none=True)
@@ -377,8 +383,8 @@ class Runtime:
 
     # --- collectives
 
-    def all_reduce(self, tensor: torch.Tensor, op: str = "mean") -> torch.Tensor:
-        """Return the mean, sum, min or max of a tensor over ranks.
+    def all_reduce(self, tensor: torch.Tensor | float, op: str = "mean") -> torch.Tensor:
+        """Return the mean, sum, min or max of a tensor, or a number, over ranks.
 
         Example:
             >>> import hocket, torch
@@ -386,7 +392,7 @@ class Runtime:
             >>> runtime.all_reduce(torch.tensor(0.5), "mean")
             tensor(0.5000)
         """
-        reduced: torch.Tensor = self.bus.all_reduce(tensor, op)
+        reduced: torch.Tensor = self.bus.all_reduce(torch.as_tensor(tensor), op)
         return reduced
 
     def all_gather(self, item: Any) -> list[Any]:
@@ -414,6 +420,7 @@ class Runtime:
         """Load weights as `model_state` returns them. Raises RuntimeError for missing or unexpected keys."""
         self.bus.load_model_state(inner(model), state_dict)
 
+    @understood
     def save(self, path: str | Path, **things: Any) -> None:
         """Write a checkpoint folder (see `hocket.checkpoints.format`), with the RNG states of all ranks and the loss scale.
 
@@ -438,6 +445,7 @@ class Runtime:
             step.report()
         loops.save(self, Path(path), things)
 
+    @understood
     def load(self, path: str | Path, **things: Any) -> dict[str, Any]:
         """Load a checkpoint into the given objects by name, restore RNG states and loss scale, and return the other values.
 
@@ -462,7 +470,7 @@ class Runtime:
         """Turn the gradients of an optimizer into means, and check them once."""
         if optimizer not in self._optimizers:
             check_parameters(optimizer, {*self._roots}, "a model that was set up", _SET_UP_ALL)
-            self._optimizers.add(optimizer)
+            self._optimizers[optimizer] = None
         self._gradients.finish(self.bus, optimizer)
         if self.world_size > 1 and optimizer not in self._compared and Need.FULL_PARAMETERS in self.strategy.offers:
             gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
@@ -472,6 +480,12 @@ class Runtime:
                 raise RuntimeError(_DIFFERENT.format(type(optimizer).__name__))
             if all(map(math.isfinite, first)):  # otherwise the loss scale is too large at first
                 self._compared.add(optimizer)
+
+    def _allow_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Remove the hook that refuses ``optimizer.step()``: a loop with one step of the Runtime knows how, and hooks cost time."""
+        if (hook := self._optimizers.get(optimizer)) is not None:
+            hook.remove()
+            self._optimizers[optimizer] = None
 
     def _model_of(self, optimizer: torch.optim.Optimizer) -> nn.Module:
         """Return the model that holds an optimizer's parameters, or the first of several, as the strategy prepared it.

@@ -7,11 +7,13 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
 
+from hocket.optim.optimizers import needs_closure
 from hocket.plugins.bus import Bus
 from hocket.training.means import Weighting
 
@@ -191,7 +193,10 @@ class Gradients:
         average all gradients.
         """
         if not self._blocks and not self._plain:
-            raise RuntimeError("There are no gradients: call backward(loss) before clip_gradients and step.")
+            raise RuntimeError(
+                "There are no gradients: call backward(loss) before clip_gradients and step, as runtime.backward(loss) and "
+                "not loss.backward()."
+            )
         if id(optimizer) in self._finished:
             return
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
@@ -215,6 +220,11 @@ class Gradients:
                 if parameter.grad is not None:
                     parameter.grad.mul_(factor)
 
+    def refuse_own_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        """Raise RuntimeError if ``optimizer.step()`` would use gradients that are no means yet, or still scaled."""
+        if (self._plain or self._blocks) and id(optimizer) not in self._finished and not needs_closure(optimizer):
+            raise RuntimeError(_OWN_STEP.format(type(optimizer).__name__))
+
     def _reduce(self, bus: Bus, parameters: Sequence[torch.Tensor]) -> None:
         """Average the gradients that the strategy did not reduce during backward."""
         for model in list(self._unreduced):
@@ -234,6 +244,10 @@ def _held(model: nn.Module, parameters: set[int]) -> list[nn.Parameter]:
 _LOADERS = (
     "Several loaders of setup_data are iterated over, whose batches have other numbers of samples; backward weights a loss by "
     "those of the latest batch. Say the weight of each loss: runtime.backward(loss, weight=data.samples)."
+)
+_OWN_STEP = (
+    "{}.step() was called with gradients of runtime.backward, which are neither averaged over microbatches nor unscaled yet. "
+    "Write runtime.step(optimizer), which also sets them to None."
 )
 _NOT_LAST = (
     "A step follows an accumulate block with last=False, so ranks have not exchanged its gradients. Write last=True in the "
