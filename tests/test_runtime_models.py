@@ -233,9 +233,7 @@ def gan(folder: Path, begin: int = 0, end: int = 6, kill: bool = False, **option
         data = runtime.setup_data(gan_batches(), global_batch=None if runtime.world_size == 1 else 7)
     for number, (real, noise) in enumerate(data, 1):
         if begin < number <= end:
-            dcgan(
-                generator, critic, real, noise, runtime.backward, lambda which: runtime.step((first, second)[which])
-            )
+            dcgan(generator, critic, real, noise, runtime.backward, lambda which: runtime.step((first, second)[which]))
             runtime.save(folder / str(number), **things, batch=number)
             if kill and number == 3:
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -329,7 +327,11 @@ def test_what_cannot_pass_is_refused() -> None:
             r"SGD holds 2 of 2 parameters that are not in the model.*model, loss, optimizer = runtime.setup",
         ),
         (lambda: runtime.stepper(model.decoder, optimizer), TypeError, "stepper was given Linear. Give it what setup"),
-        (lambda: runtime.save("a", data=runtime.setup_data([INPUTS])), TypeError, r"given data \(data=…\).*epoch=epoch"),
+        (
+            lambda: runtime.save("a", data=runtime.setup_data([INPUTS])),
+            TypeError,
+            r"given data \(data=…\).*epoch=epoch",
+        ),
     ):
         with pytest.raises(error, match=said):
             wrong()  # type: ignore[no-untyped-call]
@@ -367,11 +369,11 @@ def test_losses_past_the_prepared_model_are_refused() -> None:
 
     def rank_main(rank: int) -> None:
         runtime = hocket.Runtime(strategy="ddp", device="cpu")
-        model, optimizer = runtime.setup(net := Coder(), SGD(net.parameters(), lr=0.1))
+        _, optimizer = runtime.setup(net := Coder(), SGD(net.parameters(), lr=0.1))
         runtime.backward(net(INPUTS[rank]).mean())
         runtime.step(optimizer)
 
-    with pytest.raises(RankError, match="gradients of SGD differ between ranks.*with what setup returned"):
+    with pytest.raises(RankError, match=r"gradients of SGD differ between ranks.*with what setup returned"):
         run_ranks(rank_main, 2)
 
 

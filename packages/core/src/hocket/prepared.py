@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from hocket.runtime import Runtime
 
 
+#: A gradient hook of a tensor.
+Hook = Callable[[torch.Tensor], torch.Tensor | None]
+
+
 class Owner(NamedTuple):
     """What a prepared model needs besides the given module: ``given`` is the whole module, ``root`` what the strategy made."""
 
@@ -71,7 +75,8 @@ class PreparedModel(nn.Module):
         owner = self._hocket
         if self.module is not owner.given:
             return self._call(self.module, args, kwargs)
-        hook, module = owner.gradients.gate, owner.root
+        hook: Hook = owner.gradients.gate
+        module = owner.root
         if owner.gradients.stepping is module:  # within a step, which prepares its loss function in the same way
             module = self.module
         elif owner.strategy.world_size > 1 and torch.is_grad_enabled():
@@ -84,7 +89,7 @@ class PreparedModel(nn.Module):
         """Call a method or a part of the module as the prepared model is called."""
         owner = self._hocket
         bus, gradients, root = owner.bus, owner.gradients, owner.root
-        hook = gradients.gate
+        hook: Hook = gradients.gate
         with bus.forward_context():
             if gradients.stepping is root:
                 outputs = function(*args, **kwargs)
@@ -105,15 +110,13 @@ class PreparedModel(nn.Module):
     # --- the given module shows through
 
     @property
-    def __class__(self) -> Any:
+    def __class__(self) -> Any:  # type: ignore[misc]
         """The class of the given module, for ``isinstance``."""
         return type(self._modules["module"])
 
     def __getattr__(self, name: str) -> Any:
-        module = vars(self).get("_modules", {}).get("module")
-        if name == "module" or module is None:
-            if module is None:
-                raise AttributeError(name)
+        module = self._modules["module"]
+        if name == "module":
             return module
         try:
             value = getattr(module, name)
@@ -143,14 +146,14 @@ class PreparedModel(nn.Module):
 
     def __getitem__(self, key: Any) -> Any:
         """Return a part of a given `nn.Sequential`, `nn.ModuleDict` or the like."""
-        value = self.module[key]  # type: ignore[operator]
+        value = self.module[key]  # type: ignore[index]
         return PreparedModel(value, self._hocket) if isinstance(value, nn.Module) else value
 
     def named_modules(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Module]]:
         """Return the given module and its parts, under the names that they have there."""
         return self.module.named_modules(*args, **kwargs)
 
-    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
         """Return the state of the given module. Raises RuntimeError if the strategy shards it."""
         self._check_full("state_dict()", "runtime.model_state(model), which gathers them; all ranks call it")
         return self.module.state_dict(*args, **kwargs)
@@ -193,7 +196,7 @@ def _method(model: PreparedModel, method: MethodType) -> Callable[..., Any]:
     return call
 
 
-def _converted(hook: Callable[[torch.Tensor], torch.Tensor | None], tensor: torch.Tensor) -> torch.Tensor:
+def _converted(hook: Hook, tensor: torch.Tensor) -> torch.Tensor:
     if isinstance(tensor, nn.Parameter):  # would accumulate hooks
         return tensor
     if tensor.dtype in _HALF:
@@ -257,7 +260,10 @@ class PreparedData:
             gradients.batches.pop(id(self), None)
 
     def __getattr__(self, name: str) -> Any:
-        if name[0] == "_" or name in ("state_dict", "load_state_dict"):  # ranks iterate over slices, not the given loader
+        if name[0] == "_" or name in (
+            "state_dict",
+            "load_state_dict",
+        ):  # ranks iterate over slices, not the given loader
             raise AttributeError(f"The data that setup_data returned has no {name!r}.", name=name, obj=self)
         return getattr(self._given, name)
 

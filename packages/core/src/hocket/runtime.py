@@ -39,9 +39,9 @@ from hocket.training.loop_steps import LoopSteps, make_steps
 class Runtime:
     """Join the other processes and prepare models, optimizers and data for a custom training loop.
 
-    Gradients accumulate between steps, as in PyTorch. ``backward`` takes the mean of each loss over ranks, weighted by the
-    samples of their batches. `accumulate` takes the mean over microbatches, however unevenly samples are distributed.
-    With one process and no microbatches, the result is bitwise identical to a plain PyTorch loop.
+    Gradients accumulate between steps and those of several losses add up, as in PyTorch. ``backward`` takes the mean of each
+    loss over ranks, weighted by the samples of their batches. `accumulate` takes the mean over microbatches, however unevenly
+    samples are distributed. With one process and no microbatches, the result is bitwise identical to a plain PyTorch loop.
 
     Args:
         strategy, precision, device, devices: as in `hocket.Trainer`.
@@ -154,7 +154,7 @@ class Runtime:
             raise TypeError("setup was given nothing. Write model, optimizer = runtime.setup(model, optimizer).")
         modules = [each for each in given if isinstance(each, nn.Module)]
         models = [each.module if isinstance(each, PreparedModel) else each for each in modules]
-        added: dict[torch.Tensor, Any] = {}
+        added: dict[nn.Parameter, None] = {}
         for model in models:
             placement.check_model(model, self.device.type, self.strategy.materializes)
             mine = dict.fromkeys(model.parameters())
@@ -482,7 +482,7 @@ class Runtime:
                 self._compared.add(optimizer)
 
     def _allow_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Remove the hook that refuses ``optimizer.step()``: a loop with one step of the Runtime knows how, and hooks cost time."""
+        """Remove the hook that refuses ``optimizer.step()``: after one ``runtime.step`` it would only cost time."""
         if (hook := self._optimizers.get(optimizer)) is not None:
             hook.remove()
             self._optimizers[optimizer] = None
