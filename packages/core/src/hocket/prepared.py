@@ -73,16 +73,19 @@ class PreparedModel(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Call the prepared model under the precision's context, and convert 16-bit outputs to float32."""
         owner = self._hocket
-        if self.module is not owner.given:
+        given = self._modules["module"]
+        if given is not owner.given:
             return self._call(self.module, args, kwargs)
         hook: Hook = owner.gradients.gate
         module = owner.root
         if owner.gradients.stepping is module:  # within a step, which prepares its loss function in the same way
-            module = self.module
+            module = given
         elif owner.strategy.world_size > 1 and torch.is_grad_enabled():
             hook = owner.gradients.hook(module, forward=True)
         with owner.bus.forward_context():
             outputs = module(*args, **kwargs)
+        if type(outputs) is torch.Tensor:
+            return _converted(hook, outputs)
         return batches.map_tensors(partial(_converted, hook), outputs)
 
     def _call(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -109,8 +112,8 @@ class PreparedModel(nn.Module):
 
     # --- the given module shows through
 
-    @property
-    def __class__(self) -> Any:  # type: ignore[misc]
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
         """The class of the given module, for ``isinstance``."""
         return type(self._modules["module"])
 
@@ -260,10 +263,7 @@ class PreparedData:
             gradients.batches.pop(id(self), None)
 
     def __getattr__(self, name: str) -> Any:
-        if name[0] == "_" or name in (
-            "state_dict",
-            "load_state_dict",
-        ):  # ranks iterate over slices, not the given loader
+        if name[0] == "_" or "state_dict" in name:  # of the given loader, while ranks iterate over slices
             raise AttributeError(f"The data that setup_data returned has no {name!r}.", name=name, obj=self)
         return getattr(self._given, name)
 

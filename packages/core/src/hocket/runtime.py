@@ -154,25 +154,24 @@ class Runtime:
             raise TypeError("setup was given nothing. Write model, optimizer = runtime.setup(model, optimizer).")
         modules = [each for each in given if isinstance(each, nn.Module)]
         models = [each.module if isinstance(each, PreparedModel) else each for each in modules]
-        added: dict[nn.Parameter, None] = {}
-        for model in models:
+        known = {*self._roots}
+        before = [list(model.parameters()) for model in models]
+        for model, mine in zip(models, before, strict=True):
             placement.check_model(model, self.device.type, self.strategy.materializes)
-            mine = dict.fromkeys(model.parameters())
-            if any(parameter in self._roots or parameter in added for parameter in mine):
+            if not known.isdisjoint(mine):
                 raise ValueError(_TWICE.format(type(model).__name__))
-            added.update(mine)
+            known.update(mine)
         names = " and ".join(type(model).__name__ for model in models) or "a model that was set up"
         for optimizer in optimizers:
-            check_parameters(optimizer, {*self._roots, *added}, names, _SET_UP_ALL)
+            check_parameters(optimizer, known, names, _SET_UP_ALL)
         converted = [self.convert(model) for model in models]
         for optimizer in optimizers:
             self.bus.check_optimizer(optimizer)
         called = []
-        for model, module in zip(models, converted, strict=True):
-            before = [*model.parameters()]
+        for model, module, mine in zip(models, converted, before, strict=True):
             root = self.bus.prepare_model(module, self.precision)
             called.append(PreparedModel(model, Owner(self.bus, self._gradients, self.strategy, model, root)))
-            for parameter in (*before, *model.parameters()):  # a strategy that shards parameters replaces them
+            for parameter in (*mine, *model.parameters()):  # a strategy that shards parameters replaces them
                 self._roots[parameter] = weakref.ref(root)
         stepped = [self.bus.prepare_optimizer(optimizer) for optimizer in optimizers]
         for optimizer in stepped:
@@ -332,12 +331,15 @@ class Runtime:
             mine, everyone = self._gradients.latest(ranks)
         factor = self._gradients.loss_factor(mine, everyone, ranks)
         try:
-            with self.precision.backward_context(), self._gradients.running():
+            self._gradients.begin_backward()
+            with self.precision.backward_context():
                 scaled = self.bus.scale_loss(loss if factor == 1 else loss * factor)
                 scaled.backward(retain_graph=retain_graph, inputs=inputs)
         except Exception as error:
             failures.explain_backward(error, loss)
             raise
+        finally:
+            self._gradients.end_backward()
 
     def clip_gradients(
         self,
@@ -420,6 +422,22 @@ class Runtime:
         """Load weights as `model_state` returns them. Raises RuntimeError for missing or unexpected keys."""
         self.bus.load_model_state(inner(model), state_dict)
 
+    def model_of(self, optimizer: torch.optim.Optimizer) -> nn.Module:
+        """Return the model that holds an optimizer's parameters, or the first of several, as the strategy prepared it.
+
+        Raises ValueError if it holds parameters of no model that was set up.
+
+        Example:
+            >>> import hocket, torch
+            >>> runtime = hocket.Runtime(device="cpu")
+            >>> model, optimizer = runtime.setup(net := torch.nn.Linear(4, 1), torch.optim.SGD(net.parameters(), lr=0.1))
+            >>> runtime.model_of(optimizer) is net
+            True
+        """
+        check_parameters(optimizer, {*self._roots}, "a model that was set up", _SET_UP_ALL)
+        root: nn.Module = self._roots[optimizer.param_groups[0]["params"][0]]()
+        return root
+
     @understood
     def save(self, path: str | Path, **things: Any) -> None:
         """Write a checkpoint folder (see `hocket.checkpoints.format`), with the RNG states of all ranks and the loss scale.
@@ -474,7 +492,7 @@ class Runtime:
         self._gradients.finish(self.bus, optimizer)
         if self.world_size > 1 and optimizer not in self._compared and Need.FULL_PARAMETERS in self.strategy.offers:
             gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-            norms = [each.item() for each in torch._foreach_norm(gradients)]
+            norms = [float(gradient.norm()) for gradient in gradients]
             first, *others = self.bus.all_gather_object(norms)
             if any(len(each) != len(first) or not all(map(_close, each, first)) for each in others):
                 raise RuntimeError(_DIFFERENT.format(type(optimizer).__name__))
@@ -486,15 +504,6 @@ class Runtime:
         if (hook := self._optimizers.get(optimizer)) is not None:
             hook.remove()
             self._optimizers[optimizer] = None
-
-    def _model_of(self, optimizer: torch.optim.Optimizer) -> nn.Module:
-        """Return the model that holds an optimizer's parameters, or the first of several, as the strategy prepared it.
-
-        Raises ValueError if it holds parameters of no model that was set up.
-        """
-        check_parameters(optimizer, {*self._roots}, "a model that was set up", _SET_UP_ALL)
-        root: nn.Module = self._roots[optimizer.param_groups[0]["params"][0]]()
-        return root
 
     def _sum(self, weight: float) -> float:
         if self.world_size == 1:

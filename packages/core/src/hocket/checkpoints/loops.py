@@ -42,7 +42,7 @@ def load(runtime: Runtime, path: Path, things: Mapping[str, Any]) -> dict[str, A
         if isinstance(thing, nn.Module):
             runtime.load_model_state(thing, state)
         elif isinstance(thing, torch.optim.Optimizer):
-            runtime.bus.load_optimizer_state(runtime._model_of(thing), thing, state)
+            runtime.bus.load_optimizer_state(runtime.model_of(thing), thing, state)
         else:
             thing.load_state_dict(state)
     runtime.precision.load_state_dict(decode(saved["precision"]))
@@ -55,7 +55,7 @@ def _state_of(runtime: Runtime, thing: Any, name: str) -> Any:
     if isinstance(thing, nn.Module):
         return dict(runtime.bus.model_shards(inner(thing)))
     if isinstance(thing, torch.optim.Optimizer):
-        return runtime.bus.optimizer_shards(runtime._model_of(thing), thing)
+        return runtime.bus.optimizer_shards(runtime.model_of(thing), thing)
     if isinstance(thing, PreparedData):
         raise TypeError(
             f"save was given data ({name}=…), whose position a Runtime does not keep. Save numbers, such as epoch=epoch, "

@@ -87,7 +87,7 @@ class Gradients:
         self._zero_weight = False
         #: The model that a step of `Runtime.stepper` currently computes with, as the strategy prepared it.
         self.stepping: nn.Module | None = None
-        #: The number of the current backward pass; None outside of `running`.
+        #: The number of the current backward pass; None outside of `Runtime.backward`.
         self._backward: int | None = None
         self._backwards = 0
         #: The backward pass in which the strategy reduced the gradients of a model since its latest call; None before it.
@@ -95,15 +95,14 @@ class Gradients:
         #: Models with gradients that no rank has reduced yet, in this order on all ranks.
         self._unreduced: WeakKeyDictionary[nn.Module, None] = WeakKeyDictionary()
 
-    @contextmanager
-    def running(self) -> Iterator[None]:
-        """Delimit a backward pass."""
+    def begin_backward(self) -> None:
+        """Begin a backward pass of `Runtime.backward`."""
         self._backwards += 1
         self._backward = self._backwards
-        try:
-            yield
-        finally:
-            self._backward = None
+
+    def end_backward(self) -> None:
+        """End it."""
+        self._backward = None
 
     @contextmanager
     def block(self, model: nn.Module, last: bool) -> Iterator[None]:
@@ -210,7 +209,8 @@ class Gradients:
             raise RuntimeError(_FACTORS.format(type(optimizer).__name__))
         if not all(blocks.last for blocks in mine):
             raise RuntimeError(_NOT_LAST)
-        self._reduce(bus, parameters)
+        if self._unreduced:
+            self._reduce(bus, parameters)
         self._finished.add(id(optimizer))
         for blocks in mine:
             blocks.stepped = True
