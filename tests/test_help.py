@@ -121,7 +121,7 @@ def test_signatures_stay_those_of_the_source() -> None:
 
 def test_what_a_step_reads_has_no_getattr() -> None:
     """A class with ``__getattr__`` has slow attributes: Python does not specialize their access."""
-    for kind in (hocket.State, hocket.Runtime, hocket.Timestamp):
+    for kind in (hocket.State, hocket.Timestamp):
         assert not hasattr(kind, "__getattr__")
 
 

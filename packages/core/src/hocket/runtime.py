@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import nn
+from torch.utils.weak import WeakIdKeyDictionary
 
 from hocket import launching
+from hocket.algorithm import Need
 from hocket.checkpoints import loops
 from hocket.data.checks import check_batches
 from hocket.data.several import prepared
 from hocket.devices import placement
 from hocket.distributed import comparison
-from hocket.help import failures
+from hocket.help import attributes, failures
 from hocket.help.arguments import understood
 from hocket.hookspecs import Event
 from hocket.hookspecs.actions import Actions
@@ -26,7 +29,7 @@ from hocket.optim.optimizers import check_parameters
 from hocket.parts import Parts, resolve
 from hocket.plugins import switches
 from hocket.plugins.bus import Bus
-from hocket.prepared import PreparedData, PreparedModel, inner
+from hocket.prepared import Owner, PreparedData, PreparedModel, inner
 from hocket.training import seeding
 from hocket.training.accumulation import Gradients
 from hocket.training.guard import Policy
@@ -36,9 +39,9 @@ from hocket.training.loop_steps import LoopSteps, make_steps
 class Runtime:
     """Join the other processes and prepare models, optimizers and data for a custom training loop.
 
-    Gradients accumulate between steps, as in PyTorch. ``backward`` takes the mean of each loss over ranks, weighted by the
-    samples of their batches. `accumulate` takes the mean over microbatches, however unevenly samples are distributed.
-    With one process and no microbatches, the result is bitwise identical to a plain PyTorch loop.
+    Gradients accumulate between steps and those of several losses add up, as in PyTorch. ``backward`` takes the mean of each
+    loss over ranks, weighted by the samples of their batches. `accumulate` takes the mean over microbatches, however unevenly
+    samples are distributed. With one process and no microbatches, the result is bitwise identical to a plain PyTorch loop.
 
     Args:
         strategy, precision, device, devices: as in `hocket.Trainer`.
@@ -98,6 +101,12 @@ class Runtime:
         comparison.over_ranks(bus, self.world_size, {**comparison.of_plugins(parts.attachments), **given})
         self._gradients = Gradients()
         self._steppers: list[LoopSteps] = []
+        #: By parameter of each model that was set up: the module that the strategy made of the model.
+        self._roots: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        #: The optimizers that may step, each with the handle of a hook until its first step.
+        self._optimizers: weakref.WeakKeyDictionary[torch.optim.Optimizer, Any] = weakref.WeakKeyDictionary()
+        #: The optimizers whose first gradients were compared over ranks.
+        self._compared: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         weakref.finalize(self, parts.strategy.shutdown)
 
     # --- ranks
@@ -115,33 +124,61 @@ class Runtime:
     # --- set-up
 
     @understood
-    def setup(self, model: nn.Module, *optimizers: torch.optim.Optimizer) -> Any:
-        """Prepare a model, and optimizers if given, for device, precision and strategy.
+    def setup(self, *given: nn.Module | torch.optim.Optimizer) -> Any:
+        """Prepare models and optimizers for device, precision and strategy.
 
-        Return the model to call, or ``(model, optimizer, …)``. The returned model computes under the precision's context and
-        converts 16-bit outputs to float32, so that losses are computed in float32. The given module is ``model.module``.
+        Return what was given, prepared, in the same order: the model to call, or ``(model, optimizer, …)``. A model computes
+        under the precision's context and converts 16-bit outputs to float32, so that losses are computed in float32. Its
+        attributes and methods are those of the given module, which is ``model.module``.
+
+        Several models and optimizers are set up in one call or several; an optimizer together with its models, or after
+        them. A loss with parameters is a model too.
 
         Example:
             >>> import hocket, torch
             >>> runtime = hocket.Runtime(device="cpu", precision="bf16")
-            >>> net = torch.nn.Linear(4, 1)
+            >>> net, critic = torch.nn.Linear(4, 1), torch.nn.Linear(1, 1)
             >>> model, optimizer = runtime.setup(net, torch.optim.AdamW(net.parameters()))
             >>> model(torch.randn(8, 4)).dtype
             torch.float32
+            >>> critic = runtime.setup(critic)
+            >>> both = runtime.setup(torch.optim.SGD([*model.parameters(), *critic.parameters()], lr=0.1))
 
         Raises:
             TypeError: an argument is something else.
-            ValueError: an optimizer holds no parameters, or some that are not in the model.
+            ValueError: a model was set up before; or an optimizer holds no parameters, or some of no model that was set up.
         """
-        placement.check_model(model, self.device.type, self.strategy.materializes)
+        optimizers = [each for each in given if not isinstance(each, nn.Module)]
         _check_optimizers(optimizers)
-        known = set(model.parameters())
+        if not given:
+            raise TypeError("setup was given nothing. Write model, optimizer = runtime.setup(model, optimizer).")
+        modules = [each for each in given if isinstance(each, nn.Module)]
+        models = [each.module if isinstance(each, PreparedModel) else each for each in modules]
+        known = {*self._roots}
+        before = [list(model.parameters()) for model in models]
+        for model, mine in zip(models, before, strict=True):
+            placement.check_model(model, self.device.type, self.strategy.materializes)
+            if not known.isdisjoint(mine):
+                raise ValueError(_TWICE.format(type(model).__name__))
+            known.update(mine)
+        names = " and ".join(type(model).__name__ for model in models) or "a model that was set up"
         for optimizer in optimizers:
-            write = "set up several networks as one, such as torch.nn.ModuleDict({'generator': …, 'critic': …})"
-            check_parameters(optimizer, known, type(model).__name__, write)
-        module, prepared = self.prepare(self.convert(model), optimizers)
-        called = PreparedModel(self, model, module)
-        return (called, *prepared) if optimizers else called
+            check_parameters(optimizer, known, names, _SET_UP_ALL)
+        converted = [self.convert(model) for model in models]
+        for optimizer in optimizers:
+            self.bus.check_optimizer(optimizer)
+        called = []
+        for model, module, mine in zip(models, converted, before, strict=True):
+            root = self.bus.prepare_model(module, self.precision)
+            called.append(PreparedModel(model, Owner(self.bus, self._gradients, self.strategy, model, root)))
+            for parameter in (*mine, *model.parameters()):  # a strategy that shards parameters replaces them
+                self._roots[parameter] = weakref.ref(root)
+        stepped = [self.bus.prepare_optimizer(optimizer) for optimizer in optimizers]
+        for optimizer in stepped:
+            self._optimizers[optimizer] = optimizer.register_step_pre_hook(self._gradients.refuse_own_step)
+        sources = {True: iter(called), False: iter(stepped)}
+        prepared = [next(sources[isinstance(each, nn.Module)]) for each in given]
+        return prepared[0] if len(prepared) == 1 else tuple(prepared)
 
     def convert(self, module: Any) -> Any:
         """Move the module to the device, and convert it to the storage dtypes of the precision."""
@@ -178,7 +215,7 @@ class Runtime:
         if global_batch is not None and not train:
             raise ValueError(f"global_batch={global_batch} is for training data only. Omit it, or omit train=False.")
         check_batches(loader, "loader")
-        return PreparedData(self, prepared(loader, self.bus.prepare_data, train, global_batch), train)
+        return PreparedData(self, loader, prepared(loader, self.bus.prepare_data, train, global_batch), train)
 
     # --- a step, complete
 
@@ -233,6 +270,8 @@ class Runtime:
             )
         given = named or {str(number): optimizer for number, optimizer in enumerate(optimizers)}
         step = make_steps(self, model, given, microbatch, clip, nonfinite)
+        for optimizer in given.values():
+            self._allow_step(optimizer)
         self._steppers.append(step)
         return step
 
@@ -259,16 +298,27 @@ class Runtime:
             True
         """
         module = inner(model)
-        with self._gradients.block(module), self.bus.accumulate(module, last):
+        with self._gradients.block(module, last), self.bus.accumulate(module, last):
             yield
 
-    def backward(self, loss: torch.Tensor, weight: float | None = None) -> None:
+    def backward(
+        self,
+        loss: torch.Tensor,
+        weight: float | None = None,
+        *,
+        retain_graph: bool | None = None,
+        inputs: Sequence[torch.Tensor] | None = None,
+    ) -> None:
         """Add the gradients of a mean loss to those since the last step; see `accumulate` for the mean over microbatches.
+
+        The gradients of several losses add up: ``backward(a); backward(b)`` is ``backward(a + b)``, for one model or several.
 
         Args:
             loss: a scalar, the mean over the batch.
             weight: the number of elements in that mean; None for the samples of this rank's latest batch from `setup_data`,
                 or 1. A loss of weight 0 does not count, even if it is NaN.
+            retain_graph: whether another loss of the same forward pass follows.
+            inputs: parameters to compute gradients of; None for all.
 
         Raises:
             RuntimeError: the weights within an `accumulate` block have other ratios than in previous blocks, or this is
@@ -278,14 +328,18 @@ class Runtime:
         if weight is not None:
             mine, everyone = weight, self._sum(weight)
         else:
-            mine, everyone = self._gradients.batch or (1.0, float(ranks))
+            mine, everyone = self._gradients.latest(ranks)
         factor = self._gradients.loss_factor(mine, everyone, ranks)
         try:
+            self._gradients.begin_backward()
             with self.precision.backward_context():
-                self.bus.scale_loss(loss if factor == 1 else loss * factor).backward()
+                scaled = self.bus.scale_loss(loss if factor == 1 else loss * factor)
+                scaled.backward(retain_graph=retain_graph, inputs=inputs)
         except Exception as error:
             failures.explain_backward(error, loss)
             raise
+        finally:
+            self._gradients.end_backward()
 
     def clip_gradients(
         self,
@@ -309,9 +363,10 @@ class Runtime:
         """
         if (norm is None) == (value is None):
             raise ValueError(
-                f"clip_gradients was given norm={norm} and value={value}; give one of them, such as norm=1.0."
+                f"clip_gradients was given norm={norm} and value={value}; give one of them. Write "
+                "runtime.clip_gradients(model, optimizer, norm=1.0)."
             )
-        self._gradients.finish(self.bus, optimizer)
+        self._finish(optimizer)
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         if norm is not None:
             return clip_gradients(parameters, "norm", norm)
@@ -320,7 +375,8 @@ class Runtime:
 
     def step(self, optimizer: torch.optim.Optimizer) -> bool:
         """Step and set gradients to None. Return False if the precision skipped the step because gradients overflowed."""
-        self._gradients.finish(self.bus, optimizer)
+        self._finish(optimizer)
+        self._allow_step(optimizer)
         self.bus.overflowed(self.bus.all_reduce)
         stepped: bool = self.bus.step_optimizer(optimizer, _no_closure)
         optimizer.zero_grad(set_to_none=True)
@@ -329,8 +385,8 @@ class Runtime:
 
     # --- collectives
 
-    def all_reduce(self, tensor: torch.Tensor, op: str = "mean") -> torch.Tensor:
-        """Return the mean, sum, min or max of a tensor over ranks.
+    def all_reduce(self, tensor: torch.Tensor | float, op: str = "mean") -> torch.Tensor:
+        """Return the mean, sum, min or max of a tensor, or a number, over ranks.
 
         Example:
             >>> import hocket, torch
@@ -338,7 +394,7 @@ class Runtime:
             >>> runtime.all_reduce(torch.tensor(0.5), "mean")
             tensor(0.5000)
         """
-        reduced: torch.Tensor = self.bus.all_reduce(tensor, op)
+        reduced: torch.Tensor = self.bus.all_reduce(torch.as_tensor(tensor), op)
         return reduced
 
     def all_gather(self, item: Any) -> list[Any]:
@@ -366,11 +422,28 @@ class Runtime:
         """Load weights as `model_state` returns them. Raises RuntimeError for missing or unexpected keys."""
         self.bus.load_model_state(inner(model), state_dict)
 
+    def model_of(self, optimizer: torch.optim.Optimizer) -> nn.Module:
+        """Return the model that holds an optimizer's parameters, or the first of several, as the strategy prepared it.
+
+        Raises ValueError if it holds parameters of no model that was set up.
+
+        Example:
+            >>> import hocket, torch
+            >>> runtime = hocket.Runtime(device="cpu")
+            >>> model, optimizer = runtime.setup(net := torch.nn.Linear(4, 1), torch.optim.SGD(net.parameters(), lr=0.1))
+            >>> runtime.model_of(optimizer) is net
+            True
+        """
+        check_parameters(optimizer, {*self._roots}, "a model that was set up", _SET_UP_ALL)
+        root: nn.Module = self._roots[optimizer.param_groups[0]["params"][0]]()
+        return root
+
+    @understood
     def save(self, path: str | Path, **things: Any) -> None:
         """Write a checkpoint folder (see `hocket.checkpoints.format`), with the RNG states of all ranks and the loss scale.
 
-        ``things`` are saved by name: models, optimizers (together with exactly one model), objects with a ``state_dict``, and
-        numbers, strings, tensors, lists and dicts. All ranks have to call it; each writes its shards, and rank 0 the rest.
+        ``things`` are saved by name: models, optimizers, objects with a ``state_dict``, and numbers, strings, tensors, lists
+        and dicts. All ranks have to call it; each writes its shards, and rank 0 the rest.
 
         Raises:
             CheckpointError: the checkpoint could not be written; raised on all ranks.
@@ -390,6 +463,7 @@ class Runtime:
             step.report()
         loops.save(self, Path(path), things)
 
+    @understood
     def load(self, path: str | Path, **things: Any) -> dict[str, Any]:
         """Load a checkpoint into the given objects by name, restore RNG states and loss scale, and return the other values.
 
@@ -403,11 +477,43 @@ class Runtime:
         """Leave the process group. Called automatically when the Runtime is garbage-collected."""
         self.strategy.shutdown()
 
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            raise AttributeError(attributes.missing("Runtime", name, self), name=name, obj=self)
+
+    # --- internals
+
+    def _finish(self, optimizer: torch.optim.Optimizer) -> None:
+        """Turn the gradients of an optimizer into means, and check them once."""
+        if optimizer not in self._optimizers:
+            check_parameters(optimizer, {*self._roots}, "a model that was set up", _SET_UP_ALL)
+            self._optimizers[optimizer] = None
+        self._gradients.finish(self.bus, optimizer)
+        if self.world_size > 1 and optimizer not in self._compared and Need.FULL_PARAMETERS in self.strategy.offers:
+            gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+            norms = [float(gradient.norm()) for gradient in gradients]
+            first, *others = self.bus.all_gather_object(norms)
+            if any(len(each) != len(first) or not all(map(_close, each, first)) for each in others):
+                raise RuntimeError(_DIFFERENT.format(type(optimizer).__name__))
+            if all(map(math.isfinite, first)):  # otherwise the loss scale is too large at first
+                self._compared.add(optimizer)
+
+    def _allow_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Remove the hook that refuses ``optimizer.step()``: after one ``runtime.step`` it would only cost time."""
+        if (hook := self._optimizers.get(optimizer)) is not None:
+            hook.remove()
+            self._optimizers[optimizer] = None
+
     def _sum(self, weight: float) -> float:
         if self.world_size == 1:
             return weight
         duplicates = self.world_size // self.strategy.data_ranks  # ranks with the same slice have the same weight
         return self.bus.all_reduce(torch.tensor(weight, dtype=torch.float64), "sum").item() / duplicates
+
+
+def _close(one: float, other: float) -> bool:
+    return math.isclose(one, other, rel_tol=1e-3, abs_tol=1e-30) or not (math.isfinite(one) or math.isfinite(other))
 
 
 def _check_optimizers(given: Any) -> None:
@@ -417,11 +523,30 @@ def _check_optimizers(given: Any) -> None:
             "model, optimizer = runtime.setup(model, optimizer), which also moves the model to the device."
         )
     for each in given if isinstance(given, Sequence) else [given]:
-        if not isinstance(each, torch.optim.Optimizer):
-            raise TypeError(
-                f"setup was given {type(each).__name__} among the optimizers, which are torch.optim.Optimizer. Write "
-                "model, optimizer = runtime.setup(model, optimizer), and data = runtime.setup_data(loader)."
-            )
+        if isinstance(each, torch.optim.Optimizer):
+            continue
+        kind = type(each).__name__
+        if isinstance(each, torch.optim.lr_scheduler.LRScheduler):
+            what, write = f"a schedule ({kind})", "Use it as it is: schedule.step() after runtime.step(optimizer)"
+        elif hasattr(type(each), "__iter__"):
+            what, write = f"data ({kind})", "Write data = runtime.setup_data(loader), and for evaluation train=False"
+        else:
+            what = kind
+            write = "Write model, optimizer = runtime.setup(model, optimizer), and data = runtime.setup_data(loader)"
+        raise TypeError(f"setup was given {what}. It takes models (torch.nn.Module) and their optimizers. {write}.")
+
+
+_DIFFERENT = (
+    "The gradients of {} differ between ranks: they were not averaged, so each rank would train another model. Compute losses "
+    "with what setup returned, model(inputs) or model.method(inputs), and not with the module that was given to setup, and "
+    "call runtime.backward(loss)."
+)
+_TWICE = (
+    "{} has parameters of a model that was set up before. Use what setup returned then, and set up optimizers together with "
+    "their models, or later: optimizer = runtime.setup(optimizer). Models that share parameters are set up as one, such as "
+    "torch.nn.ModuleDict({{'generator': …, 'critic': …}})."
+)
+_SET_UP_ALL = "set up all modules that hold them, as in model, loss, optimizer = runtime.setup(model, loss, optimizer)"
 
 
 def _check_own_loop(parts: Parts) -> None:

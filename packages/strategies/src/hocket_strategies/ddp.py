@@ -163,7 +163,7 @@ class DDP(RankStrategy):
         deferred: bool,
     ) -> Any:
         """Call ``function`` in a DistributedDataParallel of ``parameters``; each set of them has a wrapper with its buckets."""
-        if not isinstance(module, DistributedDataParallel):
+        if deferred or not isinstance(module, DistributedDataParallel):
             return function(*arguments)
         trained = [parameter for parameter in parameters if parameter.requires_grad]
         callers = self._callers.setdefault(module.module, {})
@@ -172,7 +172,7 @@ class DDP(RankStrategy):
             # init_sync would write to the parameters, which may already be in a graph.
             callers[key] = self._reducing(_Caller(trained), init_sync=False)
         caller = callers[key]
-        with nullcontext() if self._last and not deferred else caller.no_sync():
+        with nullcontext() if self._last else caller.no_sync():
             return caller(function, *arguments)
 
     def reduce_gradients(self, module: nn.Module, parameters: Sequence[nn.Parameter]) -> bool:

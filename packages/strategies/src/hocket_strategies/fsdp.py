@@ -19,6 +19,7 @@ from torch.distributed.fsdp import (
     register_fsdp_forward_method,
 )
 from torch.utils.checkpoint import checkpoint
+from torch.utils.weak import WeakIdKeyDictionary
 
 from hocket import Device, Need, Task, hookimpl
 from hocket.data.nesting import map_tensors
@@ -105,8 +106,8 @@ class FSDP(RankStrategy):
         self._reduce_dtype = _dtype("reduce_dtype", reduce_dtype)
         self._device = torch.device("cpu")
         self._mesh: Any = None
-        #: Old parameter's id -> its replacement. Optimizers keep the old ones alive until `prepare_optimizer`.
-        self._moved: dict[int, nn.Parameter] = {}
+        #: By old parameter: its replacement. Optimizers keep the old ones alive until `prepare_optimizer`.
+        self._moved = _Moved()
         #: Whether backward passes of a model currently reduce gradients; at first they do.
         self._reducing: OfModels[bool] = OfModels()
         #: Models whose forward passes may call other functions.
@@ -151,7 +152,9 @@ class FSDP(RankStrategy):
                 owner[name] = None if (buffer := owner[name]) is None else buffer.to(self._device)
         self._broadcast_initial(before, module)
         after = dict(module.named_parameters(remove_duplicate=False))
-        self._moved = {id(parameter): after[name] for name, parameter in by_name.items()}
+        for name, parameter in by_name.items():
+            if after[name] is not parameter:
+                self._moved[parameter] = after[name]
         return module
 
     def _parallelize(self, module: nn.Module) -> None:
@@ -235,9 +238,9 @@ class FSDP(RankStrategy):
     def prepare_optimizer(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
         """Return the optimizer over the shards; existing state is sharded like its parameters."""
         for group in optimizer.param_groups:
-            group["params"][:] = [self._moved.get(id(p), p) for p in group["params"]]  # in place: LBFGS holds the list
-        for old in [each for each in optimizer.state if id(each) in self._moved]:
-            new, values = self._moved[id(old)], optimizer.state.pop(old)
+            group["params"][:] = [self._moved.get(p, p) for p in group["params"]]  # in place: LBFGS holds the list
+        for old in [each for each in optimizer.state if each in self._moved]:
+            new, values = self._moved[old], optimizer.state.pop(old)
             if any(isinstance(value, Tensor) and value.is_meta for value in values.values()):
                 raise ValueError(
                     f"{type(optimizer).__name__} has state for parameters on the meta device, which has no values. Build "
@@ -330,6 +333,13 @@ class FSDP(RankStrategy):
         }
         optimizer.load_state_dict({**state_dict, "state": state})
         return True
+
+
+class _Moved(WeakIdKeyDictionary):
+    """Parameters by those that they replaced, of all models, as long as the latter live. Pickles as empty."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), ()
 
 
 class _Call:

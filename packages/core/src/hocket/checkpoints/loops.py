@@ -13,7 +13,7 @@ from hocket.checkpoints import CheckpointError
 from hocket.checkpoints.plain_data import decode, encode
 from hocket.checkpoints.storage import format
 from hocket.checkpoints.storage.ranks import Ranks
-from hocket.prepared import inner
+from hocket.prepared import PreparedData, inner
 from hocket.training import seeding
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 def save(runtime: Runtime, path: Path, things: Mapping[str, Any]) -> None:
     """See `hocket.Runtime.save`."""
-    tree = {name: encode(_state_of(runtime, thing, things), name, gather=False) for name, thing in things.items()}
+    tree = {name: encode(_state_of(runtime, thing, name), name, gather=False) for name, thing in things.items()}
     random = [encode(each) for each in runtime.all_gather(seeding.capture())]
     content = {"things": tree, "random": random, "precision": encode(runtime.precision.state_dict())}
     format.write(path, content, {"kind": "runtime"}, Ranks(runtime.rank, runtime.world_size, runtime.all_gather))
@@ -42,7 +42,7 @@ def load(runtime: Runtime, path: Path, things: Mapping[str, Any]) -> dict[str, A
         if isinstance(thing, nn.Module):
             runtime.load_model_state(thing, state)
         elif isinstance(thing, torch.optim.Optimizer):
-            runtime.bus.load_optimizer_state(inner(_only_model(things)), thing, state)
+            runtime.bus.load_optimizer_state(runtime.model_of(thing), thing, state)
         else:
             thing.load_state_dict(state)
     runtime.precision.load_state_dict(decode(saved["precision"]))
@@ -51,19 +51,14 @@ def load(runtime: Runtime, path: Path, things: Mapping[str, Any]) -> dict[str, A
     return kept
 
 
-def _state_of(runtime: Runtime, thing: Any, things: Mapping[str, Any]) -> Any:
+def _state_of(runtime: Runtime, thing: Any, name: str) -> Any:
     if isinstance(thing, nn.Module):
         return dict(runtime.bus.model_shards(inner(thing)))
     if isinstance(thing, torch.optim.Optimizer):
-        return runtime.bus.optimizer_shards(inner(_only_model(things)), thing)
-    return thing.state_dict() if hasattr(thing, "state_dict") else thing
-
-
-def _only_model(things: Mapping[str, Any]) -> nn.Module:
-    models = [thing for thing in things.values() if isinstance(thing, nn.Module)]
-    if len(models) != 1:
-        raise ValueError(
-            f"The state of an optimizer belongs to exactly one model, but {len(models)} were given. Give one, such as "
-            "save(path, model=model, optimizer=optimizer), and save other pairs in separate checkpoints."
+        return runtime.bus.optimizer_shards(runtime.model_of(thing), thing)
+    if isinstance(thing, PreparedData):
+        raise TypeError(
+            f"save was given data ({name}=…), whose position a Runtime does not keep. Save numbers, such as epoch=epoch, "
+            "step=step, and skip the batches before that one after load."
         )
-    return models[0]
+    return thing.state_dict() if hasattr(thing, "state_dict") else thing

@@ -55,7 +55,7 @@ def _explain(function: Any, signature: inspect.Signature, args: Any, kwargs: Map
     known = {name: each for name, each in signature.parameters.items() if name != "self"}
     if unknown := [name for name in kwargs if name not in known]:
         return " ".join(_unknown(what, known, name, kwargs[name]) for name in unknown)
-    positional = [name for name, each in known.items() if each.kind is not each.KEYWORD_ONLY]
+    positional = [name for name, each in known.items() if each.kind is each.POSITIONAL_OR_KEYWORD]
     given = args[1:]  # without self
     if len(given) > len(positional):
         roles: dict[str, Any] = {}

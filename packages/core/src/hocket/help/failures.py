@@ -16,6 +16,12 @@ from hocket.help.causes import ANYWHERE, CAUSES
 from hocket.help.failure import Failure
 from hocket.task import Task
 
+#: How to use what a step returns.
+RESULT = (
+    "step(…) returns an object with loss, losses, gradient_norm, taken and kept. Write step(…).loss for the loss, a tensor, "
+    "and step(…).loss.item() for the number."
+)
+
 
 def explain(error: BaseException, where: str, task: Task, batch: Any, outputs: Any = None) -> None:
     """Add a note to an exception that was raised in ``"forward"``, ``"loss"`` or ``"backward"``. Never raises."""
@@ -74,11 +80,8 @@ def explain_step(error: BaseException, batch: Any) -> None:
             "step(…) was not given a batch. Write step(self.loss_of, batch): the function itself, which is called with the "
             "batch, perhaps several times, and not a loss that was computed already."
         )
-    elif indexed or re.match(r"'StepResult' object has no attribute", text):
-        error.add_note(
-            "step(…) returns an object with loss, losses, gradient_norm, taken and kept. Write step(…).loss for the loss, a "
-            "tensor, and step(…).loss.item() for the number."
-        )
+    elif indexed:
+        error.add_note(RESULT)
 
 
 def describe(value: Any, depth: int = 2) -> str:

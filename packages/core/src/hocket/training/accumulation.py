@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
+from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
 
+from hocket.optim.optimizers import needs_closure
 from hocket.plugins.bus import Bus
 from hocket.training.means import Weighting
 
@@ -26,6 +31,8 @@ class Blocks:
         #: Divisors of the losses, by their index in a block: their weights in the first block whose weight is not 0.
         self.divisors: list[float] = []
         self.block, self.index = 0.0, 0
+        #: Whether the latest block was the last microbatch of a step.
+        self.last = True
         self.stepped = False
 
     def divisor(self, everyone: float) -> float:
@@ -55,7 +62,7 @@ class Blocks:
 
     def contains(self, parameters: set[int]) -> bool:
         """Whether one of the models contains one of these parameters (ids)."""
-        return any(id(parameter) in parameters for model in self.models for parameter in model.parameters())
+        return any(_held(model, parameters) for model in self.models)
 
 
 class Gradients:
@@ -64,7 +71,11 @@ class Gradients:
     def __init__(self) -> None:
         #: Weight of the latest batch of `Runtime.setup_data`: on this rank, and on all ranks together.
         self.batch: tuple[float, float] | None = None
-        self._open: list[nn.Module] = []
+        #: The same for each loader that is being iterated over, by its id.
+        self.batches: dict[int, tuple[float, float]] = {}
+        self._warned = False
+        #: Models of the open blocks, and whether the block is the last one before a step.
+        self._open: list[tuple[nn.Module, bool]] = []
         self._blocks: dict[tuple[int, ...], Blocks] = {}
         #: Whether there are losses outside of blocks.
         self._plain = False
@@ -76,15 +87,31 @@ class Gradients:
         self._zero_weight = False
         #: The model that a step of `Runtime.stepper` currently computes with, as the strategy prepared it.
         self.stepping: nn.Module | None = None
+        #: The number of the current backward pass; None outside of `Runtime.backward`.
+        self._backward: int | None = None
+        self._backwards = 0
+        #: The backward pass in which the strategy reduced the gradients of a model since its latest call; None before it.
+        self._reduced: WeakKeyDictionary[nn.Module, int | None] = WeakKeyDictionary()
+        #: Models with gradients that no rank has reduced yet, in this order on all ranks.
+        self._unreduced: WeakKeyDictionary[nn.Module, None] = WeakKeyDictionary()
+
+    def begin_backward(self) -> None:
+        """Begin a backward pass of `Runtime.backward`."""
+        self._backwards += 1
+        self._backward = self._backwards
+
+    def end_backward(self) -> None:
+        """End it."""
+        self._backward = None
 
     @contextmanager
-    def block(self, model: nn.Module) -> Iterator[None]:
+    def block(self, model: nn.Module, last: bool) -> Iterator[None]:
         """Delimit the losses of a microbatch."""
         if not self._open:
             self._empty_block = True
             for blocks in self._blocks.values():
                 blocks.index = 0
-        self._open.append(model)
+        self._open.append((model, last))
         try:
             yield
         except BaseException:
@@ -108,10 +135,11 @@ class Gradients:
         divisor = everyone
         if self._open:
             self._empty_block = False
-            key = tuple(map(id, self._open))
-            if key not in self._blocks:
-                self._blocks[key] = Blocks(tuple(self._open))
-            divisor = self._blocks[key].divisor(everyone)
+            models = tuple(model for model, _ in self._open)
+            key = tuple(map(id, models))
+            blocks = self._blocks.setdefault(key, Blocks(models))
+            blocks.last = all(last for _, last in self._open)
+            divisor = blocks.divisor(everyone)
         elif self._empty_block:
             raise RuntimeError(_OUTSIDE)
         else:
@@ -120,6 +148,15 @@ class Gradients:
         self._zero_weight = not factor
         return factor
 
+    def latest(self, ranks: int) -> tuple[float, float]:
+        """Return the weight of the latest batch, or 1. Warns if it is a guess which loader's batch the loss belongs to."""
+        if len(self.batches) > 1 and not self._warned and (ranks > 1 or self._open):
+            shares = {(mine / everyone, everyone) for mine, everyone in self.batches.values() if everyone}
+            if len(shares) > 1:
+                self._warned = True
+                warnings.warn(_LOADERS, stacklevel=3)
+        return self.batch or (1.0, float(ranks))
+
     def gate(self, gradient: torch.Tensor) -> torch.Tensor | None:
         """Zero the gradient of the model's outputs if the loss has weight 0: a mean over no samples is NaN, and so is 0 * NaN.
 
@@ -127,13 +164,38 @@ class Gradients:
         """
         return torch.zeros_like(gradient) if self._zero_weight and self.stepping is None else None
 
+    def hook(self, model: nn.Module, forward: bool) -> Callable[[torch.Tensor], torch.Tensor | None]:
+        """Return the gradient hook of the outputs of a call of ``model`` on one of several ranks.
+
+        A strategy that reduces gradients during backward, as DistributedDataParallel does, does so once after each call of
+        the model's ``forward``, and not for other methods. Gradients of further backward passes are recorded here.
+        """
+        if forward and all(last for each, last in self._open if each is model):
+            self._reduced[model] = None
+        elif forward:  # the last block reduces these gradients
+            return self.gate
+        return partial(self._reached, model, forward)
+
+    def _reached(self, model: nn.Module, forward: bool, gradient: torch.Tensor) -> torch.Tensor | None:
+        if self._backward is not None:
+            reduced = self._reduced.get(model) if forward else 0
+            if reduced is None:
+                self._reduced[model] = self._backward
+            elif reduced != self._backward:
+                self._unreduced[model] = None
+        return self.gate(gradient)
+
     def finish(self, bus: Bus, optimizer: torch.optim.Optimizer) -> None:
         """Turn the gradients of ``optimizer`` into unscaled means. Does nothing if they are already.
 
-        Raises RuntimeError if there are no gradients, or if one factor cannot average all of them.
+        Raises RuntimeError if there are no gradients, if the latest block was not the last one, or if one factor cannot
+        average all gradients.
         """
         if not self._blocks and not self._plain:
-            raise RuntimeError("There are no gradients: call backward(loss) before clip_gradients and step.")
+            raise RuntimeError(
+                "There are no gradients: call backward(loss) before clip_gradients and step, as runtime.backward(loss) and "
+                "not loss.backward()."
+            )
         if id(optimizer) in self._finished:
             return
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
@@ -145,6 +207,10 @@ class Gradients:
         factors = {blocks.factor for blocks in mine} | ({1.0} if self._plain else set())
         if len(factors) > 1:
             raise RuntimeError(_FACTORS.format(type(optimizer).__name__))
+        if not all(blocks.last for blocks in mine):
+            raise RuntimeError(_NOT_LAST)
+        if self._unreduced:
+            self._reduce(bus, parameters)
         self._finished.add(id(optimizer))
         for blocks in mine:
             blocks.stepped = True
@@ -154,7 +220,39 @@ class Gradients:
                 if parameter.grad is not None:
                     parameter.grad.mul_(factor)
 
+    def refuse_own_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        """Raise RuntimeError if ``optimizer.step()`` would use gradients that are no means yet, or still scaled."""
+        if (self._plain or self._blocks) and id(optimizer) not in self._finished and not needs_closure(optimizer):
+            raise RuntimeError(_OWN_STEP.format(type(optimizer).__name__))
 
+    def _reduce(self, bus: Bus, parameters: Sequence[torch.Tensor]) -> None:
+        """Average the gradients that the strategy did not reduce during backward."""
+        for model in list(self._unreduced):
+            ids = set(map(id, parameters))
+            if mine := _held(model, ids):
+                with bus.accumulate(model, True):
+                    bus.reduce_gradients(model, mine)
+            if all(parameter.grad is None for parameter in model.parameters() if id(parameter) not in ids):
+                del self._unreduced[model]
+
+
+def _held(model: nn.Module, parameters: set[int]) -> list[nn.Parameter]:
+    """Return the parameters of a model among these (ids)."""
+    return [parameter for parameter in model.parameters() if id(parameter) in parameters]
+
+
+_LOADERS = (
+    "Several loaders of setup_data are iterated over, whose batches have other numbers of samples; backward weights a loss by "
+    "those of the latest batch. Say the weight of each loss: runtime.backward(loss, weight=data.samples)."
+)
+_OWN_STEP = (
+    "{}.step() was called with gradients of runtime.backward, which are neither averaged over microbatches nor unscaled yet. "
+    "Write runtime.step(optimizer), which also sets them to None."
+)
+_NOT_LAST = (
+    "A step follows an accumulate block with last=False, so ranks have not exchanged its gradients. Write last=True in the "
+    "last block before a step, such as last=number % 4 == 3 or number == len(data) - 1, or step after such blocks only."
+)
 _PROPORTIONS = (
     "Loss {} of an accumulate block is a mean over {:g} and the first one over {:g}. That ratio differs from the earlier "
     "blocks, so one factor cannot average both. Give the losses of a block the same weight, or add them: backward(a + b)."

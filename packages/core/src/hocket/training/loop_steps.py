@@ -15,13 +15,14 @@ from torch.optim import Optimizer
 from hocket import settings
 from hocket.algorithm import Need
 from hocket.distributed.comparison import of_values, over_ranks
-from hocket.prepared import PreparedModel, inner
+from hocket.help import failures
+from hocket.prepared import PreparedModel, inner, is_whole
 from hocket.run_folder import Run, TemporaryFolder
 from hocket.state import State
 from hocket.task import SupervisedTask, Task
 from hocket.training.actions import gradients_again
 from hocket.training.guard import NonFiniteGuard
-from hocket.training.steps import Steps, parameters_of
+from hocket.training.steps import StepResult, Steps, parameters_of
 
 if TYPE_CHECKING:
     from hocket.runtime import Runtime
@@ -48,6 +49,13 @@ class LoopSteps(Steps):
     def __init__(self, state: State, gradients: Gradients, guard: NonFiniteGuard) -> None:
         super().__init__(state, self._take_step, None)
         self._gradients, self._guard = gradients, guard
+
+    def __call__(self, *args: Any, **kwargs: Any) -> StepResult:
+        try:
+            return super().__call__(*args, **kwargs)
+        except TypeError as error:
+            failures.explain_step(error, None)
+            raise
 
     def report(self) -> None:
         """Report non-finite losses that were recorded on the device. Raises FloatingPointError under ``"raise"``."""
@@ -95,9 +103,9 @@ def make_steps(
 ) -> LoopSteps:
     """Return the steps of a loop, from the arguments of `hocket.Runtime.stepper`, checked."""
     strategy = runtime.strategy
-    if not isinstance(model, PreparedModel):
+    if not isinstance(model, PreparedModel) or not is_whole(model):
         raise TypeError(
-            f"stepper was given {type(model).__name__}. Give it what setup returned: model, optimizer = "
+            f"stepper was given {model.__class__.__name__}. Give it what setup returned: model, optimizer = "
             "runtime.setup(model, optimizer); step = runtime.stepper(model, optimizer)."
         )
     if Need.SEVERAL_STEPS not in strategy.offers:

@@ -9,11 +9,12 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
 
+from hocket.help import failures
 from hocket.plugins.errors import PlanError
 from hocket.plugins.kinds import singular
 from hocket.task import Task
@@ -40,6 +41,12 @@ class StepResult(NamedTuple):
     taken: bool
     kept: Any
 
+
+def _missing(result: StepResult, name: str) -> NoReturn:
+    raise AttributeError(f"'StepResult' object has no attribute {name!r}. {failures.RESULT}", name=name, obj=result)
+
+
+StepResult.__getattr__ = _missing  # type: ignore[attr-defined]
 
 _NOTHING: Any = object()
 
