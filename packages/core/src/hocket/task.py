@@ -229,6 +229,12 @@ class SupervisedTask(Task):
             return network(batch[0])
         return network(**batch) if isinstance(batch, Mapping) else network(batch)
 
+    def inputs_of(self, batch: Batch) -> Any:
+        """Return the inputs of the model in a batch; a mapping whose entries it gets by name is returned as it is."""
+        if self.inputs is not None:
+            return batches.part(batch, self.inputs)
+        return batch[0] if isinstance(batch, tuple | list) else batch
+
     def loss(self, outputs: Any, batch: Batch) -> Any:
         """Return ``loss(outputs, targets)``; for a mapping ``loss(outputs, batch)``; without a function, the model's loss."""
         if self.loss_function is not None:

@@ -379,7 +379,7 @@ class Trainer:
                 if not state.progress.ready:
                     state.bus.log_hyperparameters(state, self.settings.hyperparameters(state.bus.attachments))
                     sanity_check(state, state.eval_sets, self.settings.sanity_eval, interruption.check)
-                first_loss.watch(state.task)
+                first_loss.watch(state)
                 self._loop.run(interruption)
                 state.bus.after_fit(state)
                 state.bus.flush(state)
