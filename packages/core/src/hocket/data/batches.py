@@ -115,6 +115,10 @@ def count(batch: Any) -> Counts:
             if batch:
                 return Counts(samples)
     sizes = set(_sizes(batch))
+    if batch is None:
+        raise ValueError(
+            "A batch is None. Write a return statement at the end of the loader's collate_fn, or of the data set's __getitem__."
+        )
     if len(sizes) != 1:
         found = "none" if not sizes else f"sizes {sorted(sizes)}"
         raise ValueError(
