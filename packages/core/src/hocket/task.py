@@ -300,6 +300,10 @@ _CALLED = (
 )  # fmt: skip
 
 
+#: Names of outputs.
+_OUTPUTS = ("outputs", "output", "out", "preds", "pred", "predictions", "logits", "y_hat", "y_pred")
+
+
 def _check_methods(task: Task) -> None:
     """Raise TypeError for methods of a task that cannot be called with the arguments that hocket gives."""
     kind = type(task).__name__
@@ -318,6 +322,13 @@ def _check_methods(task: Task) -> None:
                 raise TypeError(
                     f"{name} of {kind} takes other arguments than ({', '.join(arguments)}): {error}. {form}"
                 ) from None
+        if arguments[-2:] == ["outputs", "batch"]:
+            given = [each.lower() for each in inspect.signature(method).parameters][len(arguments) - 2 : len(arguments)]
+            if given[:1] == ["batch"] or (given[1:] and given[1] in _OUTPUTS):
+                raise TypeError(
+                    f"{name} of {kind} takes ({', '.join(given)}) in another order: it is called with "
+                    f"({', '.join(arguments)}). {form}"
+                )
 
 
 def _has_loss(model: nn.Module) -> bool:
@@ -341,6 +352,18 @@ def task_of(
             "batch, step). Or give the inner torch.nn.Module and loss=."
         )
     if not isinstance(model, Task):
+        for name, given in (("inputs", inputs), ("targets", targets), ("outputs", outputs)):
+            if isinstance(given, list | set):
+                several = ", ".join(f"{'output' if name == 'outputs' else 'batch'}[{each!r}]" for each in given)
+                write = f"{name}=lambda {'output' if name == 'outputs' else 'batch'}: ({several}), which passes on one tuple"
+                omit = (
+                    f" From a dict a model gets the entries by name: omit inputs=, and write def forward(self, "
+                    f"{', '.join(map(str, given))}, **others)."
+                )
+                raise TypeError(
+                    f"{name}={short(given)} is a {type(given).__name__}; it should be one name, one index or a function. Write "
+                    f"{write}.{omit if name == 'inputs' else ''}"
+                )
         return SupervisedTask(model, loss, inputs, targets, outputs)
     kind = type(model).__name__
     if text := attributes.uncalled(type(model), Task):
