@@ -12,6 +12,7 @@ from torch import Tensor
 from hocket.algorithm import Algorithm, Phase
 from hocket.data.batches import get_item, set_item
 from hocket.hookspecs import Event
+from hocket.task import SupervisedTask
 
 if TYPE_CHECKING:
     from hocket.state import State
@@ -177,7 +178,7 @@ class LabelSmoothing(Algorithm):
     def _key(self, state: State) -> Any:
         if self.target_key is not None:
             return self.target_key
-        given = getattr(state.task, "targets", None)
+        given = state.task.targets if isinstance(state.task, SupervisedTask) else None
         return 1 if given is None or callable(given) else given
 
     def _in(self, batch: Any, key: Any) -> Any:

@@ -241,9 +241,11 @@ class SupervisedTask(Task):
             return self.loss_function(outputs, self.targets_of(batch))
         own = own_loss(outputs)
         if own is None:
+            scalar = isinstance(outputs, Tensor) and not outputs.dim()
             raise TypeError(
                 f"{type(self.network).__name__} returned {type(outputs).__name__} without a loss, and the Trainer was given "
                 "none. Pass loss=, for instance loss=torch.nn.functional.cross_entropy, or a hocket.Task as the model."
+                + (" If this scalar is the loss, write return {'loss': loss} in forward." if scalar else "")
             )
         return own
 
@@ -324,7 +326,7 @@ def _check_methods(task: Task) -> None:
                 ) from None
         if arguments[-2:] == ["outputs", "batch"]:
             given = [each.lower() for each in inspect.signature(method).parameters][len(arguments) - 2 : len(arguments)]
-            if given[:1] == ["batch"] or (given[1:] and given[1] in _OUTPUTS):
+            if len(given) == 2 and (given[0] == "batch" or given[1] in _OUTPUTS):
                 raise TypeError(
                     f"{name} of {kind} takes ({', '.join(given)}) in another order: it is called with "
                     f"({', '.join(arguments)}). {form}"

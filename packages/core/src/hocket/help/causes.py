@@ -99,18 +99,19 @@ def _channels(failure: Failure) -> str:
         return ""
     sizes, wanted = [int(size) for size in found[3].split(",")], int(found[4])
     inputs, kind = failure.inputs, f"Conv{len(sizes) - 2}d"
+    what = "images" if len(sizes) == 4 else "inputs"
     spatial = {3: "length", 4: "height, width"}.get(len(sizes), "depth, height, width")
     if isinstance(inputs, Tensor) and [1, *inputs.shape] == sizes:  # torch took the samples for channels
         layer = "" if wanted == 1 else f", and torch.nn.{kind}(1, …) for one channel"
         return (
-            f"A {kind} takes (samples, channels, {spatial}), and these inputs have no dimension of channels. Write "
-            f"inputs.unsqueeze(1) in the data set or the model{layer}."
+            f"A {kind} takes {what} of shape (samples, channels, {spatial}), and these have no dimension of channels. Write "
+            f"{what}.unsqueeze(1) in the data set or the model{layer}."
         )
     if sizes[-1] == wanted:
         order = (0, len(sizes) - 1, *range(1, len(sizes) - 1))
         return (
-            f"A {kind} takes (samples, channels, {spatial}), and these inputs have {wanted} channels in the last dimension. "
-            f"Write inputs.{'transpose(1, 2)' if len(sizes) == 3 else f'permute{order}'} in the data set or the model."
+            f"A {kind} takes {what} of shape (samples, channels, {spatial}), and these have {wanted} channels in the last "
+            f"dimension. Write {what}.{'transpose(1, 2)' if len(sizes) == 3 else f'permute{order}'} in the data set or the model."
         )
     return (
         f"The layer takes {wanted} channels and was given {sizes[1]}. Write torch.nn.{kind}({sizes[1]}, …), or convert "
@@ -167,7 +168,13 @@ def _part(failure: Failure) -> str:
         wrong = next((name for name in ("inputs", "targets") if repr(getattr(task, name)) == found[1]), "inputs")
         return f"Write {wrong}={_key(batch, wrong, task)!r}."
     if isinstance(batch, list | tuple):
-        return f"The items of a {type(batch).__name__} have indices: write inputs=0, targets=1, or omit both."
+        places = {"inputs": 0, "targets": min(1, len(batch) - 1)}
+        wrong = ", ".join(
+            f"{name}={place}"
+            for name, place in places.items()
+            if isinstance(given := getattr(task, name), str) or (isinstance(given, int) and given >= len(batch))
+        )
+        return f"A {type(batch).__name__} has indices from 0 to {len(batch) - 1}. Write {wrong or 'inputs=0, targets=1'}."
     return f"The batch is one {type(batch).__name__}: omit inputs=."
 
 

@@ -1,11 +1,11 @@
-"""Check outputs and targets of the first batch of a fit, whose loss may be wrong without an error."""
+"""Check outputs and targets of the first batch, whose loss may be wrong without an error."""
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
@@ -22,10 +22,12 @@ if TYPE_CHECKING:
 _BROADCASTS = "Using a target size"
 
 
-def watch(state: State) -> None:
-    """Check the task's next loss. Later ones are not slowed down: the check removes itself."""
+@contextmanager
+def watched(state: State) -> Iterator[None]:
+    """Check the task's first loss inside. Later ones are not slowed down: the check removes itself."""
     task = state.task
     if task.owns_steps or "loss" in vars(task):
+        yield
         return
 
     def checked(outputs: Any, batch: Any) -> Any:
@@ -51,6 +53,10 @@ def watch(state: State) -> None:
         return returned
 
     vars(task)["loss"] = checked  # found before the method of the class
+    try:
+        yield
+    finally:
+        vars(task).pop("loss", None)
 
 
 def _is_compiled(task: Task) -> bool:
