@@ -6,7 +6,20 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from newcomers import INPUTS, LABELS, NUMBERS, Mistake, Module, classify, fit, loader, model, nothing, of_library, trainer
+from newcomers import (
+    INPUTS,
+    LABELS,
+    NUMBERS,
+    Mistake,
+    Module,
+    classify,
+    fit,
+    loader,
+    model,
+    nothing,
+    of_library,
+    trainer,
+)
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 

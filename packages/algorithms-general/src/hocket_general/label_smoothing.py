@@ -196,12 +196,16 @@ class LabelSmoothing(Algorithm):
         """Raise ValueError for targets that are no class probabilities, such as numbers. Only the first targets are read."""
         self._checked = True
         sums = targets.sum(1, dtype=torch.float32)
-        if logits.shape[1] > 1 and bool((targets >= 0).all()) and torch.allclose(sums, torch.ones_like(sums), atol=1e-2):
+        if (
+            logits.shape[1] > 1
+            and bool((targets >= 0).all())
+            and torch.allclose(sums, torch.ones_like(sums), atol=1e-2)
+        ):
             return
         raise ValueError(
             f"LabelSmoothing was given targets of shape {tuple(targets.shape)} from {targets.min():.3g} to "
-            f"{targets.max():.3g}, which are no class probabilities: those are 0 or more, and sum to 1 over two or more classes. "
-            "It applies to classification only; remove label-smoothing for regression, binary or multi-label targets."
+            f"{targets.max():.3g}, which are no class probabilities: those are 0 or more, and sum to 1 over two or more "
+            "classes. It applies to classification only; remove label-smoothing for regression, binary or multi-label targets."
         )
 
     def _smoothed(self, logits: Any, targets: Any) -> Tensor:

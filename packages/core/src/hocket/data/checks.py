@@ -26,9 +26,10 @@ def check_batches(data: Any, argument: str) -> None:
     if isinstance(data, DataLoader) or serves_itself(data):
         if isinstance(data, DataLoader) and _yields_samples(data):
             raise TypeError(
-                f"{argument} is a DataLoader with batch_size=None over a data set (TensorDataset), whose items are single samples "
-                f"and not batches. Write {_given(argument, 'torch.utils.data.DataLoader(dataset, batch_size=32)')}; None is for "
-                "data sets whose items are batches."
+                f"{argument} is a DataLoader with batch_size=None over a data set (TensorDataset), whose items are single "
+                "samples and not batches. Write "
+                f"{_given(argument, 'torch.utils.data.DataLoader(dataset, batch_size=32)')}; None is for data sets whose items "
+                "are batches."
             )
         return
     kind = type(data).__name__

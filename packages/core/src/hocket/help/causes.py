@@ -83,7 +83,9 @@ def _dtype(failure: Failure) -> str:
     parameter = next(iter(failure.network.parameters()), None)
     if parameter is None or parameter.dtype == inputs.dtype:
         return ""
-    if not inputs.is_floating_point() and (swapped := _swapped(failure, lambda targets: targets.dtype == parameter.dtype)):
+    if not inputs.is_floating_point() and (
+        swapped := _swapped(failure, lambda targets: targets.dtype == parameter.dtype)
+    ):
         return swapped
     wanted = str(parameter.dtype).removeprefix("torch.")
     convert = "inputs.float() / 255" if inputs.dtype is torch.uint8 else f"inputs.to({parameter.dtype})"
@@ -108,10 +110,10 @@ def _channels(failure: Failure) -> str:
             f"{what}.unsqueeze(1) in the data set or the model{layer}."
         )
     if sizes[-1] == wanted:
-        order = (0, len(sizes) - 1, *range(1, len(sizes) - 1))
+        move = "transpose(1, 2)" if len(sizes) == 3 else f"permute{(0, len(sizes) - 1, *range(1, len(sizes) - 1))}"
         return (
             f"A {kind} takes {what} of shape (samples, channels, {spatial}), and these have {wanted} channels in the last "
-            f"dimension. Write {what}.{'transpose(1, 2)' if len(sizes) == 3 else f'permute{order}'} in the data set or the model."
+            f"dimension. Write {what}.{move} in the data set or the model."
         )
     return (
         f"The layer takes {wanted} channels and was given {sizes[1]}. Write torch.nn.{kind}({sizes[1]}, …), or convert "
@@ -174,7 +176,9 @@ def _part(failure: Failure) -> str:
             for name, place in places.items()
             if isinstance(given := getattr(task, name), str) or (isinstance(given, int) and given >= len(batch))
         )
-        return f"A {type(batch).__name__} has indices from 0 to {len(batch) - 1}. Write {wrong or 'inputs=0, targets=1'}."
+        return (
+            f"A {type(batch).__name__} has indices from 0 to {len(batch) - 1}. Write {wrong or 'inputs=0, targets=1'}."
+        )
     return f"The batch is one {type(batch).__name__}: omit inputs=."
 
 
@@ -246,9 +250,7 @@ def _outputs(failure: Failure) -> str:
 def _tuple(failure: Failure) -> str:
     if isinstance(failure.outputs, tuple | list):
         if failure.outputs and all(isinstance(each, int | float | list) for each in failure.outputs):
-            return (
-                "The model returned a list of numbers, which has no gradient. Return the tensor: remove .tolist() from forward."
-            )
+            return "The model returned a list of numbers, without a gradient. Return the tensor: remove .tolist() from forward."
         return (
             f"The model returned {len(failure.outputs)} values, and the loss takes one tensor. Write loss=lambda outputs, "
             "targets: cross_entropy(outputs[0], targets), or return one tensor from forward."

@@ -55,8 +55,8 @@ def explain_metric(error: BaseException, name: str, metric: Any, outputs: Any, b
     with suppress(Exception):
         error.add_note(
             f"In the update of metric '{name}' ({type(metric).__name__}), with outputs: {describe(outputs)}; batch: "
-            f"{describe(batch)}. {_other_classes(metric, outputs)}A metric gets update(outputs, targets); a hocket.Task chooses "
-            "other arguments in update_metric(self, metric, outputs, batch)."
+            f"{describe(batch)}. {_other_classes(metric, outputs)}A metric gets update(outputs, targets); a hocket.Task "
+            "chooses other arguments in update_metric(self, metric, outputs, batch)."
         )
 
 
@@ -72,7 +72,8 @@ def _other_classes(metric: Any, outputs: Any) -> str:
     if kind.startswith("Binary") and classes == 1:
         return "The outputs are (samples, 1); write outputs.squeeze(1) at the end of the model. "
     if kind.startswith("Binary"):
-        return f"The outputs are of {classes} classes, and {kind} takes one. Write {kind.replace('Binary', 'Multiclass')}({classes}). "
+        several = kind.replace("Binary", "Multiclass")
+        return f"The outputs are of {classes} classes, and {kind} takes one. Write {several}({classes}). "
     if isinstance(expected, int) and expected != classes:
         return f"The metric is for {expected} classes, and the outputs are of {classes}. Write {kind}({classes}). "
     return ""

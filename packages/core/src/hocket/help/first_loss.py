@@ -135,7 +135,9 @@ def _made_by(tensor: Tensor) -> str:
 
 def _check_connected(returned: Any, state: State) -> None:
     """Refuse a loss whose gradient reaches no parameter, such as one that was detached and then set to require gradients."""
-    given = returned.values() if isinstance(returned, Mapping) else returned if isinstance(returned, tuple) else [returned]
+    given = (
+        returned.values() if isinstance(returned, Mapping) else returned if isinstance(returned, tuple) else [returned]
+    )
     losses = [each for each in given if isinstance(each, Tensor) and each.requires_grad]
     held = {id(each) for optimizer in state.optimizers for group in optimizer.param_groups for each in group["params"]}
     nodes: list[Any] = [each.grad_fn for each in losses if each.grad_fn is not None]
@@ -181,9 +183,9 @@ def _check_sample(task: SupervisedTask, batch: Any) -> None:
         return
     if isinstance(target, int | float) or (isinstance(target, Tensor) and not target.dim()):
         warnings.warn(
-            f"A batch has inputs of shape {tuple(inputs.shape)} and one number as the target, so it looks like a single sample, "
-            f"and is counted as {len(inputs)} samples. Write DataLoader(dataset, batch_size=32), not batch_size=None; or give "
-            "the target a dimension of samples.",
+            f"A batch has inputs of shape {tuple(inputs.shape)} and one number as the target, so it looks like a single "
+            f"sample, and is counted as {len(inputs)} samples. Write DataLoader(dataset, batch_size=32), not batch_size=None; "
+            "or give the target a dimension of samples.",
             stacklevel=4,
         )
 
@@ -211,9 +213,8 @@ def _check_weight(weight: Any, task: Task, batch: Any) -> None:
         warnings.warn(f"{said} It is used as it is, which is right for a sum of sample weights.", stacklevel=4)
 
 
-_LOG = (
-    "Write loss=torch.nn.functional.cross_entropy, which takes logits, or end the model with torch.nn.LogSoftmax(dim=1)."
-)
+_LOG = "Write loss=torch.nn.functional.cross_entropy, which takes logits, or end the model with torch.nn.LogSoftmax(dim=1)."
+_SCALE = "Write outputs.log_softmax(1) in the loss, or end the model with torch.nn.LogSoftmax(dim=1)."
 _LOGITS = ", or write loss=lambda outputs, targets: torch.nn.functional.nll_loss(outputs.log(), targets)"
 _BINARY = ", or write loss=torch.nn.functional.binary_cross_entropy"
 #: What functions of torch take; what to write instead of a layer's outputs, and instead of removing a softmax or a sigmoid.
@@ -222,7 +223,7 @@ _TAKES = {
     "log_softmax": ("logits", "", ""),
     "binary_cross_entropy_with_logits": ("logits", "", _BINARY),
     "nll_loss": ("log-probabilities", _LOG, ""),
-    "kl_div": ("log-probabilities", "Write outputs.log_softmax(1) in the loss, or end the model with torch.nn.LogSoftmax(dim=1).", ""),
+    "kl_div": ("log-probabilities", _SCALE, ""),
 }
 #: Operations whose results are not log-probabilities.
 _OF_A_LAYER = ("AddmmBackward", "MmBackward", "LinearBackward", "ConvolutionBackward", "ReluBackward")
