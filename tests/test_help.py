@@ -8,6 +8,7 @@ import pickle
 import re
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -15,6 +16,8 @@ import torch
 from support import make_data, make_model, make_trainer, same
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader
 
 import hocket
 from hocket.help import failures, names
@@ -41,7 +44,7 @@ def test_only_the_first_loss_of_a_fit_is_checked() -> None:
 def test_checking_the_first_loss_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     checked = make_trainer(model=make_model(dropout=0.5), seed=3)
     checked.fit()
-    monkeypatch.setattr("hocket.help.first_loss.watch", lambda task, data: None)
+    monkeypatch.setattr("hocket.help.first_loss.watched", lambda state: nullcontext())
     plain = make_trainer(model=make_model(dropout=0.5), seed=3)
     plain.fit()
     assert same(checked.model_state_dict(), plain.model_state_dict())
@@ -66,6 +69,90 @@ def test_probabilities_in_cross_entropy_are_said() -> None:
     model = nn.Sequential(make_model(), nn.Softmax(1))
     with pytest.warns(UserWarning, match=r"\(32, 3\) are probabilities.*Remove the softmax"):
         make_trainer(model=model).fit()
+
+
+class Written(hocket.Task):
+    """Its loss is in the method of a Task."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(make_model(), nn.Softmax(1))
+
+    def forward(self, batch: Any) -> Any:
+        return self.layers(batch[0])
+
+    def loss(self, outputs: Any, batch: Any) -> Any:
+        return F.cross_entropy(outputs, batch[1])
+
+
+@pytest.mark.parametrize(
+    ("squash", "loss", "said"),
+    [
+        (nn.Softmax(1), lambda o, t: F.cross_entropy(o.view(-1, 3), t), "cross_entropy takes logits.*a softmax"),
+        (nn.Softmax(1), lambda o, t: -o.log_softmax(1)[:, 0].mean(), "log_softmax takes logits.*Remove the softmax"),
+        (nn.Sigmoid(), nn.CrossEntropyLoss(), "cross_entropy takes logits.*Remove the sigmoid"),
+        (
+            nn.Sigmoid(),
+            lambda o, t: F.binary_cross_entropy_with_logits(o, o.detach()),
+            "loss=torch.*binary_cross_entropy",
+        ),
+    ],
+)
+def test_probabilities_in_any_loss_of_logits_are_said(squash: nn.Module, loss: Any, said: str) -> None:
+    with pytest.warns(UserWarning, match=said):
+        make_trainer(model=nn.Sequential(make_model(), squash), loss=loss).fit()
+
+
+def test_probabilities_in_the_loss_of_a_task_are_said() -> None:
+    with pytest.warns(UserWarning, match="Remove the softmax"):
+        make_trainer(model=Written(), loss=None).fit()
+
+
+def test_losses_of_the_right_scale_are_left_alone() -> None:
+    losses: list[Any] = [
+        F.cross_entropy,
+        lambda o, t: F.nll_loss(o.log_softmax(1), t),
+        lambda o, t: F.binary_cross_entropy(o.sigmoid(), o.detach().sigmoid()),
+        lambda o, t: F.kl_div(o.log_softmax(1), o.detach().softmax(1), reduction="batchmean"),
+        lambda o, t: F.nll_loss(o.softmax(1).log(), t),
+    ]
+    for loss in losses:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            make_trainer(loss=loss).fit()
+
+
+class Recomputed(nn.Module):
+    """Its graph has no edge to a parameter, though they get gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = make_model()
+
+    def forward(self, inputs: torch.Tensor) -> Any:
+        return checkpoint(self.inner, inputs.clone().requires_grad_(), use_reentrant=True)
+
+
+def test_a_loss_that_trains_is_not_refused() -> None:
+    """A custom function, and frozen parts."""
+    frozen = nn.Sequential(make_model().requires_grad_(False), nn.Linear(3, 3))
+    for model in (Recomputed(), frozen):
+        before = copy.deepcopy(model.state_dict())
+        make_trainer(model=model).fit()
+        assert not same(model.state_dict(), before)
+
+
+def test_a_single_sample_in_the_place_of_a_batch_is_said() -> None:
+    with pytest.warns(UserWarning, match=r"shape \(8,\) and one number.*batch_size=32"):
+        make_trainer(train_data=DataLoader([(torch.randn(8), torch.tensor(1))], batch_size=None)).fit()
+
+
+def test_unused_items_are_said_in_an_evaluation_before_training() -> None:
+    trainer = make_trainer()
+    data = [(torch.randn(4, 8), torch.zeros(4, dtype=torch.long), torch.zeros(4))]
+    with pytest.warns(UserWarning, match=r"nothing uses batch\[2\]"):
+        trainer.evaluate(data)
+    assert "loss" not in vars(trainer.state.task)
 
 
 @pytest.mark.parametrize(

@@ -269,7 +269,7 @@ def test_a_detector_is_trained_by_a_task_and_predicts() -> None:
     for microbatch in (None, 2):
         network = Detector()
         trainer = hocket.Trainer(
-            model=Detection(network), train_data=loader, eval_data=loader, optimizer="sgd(lr=1.0)", duration="1ep",
+            model=Detection(network), train_data=loader, optimizer="sgd(lr=1.0)", duration="1ep",
             microbatch=microbatch, loss_reduction="mean", device="cpu",
         )  # fmt: skip
         trainer.fit()

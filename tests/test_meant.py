@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from torch.utils.data import ChainDataset, ConcatDataset, DataLoader, IterableDataset, Subset, TensorDataset
 
 import hocket
-from hocket.schedules import Cosine, Plateau
+from hocket.schedules import Cosine, Plateau, Schedule
 from hocket.testkit import run_ranks
 from hocket.training.simple_metrics import METRICS
 
@@ -384,6 +384,7 @@ def rates(schedules: list[Any]) -> list[list[float]]:
                 train_data=BATCHES,
                 eval_data=evaluated,
                 schedule=schedule,
+                **({"schedule_every": "1ba"} if callable(schedule) and not isinstance(schedule, Schedule) else {}),
                 callbacks=[callback],
                 duration=f"{4 + 4 * number}ep",
             )

@@ -214,6 +214,7 @@ def test_each_schedule_follows_its_own_optimizer(tmp_path: Path) -> None:
         Wrong(train_batch),
         tmp_path,
         schedule=lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5),
+        schedule_every="1ba",
     )
     run.fit()
     a, b = (optimizer.param_groups[0]["lr"] for optimizer in run.state.optimizers)
@@ -256,6 +257,7 @@ def test_gradients_computed_again_and_a_graph_in_the_batch_are_refused(tmp_path:
         trainer(Wrong(train_batch), tmp_path, algorithms=["sam"]).fit()
 
 
+@pytest.mark.filterwarnings("ignore:optimizer= is used")
 def test_optimizers_by_the_names_of_parts(tmp_path: Path) -> None:
     given = {"a": "sgd(lr=0.1)", "b": lambda parameters: SGD(parameters, lr=0.1)}
     run = trainer(Two(), tmp_path / "1", optimizer=given)
@@ -559,7 +561,7 @@ def test_schedules_by_the_names_of_optimizers(tmp_path: Path) -> None:
     def halved(optimizer: Any) -> Any:
         return torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
 
-    run = trainer(Two(), tmp_path, schedule={"b": halved})
+    run = trainer(Two(), tmp_path, schedule={"b": halved}, schedule_every="1ba")
     run.fit()
     assert [optimizer.param_groups[0]["lr"] for optimizer in run.state.optimizers] == [0.1, 0.1 * 0.5**4]
 

@@ -18,7 +18,7 @@ CORE = SOURCES / "core/src/hocket"
 OWNERS = {
     "step": {
         "state.py", "training/actions.py", "training/means.py", "training/steps.py", "training/task_steps.py",
-        "training/fit.py", "training/evaluate.py", "training/predict.py", "training/microbatch.py", "training/windows.py",
+        "training/by_hand.py", "training/fit.py", "training/evaluate.py", "training/predict.py", "training/microbatch.py", "training/windows.py",
         "checkpoints/components/step.py",
     },
     "progress": {"training/fit.py", "training/until.py", "trainer.py", "checkpoints/components/data.py"},
@@ -40,6 +40,7 @@ ASSIGNED = {
     "training/evaluate.py": {"eval_label", "logged"},
     "training/scalars.py": {"logged"},
     "training/steps.py": {"step"},
+    "training/by_hand.py": {"step", "clipping"},  # while it clips
     "training/loop_steps.py": {"prepared", "parameters", "optimizers", "optimizer_names", "clipping", "loss_reduction"},
     "training/microbatch.py": {"prepared", "logged"},  # while it tries
     "training/windows.py": {"microbatch"},  # of a window

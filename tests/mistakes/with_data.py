@@ -6,7 +6,20 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from newcomers import INPUTS, LABELS, Mistake, Module, classify, fit, loader, model, nothing, of_library, trainer
+from newcomers import (
+    INPUTS,
+    LABELS,
+    NUMBERS,
+    Mistake,
+    Module,
+    classify,
+    fit,
+    loader,
+    model,
+    nothing,
+    of_library,
+    trainer,
+)
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -53,6 +66,16 @@ class Named(nn.Module):
         return self.layer(inputs)
 
 
+def samples(*given: Any) -> Any:
+    """Train on a batch that default_collate makes of samples."""
+    return fit(train_data=DataLoader([*given], len(given)))
+
+
+class Image:
+    """An image of PIL, which is not needed here."""
+
+
+Image.__module__, Image.__qualname__ = "PIL.Image", "Image"
 IMAGES = torch.rand(8, 32, 32, 3)
 CLASSES = LABELS[:8]
 CNN = nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3))
@@ -106,7 +129,33 @@ MISTAKES = [
     Mistake("a tensor on another device", lambda: classify(model=Mask()), "float32 of shape (16, 4)", "are moved to the device", "device=inputs.device"),
     Mistake("samples that cannot be counted", lambda: fit(train_data=[(torch.zeros(4, 4), torch.zeros(5))]), "sizes [4, 5]", "agree on the size of dimension 0", "define count(batch)"),
     Mistake("predict on batches of dicts", lambda: trainer().predict([{"image": INPUTS}]), "'image'", "by name", "Trainer(inputs='image'"),
-    Mistake("a loader of labels first", lambda: fit(train_data=loader(LABELS, INPUTS)), "int64 of shape (8,)", "the model's weights float32", "inputs.to(torch.float32)"),
+    Mistake("a loader of labels first", lambda: fit(train_data=loader(LABELS, INPUTS)), "int64 of shape (8,)", "the targets are float32 of shape (8, 4)", "inputs=1, targets=0"),
+    Mistake("inputs= and targets= swapped", lambda: fit(inputs=1, targets=0), "int64 of shape (8,)", "the targets are float32 of shape (8, 4)", "inputs=0, targets=1"),
+    Mistake("a loader of numbers first", lambda: fit(train_data=loader(NUMBERS, INPUTS), model=model(outputs=1), loss=nn.MSELoss()), "float32 of shape (8, 1)", "the targets are float32 of shape (8, 4)", "inputs=1, targets=0"),
+    Mistake("numbers before tokens", lambda: classify(NUMBERS, torch.ones(16, 3, dtype=torch.long), model=nn.Embedding(10, 2)), "float32 of shape (16, 1)", "the targets are int64 of shape (16, 3)", "inputs=1, targets=0"),
+    Mistake("the inputs as targets", lambda: fit(targets=0), "targets: float32 of shape (8, 4)", "what the model gets as its inputs", "targets=1"),
+    Mistake("names for a list", lambda: fit(inputs="x", targets="y"), "has nothing at 'x'", "indices from 0 to 1", "inputs=0, targets=1"),
+    Mistake("a wrong name in targets=", lambda: fit(train_data=[{"x": INPUTS, "y": LABELS, "name": "a"}], inputs="x", targets="label"), "'label'", "['x', 'y', 'name']", "targets='y'"),
+    Mistake("a misspelt name in targets=", lambda: fit(train_data=[{"x": INPUTS, "klass": LABELS, "id": LABELS}], inputs="x", targets="class"), "'class'", "['x', 'klass', 'id']", "targets='klass'"),
+    Mistake("an index beyond the batch", lambda: fit(targets=2), "has nothing at 2", "indices from 0 to 1", "targets=1."),
+    Mistake("a name for a tensor", lambda: fit(train_data=[INPUTS], inputs="x"), "has nothing at 'x'", "The batch is one Tensor", "omit inputs="),
+    Mistake("outputs= of a model that returns a tensor", lambda: fit(outputs="logits"), "'logits'", "returns one Tensor", "omit outputs="),
+    Mistake("a list of inputs", lambda: trainer(inputs=["a", "b"]), "inputs=['a', 'b'] is a list", "one name, one index or a function", "inputs=lambda batch: (batch['a'], batch['b'])"),
+    Mistake("grey images without channels", lambda: classify(torch.rand(8, 32, 32), CLASSES, model=CNN), "float32 of shape (8, 32, 32)", "no dimension of channels", "images.unsqueeze(1)"),
+    Mistake("series without channels", lambda: classify(model=nn.Conv1d(1, 2, 3)), "float32 of shape (16, 4)", "(samples, channels, length)", "inputs.unsqueeze(1)"),
+    Mistake("series, channels last", lambda: classify(torch.rand(8, 32, 3), CLASSES, model=nn.Conv1d(3, 2, 3)), "float32 of shape (8, 32, 3)", "(samples, channels, length)", "inputs.transpose(1, 2)"),
+    Mistake("volumes without channels", lambda: classify(torch.rand(8, 9, 9, 9), CLASSES, model=nn.Conv3d(1, 2, 3)), "float32 of shape (8, 9, 9, 9)", "no dimension of channels", "inputs.unsqueeze(1)"),
+    Mistake("a layer without a shape", lambda: trainer(model=nn.Sequential(nn.LazyLinear(3))), "Sequential.0.weight has no shape", "an optimizer needs parameters", "model(next(iter(loader))[0])"),
+    Mistake("single samples", lambda: fit(train_data=DataLoader(TensorDataset(INPUTS, LABELS), batch_size=None)), "batch_size=None", "items are batches", "batch_size=32"),
+    Mistake("a collate_fn without return", lambda: fit(train_data=DataLoader(TensorDataset(INPUTS), 8, collate_fn=nothing)), "A batch is None", "collate_fn", "Write a return statement"),
+    Mistake("an evaluation of None", lambda: trainer().evaluate([None]), "inputs: None", "The data yielded None", "Write a return statement"),
+    # samples that make no batch
+    Mistake("images of PIL", lambda: samples(Image(), 1), "PIL", "a batch is made of tensors", "transform=torchvision.transforms.ToTensor()"),
+    Mistake("samples of several lengths", lambda: samples(INPUTS[0], INPUTS[0, :2]), "got [4] at entry 0 and [2] at entry 1", "different shapes", "torch.nn.utils.rnn.pad_sequence"),
+    Mistake("lists of several lengths", lambda: trainer().evaluate(DataLoader([[[1, 2]], [[1]]], 2)), "equal size", "different shapes", "pad_sequence"),
+    Mistake("samples of None", lambda: trainer().predict(DataLoader([None, None], 2)), "NoneType", "is None", "Write a return statement"),
+    Mistake("samples with other keys", lambda: samples({"x": 1, "y": 2}, {"x": 1}), "'y'", "different keys", "Return the same keys"),
+    Mistake("samples of objects", lambda: samples(object(), object()), "object", "tensors, arrays, numbers, texts", "torch.tensor(…)"),
     Mistake("a model given as data to evaluate", lambda: trainer().evaluate(model()), "a model (Linear)", "an iterable of batches", "torch.utils.data.DataLoader(dataset"),
     Mistake("a Runtime's data", lambda: hocket.Runtime(device="cpu").setup_data(TensorDataset(INPUTS)), "a data set (TensorDataset)", "batches", "DataLoader(data, batch_size=32)"),
     Mistake("a nested loader", lambda: fit(train_data=[DataLoader(TensorDataset(INPUTS), 8)]), "a list of 1 loaders", "one iterable of batches", "eval_data={'first': loader"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torchmetrics.classification as torchmetrics
 from newcomers import INPUTS, LABELS, NUMBERS, Mistake, Module, classify, fit, loader, model, regress, trainer
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -20,6 +21,41 @@ class Dict(Module):
         return {"logits": self.layer(inputs)}
 
 
+class Own(Module):
+    def forward(self, inputs: Tensor) -> Any:
+        return {"loss": self.layer(inputs).mean()}
+
+
+class Scalar(Module):
+    def forward(self, inputs: Tensor) -> Any:
+        return self.layer(inputs).mean()
+
+
+class Both(Module):
+    def forward(self, inputs: Tensor) -> Any:
+        return self.layer(inputs).mean(), self.layer(inputs)
+
+
+class Cut(Module):
+    def forward(self, inputs: Tensor) -> Any:
+        return self.layer(inputs).detach().requires_grad_()
+
+
+class Classes(Module):
+    def forward(self, inputs: Tensor) -> Any:
+        return self.layer(inputs).argmax(1)
+
+
+class Array(Module):
+    def forward(self, inputs: Tensor) -> Any:
+        return self.layer(inputs).detach().numpy()
+
+
+class Listed(Module):
+    def forward(self, inputs: Tensor) -> Any:
+        return self.layer(inputs).tolist()
+
+
 class Forgets(Module):
     def forward(self, inputs: Tensor) -> Any:
         self.layer(inputs)
@@ -29,6 +65,19 @@ class Metric:
     """Has no compute and reset."""
 
     def update(self, outputs: Any, targets: Any) -> None: ...
+
+
+class Returns:
+    """Returns what no metric does."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def update(self, outputs: Any, targets: Any) -> None: ...
+    def compute(self) -> Any:
+        return self.value
+
+    def reset(self) -> None: ...
 
 
 class Needs:
@@ -82,7 +131,23 @@ MISTAKES = [
     Mistake("a detached loss", lambda: classify(loss=lambda o, t: F.cross_entropy(o, t).detach()), "The loss has no gradient", "computed from the model's outputs", "without .detach()", listed=True),
     Mistake("a loss.item()", lambda: classify(loss=lambda o, t: F.cross_entropy(o, t).item()), "returned float", "a scalar tensor", "without .item()"),
     Mistake("a vector as loss", lambda: classify(loss=nn.CrossEntropyLoss(reduction="none")), "shape (16,)", "a scalar", "reduction='mean'"),
-    Mistake("a loss without return", lambda: classify(loss=lambda o, t: None), "returned NoneType", "a scalar tensor", "{'a': a, 'b': b}"),
+    Mistake("a loss without return", lambda: classify(loss=lambda o, t: None), "returned NoneType", "a scalar tensor", "return loss"),
+    Mistake("several losses in a list", lambda: classify(loss=lambda o, t: [o.sum(), o.sum()]), "returned list", "a scalar tensor", "{'a': a, 'b': b}"),
+    Mistake("a loss cut off and set to require gradients", lambda: classify(loss=lambda o, t: F.cross_entropy(o, t).detach().requires_grad_()), "was not computed from parameters", "computed from the model's outputs", "without .detach()"),
+    Mistake("a loss made a new tensor", lambda: classify(loss=lambda o, t: 2 * torch.tensor(F.cross_entropy(o, t).item(), requires_grad=True)), "was not computed from parameters", "computed from the model's outputs", "torch.tensor(loss)"),
+    Mistake("outputs cut off", lambda: classify(model=Cut()), "was not computed from parameters", "computed from the model's outputs", "without .detach()"),
+    Mistake("a model with its own loss and loss=", lambda: classify(model=Own()), "outputs: dict {'loss': float32 of shape ()}", "The model returned its own loss", "Omit loss="),
+    Mistake("a model that returns a scalar loss", lambda: classify(model=Scalar()), "outputs: float32 of shape ()", "its own loss, a scalar", "omit loss="),
+    Mistake("a model that returns loss and logits", lambda: classify(model=Both()), "outputs: tuple of 2", "its own loss, a scalar", "Return {'loss': loss, 'logits': logits}"),
+    Mistake("a scalar loss without loss=", lambda: classify(model=Scalar(), loss=None), "returned Tensor without a loss", "Pass loss=", "return {'loss': loss}"),
+    Mistake("argmax in the model", lambda: classify(model=Classes()), "The outputs are int64 of shape (16,)", "takes the scores", "Remove argmax"),
+    Mistake("NumPy outputs", lambda: classify(model=Array()), "returned ndarray of numpy", "Return the tensor", "remove .detach(), .numpy()"),
+    Mistake("NumPy outputs in MSE", lambda: regress(model=Array()), "returned ndarray of numpy", "Return the tensor", "remove .detach(), .numpy()"),
+    Mistake("outputs of a list", lambda: classify(model=Listed()), "a list of numbers", "Return the tensor", "remove .tolist()"),
+    Mistake("KLDivLoss of labels", lambda: classify(loss=nn.KLDivLoss(reduction="batchmean")), "these targets are int64 of shape (16,)", "takes log-probabilities", "loss=torch.nn.functional.cross_entropy"),
+    Mistake("kl_div of logits", lambda: classify(loss=lambda o, t: F.kl_div(o, F.one_hot(t, 3).float(), reduction="batchmean")), "the outputs of shape (16, 3) are those of a layer", "takes log-probabilities", "log_softmax(1)"),
+    Mistake("nll_loss of logits in a lambda", lambda: classify(loss=lambda o, t: F.nll_loss(o, t)), "the outputs of shape (16, 3) are those of a layer", "takes log-probabilities", "loss=torch.nn.functional.cross_entropy"),
+    Mistake("nll_loss of a softmax", lambda: classify(model=nn.Sequential(model(), nn.Softmax(1)), loss=nn.NLLLoss()), "those of a softmax", "takes log-probabilities", "torch.nn.LogSoftmax(dim=1)"),
     Mistake("a loss of (targets, outputs)", lambda: classify(loss=lambda t, o: F.cross_entropy(o, t)), "targets: int64 of shape (16,)", "(outputs, targets)", "loss=lambda outputs, targets:"),
     Mistake("a loss of one argument", lambda: classify(loss=lambda outputs: outputs.mean()), "outputs: float32 of shape (16, 3)", "(outputs, targets)", "def loss(outputs, targets)"),
     Mistake("backward in the loss", lambda: classify(loss=backward), "outputs: float32 of shape (16, 3)", "the Trainer calls backward", "Return the loss only"),
@@ -105,5 +170,11 @@ MISTAKES = [
     Mistake("an accuracy among losses", lambda: classify(loss=with_accuracy), "'accuracy' has no gradient", "added up", "call the loss 'total'"),
     Mistake("an accuracy among losses of an evaluation", lambda: evaluate((INPUTS, LABELS), loss=with_accuracy), "'accuracy' is not a loss", "added up", "call the loss 'total'"),
     Mistake("a weight of NaN", lambda: classify(loss=lambda o, t: (F.cross_entropy(o, t), torch.tensor(torch.nan))), "the weight nan for 16 samples", "the number of elements in the mean", "metrics='accuracy'"),
+    Mistake("a metric that returns a list", lambda: evaluated(metrics={"a": Returns([1, 2])}), "returned list", "a number, a vector, or numbers by name", "{'first': …"),
+    Mistake("a metric that returns None", lambda: evaluated(metrics={"a": Returns(None)}), "returned NoneType", "a number, a vector, or numbers by name", "return"),
+    Mistake("a metric that returns a matrix", lambda: evaluated(metrics={"a": Returns(torch.eye(3))}), "returned a tensor of shape (3, 3)", "a number, a vector, or numbers by name", "{'first': …"),
+    Mistake("a metric for other classes", lambda: evaluated(metrics={"a": torchmetrics.MulticlassAccuracy(5)}), "float32 of shape (8, 3)", "for 5 classes", "MulticlassAccuracy(3)"),
+    Mistake("a binary metric", lambda: evaluated(metrics={"a": torchmetrics.BinaryAccuracy()}), "float32 of shape (8, 3)", "of 3 classes", "MulticlassAccuracy(3)"),
+    Mistake("(N, 1) and (N,) in MSE of an evaluation", lambda: trainer(model=model(outputs=1), loss=nn.MSELoss()).evaluate([(INPUTS, NUMBERS[:, 0])]), "outputs of shape (16, 1) and targets of shape (16)", "the same shape", "outputs.squeeze(1)"),
     Mistake("an evaluation set 'train'", lambda: trainer().evaluate({"train": loader()}), "labelled 'train'", "another label", "{'train-set': …}"),
 ]  # fmt: skip

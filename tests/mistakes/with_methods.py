@@ -65,6 +65,25 @@ class WithoutForward(Task):
         return outputs.mean()
 
 
+class LossOfSwapped(hocket.Task):
+    def forward(self, batch: Any) -> Any:
+        return batch[0]
+
+    def loss(self, batch: Any, outputs: Any) -> Any:  # type: ignore[override]
+        return outputs.mean()
+
+
+class MetricOfSwapped(hocket.Task):
+    def forward(self, batch: Any) -> Any:
+        return batch[0]
+
+    def loss(self, outputs: Any, batch: Any) -> Any:
+        return outputs.mean()
+
+    def update_metric(self, metric: Any, batch: Any, outputs: Any) -> None:  # type: ignore[override]
+        metric.update(outputs, batch[1])
+
+
 class ReturnsNone(Good):
     def loss(self, outputs: Any, batch: Any) -> Any:
         F.cross_entropy(outputs, batch[1])
@@ -232,7 +251,9 @@ MISTAKES = [
     Mistake("a Task whose forward takes inputs", lambda: fit(model=ForwardOfInputs(), loss=None), "batch: list of 2", "gets the whole batch", "def forward(self, batch)"),
     Mistake("a Task without loss", lambda: fit(model=WithoutLoss(), loss=None), "WithoutLoss needs a loss", "loss(outputs, batch)", "def loss(self, outputs, batch)"),
     Mistake("a Task without forward", lambda: fit(model=WithoutForward(), loss=None), "WithoutForward needs a forward", "the outputs for a batch", "def forward(self, batch)"),
-    Mistake("a Task whose loss returns None", lambda: fit(model=ReturnsNone(), loss=None), "returned NoneType", "a scalar tensor", "{'a': a, 'b': b}"),
+    Mistake("a Task whose loss returns None", lambda: fit(model=ReturnsNone(), loss=None), "returned NoneType", "a scalar tensor", "return loss"),
+    Mistake("a Task with loss(batch, outputs)", lambda: trainer(model=LossOfSwapped(), loss=None), "takes (batch, outputs)", "called with (outputs, batch)", "def loss(self, outputs, batch)"),
+    Mistake("a Task with update_metric(metric, batch, outputs)", lambda: trainer(model=MetricOfSwapped(), loss=None), "takes (batch, outputs)", "called with (metric, outputs, batch)", "def update_metric(self, metric, outputs, batch)"),
     Mistake("a Task whose loss takes a batch", lambda: fit(model=LossOfBatch(), loss=None), "batch: list of 2", "gets (self, outputs, batch)", "def loss(self, outputs, batch)"),
     Mistake("a Task whose forward takes one input", lambda: fit(model=ForwardOfOneInput(), loss=None), "batch: list of 2", "get the whole batch, a list of 2", "write inputs, targets = batch"),
     Mistake("a Task whose forward divides the batch", lambda: fit(model=ForwardThatDivides(), loss=None), "batch: list of 2", "get the whole batch, a list of 2", "write inputs, targets = batch"),

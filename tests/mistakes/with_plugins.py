@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from newcomers import Mistake, fit, loader, model, nothing, of_library, trainer
+from newcomers import INPUTS, LABELS, Mistake, classify, fit, loader, model, nothing, of_library, regress, trainer
 from torch import nn
 
 import hocket
@@ -124,6 +124,10 @@ MISTAKES = [
     # algorithms
     name("algorithms", "EMA", "'ema'"),
     name("algorithms", "label_smoothing", "'label-smoothing'"),
+    Mistake("label smoothing of numbers", lambda: regress(algorithms=["label-smoothing"]), "targets of shape (16, 1)", "classification only", "remove label-smoothing"),
+    Mistake("label smoothing of several numbers", lambda: regress(targets=INPUTS, model=model(outputs=4), algorithms=["label-smoothing"]), "targets of shape (16, 4)", "0 or more, and sum to 1", "remove label-smoothing"),
+    Mistake("label smoothing without a name of targets", lambda: fit(train_data=[{"x": INPUTS, "y": LABELS}], inputs="x", targets=lambda batch: batch["y"], algorithms=["label-smoothing"]), "a dict with 'x', 'y'", "target_key", "{'label-smoothing': {'target_key': 'y'}}"),
+    Mistake("an algorithm for images on vectors", lambda: classify(algorithms=["colout"]), "inputs of shape (16, 4)", "(B, C, H, W)", "Remove colout"),
     name("algorithms", "swa", "'ema'"),
     name("algorithms", "labelsmothing", "'label-smoothing'"),
     name("algorithms", "mixup", "Write one of the installed"),

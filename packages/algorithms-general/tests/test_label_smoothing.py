@@ -16,7 +16,7 @@ LOGITS = torch.tensor([[2.0, 0.0, -1.0], [0.3, 0.1, 0.0], [1.0, 1.0, 4.0]])
 
 def _run(algorithm, batch, outputs=LOGITS, loss=lambda outputs, batch: F.cross_entropy(outputs, batch[1])):
     """The two events around a loss, as the loop has them; returns the loss and the state afterwards."""
-    state = SimpleNamespace(batch=batch, outputs=outputs)
+    state = SimpleNamespace(task=None, batch=batch, outputs=outputs)
     algorithm.apply(Event.BEFORE_LOSS, state)
     value = loss(state.outputs, state.batch)
     algorithm.apply(Event.AFTER_LOSS, state)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 from hocket.algorithm import Algorithm, Phase
 from hocket.data.items import get_item, set_item
 from hocket.hookspecs import Event
+from hocket.task import SupervisedTask
 
 if TYPE_CHECKING:
     from hocket.state import State
@@ -130,12 +132,14 @@ class LabelSmoothing(Algorithm):
 
     Args:
         smoothing: the mass given to the uniform distribution, in [0, 1].
-        target_key: where in the batch the targets are: an index, a key, or an attribute.
+        target_key: where in the batch the targets are: an index, a key, or an attribute; None for the Trainer's ``targets``, or
+            index 1.
         ignore_index: the class index of positions to ignore.
 
     Raises:
-        ValueError: ``smoothing`` is outside [0, 1]; later, targets that do not fit the outputs.
+        ValueError: ``smoothing`` is outside [0, 1]; later, targets that do not fit the outputs, or are no class probabilities.
         TypeError: later, if the model's outputs are not a tensor of logits.
+        KeyError: later, if a batch has nothing at ``target_key``.
 
     Example:
         >>> import hocket, hocket_general, torch
@@ -149,7 +153,7 @@ class LabelSmoothing(Algorithm):
     events = {Event.BEFORE_LOSS, Event.AFTER_LOSS}
     phase = Phase.LOSS
 
-    def __init__(self, smoothing: float = 0.1, target_key: Any = 1, ignore_index: int = -100) -> None:
+    def __init__(self, smoothing: float = 0.1, target_key: Any = None, ignore_index: int = -100) -> None:
         if not 0 <= smoothing <= 1:
             raise ValueError(
                 f"LabelSmoothing was given smoothing={smoothing}, but it is a fraction of the probability mass: give a "
@@ -159,23 +163,60 @@ class LabelSmoothing(Algorithm):
         self.target_key = target_key
         self.ignore_index = ignore_index
         self._targets: Tensor | None = None
+        self._checked = False
 
     def apply(self, event: Event, state: State) -> None:
         """Smooth the targets before the loss, restore the originals after it."""
+        key = self._key(state)
         if event is Event.BEFORE_LOSS:
-            self._targets = get_item(state.batch, self.target_key)
-            state.batch = set_item(state.batch, self.target_key, self._smoothed(state.outputs, self._targets))
+            self._targets = self._in(state.batch, key)
+            state.batch = set_item(state.batch, key, self._smoothed(state.outputs, self._targets))
         else:
-            state.batch = set_item(state.batch, self.target_key, self._targets)
+            state.batch = set_item(state.batch, key, self._targets)
             self._targets = None
+
+    def _key(self, state: State) -> Any:
+        if self.target_key is not None:
+            return self.target_key
+        given = state.task.targets if isinstance(state.task, SupervisedTask) else None
+        return 1 if given is None or callable(given) else given
+
+    def _in(self, batch: Any, key: Any) -> Any:
+        try:
+            return get_item(batch, key)
+        except (LookupError, AttributeError, TypeError):
+            keys = f" with {', '.join(map(repr, batch))}" if isinstance(batch, Mapping) else ""
+            name = repr(list(batch)[-1]) if keys else "…"
+            raise KeyError(
+                f"LabelSmoothing looked for targets at {key!r}, in a batch that is a {type(batch).__name__}{keys}. Pass "
+                f"target_key: write {{'label-smoothing': {{'target_key': {name}}}}}, or targets={name} in the Trainer."
+            ) from None
+
+    def _check(self, logits: Tensor, targets: Tensor) -> None:
+        """Raise ValueError for targets that are no class probabilities, such as numbers. Only the first targets are read."""
+        self._checked = True
+        sums = targets.sum(1, dtype=torch.float32)
+        if (
+            logits.shape[1] > 1
+            and bool((targets >= 0).all())
+            and torch.allclose(sums, torch.ones_like(sums), atol=1e-2)
+        ):
+            return
+        raise ValueError(
+            f"LabelSmoothing was given targets of shape {tuple(targets.shape)} from {targets.min():.3g} to "
+            f"{targets.max():.3g}, which are no class probabilities: those are 0 or more, and sum to 1 over two or more "
+            "classes. It applies to classification only; remove label-smoothing for regression, binary or multi-label targets."
+        )
 
     def _smoothed(self, logits: Any, targets: Any) -> Tensor:
         if not isinstance(logits, Tensor) or not isinstance(targets, Tensor):
             raise TypeError(
                 f"LabelSmoothing needs a model that returns a tensor of logits and a batch with a tensor of targets at "
-                f"{self.target_key!r}, but found {type(logits).__name__} and {type(targets).__name__}. Set "
+                f"target_key, but found {type(logits).__name__} and {type(targets).__name__}. Set "
                 f"target_key, or call hocket_general.functional.smooth_labels in the loss of a hocket.Task."
             )
+        if not self._checked and targets.shape == logits.shape and logits.ndim > 1:
+            self._check(logits, targets)
         smooth = smooth_labels(logits, targets, self.smoothing, ignore_index=self.ignore_index)
         if targets.shape == logits.shape:
             return smooth

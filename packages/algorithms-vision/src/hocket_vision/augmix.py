@@ -319,7 +319,8 @@ def _check_image(image: Any) -> tuple[int, int]:
     if image.dim() != 3:
         raise ValueError(
             f"AugMix takes one image as a (C, H, W) tensor, but was given shape {tuple(image.shape)}. It draws "
-            "separately for every sample: apply it in the dataset, or to each image of a batch."
+            "separately for every sample: apply it in the dataset, or to each image of a batch. Remove augmix if the "
+            "inputs are not images."
         )
     if image.dtype != torch.uint8 and not image.is_floating_point():
         raise TypeError(f"AugMix takes tensors of uint8 or floating point, but was given {image.dtype}.")

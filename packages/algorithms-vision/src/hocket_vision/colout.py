@@ -179,6 +179,12 @@ class ColOut(Algorithm):
             target_key=self.target_key,
         )
         if self.batch:
+            images = state.batch if isinstance(state.batch, Tensor) else get_item(state.batch, self.input_key)
+            if isinstance(images, Tensor) and images.dim() == 2:
+                raise TypeError(
+                    f"ColOut was given inputs of shape {tuple(images.shape)}, which are vectors and not a batch of images, "
+                    "(B, C, H, W) or (B, H, W). Remove colout, or say where the images are with input_key=."
+                )
             state.batch = transform(state.batch, generator=state.generator(self))
         else:
             apply_per_sample(self, event, state, transform, None)
@@ -214,7 +220,8 @@ def size_of(image: Any) -> tuple[int, int]:
     shape = f" of shape {tuple(image.shape)}" if isinstance(image, Tensor) else ""
     raise TypeError(
         f"ColOut takes images as (..., H, W) tensors or PIL images, but was given {type(image).__name__}{shape}. Say "
-        "where the images are in a batch with input_key=, and where the targets are with target_key=."
+        "where the images are in a batch with input_key=, and where the targets are with target_key=; or remove colout if the "
+        "inputs are not images."
     )
 
 
@@ -227,7 +234,7 @@ def _kept(size: int, p: float, generator: torch.Generator | None) -> Tensor:
 def _is_picture_of(targets: Any, images: Any) -> bool:
     if isinstance(targets, Tensor):
         dims = images.dim() if isinstance(images, Tensor) else 3
-        return targets.dim() in (dims - 1, dims) and size_of(targets) == size_of(images)
+        return targets.dim() in (dims - 1, dims) and tuple(targets.shape[-2:]) == size_of(images)
     return is_pil(targets) and size_of(targets) == size_of(images)
 
 

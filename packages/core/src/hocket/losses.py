@@ -91,15 +91,17 @@ def as_loss(returned: Any) -> Loss:
         loss = as_loss(returned[0])._replace(weight=returned[1])
     else:
         number = isinstance(returned, int | float) or hasattr(returned, "__array__")
+        advice = (
+            "End the function with a return statement, such as return loss."
+            if returned is None
+            else "A number has no gradient: return the tensor, without .item() or .numpy()."
+            if number
+            else "Add several losses up, or name them: {'a': a, 'b': b}."
+        )
         raise TypeError(
             f"The loss function returned {type(returned).__name__}. It may return a scalar tensor (the mean over the "
             "samples), (mean, weight) where weight is the number of elements in the mean, or a dict of named scalar tensors, "
-            "which are added up. "
-            + (
-                "A number has no gradient: return the tensor, without .item() or .numpy()."
-                if number
-                else "Add several losses up, or name them: {'a': a, 'b': b}."
-            )
+            f"which are added up. {advice}"
         )
     if loss.value.dim() and loss.value.numel() == 1:
         return loss._replace(value=loss.value.squeeze())

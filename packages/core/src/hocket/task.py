@@ -239,15 +239,23 @@ class SupervisedTask(Task):
             return network(batch[0])
         return network(**batch) if isinstance(batch, Mapping) else network(batch)
 
+    def inputs_of(self, batch: Batch) -> Any:
+        """Return the inputs of the model in a batch; a mapping whose entries it gets by name is returned as it is."""
+        if self.inputs is not None:
+            return items.part(batch, self.inputs)
+        return batch[0] if isinstance(batch, tuple | list) else batch
+
     def loss(self, outputs: Any, batch: Batch) -> Any:
         """Return ``loss(outputs, targets)``; for a mapping ``loss(outputs, batch)``; without a function, the model's loss."""
         if self.loss_function is not None:
             return self.loss_function(outputs, self.targets_of(batch))
         own = own_loss(outputs)
         if own is None:
+            scalar = isinstance(outputs, Tensor) and not outputs.dim()
             raise TypeError(
                 f"{type(self.network).__name__} returned {type(outputs).__name__} without a loss, and the Trainer was given "
                 "none. Pass loss=, for instance loss=torch.nn.functional.cross_entropy, or a hocket.Task as the model."
+                + (" If this scalar is the loss, write return {'loss': loss} in forward." if scalar else "")
             )
         return own
 
@@ -304,6 +312,10 @@ _CALLED = (
 )  # fmt: skip
 
 
+#: Names of outputs.
+_OUTPUTS = ("outputs", "output", "out", "preds", "pred", "predictions", "logits", "y_hat", "y_pred")
+
+
 def _check_methods(task: Task) -> None:
     """Raise TypeError for methods of a task that cannot be called with the arguments that hocket gives."""
     kind = type(task).__name__
@@ -322,6 +334,13 @@ def _check_methods(task: Task) -> None:
                 raise TypeError(
                     f"{name} of {kind} takes other arguments than ({', '.join(arguments)}): {error}. {form}"
                 ) from None
+        if arguments[-2:] == ["outputs", "batch"]:
+            given = [each.lower() for each in inspect.signature(method).parameters][len(arguments) - 2 : len(arguments)]
+            if len(given) == 2 and (given[0] == "batch" or given[1] in _OUTPUTS):
+                raise TypeError(
+                    f"{name} of {kind} takes ({', '.join(given)}) in another order: it is called with "
+                    f"({', '.join(arguments)}). {form}"
+                )
 
 
 class TaskEvents:
@@ -366,6 +385,18 @@ def task_of(
             "batch, step). Or give the inner torch.nn.Module and loss=."
         )
     if not isinstance(model, Task):
+        for name, given in (("inputs", inputs), ("targets", targets), ("outputs", outputs)):
+            if isinstance(given, list | set):
+                several = ", ".join(f"{'output' if name == 'outputs' else 'batch'}[{each!r}]" for each in given)
+                write = f"{name}=lambda {'output' if name == 'outputs' else 'batch'}: ({several}), which passes on one tuple"
+                omit = (
+                    f" From a dict a model gets the entries by name: omit inputs=, and write def forward(self, "
+                    f"{', '.join(map(str, given))}, **others)."
+                )
+                raise TypeError(
+                    f"{name}={short(given)} is a {type(given).__name__}; it should be one name, one index or a function. Write "
+                    f"{write}.{omit if name == 'inputs' else ''}"
+                )
         return SupervisedTask(model, loss, inputs, targets, outputs)
     kind = type(model).__name__
     if text := attributes.uncalled(type(model), Task, [event.value for event in Event]):

@@ -408,8 +408,8 @@ class Trainer:
                 if not state.progress.ready:
                     state.bus.log_hyperparameters(state, self.settings.hyperparameters(state.bus.attachments))
                     sanity_check(state, state.eval_sets, self.settings.sanity_eval, interruption.check)
-                first_loss.watch(state.task, state.train_data)
-                self._loop.run(interruption)
+                with first_loss.watched(state):
+                    self._loop.run(interruption)
                 state.bus.after_fit(state)
                 state.bus.flush(state)
         except (KeyboardInterrupt, Interrupted) as error:
@@ -484,7 +484,8 @@ class Trainer:
                 return evaluate_unseen(state, sets)
         with self._running():
             state.bus.eval_standalone_start(state)
-            values = evaluate(state, sets)
+            with first_loss.watched(state) if not state.timestamp.batch else nullcontext():
+                values = evaluate(state, sets)
             state.bus.eval_standalone_end(state)
             state.bus.flush(state)
         return values

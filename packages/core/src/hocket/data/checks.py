@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, SequentialSampler, TensorDataset
 
 from hocket.data.adapters import serves_itself
 from hocket.data.module import is_foreign, is_module
@@ -25,6 +25,13 @@ def check_batches(data: Any, argument: str) -> None:
             check_batches(loader, f"{argument}[{name!r}]")
         return
     if isinstance(data, DataLoader) or serves_itself(data):
+        if isinstance(data, DataLoader) and _yields_samples(data):
+            raise TypeError(
+                f"{argument} is a DataLoader with batch_size=None over a data set (TensorDataset), whose items are single "
+                "samples and not batches. Write "
+                f"{_given(argument, 'torch.utils.data.DataLoader(dataset, batch_size=32)')}; None is for data sets whose items "
+                "are batches."
+            )
         return
     kind = type(data).__name__
     _check_not_data(data, argument)
@@ -79,6 +86,15 @@ def check_batches(data: Any, argument: str) -> None:
         return
     loader = _given(argument, "torch.utils.data.DataLoader(data, batch_size=32)")
     raise TypeError(f"{argument} is {what}. {wrap} {loader}, or batch_size=None if its items are batches.")
+
+
+def _yields_samples(loader: DataLoader[Any]) -> bool:
+    """Whether a loader yields the items of a TensorDataset as they are, and these cannot be batches."""
+    single = loader.batch_size is None and type(loader.sampler) in (SequentialSampler, RandomSampler)
+    if not single or type(loader.dataset) is not TensorDataset:
+        return False
+    sizes = {tensor.shape[1:2] for tensor in loader.dataset.tensors}
+    return len(sizes) > 1 or not all(sizes)
 
 
 def _given(argument: str, value: str) -> str:

@@ -38,6 +38,10 @@ class Reading(NamedTuple):
 
 def read(batch: Any) -> Reading:
     """Return how a batch is read. Raises ValueError if that is not certain."""
+    if batch is None:
+        raise ValueError(
+            "A batch is None. Write a return statement at the end of the loader's collate_fn, or of the data set's __getitem__."
+        )
     if _is_list_of_samples(batch):
         return Reading(len(batch), How.SAMPLES)
     sizes, sequences = set(_sizes(batch)), list(_sequences(batch))

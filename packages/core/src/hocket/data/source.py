@@ -8,6 +8,7 @@ from fractions import Fraction
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from hocket.data.errors import DataError
+from hocket.help import collating
 
 #: A position in data as a tree: dicts with string keys, lists, tensors, numbers, strings, bytes and None.
 Position = dict[str, Any]
@@ -88,8 +89,9 @@ def one_epoch(source: Source) -> Iterator[Iterator[Any]]:
     batches = source.begin()
     try:
         yield batches
-    except BaseException:
+    except BaseException as error:
         source.close()
+        collating.explain(error)
         raise
 
 

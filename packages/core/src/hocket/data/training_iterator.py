@@ -13,6 +13,7 @@ from hocket.data.batches import Padding, unpadded
 from hocket.data.errors import DataError
 from hocket.data.loaders import is_loader_iterator
 from hocket.data.source import Source
+from hocket.help import collating
 
 #: Types of data that never ends.
 ENDLESS = (itertools.cycle, itertools.repeat, itertools.count)
@@ -124,8 +125,9 @@ class TrainingIterator:
                 for batch in self._batches:
                     self._handed_out += 1
                     return unpadded(batch) if type(batch) is Padding else (batch, True)
-            except BaseException:
+            except BaseException as error:
                 self._failed = True
+                collating.explain(error)
                 raise
         if not self._handed_out:
             self.close()
@@ -147,8 +149,9 @@ class TrainingIterator:
             for batch in self._batches:
                 self._handed_out += 1
                 return unpadded(batch)
-        except BaseException:
+        except BaseException as error:
             self._failed = True
+            collating.explain(error)
             raise
         self._batches, self._ended = iter(()), True
         return None

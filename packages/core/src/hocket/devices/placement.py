@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from hocket.help import objects
 
@@ -17,6 +18,12 @@ def check_model(model: nn.Module, device: Any, materializes: bool = False) -> No
         raise TypeError(
             f"model={objects.short(model)} is {type(model).__name__}; give a torch.nn.Module or a hocket.Task. "
             f"{_instead(model)}"
+        )
+    lazy = [name for name, tensor in [*model.named_parameters(), *model.named_buffers()] if is_lazy(tensor)]
+    if lazy:
+        raise ValueError(
+            f"{type(model).__name__}.{lazy[0]} has no shape yet: it is of a lazy layer, such as torch.nn.LazyLinear, and an "
+            "optimizer needs parameters. Call the model once before: model(next(iter(loader))[0])."
         )
     places: dict[torch.device, str] = {}
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from hocket.data import nesting
 from hocket.help import names
 from hocket.help.failure import Failure
+from hocket.losses import own_loss
 from hocket.task import SupervisedTask, Task
 
 #: Tells a cause and its remedy, or returns empty where they do not apply.
@@ -35,12 +37,33 @@ def _whole_batch(failure: Failure) -> str:
     return f"forward and loss of a Task get the whole batch, a {kind} of {len(batch)}: write {write}."
 
 
+def _swapped(failure: Failure, fits: Callable[[Tensor], bool]) -> str:
+    """Return what to write if the batch seems to be (targets, inputs): the targets would fit the model and are larger."""
+    task, inputs, targets = failure.task, failure.inputs, failure.targets
+    if not isinstance(task, SupervisedTask) or not isinstance(inputs, Tensor) or not isinstance(targets, Tensor):
+        return ""
+    first = 0 if task.inputs is None else task.inputs
+    second = 1 if task.targets is None else task.targets
+    if callable(first) or callable(second) or targets.numel() <= inputs.numel() or not fits(targets):
+        return ""
+    return (
+        f"The model was given {_said(inputs)}, and the targets are {_said(targets)}, so they seem to be swapped. Write "
+        f"inputs={second!r}, targets={first!r} in the Trainer."
+    )
+
+
+def _said(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} of shape {tuple(tensor.shape)}"
+
+
 def _width(failure: Failure) -> str:
     sizes = re.search(r"\((\d+)x(\d+) and (\d+)x(\d+)\)", failure.text)
     if sizes is None:
         return ""
     given, taken = int(sizes[2]), int(sizes[3])
     inputs = failure.inputs
+    if swapped := _swapped(failure, lambda targets: targets.dim() > 1 and targets.shape[-1] == taken):
+        return swapped
     flat = isinstance(inputs, Tensor) and inputs.dim() > 2 and inputs[0].numel() == taken
     if flat:
         return (
@@ -60,6 +83,10 @@ def _dtype(failure: Failure) -> str:
     parameter = next(iter(failure.network.parameters()), None)
     if parameter is None or parameter.dtype == inputs.dtype:
         return ""
+    if not inputs.is_floating_point() and (
+        swapped := _swapped(failure, lambda targets: targets.dtype == parameter.dtype)
+    ):
+        return swapped
     wanted = str(parameter.dtype).removeprefix("torch.")
     convert = "inputs.float() / 255" if inputs.dtype is torch.uint8 else f"inputs.to({parameter.dtype})"
     return (
@@ -73,19 +100,24 @@ def _channels(failure: Failure) -> str:
     if found is None:
         return ""
     sizes, wanted = [int(size) for size in found[3].split(",")], int(found[4])
-    if len(sizes) == 3:
-        given = "give inputs of three dimensions: inputs.unsqueeze(1)"
-        if isinstance(failure.inputs, Tensor) and failure.inputs.dim() == 3 and sizes[-1] == wanted:
-            given = "write inputs.transpose(1, 2) in the data set or the model"
-        return f"A Conv1d takes {wanted} channels in inputs of shape (samples, channels, length); {given}."
-    if sizes[-1] == wanted:
+    inputs, kind = failure.inputs, f"Conv{len(sizes) - 2}d"
+    what = "images" if len(sizes) == 4 else "inputs"
+    spatial = {3: "length", 4: "height, width"}.get(len(sizes), "depth, height, width")
+    if isinstance(inputs, Tensor) and [1, *inputs.shape] == sizes:  # torch took the samples for channels
+        layer = "" if wanted == 1 else f", and torch.nn.{kind}(1, …) for one channel"
         return (
-            f"Images are (samples, channels, height, width) in torch, and these have {wanted} channels in the last dimension. "
-            "Write images.permute(0, 3, 1, 2) in the data set or the model."
+            f"A {kind} takes {what} of shape (samples, channels, {spatial}), and these have no dimension of channels. Write "
+            f"{what}.unsqueeze(1) in the data set or the model{layer}."
+        )
+    if sizes[-1] == wanted:
+        move = "transpose(1, 2)" if len(sizes) == 3 else f"permute{(0, len(sizes) - 1, *range(1, len(sizes) - 1))}"
+        return (
+            f"A {kind} takes {what} of shape (samples, channels, {spatial}), and these have {wanted} channels in the last "
+            f"dimension. Write {what}.{move} in the data set or the model."
         )
     return (
-        f"The layer takes {wanted} channels and was given {sizes[1]}. Write torch.nn.Conv2d({sizes[1]}, …), or convert "
-        "the images."
+        f"The layer takes {wanted} channels and was given {sizes[1]}. Write torch.nn.{kind}({sizes[1]}, …), or convert "
+        "the inputs."
     )
 
 
@@ -119,7 +151,8 @@ def _arguments(failure: Failure) -> str:
                 )
             return (
                 f"From a dict the model gets all of {', '.join(map(repr, keys))} by name, and its forward should accept those "
-                f"names. Write Trainer(inputs={keys[0]!r}, targets={keys[-1]!r}) to give it one of them."
+                f"names. Write Trainer(inputs={_key(batch, 'inputs', failure.task)!r}, "
+                f"targets={_key(batch, 'targets', failure.task)!r}) to give it one of them."
             )
         return (
             "The model gets batch[0] alone. For a model with several inputs, yield dicts whose keys are the names of the "
@@ -129,8 +162,56 @@ def _arguments(failure: Failure) -> str:
 
 
 def _part(failure: Failure) -> str:
-    keys = list(failure.batch) if isinstance(failure.batch, Mapping) else [0]
-    return f"Write inputs={keys[0]!r} and targets={keys[-1]!r} in the Trainer, for instance."
+    """Return what to write for ``inputs=``, ``targets=`` or ``outputs=`` that names nothing in the batch or the outputs."""
+    found = re.search(r"nothing at (.*); it has", failure.text)
+    task = failure.task
+    if found is None or not isinstance(task, SupervisedTask):
+        return ""
+    if "The model's output," in failure.text:
+        kind = re.search(r"The model's output, an? (\w+)", failure.text)
+        keys = re.findall(r"'(\w+)'", failure.text.partition("it has")[2])
+        if keys:
+            return f"Write outputs={_nearest(str(task.outputs), keys)!r}."
+        if "items." in failure.text:
+            return "Write outputs=0 for the first of them."
+        return f"The model returns one {kind[1] if kind else 'object'}: omit outputs=."
+    batch = failure.batch
+    if isinstance(batch, Mapping):
+        wrong = next((name for name in ("inputs", "targets") if repr(getattr(task, name)) == found[1]), "inputs")
+        return f"Write {wrong}={_key(batch, wrong, task)!r}."
+    if isinstance(batch, list | tuple):
+        places = {"inputs": 0, "targets": min(1, len(batch) - 1)}
+        wrong = ", ".join(
+            f"{name}={place}"
+            for name, place in places.items()
+            if isinstance(given := getattr(task, name), str) or (isinstance(given, int) and given >= len(batch))
+        )
+        return (
+            f"A {type(batch).__name__} has indices from 0 to {len(batch) - 1}. Write {wrong or 'inputs=0, targets=1'}."
+        )
+    return f"The batch is one {type(batch).__name__}: omit inputs=."
+
+
+def _key(batch: Mapping[Any, Any], argument: str, task: SupervisedTask) -> Any:
+    """Return the key of a batch that ``inputs=`` or ``targets=`` probably means: a similar one, or a usual one, or another."""
+    given, other = (task.inputs, task.targets) if argument == "inputs" else (task.targets, task.inputs)
+    keys = [key for key in batch if key != other or len(batch) == 1]
+    if given is not None and not callable(given) and given not in batch:
+        near = _nearest(str(given), list(map(str, keys)), "")
+        if near:
+            return next(key for key in keys if str(key) == near)
+    tensors = [key for key in keys if isinstance(batch[key], Tensor)] or keys
+    labels = [key for key in tensors if str(key).lower() in _LABELS]
+    if argument == "targets":
+        return (labels or [key for key in reversed(tensors)])[0]
+    return ([key for key in tensors if key not in labels] or tensors)[0]
+
+
+_LABELS = ("label", "labels", "target", "targets", "y")
+
+
+def _nearest(name: str, names: Sequence[str], otherwise: str | None = None) -> str:
+    return next(iter(difflib.get_close_matches(name, names, 1)), names[0] if otherwise is None else otherwise)
 
 
 def _not_tensor(failure: Failure) -> str:
@@ -151,8 +232,35 @@ def _not_tensor(failure: Failure) -> str:
     )
 
 
+def _outputs(failure: Failure) -> str:
+    """Return what is wrong with outputs that no loss can use, whatever it raised."""
+    outputs, task = failure.outputs, failure.task
+    if isinstance(task, SupervisedTask) and task.loss_function is not None:
+        own = "The model returned its own loss"
+        if isinstance(own_loss(outputs), Tensor):
+            return f"{own}, which is in its outputs as 'loss'. Omit loss= in the Trainer."
+        first = outputs[0] if isinstance(outputs, tuple | list) and outputs else outputs
+        if isinstance(first, Tensor) and not first.dim() and first.is_floating_point():
+            return f"{own}, a scalar. Return {{'loss': loss, 'logits': logits}} from forward, and omit loss= in the Trainer."
+    if outputs is None:
+        return "The model returned None, and the loss takes a tensor. Write a return statement at the end of forward."
+    if isinstance(outputs, int | float) or type(outputs).__module__ == "numpy":
+        return (
+            f"The model returned {type(outputs).__name__} of {type(outputs).__module__}, which has no gradient. Return the "
+            "tensor: remove .detach(), .numpy(), .item() and .tolist() from forward."
+        )
+    if isinstance(outputs, Tensor) and not outputs.is_floating_point() and not outputs.is_complex():
+        return (
+            f"The outputs are {_said(outputs)}, which has no gradient, and the loss takes the scores that they were computed "
+            "from. Remove argmax, round, long() or a comparison from the end of forward."
+        )
+    return ""
+
+
 def _tuple(failure: Failure) -> str:
     if isinstance(failure.outputs, tuple | list):
+        if failure.outputs and all(isinstance(each, int | float | list) for each in failure.outputs):
+            return "The model returned a list of numbers, without a gradient. Return the tensor: remove .tolist() from forward."
         return (
             f"The model returned {len(failure.outputs)} values, and the loss takes one tensor. Write loss=lambda outputs, "
             "targets: cross_entropy(outputs[0], targets), or return one tensor from forward."
@@ -162,12 +270,11 @@ def _tuple(failure: Failure) -> str:
         return (
             f"The model returned a dict. Write loss=lambda outputs, targets: cross_entropy(outputs[{key!r}], targets)."
         )
-    if failure.outputs is None:
-        return "The model returned None, and the loss takes a tensor. Write a return statement at the end of forward."
     if isinstance(failure.batch, Mapping) and isinstance(failure.task, SupervisedTask) and failure.task.targets is None:
         keys = [str(key) for key in failure.batch]
         return (
-            f"From a dict the loss gets the whole batch. Write Trainer(targets={keys[-1]!r}) to give it one of "
+            "From a dict the loss gets the whole batch. Write Trainer("
+            f"targets={_key(failure.batch, 'targets', failure.task)!r}) to give it one of "
             f"{', '.join(map(repr, keys))}."
         )
     if failure.where == "loss" and "targets" in failure.parts() and not isinstance(failure.targets, Tensor | Mapping):
@@ -208,8 +315,6 @@ def _class_labels(failure: Failure) -> str:
         return ""
     if outputs.dim() > 2 and targets.shape == outputs.shape[:-1]:
         return "cross_entropy takes outputs of shape (samples, classes, length). Write outputs.transpose(1, 2) before the loss."
-    if outputs.dim() > 1 and outputs.dtype is torch.int64:
-        return _ORDER
     classes = outputs.shape[1] if outputs.dim() > 1 else 0
     indices = f"class indices, int64 of shape ({outputs.shape[0]},), from 0 to {classes - 1}"
     wanted = f"Labels of cross_entropy and nll_loss are {indices}"
@@ -222,6 +327,36 @@ def _class_labels(failure: Failure) -> str:
             f"{wanted}. Write targets.long() in the data set; for regression write loss=torch.nn.functional.mse_loss."
         )
     return f"{wanted}."
+
+
+def _same_part(failure: Failure) -> str:
+    """Return what to write if ``targets=`` chooses the inputs, though the batch has something else."""
+    task, batch = failure.task, failure.batch
+    if not isinstance(task, SupervisedTask) or task.targets is None or failure.targets is not failure.inputs:
+        return ""
+    if callable(task.targets) or len(batch) < 2:
+        return ""
+    if isinstance(batch, Mapping):
+        write = repr(next((key for key in reversed(list(batch)) if batch[key] is not failure.inputs), ""))
+    else:
+        write = "1" if batch[1] is not failure.inputs else "0"
+    return f"targets={task.targets!r} is what the model gets as its inputs. Write targets={write}."
+
+
+def _divergence(failure: Failure) -> str:
+    targets = failure.targets
+    if failure.function != "kl_div" or not isinstance(targets, Tensor) or targets.is_floating_point():
+        return ""
+    return (
+        f"kl_div takes log-probabilities, and targets of probabilities in the same shape; these targets are {_said(targets)}. "
+        "For class labels write loss=torch.nn.functional.cross_entropy."
+    )
+
+
+def _no_batch(failure: Failure) -> str:
+    if failure.batch is not None:
+        return ""
+    return "The data yielded None in place of a batch. Write a return statement at the end of collate_fn, or of __getitem__."
 
 
 def _out_of_range(failure: Failure) -> str:
@@ -257,6 +392,8 @@ def _tokens(failure: Failure) -> str:
 
 
 def _indices(failure: Failure) -> str:
+    if swapped := _swapped(failure, lambda targets: targets.dtype is torch.int64):
+        return swapped
     return "An Embedding takes indices, integers of dtype int64. Write inputs.long() in the data set."
 
 
@@ -389,7 +526,11 @@ CAUSES: Mapping[str, Sequence[tuple[str, Cause]]] = {
     ),
     "loss": (
         (r"", _whole_batch),
+        (r"has nothing at", _part),
+        (r"", _outputs),
         (r"", _no_targets),
+        (r"", _same_part),
+        (r"", _divergence),
         (_SIGNATURE, _loss_arguments),
         (r"must be Tensor, not|has no attribute|subscriptable|unsupported operand", _tuple),
         (r"has no attribute", _attribute),
@@ -409,6 +550,7 @@ CAUSES: Mapping[str, Sequence[tuple[str, Cause]]] = {
     ),
 }
 ANYWHERE: Sequence[tuple[str, Cause]] = (
+    (r"", _no_batch),
     (r"out of memory", _memory),
     (r"same device|[Oo]n (the )?expected device|on device", _devices),
 )

@@ -8,7 +8,6 @@ from typing import Any
 
 from torch.nn import functional as F
 
-from hocket.data import items
 from hocket.task import SupervisedTask, Task
 
 
@@ -41,9 +40,8 @@ class Failure:
     @property
     def inputs(self) -> Any:
         """The inputs of the model in the batch."""
-        task = self.task
-        if isinstance(task, SupervisedTask) and task.inputs is not None:
-            return items.part(self.batch, task.inputs)
+        if isinstance(self.task, SupervisedTask):
+            return self.task.inputs_of(self.batch)
         return self.batch[0] if isinstance(self.batch, tuple | list) else self.batch
 
     @property

@@ -61,9 +61,28 @@ def explain_metric(error: BaseException, name: str, metric: Any, outputs: Any, b
     with suppress(Exception):
         error.add_note(
             f"In the update of metric '{name}' ({type(metric).__name__}), with outputs: {describe(outputs)}; batch: "
-            f"{describe(batch)}. A metric gets update(outputs, targets); a hocket.Task chooses other arguments in "
-            "update_metric(self, metric, outputs, batch)."
+            f"{describe(batch)}. {_other_classes(metric, outputs)}A metric gets update(outputs, targets); a hocket.Task "
+            "chooses other arguments in update_metric(self, metric, outputs, batch)."
         )
+
+
+def _other_classes(metric: Any, outputs: Any) -> str:
+    """Return what to write instead of a metric of torchmetrics for another number of classes; empty if it is for as many."""
+    outputs = outputs.get("logits") if isinstance(outputs, Mapping) else getattr(outputs, "logits", outputs)
+    each = next(iter(metric.values())) if hasattr(metric, "compute_groups") else metric
+    kind = type(each).__name__
+    if not isinstance(outputs, Tensor) or outputs.dim() < 2 or not type(each).__module__.startswith("torchmetrics"):
+        return ""
+    classes = outputs.shape[1]
+    expected = getattr(each, "num_classes", None) or getattr(each, "num_labels", None)
+    if kind.startswith("Binary") and classes == 1:
+        return "The outputs are (samples, 1); write outputs.squeeze(1) at the end of the model. "
+    if kind.startswith("Binary"):
+        several = kind.replace("Binary", "Multiclass")
+        return f"The outputs are of {classes} classes, and {kind} takes one. Write {several}({classes}). "
+    if isinstance(expected, int) and expected != classes:
+        return f"The metric is for {expected} classes, and the outputs are of {classes}. Write {kind}({classes}). "
+    return ""
 
 
 def explain_step(error: BaseException, batch: Any) -> None:

@@ -1,58 +1,71 @@
-"""Check outputs and targets of the first batch of a fit, whose loss may be wrong without an error."""
+"""Check outputs and targets of the first batch, whose loss may be wrong without an error."""
 
 from __future__ import annotations
 
-import functools
 import math
 import warnings
-from collections.abc import Callable
-from contextlib import nullcontext
-from typing import Any
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
-from torch.nn import functional as F
+from torch.autograd.function import BackwardCFunction
 from torch.overrides import TorchFunctionMode
 from torch.utils.data import DataLoader
 
 from hocket.losses import Loss
 from hocket.task import SupervisedTask, Task
 
+if TYPE_CHECKING:
+    from hocket.state import State
+
 #: The start of torch's warning for a loss that broadcasts.
 _BROADCASTS = "Using a target size"
 
 
-def watch(task: Task, data: Any = None) -> None:
-    """Check the task's next loss. Later ones are not slowed down: the check removes itself.
-
-    Args:
-        data: the training data.
-    """
+@contextmanager
+def watched(state: State) -> Iterator[None]:
+    """Check the task's first loss inside. Later ones are not slowed down: the check removes itself."""
+    task = state.task
     if task.owns_steps or "loss" in vars(task):
+        yield
         return
 
     def checked(outputs: Any, batch: Any) -> Any:
         vars(task).pop("loss", None)
-        pairs = _Pairs()
-        with warnings.catch_warnings(record=True) as caught, pairs if _may_broadcast(outputs) else nullcontext():
+        observer = _Observer(outputs)
+        with warnings.catch_warnings(record=True) as caught, nullcontext() if _is_compiled(task) else observer:
             warnings.simplefilter("always")
             returned = task.loss(outputs, batch)
         for each in caught:
             if str(each.message).startswith(_BROADCASTS):
                 raise ValueError(_broadcast(str(each.message), outputs)) from None
             warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
-        if pairs.found:
-            warnings.warn(pairs.found, stacklevel=3)
-        if not isinstance(data, DataLoader):
-            _check_sample(task, outputs, batch, type(data).__name__)
+        if observer.refused:
+            raise ValueError(observer.refused)
+        if observer.found:
+            warnings.warn(observer.found, stacklevel=3)
+        if state.eval_label is None and not isinstance(state.train_data, DataLoader):
+            _refuse_sample(task, outputs, batch, type(state.train_data).__name__)
         if isinstance(task, SupervisedTask):
             _check_batch(task, batch)
-            if isinstance(outputs, Tensor):
-                _check_scale(task.loss_function, outputs)
+            _check_sample(task, batch)
         if isinstance(returned, tuple) and len(returned) == 2 and not isinstance(returned, Loss):
             _check_weight(returned[1], task, batch)
+        _check_connected(returned, state)
         return returned
 
     vars(task)["loss"] = checked  # found before the method of the class
+    try:
+        yield
+    finally:
+        vars(task).pop("loss", None)
+
+
+def _is_compiled(task: Task) -> bool:
+    """Whether torch.compile has compiled the loss, which it would compile again under a mode."""
+    function = task.loss_function if isinstance(task, SupervisedTask) else task.loss
+    return hasattr(function, "_torchdynamo_orig_callable") or hasattr(function, "_orig_mod")
 
 
 def _broadcast(warned: str, outputs: Any) -> str:
@@ -69,14 +82,27 @@ def _may_broadcast(outputs: Any) -> bool:
     return isinstance(outputs, Tensor) and outputs.dim() in (1, 2) and outputs.numel() == len(outputs) > 1
 
 
-class _Pairs(TorchFunctionMode):
-    """Look for an operation that makes a matrix out of tensors of shapes (n,) and (n, 1), as a written loss may do."""
+class _Observer(TorchFunctionMode):
+    """Watch which functions of torch a loss function calls, and with what.
 
-    found = ""
+    The operation that made a tensor tells whether it holds logits or probabilities; values are not read, so nobody waits for a
+    device.
+    """
+
+    def __init__(self, outputs: Any) -> None:
+        super().__init__()
+        self._pairs = _may_broadcast(outputs)
+        #: A reason to refuse the loss, and one to warn of it.
+        self.refused = self.found = ""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        if isinstance(result, Tensor) and result.dim() == 2 and len(args) == 2:
+        given = kwargs or {}
+        name = getattr(func, "__name__", "")
+        scores = args[0] if args else given.get("input")
+        if name in _TAKES and isinstance(scores, Tensor):
+            self._check_scale(name, scores)
+        result = func(*args, **given)
+        if self._pairs and isinstance(result, Tensor) and result.dim() == 2 and len(args) == 2:
             n = len(result)
             shapes = [tuple(each.shape) for each in args if isinstance(each, Tensor)]
             if result.shape == (n, n) and n > 1 and sorted(shapes) == [(n,), (n, 1)]:
@@ -87,8 +113,56 @@ class _Pairs(TorchFunctionMode):
                 )
         return result
 
+    def _check_scale(self, name: str, scores: Tensor) -> None:
+        made_by = _made_by(scores)
+        kind, layer, instead = _TAKES[name]
+        found = f"{name} takes {kind}, and the outputs of shape {tuple(scores.shape)} are"
+        squashed = {"SoftmaxBackward": "softmax", "SigmoidBackward": "sigmoid"}.get(made_by)
+        if kind == "log-probabilities":
+            if made_by in _OF_A_LAYER or squashed:
+                self.refused = f"{found} those of a {squashed or 'layer'} ({made_by}). {layer}"
+        elif squashed:
+            self.found = (
+                f"{found} probabilities, those of a {squashed}: training is much slower. Remove the {squashed} at the end of "
+                f"the model{instead}."
+            )
 
-def _check_sample(task: Task, outputs: Any, batch: Any, kind: str) -> None:
+
+def _made_by(tensor: Tensor) -> str:
+    """Return the name of the operation that computed the values of a tensor, such as ``"SoftmaxBackward"``, or empty."""
+    node = tensor.grad_fn
+    while node is not None and (name := node.name().rstrip("0123456789")) in _SAME_VALUES:
+        node = node.next_functions[0][0]
+    return "" if node is None else name
+
+
+def _check_connected(returned: Any, state: State) -> None:
+    """Refuse a loss whose gradient reaches no parameter, such as one that was detached and then set to require gradients."""
+    given = (
+        returned.values() if isinstance(returned, Mapping) else returned if isinstance(returned, tuple) else [returned]
+    )
+    losses = [each for each in given if isinstance(each, Tensor) and each.requires_grad]
+    held = {id(each) for optimizer in state.optimizers for group in optimizer.param_groups for each in group["params"]}
+    nodes: list[Any] = [each.grad_fn for each in losses if each.grad_fn is not None]
+    seen = set(nodes)
+    while nodes:
+        node = nodes.pop()
+        leaf = getattr(node, "variable", None)
+        # What a custom function computes gradients of is not known.
+        if isinstance(node, BackwardCFunction) or isinstance(leaf, nn.Parameter) or id(leaf) in held:
+            return
+        new = {each for each, _ in node.next_functions if each is not None} - seen
+        seen |= new
+        nodes += new
+    if losses:
+        raise ValueError(
+            "The loss requires gradients, but was not computed from parameters of the model, so nothing would be trained. "
+            "Return the tensor that was computed from the model's outputs, without .detach(), .item(), .data, "
+            "torch.tensor(loss) or requires_grad_() on the way."
+        )
+
+
+def _refuse_sample(task: Task, outputs: Any, batch: Any, kind: str) -> None:
     """Refuse a sample in the place of a batch: one target, and outputs without a dimension for samples."""
     if isinstance(task, SupervisedTask):
         target = None if task.loss_function is None else task.targets_of(batch)
@@ -116,6 +190,23 @@ def _check_batch(task: SupervisedTask, batch: Any) -> None:
     )
 
 
+def _check_sample(task: SupervisedTask, batch: Any) -> None:
+    """Warn of a single sample in the place of a batch: its inputs have dimensions, and its target is one number."""
+    try:
+        inputs, target = task.inputs_of(batch), task.targets_of(batch)
+    except (LookupError, TypeError):
+        return
+    if task.loss_function is None or not isinstance(inputs, Tensor) or not inputs.dim():
+        return
+    if isinstance(target, int | float) or (isinstance(target, Tensor) and not target.dim()):
+        warnings.warn(
+            f"A batch has inputs of shape {tuple(inputs.shape)} and one number as the target, so it looks like a single "
+            f"sample, and is counted as {len(inputs)} samples. Write DataLoader(dataset, batch_size=32), not batch_size=None; "
+            "or give the target a dimension of samples.",
+            stacklevel=4,
+        )
+
+
 def _check_weight(weight: Any, task: Task, batch: Any) -> None:
     """Refuse or warn of an accuracy, or another value, in the place of the weight. It is read once, in the first batch.
 
@@ -139,34 +230,23 @@ def _check_weight(weight: Any, task: Task, batch: Any) -> None:
         warnings.warn(f"{said} It is used as it is, which is right for a sum of sample weights.", stacklevel=4)
 
 
-def _check_scale(loss: Callable[..., Any] | None, outputs: Tensor) -> None:
-    """Refuse or warn of logits where a loss of torch takes log-probabilities, and of probabilities where it takes logits.
-
-    The operation that made the outputs tells; their values are not read, so nobody waits for a device.
-    """
-    function = loss.func if isinstance(loss, functools.partial) else loss
-    made_by = "" if outputs.grad_fn is None else outputs.grad_fn.name().rstrip("0123456789")
-    found = f"the outputs of shape {tuple(outputs.shape)} are"
-    if (isinstance(function, nn.NLLLoss) or function is F.nll_loss) and made_by in _OF_A_LAYER:
-        raise ValueError(
-            f"nll_loss takes log-probabilities, and {found} those of a layer ({made_by}). Write "
-            "loss=torch.nn.functional.cross_entropy, which takes logits, or end the model with torch.nn.LogSoftmax(dim=1)."
-        )
-    if (isinstance(function, nn.CrossEntropyLoss) or function is F.cross_entropy) and made_by == "SoftmaxBackward":
-        warnings.warn(
-            f"cross_entropy takes logits, and {found} probabilities, those of a softmax: training is much slower. Remove the "
-            "softmax at the end of the model, or write loss=lambda outputs, targets: "
-            "torch.nn.functional.nll_loss(outputs.log(), targets).",
-            stacklevel=4,
-        )
-
-
+_LOG = "Write loss=torch.nn.functional.cross_entropy, which takes logits, or end the model with torch.nn.LogSoftmax(dim=1)."
+_SCALE = "Write outputs.log_softmax(1) in the loss, or end the model with torch.nn.LogSoftmax(dim=1)."
+_LOGITS = ", or write loss=lambda outputs, targets: torch.nn.functional.nll_loss(outputs.log(), targets)"
+_BINARY = ", or write loss=torch.nn.functional.binary_cross_entropy"
+#: What functions of torch take; what to write instead of a layer's outputs, and instead of removing a softmax or a sigmoid.
+_TAKES = {
+    "cross_entropy": ("logits", "", _LOGITS),
+    "log_softmax": ("logits", "", ""),
+    "binary_cross_entropy_with_logits": ("logits", "", _BINARY),
+    "nll_loss": ("log-probabilities", _LOG, ""),
+    "kl_div": ("log-probabilities", _SCALE, ""),
+}
 #: Operations whose results are not log-probabilities.
-_OF_A_LAYER = (
-    "AddmmBackward",
-    "MmBackward",
-    "LinearBackward",
-    "ConvolutionBackward",
-    "SoftmaxBackward",
-    "ReluBackward",
-)
+_OF_A_LAYER = ("AddmmBackward", "MmBackward", "LinearBackward", "ConvolutionBackward", "ReluBackward")
+#: Operations whose results have the values of their input, in another shape or dtype.
+_SAME_VALUES = (
+    "ViewBackward", "UnsafeViewBackward", "ReshapeAliasBackward", "SqueezeBackward", "UnsqueezeBackward", "TransposeBackward",
+    "PermuteBackward", "TBackward", "CloneBackward", "ToCopyBackward", "SelectBackward", "SliceBackward", "AliasBackward",
+    "IndexBackward",
+)  # fmt: skip

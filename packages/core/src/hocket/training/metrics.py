@@ -172,4 +172,15 @@ def _named(name: str, value: Any) -> dict[str, Any]:
         return {key: item for part, inner in value.items() for key, item in _named(f"{name}/{part}", inner).items()}
     if isinstance(value, torch.Tensor) and value.dim() == 1 and value.numel() > 1:
         return {f"{name}/{index}": item for index, item in enumerate(value)}
-    return {name: value}
+    if isinstance(value, torch.Tensor) and value.numel() == 1:
+        return {name: value}
+    try:
+        return {name: float(value)}
+    except (TypeError, ValueError, RuntimeError):
+        found = (
+            f"a tensor of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else f"{type(value).__name__}"
+        )
+        raise TypeError(
+            f"compute() of the metric of {name!r} returned {found}. It returns a number, a vector, or numbers by name. Write "
+            "return {'first': …, 'second': …} for several."
+        ) from None
