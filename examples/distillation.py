@@ -3,8 +3,8 @@
     python examples/distillation.py
 
 After Hinton, Vinyals and Dean (2015, arXiv:1503.02531), equation 1 and section 2: cross-entropy with the teacher's
-probabilities at a high temperature T, times T², plus cross-entropy with the labels. The teacher is frozen, so no optimizer
-holds it, and `train` leaves it in evaluation mode. As a part of the task it is moved to the device and is in checkpoints.
+probabilities at a high temperature T, times T², plus cross-entropy with the labels. The teacher is frozen, `train` leaves it
+in evaluation mode, and the optimizer is that of the student. As a part of the task it is moved to the device, and saved.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ def distillation() -> Distillation:
 
 
 def make_trainer(**changes: Any) -> hocket.Trainer:
-    options = {"model": distillation(), "train_data": data(), "optimizer": "adam(lr=3e-3)", "duration": "10ep"}
-    return hocket.Trainer(**options | {"seed": 1} | changes)
+    options = {"model": distillation(), "optimizer": {"student": "adam(lr=3e-3)"}, "duration": "10ep", "seed": 1}
+    return hocket.Trainer(**options | {"train_data": data()} | changes)
 
 
 if __name__ == "__main__":
