@@ -2,8 +2,8 @@
 
     python examples/detection.py
 
-After Ren et al. (2015, arXiv:1506.01497, equation 1). In training the network returns losses, in evaluation boxes. The losses
-are means over boxes that it samples, not over images: microbatches and ranks train on the mean of their own losses.
+After Ren et al. (2015, arXiv:1506.01497); their equation 1 is two of the four losses that the network returns in training. In
+evaluation it returns boxes. Losses are means over sampled boxes, not images: each microbatch and each rank has its own mean.
 """
 
 from __future__ import annotations

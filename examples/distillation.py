@@ -44,16 +44,16 @@ def small() -> nn.Module:
     return nn.Sequential(nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 10))
 
 
-def data(rows: slice = slice(1400), batch_size: int = 64) -> DataLoader[Any]:
+def data(batch_size: int = 64) -> DataLoader[Any]:
     images, labels = load_digits(return_X_y=True)
-    samples = torch.tensor(images[rows] / 16, dtype=torch.float32), torch.tensor(labels[rows])
+    samples = torch.tensor(images[:1400] / 16, dtype=torch.float32), torch.tensor(labels[:1400])
     return DataLoader(TensorDataset(*samples), batch_size, shuffle=True, drop_last=True)
 
 
-def trained(network: nn.Module, **changes: Any) -> nn.Module:
+def trained(network: nn.Module) -> nn.Module:
     """Train a network on the labels alone."""
-    options = {"train_data": data(), "loss": cross_entropy, "optimizer": "adam(lr=3e-3)", "duration": "10ep", "seed": 1}
-    hocket.Trainer(network, **options | changes).fit()
+    options = {"loss": cross_entropy, "optimizer": "adam(lr=3e-3)", "duration": "10ep", "seed": 1}
+    hocket.Trainer(network, data(), **options).fit()
     return network
 
 

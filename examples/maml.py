@@ -2,9 +2,9 @@
 
     python examples/maml.py
 
-After Finn, Abbeel and Levine (2017, arXiv:1703.03400): equation 1 is `adapt`, algorithm 2 the rest. A sample of a
-batch is one wave, so microbatches and ranks divide waves. `torch.func.grad` differentiates through the inner step, also in
-evaluation, where gradients are off; `torch.func.vmap` adapts all waves at once.
+After Finn, Abbeel and Levine (2017, arXiv:1703.03400), algorithm 2: `adapt` is the inner step, the Trainer takes the outer
+one, equation 1. A sample is one wave, so microbatches and ranks divide waves. `torch.func.grad` differentiates through the
+inner step, in evaluation too, where gradients are off; `torch.func.vmap` adapts to all waves at once.
 """
 
 from __future__ import annotations

@@ -47,8 +47,8 @@ class PPO(hocket.Task):
         *seen, stood, values = (torch.stack(each, 1) for each in zip(*seen, strict=True))  # (episodes, steps, …)
         gains = torch.zeros_like(values)
         for t in reversed(range(STEPS)):
-            after = values[:, t + 1] + SMOOTHING * gains[:, t + 1]
-            gains[:, t] = stood[:, t] * (1 + DISCOUNT * after) - values[:, t]
+            later = values[:, t + 1] + SMOOTHING * gains[:, t + 1]
+            gains[:, t] = stood[:, t] * (1 + DISCOUNT * later) - values[:, t]
         return [each[:, :STEPS].flatten(0, 1) for each in (*seen, stood, gains, gains + values)]
 
     def train_batch(self, start: Tensor, step: Any) -> None:

@@ -2,9 +2,9 @@
 
     python examples/two_loaders.py
 
-Pseudo-labels after Lee (2013), equations 15 and 16, of predictions that are sure, as in FixMatch (Sohn et al. 2020,
-arXiv:2001.07685, equation 4). `Several` makes a batch of one of each loader, a dict; "cycle" begins the short loader again
-until the long one has ended. The task defines what a sample is, and what a microbatch: the same part of both.
+Pseudo-labels after Lee (2013), for predictions above a threshold as in equation 2 of Sohn et al. (2020, arXiv:2001.07685):
+a confident prediction is the label of its image. `Several` makes a batch of one of each loader, a dict; "cycle" begins the
+short loader again until the long one has ended. The task defines what a sample is, and a microbatch: the same part of both.
 """
 
 from __future__ import annotations

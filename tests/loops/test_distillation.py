@@ -22,9 +22,9 @@ class TestDistillation(Loop):
     @pytest.fixture
     def loop(self) -> Any:
         """Return the example with a teacher that is trained once: two ranks would train it on batches twice as large."""
-        module = load(self.example)
+        module: Any = load(self.example)
         teacher = module.distillation().teacher
-        module.distillation = lambda: module.Distillation(module.small(), copy.deepcopy(teacher))  # type: ignore[attr-defined]
+        module.distillation = lambda: module.Distillation(module.small(), copy.deepcopy(teacher))
         return module
 
     @staticmethod
@@ -46,7 +46,8 @@ class TestDistillation(Loop):
     def test_the_teacher_is_frozen_in_evaluation_mode_and_in_checkpoints(self, loop: Any, tmp_path: Path) -> None:
         class Look(hocket.Callback):
             def batch_end(self, state: hocket.State) -> None:
-                student, teacher = state.model.student, state.model.teacher  # type: ignore[union-attr]
+                model: Any = state.model
+                student, teacher = model.student, model.teacher
                 assert student.training and not any(part.training for part in teacher.modules())
                 (optimizer,) = state.optimizers
                 held = {id(each) for group in optimizer.param_groups for each in group["params"]}
@@ -54,7 +55,8 @@ class TestDistillation(Loop):
 
         def make(**changes: Any) -> hocket.Trainer:
             store = hocket.Checkpoints(tmp_path, every="1ba")
-            return loop.make_trainer(duration="2ba", device="cpu", checkpoints=store, **changes)  # type: ignore[no-any-return]
+            trainer: hocket.Trainer = loop.make_trainer(duration="2ba", device="cpu", checkpoints=store, **changes)
+            return trainer
 
         both = loop.distillation()
         before = {name: weight.clone() for name, weight in both.teacher.state_dict().items()}

@@ -28,7 +28,8 @@ def play(task: Any, example: Any, start: Tensor, generator: torch.Generator) -> 
             alive.append(stands)
             values.append(task.value(state)[:, 0])
             state = torch.where(stands[:, None], following, start)
-    gain, gains = torch.zeros(len(start)), []
+    gains: list[Tensor] = []
+    gain = torch.zeros(len(start))
     for t in reversed(range(STEPS)):
         gain = alive[t] * (1 + GAMMA * (values[t + 1] + LAMBDA * gain)) - values[t]
         gains.insert(0, gain)
