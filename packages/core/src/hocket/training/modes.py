@@ -47,12 +47,19 @@ def _call_own_train(task: Task) -> None:
 
     It may leave a frozen teacher in eval mode, for instance.
     """
-    kept = [module for module in task.modules() if not module.training]
-    for module in list(task.modules()):
+    before = [(module, module.training) for module in task.modules()]
+    for module, _ in before:
         if module.training and type(module).train is not nn.Module.train:
             module.train()
-    for module in kept:
-        module.training = False
+    _restore([(module, training and module.training) for module, training in before])
+
+
+def _restore(modes: list[tuple[nn.Module, bool]]) -> None:
+    for module, training in modes:  # outer ones first
+        if module.training is not training:
+            module.train(training)  # models may override it, as LoRA does to unmerge weights
+    for module, training in modes:
+        module.training = training
 
 
 def _blocks(model: nn.Module) -> list[str]:
@@ -78,8 +85,4 @@ def eval_mode(task: Task) -> Iterator[None]:
     try:
         yield
     finally:
-        for module, training in modes:  # outer ones first
-            if module.training is not training:
-                module.train(training)  # models may override it, as LoRA does to unmerge weights
-        for module, training in modes:
-            module.training = training
+        _restore(modes)
