@@ -21,7 +21,6 @@ def images(batch: Any, rows: slice) -> Any:
 class TestDetection(Loop):
     example = "detection"
     batches = 4
-    rounding = 1e-5  # Adam divides a gradient by its size, so that a rounded gradient near 0 changes its step
     microbatch = None  # the losses are means over the boxes that a microbatch's proposals yield: see the test below
 
     def trained(self, loop: Any, **changes: Any) -> dict[str, Tensor]:

@@ -17,7 +17,6 @@ import hocket
 
 class TestDistillation(Loop):
     example = "distillation"
-    rounding = 1e-5  # Adam divides a gradient by its size, so that a rounded gradient near 0 changes its step
 
     @pytest.fixture
     def loop(self) -> Any:

@@ -40,9 +40,8 @@ def play(task: Any, example: Any, start: Tensor, generator: torch.Generator) -> 
 
 class TestPPO(Loop):
     example = "ppo"
-    batches = 3
+    batches = 4
     microbatch = 300
-    rounding = 1e-5  # after 32 steps of Adam, which divides a gradient by its size
 
     @staticmethod
     def by_hand(example: Any, batches: list[Any], draw: Draw) -> dict[str, Tensor]:

@@ -17,7 +17,6 @@ class TestTwoLoaders(Loop):
     example = "two_loaders"
     batches = 30
     microbatch = 3  # labelled digits, and twelve without labels
-    rounding = 1e-5  # Adam divides a gradient by its size, so that a rounded gradient near 0 changes its step
 
     def trained(self, loop: Any, **changes: Any) -> dict[str, Tensor]:
         return super().trained(loop, **{"optimizer": "adam(lr=0.01)", **changes})  # which is soon sure of predictions
