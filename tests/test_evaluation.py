@@ -439,6 +439,24 @@ def test_a_part_in_eval_mode_stays_and_a_block_that_is_trained_is_named() -> Non
         assert modes_in_training(net) == [False] * 5 + [True]
 
 
+def test_a_models_own_train_decides_which_parts_are_in_train_mode() -> None:
+    """A frozen teacher, for instance; a plain loop calls `model.train()` first."""
+
+    class Frozen(nn.Sequential):
+        def train(self, mode: bool = True) -> Any:
+            super().train(mode)
+            self[0].eval()
+            return self
+
+    net = Frozen(*norm_net())
+    net[0].requires_grad_(False)
+    net[1].eval()  # by the user, which its train() would undo
+    assert modes_in_training(net) == [True, False, False, False, False, True]
+    outer = nn.Sequential(Frozen(*norm_net()))
+    outer[0][0].requires_grad_(False)
+    assert modes_in_training(outer) == [True, True, False, False, False, True, True]
+
+
 def test_evaluation_calls_a_models_own_train_on_the_way_back() -> None:
     """LoRA's layers merge weights in eval mode and take them apart in train mode."""
 

@@ -15,8 +15,10 @@ def train_mode(task: Task) -> None:
     """Put a model into train mode, with a warning, if all of it is in eval mode, as ``from_pretrained`` returns it.
 
     If some submodules are in train mode, those in eval mode stay so, such as a frozen BatchNorm. A warning names blocks with
-    parameters to train among them, because a wrapped pretrained model looks the same.
+    parameters to train among them, because a wrapped pretrained model looks the same. Modules that define ``train()``
+    themselves decide which of their submodules join them.
     """
+    _call_own_train(task)
     model, kind = task.model, type(task.model).__name__
     names = [name for name, module in model.named_modules() if module.training]
     if not names:
@@ -38,6 +40,26 @@ def train_mode(task: Task) -> None:
     else:
         return
     warnings.warn(message, stacklevel=6)
+
+
+def _call_own_train(task: Task) -> None:
+    """Call the ``train()`` of classes that override it, as the ``model.train()`` of a plain loop does.
+
+    It may leave a frozen teacher in eval mode, for instance.
+    """
+    before = [(module, module.training) for module in task.modules()]
+    for module, _ in before:
+        if module.training and type(module).train is not nn.Module.train:
+            module.train()
+    _restore([(module, training and module.training) for module, training in before])
+
+
+def _restore(modes: list[tuple[nn.Module, bool]]) -> None:
+    for module, training in modes:  # outer ones first
+        if module.training is not training:
+            module.train(training)  # models may override it, as LoRA does to unmerge weights
+    for module, training in modes:
+        module.training = training
 
 
 def _blocks(model: nn.Module) -> list[str]:
@@ -63,8 +85,4 @@ def eval_mode(task: Task) -> Iterator[None]:
     try:
         yield
     finally:
-        for module, training in modes:  # outer ones first
-            if module.training is not training:
-                module.train(training)  # models may override it, as LoRA does to unmerge weights
-        for module, training in modes:
-            module.training = training
+        _restore(modes)
