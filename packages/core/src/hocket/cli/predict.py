@@ -14,7 +14,7 @@ from hocket.plugins import PluginError
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add configuration, weights, evaluation set and output file."""
     add_weights(parser)
-    parser.add_argument("--set", default="test", help="the label of the evaluation set to predict on")
+    parser.add_argument("--set", help="the label of the evaluation set to predict on; needed if there are several")
     parser.add_argument("--out", required=True, help="the .safetensors file to write: one tensor `outputs`")
 
 
@@ -31,11 +31,12 @@ def run(args: argparse.Namespace) -> int:
 
     with trainer_with_weights(args) as (trainer, checkpoint):
         sets = trainer.state.eval_sets
-        if args.set not in sets:
-            raise PluginError(
-                f"There is no evaluation set '{args.set}'; the configuration has {', '.join(sets) or 'none'}."
-            )
-        outputs = trainer.predict(sets[args.set].data, checkpoint=checkpoint)
+        label = next(iter(sets)) if args.set is None and len(sets) == 1 else args.set
+        if label not in sets:
+            given = "There is no --set" if label is None else f"There is no evaluation set '{label}'"
+            write = f"Write --set {next(iter(sets))}." if sets else "Write `eval_data: {test: module:loader}` in it."
+            raise PluginError(f"{given}; the configuration has {', '.join(sets) or 'none'}. {write}")
+        outputs = trainer.predict(sets[label].data, checkpoint=checkpoint)
         if not all(isinstance(each, torch.Tensor) for each in outputs):
             raise PluginError(
                 "The model's output is not a tensor; this command writes tensors only. Use Trainer.predict."

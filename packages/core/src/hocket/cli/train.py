@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import shlex
+import sys
 
 from hocket.cli.arguments import add_arguments
 from hocket.cli.command import Command
@@ -23,7 +25,11 @@ def run(args: argparse.Namespace) -> int:
         print(trainer.plan(), flush=True)
         folder = trainer.state.folder
         folder.check()  # fail before training if the weights cannot be written there
+        before = trainer.state.timestamp.batch
         result = trainer.fit()
+        if trainer.state.timestamp.batch == before and trainer.state.strategy.rank == 0:
+            longer = shlex.join(["hocket", "train", args.config, *changes, "duration=…"])
+            print(f"hocket: nothing was trained; to train longer: {longer}", file=sys.stderr)
         weights = trainer.model_state_dict(evaluated=True)
         if trainer.state.strategy.rank == 0:
             for name, value in result.metrics.items():
