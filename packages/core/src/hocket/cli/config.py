@@ -25,7 +25,7 @@ from hocket.cli.keys import KINDS, LISTS, keys
 from hocket.cli.objects import arguments, blamed, build, call, lacking, lacks, make, mentions, shown
 from hocket.cli.overrides import as_node, configuration
 from hocket.help import names
-from hocket.plugins import PluginConfigError, PluginError, catalog, signatures
+from hocket.plugins import Entry, PluginConfigError, PluginError, catalog, signatures
 from hocket.plugins.spec import parse_spec
 from hocket.settings import Settings
 from hocket.trainer import Trainer
@@ -161,7 +161,7 @@ class Configuration:
             if not isinstance(node.value, list):
                 items = _items(node)
                 for each in items:
-                    self._plugin(each, kind, key)  # its name and arguments may be wrong, too
+                    self._find(*self._named(each, kind, key), kind, key)  # the name may be wrong, too
                 write = flow([each.plain() for each in items])
                 raise ConfigError(node.where, f"{key}={node.plain()!r} is not a list. Write `{key}: {write}`.")
             return [self._plugin(item, kind, f"{key}.{i}") for i, item in enumerate(node.value)]
@@ -216,11 +216,7 @@ class Configuration:
         name, inside = self._named(node, kind, at)
         if name == "auto" and kind in ("strategies", "devices"):
             return name
-        try:
-            entry = catalog.find(kind, name)
-            cls = entry.load()
-        except PluginError as error:
-            raise ConfigError(inside.key, f"{at}: {in_yaml(str(error))}") from error
+        entry, cls = self._find(name, inside, kind, at)
         self._plugins.append((catalog.singular(kind), entry.name, inside))
         self._classes.append((getattr(cls, "__name__", name), inside))
         leading = _LEADING.get(kind, 0)
@@ -230,6 +226,13 @@ class Configuration:
         if missing := lacking(cls, [None] * leading, named):
             raise lacks(cls, name, missing, inside.key, leading)
         return {name: named} if named else name
+
+    def _find(self, name: str, inside: Node, kind: str, at: str) -> tuple[Entry, Any]:
+        try:
+            entry = catalog.find(kind, name)
+            return entry, entry.load()
+        except PluginError as error:
+            raise ConfigError(inside.key, f"{at}: {in_yaml(str(error))}") from error
 
     def _named(self, node: Node, kind: str, at: str) -> tuple[str, Node]:
         """Return the name of a plug-in and the node of its arguments, whose key is the place of the name."""
@@ -287,11 +290,14 @@ class Configuration:
         for kind, name, inside in self._plugins:
             if f"{kind} '{name}'" in "\n".join([message, *getattr(error, "__notes__", ())]):
                 return blamed(inside, message, inside.key)
+        if first := next((node for key, node in self._given.items() if re.match(rf"{key}\b", message)), None):
+            return first.where
         for pattern in ("{key}={value!r}", "{value!r}", "{key}="):
             found = [
                 node
                 for key, node in self._given.items()
                 if mentions(message, pattern.format(key=key, value=node.plain()))
+                and not (pattern == "{value!r}" and isinstance(node.value, int))  # 3 is in many messages
             ]
             if len(found) == 1:
                 return found[0].where

@@ -150,8 +150,9 @@ def _parse(text: str, name: str, lines: bool = True) -> Node | None:
         node = loader.get_single_node()
         return None if node is None else _Tree(loader, name, lines).node(node)
     except yaml.MarkedYAMLError as error:
-        at_end = "end of stream" in (error.problem or "")  # then the place is where the text began
-        mark = (error.context_mark if at_end else None) or error.problem_mark
+        # The place is where the text began.
+        begun = "end of stream" in (error.problem or "") or "simple key" in (error.context or "")
+        mark = (error.context_mark if begun else None) or error.problem_mark
         tab = "\t" in text.splitlines()[mark.line] if mark and mark.line < len(text.splitlines()) else False
         hint = "Indent with spaces, not tabs." if tab else _hint(error, text)
         place = f"{name}:{mark.line + 1}" if mark and lines else name

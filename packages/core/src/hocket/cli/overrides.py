@@ -54,6 +54,8 @@ def _elsewhere(key: object, node: Node) -> str:
     """Return what to write for a key of another library, or for a section with keys of ours or theirs, or empty."""
     override = node.where.startswith("'")
     if isinstance(node.value, dict):
+        if plugin := _plugin_key(str(key), node):
+            return plugin
         inside = [
             in_yaml(f"{name}={each.plain()!r}", override)
             if name in keys()
@@ -89,7 +91,9 @@ def override(document: Node, change: str) -> None:
     if not equals or not key:
         what = "An override is key=value, such as duration=2ep or optimizer.adamw.lr=0.1."
         if Path(change).suffix in (".yaml", ".yml") or Path(change).is_file():
-            what = f"A command reads one file, and {change} is another. Write what differs in it as {what[3:]}"
+            what = (
+                f"A command reads one configuration, and this is another file. Write one; {what[0].lower()}{what[1:]}"
+            )
         elif change in keys():
             what += f" Write {change}=…."
         elif keys_near := suggestion(key, keys(), "", 0.7):
@@ -185,7 +189,11 @@ def _index(node: Node, name: str, at: str, where: str) -> int:
     given = [_name(item) for item in node.value]
     if name in given:
         return given.index(name)
-    whole = "" if at.partition(".")[0] in KINDS else f" To add one, give them all: {at}=[…, …]."
+    whole = (
+        ""
+        if at.partition(".")[0] in KINDS
+        else f" To add one, give them all: {at}=[{', '.join([*filter(None, given), '…'])}]."
+    )
     raise ConfigError(
         where,
         f"{at} has no item '{name}'. {suggestion(name, filter(None, given))} Items are also numbered from 0, to "

@@ -41,6 +41,7 @@ def run(args: argparse.Namespace) -> int:
             raise PluginError(
                 "The model's output is not a tensor; this command writes tensors only. Use Trainer.predict."
             )
+        Path(args.out).parent.mkdir(parents=True, exist_ok=True)
         save_file({"outputs": torch.cat(outputs).contiguous()}, args.out)
         print(f"{sum(map(len, outputs))} rows in {args.out}")
     return 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import shlex
 import sys
 
 from hocket.cli.arguments import add_arguments
@@ -28,8 +27,10 @@ def run(args: argparse.Namespace) -> int:
         before = trainer.state.timestamp.batch
         result = trainer.fit()
         if trainer.state.timestamp.batch == before and trainer.state.strategy.rank == 0:
-            longer = shlex.join(["hocket", "train", args.config, *changes, "duration=…"])
-            print(f"hocket: nothing was trained; to train longer: {longer}", file=sys.stderr)
+            print(
+                "hocket: nothing was trained: the run was over already; a longer duration=… continues it",
+                file=sys.stderr,
+            )
         weights = trainer.model_state_dict(evaluated=True)
         if trainer.state.strategy.rank == 0:
             for name, value in result.metrics.items():
