@@ -29,7 +29,13 @@ from newcomers import Accepted, Mistake, model
 ANSWERED = [
     each
     for module in (
-        with_arguments, with_configurations, with_data, with_losses, with_methods, with_plugins, with_other_values
+        with_arguments,
+        with_configurations,
+        with_data,
+        with_losses,
+        with_methods,
+        with_plugins,
+        with_other_values,
     )
     for each in module.MISTAKES
 ]

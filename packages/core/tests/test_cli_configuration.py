@@ -541,7 +541,7 @@ def test_weights_in_a_folder_and_the_only_set(hocket: Hocket) -> None:
     code, second, said = hocket(text, "evaluate", "--weights", "runs/r")
     assert code == 0 and "write --weights runs/r/weights.safetensors" in said
     assert first == second
-    code, printed, _ = hocket(text, "predict", "--weights", "ck/ep1-ba2", "--out", "new/o.safetensors")
+    code, _, _ = hocket(text, "predict", "--weights", "ck/ep1-ba2", "--out", "new/o.safetensors")
     assert code == 0 and len(load_file("new/o.safetensors")["outputs"]) == 16
     text = changed(eval_data={"val": "mine:loader", "other": "mine:loader"}, checkpoints="ck")
     code, _, said = hocket(text, "predict", "--weights", "ck/ep1-ba2", "--out", "o.safetensors")

@@ -79,7 +79,7 @@ def _warnings_in_yaml() -> Iterator[None]:
             shown_before(message, category, *rest)
 
     with warnings.catch_warnings():
-        shown_before, warnings.showwarning = warnings.showwarning, show
+        shown_before, warnings.showwarning = warnings.showwarning, show  # type: ignore[assignment]
         yield
 
 
@@ -133,8 +133,8 @@ class Configuration:
         if not isinstance(values["model"], nn.Module):
             raise ConfigError(
                 given["model"].where,
-                f"model is {type(values['model']).__name__}; it should be an object of class torch.nn.Module. Write a class, or "
-                "a function that returns one: `model: module:Class`, or `model: {module:Class: {…}}` with arguments.",
+                f"model is {type(values['model']).__name__}; it should be an object of class torch.nn.Module. Write a class, "
+                "or a function that returns one: `model: module:Class`, or `model: {module:Class: {…}}` with arguments.",
             )
         try:
             return Trainer(**{**values, **instead})

@@ -238,7 +238,7 @@ class _Tree:
                     merged = self._mapping(each) | merged
                 continue
             if not isinstance(name, yaml.ScalarNode):
-                raise ConfigError(where, "A key is a list or a mapping; it should be text.")
+                raise ConfigError(where, f"A key is a list or a mapping; it should be text. {_INTERPOLATION}")
             key = self._loader.construct_object(name)
             if key in own:
                 raise ConfigError(where, f"'{key}' is given twice, first in {own[key].key}. Remove one of them.")
