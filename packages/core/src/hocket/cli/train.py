@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 
 from hocket.cli.arguments import add_arguments
 from hocket.cli.command import Command
@@ -24,13 +23,7 @@ def run(args: argparse.Namespace) -> int:
         print(trainer.plan(), flush=True)
         folder = trainer.state.folder
         folder.check()  # fail before training if the weights cannot be written there
-        before = trainer.state.timestamp.batch
         result = trainer.fit()
-        if trainer.state.timestamp.batch == before and trainer.state.strategy.rank == 0:
-            print(
-                "hocket: nothing was trained: the run was over already; a longer duration=… continues it",
-                file=sys.stderr,
-            )
         weights = trainer.model_state_dict(evaluated=True)
         if trainer.state.strategy.rank == 0:
             for name, value in result.metrics.items():
