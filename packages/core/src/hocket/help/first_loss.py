@@ -217,12 +217,12 @@ def _check_sample(task: SupervisedTask, batch: Any) -> None:
 
 
 def _right(task: Task, batch: Any, outputs: Any) -> int | None:
-    """Return how many class labels the outputs predict, or None for others."""
+    """Return how many class labels the outputs predict; None for others, or few of them, or with labels to ignore."""
     targets = _targets(task, batch)
     both = isinstance(outputs, Tensor) and isinstance(targets, Tensor)
     if not both or outputs.dim() != 2 or targets.shape != outputs.shape[:1] or targets.is_floating_point():
         return None
-    return int((outputs.argmax(1) == targets).sum())
+    return None if len(targets) < 8 or targets.min() < 0 else int((outputs.argmax(1) == targets).sum()) or None
 
 
 def _check_weight(weight: Any, task: Task, batch: Any, outputs: Any) -> None:
