@@ -24,6 +24,7 @@ import with_losses
 import with_methods
 import with_other_values
 import with_plugins
+import with_steps
 from newcomers import Accepted, Mistake, model
 
 ANSWERED = [
@@ -35,6 +36,7 @@ ANSWERED = [
         with_losses,
         with_methods,
         with_plugins,
+        with_steps,
         with_other_values,
     )
     for each in module.MISTAKES

@@ -334,9 +334,9 @@ def _check_methods(task: Task) -> None:
                 raise TypeError(
                     f"{name} of {kind} takes other arguments than ({', '.join(arguments)}): {error}. {form}"
                 ) from None
-        if arguments[-2:] == ["outputs", "batch"]:
+        if arguments[-2:] in (["outputs", "batch"], ["batch", "step"]):
             given = [each.lower() for each in inspect.signature(method).parameters][len(arguments) - 2 : len(arguments)]
-            if len(given) == 2 and (given[0] == "batch" or given[1] in _OUTPUTS):
+            if len(given) == 2 and (given[0] == arguments[-1] or given[1] in _OUTPUTS):
                 raise TypeError(
                     f"{name} of {kind} takes ({', '.join(given)}) in another order: it is called with "
                     f"({', '.join(arguments)}). {form}"

@@ -170,7 +170,7 @@ def _check_list(data: Any, argument: str) -> None:
                 f"{argument} is a {type(data).__name__} of {len(data)} tensors or arrays, which is not a list of batches. If "
                 "they are inputs and targets, write "
                 f"{_given(argument, 'DataLoader(TensorDataset(inputs, targets), batch_size=32)')} with torch.utils.data; if "
-                "each is a batch, [(batch,), ...]."
+                "each is a batch, DataLoader(batches, batch_size=None)."
             )
         return
     first: Any = data[0] if data else None
