@@ -84,6 +84,11 @@ def elsewhere(*others: str) -> Callable[[type[T]], type[T]]:
     return decorated
 
 
+def others(owner: str) -> list[str]:
+    """Return the names of other libraries that are explained for this class."""
+    return [name for each in names.table("attributes", owner) for name in each.split()]
+
+
 def instead(owner: str, name: str, there: Iterable[str]) -> str:
     """Return what to write instead of a name of another library, or a similar name, or empty."""
     if text := names.listed(name, "attributes", owner):
