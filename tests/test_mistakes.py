@@ -23,11 +23,12 @@ import with_losses
 import with_methods
 import with_other_values
 import with_plugins
+import with_runtime
 from newcomers import Accepted, Mistake, model
 
 ANSWERED = [
     each
-    for module in (with_arguments, with_data, with_losses, with_methods, with_plugins, with_other_values)
+    for module in (with_arguments, with_data, with_losses, with_methods, with_plugins, with_other_values, with_runtime)
     for each in module.MISTAKES
 ]
 ALL = [*ANSWERED, *accepted.MISTAKES]

@@ -88,7 +88,7 @@ class PreparedModel(nn.Module):
             outputs = module(*args, **kwargs)
         if type(outputs) is torch.Tensor:
             return _converted(hook, outputs)
-        return nesting.maptensors(partial(_converted, hook), outputs)
+        return nesting.map_tensors(partial(_converted, hook), outputs)
 
     def _call(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call a method or a part of the module as the prepared model is called."""
@@ -107,7 +107,7 @@ class PreparedModel(nn.Module):
             return self
         found = list(tensors(outputs))
         if any(tensor.dtype in _HALF for tensor in found):
-            return nesting.maptensors(partial(_converted, hook), outputs)
+            return nesting.map_tensors(partial(_converted, hook), outputs)
         for tensor in found:  # of a container that the module may hold and change
             _converted(hook, tensor)
         return outputs

@@ -269,10 +269,11 @@ class Runtime:
             >>> result.taken
             True
         """
-        for name, each in named.items():
-            if not isinstance(each, torch.optim.Optimizer):
-                raise TypeError(unknown("Runtime.stepper", name, each))
-        if optimizers and named:
+        others = {name: each for name, each in named.items() if not isinstance(each, torch.optim.Optimizer)}
+        for name, each in others.items():
+            if text := unknown("Runtime.stepper", name, each):
+                raise TypeError(text)
+        if optimizers and named and not others:
             raise TypeError(
                 "stepper was given optimizers with and without names. Name all, as in stepper(model, critic=critic), or none."
             )
@@ -341,7 +342,9 @@ class Runtime:
         ranks = self.strategy.data_ranks
         if weight is not None:
             if not weight >= 0:
-                raise ValueError(f"backward was given weight={weight}, the number of elements in the mean. Write 0 or more.")
+                raise ValueError(
+                    f"backward was given weight={weight}, the number of elements in the mean. Write 0 or more."
+                )
             mine, everyone = weight, self._sum(weight)
         else:
             mine, everyone = self._gradients.latest(ranks)
@@ -484,6 +487,7 @@ class Runtime:
             >>> rest
             {'epoch': 1}
         """
+        own_loops.check_folder(path, "save")
         for step in self._steppers:
             step.report()
         loops.save(self, Path(path), things)
@@ -497,6 +501,7 @@ class Runtime:
             CheckpointError: there is no such checkpoint, it is damaged, or does not contain one of ``things``.
             TypeError: one of ``things`` has no ``load_state_dict``.
         """
+        own_loops.check_folder(path, "load")
         return loops.load(self, Path(path), things)
 
     def close(self) -> None:

@@ -67,8 +67,10 @@ def explained(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def unknown(what: str, name: str, value: Any) -> str:
-    """Return what is wrong with an argument by another name, of a function that takes others by any name."""
-    return _unknown(what, _named_parameters(_SIGNATURES[what]), name, value)
+    """Return what is wrong with an argument of a function that takes others by any name; empty if it is one of these."""
+    known = _named_parameters(_SIGNATURES[what])
+    meant = names.listed(name, "arguments", what, near=True) or difflib.get_close_matches(name, known, 1, 0.7)
+    return _unknown(what, known, name, value) if meant else ""
 
 
 def _named_parameters(signature: inspect.Signature) -> dict[str, inspect.Parameter]:
@@ -124,7 +126,7 @@ def _unknown(what: str, known: Mapping[str, Any], name: str, value: Any) -> str:
     own = names.listed(name, "arguments", what)
     if own is None and trainer is not None and name in trainer.parameters:
         return f"{given} It is one of the Trainer: write hocket.Trainer({name}=…). Here the arguments are {', '.join(known)}."
-    tables = [("arguments", what), ("arguments", "Trainer")]
+    tables = [("arguments", what), *([] if what.startswith("Runtime.") else [("arguments", "Trainer")])]
     instead = next((text for each in tables if (text := names.listed(name, *each))), None)
     spelt = difflib.get_close_matches(name, known, 1, 0.7)
     if instead is None and not spelt:

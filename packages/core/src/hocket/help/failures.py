@@ -100,8 +100,9 @@ def explain_step(error: BaseException, batch: Any) -> None:
             "step(…) takes the names of optimizers by position. Write step(loss_function, batch, 'generator'), for instance."
         )
     elif call:
+        function = "loss_function" if batch is None else "self.loss_of"
         error.add_note(
-            "step(…) was not given a batch. Write step(loss_function, batch): the function itself, which is called with the "
+            f"step(…) was not given a batch. Write step({function}, batch): the function itself, which is called with the "
             "batch, perhaps several times, and not a loss that was computed already."
         )
     elif indexed:

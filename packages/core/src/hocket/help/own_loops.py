@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Iterable, Mapping
 from typing import Any, NoReturn
 
@@ -72,13 +73,24 @@ def check_operation(op: Any) -> None:
 def refuse_model(given: Any) -> NoReturn:
     """Raise TypeError for what was given to ``accumulate`` instead of a model."""
     if isinstance(given, int):
-        each = f"last = number % {max(given, 2)} == {max(given, 2) - 1}, and with runtime.accumulate(model, last=last): …"
+        each = (
+            f"last = number % {max(given, 2)} == {max(given, 2) - 1}, and with runtime.accumulate(model, last=last): …"
+        )
     else:
         each = "model = runtime.setup(model), and with runtime.accumulate(model, last=number % 4 == 3): …"
     raise TypeError(
         f"accumulate was given {objects.short(given)}. It takes a model that setup returned, and whether this is the last "
         f"microbatch before a step. Write {each}."
     )
+
+
+def check_folder(path: Any, method: str) -> None:
+    """Raise TypeError unless it is the path of a checkpoint."""
+    if not isinstance(path, str | os.PathLike):
+        raise TypeError(
+            f"{method} was given path={objects.short(path)}. It takes the path of a folder, and what it holds by name. Write "
+            f"runtime.{method}('runs/a', model=model, optimizer=optimizer)."
+        )
 
 
 def check_loaded(path: Any, things: Mapping[str, Any]) -> None:
