@@ -361,11 +361,12 @@ def test_samples_are_not_trained_on_one_by_one(data: Callable[[], Any], argument
     one_paragraph(lambda: make(train_data=data(), **arguments).fit(), "DataLoader(", "batch_size=32")
 
 
-@pytest.mark.parametrize("items", [BATCHES, PAIRS])
-def test_a_loader_without_a_batch_size_is_meant(items: Any) -> None:
-    """As its message says: items of ``batch_size=None`` are batches."""
-    assert make(train_data=DataLoader(Stream(items), batch_size=None)).fit().timestamp.batch == len(items)
+def test_a_loader_without_a_batch_size_is_meant() -> None:
+    """As its message says: items of ``batch_size=None`` are batches, and what looks like samples is said."""
+    assert make(train_data=DataLoader(Stream(BATCHES), batch_size=None)).fit().timestamp.batch == len(BATCHES)
     assert make(train_data=Stream(BATCHES)).fit().timestamp.batch == 2
+    with pytest.warns(UserWarning, match=r"looks like a single sample.*not batch_size=None"):
+        make(train_data=DataLoader(Stream(PAIRS), batch_size=None)).fit()
 
 
 # --- one instance in two Trainers

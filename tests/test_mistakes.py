@@ -18,6 +18,7 @@ sys.path.append(str(Path(__file__).parent / "mistakes"))
 
 import accepted
 import with_arguments
+import with_configurations
 import with_data
 import with_losses
 import with_methods
@@ -28,7 +29,16 @@ from newcomers import Accepted, Mistake, model
 
 ANSWERED = [
     each
-    for module in (with_arguments, with_data, with_losses, with_methods, with_plugins, with_other_values, with_runtime)
+    for module in (
+        with_arguments,
+        with_configurations,
+        with_data,
+        with_losses,
+        with_methods,
+        with_plugins,
+        with_other_values,
+        with_runtime,
+    )
     for each in module.MISTAKES
 ]
 ALL = [*ANSWERED, *accepted.MISTAKES]

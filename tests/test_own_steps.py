@@ -20,6 +20,8 @@ from hocket.testkit.ranks import RankError, run_ranks
 
 DATA = [torch.full((4, 3), 1.0 + number) for number in range(4)]
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*in no batch of the first epoch")
+
 
 class Two(hocket.Task):
     """Two layers, each with an optimizer of its own."""

@@ -18,7 +18,8 @@ CORE = SOURCES / "core/src/hocket"
 OWNERS = {
     "step": {
         "state.py", "training/actions.py", "training/means.py", "training/steps.py", "training/task_steps.py",
-        "training/by_hand.py", "training/fit.py", "training/evaluate.py", "training/predict.py", "training/microbatch.py", "training/windows.py",
+        "training/by_hand.py",
+        "training/fit.py", "training/evaluate.py", "training/predict.py", "training/microbatch.py", "training/windows.py",
         "checkpoints/components/step.py",
     },
     "progress": {"training/fit.py", "training/until.py", "trainer.py", "checkpoints/components/data.py"},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -500,7 +501,7 @@ def test_every_typo_is_found_by_its_line(hocket: Hocket) -> None:
         (f"{SMALL}\nmetrics:\n  a: mine:loss", ["c.yaml:11:", "mine:loss needs outputs, targets"]),
         (
             f"{SMALL}\ncallbacks:\n- early-stopping: {{monitor: eval/x, mode: min}}\neval_data: mine:loader",
-            ["c.yaml:11:", "no such metric"],
+            ["c.yaml:11:", "monitors 'eval/x'", "`metrics: {x: …}`"],
         ),
         (changed(loss="mine:huber"), ["mine:huber needs delta"]),
         (changed(train_data="mine:Squares"), ["c.yaml:", "Wrap it in a loader"]),
@@ -612,10 +613,65 @@ def test_what_is_no_configuration(hocket: Hocket, capsys: pytest.CaptureFixture[
     assert main(["train", "mine.py"]) == 2
     said = capsys.readouterr().err
     assert "mine.py: It is a Python program" in said and "`python mine.py`" in said
-    with pytest.raises(SystemExit):
-        hocket(SMALL, "train", "--duration=3ep")
-    assert "is changed without dashes: duration=3ep" in capsys.readouterr().err
+    code, _, said = hocket(SMALL, "train", "--duration=3ep")
+    assert code == 2 and said.count("\n") == 1 and "is changed without dashes: duration=3ep" in said
     code, _, said = hocket(SMALL, "evaluate", "--weights", "best")
     assert code == 2 and "There is no checkpoints. Add a line such as `checkpoints: {folder: runs/a, best:" in said
     code, _, said = hocket(SMALL, "evaluate", "--weights", "bset")
     assert code == 2 and "There is no bset in" in said and "load_weights" not in said
+
+
+# --- advice
+
+
+def test_all_advice_is_yaml() -> None:
+    """What is said of the names of other libraries, in backquotes, is read as a key of a configuration with a value."""
+    from hocket.cli.advice import key_of
+    from hocket.cli.keys import keys
+    from hocket.help import names
+
+    said = [
+        key_of(others.split()[0], 3)
+        for table in (("keys",), ("arguments", "Trainer"))
+        for others in names.table(*table)
+    ]
+    quoted = [each for text in said for each in text.split("`")[1::2] if not each.startswith(("hocket ", "torchrun "))]
+    assert all(said) and len(quoted) > 60
+    for each in quoted:
+        ((key, value),) = yaml.safe_load(each).items()
+        assert (key in keys() and value is not None) or ":" in key or key == "batch_size", each
+    assert not [text for text in said if re.search(r"(?<!-)\b[a-z_]+='", text)], "no Python"
+
+
+def test_weights_in_a_folder_and_the_only_set(hocket: Hocket) -> None:
+    text = changed(eval_data={"val": "mine:loader"}, run_name="r", loggers=[], checkpoints="ck")
+    assert hocket(text, "train", "duration=1ep")[0] == 0
+    code, first, said = hocket(text, "evaluate", "--weights", "ck")
+    assert code == 0 and "of which ep1-ba2 is the newest. It is read; write --weights ck/ep1-ba2" in said
+    code, second, said = hocket(text, "evaluate", "--weights", "runs/r")
+    assert code == 0 and "write --weights runs/r/weights.safetensors" in said
+    assert first == second
+    code, _, _ = hocket(text, "predict", "--weights", "ck/ep1-ba2", "--out", "new/o.safetensors")
+    assert code == 0 and len(load_file("new/o.safetensors")["outputs"]) == 16
+    text = changed(eval_data={"val": "mine:loader", "other": "mine:loader"}, checkpoints="ck")
+    code, _, said = hocket(text, "predict", "--weights", "ck/ep1-ba2", "--out", "o.safetensors")
+    assert code == 2 and "There is no --set; the configuration has other, val. Write --set other." in said
+
+
+def test_a_run_that_is_over_and_one_that_begins(hocket: Hocket) -> None:
+    text = changed(run_name="r", loggers=[], checkpoints="ck", resume="auto", duration="1ep")
+    assert "there is no checkpoint in ck yet, so a new run begins" in hocket(text, "train")[2]
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")
+        code, _, said = hocket(text, "train")
+    assert code == 0 and "Nothing is trained; give a longer duration, or `duration: …` for more." in said
+    assert "hocket: to train longer: hocket train c.yaml resume=auto 'duration=…'" in said
+
+
+def test_modules_beside_the_file(hocket: Hocket) -> None:
+    hocket(SMALL, "plan")
+    Path("elsewhere").mkdir()
+    Path("elsewhere/beside.py").write_text("from mine import Net\n")
+    Path("elsewhere/c.yaml").write_text(SMALL.replace("mine:Net", "beside:Net"))
+    assert main(["plan", "elsewhere/c.yaml"]) == 0
+    sys.modules.pop("beside", None)

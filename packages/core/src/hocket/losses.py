@@ -10,6 +10,8 @@ from typing import Any, Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
+from hocket.help.names import plain
+
 #: What a loss is over: see `Loss`.
 Reduction = Literal["mean", "sum", "batch", "gathered"]
 #: The reductions that need the whole batch.
@@ -122,6 +124,11 @@ def _named(losses: Mapping[str, Any]) -> Loss:
                 f"{name!r}; to report a value write metrics='accuracy', or state.log({{{name!r}: value}}) in a callback."
             )
     if "total" not in losses:
+        if (near := next((name for name in losses if plain(name) in _TOTALS), None)) and len(losses) > 1:
+            raise ValueError(
+                f"The loss function returned a dict of {', '.join(map(repr, losses))}, which would be added up. If {near!r} is "
+                "their sum, call it 'total', so that it is the loss and the others are only logged."
+            )
         if "loss" in losses and len(losses) > 1:
             raise ValueError(
                 f"The loss function returned a dict of {', '.join(map(repr, losses))}, which would be added up. If 'loss' is "
@@ -151,6 +158,7 @@ def _check_added(losses: Mapping[str, Tensor]) -> None:
             )
 
 
+_TOTALS = ("total", "totalloss", "losstotal", "sumloss", "overall", "overallloss")
 _NOT_LOSSES = ("accuracy", "acc", "top1", "f1")
 
 
@@ -161,6 +169,12 @@ def _check_weight(weight: Any) -> None:
         raise TypeError(
             f"The loss function returned (mean, weight) with the weight {weight!r}. A weight is the number of elements in the "
             "mean: a number or a scalar tensor, 0 or more."
+        )
+    if weight.requires_grad and weight.dim():
+        raise ValueError(
+            f"The loss function returned a loss and a tensor of shape {tuple(weight.shape)}; a tuple is (mean, weight). For "
+            "outputs return the loss alone: metrics and plug-ins see the outputs anyway. For a state to keep from batch to "
+            "batch, return hocket.Loss(loss, kept=state)."
         )
     if weight.requires_grad:
         raise ValueError(

@@ -109,6 +109,8 @@ def _how_to_continue(resumable: bool, command: Sequence[str] | None, interrupted
     longer = "" if interrupted else "duration=…"
     # At a prompt or in a notebook the Trainer still exists, unless this is a fork of it.
     interactive = hasattr(sys, "ps1") and multiprocessing.parent_process() is None
+    if not resumable and command is not None:
+        return f"to resume runs in another process, write `checkpoints: runs/…` and `resume: auto` in {command[2]}"
     if not resumable:
         later = "to resume runs in another process, pass checkpoints=hocket.Checkpoints('runs/…')"
         return f"to {aim}: {here}; {later}" if interactive else later

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -59,6 +60,9 @@ def resume(state: State, where: str | Path, checkpoints: Checkpoints | None = No
         with seeding.preserved(devices=False):
             found = store.read_latest(state.content.like(), ranks)
         if found is None:
+            if state.strategy.rank == 0:
+                line = f"resume='auto': there is no checkpoint in {store.folder} yet, so a new run begins"
+                print(f"hocket: {line}", file=sys.stderr, flush=True)
             checkpoints.begin_run(state, readable=False)
             return
         name, tree = found

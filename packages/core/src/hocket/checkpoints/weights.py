@@ -169,7 +169,9 @@ def _read_file(path: Path) -> tuple[dict[str, Tensor], Sequence[str]]:
     except Exception as error:  # damage raises anything in unpicklers and archives
         raise CheckpointError(
             f"{path}: it was not read: it is not a file of torch.save, is damaged, or holds objects besides tensors, which "
-            f"hocket never makes from a file. If you trust it, save its state_dict alone. ({_first_line(error)})"
+            "hocket never makes from a file. If you trust it and it holds a model, save its state_dict alone, and give that "
+            f"file: torch.save(torch.load({str(path)!r}, weights_only=False).state_dict(), 'weights.pt'). "
+            f"({_first_line(error)})"
         ) from None
     if not isinstance(content, Mapping):
         raise CheckpointError(f"{path}: it holds a {type(content).__name__} and no state_dict.")

@@ -7,6 +7,7 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
+from pathlib import Path
 
 from hocket.cli import completion
 from hocket.cli.command import Command, parser_of
@@ -72,6 +73,11 @@ def _run(argv: list[str]) -> int:
         if name.startswith("-"):
             raise PluginError(
                 f"There is no option '{name}'. The options are --no-plugins, --print-completion, --version and --help."
+            )
+        if name not in catalog.names("commands") and Path(name).suffix in (".yaml", ".yml", ".py"):
+            write = f"python {name}" if name.endswith(".py") else f"hocket train {' '.join(argv)}"
+            raise PluginError(
+                f"'{name}' is a file and not a command. Write {write}; `hocket --help` lists the commands."
             )
         command = catalog.get("commands", name)
         code: int = command.run(_parsed(parser_of(name, command), rest))

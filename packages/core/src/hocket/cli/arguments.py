@@ -35,5 +35,6 @@ def add_weights(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--weights",
         required=True,
-        help="best or latest of the configuration's checkpoints, the path of a checkpoint, or a file of weights",
+        help="best or latest of the configuration's checkpoints, the path of a checkpoint, the folder of a run or of its "
+        "checkpoints, or a file of weights such as runs/a/weights.safetensors",
     )

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from inspect import signature
@@ -15,14 +17,16 @@ from torch import nn
 
 import hocket
 from hocket import types
-from hocket.cli.document import ConfigError, Node, dump
+from hocket.cli.advice import in_yaml
+from hocket.cli.document import ConfigError, Node, flow
 from hocket.cli.errors import explains
-from hocket.cli.imports import raised, reference, resolve
+from hocket.cli.imports import as_call, raised, reference, resolve
 from hocket.cli.keys import KINDS, LISTS, keys
 from hocket.cli.objects import arguments, blamed, build, call, lacking, lacks, make, mentions, shown
 from hocket.cli.overrides import as_node, configuration
 from hocket.data.module import is_module
-from hocket.plugins import PluginConfigError, PluginError, catalog, signatures
+from hocket.help import names
+from hocket.plugins import Entry, PluginConfigError, PluginError, catalog, signatures
 from hocket.plugins.spec import parse_spec
 from hocket.settings import Settings
 from hocket.trainer import Trainer
@@ -49,20 +53,37 @@ _LEADING = {"optimizers": 1, "datasets": 1}
 def trainer_from(args: argparse.Namespace, needs: Sequence[str] = (), **instead: Any) -> Iterator[Trainer]:
     """Enter the Trainer that a file and its overrides describe, with other values for the keys in ``instead``.
 
-    Modules in the working folder can be imported from now on. Raises ConfigError for a key or a value that is wrong, or one of
-    ``needs`` that is missing, and names the key in errors of the Trainer that are about one.
+    Modules in the working folder, and beside the file, can be imported from now on. Raises ConfigError for a key or a value
+    that is wrong, or one of ``needs`` that is missing, and names the key in errors of the Trainer that are about one.
     """
+    if args.config is not None and (beside := str(Path(args.config).resolve().parent)) not in sys.path:
+        sys.path.insert(0, beside)
     if str(Path.cwd()) not in sys.path:  # under -P too, with which ranks are started
         sys.path.insert(0, str(Path.cwd()))
     described = Configuration(configuration(args))
-    with described.trainer(needs, instead) as trainer:
+    with _warnings_in_yaml(), described.trainer(needs, instead) as trainer:
         try:
             yield trainer
         except (TypeError, ValueError, RuntimeError) as error:
             where = described.blamed(error) or (args.config if needs else None)
             if where is None or isinstance(error, ConfigError) or not explains(error):
                 raise
-            raise ConfigError(where, str(error)) from error
+            raise ConfigError(where, in_yaml(str(error), where.startswith("'"))) from error
+
+
+@contextmanager
+def _warnings_in_yaml() -> Iterator[None]:
+    """Show warnings in one line each, without the line of code, and with advice as a file spells it."""
+
+    def show(message: Warning | str, category: type[Warning], *rest: Any) -> None:
+        if issubclass(category, UserWarning) and not issubclass(category, DeprecationWarning):
+            print(f"hocket: {in_yaml(' '.join(str(message).split()))}", file=sys.stderr, flush=True)
+        else:
+            shown_before(message, category, *rest)
+
+    with warnings.catch_warnings():
+        shown_before, warnings.showwarning = warnings.showwarning, show  # type: ignore[assignment]
+        yield
 
 
 class _Instance:
@@ -91,6 +112,8 @@ class Configuration:
             self._hints[key] = Mapping[str, Metric | Literal[tuple(METRICS)]] | self._hints[key]  # type: ignore[misc, valid-type]
         #: The plug-ins by kind and name, and their arguments.
         self._plugins: list[tuple[str, str, Node]] = []
+        #: The names of their classes, and their arguments.
+        self._classes: list[tuple[str, Node]] = []
 
     def trainer(self, needs: Sequence[str], instead: Mapping[str, Any]) -> Trainer:
         """Build the values, and the Trainer from them. Raises ConfigError."""
@@ -117,13 +140,17 @@ class Configuration:
         if not isinstance(values["model"], nn.Module):
             raise ConfigError(
                 given["model"].where,
-                f"model is {type(values['model']).__name__}; it should be an object of class torch.nn.Module.",
+                f"model is {type(values['model']).__name__}; it should be an object of class torch.nn.Module. Write a class, "
+                "or a function that returns one: `model: module:Class`, or `model: {module:Class: {…}}` with arguments.",
             )
         try:
             return Trainer(**{**values, **instead})
         except (PluginError, TypeError, ValueError, LookupError, OSError, RuntimeError) as error:
-            message = str(error) if explains(error) else raised("Making the Trainer", error)
-            raise ConfigError(self.blamed(error) or where, message) from error
+            where = self.blamed(error) or where
+            key = next((f"{key}: " for key, node in self._given.items() if where in (node.where, node.key)), "")
+            override = where.startswith("'")
+            message = in_yaml(str(error), override) if explains(error) else raised(f"{key}Making the Trainer", error)
+            raise ConfigError(where, message) from error
 
     # --- values
 
@@ -139,10 +166,13 @@ class Configuration:
             return self._plain(key)
         if key in LISTS:
             if not isinstance(node.value, list):
-                raise ConfigError(
-                    node.where, f"{key}={node.plain()!r} is not a list. Write `{key}: [{_in_yaml(node)}]`."
-                )
+                items = _items(node)
+                for each in items:
+                    self._find(*self._named(each, kind, key), kind, key)  # the name may be wrong, too
+                write = flow([each.plain() for each in items])
+                raise ConfigError(node.where, f"{key}={node.plain()!r} is not a list. Write `{key}: {write}`.")
             return [self._plugin(item, kind, f"{key}.{i}") for i, item in enumerate(node.value)]
+        self._check_flat(node, kind, key)
         if kind in _FUNCTIONS:
             if isinstance(node.value, list):
                 return [self._plugin(item, kind, f"{key}.{i}") for i, item in enumerate(node.value)]
@@ -175,19 +205,27 @@ class Configuration:
             isinstance(node.value, str) or reference(node) is not None or any(each in _names(kind) for each in inside)
         )
 
+    def _check_flat(self, node: Node, kind: str, at: str) -> None:
+        """Refuse the name of a plug-in beside its arguments. Raises ConfigError that says where they stand."""
+        theirs = next((each for each in _flat(node) if names.alias(kind, each, _names(kind))), "")
+        if write := as_call(node, {*_names(kind), theirs}):
+            name = names.alias(kind, theirs, _names(kind)) if theirs else ""
+            write = write.replace(theirs, name or theirs, 1)
+            raise ConfigError(
+                node.where, f"{at}={shown(node.plain())} is a mapping of the name and the arguments. {write}"
+            )
+
     def _plugin(self, node: Node, kind: str, at: str) -> Any:
         """Return the specification of a plug-in, or an object given by import path."""
+        self._check_flat(node, kind, at)
         if found := reference(node):
             return make(found, _FUNCTIONS.get(kind, _Instance), at)
         name, inside = self._named(node, kind, at)
         if name == "auto" and kind in ("strategies", "devices"):
             return name
-        try:
-            entry = catalog.find(kind, name)
-            cls = entry.load()
-        except PluginError as error:
-            raise ConfigError(inside.key, f"{at}: {error}") from error
+        entry, cls = self._find(name, inside, kind, at)
         self._plugins.append((catalog.singular(kind), entry.name, inside))
+        self._classes.append((getattr(cls, "__name__", name), inside))
         leading = _LEADING.get(kind, 0)
         if isinstance(inside.value, list):
             raise ConfigError(inside.where, f"The arguments of {name} are a list. Write a mapping of names to values.")
@@ -196,9 +234,18 @@ class Configuration:
             raise lacks(cls, name, missing, inside.key, leading)
         return {name: named} if named else name
 
+    def _find(self, name: str, inside: Node, kind: str, at: str) -> tuple[Entry, Any]:
+        try:
+            entry = catalog.find(kind, name)
+            return entry, entry.load()
+        except PluginError as error:
+            raise ConfigError(inside.key, f"{at}: {in_yaml(str(error))}") from error
+
     def _named(self, node: Node, kind: str, at: str) -> tuple[str, Node]:
         """Return the name of a plug-in and the node of its arguments, whose key is the place of the name."""
         value = node.value
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            value = node.text or str(value)  # precision: 16
         if isinstance(value, str):
             try:
                 name, config = parse_spec(value)
@@ -241,7 +288,7 @@ class Configuration:
             Settings.of({**defaults, key: value})
         except (TypeError, ValueError) as error:
             node = self._given[key]
-            named = str(error) if f"{key}=" in str(error) else f"{key}: {error}"
+            named = in_yaml(str(error) if f"{key}=" in str(error) else f"{key}: {error}", node.where.startswith("'"))
             raise ConfigError(blamed(node, str(error), node.where), named) from error
 
     def blamed(self, error: BaseException) -> str | None:
@@ -250,16 +297,27 @@ class Configuration:
         for kind, name, inside in self._plugins:
             if f"{kind} '{name}'" in "\n".join([message, *getattr(error, "__notes__", ())]):
                 return blamed(inside, message, inside.key)
+        if first := next((node for key, node in self._given.items() if re.match(rf"{key}\b", message)), None):
+            return first.where
         for pattern in ("{key}={value!r}", "{value!r}", "{key}="):
             found = [
                 node
                 for key, node in self._given.items()
                 if mentions(message, pattern.format(key=key, value=node.plain()))
+                and not (pattern == "{value!r}" and isinstance(node.value, int))  # 3 is in many messages
             ]
             if len(found) == 1:
                 return found[0].where
         named = [node.key for name, node in _inside(self._document) if mentions(message, repr(name))]
-        return named[0] if len(named) == 1 else None
+        if not named:  # a value at any depth
+            named = [
+                node.where
+                for _, node in _inside(self._document)
+                if isinstance(node.value, str) and mentions(message, repr(node.value))
+            ]
+        if not named:  # a plug-in by the name of its class
+            named = [inside.key for cls, inside in self._classes if mentions(message, cls)]
+        return named[0] if len(set(named)) == 1 else None
 
 
 def _names(kind: str) -> set[str]:
@@ -276,5 +334,16 @@ def _inside(node: Node) -> Iterator[tuple[Any, Node]]:
             yield from _inside(child)
 
 
-def _in_yaml(node: Node) -> str:
-    return dump(node.plain()).strip().removesuffix("\n...").strip()
+def _items(node: Node) -> list[Node]:
+    """Return the plug-ins that a value is that should be a list of them: names with commas, or a mapping of several."""
+    if isinstance(node.value, dict) and not reference(node):
+        return [Node({name: each} if each.value else name, each.where, each.key) for name, each in node.value.items()]
+    if isinstance(node.value, str) and re.fullmatch(r"[\w-]+(,\s*[\w-]+)+", node.value):
+        return [Node(each.strip(), node.where, node.key) for each in node.value.split(",")]
+    return [node]
+
+
+def _flat(node: Node) -> Iterator[str]:
+    """Yield the texts in a mapping."""
+    if isinstance(node.value, dict):
+        yield from (each.value for each in node.value.values() if isinstance(each.value, str))

@@ -87,6 +87,15 @@ def dump(value: Any) -> str:
     return yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110, default_flow_style=None)
 
 
+def flow(value: Any) -> str:
+    """Return a plain value as YAML in one line, as messages quote it."""
+    text: str = yaml.dump(
+        value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=float("inf"), default_flow_style=True
+    )
+    text = text.removesuffix("\n").removesuffix("\n...")
+    return re.sub(r"'([\w.]+:[A-Za-z_][\w.]*|…)'(?=[,:}\]]|$)", r"\1", text)  # import paths need no quotes
+
+
 def read(name: str) -> Node:
     """Read a file, whose values are a mapping. Raises ConfigError."""
     file = Path(name)
@@ -104,7 +113,13 @@ def read(name: str) -> Node:
         raise ConfigError(name, f"{error.strerror}. {_files(file)}") from None
     root = _parse(text, name)
     if root is None or not isinstance(root.value, dict):
-        raise ConfigError(f"{name}:1", "A configuration is a mapping of keys to values, such as `duration: 10ep`.")
+        given = "It is empty." if root is None or root.value is None else "It is a text."
+        write = "Write keys, or let `hocket train --print-config > config.yaml` write a file with every key."
+        if root is not None and isinstance(root.value, list):
+            given, write = "It is a list.", "Remove the '- ' before the keys."
+        raise ConfigError(
+            f"{name}:1", f"{given} A configuration is a mapping of keys to values, such as `duration: 10ep`. {write}"
+        )
     root.where = root.key = name
     for key in [key for key in root.value if isinstance(key, str) and key.startswith("x-")]:
         del root.value[key]  # a place for anchors
@@ -135,10 +150,11 @@ def _parse(text: str, name: str, lines: bool = True) -> Node | None:
         node = loader.get_single_node()
         return None if node is None else _Tree(loader, name, lines).node(node)
     except yaml.MarkedYAMLError as error:
-        at_end = "end of stream" in (error.problem or "")  # then the place is where the text began
-        mark = (error.context_mark if at_end else None) or error.problem_mark
+        # The place is where the text began.
+        begun = "end of stream" in (error.problem or "") or "simple key" in (error.context or "")
+        mark = (error.context_mark if begun else None) or error.problem_mark
         tab = "\t" in text.splitlines()[mark.line] if mark and mark.line < len(text.splitlines()) else False
-        hint = "Indent with spaces, not tabs." if tab else "Texts with ': ', ' #', brackets or quotes need quotes."
+        hint = "Indent with spaces, not tabs." if tab else _hint(error, text)
         place = f"{name}:{mark.line + 1}" if mark and lines else name
         context = f"{error.context}, " if error.context else ""
         raise ConfigError(place, f"This is not YAML: {context}{error.problem}. {hint}") from None
@@ -147,6 +163,34 @@ def _parse(text: str, name: str, lines: bool = True) -> Node | None:
     finally:
         if loader is not None:
             loader.dispose()
+
+
+_INTERPOLATION = (
+    "hocket replaces neither ${…} nor {{…}}: write the value, give it on the command line, such as seed=3 or "
+    'folder="$HOME/runs", or put the text into quotes if it is meant as it stands.'
+)
+
+
+def _hint(error: yaml.MarkedYAMLError, text: str) -> str:
+    """Return what to write for text that is not YAML."""
+    problem = f"{error.context} {error.problem}"
+    lines = text.splitlines()
+    marks = [each.line for each in (error.context_mark, error.problem_mark) if each is not None]
+    about = [lines[each] for each in marks if each < len(lines)]
+    if any("${" in each or "{{" in each for each in about):
+        return _INTERPOLATION
+    if "undefined alias" in problem:
+        return "An alias *name repeats a value that stands further up as &name. Write that anchor, or put the text into quotes."
+    if "another document" in problem:
+        return "A file is one configuration. Remove the line `---`, or put what follows it into another file."
+    for each in about:
+        if (found := re.match(r"\s*(?:- )?([\w-]+):(?![\s:/])(\S.*)", each)) and "{" not in each:
+            return f"A space follows the colon. Write `{found[1]}: {found[2]}`."
+    if "mapping values are not allowed" in problem or "block mapping" in problem or "block collection" in problem:
+        return "Keys of one mapping begin in the same column, and a text with ': ' needs quotes."
+    if "flow" in problem or "quoted" in problem or "end of stream" in problem:
+        return "Close each bracket and quote, and write commas between items."
+    return "Texts with ': ', ' #', brackets or quotes need quotes."
 
 
 class _Tree:
@@ -173,6 +217,8 @@ class _Tree:
                 return Node(self._mapping(node), where, key or where)
             if isinstance(node, yaml.SequenceNode):
                 return Node([self.node(item) for item in node.value], where, key or where)
+            if node.style is None and "${" in node.value:
+                raise ConfigError(where, f"{node.value} is not filled in. {_INTERPOLATION}")
             value = self._loader.construct_object(node)
             return Node(value, where, key or where, node.value if node.style is None else None)
         finally:
@@ -192,7 +238,7 @@ class _Tree:
                     merged = self._mapping(each) | merged
                 continue
             if not isinstance(name, yaml.ScalarNode):
-                raise ConfigError(where, "A key is a list or a mapping; it should be text.")
+                raise ConfigError(where, f"A key is a list or a mapping; it should be text. {_INTERPOLATION}")
             key = self._loader.construct_object(name)
             if key in own:
                 raise ConfigError(where, f"'{key}' is given twice, first in {own[key].key}. Remove one of them.")
@@ -200,11 +246,11 @@ class _Tree:
         return merged | own
 
 
-def suggestion(name: object, known: Iterable[str], otherwise: str | None = None) -> str:
+def suggestion(name: object, known: Iterable[str], otherwise: str | None = None, cutoff: float = 0.6) -> str:
     """Return the known name that resembles one; else ``otherwise``, or all known names."""
     known = list(known)
     folded = {each.lower().replace("-", "_"): each for each in known}
-    near = difflib.get_close_matches(str(name).lower().replace("-", "_"), folded, 1, 0.6)
+    near = difflib.get_close_matches(str(name).lower().replace("-", "_"), folded, 1, cutoff)
     if near:
         return f"Did you mean '{folded[near[0]]}'?"
     return otherwise if otherwise is not None else f"Known: {', '.join(known)}." if known else ""

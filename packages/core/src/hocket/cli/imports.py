@@ -9,11 +9,12 @@ import inspect
 import re
 import sys
 import traceback
+from collections.abc import Container
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hocket.cli.document import ConfigError, Node, suggestion
+from hocket.cli.document import ConfigError, Node, flow, suggestion
 
 _NAME = r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*"
 _PATH = re.compile(rf"{_NAME}:{_NAME}")
@@ -58,12 +59,36 @@ def reference(node: Node, dotted: bool = False) -> Reference | None:
             value[typo].key,
             f"'{typo}' stands where class_path is missing. Write `class_path: module.Class` beside init_args.",
         )
+    if "name" not in value and (write := as_call(node)):
+        raise ConfigError(node.where, f"`{flow(node.plain())}` is a mapping of several keys. {write}")
     if len(value) == 1:
         ((path, arguments),) = value.items()
         if isinstance(path, str) and _is_path(path, dotted):
             given = arguments if arguments.value is not None else Node({}, arguments.where, arguments.key)
             return Reference(path, arguments.key, given)
     return None
+
+
+#: Keys under which other libraries give a class, beside its arguments.
+_NAMING = ("_target_", "class", "type", "name", "target", "cls", "class_name")
+
+
+def as_call(node: Node, names: Container[str] = ()) -> str:
+    """Return what to write for a mapping that names a class, or one of ``names``, beside its arguments; else empty.
+
+    Such as ``{_target_: module.Net, width: 8}``, ``{name: adam, lr: 0.1}``, or ``{module:Net: , width: 8}``, whose arguments
+    are not indented.
+    """
+    given = node.plain()
+    for key, value in given.items() if isinstance(given, dict) else ():
+        others = {name: each for name, each in given.items() if name != key and name not in ("_partial_", "_convert_")}
+        if key in _NAMING and isinstance(value, str):
+            path = value if ":" in value or key != "_target_" else ":".join(value.rpartition(".")[::2])
+            if path in names or _PATH.fullmatch(path):
+                return f"Write `{flow({path: others} if others else path)}`."
+        if value is None and others and isinstance(key, str) and (_PATH.fullmatch(key) or key in names):
+            return f"Indent {', '.join(map(str, others))} below {key}, or write `{flow({key: others})}`."
+    return ""
 
 
 def _is_path(text: str, dotted: bool) -> bool:
@@ -121,18 +146,26 @@ def _no_module(name: str, package: Any) -> str:
     here = sorted(
         {each.stem for each in Path().glob("*.py")} | {each.parent.name for each in Path().glob("*/__init__.py")}
     )
-    near = suggestion(name, here)
-    return f"There is no module '{name}' in {Path.cwd()}, and none is installed. {near}".rstrip()
+    near = suggestion(name, here, f"The modules there are {', '.join(here[:8])}." if here else "")
+    write = "" if near.startswith("Did") else f" Write the name of its file, without .py, or type: pip install {name}"
+    return f"There is no module '{name}' in {Path.cwd()}, and none is installed. {near}{write}".rstrip()
 
 
 def raised(doing: str, error: BaseException) -> str:
     """Describe an exception of somebody's code, with the line of the innermost frame in a file of theirs."""
     text = " ".join(str(error).split()).rstrip(".")
     if isinstance(error, SyntaxError):
-        return f"{doing} raised {type(error).__name__}: {error.msg} ({_short(error.filename)}:{error.lineno})."
+        place = f"{_short(error.filename)}:{error.lineno}"
+        line = " ".join((error.text or "").split())
+        return f"{doing} raised {type(error).__name__}: {error.msg} ({place}): `{line}`. Correct that line."
     frames = [each for each in traceback.extract_tb(error.__traceback__) if _is_users(each.filename)]
-    place = f" ({_short(frames[-1].filename)}:{frames[-1].lineno})" if frames else ""
-    return f"{doing} raised {type(error).__name__}: {text}{place}."
+    said = f"{doing} raised {type(error).__name__}: {text}"
+    if not frames:
+        return f"{said}. Change the value."
+    said = f"{said} ({_short(frames[-1].filename)}:{frames[-1].lineno}): `{frames[-1].line}`."
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        return f"{said} Correct that line, or type: pip install {error.name.partition('.')[0]}"
+    return f"{said} Change the value here or that line; --traceback shows all calls."
 
 
 def _is_users(file: str) -> bool:

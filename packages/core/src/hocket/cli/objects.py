@@ -16,9 +16,11 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hocket.cli.document import ConfigError, Node, suggestion
+from hocket.cli.advice import argument_of, in_yaml
+from hocket.cli.document import ConfigError, Node, parse_value, suggestion
 from hocket.cli.errors import explains
-from hocket.cli.imports import Reference, raised, reference, resolve
+from hocket.cli.imports import Reference, as_call, raised, reference, resolve
+from hocket.cli.keys import keys
 from hocket.plugins import signatures
 from hocket.time import Interval, Time
 
@@ -106,9 +108,10 @@ def _list(node: Node, hint: Any, at: str) -> Any:
 def _scalar(node: Node, hint: Any, at: str) -> Any:
     value = node.value
     if not signatures.fits(value, hint):
-        if node.text is None or value is None or not signatures.fits(node.text, hint):
+        timed = not {Time, Interval}.isdisjoint(signatures.members(hint)) and type(value) in (int, float)
+        if not timed and (node.text is None or value is None or not signatures.fits(node.text, hint)):
             raise _misfit(node, hint, at)
-        value = node.text  # such as run_name: 17
+        value = node.text or str(value)  # such as run_name: 17
     members = signatures.members(hint)
     if isinstance(value, str):
         if Time in members or Interval in members:
@@ -130,13 +133,41 @@ def _misfit(node: Node, hint: Any, at: str) -> ConfigError:
         each for one in signatures.members(hint) if typing.get_origin(one) is typing.Literal for each in typing.get_args(one)
     ]  # fmt: skip
     what = suggestion(value, literals, "") if isinstance(value, str) else ""
-    if "an object of class" in should or "a function" in should:
-        key = at.rpartition(".")[2]
+    key = at.rpartition(".")[2]
+    if write := _meant(node, hint):
+        what = f"Write `{key}: {write}`." if not node.where.startswith("'") else f"Write {at}={write}."
+        what = f"Remove the quotes: {what[6:]}" if node.text is None and write == value else what
+    elif call := as_call(node):
+        what = call
+    elif "an object of class" in should or "a function" in should:
         what = (
             f"Write the import path of a class or function: `{key}: module:name`, or `{key}: {{module:name: {{…}}}}` with "
             "arguments."
         )
+    if not what and at in keys():
+        what = f"{at}: {keys()[at].documentation.partition('. ')[0].rstrip('.')}."
     return ConfigError(node.where, f"{at}={shown(value)} is {_kind(value)}; it should be {should}. {what}")
+
+
+#: Values of other languages, in lower case.
+_WORDS = {"none": "null", "nil": "null", "undefined": "null"}
+_WORDS |= dict.fromkeys(("yes", "on", "y"), "true") | dict.fromkeys(("no", "off", "n"), "false")
+
+
+def _meant(node: Node, hint: Any) -> str:
+    """Return the value that was probably meant, as YAML, or empty: a number in quotes, ``None``, ``50%``, ``1e2``."""
+    value = node.value
+    if isinstance(value, float) and value.is_integer() and signatures.fits(int(value), hint):
+        return str(int(value))
+    if not isinstance(value, str):
+        return ""
+    if re.fullmatch(r"\d+(\.\d+)?\s*%", value) and signatures.fits(0.5, hint):
+        return f"{float(value.rstrip(' %')) / 100:g}"
+    for text in (value, _WORDS.get(value.lower(), ""), value.replace(",", "").replace(" ", ""), value.lower()):
+        read = parse_value(text, node.where).value
+        if text and not isinstance(read, str | dict | list) and signatures.fits(read, hint):
+            return text
+    return ""
 
 
 def shown(value: Any) -> str:
@@ -231,7 +262,7 @@ def call(
     except ConfigError:
         raise
     except Exception as error:
-        message = f"{at}: {error}" if explains(error) else raised(f"{at}: {name}", error)
+        message = f"{at}: {in_yaml(str(error))}" if explains(error) else raised(f"{at}: {name}", error)
         raise ConfigError(blamed(node, str(error), where), message + _unexpected(target, node, error)) from error
 
 
@@ -275,7 +306,7 @@ def arguments(target: Any, name: str, node: Node, at: str, leading: int) -> tupl
     anything = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters)
     for key, child in node.value.items():
         if key not in known and not anything:
-            near = suggestion(key, known, "")
+            near = argument_of(target, key, child.plain(), known) or suggestion(key, known, "")
             raise ConfigError(child.key, f"{name} has no argument '{key}'. {near} {_takes(target, leading)}.")
     for key, child in node.value.items():
         if not isinstance(key, str):
@@ -286,11 +317,27 @@ def arguments(target: Any, name: str, node: Node, at: str, leading: int) -> tupl
 
 
 def _check_default(default: Any, node: Node, at: str, name: str) -> None:
-    """Refuse text for an argument without an annotation whose default is a number: it is probably misspelt."""
-    if isinstance(default, bool | int | float) and isinstance(node.value, str) and reference(node) is None:
+    """Refuse text for an argument without an annotation whose default is a number: it is probably misspelt.
+
+    Also a number such as ``1e2``, which is a float, where the default is an integer: sizes have to be integers.
+    """
+    key = at.rpartition(".")[2]
+    if not isinstance(default, bool | int | float):
+        return
+    if isinstance(node.value, str) and reference(node) is None:
+        meant = _meant(node, type(default))
+        write = f"Remove the quotes: `{key}: {meant}`. " if meant and meant == node.value and node.text is None else ""
+        write = write or (f"Write `{key}: {meant}`. " if meant else "")
         raise ConfigError(
             node.where,
-            f"{at}={node.value!r} is text, and the default is {shown(default)}. If {name} accepts text, annotate the argument.",
+            f"{at}={node.value!r} is text, and the default is {shown(default)}. {write}If {name} accepts text, annotate the "
+            "argument.",
+        )
+    if type(default) is int and isinstance(node.value, float) and node.value.is_integer():
+        raise ConfigError(
+            node.where,
+            f"{at}={node.text or node.value} is a float, and the default is {default}, an integer. Write "
+            f"`{key}: {int(node.value)}`. If {name} accepts a float, annotate the argument.",
         )
 
 

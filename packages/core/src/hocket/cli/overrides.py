@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import re
+from pathlib import Path
 from typing import Any
 
-from hocket.cli.document import ConfigError, Node, parse_value, read, suggestion
+from hocket.cli.advice import in_yaml, key_of
+from hocket.cli.document import ConfigError, Node, flow, parse_value, read, suggestion
 from hocket.cli.imports import reference
-from hocket.cli.keys import KINDS, keys
-from hocket.plugins import PluginConfigError
+from hocket.cli.keys import KINDS, LISTS, keys
+from hocket.help import names
+from hocket.plugins import PluginConfigError, catalog
 from hocket.plugins.spec import parse_spec
 
 
@@ -20,12 +24,60 @@ def configuration(args: argparse.Namespace) -> Node:
             "every key."
         )
     document = read(args.config)
+    if any(each[:1] == "=" or each[-1:] == "=" for each in args.changes):
+        joined = re.sub(r" ?= ?", "=", " ".join(args.changes))
+        raise ConfigError(f"'{' '.join(args.changes)}'", f"An override is key=value, without spaces. Write {joined}.")
     for change in args.changes:
         override(document, change)
-    for key, node in document.value.items():
-        if key not in keys():
-            raise ConfigError(node.key, f"'{key}' is not a key of a configuration. {suggestion(key, keys())}")
+    unknown = [(key, node) for key, node in document.value.items() if key not in keys()]
+    if unknown:
+        (key, node), *others = unknown
+        more = [(each, write) for name, each in others if (write := _elsewhere(name, each))]
+        said = [_unknown(key, node), *(f"{each.key}: {write}" for each, write in more)]
+        raise ConfigError(node.key, " ".join(said))
     return document
+
+
+def _unknown(key: object, node: Node) -> str:
+    """Return what is wrong with a key that does not exist, and what to write."""
+    known = keys()
+    write = (
+        _elsewhere(key, node)
+        or suggestion(key, known, "", 0.7)
+        or _plugin_key(str(key), node)
+        or suggestion(key, known)
+    )
+    return f"'{key}' is not a key of a configuration. {write}"
+
+
+def _elsewhere(key: object, node: Node) -> str:
+    """Return what to write for a key of another library, or for a section with keys of ours or theirs, or empty."""
+    override = node.where.startswith("'")
+    if isinstance(node.value, dict):
+        if plugin := _plugin_key(str(key), node):
+            return plugin
+        inside = [
+            in_yaml(f"{name}={each.plain()!r}", override)
+            if name in keys()
+            else key_of(str(name), each.plain(), override)
+            for name, each in node.value.items()
+        ]
+        if any(inside):
+            return f"Keys stand at the top level here. Instead of '{key}', write {'; '.join(filter(None, inside))}."
+    text = key_of(str(key), node.plain(), override)
+    return text and f"Instead of '{key}', write {text}."
+
+
+def _plugin_key(key: str, node: Node) -> str:
+    """Return what to write for the name of a plug-in in place of a key, or empty."""
+    for argument, kind in KINDS.items():
+        there = catalog.names(kind)
+        name = key if key in there else names.alias(kind, key, there)
+        if name in there and kind != "datasets":
+            one = {name: node.plain()} if node.value else name
+            value = [one] if argument in LISTS else one
+            return f"'{name}' is one of the {kind}. Write `{argument}: {flow(value)}`."
+    return ""
 
 
 def override(document: Node, change: str) -> None:
@@ -37,7 +89,16 @@ def override(document: Node, change: str) -> None:
     key, equals, text = change.partition("=")
     where = f"'{change}'"
     if not equals or not key:
-        raise ConfigError(where, "An override is key=value, such as duration=2ep or optimizer.adamw.lr=0.1.")
+        what = "An override is key=value, such as duration=2ep or optimizer.adamw.lr=0.1."
+        if Path(change).suffix in (".yaml", ".yml") or Path(change).is_file():
+            what = (
+                f"A command reads one configuration, and this is another file. Write one; {what[0].lower()}{what[1:]}"
+            )
+        elif change in keys():
+            what += f" Write {change}=…."
+        elif keys_near := suggestion(key, keys(), "", 0.7):
+            what += f" {keys_near}"
+        raise ConfigError(where, what)
     *path, last = key.split(".")
     node = document
     for depth, name in enumerate(path):
@@ -77,7 +138,11 @@ def _inside(node: Node, name: str, at: str, where: str) -> Node:
     """Return the node in which a name is looked up: a mapping or list, that of the arguments for an object."""
     if node.value is None:
         node.value = {}
-    if name not in ("class_path", "init_args") and at and (found := reference(node, dotted=True)):
+    found = reference(node, dotted=True) if at else None
+    if found and name in ("class_path", "init_args") and "class_path" not in node.plain():
+        write = where.strip("'").replace(f"{at}.init_args", at, 1) if name == "init_args" else f"{at}=module:Class"
+        raise ConfigError(where, f"{at} is {found.path}, which is written without {name}. Write {write}.")
+    if found and name not in ("class_path", "init_args"):
         inner = found.arguments or Node({}, node.where, node.key)
         if not (isinstance(node.value, dict) and "class_path" in node.value):
             node.value = {found.path: inner}
@@ -121,11 +186,18 @@ def _index(node: Node, name: str, at: str, where: str) -> int:
     """Return the index of an item: its number, or the first plug-in of this name."""
     if name.isdecimal() and int(name) < len(node.value):
         return int(name)
-    names = [_name(item) for item in node.value]
-    if name in names:
-        return names.index(name)
+    given = [_name(item) for item in node.value]
+    if name in given:
+        return given.index(name)
+    whole = (
+        ""
+        if at.partition(".")[0] in KINDS
+        else f" To add one, give them all: {at}=[{', '.join([*filter(None, given), '…'])}]."
+    )
     raise ConfigError(
-        where, f"{at} has no item '{name}'. {suggestion(name, filter(None, names))} Items are also numbered from 0."
+        where,
+        f"{at} has no item '{name}'. {suggestion(name, filter(None, given))} Items are also numbered from 0, to "
+        f"{len(given) - 1}.{whole}",
     )
 
 

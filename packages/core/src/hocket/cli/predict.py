@@ -19,8 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add configuration, weights, evaluation set and output file."""
     add_weights(parser)
     parser.add_argument(
-        "--set",
-        help="the label of the evaluation set to predict on; else predict() of a data module, or the set 'test'",
+        "--set", help="the label of the evaluation set to predict on; else predict() of a data module, or the only set"
     )
     parser.add_argument("--out", required=True, help="the .safetensors file to write: one tensor `outputs`")
 
@@ -42,6 +41,7 @@ def run(args: argparse.Namespace) -> int:
             raise PluginError(
                 "The model's output is not a tensor; this command writes tensors only. Use Trainer.predict."
             )
+        Path(args.out).parent.mkdir(parents=True, exist_ok=True)
         save_file({"outputs": torch.cat(outputs).contiguous()}, args.out)
         print(f"{sum(map(len, outputs))} rows in {args.out}")
     return 0
@@ -55,9 +55,12 @@ def _data(trainer: Trainer, label: str | None) -> Any:
     if label is None and module is not None and type(module).predict is not DataModule.predict:
         return None
     trainer._make_data("eval")
-    sets, label = trainer.state.eval_sets, label or "test"
+    sets = trainer.state.eval_sets
+    label = next(iter(sets)) if label is None and len(sets) == 1 else label
     if label not in sets:
-        raise PluginError(f"There is no evaluation set '{label}'; the configuration has {', '.join(sets) or 'none'}.")
+        given = "There is no --set" if label is None else f"There is no evaluation set '{label}'"
+        write = f"Write --set {next(iter(sets))}." if sets else "Write `eval_data: {test: module:loader}` in it."
+        raise PluginError(f"{given}; the configuration has {', '.join(sets) or 'none'}. {write}")
     return sets[label].data
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -24,11 +25,28 @@ def trainer_with_weights(args: argparse.Namespace) -> Iterator[tuple[Trainer, st
     # A resumed run knows its own checkpoints.
     instead: dict[str, Any] = {"resume": "auto"} if of_run else {"resume": None, "checkpoints": None}
     with trainer_from(args, ("checkpoints",) if of_run else (), **instead, loggers=()) as trainer:
-        if of_run or _is_checkpoint(args.weights):
-            yield trainer, args.weights
+        where = args.weights if of_run else _in_folder(args.weights)
+        if of_run or _is_checkpoint(where):
+            yield trainer, where
         else:
-            trainer.load_weights(args.weights)
+            trainer.load_weights(where)
             yield trainer, None
+
+
+def _in_folder(where: str) -> str:
+    """Return the weights in the folder of a run or of checkpoints, and say so in one line; any other path unchanged."""
+    from hocket.checkpoints.storage.store import Store
+
+    if not os.path.isdir(where) or _is_checkpoint(where):
+        return where
+    names = Store(where).names()
+    found = names[-1] if names else "weights.safetensors"
+    path = f"{where.rstrip('/')}/{found}"
+    if not os.path.exists(path):
+        return where
+    what = f"a folder of checkpoints, of which {found} is the newest" if names else f"the folder of a run with {found}"
+    print(f"hocket: {where} is {what}. It is read; write --weights {path} to name it.", file=sys.stderr)
+    return path
 
 
 def _is_checkpoint(where: str) -> bool:

@@ -78,15 +78,11 @@ def elsewhere(*others: str) -> Callable[[type[T]], type[T]]:
     def decorated(cls: type[T]) -> type[T]:
         for name in others:
             setattr(cls, name, Elsewhere(cls.__name__, name))
-        cls.__dir__ = lambda self: [name for name in object.__dir__(self) if name not in others]  # type: ignore[method-assign]
+        listed = cls.__dir__
+        cls.__dir__ = lambda self: [name for name in listed(self) if name not in others]  # type: ignore[method-assign]
         return cls
 
     return decorated
-
-
-def others(owner: str) -> list[str]:
-    """Return the names of other libraries that are explained for this class."""
-    return [name for each in names.table("attributes", owner) for name in each.split()]
 
 
 def instead(owner: str, name: str, there: Iterable[str]) -> str:

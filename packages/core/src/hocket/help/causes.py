@@ -484,8 +484,9 @@ def _attribute(failure: Failure) -> str:
 
 def _backward_twice(failure: Failure) -> str:
     return (
-        "The loss function called backward itself. Return the loss only: the Trainer calls backward, and steps the "
-        "optimizer."
+        "Either a tensor of an earlier batch or step is used again with its graph, such as a hidden state kept on self: write "
+        "self.hidden = hidden.detach(), or pass it as carry= and return it as kept=. Or the loss function called backward "
+        "itself: return the loss only."
     )
 
 

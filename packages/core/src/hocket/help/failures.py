@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
+from hocket.help import names
 from hocket.help.causes import ANYWHERE, CAUSES
 from hocket.help.failure import Failure
 from hocket.task import Task
@@ -95,7 +96,14 @@ def explain_step(error: BaseException, batch: Any) -> None:
     text = str(error)
     call = re.match(r"Steps\.__call__\(\) (missing|got an unexpected keyword argument '(\w+)')", text)
     indexed = "tuple indices must be integers or slices, not str" in text and not isinstance(batch, tuple)
-    if call and call[2]:
+    name = getattr(error, "name", None)
+    if (
+        isinstance(error, AttributeError)
+        and isinstance(error.obj, Task)
+        and (text := names.listed(str(name), "task") or "")
+    ):
+        error.add_note(f"{name!r} belongs to Lightning. Write {text}.")
+    elif call and call[2]:
         error.add_note(
             "step(…) takes the names of optimizers by position. Write step(loss_function, batch, 'generator'), for instance."
         )

@@ -50,8 +50,13 @@ def watched(state: State) -> Iterator[None]:
         if isinstance(task, SupervisedTask):
             _check_batch(task, batch)
             _check_sample(task, batch)
-        if isinstance(returned, tuple) and len(returned) == 2 and not isinstance(returned, Loss):
-            _check_weight(returned[1], task, batch)
+        if (
+            isinstance(returned, tuple)
+            and len(returned) == 2
+            and not isinstance(returned, Loss)
+            and state.eval_label is None
+        ):
+            _check_weight(returned[1], task, batch, outputs)
         _check_connected(returned, state)
         return returned
 
@@ -162,12 +167,16 @@ def _check_connected(returned: Any, state: State) -> None:
         )
 
 
+def _targets(task: Task, batch: Any) -> Any:
+    """Return the targets in a batch, or None if they are not known."""
+    if isinstance(task, SupervisedTask):
+        return None if task.loss_function is None else task.targets_of(batch)
+    return batch[1] if isinstance(batch, tuple | list) and len(batch) == 2 else None
+
+
 def _refuse_sample(task: Task, outputs: Any, batch: Any, kind: str) -> None:
     """Refuse a sample in the place of a batch: one target, and outputs without a dimension for samples."""
-    if isinstance(task, SupervisedTask):
-        target = None if task.loss_function is None else task.targets_of(batch)
-    else:
-        target = batch[1] if isinstance(batch, tuple | list) and len(batch) == 2 else None
+    target = _targets(task, batch)
     single = isinstance(target, Tensor) and not target.dim() and isinstance(outputs, Tensor) and outputs.dim() < 2
     if single and type(task).count is Task.count:
         raise TypeError(
@@ -207,10 +216,20 @@ def _check_sample(task: SupervisedTask, batch: Any) -> None:
         )
 
 
-def _check_weight(weight: Any, task: Task, batch: Any) -> None:
+def _right(task: Task, batch: Any, outputs: Any) -> int | None:
+    """Return how many class labels the outputs predict; None for others, or few of them, or with labels to ignore."""
+    targets = _targets(task, batch)
+    both = isinstance(outputs, Tensor) and isinstance(targets, Tensor)
+    if not both or outputs.dim() != 2 or targets.shape != outputs.shape[:1] or targets.is_floating_point():
+        return None
+    return None if len(targets) < 8 or targets.min() < 0 else int((outputs.argmax(1) == targets).sum()) or None
+
+
+def _check_weight(weight: Any, task: Task, batch: Any, outputs: Any) -> None:
     """Refuse or warn of an accuracy, or another value, in the place of the weight. It is read once, in the first batch.
 
-    Sums of sample weights may be fractions, so only a weight below 1 for several samples is hardly meant.
+    Sums of sample weights may be fractions, so only a weight below 1 for several samples is hardly meant, and one that is
+    the number of right predictions.
     """
     if isinstance(weight, Tensor) and (weight.numel() != 1 or weight.requires_grad):
         return  # refused where the loss is used
@@ -226,7 +245,7 @@ def _check_weight(weight: Any, task: Task, batch: Any) -> None:
     )
     if not math.isfinite(number):
         raise ValueError(said)
-    if 0 < number < 1 < samples:
+    if 0 < number < 1 < samples or (number != samples and number == _right(task, batch, outputs)):
         warnings.warn(f"{said} It is used as it is, which is right for a sum of sample weights.", stacklevel=4)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol
@@ -11,6 +12,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from hocket.data.stateful import has_state
+from hocket.plugins import catalog
 from hocket.plugins.spec import build
 from hocket.schedules import Clock, Plateau, Schedule
 from hocket.state import State
@@ -307,6 +309,11 @@ def _make_all(given: Any, optimizers: Sequence[Optimizer], every: Time, names: S
     if isinstance(given, Mapping) and names and given.keys() <= set(names):
         chosen = [(given[name], optimizer) for name, optimizer in zip(names, optimizers, strict=True) if name in given]
         return [_make(item, optimizer, every, number) for number, (item, optimizer) in enumerate(chosen)]
+    if isinstance(given, Mapping) and (wrong := _misnamed(given, names)):
+        raise ValueError(
+            f"schedule={{{wrong[0]!r}: …}} names no optimizer; there {'is' if len(names) == 1 else 'are'} "
+            f"{', '.join(map(repr, names))}. Write {wrong[1]!r}."
+        )
     each = list(given) if isinstance(given, list | tuple) else [given] * len(optimizers)
     if len(each) != len(optimizers):
         raise ValueError(
@@ -314,6 +321,16 @@ def _make_all(given: Any, optimizers: Sequence[Optimizer], every: Time, names: S
         )
     pairs = zip(each, optimizers, strict=True)
     return [_make(item, optimizer, every, number) for number, (item, optimizer) in enumerate(pairs)]
+
+
+def _misnamed(given: Mapping[Any, Any], names: Sequence[str]) -> tuple[str, str] | None:
+    """Return a key of a dict of schedules that is like the name of an optimizer, and that name; None for another dict."""
+    there = catalog.names("schedules")
+    for key in given:
+        near = difflib.get_close_matches(str(key), names, 1, 0.7)
+        if near and near[0] != key and key not in there:
+            return str(key), near[0]
+    return None
 
 
 def _make(given: Any, optimizer: Optimizer, every: Time, number: int) -> LearningRate:

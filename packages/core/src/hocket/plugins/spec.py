@@ -92,6 +92,8 @@ def parse_spec(text: str) -> tuple[str, dict[str, Any]]:
     """
     match = re.fullmatch(r"\s*([\w./-]+)\s*(?:\((.*)\))?\s*", text, re.DOTALL)
     if match is None:
+        if text.count("(") != text.count(")"):
+            raise PluginConfigError(f"Brackets in {text!r} do not match. Close each one.")
         raise PluginConfigError(
             f"{text!r} does not name a plug-in. Write a name, or a name with arguments such as 'cosine(warmup=0.05dur)'."
         )

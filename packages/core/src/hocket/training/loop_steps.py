@@ -33,7 +33,10 @@ if TYPE_CHECKING:
 REPORT_EVERY = 10
 
 
-@attributes.elsewhere(*attributes.others("LoopSteps"))
+@attributes.elsewhere(
+    "batch", "batch_idx", "index", "global_step", "backward", "step", "zero_grad", "optimizer_step", "loss", "losses", "manual",
+    "model", "optimizer", "optimizers", "state_dict", "load_state_dict",
+)  # fmt: skip
 class LoopSteps(Steps):
     """The steps of a custom loop: call it to take one, as described in `Steps`.
 

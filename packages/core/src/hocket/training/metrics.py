@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -45,6 +46,12 @@ class MetricSet:
         for name, metric in given.items():
             for method in ("update", "compute", "reset"):
                 if not callable(getattr(metric, method, None)):
+                    if inspect.isroutine(metric):
+                        raise TypeError(
+                            f"Metric '{name}' is a function, and values of batches do not add up to one of the set in general. "
+                            "Write metrics='accuracy', a metric of torchmetrics, or a class with update(outputs, targets), "
+                            "compute() and reset()."
+                        )
                     raise TypeError(
                         f"Metric '{name}' ({type(metric).__name__}) has no {method}(). Metrics have update, compute and "
                         "reset, such as torchmetrics.classification.MulticlassAccuracy(10)."

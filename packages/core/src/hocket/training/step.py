@@ -171,6 +171,8 @@ def count(state: State, batch: Batch) -> Counts:
     if isinstance(counted, Counts):
         return counted
     try:
+        if isinstance(counted, torch.Size):  # which is a tuple of integers
+            raise TypeError
         counts = Counts(*map(operator.index, counted if isinstance(counted, tuple) else (counted,)))
     except TypeError:
         counts = Counts(-1)

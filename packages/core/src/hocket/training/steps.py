@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 import torch
 from torch import Tensor
 
-from hocket.help import failures
+from hocket.data.nesting import map_tensors
+from hocket.help import attributes, failures
 from hocket.plugins.errors import PlanError
 from hocket.plugins.kinds import singular
 from hocket.task import Task
@@ -65,6 +66,10 @@ def _described(function: Any) -> str:
     return f"{code.co_qualname} (line {code.co_firstlineno})" if hasattr(code, "co_qualname") else code.__qualname__
 
 
+@attributes.elsewhere(
+    "backward", "zero_grad", "optimizer", "optimizers", "batch_idx", "index", "global_step", "epoch", "current_epoch", "log",
+    "state", "trainer", "step", "clip", "loss",
+)  # fmt: skip
 class Steps:
     """Call it to take a step: ``step(loss_function, batch, *optimizers)``.
 
@@ -125,7 +130,9 @@ class Steps:
         self._check_call(loss_function, batch, optimizers)
         state, outer = self._state, self._state.step
         arguments = ("batch",) if carry is _NOTHING else ("batch", "carry")
+        known = len(self._steps)
         step = self._begin(loss_function, "+".join(optimizers), self._indices(optimizers), arguments)
+        versions = _versions(batch) if len(self._steps) > known else None
         step.batch, step.boundary = Boundary.of(batch)
         step.counts, step.metrics, step.carry = outer.counts, outer.metrics, () if carry is _NOTHING else (carry,)
         if step.carry:
@@ -139,14 +146,19 @@ class Steps:
                 state.bus.begin_step(step.name)
                 if step.trained_on:
                     taken = self._take()
-        except RuntimeError as error:
-            if step.others and "does not require grad" in str(error):
+        except (RuntimeError, ValueError) as error:
+            if step.others and ("does not require grad" in str(error) or "loss has no gradient" in str(error)):
                 error.add_note(self._about_frozen(step))
             raise
         finally:
             self._busy, state.step = False, outer
             step.batch = step.outputs = step.boundary = None
             step.carry = ()
+        if versions is not None and versions != _versions(batch):
+            raise RuntimeError(
+                f"{_described(loss_function)} changed a tensor of its batch in place, so that microbatches and the next step "
+                "would see other values. Write x = x * 10 instead of x *= 10 or x.mul_(10)."
+            )
         self._report(step, outer, taken)
         before = None if carry is _NOTHING else carry
         if step.loss is None:  # no rank has a sample in this step
@@ -186,7 +198,15 @@ class Steps:
         if isinstance(batch, str):
             raise TypeError(f"step(…) was given {batch!r} as its batch. {form}")
         if wrong := [each for each in optimizers if not isinstance(each, str)]:
-            raise TypeError(f"step(…) was given {type(wrong[0]).__name__} as the name of an optimizer. {form}")
+            there = ", ".join(map(repr, self._state.optimizer_names))
+            raise TypeError(
+                f"step(…) was given {type(wrong[0]).__name__} as the name of an optimizer; the names are {there}. {form}"
+            )
+        if not torch.is_grad_enabled():
+            raise RuntimeError(
+                f"step(…) is called under torch.no_grad() or torch.inference_mode() in {self.caller}, where no loss has a "
+                "gradient. Call it outside of that block."
+            )
 
     def _check_function(self, function: Callable[..., Any], arguments: Sequence[str]) -> None:
         """Raise TypeError if a loss function cannot be called with these arguments."""
@@ -212,6 +232,7 @@ class Steps:
             step.name = name
             self._check_function(function, arguments)
             self._check_shared(indices)
+            self._check_names()
         own = getattr(function, "__func__", None)  # of a method
         if own is not Task.loss_of:
             self._check_listeners()
@@ -317,6 +338,18 @@ class Steps:
                 stacklevel=2,
             )
 
+    def _check_names(self) -> None:
+        """Warn if steps of several loss functions each step all of several optimizers, as without names."""
+        functions = [code.co_name for code, name in self._steps if not name and hasattr(code, "co_name")]
+        names = self._state.optimizer_names
+        if len(functions) == 2 and len(names) > 1:
+            warnings.warn(
+                f"step(…) of {' and '.join(functions)} names no optimizer, so each of the two losses trains all of "
+                f"{', '.join(map(repr, names))}. If one is for {names[0]!r} alone, write step(loss_function, batch, "
+                f"{names[0]!r}).",
+                stacklevel=4,
+            )
+
     def _check_shared(self, indices: Sequence[int]) -> None:
         """Raise ValueError if optimizers of one step share parameters, which that step would change twice."""
         state, holders = self._state, dict[int, str]()
@@ -347,6 +380,13 @@ class Steps:
 
     def _log(self, step: Step) -> None:
         """Log the losses of a step."""
+
+
+def _versions(batch: Batch) -> list[int]:
+    """Return how often each tensor of a batch was changed in place."""
+    found: list[int] = []
+    map_tensors(lambda tensor: found.append(0 if tensor.is_inference() else tensor._version), batch)
+    return found
 
 
 def parameters_of(optimizers: Iterable[torch.optim.Optimizer]) -> list[torch.nn.Parameter]:

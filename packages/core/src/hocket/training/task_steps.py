@@ -52,8 +52,11 @@ class TaskSteps(Steps):
         self._open = False
         #: The precision's context around `train_batch`; steps leave it.
         self._context: AbstractContextManager[Any] | None = None
-        #: Whether a step was called in the current batch, and in the current epoch.
-        self._called = self._called_in_epoch = False
+        #: Whether a step was called in the current batch.
+        self._called = False
+        #: Numbers of batches and of steps of each optimizer, by id, in the epoch so far; None after its first part was missed
+        #: or its end was reached once.
+        self._epoch: Counter[Any] = Counter()
 
     @property
     def batch(self) -> int:
@@ -148,19 +151,37 @@ class TaskSteps(Steps):
                 f"train_batch of {type(state.task).__name__} returned {type(returned).__name__}, which is not used for "
                 "training. Call step(loss_function, batch) instead of returning a loss."
             )
+        if not self._called and any(parameter.grad is not None for parameter in state.parameters):
+            raise RuntimeError(
+                f"train_batch of {type(state.task).__name__} computed gradients and called no step(…). Compute the loss in a "
+                "loss function, step(self.loss_function, batch); or by hand in a block: with step.manual() as by_hand: "
+                "by_hand.backward(loss); by_hand.step()."
+            )
         self._check_weights()
+        self._epoch.update(taken)
+        self._epoch["batches"] += 1
+        self._epoch["called"] += self._called
         state.step.batch = whole
         return bool(taken)
 
     def epoch_end(self) -> None:
-        """Warn if no step was called in the epoch."""
-        if not self._called_in_epoch:
+        """Warn if no step was called in the epoch, or none of some optimizer in the first one."""
+        state, epoch, self._epoch = self._state, self._epoch, Counter()
+        kind = type(state.task).__name__
+        if epoch["batches"] and not epoch["called"]:
             warnings.warn(
-                f"train_batch of {type(self._state.task).__name__} called step(…) in no batch of this epoch, so no optimizer "
-                "has stepped. Call step(self.loss_function, batch) where it should train.",
+                f"train_batch of {kind} called step(…) in no batch of this epoch, so no optimizer has stepped. Call "
+                "step(self.loss_function, batch) where it should train.",
                 stacklevel=2,
             )
-        self._called_in_epoch = False
+        elif epoch["batches"] == state.timestamp.batch:  # the first epoch, from its beginning
+            idle = [n for n, each in zip(state.optimizer_names, state.optimizers, strict=True) if not epoch[id(each)]]
+            if idle:
+                warnings.warn(
+                    f"train_batch of {kind} stepped {', '.join(map(repr, idle))} in no batch of the first epoch. Write step("
+                    f"self.loss_function, batch, {idle[0]!r}) where it should train, or remove that optimizer.",
+                    stacklevel=2,
+                )
 
     def fit_end(self) -> None:
         """Warn of gradients that no step has used."""
@@ -233,7 +254,7 @@ class TaskSteps(Steps):
                 "Compute that loss in a loss function instead of calling backward(), or: with step.manual(…) as by_hand: "
                 "by_hand.backward(loss)."
             )
-        self._called = self._called_in_epoch = True
+        self._called = True
 
     def _samples(self, batch: Batch) -> int:
         if not self._counts:
