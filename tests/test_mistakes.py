@@ -24,6 +24,7 @@ import with_losses
 import with_methods
 import with_other_values
 import with_plugins
+import with_runtime
 import with_steps
 from newcomers import Accepted, Mistake, model
 
@@ -38,6 +39,7 @@ ANSWERED = [
         with_plugins,
         with_steps,
         with_other_values,
+        with_runtime,
     )
     for each in module.MISTAKES
 ]

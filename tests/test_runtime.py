@@ -495,7 +495,7 @@ def test_what_a_checkpoint_does_not_hold(tmp_path: Any) -> None:
 def test_misuse_is_an_error_that_says_what_to_do() -> None:
     runtime = hocket.Runtime(device="cpu")
     model, optimizer = runtime.setup(model := network(), adam(model))
-    with pytest.raises(RuntimeError, match="call backward"):
+    with pytest.raises(RuntimeError, match=r"Write runtime.backward\(loss\)"):
         runtime.step(optimizer)
     with pytest.raises(ValueError, match="give one of them"):
         runtime.clip_gradients(model, optimizer)

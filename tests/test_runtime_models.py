@@ -23,6 +23,7 @@ from hocket.testkit import run_ranks
 from hocket.testkit.ranks import RankError
 
 INPUTS = torch.randn(4, 4, 3, generator=torch.Generator().manual_seed(1))
+ROWS = torch.randn(8, 4, generator=torch.Generator().manual_seed(2))
 
 
 class Coder(nn.Module):
@@ -420,3 +421,75 @@ def test_losses_of_two_loaders() -> None:
 def difference(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
     assert a.keys() == b.keys()
     return max(float((a[name] - b[name]).abs().max()) for name in a)
+
+
+class Inner(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.layer(inputs)
+
+    def score(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self(inputs).square().mean()
+
+
+@pytest.mark.parametrize("how", ["method", "forward", "raw without gradients", "raw after the first step"])
+def test_the_first_step_accepts_calls_of_the_prepared_model(how: str) -> None:
+    runtime = hocket.Runtime(device="cpu", precision="bf16")
+    model, optimizer = runtime.setup(net := Inner(), SGD(net.parameters(), lr=0.1))
+    if how == "raw without gradients":
+        with torch.no_grad():
+            net(ROWS)
+    for _ in range(2):
+        runtime.backward(model.score(ROWS) if how == "method" else model(ROWS).square().mean())
+        assert runtime.step(optimizer)
+    assert not net._forward_pre_hooks, "later steps cost nothing"
+    if how == "raw after the first step":
+        runtime.backward(net(ROWS).square().mean())
+        assert runtime.step(optimizer)
+
+
+def test_clipping_of_scaled_gradients_is_noticed_once() -> None:
+    for clip, said in (("torch", 1), ("runtime", 0), ("none", 0)):
+        runtime = hocket.Runtime(device="cpu", precision="fp16")
+        model, optimizer = runtime.setup(net := nn.Linear(4, 2), SGD(net.parameters(), lr=0.1))
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for _ in range(2):
+                runtime.backward(model(ROWS).square().mean())
+                if clip == "torch":
+                    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+                elif clip == "runtime":
+                    runtime.clip_gradients(model, optimizer, value=1e-3)
+                runtime.step(optimizer)
+        texts = [str(each.message) for each in caught if "loss scale" in str(each.message)]
+        assert len(texts) == said, (clip, texts)
+        assert all("runtime.clip_gradients(model, optimizer, norm=1.0)" in each for each in texts)
+        assert all(each.filename == __file__ for each in caught if "loss scale" in str(each.message))
+
+
+def test_load_without_objects_says_what_it_returns(tmp_path: Path) -> None:
+    runtime = hocket.Runtime(device="cpu")
+    model = runtime.setup(nn.Linear(4, 2))
+    runtime.save(tmp_path / "a", model=model, epoch=3, names={"a": 1})
+    with pytest.warns(UserWarning, match=r"the state of model as values\. Write .*a', model=model\)") as caught:
+        rest = runtime.load(tmp_path / "a")
+    assert caught[0].filename == __file__
+    assert set(rest) == {"model", "epoch", "names"}
+
+
+def test_a_model_is_iterated_over_as_the_given_one_and_a_runtime_closes_as_a_context() -> None:
+    with hocket.Runtime(device="cpu") as runtime:
+        net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+        model = runtime.setup(net)
+        inputs = ROWS
+        for layer in model:
+            inputs = layer(inputs)
+        assert torch.equal(inputs, net(ROWS)) and len(list(model)) == 2
+        assert list(runtime.setup(nn.ModuleDict({"one": nn.Linear(1, 1)}))) == ["one"]
+        with pytest.raises(TypeError, match=r"a model \(Sequential\), which is not several values"):
+            _first, _second = model
+        with pytest.raises(TypeError, match=r"a model \(Linear\), which is not several values"):
+            list(runtime.setup(nn.Linear(1, 1)))

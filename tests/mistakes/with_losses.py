@@ -162,7 +162,7 @@ MISTAKES = [
     Mistake("metrics=['auroc']", lambda: evaluated(metrics=["auroc"]), "metrics='auroc'", "accuracy, mae, mse", "torchmetrics.classification"),
     Mistake("a metric class with arguments", lambda: evaluated(metrics=Needs), "Needs is a class", "its arguments num_classes", "metrics=Needs(…)", listed=True),
     Mistake("a metric without compute", lambda: evaluated(metrics={"mean": Metric()}), "'mean' (Metric) has no compute()", "update, compute and reset", "such as torchmetrics"),
-    Mistake("a function as metric", lambda: evaluated(metrics={"accuracy": lambda o, t: 0.0}), "'accuracy' (function)", "update, compute and reset", "such as torchmetrics"),
+    Mistake("a function as metric", lambda: evaluated(metrics={"accuracy": lambda o, t: 0.0}), "'accuracy' is a function", "a metric of torchmetrics", "metrics='accuracy'"),
     Mistake("a list of two metrics of a class", lambda: evaluated(metrics=["accuracy", "acc"]), "accuracy, accuracy", "Name each", "metrics={'first': …"),
     Mistake("accuracy of regression", lambda: regress(eval_data=[(INPUTS, NUMBERS[:, 0])], model=model(outputs=3), metrics="mae", loss=lambda o, t: o.mean()), "(16, 3) and targets of shape (16,)", "one shape", "outputs.squeeze(1)"),
     Mistake("accuracy of several labels", lambda: evaluate((INPUTS, torch.ones(16, 3)), loss=lambda o, t: F.mse_loss(o, t)), "a sample has several labels", "logits or probabilities", "MultilabelAccuracy(3, average='micro')"),

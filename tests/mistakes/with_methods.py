@@ -21,9 +21,11 @@ def method(owner: str, name: str, write: str, listed: bool = False) -> Mistake:
     return Mistake(f"{owner}.{name}", make, f"{owner} has no {name!r}", allowed, write, listed)
 
 
-def of_runtime(name: str) -> Mistake:
-    """Python's own message: `__getattr__` would slow down the attributes of a Runtime, which loops read in each step."""
-    return Mistake(f"Runtime.{name}", lambda: getattr(runtime(), name), f"no attribute '{name}'", None, None)
+def of_runtime(name: str, write: str) -> Mistake:
+    """An attribute of other libraries' objects for loops of one's own."""
+    return Mistake(
+        f"Runtime.{name}", lambda: getattr(runtime(), name), f"Runtime has no {name!r}", "accumulate, all_gather", write
+    )
 
 
 class Reads(hocket.Callback):
@@ -233,11 +235,11 @@ MISTAKES = [
     method("State", "optimizer", "state.optimizers[0]"),
     method("Result", "best_model_path", "result.checkpoints"),
     Mistake("Runtime.prepare(model, optimizer)", lambda: runtime().prepare(net := model(), torch.optim.SGD(net.parameters(), 0.1)), "prepare was given SGD", "a sequence of torch.optim.Optimizer", "runtime.setup(model, optimizer)"),
-    of_runtime("prepare_data_loader"),
-    of_runtime("clip_grad_norm_"),
-    of_runtime("autocast"),
-    of_runtime("is_main_process"),
-    of_runtime("fit"),
+    of_runtime("prepare_data_loader", "data = runtime.setup_data(loader)"),
+    of_runtime("clip_grad_norm_", "runtime.clip_gradients(model, optimizer, norm=1.0)"),
+    of_runtime("autocast", "with runtime.precision.forward_context()"),
+    of_runtime("is_main_process", "if runtime.rank == 0"),
+    of_runtime("fit", "hocket.Trainer(…).fit()"),
     Mistake("hocket.LightningModule", lambda: hocket.LightningModule, "'LightningModule'", "it has Algorithm", "hocket.Task"),
     Mistake("hocket.ModelCheckpoint", lambda: hocket.ModelCheckpoint, "'ModelCheckpoint'", "it has Algorithm", "checkpoints='runs/a'"),
     Mistake("hocket.seed_everything", lambda: hocket.seed_everything, "'seed_everything'", "it has Algorithm", "hocket.Trainer(seed=17)"),
@@ -300,11 +302,11 @@ MISTAKES = [
     Mistake("Runtime(gradient_accumulation_steps=…)", lambda: hocket.Runtime(gradient_accumulation_steps=4), "gradient_accumulation_steps=4", "runtime.accumulate", "with runtime.accumulate(model, last="),
     Mistake("backward of a vector", lambda: runtime().backward(model()(INPUTS)), "(16, 3)", "a scalar", ".mean()"),
     Mistake("backward of a number", lambda: runtime().backward(0.5), "float", "a scalar tensor", "without .item()"),
-    Mistake("step before backward", lambda: runtime().step(torch.optim.SGD(model().parameters(), 0.1)), "There are no gradients", "before clip_gradients and step", "call backward(loss)"),
-    Mistake("setup(optimizer)", lambda: runtime().setup(torch.optim.SGD(model().parameters(), 0.1)), "SGD", "torch.nn.Module", "give a torch.nn.Module"),
+    Mistake("step before backward", lambda: runtime().step(torch.optim.SGD(model().parameters(), 0.1)), "SGD holds 2 of 2 parameters", "a model that was set up", "set up all modules that hold them"),
+    Mistake("setup(optimizer)", lambda: runtime().setup(torch.optim.SGD(model().parameters(), 0.1)), "SGD holds 2 of 2 parameters", "a model that was set up", "model, loss, optimizer = runtime.setup("),
     Mistake("setup(model, loader)", lambda: runtime().setup(model(), loader()), "DataLoader", "torch.optim.Optimizer", "runtime.setup_data(loader)"),
     Mistake("setup with an optimizer of another model", lambda: runtime().setup(model(), torch.optim.SGD(model().parameters(), 0.1)), "SGD holds 2 of 2 parameters", "not in the model", "Make it from this model's parameters"),
-    Mistake("setup with an optimizer of two models", lambda: runtime().setup(net := model(), torch.optim.SGD([*net.parameters(), *model().parameters()], 0.1)), "SGD holds 2 of 4 parameters", "not in the model", "torch.nn.ModuleDict({'generator': …"),
+    Mistake("setup with an optimizer of two models", lambda: runtime().setup(net := model(), torch.optim.SGD([*net.parameters(), *model().parameters()], 0.1)), "SGD holds 2 of 4 parameters", "not in the model", "model, loss, optimizer = runtime.setup("),
     # surgery
     Mistake("replace_modules(model, list)", lambda: surgery.replace_modules(nn.Sequential(nn.ReLU()), [nn.ReLU]), "list", "by class", "{torch.nn.ReLU: "),
     Mistake("replace_modules by name", lambda: surgery.replace_modules(nn.Sequential(nn.ReLU()), {"ReLU": lambda old, i: nn.GELU()}), "'ReLU'", "by class", "torch.nn.ReLU"),

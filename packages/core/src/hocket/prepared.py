@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial, wraps
+from opcode import opmap
 from types import MethodType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -103,10 +105,10 @@ class PreparedModel(nn.Module):
                 outputs = bus.call_prepared(root, bound, args, list(root.parameters()), True)
         if outputs is self.module:
             return self
-        tensors = list(_tensors(outputs))
-        if any(tensor.dtype in _HALF for tensor in tensors):
+        found = list(tensors(outputs))
+        if any(tensor.dtype in _HALF for tensor in found):
             return nesting.map_tensors(partial(_converted, hook), outputs)
-        for tensor in tensors:  # of a container that the module may hold and change
+        for tensor in found:  # of a container that the module may hold and change
             _converted(hook, tensor)
         return outputs
 
@@ -151,6 +153,18 @@ class PreparedModel(nn.Module):
         """Return a part of a given `nn.Sequential`, `nn.ModuleDict` or the like."""
         value = self.module[key]  # type: ignore[index]
         return PreparedModel(value, self._hocket) if isinstance(value, nn.Module) else value
+
+    def __iter__(self) -> Iterator[Any]:
+        """Return the parts of a given `nn.Sequential`, `nn.ModuleList` or the like, or the keys of an `nn.ModuleDict`."""
+        module, frame = self.module, sys._getframe(1)
+        unpacked = frame.f_code.co_code[frame.f_lasti] == opmap["UNPACK_SEQUENCE"]
+        if unpacked or not hasattr(type(module), "__iter__"):
+            raise TypeError(
+                f"setup returned a model ({type(module).__name__}), which is not several values. It returns as many as it is "
+                "given. Write model = runtime.setup(model), or model, optimizer = runtime.setup(model, optimizer)."
+            )
+        parts = (PreparedModel(each, self._hocket) if isinstance(each, nn.Module) else each for each in iter(module))  # type: ignore[call-overload]
+        return parts
 
     def named_modules(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Module]]:
         """Return the given module and its parts, under the names that they have there."""
@@ -209,7 +223,8 @@ def _converted(hook: Hook, tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
+def tensors(value: Any) -> Iterator[torch.Tensor]:
+    """Return the tensors in nested containers."""
     if isinstance(value, Mapping):
         value = list(value.values())
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -218,7 +233,7 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
         yield value
     if isinstance(value, list | tuple):
         for each in value:
-            yield from _tensors(each)
+            yield from tensors(each)
 
 
 _HALF = (torch.float16, torch.bfloat16)

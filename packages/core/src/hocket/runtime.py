@@ -20,8 +20,8 @@ from hocket.data.checks import check_batches
 from hocket.data.several import prepared
 from hocket.devices import placement
 from hocket.distributed import comparison
-from hocket.help import attributes, failures
-from hocket.help.arguments import understood
+from hocket.help import attributes, failures, own_loops
+from hocket.help.arguments import explained, understood, unknown
 from hocket.hookspecs import Event
 from hocket.hookspecs.actions import Actions
 from hocket.optim.clipping import clip_gradients
@@ -32,6 +32,7 @@ from hocket.plugins.bus import Bus
 from hocket.prepared import Owner, PreparedData, PreparedModel, inner
 from hocket.training import seeding
 from hocket.training.accumulation import Gradients
+from hocket.training.first_step import FirstStep
 from hocket.training.guard import Policy
 from hocket.training.loop_steps import LoopSteps, make_steps
 
@@ -100,6 +101,7 @@ class Runtime:
         self.precision.device = self.device
         comparison.over_ranks(bus, self.world_size, {**comparison.of_plugins(parts.attachments), **given})
         self._gradients = Gradients()
+        self._first_step = FirstStep(self.precision, self._gradients)
         self._steppers: list[LoopSteps] = []
         #: By parameter of each model that was set up: the module that the strategy made of the model.
         self._roots: WeakIdKeyDictionary = WeakIdKeyDictionary()
@@ -149,7 +151,7 @@ class Runtime:
             ValueError: a model was set up before; or an optimizer holds no parameters, or some of no model that was set up.
         """
         optimizers = [each for each in given if not isinstance(each, nn.Module)]
-        _check_optimizers(optimizers)
+        own_loops.check_optimizers(optimizers)
         if not given:
             raise TypeError("setup was given nothing. Write model, optimizer = runtime.setup(model, optimizer).")
         modules = [each for each in given if isinstance(each, nn.Module)]
@@ -171,6 +173,7 @@ class Runtime:
         for model, module, mine in zip(models, converted, before, strict=True):
             root = self.bus.prepare_model(module, self.precision)
             called.append(PreparedModel(model, Owner(self.bus, self._gradients, self.strategy, model, root)))
+            self._first_step.watch(model, root)
             for parameter in (*mine, *model.parameters()):  # a strategy that shards parameters replaces them
                 self._roots[parameter] = weakref.ref(root)
         stepped = [self.bus.prepare_optimizer(optimizer) for optimizer in optimizers]
@@ -178,7 +181,7 @@ class Runtime:
             self._optimizers[optimizer] = optimizer.register_step_pre_hook(self._gradients.refuse_own_step)
         sources = {True: iter(called), False: iter(stepped)}
         prepared = [next(sources[isinstance(each, nn.Module)]) for each in given]
-        return prepared[0] if len(prepared) == 1 else tuple(prepared)
+        return prepared[0] if len(prepared) == 1 else own_loops.Prepared(prepared)
 
     def convert(self, module: Any) -> Any:
         """Move the module to the device, and convert it to the storage dtypes of the precision."""
@@ -193,12 +196,13 @@ class Runtime:
         self, module: nn.Module, optimizers: Sequence[torch.optim.Optimizer]
     ) -> tuple[nn.Module, list[torch.optim.Optimizer]]:
         """Return a converted module and its optimizers, prepared by the strategy."""
-        _check_optimizers(optimizers)
+        own_loops.check_optimizers(optimizers)
         for optimizer in optimizers:
             self.bus.check_optimizer(optimizer)
         prepared = self.bus.prepare_model(module, self.precision)
         return prepared, [self.bus.prepare_optimizer(optimizer) for optimizer in optimizers]
 
+    @explained
     def setup_data(self, loader: Iterable[Any], *, train: bool = True, global_batch: int | None = None) -> PreparedData:
         """Return this rank's batches of ``loader``, on the device.
 
@@ -219,6 +223,7 @@ class Runtime:
 
     # --- a step, complete
 
+    @explained
     def stepper(
         self,
         model: nn.Module,
@@ -264,12 +269,17 @@ class Runtime:
             >>> result.taken
             True
         """
-        if optimizers and named:
+        others = {name: each for name, each in named.items() if not isinstance(each, torch.optim.Optimizer)}
+        for name, each in others.items():
+            if text := unknown("Runtime.stepper", name, each):
+                raise TypeError(text)
+        if optimizers and named and not others:
             raise TypeError(
                 "stepper was given optimizers with and without names. Name all, as in stepper(model, critic=critic), or none."
             )
         given = named or {str(number): optimizer for number, optimizer in enumerate(optimizers)}
         step = make_steps(self, model, given, microbatch, clip, nonfinite)
+        self._first_step.end(inner(model))
         for optimizer in given.values():
             self._allow_step(optimizer)
         self._steppers.append(step)
@@ -277,12 +287,14 @@ class Runtime:
 
     # --- the parts of a step
 
+    @explained
     @contextmanager
     def accumulate(self, model: nn.Module, last: bool = True) -> Iterator[None]:
         """Accumulate gradients: use as the context of forward and backward of each microbatch.
 
         Ranks exchange gradients only in the ``last`` microbatch before a step. The step uses the weighted mean over all blocks
-        since the model's previous step. Losses within one block add up. Nest the blocks of models with a common loss.
+        since the model's previous step, so do not divide losses by the number of microbatches. Losses within one block add up.
+        Nest the blocks of models with a common loss.
 
         After the last block, all ranks receive rank 0's buffers, such as the running statistics of batch norm. Without this
         context, ranks exchange gradients in every backward, and buffers are not synchronized.
@@ -297,10 +309,13 @@ class Runtime:
             >>> runtime.step(optimizer)
             True
         """
+        if not isinstance(model, PreparedModel):
+            own_loops.refuse_model(model)
         module = inner(model)
         with self._gradients.block(module, last), self.bus.accumulate(module, last):
             yield
 
+    @explained
     def backward(
         self,
         loss: torch.Tensor,
@@ -326,6 +341,10 @@ class Runtime:
         """
         ranks = self.strategy.data_ranks
         if weight is not None:
+            if not weight >= 0:
+                raise ValueError(
+                    f"backward was given weight={weight}, the number of elements in the mean. Write 0 or more."
+                )
             mine, everyone = weight, self._sum(weight)
         else:
             mine, everyone = self._gradients.latest(ranks)
@@ -336,11 +355,14 @@ class Runtime:
                 scaled = self.bus.scale_loss(loss if factor == 1 else loss * factor)
                 scaled.backward(retain_graph=retain_graph, inputs=inputs)
         except Exception as error:
-            failures.explain_backward(error, loss)
+            failures.explain_backward(error, loss, bool(self._steppers))
             raise
         finally:
             self._gradients.end_backward()
+            if self._first_step.versions is not None:
+                self._first_step.record(self._roots)
 
+    @explained
     def clip_gradients(
         self,
         model: nn.Module,
@@ -361,6 +383,8 @@ class Runtime:
             >>> runtime.backward(model(torch.randn(8, 4)).square().mean())
             >>> norm = runtime.clip_gradients(model, optimizer, norm=1.0)
         """
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            own_loops.check_optimizer(optimizer, "clip_gradients(model, optimizer, norm=1.0)")
         if (norm is None) == (value is None):
             raise ValueError(
                 f"clip_gradients was given norm={norm} and value={value}; give one of them. Write "
@@ -373,10 +397,11 @@ class Runtime:
         assert value is not None
         return clip_gradients(parameters, "value", value)
 
+    @explained
     def step(self, optimizer: torch.optim.Optimizer) -> bool:
         """Step and set gradients to None. Return False if the precision skipped the step because gradients overflowed."""
-        self._finish(optimizer)
-        self._allow_step(optimizer)
+        if self._finish(optimizer):
+            self._allow_step(optimizer)
         self.bus.overflowed(self.bus.all_reduce)
         stepped: bool = self.bus.step_optimizer(optimizer, _no_closure)
         optimizer.zero_grad(set_to_none=True)
@@ -393,7 +418,10 @@ class Runtime:
             >>> runtime = hocket.Runtime(device="cpu")
             >>> runtime.all_reduce(torch.tensor(0.5), "mean")
             tensor(0.5000)
+
+        Raises ValueError for another ``op``.
         """
+        own_loops.check_operation(op)
         reduced: torch.Tensor = self.bus.all_reduce(torch.as_tensor(tensor), op)
         return reduced
 
@@ -459,6 +487,7 @@ class Runtime:
             >>> rest
             {'epoch': 1}
         """
+        own_loops.check_folder(path, "save")
         for step in self._steppers:
             step.report()
         loops.save(self, Path(path), things)
@@ -470,12 +499,20 @@ class Runtime:
         Raises:
             ValueError: it was saved under another precision that has state.
             CheckpointError: there is no such checkpoint, it is damaged, or does not contain one of ``things``.
+            TypeError: one of ``things`` has no ``load_state_dict``.
         """
+        own_loops.check_folder(path, "load")
         return loops.load(self, Path(path), things)
 
     def close(self) -> None:
         """Leave the process group. Called automatically when the Runtime is garbage-collected."""
         self.strategy.shutdown()
+
+    def __enter__(self) -> Runtime:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
     if not TYPE_CHECKING:
 
@@ -484,20 +521,28 @@ class Runtime:
 
     # --- internals
 
-    def _finish(self, optimizer: torch.optim.Optimizer) -> None:
-        """Turn the gradients of an optimizer into means, and check them once."""
-        if optimizer not in self._optimizers:
+    def _finish(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Turn the gradients of an optimizer into means, and check them once. Return whether it has not stepped yet."""
+        try:
+            first = self._optimizers.get(optimizer, _UNKNOWN) is not None
+        except TypeError:  # a value that cannot be referenced weakly
+            first = True
+        if first:
+            own_loops.check_optimizer(optimizer, "step(optimizer)")
             check_parameters(optimizer, {*self._roots}, "a model that was set up", _SET_UP_ALL)
-            self._optimizers[optimizer] = None
+            self._optimizers.setdefault(optimizer)
+            held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+            self._first_step.check(optimizer, {root for each in held if (root := self._roots[each]()) is not None})
         self._gradients.finish(self.bus, optimizer)
         if self.world_size > 1 and optimizer not in self._compared and Need.FULL_PARAMETERS in self.strategy.offers:
             gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
             norms = [float(gradient.norm()) for gradient in gradients]
-            first, *others = self.bus.all_gather_object(norms)
-            if any(len(each) != len(first) or not all(map(_close, each, first)) for each in others):
+            mine, *others = self.bus.all_gather_object(norms)
+            if any(len(each) != len(mine) or not all(map(_close, each, mine)) for each in others):
                 raise RuntimeError(_DIFFERENT.format(type(optimizer).__name__))
-            if all(map(math.isfinite, first)):  # otherwise the loss scale is too large at first
+            if all(map(math.isfinite, mine)):  # otherwise the loss scale is too large at first
                 self._compared.add(optimizer)
+        return first
 
     def _allow_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Remove the hook that refuses ``optimizer.step()``: after one ``runtime.step`` it would only cost time."""
@@ -516,25 +561,7 @@ def _close(one: float, other: float) -> bool:
     return math.isclose(one, other, rel_tol=1e-3, abs_tol=1e-30) or not (math.isfinite(one) or math.isfinite(other))
 
 
-def _check_optimizers(given: Any) -> None:
-    if isinstance(given, torch.optim.Optimizer):
-        raise TypeError(
-            f"prepare was given {type(given).__name__}, and takes a sequence of torch.optim.Optimizer. In a custom loop write "
-            "model, optimizer = runtime.setup(model, optimizer), which also moves the model to the device."
-        )
-    for each in given if isinstance(given, Sequence) else [given]:
-        if isinstance(each, torch.optim.Optimizer):
-            continue
-        kind = type(each).__name__
-        if isinstance(each, torch.optim.lr_scheduler.LRScheduler):
-            what, write = f"a schedule ({kind})", "Use it as it is: schedule.step() after runtime.step(optimizer)"
-        elif hasattr(type(each), "__iter__"):
-            what, write = f"data ({kind})", "Write data = runtime.setup_data(loader), and for evaluation train=False"
-        else:
-            what = kind
-            write = "Write model, optimizer = runtime.setup(model, optimizer), and data = runtime.setup_data(loader)"
-        raise TypeError(f"setup was given {what}. It takes models (torch.nn.Module) and their optimizers. {write}.")
-
+_UNKNOWN: Any = object()
 
 _DIFFERENT = (
     "The gradients of {} differ between ranks: they were not averaged, so each rank would train another model. Compute losses "

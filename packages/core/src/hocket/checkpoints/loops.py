@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,8 @@ from hocket.checkpoints import CheckpointError
 from hocket.checkpoints.plain_data import decode, encode
 from hocket.checkpoints.storage import format
 from hocket.checkpoints.storage.ranks import Ranks
-from hocket.prepared import PreparedData, inner
+from hocket.help import own_loops
+from hocket.prepared import PreparedData, inner, tensors
 from hocket.training import seeding
 
 if TYPE_CHECKING:
@@ -30,11 +32,22 @@ def save(runtime: Runtime, path: Path, things: Mapping[str, Any]) -> None:
 
 def load(runtime: Runtime, path: Path, things: Mapping[str, Any]) -> dict[str, Any]:
     """See `hocket.Runtime.load`."""
+    own_loops.check_loaded(path, things)
+    if not path.exists():
+        raise CheckpointError(f"{path} is not a checkpoint: there is no such folder. Give one that runtime.save wrote.")
     saved = format.read(path)
     kept = {name: decode(value) for name, value in saved["things"].items()}
     if missing := sorted(things.keys() - kept.keys()):
         raise CheckpointError(
-            f"{path} does not contain {', '.join(missing)}. It contains: {', '.join(sorted(kept)) or 'nothing'}."
+            f"{path} does not contain {', '.join(missing)}. It contains: {', '.join(sorted(kept)) or 'nothing'}. Write "
+            f"runtime.load({str(path)!r}{_named(things.keys() & kept.keys())}); or save it there as well: "
+            f"runtime.save({str(path)!r}{_named(things)})."
+        )
+    if not things and (states := [name for name, each in kept.items() if any(True for _ in tensors(each))]):
+        warnings.warn(
+            f"load changed no object, and returned the state of {', '.join(states)} as values. Write runtime.load("
+            f"{str(path)!r}{_named(states)}) to load into what setup returned.",
+            stacklevel=4,
         )
     # Models first: sharded optimizers read their parameters.
     for name, thing in sorted(things.items(), key=lambda item: not isinstance(item[1], nn.Module)):
@@ -49,6 +62,10 @@ def load(runtime: Runtime, path: Path, things: Mapping[str, Any]) -> dict[str, A
     if runtime.rank < len(saved["random"]):
         seeding.restore(decode(saved["random"][runtime.rank]))
     return kept
+
+
+def _named(things: Iterable[str]) -> str:
+    return "".join(f", {name}={name}" for name in sorted(things))
 
 
 def _state_of(runtime: Runtime, thing: Any, name: str) -> Any:

@@ -48,21 +48,52 @@ def understood(function: Callable[P, R]) -> Callable[P, R]:
     return call
 
 
+def explained(function: Callable[P, R]) -> Callable[P, R]:
+    """Decorate a function that loops call in each step: explain its arguments, which costs time only if they are refused."""
+    signature = _SIGNATURES[function.__qualname__] = inspect.signature(function)
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return function(*args, **kwargs)
+        except TypeError as error:
+            try:
+                signature.bind(*args, **kwargs)
+            except TypeError:
+                raise TypeError(_explain(function, signature, args, kwargs) or str(error)) from None
+            raise
+
+    return call
+
+
+def unknown(what: str, name: str, value: Any) -> str:
+    """Return what is wrong with an argument of a function that takes others by any name; empty if it is one of these."""
+    known = _named_parameters(_SIGNATURES[what])
+    meant = names.listed(name, "arguments", what, near=True) or difflib.get_close_matches(name, known, 1, 0.7)
+    return _unknown(what, known, name, value) if meant else ""
+
+
+def _named_parameters(signature: inspect.Signature) -> dict[str, inspect.Parameter]:
+    starred = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return {name: each for name, each in signature.parameters.items() if name != "self" and each.kind not in starred}
+
+
 def _explain(function: Any, signature: inspect.Signature, args: Any, kwargs: Mapping[str, Any]) -> str:
     """Return what is wrong with a call and what to write, or empty if it is not known."""
     owner, _, method = function.__qualname__.rpartition(".")
     what = owner if method == "__init__" else f"{owner}.{method}"
-    known = {name: each for name, each in signature.parameters.items() if name != "self"}
+    known = _named_parameters(signature)
     if unknown := [name for name in kwargs if name not in known]:
         return " ".join(_unknown(what, known, name, kwargs[name]) for name in unknown)
     positional = [name for name, each in known.items() if each.kind is each.POSITIONAL_OR_KEYWORD]
     given = args[1:]  # without self
     if len(given) > len(positional):
+        by_name = " Give the others by name."
         roles: dict[str, Any] = {}
         for each in given[len(positional) :]:
             roles.setdefault(_role(each), each)
         if text := names.listed(method, "attributes", owner):
-            write = text
+            write, by_name = text, ""
         elif any(isinstance(each, torch.nn.Module) for each in given) and "model" not in known:
             write = f"trainer.{method}(data): the Trainer has its model already"
             write = write if "data" in known else "hocket.Runtime(device='cpu'), and then model = runtime.setup(model)"
@@ -73,7 +104,7 @@ def _explain(function: Any, signature: inspect.Signature, args: Any, kwargs: Map
             write = f"{what}({', '.join(shown or [f'{name}=…' for name in list(known)[:2]])})"
         return (
             f"{what} takes {_words(positional)} by position, and was given {len(given)} values: "
-            f"{', '.join(objects.short(each) for each in given)}. Give the others by name. Write {write}."
+            f"{', '.join(objects.short(each) for each in given)}.{by_name} Write {write}."
         )
     if twice := [name for name in positional[: len(given)] if name in kwargs]:
         here = objects.short(given[positional.index(twice[0])])
@@ -82,6 +113,8 @@ def _explain(function: Any, signature: inspect.Signature, args: Any, kwargs: Map
         n for n, each in known.items() if each.default is each.empty and n not in (*kwargs, *positional[: len(given)])
     ]
     if missing:
+        if text := names.listed(method, "attributes", owner):
+            return f"{what} was not given {missing[0]}. Write {text}."
         about = _about(missing[0])
         return f"{what} was not given {missing[0]}{f' ({about})' if about else ''}. Write {what}({missing[0]}=…)."
     return ""
@@ -90,10 +123,10 @@ def _explain(function: Any, signature: inspect.Signature, args: Any, kwargs: Map
 def _unknown(what: str, known: Mapping[str, Any], name: str, value: Any) -> str:
     given = f"{what} has no argument {name}={objects.short(value)}."
     trainer = _SIGNATURES.get("Trainer.__init__")
-    if trainer is not None and name in trainer.parameters:
+    own = names.listed(name, "arguments", what)
+    if own is None and trainer is not None and name in trainer.parameters:
         return f"{given} It is one of the Trainer: write hocket.Trainer({name}=…). Here the arguments are {', '.join(known)}."
-    tables = [("arguments", what), ("arguments", "Trainer")]
-    own = names.listed(name, *tables[0])
+    tables = [("arguments", what), *([] if what.startswith("Runtime.") else [("arguments", "Trainer")])]
     instead = next((text for each in tables if (text := names.listed(name, *each))), None)
     spelt = difflib.get_close_matches(name, known, 1, 0.7)
     if instead is None and not spelt:

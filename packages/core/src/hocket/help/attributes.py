@@ -78,7 +78,8 @@ def elsewhere(*others: str) -> Callable[[type[T]], type[T]]:
     def decorated(cls: type[T]) -> type[T]:
         for name in others:
             setattr(cls, name, Elsewhere(cls.__name__, name))
-        cls.__dir__ = lambda self: [name for name in object.__dir__(self) if name not in others]  # type: ignore[method-assign]
+        listed = cls.__dir__
+        cls.__dir__ = lambda self: [name for name in listed(self) if name not in others]  # type: ignore[method-assign]
         return cls
 
     return decorated

@@ -39,7 +39,7 @@ def explain(error: BaseException, where: str, task: Task, batch: Any, outputs: A
             error.add_note(note)
 
 
-def explain_backward(error: BaseException, loss: Any) -> None:
+def explain_backward(error: BaseException, loss: Any, stepper: bool) -> None:
     """Add a note to an exception of ``Runtime.backward``. Never raises."""
     with suppress(Exception):
         if not isinstance(loss, Tensor):
@@ -50,6 +50,11 @@ def explain_backward(error: BaseException, loss: Any) -> None:
         elif loss.dim():
             error.add_note(
                 f"backward(loss) was given a tensor of shape {tuple(loss.shape)}; it takes a scalar. Write loss.mean()."
+            )
+        elif not loss.requires_grad and stepper:
+            error.add_note(
+                "The loss has no gradient. step(…) of runtime.stepper computes gradients and steps: after it, omit "
+                "runtime.backward and runtime.step."
             )
         elif not loss.requires_grad:
             error.add_note(
@@ -103,8 +108,9 @@ def explain_step(error: BaseException, batch: Any) -> None:
             "step(…) takes the names of optimizers by position. Write step(loss_function, batch, 'generator'), for instance."
         )
     elif call:
+        function = "loss_function" if batch is None else "self.loss_of"
         error.add_note(
-            "step(…) was not given a batch. Write step(self.loss_of, batch): the function itself, which is called with the "
+            f"step(…) was not given a batch. Write step({function}, batch): the function itself, which is called with the "
             "batch, perhaps several times, and not a loss that was computed already."
         )
     elif indexed:

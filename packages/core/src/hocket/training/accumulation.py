@@ -192,10 +192,8 @@ class Gradients:
         average all gradients.
         """
         if not self._blocks and not self._plain:
-            raise RuntimeError(
-                "There are no gradients: call backward(loss) before clip_gradients and step, as runtime.backward(loss) and "
-                "not loss.backward()."
-            )
+            own = any(each.grad is not None for group in optimizer.param_groups for each in group["params"])
+            raise RuntimeError(_OWN_BACKWARD if own else _NO_GRADIENTS)
         if id(optimizer) in self._finished:
             return
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
@@ -244,6 +242,14 @@ def _held(model: nn.Module, parameters: set[int]) -> list[nn.Parameter]:
 _LOADERS = (
     "Several loaders of setup_data are iterated over, whose batches have other numbers of samples; backward weights a loss by "
     "those of the latest batch. Say the weight of each loss: runtime.backward(loss, weight=data.samples)."
+)
+_NO_GRADIENTS = (
+    "There are no gradients: backward was not called since the last step. Write runtime.backward(loss) before "
+    "runtime.clip_gradients(model, optimizer, norm=1.0) and runtime.step(optimizer)."
+)
+_OWN_BACKWARD = (
+    "The gradients are not those of runtime.backward, which weights and scales losses; so they cannot be stepped. Write "
+    "runtime.backward(loss) instead of loss.backward()."
 )
 _OWN_STEP = (
     "{}.step() was called with gradients of runtime.backward, which are neither averaged over microbatches nor unscaled yet. "

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from hocket import settings
 from hocket.algorithm import Need
 from hocket.distributed.comparison import of_values, over_ranks
-from hocket.help import failures
+from hocket.help import attributes, failures
 from hocket.prepared import PreparedModel, inner, is_whole
 from hocket.run_folder import Run, TemporaryFolder
 from hocket.state import State
@@ -33,6 +33,10 @@ if TYPE_CHECKING:
 REPORT_EVERY = 10
 
 
+@attributes.elsewhere(
+    "batch", "batch_idx", "index", "global_step", "backward", "step", "zero_grad", "optimizer_step", "loss", "losses", "manual",
+    "model", "optimizer", "optimizers", "state_dict", "load_state_dict",
+)  # fmt: skip
 class LoopSteps(Steps):
     """The steps of a custom loop: call it to take one, as described in `Steps`.
 
@@ -45,6 +49,8 @@ class LoopSteps(Steps):
     """
 
     caller = "the training loop"
+    _naming = "Name them in step = runtime.stepper(model, {}=optimizer)."
+    _bound = ""
 
     def __init__(self, state: State, gradients: Gradients, guard: NonFiniteGuard) -> None:
         super().__init__(state, self._take_step, None)

@@ -87,6 +87,10 @@ class Steps:
 
     #: The user's code that calls the steps, for messages.
     caller = ""
+    #: Where optimizers get their names, by a name that does not exist.
+    _naming = "Name them in configure_optimizers, which may return a dict, or in the Trainer's optimizer={{{!r}: …}}."
+    #: The first argument of a loss function, if it is a method.
+    _bound = "self, "
 
     def __init__(
         self,
@@ -211,7 +215,9 @@ class Steps:
         except ValueError:  # it has no signature
             return
         except TypeError as error:
-            form = f"def {getattr(function, '__name__', 'loss_function')}(self, {', '.join(arguments)})"
+            named = ", ".join(arguments)
+            name = getattr(function, "__name__", "loss_function")
+            form = f"lambda {named}: …" if name == "<lambda>" else f"def {name}({self._bound}{named})"
             if getattr(function, "__func__", None) is type(self._state.task).loss:
                 form = "step(self.loss_of, batch), which calls forward(batch) and loss(outputs, batch)"
             raise TypeError(
@@ -258,8 +264,7 @@ class Steps:
             if name not in there:
                 raise ValueError(
                     f"step(…, {name!r}) does not name an optimizer; there {'is' if len(there) == 1 else 'are'} "
-                    f"{', '.join(map(repr, there))}. Name them in configure_optimizers, which may return a dict, or in the "
-                    f"Trainer's optimizer={{{name!r}: …}}."
+                    f"{', '.join(map(repr, there))}. {self._naming.format(name)}"
                 )
         return [there.index(name) for name in dict.fromkeys(names)]
 

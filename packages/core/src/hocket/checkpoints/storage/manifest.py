@@ -99,8 +99,10 @@ def _advice(file: Path) -> str:
     if file.name == LATEST and (name := pointed(file)):
         return f" It names the newest one, so give: {file.parent / name}"
     if file.suffix in WEIGHTS:
+        read = "safetensors.torch.load_file" if file.suffix == ".safetensors" else "torch.load"
         return (
-            f" Weights in it can be taken by trainer.load_weights('{file}'), and compared by: hocket checkpoint diff."
+            f" Weights in it can be taken by trainer.load_weights('{file}') or runtime.load_model_state(model, "
+            f"{read}('{file}')), and compared by: hocket checkpoint diff."
         )
     return ""
 
