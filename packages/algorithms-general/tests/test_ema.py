@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 from hocket.hookspecs import Event
-from hocket.time import Time, Timestamp, Unit
+from hocket.time import Time, Unit
+from hocket.timestamp import Timestamp
 from hocket.training.borrowing import BorrowedTensors
 from hocket_general import EMA
 

@@ -22,7 +22,8 @@ from hocket.schedules import (
     Schedule,
     Step,
 )
-from hocket.time import Time, TimeError, Timestamp, Unit
+from hocket.time import Time, TimeError, Unit
+from hocket.timestamp import Timestamp
 
 EPOCH_LENGTH, EPOCHS, SAMPLES, TOKENS = 5, 8, 4, 100
 BATCHES = EPOCH_LENGTH * EPOCHS

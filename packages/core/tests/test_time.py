@@ -10,7 +10,8 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from hocket.time import Interval, Time, TimeError, Timestamp, Unit, whole
+from hocket.time import Interval, Time, TimeError, Unit, whole
+from hocket.timestamp import Timestamp
 
 COUNTED = [Unit.EPOCH, Unit.BATCH, Unit.SAMPLE, Unit.TOKEN]
 CONTINUOUS = [Unit.DURATION, Unit.SECOND]

@@ -20,7 +20,7 @@ from torch import nn
 
 import hocket
 import hocket_loggers
-from hocket.time import Timestamp
+from hocket.timestamp import Timestamp
 from hocket_loggers import TensorBoardLogger
 
 

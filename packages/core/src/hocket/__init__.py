@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from hocket.strategies import Strategy
     from hocket.surgery import NoEffectWarning
     from hocket.task import Task
-    from hocket.time import Interval, Time, Timestamp, Unit
+    from hocket.time import Interval, Time, Unit
+    from hocket.timestamp import Timestamp
     from hocket.trainer import Trainer
     from hocket.training.evaluate import EvalSet
     from hocket.training.requests import Decision
@@ -53,7 +54,7 @@ _PUBLIC = {
     "Strategy": "hocket.strategies",
     "Task": "hocket.task",
     "Time": "hocket.time",
-    "Timestamp": "hocket.time",
+    "Timestamp": "hocket.timestamp",
     "Trainer": "hocket.trainer",
     "Unit": "hocket.time",
     "data": "",

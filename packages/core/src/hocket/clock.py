@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fractions import Fraction
 
-from hocket.time import Time, TimeError, Timestamp, Unit
+from hocket.time import Time, TimeError, Unit
+from hocket.timestamp import Timestamp
 
 
 @dataclass(slots=True)

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hocket.time import Timestamp
+from hocket.timestamp import Timestamp
 
 _LEFT = "text-align:left;vertical-align:top"
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from hocket.help import attributes
-from hocket.time import Timestamp
+from hocket.timestamp import Timestamp
 
 #: The columns that every row has: what was completed, over all ranks, and seconds of training.
 POSITION = ("epoch", "batch", "sample", "token", "seconds")

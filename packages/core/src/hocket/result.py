@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from hocket import display
 from hocket.help import attributes
 from hocket.history import History
-from hocket.time import Timestamp
+from hocket.timestamp import Timestamp
 
 
 @dataclass(frozen=True, slots=True, repr=False)

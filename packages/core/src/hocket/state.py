@@ -15,7 +15,8 @@ from hocket.help import attributes
 from hocket.help.objects import short
 from hocket.history import Recorder
 from hocket.plugins.kinds import singular
-from hocket.time import Time, Timestamp
+from hocket.time import Time
+from hocket.timestamp import Timestamp
 from hocket.training.borrowing import BorrowedTensors
 from hocket.training.generators import Generators
 from hocket.training.progress import Progress

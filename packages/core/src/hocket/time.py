@@ -1,14 +1,17 @@
-"""Time in training: lengths (`Time`), the position of a run (`Timestamp`), and recurrence (`Interval`)."""
+"""Time in training: lengths (`Time`) and recurrence (`Interval`). `hocket.timestamp` has the position of a run."""
 
 from __future__ import annotations
 
 import enum
 import math
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Callable
+from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hocket.timestamp import Timestamp
 
 
 class TimeError(ValueError):
@@ -33,7 +36,8 @@ class Unit(enum.StrEnum):
 
 
 _CONTINUOUS = (Unit.DURATION, Unit.SECOND)
-_FIELDS = {
+#: The attribute of a `Timestamp` that counts a unit.
+FIELDS = {
     Unit.EPOCH: "epoch",
     Unit.BATCH: "batch",
     Unit.SAMPLE: "sample",
@@ -221,7 +225,7 @@ class Time:
 
 
 def _not_whole(number: object, unit: Unit) -> str:
-    name = "batches" if unit is Unit.BATCH else f"{_FIELDS[unit]}s"
+    name = "batches" if unit is Unit.BATCH else f"{FIELDS[unit]}s"
     return (
         f"{number}{unit} is not a whole number of {name}. Give a whole number, or use a finer unit: batches "
         "('ba') instead of epochs, or a fraction of the duration such as '0.1dur'."
@@ -235,122 +239,6 @@ def _as_float(number: Fraction | int) -> float:
     except OverflowError:
         return math.inf
 
-
-@dataclass(slots=True)
-class Timestamp:
-    """The completed part of training. The loop updates it in place; :meth:`copy` it to keep a value.
-
-    Counts are over all ranks and are Python integers, so they cannot overflow. Seconds are wall-clock seconds spent on
-    training batches: in total, within the epoch, and of the latest batch.
-
-    Example:
-        >>> import hocket
-        >>> timestamp = hocket.Timestamp()
-        >>> timestamp.next_batch(samples=32, tokens=0, seconds=0.5)
-        >>> timestamp.batch, timestamp.sample, timestamp.get("sp")
-        (1, 32, Time(value=32, unit=<Unit.SAMPLE: 'sp'>))
-    """
-
-    epoch: int = 0
-    batch: int = 0
-    sample: int = 0
-    token: int = 0
-    batch_in_epoch: int = 0
-    sample_in_epoch: int = 0
-    token_in_epoch: int = 0
-    seconds: float = 0.0
-    epoch_seconds: float = 0.0
-    batch_seconds: float = 0.0
-
-    def next_batch(self, samples: int, tokens: int, seconds: float) -> None:
-        """Count one batch of ``samples`` and ``tokens`` over all ranks that took ``seconds``."""
-        self.batch += 1
-        self.sample += samples
-        self.token += tokens
-        self.batch_in_epoch += 1
-        self.sample_in_epoch += samples
-        self.token_in_epoch += tokens
-        self.seconds += seconds
-        self.epoch_seconds += seconds
-        self.batch_seconds = seconds
-
-    def next_epoch(self) -> None:
-        """Count one epoch, and reset the counts within the epoch."""
-        self.epoch += 1
-        self.begin_epoch()
-
-    def begin_epoch(self) -> None:
-        """Reset the counts within the epoch, without counting an epoch."""
-        self.batch_in_epoch = self.sample_in_epoch = self.token_in_epoch = 0
-        self.epoch_seconds = 0.0
-
-    def become(self, other: Timestamp) -> None:
-        """Copy all values of ``other`` into this timestamp."""
-        self.epoch = other.epoch
-        self.batch = other.batch
-        self.sample = other.sample
-        self.token = other.token
-        self.batch_in_epoch = other.batch_in_epoch
-        self.sample_in_epoch = other.sample_in_epoch
-        self.token_in_epoch = other.token_in_epoch
-        self.seconds = other.seconds
-        self.epoch_seconds = other.epoch_seconds
-        self.batch_seconds = other.batch_seconds
-
-    def copy(self) -> Timestamp:
-        """Return a new timestamp with the same values."""
-        made = Timestamp()
-        made.become(self)
-        return made
-
-    def count(self, unit: Unit) -> int | float:
-        """Return the number of completed epochs, batches, samples or tokens, or the seconds, as a plain number.
-
-        Raises TimeError for ``dur``, because a timestamp does not know the duration of the run.
-        """
-        field = _FIELDS.get(unit)
-        if field is None:
-            raise TimeError(
-                "A timestamp does not know the completed fraction of the run; call State.elapsed() instead."
-            )
-        value: int | float = getattr(self, field)
-        return value
-
-    def get(self, unit: Unit) -> Time:
-        """Return :meth:`count` as a Time.
-
-        Example:
-            >>> import hocket
-            >>> str(hocket.Timestamp(batch=120).get("ba"))
-            '120ba'
-        """
-        return Time(self.count(Unit(unit)), Unit(unit))
-
-    def state_dict(self) -> dict[str, int | float]:
-        """Return all values by name."""
-        return {name: getattr(self, name) for name in _TIMESTAMP}
-
-    def load_state_dict(self, state_dict: Mapping[str, int | float]) -> None:
-        """Restore the values of :meth:`state_dict`. Raises ValueError, without changes, if keys or types differ."""
-        if state_dict.keys() != _TIMESTAMP.keys():
-            missing, unknown = _TIMESTAMP.keys() - state_dict.keys(), state_dict.keys() - _TIMESTAMP.keys()
-            raise ValueError(
-                f"This is not the state of a Timestamp: missing {sorted(missing)}, unknown {sorted(unknown)}. It holds "
-                f"exactly {', '.join(_TIMESTAMP)}."
-            )
-        for name, kind in _TIMESTAMP.items():
-            value = state_dict[name]
-            if isinstance(value, bool) or not isinstance(value, int if kind is int else int | float) or value < 0:
-                raise ValueError(
-                    f"The state of a Timestamp has {name}={value!r}; that should be {kind.__name__} and not negative."
-                )
-        for name, kind in _TIMESTAMP.items():
-            setattr(self, name, kind(state_dict[name]))
-
-
-_TIMESTAMP: dict[str, type[int] | type[float]] = {
-    field.name: float if field.name.endswith("seconds") else int for field in fields(Timestamp)
-}
 
 #: A quotient of times this much below an integer counts as that integer. The rounding error of quotients such as 0.7 / 0.1
 #: is about 1e-16 of their value; the tolerance is far above that, and far below one batch of any interval.
@@ -388,7 +276,7 @@ class Interval:
         self.every: Time | None = every if isinstance(every, Time) and every.value else None
         # Precomputed, because `due` is called several times per batch.
         unit = self.every.unit if self.every else None
-        self._field = None if unit is None else _FIELDS.get(unit)
+        self._field = None if unit is None else FIELDS.get(unit)
         self._amount: int | float = self.every.value if self.every else 0
         self._at_epoch_end = unit is Unit.EPOCH
 

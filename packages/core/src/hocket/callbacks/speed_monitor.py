@@ -9,7 +9,7 @@ from typing import Any
 from hocket import hookimpl
 from hocket.callbacks.periodic import Periodic
 from hocket.state import State
-from hocket.time import Timestamp
+from hocket.timestamp import Timestamp
 
 
 class SpeedMonitor(Periodic):

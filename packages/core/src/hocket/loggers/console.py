@@ -9,7 +9,7 @@ from typing import IO
 from hocket.display import notebook
 from hocket.logger import Logger
 from hocket.state import State
-from hocket.time import Timestamp
+from hocket.timestamp import Timestamp
 
 
 class ConsoleLogger(Logger):

@@ -16,7 +16,8 @@ from hocket.plugins import catalog
 from hocket.plugins.spec import build
 from hocket.schedules import Clock, Plateau, Schedule
 from hocket.state import State
-from hocket.time import Interval, Time, TimeError, Timestamp, Unit, time_of
+from hocket.time import Interval, Time, TimeError, Unit, time_of
+from hocket.timestamp import Timestamp
 from hocket.training.watching import label_of, warn_of_nothing, watch
 
 

@@ -48,7 +48,7 @@ class MetricSet:
                 if not callable(getattr(metric, method, None)):
                     if inspect.isroutine(metric):
                         raise TypeError(
-                            f"Metric '{name}' is a function, and the values of batches do not add up to one of the set in general. "
+                            f"Metric '{name}' is a function, and values of batches do not add up to one of the set in general. "
                             "Write metrics='accuracy', a metric of torchmetrics, or a class with update(outputs, targets), "
                             "compute() and reset()."
                         )

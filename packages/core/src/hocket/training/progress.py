@@ -6,7 +6,8 @@ import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from hocket.time import Time, Timestamp, Unit
+from hocket.time import Time, Unit
+from hocket.timestamp import Timestamp
 
 
 @dataclass(slots=True)
