@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from hocket.timestamp import Timestamp
 
+__all__ = ["Interval", "Time", "TimeError", "Unit", "batches", "interval_of", "share", "time_of", "whole"]
+
 
 class TimeError(ValueError):
     """A text or number that is not a time, or a time that has no meaning where it was given."""
