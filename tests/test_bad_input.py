@@ -94,8 +94,8 @@ def test_wrong_configurations(make, config, words) -> None:
 
 
 def test_a_list_that_is_none(make) -> None:
-    with refused(TypeError, "algorithms='ema'", "['ema']"):
-        make(algorithms="ema")
+    with refused(TypeError, "algorithms=5", "a list of names"):
+        make(algorithms=5)
 
 
 def algorithm(name: str, **attributes: Any) -> hocket.Algorithm:

@@ -235,8 +235,10 @@ def test_the_best_while_a_thread_removes_others(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize("duration", ["1ep", "3ba"])
 def test_a_metric_that_is_not_there_is_an_error(duration: str) -> None:
-    with pytest.raises(ValueError, match=r"best by 'eval/score', but there is no such metric\. There are: eval/loss"):
-        make(duration=duration, policy={"every": "1ep", "best": ("eval/score", "max", 1)}).fit()
+    with pytest.raises(
+        ValueError, match=r"best by 'eval/score', but there is no such metric\. There are: eval/accuracy, eval/"
+    ):
+        make(duration=duration, metrics="accuracy", policy={"every": "1ep", "best": ("eval/score", "max", 1)}).fit()
 
 
 # --- disks that fail

@@ -143,6 +143,7 @@ def test_between_batches_a_fit_continues_exactly(event: str, expected: Any) -> N
     trainer.evaluate()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
+        warnings.filterwarnings("ignore", "EMA's half-life")
         trainer.fit()
     assert done == {"fit_start": 0, "epoch_checkpoint": 6, "fit_end": 12, "eval_after_forward": 6}.get(event, 5)
     assert same(outcome(trainer), expected)

@@ -287,7 +287,9 @@ def test_an_index_that_leaves_its_folder(tmp_path, file):
 def test_what_holds_no_weights(tmp_path):
     with pytest.raises(CheckpointError, match="There is no"):
         read_weights(tmp_path / "absent")
-    with pytest.raises(CheckpointError, match=r"has no weights: neither manifest\.json nor one of model\.safetensors"):
+    with pytest.raises(
+        CheckpointError, match=r"has no weights itself: neither manifest\.json nor one of model\.safetensors"
+    ):
         read_weights(tmp_path)
     torch.save({"a": 1}, tmp_path / "a")
     with pytest.raises(CheckpointError, match="no tensors where weights are expected"):

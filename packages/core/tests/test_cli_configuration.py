@@ -308,7 +308,7 @@ def test_the_forms_of_a_data_module_mean_the_same(data: object, hocket: Hocket) 
         (
             {"mine:Both": {"flawed": True}},
             [],
-            ["c.yaml:2", "train() of data=Both(…) is a data set", "return torch.utils.data"],
+            ["c.yaml:2", "is a data set (Subset)", "{torch.utils.data:DataLoader: {"],
         ),
         ({"mine:Both": {"count": 100}}, [], ["count=100 is too large"]),
     ],

@@ -102,7 +102,7 @@ def test_every_argument_is_a_hyperparameter_or_a_part() -> None:
     assert set(found.given) == arguments
     shown = set(found.hyperparameters([]))
     assert arguments - shown == {
-        "train_data", "eval_data", "algorithms", "callbacks", "loggers", "strategy", "precision", "actions",
+        "train_data", "eval_data", "data", "algorithms", "callbacks", "loggers", "strategy", "precision", "actions",
     }  # fmt: skip
     assert set(found.of_all_ranks()) == {
         "loss_reduction", "inputs", "targets", "outputs", "accumulate", "global_batch", "schedule", "schedule_every",

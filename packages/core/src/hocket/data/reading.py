@@ -59,6 +59,8 @@ def read(batch: Any) -> Reading:
     if sizes == lengths:
         return Reading(lengths.pop(), How.LISTS if certain else How.UNKNOWN)
     pairs = isinstance(batch, list | tuple) and len(batch) != 2 and len(set(map(signature, batch))) == 1
+    if lengths == {1} and len(sizes) == 1 and not certain:  # such as {name: batch} of a data set of inputs alone
+        return Reading(sizes.pop(), How.FIELDS)
     if (len(sizes) == 1 and not certain) or pairs:
         raise ValueError(_problem(batch, f"its sequences may be lists of samples or fields: {sorted(sizes | lengths)}"))
     return Reading(lengths.pop(), How.LISTS)

@@ -144,11 +144,10 @@ def _from_mapping(kind: str, spec: Mapping[Any, Any]) -> tuple[str, dict[str, An
         ((name, config),) = spec.items()
         if isinstance(name, str) and (config is None or isinstance(config, Mapping)):
             return name, {str(key): value for key, value in (config or {}).items()}
-    name = {"optimizers": "adamw", "schedules": "cosine"}.get(kind, "name")
-    example = dict(spec) if len(spec) == 1 else {"key": "value"}
+    name = {"optimizers": "adamw", "schedules": "cosine"}.get(kind)
+    write = "{'name': {'key': value}}" if name is None or not spec else f"{{{name!r}: {dict(spec)!r}}}"
     raise PluginConfigError(
-        f"{dict(spec)!r} does not name one of the {kind}: {', '.join(catalog.names(kind))}. Write {{{name!r}: {example!r}}}, "
-        "with one name."
+        f"{dict(spec)!r} does not name one of the {kind}: {', '.join(catalog.names(kind))}. Write {write}, with one name."
     )
 
 

@@ -39,6 +39,7 @@ class Configuration(Component):
     def state_dict(self, gather: bool) -> Tree:
         """Return both as text."""
         given = {name: self._arguments[name] for name in _ARGUMENTS}
+        given["schedule_every"] = given["schedule_every"] or "1ba"
         texts = {name: repr(each) if isinstance(each, Schedule) else repr(plain(each)) for name, each in given.items()}
         return {"arguments": texts, "optimizers": self._hyperparameters}
 
