@@ -48,6 +48,7 @@ def run(batch: int, more: str = "") -> tuple[int, list[str]]:
     return done.returncode, [line for line in done.stderr.splitlines() if line.startswith("hocket: ")]
 
 
+@pytest.mark.long
 def test_a_script_that_ends_by_control_c() -> None:
     code, lines = run(4, 'checkpoints=hocket.Checkpoints("runs/a")')
     assert code == EXIT_CODE and Store("runs/a").names() == ["ep1-ba3", "ep1-ba4"]

@@ -164,6 +164,7 @@ def test_one_that_raises_ends_all(script, tmp_path):
     assert not (tmp_path / "0").exists()
 
 
+@pytest.mark.long
 def test_the_exit_code_is_that_of_the_first_and_signals_end_all(tmp_path):
     """Without torch in the workers, which is quicker."""
     code = written(

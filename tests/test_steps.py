@@ -479,6 +479,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", TEN)
 def test_the_same_weights_sharded_over_two_ranks_or_an_error(kind: type[Any], tmp_path: Path) -> None:
     def rank(number: int) -> dict[str, Tensor]:

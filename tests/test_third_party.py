@@ -107,12 +107,14 @@ def stranger(ours, tmp_path_factory):
     return Environment(folder, [*ours, build(EXAMPLE, folder)])
 
 
+@pytest.mark.long
 def test_it_is_listed(stranger):
     row = stranger.listed()["hocket-gradient-noise", "gradient-noise"]
     assert row["status"] == "usable" and row["version"] == "0.1.0"
     assert row["summary"].startswith("Adds annealed Gaussian noise to the gradients")
 
 
+@pytest.mark.long
 def test_it_is_planned_and_trained_with(stranger):
     out = stranger.python(
         """
@@ -231,6 +233,7 @@ def crowd(ours, tmp_path_factory):
     return Environment(folder, [*ours, *wheels])
 
 
+@pytest.mark.long
 def test_the_list_shows_them_all(crowd):
     listed = crowd.listed()
     assert listed["acme-future", "future"]["status"] == "plug-in API v2"
@@ -238,6 +241,7 @@ def test_the_list_shows_them_all(crowd):
     assert listed["hocket-algorithms-general", "sam"]["status"] == "usable"
 
 
+@pytest.mark.long
 def test_others_train_and_they_are_errors_only_where_they_are_named(crowd):
     out = crowd.python(
         """

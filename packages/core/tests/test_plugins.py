@@ -350,6 +350,7 @@ def test_the_command_lists_and_explains(install, tmp_path) -> None:
     assert hocket("trian").returncode == 2
 
 
+@pytest.mark.long
 def test_the_doctor_finds_what_is_broken(install, tmp_path) -> None:
     install("acme-things", {"datasets/mine": "acme_things:Mine"}, "import not_there_at_all")
     install("other-things", {"datasets/mine": "other_things:Mine"}, CALLBACK)

@@ -92,6 +92,7 @@ class TestWeighted(SourceConformance):
         return Several({"few": few(), "many": many()}, "weighted", weights={"few": 3, "many": 1})
 
 
+@pytest.mark.long
 class TestWorkers(SourceConformance):
     kind = "several"
 
@@ -388,6 +389,7 @@ def train(mode: Any, at: int | None = None, tree: Any = None, **options: Any) ->
     return watch
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("mode", MODES)
 def test_a_run_continues_bitwise_from_within_an_epoch(mode: Any, workers: int) -> None:

@@ -125,6 +125,7 @@ class TestByIndexWithoutBatches(TestByIndex):
         return DataLoader([torch.arange(3) + 3 * i for i in range(5)], batch_size=None, shuffle=True)  # type: ignore[arg-type]
 
 
+@pytest.mark.long
 class TestByIndexInWorkers(TestByIndex):
     def make(self) -> Any:
         return DataLoader(samples(), BATCH, shuffle=True, num_workers=2)
@@ -162,6 +163,7 @@ class TestReplay(SourceConformance):
         return Shuffled()
 
 
+@pytest.mark.long
 class TestReplayInWorkers(TestReplay):
     def make(self) -> Any:
         return DataLoader(Numbers(), 3, num_workers=2, persistent_workers=True)
@@ -184,6 +186,7 @@ class TestTorchdata(TestStatefulDataSet):
         return torchdata()(Counter(), BATCH)
 
 
+@pytest.mark.long
 class TestTorchdataInWorkers(TestStatefulDataSet):
     def make(self) -> Any:
         return torchdata()(Counter(), BATCH, num_workers=2)

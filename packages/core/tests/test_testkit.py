@@ -1055,6 +1055,7 @@ BLOCKED = """
 """
 
 
+@pytest.mark.long
 def test_without_pytest_only_the_suites_are_missing():
     code = textwrap.dedent(BLOCKED)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)

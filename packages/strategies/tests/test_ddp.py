@@ -130,6 +130,7 @@ def test_a_rank_that_does_not_come_is_named():
     assert messages[1].startswith("strategy='ddp', rank 1 of 3: ")  # the same, or that rank 0 has gone
 
 
+@pytest.mark.long
 def test_a_collective_that_one_leaves_out_ends_after_the_timeout():
     """In training too, where gradients are reduced inside backward."""
     port = free_port()

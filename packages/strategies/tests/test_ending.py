@@ -45,6 +45,7 @@ def needed():
         )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("start", [OURS, f"{PLAIN}; {OURS}"], ids=["ours", "of somebody else"])
 @pytest.mark.usefixtures("needed")
 def test_python_ends_after_the_threads_of_the_last_collective(start):

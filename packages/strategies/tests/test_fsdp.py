@@ -125,6 +125,7 @@ def test_gradients_are_sent_with_the_last_microbatch_only(tmp_path, monkeypatch)
     assert whole_batch[0][1] == pieces[0][1] == 2 * 4  # three blocks and the rest
 
 
+@pytest.mark.long
 def test_weights_are_gathered_in_the_precision_that_computes(tmp_path):
     seen = []
 
@@ -266,6 +267,7 @@ def test_meta_models_that_cannot_be():
         run_ranks(rank_main, 2, True, False)
 
 
+@pytest.mark.long
 def test_state_that_an_optimizer_has_from_the_beginning(tmp_path):
     """Adagrad's, LBFGS's list of parameters, and an instance over groups, made before the Trainer."""
 
@@ -524,6 +526,7 @@ def test_monitors_and_batch_norm(tmp_path):
     assert first[1]["optimizer/weight_norm"] == pytest.approx(norm, rel=1e-6)
 
 
+@pytest.mark.long
 def test_compiled(tmp_path):
     by_rank = ranks(2, lambda: FSDP(), tmp_path, compile={"backend": "eager"}, duration="4ba")
     same(by_rank, alone(tmp_path, duration="4ba"), 1e-9)

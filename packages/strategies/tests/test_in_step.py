@@ -102,6 +102,7 @@ def test_an_optimizer_that_cannot_step_on_shards_says_what_to_do(tmp_path):
         )
 
 
+@pytest.mark.long
 def test_two_meshes_in_one_process(tmp_path):
     """One after the other, each in a process group that the strategy itself has joined."""
     plan = {"experts.*": "colwise", "head": "rowwise"}

@@ -212,6 +212,7 @@ def test_streams_that_begin_anew_when_they_end_do_so_once(global_batch: int | No
     run_ranks(ranks, 2, timeout=180)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("workers", [0, 2])
 def test_loaders_with_a_state_of_their_own(workers: int) -> None:
     """torchdata's, over a map-style data set: 2 ranks and then 2, and then one."""

@@ -116,6 +116,7 @@ def train(
     return watch, weights
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mode", MODES)
 def test_two_ranks_are_one_and_continue_as_two_and_as_one(mode: str) -> None:
     """The global batches of one process; from within an epoch two ranks continue bitwise, and one with the same batches."""

@@ -89,6 +89,7 @@ def written(strategy, size, folder, **policy):
     return run_ranks(run, size, timeout=120)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "kind, asynchronous", [*((kind, False) for kind in SHARDED), ("fsdp, uneven", True), ("fsdp x tensor", True)]
 )
@@ -121,6 +122,7 @@ def test_any_number_of_ranks_goes_on_from_them(tmp_path, kind):
             assert kinds == ({Tensor} if other in ("single", "ddp") else {DTensor})
 
 
+@pytest.mark.long
 def test_nothing_is_gathered_and_no_rank_needs_more_than_its_share(tmp_path, monkeypatch):
     """Bytes of copies while writing and reading, against those of parameters and optimizer state that a rank holds."""
 
