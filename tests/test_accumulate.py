@@ -47,6 +47,7 @@ def close(one: Any, other: Any) -> bool:
     return all(torch.allclose(a, b, atol=1e-6) for a, b in zip(weights(one), weights(other), strict=True))
 
 
+@pytest.mark.filterwarnings("ignore:accumulate='20ba' is more than")
 @pytest.mark.parametrize("window", [2, 4, 20])
 @pytest.mark.parametrize("microbatch", [None, 3, "auto"])
 def test_a_window_is_one_batch_of_all_its_samples(window: int, microbatch: Any, tmp_path: Path) -> None:

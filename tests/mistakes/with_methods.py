@@ -292,7 +292,7 @@ MISTAKES = [
     Mistake("Checkpoints(every=500)", lambda: hocket.Checkpoints("a", every=500), "'500' has no unit", "batches", "'500ba'"),
     Mistake("Checkpoints(save_top_k=3)", lambda: hocket.Checkpoints("a", save_top_k=3), "save_top_k=3", "keep", "keep=3"),
     Mistake("Checkpoints(monitor=…)", lambda: hocket.Checkpoints("a", monitor="val_loss"), "monitor='val_loss'", "folder, every, keep", "best=('eval/loss', 'min', 1)"),
-    Mistake("best='val_loss'", lambda: hocket.Checkpoints("a", best="val_loss"), "'val_loss'", "'max'", "('test/accuracy', 'max', 1)"),
+    Mistake("best='val_loss'", lambda: hocket.Checkpoints("a", best="val_loss"), "'val_loss'", "how many checkpoints", "best=('val_loss', 'min', 1)"),
     Mistake("a second run in one folder", second_run, "runs/a", "another", "resume='auto'", listed=True),
     Mistake("weights of another shape", weights, "weight ([5, 4]", "the module has [3, 4]", "ignore="),
     Mistake("weights with other names", lambda: trainer().load_weights({"fc.weight": torch.ones(3, 4)}), "fc.weight", "weight", "remap="),

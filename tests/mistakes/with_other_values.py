@@ -141,7 +141,7 @@ MISTAKES = [
     Mistake("optimizer=a module", lambda: trainer(optimizer=nn.Linear(1, 1)), "not list", "the list of parameters", "'adamw(lr=1e-3)'"),
     Mistake("optimizer without parameters", lambda: trainer(optimizer=lambda: None), "1 was given", "the list of parameters", "optimizer=lambda parameters:"),
     Mistake("'sgd lr=0.1'", lambda: trainer(optimizer="sgd lr=0.1"), "'sgd lr=0.1'", "adamw, lbfgs", "'sgd(lr=0.1)'"),
-    Mistake("optimizer={}", lambda: trainer(optimizer={}), "{} does not name one", "adamw, lbfgs", "Write {'adamw': {"),
+    Mistake("optimizer={}", lambda: trainer(optimizer={}), "{} does not name one", "adamw, lbfgs", "Write {'name': {'key': value}}"),
     Mistake("configure_optimizers of lists", lambda: trainer(model=Nested(), loss=None, optimizer=None), "returned nested lists", "a sequence of optimizers", "Trainer(schedule="),
     Mistake("configure_optimizers of a dict", lambda: trainer(model=Scheduled(), loss=None, optimizer=None), "a dict of 'optimizer', 'lr_scheduler'", "a sequence of optimizers", "Trainer(schedule="),
     Mistake("a loss with an accuracy", lambda: fit(model=WithAccuracy(), loss=None), "The loss named 'acc' is float", "scalar tensors", "metrics='accuracy'"),
@@ -200,7 +200,7 @@ MISTAKES = [
     Mistake("token ids of -1", lambda: classify(torch.full((16, 2), -1), model=embedding()), "the batch has -1", "from 0 to 9", "inputs.clamp(min=0)"),
     Mistake("token ids as floats", lambda: classify(torch.ones(16, 2), model=embedding()), "float32 of shape (16, 2)", "integers of dtype int64", "inputs.long()"),
     Mistake("classes in the last dimension", lambda: classify(torch.rand(4, 7, 4), torch.zeros(4, 7).long()), "float32 of shape (4, 7, 3)", "(samples, classes, length)", "outputs.transpose(1, 2)"),
-    Mistake("the accuracy of numbers", lambda: regress(metrics="accuracy", eval_data=[(INPUTS, NUMBERS)]), "targets of torch.float32", "not labels", "metrics='mae'"),
+    Mistake("the accuracy of numbers", lambda: regress(metrics="accuracy", eval_data=[(INPUTS, NUMBERS)]), "the loss MSELoss is of numbers", "right labels", "metrics='mae'"),
     Mistake("metrics=len", lambda: trainer(metrics=len, eval_data=loader()), "metrics=len", "update(outputs, targets), compute() and reset()", "metrics='accuracy'"),
     Mistake("metrics=3", lambda: trainer(metrics=3, eval_data=loader()), "metrics=3", "update(outputs, targets), compute() and reset()", "metrics='accuracy'"),
 ]  # fmt: skip

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -150,7 +152,7 @@ class LabelSmoothing(Algorithm):
         >>> result = trainer.fit("1ep")
     """
 
-    events = {Event.BEFORE_LOSS, Event.AFTER_LOSS}
+    events = {Event.FIT_START, Event.BEFORE_LOSS, Event.AFTER_LOSS}
     phase = Phase.LOSS
 
     def __init__(self, smoothing: float = 0.1, target_key: Any = None, ignore_index: int = -100) -> None:
@@ -167,6 +169,9 @@ class LabelSmoothing(Algorithm):
 
     def apply(self, event: Event, state: State) -> None:
         """Smooth the targets before the loss, restore the originals after it."""
+        if event is Event.FIT_START:
+            self._compare(state)
+            return
         key = self._key(state)
         if event is Event.BEFORE_LOSS:
             self._targets = self._in(state.batch, key)
@@ -174,6 +179,17 @@ class LabelSmoothing(Algorithm):
         else:
             state.batch = set_item(state.batch, key, self._targets)
             self._targets = None
+
+    def _compare(self, state: State) -> None:
+        """Warn of a loss that smooths labels already."""
+        loss = state.task.loss_function if isinstance(state.task, SupervisedTask) else None
+        options = loss.keywords if isinstance(loss, functools.partial) else getattr(loss, "__dict__", {})
+        if twice := options.get("label_smoothing"):
+            warnings.warn(
+                f"The loss smooths labels by label_smoothing={twice}, and so does label-smoothing by {self.smoothing}. Remove "
+                "one of the two.",
+                stacklevel=2,
+            )
 
     def _key(self, state: State) -> Any:
         if self.target_key is not None:

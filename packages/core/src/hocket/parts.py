@@ -74,7 +74,9 @@ def resolve(
             )
     attachments = [one["actions"], one["strategies"], one["precisions"]]
     for kind, given in several.items():
-        attachments += _distinct([build(kind, item) for item in given])
+        built = [build(kind, item) for item in given]
+        _check_twice(kind, built)
+        attachments += _distinct(built)
     return Parts(attachments, one["strategies"].obj, one["precisions"].obj, one["devices"].obj, reasons)
 
 
@@ -82,6 +84,18 @@ def without_writing_loggers(parts: Parts) -> Parts:
     """Return the parts without loggers that write files, for ``fast_dev_run`` and ``overfit``."""
     shown = [v for v in parts.attachments if v.kind != "loggers" or getattr(v.obj, "shows_only", False)]
     return replace(parts, attachments=shown)
+
+
+def _check_twice(kind: str, attachments: Sequence[Attachment]) -> None:
+    """Raise ValueError for a plug-in that is given by name twice with the same arguments."""
+    seen: list[tuple[str, Any]] = []
+    for each in attachments:
+        if not each.instance and (each.name, each.config) in seen:
+            raise ValueError(
+                f"{kind} has {each.name!r} twice with the same arguments, which would act or write twice. Remove one, or give "
+                "them different arguments."
+            )
+        seen.append((each.name, each.config))
 
 
 def _distinct(attachments: list[Attachment]) -> list[Attachment]:

@@ -399,6 +399,11 @@ class Trainer:
                 "metrics of the training batches, or no metrics= here and trainer.evaluate(data, metrics=…) after the fit.",
                 stacklevel=3,
             )
+        if self.settings.sanity_eval and not state.eval_sets:
+            warnings.warn(
+                "sanity_eval= evaluates before training, and this fit has no evaluation set. Pass eval_data=.",
+                stacklevel=3,
+            )
         if not until.plan_fit(state, self._loop, self.settings.duration, self._limits, duration):
             return self.result()
         try:
@@ -667,6 +672,12 @@ class Trainer:
         state.train_loader = prepared(data, state.bus.prepare_data, True, settings.global_batch)
         source = adapt(state.train_loader, given=data)
         limit = limited(source, settings.limit_train, "limit_train")
+        if settings.accumulate and (source.length() or settings.accumulate) < settings.accumulate:
+            warnings.warn(
+                f"accumulate='{settings.accumulate}ba' is more than the {source.length()} batches of an epoch, so each step "
+                f"has {source.length()}. Write accumulate='{source.length()}ba'.",
+                stacklevel=3,
+            )
         self._loop.data = TrainingIterator(source, limit, settings.overfit, settings.accumulate or 1)
         state.progress.epoch_length = self._loop.data.length
         self._position.data_is_set()

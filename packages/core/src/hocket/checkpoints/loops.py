@@ -75,7 +75,7 @@ def _state_of(runtime: Runtime, thing: Any, name: str) -> Any:
         return runtime.bus.optimizer_shards(runtime.model_of(thing), thing)
     if isinstance(thing, PreparedData):
         raise TypeError(
-            f"save was given data ({name}=…), whose position a Runtime does not keep. Save numbers, such as epoch=epoch, "
-            "step=step, and skip the batches before that one after load."
+            f"save was given data ({name}=…), whose position a Runtime does not keep. Save at the end of an epoch, with "
+            "numbers such as epoch=epoch, and begin with the next one after load. hocket.Trainer resumes within an epoch."
         )
     return thing.state_dict() if hasattr(thing, "state_dict") else thing

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import math
+import warnings
 import weakref
 from collections.abc import Callable, Generator
 from pathlib import Path
@@ -271,6 +273,15 @@ class Checkpoints(Callback):
             self._warned = True
             warn_of_nothing(state, "Checkpoints(best=)", metric)
 
+    def _warn_of_nan(self, metric: str, value: float) -> None:
+        if not math.isfinite(value) and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"{metric} is {value}, which ranks no checkpoint, so none is kept as the best. Look for NaN in the evaluation "
+                "data, or lower the learning rate.",
+                stacklevel=2,
+            )
+
     def _check_metric(self, state: State) -> None:
         metric = self._retention.metric
         if metric is None or metric in state.metrics or metric in self._logged:
@@ -289,6 +300,7 @@ class Checkpoints(Callback):
         if not self._is_new(state, metric):
             return False
         self._check_metric(state)
+        self._warn_of_nan(metric, {**state.metrics, **self._logged}.get(metric, 0.0))
         self._writer.wait(state)  # because it also removes checkpoints
         leads = False
         if state.strategy.rank == 0:

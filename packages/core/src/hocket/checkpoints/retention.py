@@ -10,6 +10,7 @@ from typing import Any, Literal
 from hocket.checkpoints.ownership import Ownership
 from hocket.checkpoints.storage.errors import CheckpointError
 from hocket.checkpoints.storage.store import Store
+from hocket.training.watching import mode_of
 
 
 class Retention:
@@ -18,6 +19,16 @@ class Retention:
     def __init__(self, keep: int | None, best: tuple[str, Literal["max", "min"], int] | None) -> None:
         if keep is not None and keep < 1:
             raise ValueError(f"keep={keep} keeps nothing to resume from; give 1 or more, or None for all.")
+        if isinstance(best, str):
+            raise ValueError(
+                f"best={best!r} does not say how many checkpoints. Write best=({best!r}, '{mode_of(best) or 'max'}', 1)."
+            )
+        if best is not None and len(best) == 3 and {mode_of(str(best[0])), best[1]} == {"max", "min"}:
+            warnings.warn(
+                f"best={best!r} keeps the checkpoints with the worst {best[0]}. Write best=({best[0]!r}, "
+                f"{mode_of(str(best[0]))!r}, {best[2]}).",
+                stacklevel=5,
+            )
         if best is not None and (len(best) != 3 or best[1] not in ("max", "min") or best[2] < 1):
             raise ValueError(
                 f"best={best!r} is not (metric, 'max' or 'min', number of checkpoints). Write best=('test/accuracy', 'max', 1)."

@@ -124,7 +124,7 @@ def _called_here(name: str, base: type, events: Collection[str]) -> str | None:
         return None
     if text := names.listed(name, "methods", base.__name__):
         return text
-    hook = names.hook(name) if name.startswith("on_") else None
+    hook = names.hook(name) if name.startswith("on_") or name.endswith(("_begin", "_end", "_start")) else None
     if event := hook or next(iter(difflib.get_close_matches(name, events, 1, 0.85)), None):
         return f"{event}(self, state), here or in a hocket.Callback"
     ours = {each: method for each, method in vars(base).items() if each[0] != "_" and inspect.isfunction(method)}

@@ -33,7 +33,7 @@ def watched(state: State) -> Iterator[None]:
 
     def checked(outputs: Any, batch: Any) -> Any:
         vars(task).pop("loss", None)
-        observer = _Observer(outputs)
+        observer, before = _Observer(outputs), numbers_of(task)
         with warnings.catch_warnings(record=True) as caught, nullcontext() if _is_compiled(task) else observer:
             warnings.simplefilter("always")
             returned = task.loss(outputs, batch)
@@ -58,6 +58,7 @@ def watched(state: State) -> Iterator[None]:
         ):
             _check_weight(returned[1], task, batch, outputs)
         _check_connected(returned, state)
+        _check_numbers(task, before, state)
         return returned
 
     vars(task)["loss"] = checked  # found before the method of the class
@@ -65,6 +66,25 @@ def watched(state: State) -> Iterator[None]:
         yield
     finally:
         vars(task).pop("loss", None)
+
+
+def numbers_of(task: Task) -> dict[str, Any]:
+    """Return the numbers and texts among the attributes of a task."""
+    return {name: each for name, each in vars(task).items() if name[0] != "_" and isinstance(each, int | float | str)}
+
+
+def _check_numbers(task: Task, before: dict[str, Any], state: State) -> None:
+    """Warn of a loss that counts, where it is called more often than once a batch, or what it counts is to be saved."""
+    changed = [name for name, each in numbers_of(task).items() if before.get(name) != each]
+    saved = any(each.name == "checkpoints" for each in state.bus.attachments)
+    divided = state.microbatch is not None or state.strategy.world_size > 1
+    if changed and (saved or divided):
+        warnings.warn(
+            f"The loss of {type(task).__name__} changes self.{changed[0]}. It is called for each microbatch, and a resumed run "
+            f"begins with the first value. Change self.{changed[0]} in batch_end(self, state) of the task, and return it from "
+            "extra_state().",
+            stacklevel=4,
+        )
 
 
 def _is_compiled(task: Task) -> bool:

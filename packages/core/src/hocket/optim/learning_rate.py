@@ -175,12 +175,20 @@ def _check_lengths(scheduler: Any, state: State, by_default: bool) -> None:
             f"{name} has total_steps={known['total_steps']}, and this run of {duration} steps it after each of its {batches} "
             f"batches. Write total_steps={batches}; or pass schedule_every='1ep', so that it counts epochs."
         )
+    if batches is not None and name == "OneCycleLR" and known["total_steps"] > batches:
+        warnings.warn(
+            f"{name} has total_steps={known['total_steps']}, and this run of {duration} takes {batches} steps, so it does not "
+            f"reach its end. Write total_steps={batches}.",
+            stacklevel=2,
+        )
     if not by_default or duration is None or duration.unit is not Unit.EPOCH or (state.epoch_length or 2) < 2:
         return
     lengths = [known[key] for key in ("step_size", "T_max", "T_0", "total_iters") if key in known]
     lengths += list(known.get("milestones", ()))
     counts_epochs = lengths and max(lengths) <= duration.value
-    if isinstance(scheduler, LRScheduler) and (counts_epochs or name == "ExponentialLR"):
+    functions = [each for each in known.get("lr_lambdas", ()) if each is not None]
+    named = any("epoch" in code.co_varnames[:1] for each in functions if (code := getattr(each, "__code__", None)))
+    if isinstance(scheduler, LRScheduler) and (counts_epochs or name == "ExponentialLR" or named):
         said = f" of {max(lengths)}" if counts_epochs else ""
         warnings.warn(
             f"{name}{said} is stepped after each batch, not each epoch. For epochs write schedule_every='1ep' in the "
@@ -327,8 +335,10 @@ def _make_all(given: Any, optimizers: Sequence[Optimizer], every: Time, names: S
 def _misnamed(given: Mapping[Any, Any], names: Sequence[str]) -> tuple[str, str] | None:
     """Return a key of a dict of schedules that is like the name of an optimizer, and that name; None for another dict."""
     there = catalog.names("schedules")
-    for key in given:
+    for key, item in given.items():
         near = difflib.get_close_matches(str(key), names, 1, 0.7)
+        if not near and len(names) > 1 and (callable(item) or isinstance(item, str)):
+            near = list(names[:1])
         if near and near[0] != key and key not in there:
             return str(key), near[0]
     return None

@@ -217,7 +217,7 @@ def _check_foreign(kind: str, obj: Any) -> None:
             f"{cls.__name__} is one of the {kind} of {library}, which hocket does not call. {write}; or subclass "
             f"{_base(kind)}."
         )
-    if kind in ("callbacks", "loggers") and not any(hasattr(obj, hook) for hook in HOOKS):
+    if kind in ("callbacks", "loggers") and not any(hasattr(obj, hook) for hook in HOOKS - {"close", "flush"}):
         raise PluginConfigError(
             f"{obj!r} is given in {kind}=, but implements no hook. Write a class: class "
             f"Mine({_base(kind)}) with methods such as batch_end(self, state) or "

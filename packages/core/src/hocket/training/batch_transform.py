@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -77,7 +77,19 @@ class BatchTransform:
                         f"batch_transform={short(function)} returned None for a batch. It returns the batch to train on: the "
                         "one it was given, or another, with `return batch`."
                     )
+        if next(_lengths(batch), 1) == 0:
+            raise ValueError(
+                f"batch_transform={short(functions[-1])} returned a batch without samples. Return at least one; to leave a "
+                "batch out, leave it out of the data."
+            )
         state.batch = batch
+
+
+def _lengths(batch: Any) -> Iterator[int]:
+    """Return the length of the first tensor of a batch that has one."""
+    found: list[int] = []
+    map_tensors(lambda tensor: found.append(len(tensor)) if tensor.dim() else None, batch)
+    return iter(found)
 
 
 def _functions(given: Any) -> Sequence[Transform]:

@@ -18,6 +18,10 @@ from hocket.training.weights import classes
 _OF_LOGITS = (F.binary_cross_entropy_with_logits, F.multilabel_soft_margin_loss)
 
 
+#: Losses of torch whose targets are numbers.
+_OF_NUMBERS = (F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss)
+
+
 class Mean:
     """The mean of a value of each element over all batches, in double precision. Subclasses define `values`."""
 
@@ -68,6 +72,11 @@ class Accuracy(Mean):
         if (said := classes(loss)) is not None:
             self.ignored = said[1]
         function = loss.func if isinstance(loss, functools.partial) else loss
+        if function in _OF_NUMBERS or isinstance(function, nn.MSELoss | nn.L1Loss | nn.SmoothL1Loss | nn.HuberLoss):
+            name = getattr(function, "__name__", type(function).__name__)
+            raise ValueError(
+                f"The metric 'accuracy' counts right labels, and the loss {name} is of numbers. Write metrics='mae' or 'mse'."
+            )
         if function is F.binary_cross_entropy or isinstance(function, nn.BCELoss):
             self.cut = 0.5
         elif function in _OF_LOGITS or isinstance(function, nn.BCEWithLogitsLoss | nn.MultiLabelSoftMarginLoss):

@@ -132,7 +132,8 @@ class Steps:
         arguments = ("batch",) if carry is _NOTHING else ("batch", "carry")
         known = len(self._steps)
         step = self._begin(loss_function, "+".join(optimizers), self._indices(optimizers), arguments)
-        versions = _versions(batch) if len(self._steps) > known else None
+        first = len(self._steps) > known
+        versions, attributes_before = (_versions(batch), _attributes(state.task)) if first else ([], {})
         step.batch, step.boundary = Boundary.of(batch)
         step.counts, step.metrics, step.carry = outer.counts, outer.metrics, () if carry is _NOTHING else (carry,)
         if step.carry:
@@ -154,7 +155,9 @@ class Steps:
             self._busy, state.step = False, outer
             step.batch = step.outputs = step.boundary = None
             step.carry = ()
-        if versions is not None and versions != _versions(batch):
+        if first:
+            self._check_attributes(_described(loss_function), attributes_before)
+        if first and versions != _versions(batch):
             raise RuntimeError(
                 f"{_described(loss_function)} changed a tensor of its batch in place, so that microbatches and the next step "
                 "would see other values. Write x = x * 10 instead of x *= 10 or x.mul_(10)."
@@ -338,6 +341,16 @@ class Steps:
                 stacklevel=2,
             )
 
+    def _check_attributes(self, function: str, before: Mapping[str, Any]) -> None:
+        """Warn of a loss function that changes numbers or tensors of the task."""
+        now = _attributes(self._state.task)
+        if changed := [name for name, each in now.items() if name in before and before[name] != each]:
+            warnings.warn(
+                f"{function} changes self.{changed[0]}, and may be called several times, as with microbatches. Change it in "
+                f"{self.caller} after step(…); a tensor is returned by hocket.Loss(loss, kept=…) as step(…).kept.",
+                stacklevel=4,
+            )
+
     def _check_names(self) -> None:
         """Warn if steps of several loss functions each step all of several optimizers, as without names."""
         functions = [code.co_name for code, name in self._steps if not name and hasattr(code, "co_name")]
@@ -387,6 +400,13 @@ def _versions(batch: Batch) -> list[int]:
     found: list[int] = []
     map_tensors(lambda tensor: found.append(0 if tensor.is_inference() else tensor._version), batch)
     return found
+
+
+def _attributes(task: Any) -> dict[str, Any]:
+    """Return the numbers and texts among the attributes of a task, and the identities of tensors."""
+    values = {name: each for name, each in vars(task).items() if name[0] != "_"}
+    kinds = {name: id(each) if isinstance(each, Tensor) else each for name, each in values.items()}
+    return {name: each for name, each in kinds.items() if isinstance(each, int | float | str | None)}
 
 
 def parameters_of(optimizers: Iterable[torch.optim.Optimizer]) -> list[torch.nn.Parameter]:
