@@ -127,6 +127,7 @@ if __name__ == "__main__":
     os.chdir(root)
     warnings.showwarning = lambda *arguments, **keywords: None  # which would open the source that warned
     resource.setrlimit(resource.RLIMIT_AS, (12 << 30, 12 << 30))  # less than the sizes that files claim to have
+    "ö".encode("unicode_escape")  # messages are printed with this codec, which Python imports when it is first used
     audit = Audit(root)
     cases = sorted(case for case in root.iterdir() if case.is_dir())
     harmless = [case for case in cases if case.name.startswith(("good", "damaged"))]

@@ -90,7 +90,7 @@ def check_batches(data: Any, argument: str) -> None:
 
 def _yields_samples(loader: DataLoader[Any]) -> bool:
     """Whether a loader yields the items of a TensorDataset as they are, and these cannot be batches."""
-    single = loader.batch_size is None and type(loader.sampler) in (SequentialSampler, RandomSampler)
+    single = loader.batch_sampler is None and type(loader.sampler) in (SequentialSampler, RandomSampler)
     if not single or type(loader.dataset) is not TensorDataset:
         return False
     sizes = {tensor.shape[1:2] for tensor in loader.dataset.tensors}
