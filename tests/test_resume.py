@@ -651,6 +651,7 @@ def tensors_loader(samples: int) -> DataLoader[Any]:
     return DataLoader(tensors(samples), BATCH)
 
 
+@pytest.mark.filterwarnings("ignore:OneCycleLR has total_steps=12")
 @pytest.mark.parametrize(
     "schedule",
     [
