@@ -16,6 +16,7 @@ import torch
 from support import make_data, make_model, make_trainer, same
 from torch import nn
 from torch.nn import functional as F
+from torch.optim.lr_scheduler import LambdaLR, OneCycleLR
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader
 
@@ -485,3 +486,66 @@ def test_metrics_of_a_task_take_the_forms_that_the_trainer_takes(returned: Any) 
         trainer.fit()
         values.append(trainer.state.metrics["eval/accuracy"])
     assert values[0] == values[1]
+
+
+SMOOTH = nn.CrossEntropyLoss(label_smoothing=0.1)
+
+
+class Counts(hocket.Task):
+    """A loss that counts its calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.network, self.calls = nn.Linear(8, 3), 0
+
+    def forward(self, batch: Any) -> Any:
+        return self.network(batch[0])
+
+    def loss(self, outputs: Any, batch: Any) -> Any:
+        self.calls += 1
+        return F.cross_entropy(outputs, batch[1])
+
+
+def of_length(length: int) -> Any:
+    class Stream(torch.utils.data.IterableDataset[Any]):
+        def __iter__(self) -> Any:
+            return iter([(torch.randn(8), 1)] * 8)
+
+        def __len__(self) -> int:
+            return length
+
+    return torch.utils.data.DataLoader(Stream(), 4)
+
+
+def normalized() -> nn.Module:
+    return nn.Sequential(nn.Linear(8, 4), nn.BatchNorm1d(4), nn.Linear(4, 3))
+
+
+@pytest.mark.parametrize(
+    ("said", "changes"),
+    [
+        ("changes self.calls.*batch_end", {"model": Counts(), "loss": None, "microbatch": 16}),
+        ("said that an epoch has 8 batches, and it ended after 2.*__len__", {"train_data": of_length(32)}),
+        ("BatchNorm1d computes its statistics over microbatches", {"model": normalized(), "microbatch": 16}),
+        ("There are 2 EMA", {"algorithms": [{"ema": {"half_life": "1ba"}}, {"ema": {"half_life": "2ba"}}]}),
+        ("accumulate='8ba' is more than the 3 batches", {"accumulate": "8ba"}),
+        ("OneCycleLR has total_steps=90.*Write total_steps=6", {"schedule": lambda o: OneCycleLR(o, 0.1, 90)}),
+        ("LambdaLR is stepped after each batch", {"schedule": lambda o: LambdaLR(o, lambda epoch: 0.9**epoch)}),
+        ("smooths labels by label_smoothing=0.1", {"loss": SMOOTH, "algorithms": ["label-smoothing"]}),
+        ("sanity_eval=", {"sanity_eval": 1}),
+    ],
+)  # fmt: skip
+def test_what_may_not_be_meant_is_said(said: str, changes: dict[str, Any]) -> None:
+    with pytest.warns(UserWarning, match=said):
+        make_trainer(**changes).fit()
+
+
+def test_weights_beside_those_that_are_evaluated_are_said() -> None:
+    trainer = make_trainer(algorithms=[{"ema": {"half_life": "1ba"}}])
+    trainer.fit()
+    with pytest.warns(UserWarning, match=r"training weights.*'ema'.*evaluated=True"):
+        trainer.model_state_dict()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        trainer.model_state_dict(evaluated=False)
+        make_trainer().model_state_dict()

@@ -82,6 +82,18 @@ class Stops(hocket.Callback):
         state.stop_training = True
 
 
+class Returns(hocket.Callback):
+    def epoch_end(self, state: Any) -> Any:
+        return hocket.Decision.STOP
+
+
+class ReturnsFalse(hocket.Callback):
+    def batch_end(self, state: Any) -> Any:
+        if state.timestamp.batch > 1:
+            return False
+        return None
+
+
 def batch_of_none() -> Any:
     return trainer(model=Sized(), loss=None, train_data=DATA).fit()
 
@@ -100,6 +112,11 @@ MISTAKES = [
     Mistake("an optimizer by number", steps(lambda task, batch, step: step(task.loss_a, batch, 0)), "given int as the name", "'a', 'b'", "step(loss_function, batch, 'optimizer'"),
     Mistake("count of a shape", batch_of_none, "returned torch.Size([8, 3])", "the number of samples", "len(batch[0])"),
     Mistake("a schedule of a misspelt optimizer", lambda: trainer(optimizer={"layer": "sgd(lr=0.1)"}, model=Sized(), loss=None, schedule={"layers": "cosine"}), "'layers'", "there is 'layer'", "Write 'layer'"),
+    Mistake("a decision that is returned", lambda: trainer(callbacks=[Returns()]), "returns STOP from epoch_end()", "events return nothing", "state.request(hocket.Decision.STOP"),
+    Mistake("False from a callback", lambda: trainer(callbacks=[ReturnsFalse()]), "returns False from batch_end()", "events return nothing", "state.request(hocket.Decision.STOP"),
+    Mistake("loggers twice", lambda: trainer(loggers=["jsonl", "jsonl"]), "'jsonl' twice", "act or write twice", "Remove one"),
+    Mistake("a folder that is a file", lambda: (open("runs.txt", "w").close(), trainer(folder="runs.txt")), "folder='runs.txt'", "is a file and no folder", "folder='runs'"),
+    Mistake("a writer as logger", lambda: trainer(loggers=[type("SummaryWriter", (), {"close": len, "flush": len, "add_scalar": len})()]), "SummaryWriter", "implements no hook", "class Mine(hocket.Logger)"),
     # attributes
     Mistake("trainer.duration = …", assign("duration", "5ep"), "Trainer.duration cannot be set", "hocket.Trainer(duration=…)", "trainer.fit('5ep')"),
     Mistake("trainer.model = …", assign("model", nn.Linear(1, 1)), "Trainer.model cannot be set", "It is an argument", "hocket.Trainer(model=…)"),

@@ -26,6 +26,7 @@ class Run:
         self.state = SimpleNamespace(
             model=model,
             max_duration=None,
+            bus=SimpleNamespace(attachments=[]),
             timestamp=now,
             previous=now.copy(),
             elapsed=lambda: min(now.batch / batches, 1.0),

@@ -209,7 +209,14 @@ class EMA(Algorithm):
         self._updated = now
 
     def _compare(self, state: State) -> None:
-        """Warn of a half-life that is longer than the run: averages then hardly leave the first weights."""
+        """Warn of several averages, and of a half-life longer than the run, with which they stay near the first weights."""
+        several = [each.obj for each in state.bus.attachments if isinstance(each.obj, EMA)]
+        if len(several) > 1 and several[0] is self:
+            warnings.warn(
+                f"There are {len(several)} EMA: evaluation uses the first that has started. Remove the others, or evaluate "
+                "theirs with ema.averaged(model).",
+                stacklevel=2,
+            )
         half_life, duration = self.half_life, state.max_duration
         if half_life is None or duration is None or half_life.unit not in (Unit.BATCH, Unit.EPOCH, duration.unit):
             return

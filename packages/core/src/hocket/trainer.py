@@ -404,6 +404,14 @@ class Trainer:
                 "sanity_eval= evaluates before training, and this fit has no evaluation set. Pass eval_data=.",
                 stacklevel=3,
             )
+        batch_norms = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+        batch_norm = next((m for m in state.task.modules() if isinstance(m, batch_norms) and m.training), None)
+        if batch_norm is not None and isinstance(self.settings.microbatch, int):
+            warnings.warn(
+                f"{type(batch_norm).__name__} computes its statistics over microbatches, so the result depends on microbatch="
+                f"{self.settings.microbatch!r}. Omit it, or take another norm, such as torch.nn.GroupNorm.",
+                stacklevel=3,
+            )
         if not until.plan_fit(state, self._loop, self.settings.duration, self._limits, duration):
             return self.result()
         try:
@@ -531,10 +539,11 @@ class Trainer:
             raise RuntimeError("The weights of a checkpoint cannot be used during a fit. Use them before or after.")
         return weights_of(self.state, checkpoint, self._checkpoints)
 
-    def model_state_dict(self, *, evaluated: bool = False) -> dict[str, Any]:
+    def model_state_dict(self, *, evaluated: bool | None = None) -> dict[str, Any]:
         """Return the full weights under the model's own names, on every rank, for any strategy.
 
-        With ``evaluated``, return copies of the weights that evaluation and prediction use, such as the averages of EMA.
+        With ``evaluated``, return copies of the weights that evaluation and prediction use, such as the averages of EMA. None
+        is False, with a warning if an algorithm evaluates other weights.
 
         Example:
             >>> import hocket, torch
@@ -547,9 +556,18 @@ class Trainer:
             with self._running():
                 state.bus.predict_start(state)
                 try:
-                    return {name: copy.deepcopy(value) for name, value in self.model_state_dict().items()}
+                    return {
+                        name: copy.deepcopy(value) for name, value in self.model_state_dict(evaluated=False).items()
+                    }
                 finally:
                     state.bus.predict_end(state)
+        others = [each.name for each in state.bus.listeners("predict_start") if each.kind == "algorithms"]
+        if others and evaluated is None:
+            warnings.warn(
+                f"These are the training weights, and evaluation uses those of the algorithm {others[0]!r}. Write "
+                "trainer.model_state_dict(evaluated=True) for the latter, or evaluated=False.",
+                stacklevel=2,
+            )
         return by_own_names(state, state.bus.model_state(state.prepared))
 
     @understood
@@ -577,7 +595,7 @@ class Trainer:
 
         if self._loop.stage:
             raise RuntimeError("Weights cannot be loaded during a fit. Load them before fit starts.")
-        return load_into(self.state, self.model_state_dict(), weights, strict, ignore, remap)
+        return load_into(self.state, self.model_state_dict(evaluated=False), weights, strict, ignore, remap)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state that makes a resumed run bitwise identical; see `hocket.checkpoints.content`.

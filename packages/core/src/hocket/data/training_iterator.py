@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import sys
+import warnings
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from operator import length_hint
 from typing import Any
@@ -132,6 +133,12 @@ class TrainingIterator:
         if not self._handed_out:
             self.close()
             raise DataError(self._empty_message())
+        if self._length is not None and self._handed_out < self._length:
+            warnings.warn(
+                f"The training data said that an epoch has {self._length} batches, and it ended after {self._handed_out}. "
+                "Schedules were planned for more; correct its __len__, or that of its data set.",
+                stacklevel=2,
+            )
         self._length = self._handed_out
         self._read += self._handed_out if self._once else 0
         # For an iterator over a stream, the next epoch continues where `limit` ended this one.
