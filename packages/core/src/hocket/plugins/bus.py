@@ -361,7 +361,8 @@ def _check_returns(attachment: Attachment, name: str, function: Any) -> None:
         if value is not None and (decision or value.argval is True or value.argval is False):
             raise HookError(
                 f"{attachment.kind} '{attachment.name}' ({type(attachment.obj).__name__}) returns {value.argval} from "
-                f"{name}(), which is not used: events return nothing. To stop, write state.request(hocket.Decision.STOP, reason='…')."
+                f"{name}(), which is not used: events return nothing. To stop, write state.request(hocket.Decision.STOP, "
+                "reason='…')."
             )
 
 
