@@ -75,7 +75,8 @@ def resolve(
     attachments = [one["actions"], one["strategies"], one["precisions"]]
     for kind, given in several.items():
         built = [build(kind, item) for item in given]
-        _check_twice(kind, built)
+        if kind == "loggers":
+            _check_twice(built)
         attachments += _distinct(built)
     return Parts(attachments, one["strategies"].obj, one["precisions"].obj, one["devices"].obj, reasons)
 
@@ -86,16 +87,17 @@ def without_writing_loggers(parts: Parts) -> Parts:
     return replace(parts, attachments=shown)
 
 
-def _check_twice(kind: str, attachments: Sequence[Attachment]) -> None:
-    """Raise ValueError for a plug-in that is given by name twice with the same arguments."""
+def _check_twice(attachments: Sequence[Attachment]) -> None:
+    """Raise ValueError for a logger that is given by name twice with the same arguments: both would write to one file."""
     seen: list[tuple[str, Any]] = []
     for each in attachments:
         if not each.instance and (each.name, each.config) in seen:
             raise ValueError(
-                f"{kind} has {each.name!r} twice with the same arguments, which would act or write twice. Remove one, or give "
-                "them different arguments."
+                f"loggers has {each.name!r} twice with the same arguments, which would write every row twice. Remove one, or "
+                "give them different arguments."
             )
-        seen.append((each.name, each.config))
+        if not each.instance:
+            seen.append((each.name, each.config))
 
 
 def _distinct(attachments: list[Attachment]) -> list[Attachment]:

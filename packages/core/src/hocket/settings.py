@@ -84,7 +84,8 @@ class Settings:
     def of(cls, given: Mapping[str, Any]) -> Settings:
         """Check the Trainer's arguments, by name. Raises TypeError and ValueError that say what to write."""
         limits = {name: given[name] for name in ("limit_train", "limit_eval", "limit_predict")}
-        fast, overfit, sanity_eval = given["fast_dev_run"] or None, given["overfit"], given["sanity_eval"]
+        fast, overfit, sanity_eval = given["fast_dev_run"], given["overfit"], given["sanity_eval"]
+        fast = None if fast is False else fast
         until, *others = (None,) if given["duration"] is None else durations(given["duration"])
         least = minimum(given["min_duration"], until)
         if fast is not None:

@@ -279,7 +279,7 @@ def folder(given: Any, arguments: Mapping[str, Any]) -> Any:
     if not isinstance(given, str | os.PathLike):
         raise TypeError(f"folder={short(given)} is {type(given).__name__}; give text or a path, such as folder='runs'.")
     above = next((each for each in (Path(given), *Path(given).parents) if os.path.lexists(each)), None)
-    if above is not None and not above.is_dir() and "folder" in arguments and "://" not in str(given):
+    if above is not None and not above.is_dir() and "model" in arguments:
         raise ValueError(
             f"folder={str(given)!r}: {above} is a file and no folder. Give a folder to write to, such as folder='runs'."
         )
