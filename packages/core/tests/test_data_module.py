@@ -302,6 +302,7 @@ class Files(Squares):
 
 def test_ranks_prepare_once_for_each_machine_and_set_up_each(tmp_path: Path) -> None:
     pytest.importorskip("hocket_strategies")
+
     def main(rank: int) -> Any:
         module = Files(tmp_path, rank)
         trainer = make(data=module, strategy="ddp", folder=tmp_path)
@@ -323,6 +324,7 @@ def test_ranks_prepare_once_for_each_machine_and_set_up_each(tmp_path: Path) -> 
 @pytest.mark.parametrize("fails", ["prepare of 0", "setup of 1", "train of 0"])
 def test_a_failure_on_one_rank_ends_all_with_the_error(fails: str, tmp_path: Path) -> None:
     pytest.importorskip("hocket_strategies")
+
     def main(rank: int) -> str:
         try:
             make(data=Files(tmp_path, rank, fails), strategy="ddp", folder=tmp_path).fit()
@@ -337,6 +339,7 @@ def test_a_failure_on_one_rank_ends_all_with_the_error(fails: str, tmp_path: Pat
 
 def test_one_rank_without_the_module_is_said(tmp_path: Path) -> None:
     pytest.importorskip("hocket_strategies")
+
     def main(rank: int) -> None:
         data = {"data": Squares()} if rank else {"train_data": DataLoader(squares(40), 8)}
         make(strategy="ddp", folder=tmp_path, **data)

@@ -133,9 +133,10 @@ class TrainingIterator:
         if not self._handed_out:
             self.close()
             raise DataError(self._empty_message())
-        if self._length is not None and self._handed_out < self._length:
+        declared = self._limited(self._source.length())
+        if not self._read and declared is not None and self._handed_out < declared == self._length:
             warnings.warn(
-                f"The training data said that an epoch has {self._length} batches, and it ended after {self._handed_out}. "
+                f"The training data said that an epoch has {declared} batches, and it ended after {self._handed_out}. "
                 "Schedules were planned for more; correct its __len__, or that of its data set.",
                 stacklevel=2,
             )
