@@ -22,7 +22,7 @@ def method(owner: str, name: str, write: str, listed: bool = False) -> Mistake:
 
 
 def of_runtime(name: str, write: str) -> Mistake:
-    """An attribute of other libraries' objects for loops of one's own."""
+    """Read a name of Accelerate or Lightning Fabric from a Runtime."""
     return Mistake(
         f"Runtime.{name}", lambda: getattr(runtime(), name), f"Runtime has no {name!r}", "accumulate, all_gather", write
     )

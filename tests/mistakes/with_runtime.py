@@ -1,4 +1,4 @@
-"""Loops of one's own with a Runtime and its stepper."""
+"""Mistakes in custom loops with `hocket.Runtime` and its stepper."""
 
 from __future__ import annotations
 

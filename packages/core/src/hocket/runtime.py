@@ -20,7 +20,7 @@ from hocket.data.checks import check_batches
 from hocket.data.several import prepared
 from hocket.devices import placement
 from hocket.distributed import comparison
-from hocket.help import attributes, failures, own_loops
+from hocket.help import attributes, custom_loops, failures
 from hocket.help.arguments import explained, understood, unknown
 from hocket.hookspecs import Event
 from hocket.hookspecs.actions import Actions
@@ -151,7 +151,7 @@ class Runtime:
             ValueError: a model was set up before; or an optimizer holds no parameters, or some of no model that was set up.
         """
         optimizers = [each for each in given if not isinstance(each, nn.Module)]
-        own_loops.check_optimizers(optimizers)
+        custom_loops.check_optimizers(optimizers)
         if not given:
             raise TypeError("setup was given nothing. Write model, optimizer = runtime.setup(model, optimizer).")
         modules = [each for each in given if isinstance(each, nn.Module)]
@@ -181,7 +181,7 @@ class Runtime:
             self._optimizers[optimizer] = optimizer.register_step_pre_hook(self._gradients.refuse_own_step)
         sources = {True: iter(called), False: iter(stepped)}
         prepared = [next(sources[isinstance(each, nn.Module)]) for each in given]
-        return prepared[0] if len(prepared) == 1 else own_loops.Prepared(prepared)
+        return prepared[0] if len(prepared) == 1 else custom_loops.Prepared(prepared)
 
     def convert(self, module: Any) -> Any:
         """Move the module to the device, and convert it to the storage dtypes of the precision."""
@@ -196,7 +196,7 @@ class Runtime:
         self, module: nn.Module, optimizers: Sequence[torch.optim.Optimizer]
     ) -> tuple[nn.Module, list[torch.optim.Optimizer]]:
         """Return a converted module and its optimizers, prepared by the strategy."""
-        own_loops.check_optimizers(optimizers)
+        custom_loops.check_optimizers(optimizers)
         for optimizer in optimizers:
             self.bus.check_optimizer(optimizer)
         prepared = self.bus.prepare_model(module, self.precision)
@@ -310,7 +310,7 @@ class Runtime:
             True
         """
         if not isinstance(model, PreparedModel):
-            own_loops.refuse_model(model)
+            custom_loops.refuse_model(model)
         module = inner(model)
         with self._gradients.block(module, last), self.bus.accumulate(module, last):
             yield
@@ -384,7 +384,7 @@ class Runtime:
             >>> norm = runtime.clip_gradients(model, optimizer, norm=1.0)
         """
         if not isinstance(optimizer, torch.optim.Optimizer):
-            own_loops.check_optimizer(optimizer, "clip_gradients(model, optimizer, norm=1.0)")
+            custom_loops.check_optimizer(optimizer, "clip_gradients(model, optimizer, norm=1.0)")
         if (norm is None) == (value is None):
             raise ValueError(
                 f"clip_gradients was given norm={norm} and value={value}; give one of them. Write "
@@ -421,7 +421,7 @@ class Runtime:
 
         Raises ValueError for another ``op``.
         """
-        own_loops.check_operation(op)
+        custom_loops.check_operation(op)
         reduced: torch.Tensor = self.bus.all_reduce(torch.as_tensor(tensor), op)
         return reduced
 
@@ -487,7 +487,7 @@ class Runtime:
             >>> rest
             {'epoch': 1}
         """
-        own_loops.check_folder(path, "save")
+        custom_loops.check_folder(path, "save")
         for step in self._steppers:
             step.report()
         loops.save(self, Path(path), things)
@@ -501,7 +501,7 @@ class Runtime:
             CheckpointError: there is no such checkpoint, it is damaged, or does not contain one of ``things``.
             TypeError: one of ``things`` has no ``load_state_dict``.
         """
-        own_loops.check_folder(path, "load")
+        custom_loops.check_folder(path, "load")
         return loops.load(self, Path(path), things)
 
     def close(self) -> None:
@@ -528,7 +528,7 @@ class Runtime:
         except TypeError:  # a value that cannot be referenced weakly
             first = True
         if first:
-            own_loops.check_optimizer(optimizer, "step(optimizer)")
+            custom_loops.check_optimizer(optimizer, "step(optimizer)")
             check_parameters(optimizer, {*self._roots}, "a model that was set up", _SET_UP_ALL)
             self._optimizers.setdefault(optimizer)
             held = [parameter for group in optimizer.param_groups for parameter in group["params"]]

@@ -29,7 +29,7 @@ from hocket.data.training_iterator import TrainingIterator
 from hocket.devices import placement
 from hocket.distributed import comparison
 from hocket.distributed.agreement import ranks_of
-from hocket.help import attributes, first_loss
+from hocket.help import attributes, before_fit, first_loss
 from hocket.help.arguments import understood
 from hocket.losses import Reduction, reduction_of
 from hocket.optim.learning_rate import make_schedules
@@ -393,25 +393,7 @@ class Trainer:
             self._set_eval_data(eval_data)
         self._make_data("train", "eval")
         self._loop.check()
-        if self._metrics and not state.eval_sets:
-            warnings.warn(
-                "metrics= measures evaluation sets, and this fit has none. Pass eval_data=; or write train_metrics= for "
-                "metrics of the training batches, or no metrics= here and trainer.evaluate(data, metrics=…) after the fit.",
-                stacklevel=3,
-            )
-        if self.settings.sanity_eval and not state.eval_sets:
-            warnings.warn(
-                "sanity_eval= evaluates before training, and this fit has no evaluation set. Pass eval_data=.",
-                stacklevel=3,
-            )
-        batch_norms = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
-        batch_norm = next((m for m in state.task.modules() if isinstance(m, batch_norms) and m.training), None)
-        if batch_norm is not None and isinstance(self.settings.microbatch, int):
-            warnings.warn(
-                f"{type(batch_norm).__name__} computes its statistics over microbatches, so the result depends on microbatch="
-                f"{self.settings.microbatch!r}. Omit it, or take another norm, such as torch.nn.GroupNorm.",
-                stacklevel=3,
-            )
+        before_fit.warn(state, self.settings, bool(self._metrics))
         if not until.plan_fit(state, self._loop, self.settings.duration, self._limits, duration):
             return self.result()
         try:
@@ -507,8 +489,8 @@ class Trainer:
     def predict(self, data: Iterable[Any] | None = None, *, checkpoint: str | Path | None = None) -> list[Any]:
         """Return the model's outputs for every batch of ``data``, on the CPU. Each of n ranks predicts every n-th batch.
 
-        Without ``data``, that of the Trainer's data module; raises ValueError if there is none. With ``checkpoint``, the
-        outputs are those of the weights of a checkpoint, as in `evaluate`.
+        Without ``data``, the Trainer's data module provides it. With ``checkpoint``, the model has the weights of a checkpoint,
+        as in `evaluate`. Raises ValueError without any data.
 
         Example:
             >>> import hocket, torch
@@ -690,12 +672,7 @@ class Trainer:
         state.train_loader = prepared(data, state.bus.prepare_data, True, settings.global_batch)
         source = adapt(state.train_loader, given=data)
         limit = limited(source, settings.limit_train, "limit_train")
-        if settings.accumulate and (source.length() or settings.accumulate) < settings.accumulate:
-            warnings.warn(
-                f"accumulate='{settings.accumulate}ba' is more than the {source.length()} batches of an epoch, so each step "
-                f"has {source.length()}. Write accumulate='{source.length()}ba'.",
-                stacklevel=3,
-            )
+        before_fit.warn_of_window(settings.accumulate, source.length())
         self._loop.data = TrainingIterator(source, limit, settings.overfit, settings.accumulate or 1)
         state.progress.epoch_length = self._loop.data.length
         self._position.data_is_set()

@@ -336,7 +336,7 @@ class FSDP(RankStrategy):
 
 
 class _Moved(WeakIdKeyDictionary):
-    """Parameters by those that they replaced, of all models, as long as the latter live. Pickles as empty."""
+    """Map each original parameter, of all models, to its sharded replacement. Holds originals weakly; pickles as empty."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), ()

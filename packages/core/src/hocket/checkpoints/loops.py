@@ -14,7 +14,7 @@ from hocket.checkpoints import CheckpointError
 from hocket.checkpoints.plain_data import decode, encode
 from hocket.checkpoints.storage import format
 from hocket.checkpoints.storage.ranks import Ranks
-from hocket.help import own_loops
+from hocket.help import custom_loops
 from hocket.prepared import PreparedData, inner, tensors
 from hocket.training import seeding
 
@@ -32,7 +32,7 @@ def save(runtime: Runtime, path: Path, things: Mapping[str, Any]) -> None:
 
 def load(runtime: Runtime, path: Path, things: Mapping[str, Any]) -> dict[str, Any]:
     """See `hocket.Runtime.load`."""
-    own_loops.check_loaded(path, things)
+    custom_loops.check_loaded(path, things)
     if not path.exists():
         raise CheckpointError(f"{path} is not a checkpoint: there is no such folder. Give one that runtime.save wrote.")
     saved = format.read(path)

@@ -33,8 +33,9 @@ def register_batch(
 ) -> None:
     """Say how batches of a type are counted, divided and joined: for microbatches, ranks, ``accumulate=`` and plain models.
 
-    It applies wherever the type or a subclass of it is in a batch, in this process. A method ``to(device)`` of the type moves
-    it. Known already are `PackedSequence`, jagged nested tensors, and batches of graphs of torch_geometric.
+    hocket calls these functions for objects of the type or a subclass, in this process, also inside other batches. To move a
+    batch it calls the type's own ``to(device)``. `PackedSequence`, jagged nested tensors and torch_geometric's batches of
+    graphs need no registration.
 
     Args:
         kind: the type.

@@ -85,7 +85,7 @@ def is_graphs(item: Any) -> bool:
 
 
 def fields_of(item: Any) -> dict[str, Any] | None:
-    """Return the fields of an object by name; None for what is not taken apart.
+    """Return the fields of an object by name, or None if it has no fields.
 
     Objects with fields are named tuples, instances of dataclasses and attrs classes, `SimpleNamespace`, and others that have a
     tensor as an attribute, except modules.

@@ -89,7 +89,7 @@ def samples_of_part(part: Any, how: How | None) -> int:
 
 
 def samples_of_fields(batch: Any) -> int:
-    """Return the common size of dimension 0 of all tensors. Raises ValueError if there is none."""
+    """Return the common size of dimension 0 of all tensors. Raises ValueError if sizes differ, or there is no tensor."""
     sizes = set(_sizes(batch))
     if len(sizes) != 1:
         raise ValueError(_problem(batch, f"found sizes {sorted(sizes)}"))

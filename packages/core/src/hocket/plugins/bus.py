@@ -148,7 +148,7 @@ class Bus(_Hooks):
             self._compile()
 
     def listeners(self, hook: str, *, wrappers: bool = True) -> list[Attachment]:
-        """Return the plug-ins that implement a hook, in call order; unless ``wrappers``, without those that wrap it."""
+        """Return the plug-ins that implement a hook, in call order. ``wrappers=False`` omits plug-ins that wrap it."""
         return [self._attachments[impl.plugin_name] for impl in self._ordered(hook) if wrappers or not impl.wrapper]
 
     def compiled(

@@ -311,7 +311,7 @@ def weights(trainer: hocket.Trainer) -> dict[str, Any]:
     """Return a copy of the full weights."""
     return {
         name: value.detach().clone() if isinstance(value, torch.Tensor) else copy.deepcopy(value)
-        for name, value in trainer.model_state_dict().items()
+        for name, value in trainer.model_state_dict(evaluated=False).items()
     }
 
 
