@@ -39,7 +39,7 @@ class Package:
 
 
 CORE = Package("core", "hocket")
-GENERAL = Package("algorithms-general", "hocket-algorithms-general")
+GENERAL = Package("algorithms-general", "hocket-algorithms-general", "[optimizers]")
 VISION = Package("algorithms-vision", "hocket-algorithms-vision", "[datasets]")
 NLP = Package("algorithms-nlp", "hocket-algorithms-nlp")
 STRATEGIES = Package("strategies", "hocket-strategies", "[torchao]")
@@ -272,6 +272,16 @@ def bench(session: nox.Session) -> None:
         # Composer pins an old torch, and with it an old Python.
         arguments += ["--composer", environment(session, "composer", "mosaicml", "torchvision", "setuptools<81")]
     session.run("python", "benchmarks/run.py", *arguments)
+
+
+@nox.session(default=False)
+def evidence(session: nox.Session) -> None:
+    """Measure what each algorithm gives on small tasks, in under an hour (`-- --publish` writes the tables)."""
+    settle(session)
+    others = ("scikit-learn", "mlxtend", "torchvision", "transformers")
+    install_editable(session, (CORE, replace(GENERAL, extra="[optimizers]"), VISION, NLP, STRATEGIES), *others)
+    with session.chdir("benchmarks"):
+        session.run("python", "-m", "evidence", *session.posargs)
 
 
 @nox.session(default=False)

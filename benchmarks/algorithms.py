@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from hocket_vision.models import small_resnet
 #: Arguments that an algorithm needs, and those whose reference model is a language model.
 ARGUMENTS: dict[str, dict[str, Any]] = {
     "alibi": {"max_sequence_length": 64},
+    "distillation": {"teacher": partial(small_resnet, in_channels=3)},
     "gradient-clipping": {"kind": "norm", "threshold": 1.0},
 }
 LANGUAGE = {"alibi"}

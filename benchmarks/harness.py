@@ -59,7 +59,7 @@ class Worker:
         self.cases: list[str] = about["cases"]
         self.versions: dict[str, str] = about["versions"]
 
-    def ask(self, **question: str) -> Any:
+    def ask(self, **question: str | int) -> Any:
         """One answer. Raises RuntimeError if the process is gone."""
         assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.write(json.dumps(question) + "\n")

@@ -16,9 +16,11 @@ from statistics import median
 from typing import Any
 
 import algorithms
+import by_hand
 import checkpoints
 import dispatch
 import fast_paths
+import functional
 import memory
 import ranks
 import start
@@ -90,11 +92,15 @@ def _sections(arguments: argparse.Namespace, repeats: int) -> dict[str, Callable
         "Fast paths": lambda: fast_paths.run(repeats),
         "Checkpoints": lambda: checkpoints.run(3, *((1, 5_000) if arguments.short else (14, 50_000))),
     }
-    if not arguments.short:
+    if arguments.short:
+        sections["Functional forms"] = lambda: functional.run(None, repeats, batch=32, side=64)
+    else:
         sections |= {
             "Realistic step": lambda: steps.realistic(workers, 4, REALISTIC),
             "Memory": lambda: memory.run(20_000),
             "Algorithms": lambda: algorithms.run(3),
+            "Algorithms beside loops by hand": lambda: by_hand.run(5),
+            "Functional forms": lambda: functional.run(arguments.composer, repeats),
             "Ranks": lambda: ranks.run(60),
         }
     return sections

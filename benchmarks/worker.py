@@ -2,6 +2,7 @@
 
 ``{"workload": "mlp", "case": "bare"}`` is answered with seconds per step of the hand-written loop and of the contender,
 measured one right after the other. ``{}`` is answered with the cases there are and the versions.
+``{"function": "colout", "batch": 256, "side": 224}`` is answered with the seconds of one call of a functional form.
 ``"device"`` and ``"precision"`` replace those of the workload.
 """
 
@@ -12,8 +13,11 @@ import importlib.metadata
 import json
 import os
 import sys
+import time
 import warnings
 from dataclasses import replace
+from functools import lru_cache
+from typing import Any
 
 import torch
 from workload import WORKLOADS, Stopwatch, raw_loop
@@ -31,6 +35,8 @@ def main() -> None:
         if not question:
             versions = {name: importlib.metadata.version(name) for name in ("torch", *contender.DISTRIBUTIONS)}
             answer = {"cases": list(contender.CASES), "versions": versions}
+        elif "function" in question:
+            answer = {"seconds": _seconds(contender, question["function"], question["batch"], question["side"])}
         else:
             where = {name: question[name] for name in ("device", "precision") if name in question}
             workload = replace(WORKLOADS[question["workload"]], **where)
@@ -40,6 +46,20 @@ def main() -> None:
             run(workload, own)
             answer = {"raw": raw.seconds_per_step, "own": own.seconds_per_step}
         print(json.dumps(answer), file=answers, flush=True)
+
+
+def _seconds(contender: Any, function: str, batch: int, side: int) -> float:
+    call = _warm(contender, function, batch, side)
+    begin = time.perf_counter()
+    call()
+    return time.perf_counter() - begin
+
+
+@lru_cache(maxsize=1)
+def _warm(contender: Any, function: str, batch: int, side: int) -> Any:
+    call = contender.CASES[function](batch, side)
+    call()
+    return call
 
 
 if __name__ == "__main__":

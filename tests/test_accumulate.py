@@ -352,7 +352,8 @@ trainer.fit()
 """
 
 
-@pytest.mark.parametrize("at", [7, pytest.param(15, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("at", [7, 15])
 def test_a_run_killed_in_the_middle_of_a_window_resumes_bitwise(at: int, tmp_path: Path) -> None:
     """The third batch of the second window of each epoch: the window begins again."""
 

@@ -18,9 +18,9 @@ CORE = SOURCES / "core/src/hocket"
 OWNERS = {
     "step": {
         "state.py", "training/actions.py", "training/means.py", "training/steps.py", "training/task_steps.py",
-        "training/by_hand.py",
+        "training/by_hand.py", "training/parts_of_batch.py",
         "training/fit.py", "training/evaluate.py", "training/predict.py", "training/microbatch.py", "training/windows.py",
-        "checkpoints/components/step.py",
+        "checkpoints/components/step.py", "algorithms-general/src/hocket_general/swa.py",  # in a step of its own
     },
     "progress": {"training/fit.py", "training/until.py", "trainer.py", "checkpoints/components/data.py"},
     "timestamp": {"training/progress.py"},
@@ -35,7 +35,7 @@ OWNERS = {
 ASSIGNED = {
     "trainer.py": {
         "task", "prepared", "optimizers", "optimizer_names", "schedules", "clipping", "loss_reduction", "content",
-        "train_data", "train_loader", "eval_sets", "exception",
+        "train_data", "train_loader", "eval_sets", "exception", "sample_indices",
     },
     "training/fit.py": {"parameters"},
     "training/evaluate.py": {"eval_label", "logged"},
@@ -48,11 +48,9 @@ ASSIGNED = {
     "checkpoints/resuming.py": {"run", "folder", "resumed_from"},
     "summary.py": {"resumed_from"},  # shown once
     "strategies/src/hocket_strategies/deepspeed.py": {"microbatch"},  # as its configuration says
-    "algorithms-nlp/src/hocket_nlp/alibi.py": {"replacements"},
-    "algorithms-vision/src/hocket_vision/blurpool.py": {"replacements"},
 }  # fmt: skip
 #: What algorithms and engines may assign, as the hooks say.
-FREE = {"model", "batch", "outputs", "loss", "loss_parts", "gradient_norm"}
+FREE = {"model", "batch", "outputs", "loss", "loss_parts", "gradient_norm", "replacements"}
 
 
 def assigned(tree: ast.AST) -> Iterator[str]:

@@ -12,13 +12,15 @@ import pytest
 import torch
 from pages import ROOT, blocks, write_files
 
-PAGES = ("README.md", "docs/your-model.md", "docs/evaluation.md")
+PAGES = ("README.md", "docs/your-model.md", "docs/evaluation.md", "docs/optimizers.md")
 
 
 @pytest.mark.parametrize("name", PAGES)
 def test_page_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("sklearn")
     pytest.importorskip("torchmetrics")
+    if name == "docs/optimizers.md":
+        pytest.importorskip("schedulefree")
     page = ROOT / name
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))

@@ -252,9 +252,8 @@ def test_every_step_of_every_kind_of_data(name: str) -> None:
 @pytest.mark.parametrize(
     ("generator", "persistent"),
     [
-        (False, False),
         (True, True),
-        *(pytest.param(*each, marks=pytest.mark.long) for each in ((False, True), (True, False))),
+        *(pytest.param(*each, marks=pytest.mark.long) for each in ((False, False), (False, True), (True, False))),
     ],
 )
 def test_worker_processes(generator: bool, persistent: bool) -> None:
@@ -534,7 +533,7 @@ def test_streams_that_begin_anew_when_they_end_do_so_once(stream: Any) -> None:
     check(maker(lambda: DataLoader(stream(), BATCH), duration="3ep"), [4, 5, 6, 10, At(epoch=2)])
 
 
-@pytest.mark.parametrize("workers", [0, 1, 2])
+@pytest.mark.parametrize("workers", [0, 1, pytest.param(2, marks=pytest.mark.long)])
 def test_torchdatas_loader_over_streams_that_begin_anew(workers: int) -> None:
     stateful = pytest.importorskip("torchdata.stateful_dataloader").StatefulDataLoader
     length = 5 * max(workers, 1)  # each worker has the whole stream

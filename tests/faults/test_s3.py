@@ -232,6 +232,7 @@ def test_s3_damage_is_passed_over(bucket):
     )
 
 
+@pytest.mark.long
 def test_large_files_are_confirmed_by_their_parts(bucket, tmp_path):
     """Above 100 MB s3fs uploads in parts; the check of the upload downloads nothing."""
     store = Store(f"s3://{bucket}/run")

@@ -101,7 +101,7 @@ def test_two_ranks_of_a_job_that_is_told_to_end(
         (2, "batch_start", 7, "ep1-ba8"),
         pytest.param(2, "batch_end", 7, "ep1-ba7", marks=pytest.mark.long),
         pytest.param(2, "epoch_end", 10, "ep2-ba10", marks=pytest.mark.long),
-        (2, "eval_start", 8, "ep1-ba9"),
+        pytest.param(2, "eval_start", 8, "ep1-ba9", marks=pytest.mark.long),
     ],
 )
 def test_the_last_rank_is_told(

@@ -21,5 +21,5 @@ def test_every_public_name_is_there():
 
 
 def test_a_misspelt_name_is_answered_with_the_right_ones():
-    with pytest.raises(AttributeError, match="it has EMA, GradientClipping, LabelSmoothing, SAM"):
+    with pytest.raises(AttributeError, match=r"it has .*\bEMA, .*\bSAM\b"):
         hocket_general.Ema  # noqa: B018

@@ -9,7 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from hocket.testkit import AlgorithmConformance
 from hocket_general import SAM
+from hocket_general.functional import sam_perturbation
 
 
 def _state(*optimizers, batch=0, loss=None):
@@ -143,8 +145,68 @@ def test_every_third_batch():
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
-    [({"rho": -0.1}, "distance"), ({"epsilon": -1.0}, "negative"), ({"interval": 0}, "1 for every batch")],
+    [
+        ({"rho": -0.1}, "distance"),
+        ({"epsilon": -1.0}, "negative"),
+        ({"eta": -1.0}, "negative"),
+        ({"interval": 0}, "1 for every batch"),
+    ],
 )
 def test_arguments_out_of_range(arguments, words):
     with pytest.raises(ValueError, match=words):
         SAM(**arguments)
+
+
+# --- adaptive (ASAM)
+
+
+def test_the_adaptive_step_is_the_papers():
+    """Kwon et al. 2021: ``rho * T^2 g / ||T g||`` with T = |w| + eta, computed here with one flat vector."""
+    torch.manual_seed(0)
+    weights = [torch.randn(3, 2, dtype=torch.float64), torch.randn(4, dtype=torch.float64)]
+    gradients = [torch.randn_like(weight) for weight in weights]
+    before = [each.clone() for each in (*weights, *gradients)]
+    steps = sam_perturbation(gradients, rho=0.5, epsilon=0.0, adaptive=weights, eta=0.01)
+    w, g = (torch.cat([each.flatten() for each in tensors]) for tensors in (weights, gradients))
+    scale = torch.diag(w.abs() + 0.01)
+    expected = 0.5 * scale @ scale @ g / (scale @ g).norm()
+    torch.testing.assert_close(torch.cat([step.flatten() for step in steps]), expected)
+    assert all(torch.equal(now, then) for now, then in zip((*weights, *gradients), before, strict=True))
+
+
+def test_the_adaptive_neighbourhood_does_not_depend_on_the_scale_of_a_layer():
+    """A ReLU network with one layer times 8 and the next divided by 8 is the same function, at the worst point too."""
+    torch.manual_seed(0)
+    inputs, targets = torch.randn(16, 4, dtype=torch.float64), torch.randint(3, (16,))
+
+    def worst_loss(first, second, adaptive):
+        loss = F.cross_entropy((inputs @ first).relu() @ second, targets)
+        gradients = torch.autograd.grad(loss, (first, second))
+        steps = sam_perturbation(gradients, rho=0.3, adaptive=(first, second) if adaptive else None, eta=0.0)
+        with torch.no_grad():
+            first, second = first + steps[0], second + steps[1]
+            return F.cross_entropy((inputs @ first).relu() @ second, targets).item()
+
+    first = torch.randn(4, 8, dtype=torch.float64, requires_grad=True)
+    second = torch.randn(8, 3, dtype=torch.float64, requires_grad=True)
+    larger, smaller = ((each * factor).detach().requires_grad_() for each, factor in ((first, 8), (second, 1 / 8)))
+    assert worst_loss(larger, smaller, True) == pytest.approx(worst_loss(first, second, True), rel=1e-9)
+    assert worst_loss(larger, smaller, False) != pytest.approx(worst_loss(first, second, False), rel=1e-2)
+
+
+def test_an_adaptive_step_on_the_parabola():
+    """With one weight the norm cancels: the step is rho * T, so the gradient at 1 + 0.05 * 1.01 counts."""
+    x = _scalar()
+    optimizer = torch.optim.SGD([x], lr=0.1)
+    _step(SAM(rho=0.05, adaptive=True), optimizer, _parabola(x, optimizer))
+    assert x.item() == pytest.approx(1 - 0.1 * (1 + 0.05 * 1.01), abs=1e-12)
+
+
+def test_weights_and_gradients_of_different_numbers():
+    with pytest.raises(ValueError, match="one for each"):
+        sam_perturbation([torch.ones(2)], adaptive=[])
+
+
+class TestAdaptiveSAM(AlgorithmConformance):
+    def make(self):
+        return SAM(rho=0.3, adaptive=True)

@@ -1,4 +1,4 @@
-"""AugMix against the formula of arXiv 1912.02781 and operations recomputed with PIL."""
+"""AugMix against the formula of arXiv 1912.02781; its operations are tested in test_operations.py."""
 
 from __future__ import annotations
 
@@ -7,10 +7,35 @@ import math
 import numpy as np
 import pytest
 import torch
-from PIL import Image, ImageOps
+from PIL import Image
+from torch.utils.data import DataLoader, TensorDataset
 from torchvision.transforms.v2 import functional as F
 
-from hocket_vision.augmix import AUGMENTATION_SETS, augmix, draw_augmentation, mix_chains
+import hocket
+from hocket.testkit import AlgorithmConformance, run_ranks
+from hocket.testkit.reference import labelled_images
+from hocket_vision import AugMix
+from hocket_vision.augmix import augmix, dirichlet, mix_chains
+from hocket_vision.operations import Layer, operate
+
+
+class TestAugMix(AlgorithmConformance):
+    heavy = {"torchvision"}
+
+    def make(self):
+        return AugMix()
+
+    def data(self):
+        batches = labelled_images()
+        images, labels = torch.cat([batch[0] for batch in batches]), torch.cat([batch[1] for batch in batches])
+        return DataLoader(TensorDataset(images, labels), 8)
+
+
+class TestBatchedAugMix(AlgorithmConformance):
+    heavy = {"torchvision"}
+
+    def make(self):
+        return AugMix(batch=True)
 
 
 def seeded(seed: int = 0) -> torch.Generator:
@@ -21,131 +46,67 @@ def photo(height: int = 12, width: int = 16, channels: int = 3) -> torch.Tensor:
     return torch.randint(0, 256, (channels, height, width), dtype=torch.uint8, generator=seeded(9))
 
 
-def invert(image):
-    return F.invert(image)
-
-
-def darken(image):
-    return F.adjust_brightness(image, 0.5)
-
-
 def test_mixture_is_the_weighted_sum_of_the_formula():
-    image = torch.rand(3, 5, 4, generator=seeded())
-    out = mix_chains(image, [[invert], [darken, invert], []], [0.2, 0.5, 0.3], m=0.6)
-    expected = 0.4 * image + 0.6 * (0.2 * (1 - image) + 0.5 * (1 - image / 2) + 0.3 * image)
-    torch.testing.assert_close(out, expected)
+    images = torch.rand(2, 3, 5, 4, generator=seeded())
+    chains = torch.rand(3, 2, 3, 5, 4, generator=seeded(1))
+    weights, m = torch.tensor([[0.2, 0.5, 0.3], [0.1, 0.1, 0.8]]).t(), torch.tensor([0.6, 0.25])
+    out = mix_chains(images, chains, weights, m)
+    for i, (w, share) in enumerate(zip(weights.t().tolist(), m.tolist(), strict=True)):
+        expected = (1 - share) * images[i] + share * (w[0] * chains[0, i] + w[1] * chains[1, i] + w[2] * chains[2, i])
+        torch.testing.assert_close(out[i], expected)
 
 
-def test_integer_images_are_rounded_and_pil_images_go_the_same_way():
-    image = photo()
-    weights, m = [0.25, 0.75], 0.4
+def test_integer_images_are_rounded():
+    image = photo()[None]
+    chains = torch.stack([255 - image, image])
     pixels = image.double()
     expected = (0.6 * pixels + 0.4 * (0.25 * (255 - pixels) + 0.75 * pixels)).round().to(torch.uint8)
-    assert mix_chains(image, [[invert], []], weights, m).equal(expected)
-    out = mix_chains(F.to_pil_image(image), [[invert], []], weights, m)
-    assert out.mode == "RGB" and F.pil_to_tensor(out).equal(expected)
+    out = mix_chains(image, chains, torch.tensor([[0.25], [0.75]]), torch.tensor([0.4]))
+    assert (out.int() - expected.int()).abs().max() <= 1 and (out == expected).float().mean() > 0.99
+    unchanged = mix_chains(image, image.repeat(3, 1, 1, 1, 1), torch.tensor([[0.3], [0.3], [0.4]]), torch.tensor([0.7]))
+    assert unchanged.equal(image)  # truncation would darken it by one
 
 
-def test_unaugmented_chains_give_the_image_back():
-    image = photo()
-    assert mix_chains(image, [[], [], []], [0.3, 0.3, 0.4], m=0.7).equal(image)  # truncation would darken it by one
+def test_it_is_the_algorithm_of_the_paper(monkeypatch):
+    """Recomputed for each image of a batch from the recorded draws: ops in a row per chain, then the weighted sum."""
+    recorded: list[tuple[list[str | None], list[float]]] = []
+    mixed = {}
 
+    def record(images, layer):
+        recorded.append(layer)
+        operate(images, layer)
 
-def test_each_chain_needs_a_weight():
-    with pytest.raises(ValueError, match="2 chains and 1 weights"):
-        mix_chains(photo(), [[], []], [1.0], 0.5)
+    def mix(images, chains, weights, m):
+        mixed.update(weights=weights, m=m)
+        return mix_chains(images, chains, weights, m)
 
-
-def test_the_sets_are_those_of_the_paper_and_of_composer():
-    safe = set(AUGMENTATION_SETS["safe"])
-    assert len(safe) == 9 and not {"color", "contrast", "brightness", "sharpness"} & safe
-    assert set(AUGMENTATION_SETS["all"]) - safe == {"color", "contrast", "brightness", "sharpness"}
-    originals = {"color_original", "contrast_original", "brightness_original", "sharpness_original"}
-    assert set(AUGMENTATION_SETS["original"]) - safe == originals
-
-
-def test_operations_without_strength_equal_pil():
-    image = F.to_pil_image(photo())
-    assert draw_augmentation("equalize", 3, 12, 16)(image).tobytes() == ImageOps.equalize(image).tobytes()
-    assert draw_augmentation("autocontrast", 3, 12, 16)(image).tobytes() == ImageOps.autocontrast(image).tobytes()
-
-
-def outcomes(name: str, severity: float, image: Image.Image, draws: int = 300) -> set[bytes]:
-    generator = seeded(4)
-    return {
-        draw_augmentation(name, severity, image.height, image.width, generator=generator)(image).tobytes()
-        for _ in range(draws)
-    }
-
-
-def test_posterize_solarize_and_rotate_draw_the_documented_strengths():
-    image = F.to_pil_image(photo())
-    # L ~ U(0.1, 10): int(0.4 L) is 0 to 3, int(25.6 L) 2 to 255, int(3 L) 0 to 29.
-    assert outcomes("posterize", 10, image) == {ImageOps.posterize(image, bits).tobytes() for bits in (4, 3, 2, 1)}
-    assert outcomes("solarize", 10, image) <= {ImageOps.solarize(image, t).tobytes() for t in range(1, 255)}
-    angles = {image.rotate(sign * a, Image.Resampling.BILINEAR).tobytes() for a in range(30) for sign in (-1, 1)}
-    drawn = outcomes("rotate", 10, image)
-    assert drawn <= angles and len(drawn) > 40
-    # L ~ U(0.1, 1): too weak for either
-    assert outcomes("posterize", 1, image) == {ImageOps.posterize(image, 4).tobytes()}
-
-
-def shifted(image: Image.Image, dx: float, dy: float) -> bytes:
-    return image.transform(image.size, Image.Transform.AFFINE, (1, 0, -dx, 0, 1, -dy)).tobytes()
-
-
-def test_translations_stay_within_a_third_of_the_side():
-    image = F.to_pil_image(photo(12, 60))
-    drawn = outcomes("translate_x", 10, image, draws=1500)
-    assert drawn == {shifted(image, dx, 0) for dx in range(-19, 20)}  # int(L * 60 / 30), L < 10
-    image = F.to_pil_image(photo(60, 12))
-    assert outcomes("translate_y", 10, image, draws=1500) == {shifted(image, 0, dy) for dy in range(-19, 20)}
-
-
-def test_shears_move_rows_in_proportion_to_their_number():
-    image = torch.zeros(1, 40, 40)
-    image[:, :, 20] = 1
-    for name, rows in (("shear_x", lambda out: out[0]), ("shear_y", lambda out: out[0].T)):
-        source = image if name == "shear_x" else image.transpose(1, 2)
-        slopes = []
-        for seed in range(60):
-            out = rows(draw_augmentation(name, 3, 40, 40, generator=seeded(seed))(source))
-            centres = (out * torch.arange(40)).sum(1) / out.sum(1)
-            slopes.append(((centres[39] - centres[0]) / 39).item())
-        assert max(map(abs, slopes)) <= 0.09 + 0.003 and max(slopes) > 0.06 and min(slopes) < -0.06
-
-
-@pytest.mark.parametrize("name", ["color", "contrast", "brightness", "sharpness"])
-def test_enhancements_draw_from_both_sides_of_one(name):
-    from hocket_vision.augmix import OPERATIONS, _Draw
-
-    draw = OPERATIONS[name][1]
-    assert draw is not None
-    drawn = _Draw(3, 8, 8, seeded())
-    factors = np.array([draw(drawn) for _ in range(3000)])
-    scale = 0.75 if name == "brightness" else 1.0
-    low, high = factors[factors <= 1], factors[factors > 1]
-    assert factors.min() >= 0.73 and 2.9 * scale < factors.max() <= 3 * scale
-    if name != "brightness":
-        assert abs(len(low) / 3000 - 0.5) < 0.05
-        assert abs(high.mean() - 2.0) < 0.1 and abs(low.mean() - 0.865) < 0.01
-    original = OPERATIONS[f"{name}_original"][1]
-    assert original is not None
-    factors = np.array([original(drawn) for _ in range(1000)])
-    assert 0.118 <= factors.min() < 0.13 and 0.63 < factors.max() <= 0.64
+    monkeypatch.setattr("hocket_vision.augmix.operate", record)
+    monkeypatch.setattr("hocket_vision.augmix.mix_chains", mix)
+    images = torch.rand(5, 3, 12, 16, generator=seeded())
+    out = augmix(images, width=2, generator=seeded(3))
+    depths = set()
+    for i in range(5):
+        total = (1 - mixed["m"][i]) * images[i]
+        for chain in range(2):
+            version, steps = images[i : i + 1].clone(), 0
+            for layer in recorded:
+                name, strength = layer.names[5 * chain + i], layer.strengths[5 * chain + i]
+                operate(version, Layer([name], [strength]))
+                steps += name is not None
+            depths.add(steps)
+            total = total + mixed["m"][i] * mixed["weights"][chain, i] * version[0]
+        torch.testing.assert_close(out[i], total.float(), atol=1e-4, rtol=0)
+    assert depths == {1, 2, 3}
 
 
 @pytest.mark.parametrize("alpha", [0.5, 1.0, 4.0])
 def test_weights_are_dirichlet_and_shares_beta(alpha):
-    from hocket_vision.augmix import _Draw
-
-    draw = _Draw(3, 8, 8, seeded())
-    weights = np.array([draw.dirichlet(alpha, 3) for _ in range(4000)])
+    weights = dirichlet(alpha, 3, 4000, seeded()).t().numpy()
     np.testing.assert_allclose(weights.sum(1), 1)
     variance = (1 / 3) * (2 / 3) / (3 * alpha + 1)
     np.testing.assert_allclose(weights.mean(0), 1 / 3, atol=6 * math.sqrt(variance / 4000))
     np.testing.assert_allclose(weights.var(0), variance, rtol=0.15)
-    shares = np.array([draw.dirichlet(alpha, 2)[0] for _ in range(4000)])
+    shares = dirichlet(alpha, 2, 4000, seeded())[0].numpy()
     np.testing.assert_allclose(shares.var(), 1 / (4 * (2 * alpha + 1)), rtol=0.15)
 
 
@@ -153,7 +114,7 @@ def test_weights_are_dirichlet_and_shares_beta(alpha):
 @pytest.mark.parametrize("channels", [1, 3])
 def test_kind_size_and_dtype_stay(augmentation_set, channels):
     image = photo(9, 7, channels)
-    for seed in range(12):
+    for seed in range(4):
         out = augmix(image, 5, augmentation_set=augmentation_set, generator=seeded(seed))
         assert (out.shape, out.dtype) == (image.shape, torch.uint8)
         for dtype in (torch.float32, torch.bfloat16, torch.float64):
@@ -161,19 +122,35 @@ def test_kind_size_and_dtype_stay(augmentation_set, channels):
             assert (real.shape, real.dtype) == (image.shape, dtype) and real.min() >= 0 and real.max() <= 1
         pil = augmix(F.to_pil_image(image), 5, augmentation_set=augmentation_set, generator=seeded(seed))
         assert pil.mode == ("L" if channels == 1 else "RGB") and pil.size == (7, 9)
+        assert F.pil_to_tensor(pil).equal(out)
+        assert augmix(image[None], 5, augmentation_set=augmentation_set, generator=seeded(seed))[0].equal(out)
 
 
-def test_the_three_kinds_of_image_are_augmented_alike():
-    """Smooth, so that PIL's and torchvision's interpolations agree; the draws must then be the same for each kind."""
-    ramp = torch.linspace(40, 215, 32).repeat(3, 32, 1).round().to(torch.uint8)
-    for seed in range(20):
-        settings = dict(severity=3, augmentation_set="safe", generator=seeded(seed))
-        tensor = augmix(ramp, **settings).float()
-        settings["generator"] = seeded(seed)
-        real = augmix(ramp.float() / 255, **settings) * 255
-        settings["generator"] = seeded(seed)
-        pil = F.pil_to_tensor(augmix(F.to_pil_image(ramp), **settings)).float()
-        assert (tensor - real).abs().mean() < 1.5 and (tensor - pil).abs().mean() < 3
+def test_floating_point_images_are_augmented_like_integers():
+    images = torch.stack([photo() for _ in range(8)])
+    for seed in range(5):
+        integers = augmix(images, generator=seeded(seed))
+        real = augmix(images / 255, generator=seeded(seed)) * 255
+        assert (integers - real).abs().mean() < 6  # posterize scales its levels otherwise
+
+
+def test_channels_last_batches_remain_so():
+    images = torch.rand(4, 3, 8, 8).contiguous(memory_format=torch.channels_last)
+    out = augmix(images, generator=seeded())
+    assert out.is_contiguous(memory_format=torch.channels_last)
+    assert out.equal(augmix(images.contiguous(), generator=seeded()))
+
+
+def test_tv_tensors_and_empty_batches_remain_what_they_are():
+    from torchvision import tv_tensors
+
+    assert isinstance(augmix(tv_tensors.Image(photo())), tv_tensors.Image)
+    assert augmix(torch.rand(0, 3, 8, 8)).shape == (0, 3, 8, 8)
+
+
+def test_each_image_of_a_batch_has_its_own_draws():
+    same = photo().expand(6, 3, 12, 16)
+    assert len({image.numpy().tobytes() for image in augmix(same, generator=seeded())}) == 6
 
 
 def test_input_is_not_changed_and_output_differs():
@@ -196,18 +173,10 @@ def test_generator_decides_alone():
 
 
 def test_depth_and_width_set_how_many_operations_run(monkeypatch):
-    import hocket_vision.augmix as module
-
-    lengths: list[list[int]] = []
-    original = module.mix_chains
-    monkeypatch.setattr(
-        module, "mix_chains", lambda i, chains, w, m: lengths.append([*map(len, chains)]) or original(i, chains, w, m)
-    )
+    layers: list[Layer] = []
+    monkeypatch.setattr("hocket_vision.augmix.operate", lambda images, layer: layers.append(layer))
     augmix(photo(), depth=2, width=4)
-    assert lengths.pop() == [2, 2, 2, 2]
-    for seed in range(30):
-        augmix(photo(), generator=seeded(seed))
-    assert {length for chain in lengths for length in chain} == {1, 2, 3}
+    assert [len(layer.names) for layer in layers] == [4, 4] and None not in layers[0].names + layers[1].names
 
 
 @pytest.mark.parametrize(
@@ -231,7 +200,7 @@ def test_settings_out_of_range_are_refused(settings, message):
 @pytest.mark.parametrize(
     ("image", "error", "message"),
     [
-        (torch.zeros(2, 3, 4, 4), ValueError, "one image"),
+        (torch.zeros(2, 2, 3, 4, 4), ValueError, "shape"),
         (torch.zeros(3, 4, 4) - 0.5, ValueError, "before normalization"),
         (torch.full((3, 4, 4), float("nan")), ValueError, "before normalization"),
         (torch.zeros(3, 4, 4, dtype=torch.int64), TypeError, "int64"),
@@ -243,3 +212,43 @@ def test_settings_out_of_range_are_refused(settings, message):
 def test_images_it_cannot_work_on_are_refused(image, error, message):
     with pytest.raises(error, match=message):
         augmix(image)
+
+
+def fit(images: torch.Tensor) -> None:
+    hocket.Trainer(
+        model=torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(192, 4)), loss=torch.nn.functional.cross_entropy,
+        train_data=[(images, torch.arange(len(images)))], optimizer="sgd(lr=0.1)", duration="1ba",
+        algorithms=[AugMix(batch=True)], device="cpu",
+    ).fit()  # fmt: skip
+
+
+def test_normalized_batches_and_vectors_are_refused_in_a_run():
+    with pytest.raises(ValueError, match="before normalization"):
+        fit(torch.randn(4, 3, 8, 8))
+    with pytest.raises(ValueError, match=r"\(B, C, H, W\).*input_key"):
+        fit(torch.rand(4, 16))
+    with pytest.raises(TypeError, match="int64"):
+        fit(torch.ones(4, 3, 8, 8, dtype=torch.int64))
+
+
+def test_ranks_draw_their_own_numbers():
+    pytest.importorskip("hocket_strategies")
+    seen = run_ranks(_first_batch, 2)
+    assert not seen[0].equal(seen[1])
+
+
+def _first_batch(rank: int) -> torch.Tensor:
+    """The augmented batch of a rank, where all images are the same."""
+    seen: list[torch.Tensor] = []
+
+    class Keep(hocket.Callback):
+        def batch_start(self, state: hocket.State) -> None:
+            seen.append(state.batch[0].clone())
+
+    hocket.Trainer(
+        model=torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(192, 4)), loss=torch.nn.functional.cross_entropy,
+        train_data=DataLoader(TensorDataset(photo(8, 8).float().div(255).expand(8, 3, 8, 8), torch.zeros(8).long()), 4),
+        optimizer="sgd(lr=0.1)", duration="1ba", algorithms=[AugMix(batch=True)], callbacks=[Keep()], device="cpu",
+        strategy="ddp", seed=1,
+    ).fit()  # fmt: skip
+    return seen[0]

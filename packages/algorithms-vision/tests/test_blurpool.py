@@ -274,6 +274,29 @@ def test_shifts_change_the_output_less_than_without():
     assert change(BlurMaxPool2d(2)) < 0.5 * change(nn.MaxPool2d(2))
 
 
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
+@pytest.mark.parametrize("layer", [nn.Conv2d(16, 8, 1, 2), nn.Conv2d(16, 8, 3, 2, 1), nn.MaxPool2d(3, 2, 1)], ids=str)
+def test_shortcuts_change_neither_numbers_nor_gradients_nor_memory_format(layer, layout):
+    """Against the definition: every pixel blurred, and then the plain layer or the plain subsampling."""
+    x = torch.randn(2, 16, 9, 12, generator=torch.Generator().manual_seed(0)).contiguous(memory_format=layout)
+    blurred = blurpool(seeded_model(copy.deepcopy(layer)))[0]
+    ours, definition = x.clone().requires_grad_(), x.clone().requires_grad_()
+    if isinstance(layer, nn.Conv2d):
+        expected = layer(slow_blur(definition))
+    else:
+        expected = slow_blur(F.max_pool2d(definition, 3, 1, 1))[..., ::2, ::2]
+    out = blurred(ours)
+    torch.testing.assert_close(out, expected, atol=1e-6, rtol=1e-6)
+    assert out.is_contiguous(memory_format=layout)
+    weights = torch.randn(out.shape, generator=torch.Generator().manual_seed(1))
+    (out * weights).sum().backward()
+    (expected * weights).sum().backward()
+    torch.testing.assert_close(ours.grad, definition.grad, atol=1e-5, rtol=1e-5)
+    if isinstance(layer, nn.Conv2d):
+        torch.testing.assert_close(blurred[0].weight.grad, layer.weight.grad, atol=1e-4, rtol=1e-5)
+        layer.zero_grad()
+
+
 def test_gradient_is_that_of_the_linear_map():
     conv = BlurConv2d(2, 3, 3, 2, 1).double()
     assert torch.autograd.gradcheck(conv, torch.randn(1, 2, 4, 4, dtype=torch.double, requires_grad=True))

@@ -5,7 +5,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from hocket.testkit import AlgorithmConformance
 from hocket.testkit.reference import labelled_images
-from hocket_vision import AugMix, BlurPool, ColOut
+from hocket_vision import BlurPool, ColOut
 
 
 def loader():
@@ -16,35 +16,19 @@ def loader():
 
 
 class TestBlurPool(AlgorithmConformance):
-    heavy = {"torchvision"}
-
     def make(self):
         return BlurPool(min_channels=16)
 
 
 class TestColOut(AlgorithmConformance):
-    heavy = {"torchvision"}
-
     def make(self):
         return ColOut(p_row=0.25, p_col=0.25)
 
 
 class TestColOutPerSample(AlgorithmConformance):
-    heavy = {"torchvision"}
-
     def make(self):
         return ColOut(batch=False)
 
     def data(self):
         # One image to a batch: images that lost different rows still have one size, but default collation need not know.
-        return loader()
-
-
-class TestAugMix(AlgorithmConformance):
-    heavy = {"torchvision"}
-
-    def make(self):
-        return AugMix()
-
-    def data(self):
         return loader()

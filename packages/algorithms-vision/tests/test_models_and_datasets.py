@@ -101,5 +101,5 @@ def test_names_are_listed_and_nothing_heavy_is_imported_for_them():
     import hocket_vision
 
     assert all(getattr(hocket_vision, name) is not None for name in hocket_vision.__all__)
-    with pytest.raises(AttributeError, match="it has AugMix"):
+    with pytest.raises(AttributeError, match=r"it has .*AugMix"):
         hocket_vision.blur_pool  # noqa: B018

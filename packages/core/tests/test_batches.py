@@ -17,6 +17,7 @@ from torch.utils.data import default_collate
 
 import hocket
 from hocket.data import batches, nesting
+from hocket.testkit import no_sync
 
 
 class Frozen(Mapping[str, Any]):
@@ -366,3 +367,27 @@ def test_where_inputs_and_targets_are_is_said_once(inputs, targets) -> None:
         ).evaluate()
     with pytest.raises(KeyError, match=r"nothing at 'label'.*'name'"):
         hocket.Trainer(**settings, inputs="x", targets="label", eval_data=[batch]).evaluate()
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        (torch.arange(10).reshape(5, 2), torch.arange(5)),
+        {"image": torch.zeros(5, 3, 4, 4).contiguous(memory_format=torch.channels_last), "name": list("abcde")},
+        [torch.arange(2), torch.arange(3), torch.arange(1), torch.arange(4), torch.arange(2)],
+        {"x": np.arange(10).reshape(5, 2), "scale": 2.0},
+        pack_sequence([torch.ones(4, 2), torch.zeros(3, 2), torch.ones(2, 2), torch.ones(2, 2), torch.ones(1, 2)]),
+    ],
+)
+def test_samples_are_taken_by_a_tensor_of_indices_too(batch: Any) -> None:
+    taken = batches.take_samples(batch, torch.tensor([0, 2, 3]), 5)
+    assert repr(taken) == repr(batches.take_samples(batch, [0, 2, 3], 5)) != repr(batch)
+    if isinstance(batch, dict) and "image" in batch:
+        assert taken["image"].is_contiguous(memory_format=torch.channels_last)
+
+
+def test_a_tensor_of_indices_is_not_read_for_a_batch_of_tensors() -> None:
+    inputs, indices = torch.arange(10).reshape(5, 2), torch.tensor([0, 2])
+    with no_sync(simulate=True):
+        taken = batches.take_samples((inputs, inputs[:, 0]), indices, 5)
+    assert taken[0].equal(inputs[[0, 2]])

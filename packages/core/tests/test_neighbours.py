@@ -380,6 +380,7 @@ def test_a_broken_command_is_an_error_of_its_own(
     assert "command 'mine' of acme-things 1.0 cannot be" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_torch_that_cannot_be_imported_beside_it_names_it(install: Install, tmp_path: Path) -> None:
     """torch looks at all entry points itself; commands keep it from that, and a failing import says whose they are."""
     install(b"\xff")

@@ -19,6 +19,7 @@ from hocket.data.errors import DataError
 from hocket.data.global_batches import sized
 from hocket.data.loaders import end_workers
 from hocket.data.source import Source
+from hocket.data.training_iterator import TrainingIterator
 from hocket.testkit import SourceConformance
 
 SAMPLES, BATCH = 14, 4
@@ -496,3 +497,39 @@ def test_iterators_continue_in_the_next_epoch() -> None:
     with pytest.raises(DataError, match="5 batches of the epoch are done, but the training data yields 2 now"):
         adapt(iter([torch.zeros(1)] * 2)).begin(1, {**position, "earlier": 3})
     random.seed()
+
+
+@pytest.mark.parametrize(("workers", "size"), [(0, 4), (2, 4), (0, None)])
+def test_the_indices_of_a_batch_are_known(workers: int, size: int | None) -> None:
+    """In every epoch, and in the rest of one that another process began."""
+
+    def iterator() -> TrainingIterator:
+        torch.manual_seed(1)
+        return TrainingIterator(adapt(DataLoader(samples(), size, shuffle=True, num_workers=workers)))
+
+    def rest(data: TrainingIterator, limit: int) -> list[list[int]]:
+        seen = []
+        while len(seen) < limit and (batch := data.next()) is not None:
+            seen.append(data.indices())
+            assert seen[-1] == batch[0][0].reshape(-1).tolist()
+        return seen
+
+    data = iterator()
+    assert data.indices() is None
+    for epoch in range(2):
+        data.start(epoch)
+        first = rest(data, 2)
+        position = data.state_dict()
+        second = rest(data, 99)
+        assert sorted(itertools.chain(*first, *second)) == list(range(SAMPLES))
+        again = iterator()
+        again.load_state_dict(position)
+        again.resume(epoch)
+        assert rest(again, 99) == second
+
+
+def test_data_without_indices_has_none() -> None:
+    data = TrainingIterator(adapt([1, 2]))
+    data.start(0)
+    data.next()
+    assert data.indices() is None

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import hocket
-from hocket.surgery import NoEffectWarning, Policy, Replacement, preview, replace_modules, update_optimizer
+from hocket.surgery import NoEffectWarning, Policy, Replacement, preview, recast, replace_modules, update_optimizer
 
 
 class Wrapped(nn.Module):
@@ -472,3 +472,16 @@ def test_a_task_without_a_model_of_its_own_is_not_replaced(tmp_path: Path) -> No
 
     with pytest.raises(TypeError, match="Own is a Task and cannot be replaced as a whole"):
         trained(Own(), Swap(nn.Linear(3, 1)), folder=tmp_path)
+
+
+def test_a_recast_module_is_not_compiled_for_its_former_class() -> None:
+    class Doubled(nn.Linear):
+        def forward(self, input: torch.Tensor) -> torch.Tensor:
+            return 2 * super().forward(input)
+
+    plain = nn.Linear(3, 2)
+    plain.compile(backend="eager")
+    inputs = torch.randn(4, 3)
+    expected = 2 * plain(inputs)
+    assert torch.equal(recast(plain, Doubled)(inputs), expected)
+    torch._dynamo.reset()

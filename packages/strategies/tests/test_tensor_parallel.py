@@ -23,13 +23,13 @@ _ALL = PLAN | {"embed": "rowwise", "head": "colwise_gather_output"}
     [
         (2, {"plan": PLAN}),
         pytest.param(4, {"plan": PLAN}, marks=pytest.mark.long),
-        (2, {"plan": _ALL}),
+        pytest.param(2, {"plan": _ALL}, marks=pytest.mark.long),
         (2, {"plan": {"*.up": ColwiseParallel(), "*.down": RowwiseParallel()}}),
         (2, {"plan": {"*.up": "colwise_gather_output", "*.down": "rowwise_split_input"}}),
-        (2, {"plan": PLAN, "checkpoint": True}),
+        pytest.param(2, {"plan": PLAN, "checkpoint": True}, marks=pytest.mark.long),
         (2, {"tensor": 1, "shard": 2}),  # an axis of one needs no plan
         (4, {"tensor": 2, "shard": 2, "plan": PLAN}),
-        (4, {"tensor": 2, "shard": None, "plan": _ALL}),
+        pytest.param(4, {"tensor": 2, "shard": None, "plan": _ALL}, marks=pytest.mark.long),
         pytest.param(4, {"tensor": 2, "replicate": 2, "plan": PLAN}, marks=pytest.mark.long),
         pytest.param(8, {"tensor": 2, "shard": 2, "replicate": 2, "plan": _ALL}, marks=pytest.mark.long),
     ],
@@ -84,9 +84,8 @@ def test_parameters_lie_on_two_meshes_and_the_norm_is_over_both(tmp_path):
         assert norms == pytest.approx(expected, rel=1e-9)
 
 
-@pytest.mark.parametrize(
-    "name", ["adaptive", *(pytest.param(name, marks=pytest.mark.long) for name in ("SAM", "EMA", "norm", "value"))]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["adaptive", "SAM", "EMA", "norm", "value"])
 def test_algorithms(tmp_path, name):
     hocket_general = pytest.importorskip("hocket_general")
 

@@ -8,20 +8,90 @@ from hocket.lazy import lazy
 
 if TYPE_CHECKING:
     from hocket_general import functional
+    from hocket_general.activation_checkpointing import ActivationCheckpointing
+    from hocket_general.batch_size_warmup import BatchSizeWarmup
+    from hocket_general.decoupled import DecoupledAdamW, DecoupledSGDW
+    from hocket_general.distillation import Distillation
     from hocket_general.ema import EMA
+    from hocket_general.factorize import Factorize
+    from hocket_general.ghost_batchnorm import GhostBatchNorm
     from hocket_general.gradient_clipping import GradientClipping
+    from hocket_general.gyro_dropout import GyroDropout
     from hocket_general.label_smoothing import LabelSmoothing
+    from hocket_general.lamb import LAMB
+    from hocket_general.layer_freezing import LayerFreezing
+    from hocket_general.lion import Lion
+    from hocket_general.loss_spike_guard import LossSpikeGuard
+    from hocket_general.low_precision_groupnorm import LowPrecisionGroupNorm
+    from hocket_general.low_precision_layernorm import LowPrecisionLayerNorm
+    from hocket_general.muon import Muon
+    from hocket_general.no_op_model import NoOpModel
     from hocket_general.sam import SAM
+    from hocket_general.schedule_free import schedule_free_adamw, schedule_free_sgd
+    from hocket_general.selective_backprop import SelectiveBackprop
+    from hocket_general.shampoo import soap
+    from hocket_general.swa import SWA
+    from hocket_general.weight_standardization import WeightStandardization
 
 #: Public name -> the module that defines it; a module stands for itself.
 _PUBLIC = {
+    "ActivationCheckpointing": "activation_checkpointing",
+    "BatchSizeWarmup": "batch_size_warmup",
+    "DecoupledAdamW": "decoupled",
+    "DecoupledSGDW": "decoupled",
+    "Distillation": "distillation",
     "EMA": "ema",
+    "Factorize": "factorize",
+    "GhostBatchNorm": "ghost_batchnorm",
     "GradientClipping": "gradient_clipping",
+    "GyroDropout": "gyro_dropout",
+    "LAMB": "lamb",
     "LabelSmoothing": "label_smoothing",
+    "LayerFreezing": "layer_freezing",
+    "Lion": "lion",
+    "LossSpikeGuard": "loss_spike_guard",
+    "LowPrecisionGroupNorm": "low_precision_groupnorm",
+    "LowPrecisionLayerNorm": "low_precision_layernorm",
+    "Muon": "muon",
+    "NoOpModel": "no_op_model",
     "SAM": "sam",
+    "SWA": "swa",
+    "SelectiveBackprop": "selective_backprop",
+    "WeightStandardization": "weight_standardization",
     "functional": "",
+    "schedule_free_adamw": "schedule_free",
+    "schedule_free_sgd": "schedule_free",
+    "soap": "shampoo",
 }
 
-__all__ = ["EMA", "SAM", "GradientClipping", "LabelSmoothing", "functional"]
+__all__ = [
+    "EMA",
+    "LAMB",
+    "SAM",
+    "SWA",
+    "ActivationCheckpointing",
+    "BatchSizeWarmup",
+    "DecoupledAdamW",
+    "DecoupledSGDW",
+    "Distillation",
+    "Factorize",
+    "GhostBatchNorm",
+    "GradientClipping",
+    "GyroDropout",
+    "LabelSmoothing",
+    "LayerFreezing",
+    "Lion",
+    "LossSpikeGuard",
+    "LowPrecisionGroupNorm",
+    "LowPrecisionLayerNorm",
+    "Muon",
+    "NoOpModel",
+    "SelectiveBackprop",
+    "WeightStandardization",
+    "functional",
+    "schedule_free_adamw",
+    "schedule_free_sgd",
+    "soap",
+]
 
 __getattr__, __dir__ = lazy(__name__, _PUBLIC)

@@ -3,27 +3,20 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
-from hocket.algorithm import Algorithm, Phase
-from hocket.distributed.dtensors import local, shard_like
+from hocket.distributed.dtensors import local
 from hocket.hookspecs import Event
-from hocket.time import Interval, Time, Unit
+from hocket.time import Time, Unit
+from hocket_general.averages import Averages, positive
 
 if TYPE_CHECKING:
     from hocket.state import State
-
-#: Units that advance only with training, and identically on all ranks. Seconds do not.
-_UNITS = (Unit.BATCH, Unit.EPOCH, Unit.SAMPLE, Unit.TOKEN)
-
-#: The model holds the averages from the first to the last of these events.
-_BORROW = (Event.EVAL_BEFORE_ALL, Event.PREDICT_START)
-_RETURN = (Event.EVAL_AFTER_ALL, Event.PREDICT_END, Event.EXCEPTION, Event.CLOSE)
 
 
 def ema_smoothing(half_life: float, update_interval: float = 1) -> float:
@@ -98,7 +91,7 @@ def ema_update(averages: Sequence[Tensor], values: Iterable[Tensor], smoothing: 
             get_ema_multi_avg_fn(smoothing)(means, targets, 0)  # a lerp: equal tensors stay bitwise equal
 
 
-class EMA(Algorithm):
+class EMA(Averages):
     """Evaluate and predict with ``average = smoothing * average + (1 - smoothing) * weight`` (Polyak averaging).
 
     Polyak and Juditsky 1992, "Acceleration of Stochastic Approximation by Averaging", with exponential weights. Training is
@@ -131,9 +124,6 @@ class EMA(Algorithm):
         >>> averages = trainer.model_state_dict(evaluated=True)
     """
 
-    events = {Event.FIT_START, Event.EPOCH_START, Event.BATCH_END, Event.EPOCH_END, *_BORROW, *_RETURN}
-    phase = Phase.WEIGHTS
-
     def __init__(
         self,
         half_life: str | Time | None = None,
@@ -152,61 +142,30 @@ class EMA(Algorithm):
                 f"give a number in [0, 1), such as 0.999, or a half_life such as '1000ba'."
             )
         self.smoothing = smoothing
-        self.half_life = None if smoothing is not None else _positive("half_life", half_life or "1000ba")
+        self.half_life = None if smoothing is not None else positive(self, "half_life", half_life or "1000ba")
         default = "1ba" if self.half_life is None else Time(1, self.half_life.unit)
-        self.update_interval = _positive("update_interval", update_interval or default)
+        super().__init__(start, update_interval or default)
         if self.half_life is not None and self.half_life.unit is not self.update_interval.unit:
             raise ValueError(
                 f"EMA was given half_life='{self.half_life}' and update_interval='{self.update_interval}', which "
                 f"cannot be compared: give both in one unit."
             )
-        self.start = Time.parse(start)
-        if self.start.unit is Unit.SECOND:
-            raise ValueError(
-                f"EMA was given start='{start}', but ranks would reach a wall-clock time at different batches: give a "
-                f"fraction of the duration such as '0.2dur', or epochs, batches, samples or tokens."
-            )
-        self._interval = Interval(self.update_interval)
-        self._averages: dict[str, Tensor] = {}
-        self._updated: int | None = None  # time of the last update in the interval's unit; None before the start
-        self._pairs: list[tuple[Tensor, Tensor]] = []  # (average, the model's tensor)
-
-    # --- on events
-
-    def match(self, event: Event, state: State) -> bool:
-        """Return True, except for updates that are not due."""
-        if event not in (Event.BATCH_END, Event.EPOCH_END):
-            return True
-        counts_epochs = self.update_interval.unit is Unit.EPOCH
-        return counts_epochs is (event is Event.EPOCH_END) and self._interval.due(state.previous, state.timestamp)
 
     def apply(self, event: Event, state: State) -> None:
-        """Update the averages, copy them into the model, or restore the training weights."""
-        if event in _RETURN:
-            state.give_back(self)
-        elif event in _BORROW:
-            self._borrow(state)
-        elif event in (Event.FIT_START, Event.EPOCH_START):
-            if event is Event.FIT_START and self._updated is None:
-                self._compare(state)
-            if self._updated is not None:
-                self._pair(state.model)  # parameters may have become trainable
-        else:
-            self._update(state)
+        """See `Averages`; warn of settings with which the average is of little use."""
+        if event is Event.FIT_START and self._updated is None:
+            self._compare(state)
+        super().apply(event, state)
 
-    def _update(self, state: State) -> None:
-        now = int(state.timestamp.count(self.update_interval.unit))
-        if self._updated is None:
-            if not self._may_start(state):
-                return
-            self._pair(state.model)
-        else:
-            smoothing = self.smoothing
-            if smoothing is None:
-                assert self.half_life is not None
-                smoothing = ema_smoothing(self.half_life.value, now - self._updated)
-            ema_update([average for average, _ in self._pairs], [tensor for _, tensor in self._pairs], smoothing)
-        self._updated = now
+    def _has_average(self, tensor: Tensor) -> bool:
+        return tensor.requires_grad or (not isinstance(tensor, nn.Parameter) and _is_finite(tensor))
+
+    def _move(self, now: int) -> None:
+        smoothing = self.smoothing
+        if smoothing is None:
+            assert self.half_life is not None and self._updated is not None
+            smoothing = ema_smoothing(self.half_life.value, now - self._updated)
+        ema_update([average for average, _ in self._pairs], [tensor for _, tensor in self._pairs], smoothing)
 
     def _compare(self, state: State) -> None:
         """Warn of several averages, and of a half-life longer than the run, with which they stay near the first weights."""
@@ -233,118 +192,7 @@ class EMA(Algorithm):
                 stacklevel=2,
             )
 
-    def _may_start(self, state: State) -> bool:
-        if self.start.unit is Unit.DURATION:
-            return state.elapsed() >= self.start.value
-        return state.timestamp.count(self.start.unit) >= self.start.value
-
-    # --- the averages and the model
-
-    def _pair(self, model: nn.Module) -> None:
-        """Match averages with the model's tensors; a tensor without an average starts one with its value."""
-        tensors = dict(_tensors(model))
-        self._check(tensors)
-        for name, tensor in tensors.items():
-            if name in self._averages:
-                self._averages[name] = shard_like(self._averages[name], tensor).to(tensor.device)
-            elif tensor.requires_grad or (not isinstance(tensor, nn.Parameter) and _is_finite(tensor)):
-                self._averages[name] = tensor.detach().to(_wide(tensor.dtype), copy=True)
-        self._pairs = [(average, tensors[name]) for name, average in self._averages.items()]
-
-    def _check(self, tensors: dict[str, Tensor]) -> None:
-        wrong = [n for n, average in self._averages.items() if n not in tensors or tensors[n].shape != average.shape]
-        if wrong:
-            raise ValueError(
-                f"EMA holds averages that the model has no tensors for, of that name and shape: {', '.join(wrong[:5])}"
-                f"{f' and {len(wrong) - 5} more' if len(wrong) > 5 else ''}. Pass the model that was averaged, "
-                f"without wrappers, or start a new average by loading the checkpoint without this algorithm's state."
-            )
-
-    def _borrow(self, state: State) -> None:
-        if self._updated is None or state.borrower(tensor for _, tensor in _tensors(state.model)) is not None:
-            return  # another EMA started first and is evaluated
-        self._pair(state.model)
-        state.borrow(self, ((tensor, average) for average, tensor in self._pairs))
-
-    def averaged(self, model: nn.Module) -> dict[str, Any]:
-        """Return a ``state_dict`` of copies: averages where they exist, cast to the model's dtypes.
-
-        Args:
-            model: the model that was trained, without wrappers (``trainer.state.model``).
-
-        Raises:
-            ValueError: there is no average yet, or ``model`` is another model.
-
-        Example:
-            >>> import hocket, hocket_general, torch
-            >>> ema = hocket_general.EMA(half_life="5ba")
-            >>> model = torch.nn.Linear(4, 1)
-            >>> trainer = hocket.Trainer(
-            ...     model=model, loss=torch.nn.MSELoss(), optimizer="sgd(lr=0.1)", duration="1ep", device="cpu",
-            ...     train_data=[(torch.randn(8, 4), torch.randn(8, 1))] * 10, algorithms=[ema],
-            ... )
-            >>> result = trainer.fit()
-            >>> sorted(ema.averaged(model))
-            ['bias', 'weight']
-        """
-        if self._updated is None:
-            raise ValueError(
-                f"EMA has no average yet: it starts with the first update after start='{self.start}', every "
-                f"'{self.update_interval}'. Train longer, or lower start or update_interval."
-            )
-        tensors = dict(_tensors(model))
-        self._check(tensors)
-        names = {id(tensor): name for name, tensor in tensors.items()}  # a tied weight has several keys and one name
-
-        def value(entry: Any) -> Any:
-            if not isinstance(entry, Tensor):
-                return entry
-            source = self._averages.get(names.get(id(entry), ""), entry)
-            return source.detach().to(entry.device, entry.dtype, copy=True)
-
-        return {key: value(entry) for key, entry in model.state_dict(keep_vars=True).items()}
-
-    # --- checkpoints
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the averages by the model's names, sharded like the weights, and the time of the last update (or None)."""
-        return {"averages": dict(self._averages), "updated": self._updated}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load averages, full or sharded; they are compared with the model when training or evaluation starts."""
-        if state_dict.keys() != {"averages", "updated"}:
-            raise ValueError(f"EMA's state has the keys 'averages' and 'updated', but was given {sorted(state_dict)}")
-        self._averages = {name: average.detach().clone() for name, average in state_dict["averages"].items()}
-        self._updated = state_dict["updated"]
-        self._pairs = []
-
-
-def _positive(name: str, value: str | Time) -> Time:
-    time = Time.parse(value)
-    if time.unit not in _UNITS or time.value <= 0:
-        raise ValueError(
-            f"EMA was given {name}='{value}': give a positive number of batches, epochs, samples or tokens, such as "
-            f"'1000ba', '2ep', '5e4sp' or '1e6tok'."
-        )
-    return time
-
-
-def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yield parameters and the buffers of the state dict by name, each once."""
-    yield from model.named_parameters()
-    seen: set[int] = set()
-    for prefix, module in model.named_modules():
-        for name, buffer in module.named_buffers(recurse=False):
-            if name not in module._non_persistent_buffers_set and id(buffer) not in seen:
-                seen.add(id(buffer))
-                yield f"{prefix}.{name}" if prefix else name, buffer
-
 
 def _is_finite(buffer: Tensor) -> bool:
     """Whether the buffer is finite, so that it has a mean; waits for the device."""
     return not buffer.is_floating_point() or bool(buffer.isfinite().all())
-
-
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    """Return a dtype of at least 32 bits: half precision would round away small updates of an average."""
-    return torch.promote_types(dtype, torch.float32) if dtype.is_floating_point else dtype

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -12,7 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hocket.algorithm import Algorithm, Phase
-from hocket.data.items import get_item, set_item
+from hocket.data.batch_part import BatchPart
+from hocket.data.mixture import Mixture
 from hocket.hookspecs import Event
 from hocket.task import SupervisedTask
 
@@ -162,7 +162,7 @@ class LabelSmoothing(Algorithm):
                 f"number in [0, 1], such as 0.1."
             )
         self.smoothing = smoothing
-        self.target_key = target_key
+        self._place = BatchPart("label-smoothing", "target", target_key)
         self.ignore_index = ignore_index
         self._targets: Tensor | None = None
         self._checked = False
@@ -172,12 +172,11 @@ class LabelSmoothing(Algorithm):
         if event is Event.FIT_START:
             self._compare(state)
             return
-        key = self._key(state)
         if event is Event.BEFORE_LOSS:
-            self._targets = self._in(state.batch, key)
-            state.batch = set_item(state.batch, key, self._smoothed(state.outputs, self._targets))
+            self._targets = self._place.of(state)
+            state.batch = self._place.put(state, self._smoothed(state.outputs, self._targets))
         else:
-            state.batch = set_item(state.batch, key, self._targets)
+            state.batch = self._place.put(state, self._targets)
             self._targets = None
 
     def _compare(self, state: State) -> None:
@@ -190,23 +189,6 @@ class LabelSmoothing(Algorithm):
                 "one of the two.",
                 stacklevel=2,
             )
-
-    def _key(self, state: State) -> Any:
-        if self.target_key is not None:
-            return self.target_key
-        given = state.task.targets if isinstance(state.task, SupervisedTask) else None
-        return 1 if given is None or callable(given) else given
-
-    def _in(self, batch: Any, key: Any) -> Any:
-        try:
-            return get_item(batch, key)
-        except (LookupError, AttributeError, TypeError):
-            keys = f" with {', '.join(map(repr, batch))}" if isinstance(batch, Mapping) else ""
-            name = repr(list(batch)[-1]) if keys else "…"
-            raise KeyError(
-                f"LabelSmoothing looked for targets at {key!r}, in a batch that is a {type(batch).__name__}{keys}. Pass "
-                f"target_key: write {{'label-smoothing': {{'target_key': {name}}}}}, or targets={name} in the Trainer."
-            ) from None
 
     def _check(self, logits: Tensor, targets: Tensor) -> None:
         """Raise ValueError for targets that are no class probabilities, such as numbers. Only the first targets are read."""
@@ -224,7 +206,9 @@ class LabelSmoothing(Algorithm):
             "classes. It applies to classification only; remove label-smoothing for regression, binary or multi-label targets."
         )
 
-    def _smoothed(self, logits: Any, targets: Any) -> Tensor:
+    def _smoothed(self, logits: Any, targets: Any) -> Any:
+        if isinstance(targets, Mixture):  # of MixUp or CutMix
+            return targets.map(functools.partial(self._smoothed, logits))
         if not isinstance(logits, Tensor) or not isinstance(targets, Tensor):
             raise TypeError(
                 f"LabelSmoothing needs a model that returns a tensor of logits and a batch with a tensor of targets at "

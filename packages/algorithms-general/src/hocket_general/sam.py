@@ -17,34 +17,56 @@ if TYPE_CHECKING:
     from hocket.state import State
 
 
-def sam_perturbation(gradients: Sequence[Tensor], rho: float = 0.05, epsilon: float = 1e-12) -> list[Tensor]:
+def sam_perturbation(
+    gradients: Sequence[Tensor],
+    rho: float = 0.05,
+    epsilon: float = 1e-12,
+    *,
+    adaptive: Sequence[Tensor] | None = None,
+    eta: float = 0.01,
+) -> list[Tensor]:
     """Return the step to the worst nearby weights, ``rho * g / (||g||_2 + epsilon)``, with one norm over all gradients.
 
-    Foret et al. 2021, "Sharpness-Aware Minimization", equation 2 with p = 2 (arXiv 2010.01412). Computed on the device,
-    without waiting for it. Zero gradients give a zero step. Collective if gradients are DTensors.
+    Foret et al. 2021, "Sharpness-Aware Minimization", equation 2 with p = 2 (arXiv 2010.01412). With ``adaptive`` weights
+    ``w`` the neighbourhood scales with each weight (ASAM, Kwon et al. 2021, arXiv 2102.11600): ``rho * T^2 g / (||T g||_2 +
+    epsilon)``, elementwise with ``T = |w| + eta``. Computed on the device, without waiting for it. Zero gradients give a
+    zero step. Collective if gradients are DTensors.
 
     Args:
         gradients: floating-point tensors of any shapes; left unchanged.
-        rho: the L2 norm of the joint step, in the units of the weights.
+        rho: the L2 norm of the joint step, in the units of the weights; with ``adaptive`` that of the step divided by ``T``.
         epsilon: added to the norm.
+        adaptive: the weights, one for each gradient, of its shape; None for SAM. Left unchanged.
+        eta: added to the absolute weights, so that weights of 0 are perturbed, too.
 
     Returns:
         New tensors with the shapes, dtypes and devices of ``gradients``.
 
     Raises:
-        ValueError: ``rho`` or ``epsilon`` is negative.
+        ValueError: ``rho``, ``epsilon`` or ``eta`` is negative, or there are more or fewer weights than gradients.
 
     Example:
         >>> import torch
         >>> from hocket_general.functional import sam_perturbation
         >>> sam_perturbation([torch.tensor([3.0, 4.0])], rho=0.5)
         [tensor([0.3000, 0.4000])]
+        >>> sam_perturbation([torch.tensor([3.0, 4.0])], rho=0.5, adaptive=[torch.tensor([-1.0, 0.0])], eta=0.0)
+        [tensor([0.5000, 0.0000])]
     """
-    if rho < 0 or epsilon < 0:
-        raise ValueError(f"rho is {rho} and epsilon is {epsilon}, but neither may be negative: rho is a distance.")
+    if rho < 0 or epsilon < 0 or eta < 0:
+        raise ValueError(
+            f"rho is {rho}, epsilon is {epsilon} and eta is {eta}, but none may be negative: rho is a distance."
+        )
+    if adaptive is not None and len(adaptive) != len(gradients):
+        raise ValueError(f"There are {len(adaptive)} weights for {len(gradients)} gradients: pass one for each.")
     if not gradients:
         return []
     with torch.no_grad():
+        if adaptive is not None:
+            scales = [weight.abs().add_(eta) for weight in adaptive]
+            scaled = [gradient * scale for gradient, scale in zip(gradients, scales, strict=True)]
+            steps = sam_perturbation(scaled, rho, epsilon)
+            return [step.mul_(scale) for step, scale in zip(steps, scales, strict=True)]
         # A 16-bit sum of squares would overflow, and the smallest 16-bit number is far above epsilon.
         norm = total_norm([g if g.dtype.itemsize >= 4 else g.float() for g in gradients])
         scale = rho / (norm + epsilon)
@@ -56,7 +78,8 @@ def sam_perturbation(gradients: Sequence[Tensor], rho: float = 0.05, epsilon: fl
 class SAM(Algorithm):
     """Step along the gradient taken at ``w + rho * g / (||g||_2 + epsilon)``.
 
-    Foret et al. 2021, "Sharpness-Aware Minimization", equations 2 and 3 (arXiv 2010.01412).
+    Foret et al. 2021, "Sharpness-Aware Minimization", equations 2 and 3 (arXiv 2010.01412); with ``adaptive`` ASAM, Kwon et
+    al. 2021 (arXiv 2102.11600).
 
     It wraps the action ``optimizer_step``: perturb the weights along the batch's gradient, recompute the gradients of the
     same batch there, restore the weights bitwise, and let the optimizer step. The optimizer is not wrapped, so the format
@@ -70,10 +93,13 @@ class SAM(Algorithm):
         rho: the radius in which to search for the worst point, in the units of the weights. 0 perturbs nothing.
         epsilon: added to the norm of the gradient.
         interval: take SAM's step on every ``interval``-th batch and a plain one on the others.
+        adaptive: scale the neighbourhood of each weight with it, ``w + rho * T^2 g / (||T g||_2 + epsilon)`` with ``T = |w| +
+            eta``, which does not change when layers are rescaled. ``rho`` is about ten times larger then, such as 0.5.
+        eta: added to the absolute weights, for ``adaptive``.
 
     Raises:
-        ValueError: ``rho`` or ``epsilon`` is negative, or ``interval`` is less than 1; later, for an optimizer such as LBFGS
-            that computes gradients itself and would ignore SAM's.
+        ValueError: ``rho``, ``epsilon`` or ``eta`` is negative, or ``interval`` is less than 1; later, for an optimizer such
+            as LBFGS that computes gradients itself and would ignore SAM's.
 
     Example:
         >>> import hocket, hocket_general, torch
@@ -88,10 +114,17 @@ class SAM(Algorithm):
     phase = Phase.OPTIMIZER
     needs = Need.SECOND_GRADIENT
 
-    def __init__(self, rho: float = 0.05, epsilon: float = 1e-12, interval: int = 1) -> None:
-        if rho < 0 or epsilon < 0:
+    def __init__(
+        self,
+        rho: float = 0.05,
+        epsilon: float = 1e-12,
+        interval: int = 1,
+        adaptive: bool = False,
+        eta: float = 0.01,
+    ) -> None:
+        if rho < 0 or epsilon < 0 or eta < 0:
             raise ValueError(
-                f"SAM was given rho={rho} and epsilon={epsilon}, but neither may be negative: rho is a distance "
+                f"SAM was given rho={rho}, epsilon={epsilon} and eta={eta}, but none may be negative: rho is a distance "
                 f"between weights, such as 0.05."
             )
         if interval < 1:
@@ -101,6 +134,8 @@ class SAM(Algorithm):
         self.rho = rho
         self.epsilon = epsilon
         self.interval = interval
+        self.adaptive = adaptive
+        self.eta = eta
 
     def apply(self, event: Event, state: State) -> None:
         """Refuse optimizers on which SAM would have no effect."""
@@ -126,7 +161,9 @@ class SAM(Algorithm):
         with torch.no_grad():
             # Copies, because (w + e) - e is not w in floating point.
             weights = [p.detach().clone() for p in parameters]
-            steps = sam_perturbation([p.grad for p in parameters if p.grad is not None], self.rho, self.epsilon)
+            gradients = [p.grad for p in parameters if p.grad is not None]
+            scaled_by = weights if self.adaptive else None
+            steps = sam_perturbation(gradients, self.rho, self.epsilon, adaptive=scaled_by, eta=self.eta)
             torch._foreach_add_(parameters, steps)
             del steps  # frees memory for the second backward pass
         try:

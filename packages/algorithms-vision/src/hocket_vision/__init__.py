@@ -8,24 +8,67 @@ from hocket.lazy import lazy
 
 if TYPE_CHECKING:
     from hocket_vision import functional
+    from hocket_vision.alternating_flip import AlternatingFlip
     from hocket_vision.augmix import AugMix
     from hocket_vision.blurpool import BlurConv2d, BlurMaxPool2d, BlurPool
+    from hocket_vision.channels_last import ChannelsLast
     from hocket_vision.colout import ColOut
+    from hocket_vision.cutmix import CutMix
+    from hocket_vision.cutout import CutOut
     from hocket_vision.datasets import digits
+    from hocket_vision.mixup import MixUp
     from hocket_vision.models import small_resnet
+    from hocket_vision.progressive_resizing import ProgressiveResizing
+    from hocket_vision.randaugment import RandAugment
+    from hocket_vision.squeeze_excite import SqueezeExcite, SqueezeExcite2d
+    from hocket_vision.stochastic_depth import StochasticDepth
+    from hocket_vision.tasks import ClassificationTask, SegmentationTask
 
 #: Public name -> the module that defines it; a module stands for itself.
 _PUBLIC = {
+    "AlternatingFlip": "alternating_flip",
     "AugMix": "augmix",
     "BlurConv2d": "blurpool",
     "BlurMaxPool2d": "blurpool",
     "BlurPool": "blurpool",
+    "ChannelsLast": "channels_last",
+    "ClassificationTask": "tasks",
     "ColOut": "colout",
+    "CutMix": "cutmix",
+    "CutOut": "cutout",
+    "MixUp": "mixup",
+    "ProgressiveResizing": "progressive_resizing",
+    "RandAugment": "randaugment",
+    "SegmentationTask": "tasks",
+    "SqueezeExcite": "squeeze_excite",
+    "SqueezeExcite2d": "squeeze_excite",
+    "StochasticDepth": "stochastic_depth",
     "digits": "datasets",
     "functional": "",
     "small_resnet": "models",
 }
 
-__all__ = ["AugMix", "BlurConv2d", "BlurMaxPool2d", "BlurPool", "ColOut", "digits", "functional", "small_resnet"]
+__all__ = [
+    "AlternatingFlip",
+    "AugMix",
+    "BlurConv2d",
+    "BlurMaxPool2d",
+    "BlurPool",
+    "ChannelsLast",
+    "ClassificationTask",
+    "ColOut",
+    "CutMix",
+    "CutOut",
+    "MixUp",
+    "ProgressiveResizing",
+    "RandAugment",
+    "SegmentationTask",
+    "SqueezeExcite",
+    "SqueezeExcite2d",
+    "StochasticDepth",
+    "digits",
+    "functional",
+    "small_resnet",
+]
 
 __getattr__, __dir__ = lazy(__name__, _PUBLIC)

@@ -98,6 +98,10 @@ class BlurConv2d(nn.Conv2d):
         _register_kernel(self, self.weight.device, self.weight.dtype)
 
     def forward(self, input: Tensor) -> Tensor:
+        if self.blur_first and self.kernel_size == (1, 1) and self.padding in ((0, 0), "valid"):
+            # It reads the strided pixels only, so the others are not blurred.
+            blurred = blur(input, self.blur_kernel, self.stride, self.padding_mode)
+            return F.conv2d(blurred, self.weight, self.bias, groups=self.groups)
         if self.blur_first:
             return super().forward(blur(input, self.blur_kernel, 1, self.padding_mode))
         return blur(super().forward(input), self.blur_kernel, self.blur_stride, self.padding_mode)
@@ -141,8 +145,12 @@ class BlurMaxPool2d(nn.MaxPool2d):
     def forward(self, input: Tensor) -> Tensor:
         if self.ceil_mode:
             input = F.pad(input, self._overhang(input), value=-torch.inf)
+        converted = input.device.type == "cpu" and input.dim() == 4 and input.is_contiguous()
+        if converted:  # torch's pooling on a CPU is vectorised over channels only: faster, both conversions included
+            input = input.contiguous(memory_format=torch.channels_last)
         maxima = F.max_pool2d(input, self.kernel_size, 1, self.padding, self.dilation)
-        return blur(maxima, self.blur_kernel, self.stride)
+        blurred = blur(maxima, self.blur_kernel, self.stride)
+        return blurred.contiguous() if converted else blurred
 
     def _overhang(self, x: Tensor) -> tuple[int, int, int, int]:
         """Return the pixels to pad at the right and the bottom to complete the last, partial window of ``ceil_mode``."""

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from hocket.algorithm import Algorithm
     from hocket.state import State
 
-#: ``transform(image_or_sample, generator=...)``: one of the same kind.
+#: ``transform(image_or_sample, generator=...)``: one of the same kind. Transforms with an attribute ``by_place`` that is true
+#: are called with ``(image_or_sample, (seed, epoch, index))`` instead.
 Transform = Callable[..., Any]
 
 #: The events on which :func:`apply_per_sample` acts.
@@ -96,6 +97,7 @@ class TransformedDataset(Dataset[Any]):
     def __getitem__(self, index: Any) -> Any:
         words = np.random.SeedSequence([self._seed, self.epoch, int(index)]).generate_state(1)
         self._step.generator.manual_seed(int(words[0]))
+        self._step.place = self._seed, self.epoch, int(index)
         if self._inserted is not None:
             return self._inserted[index]
         sample = self.original[index]
@@ -154,8 +156,12 @@ class _Step:
     def __init__(self, transform: Transform) -> None:
         self.transform = transform
         self.generator = torch.Generator()
+        #: The seed, the epoch and the index of the current sample.
+        self.place = 0, 0, 0
 
     def __call__(self, item: Any) -> Any:
+        if getattr(self.transform, "by_place", False):
+            return self.transform(item, self.place)
         return self.transform(item, generator=self.generator)
 
     def __repr__(self) -> str:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from hocket.precision import Precision
     from hocket.result import Result
     from hocket.runtime import Runtime
+    from hocket.span import Span
     from hocket.state import State
     from hocket.strategies import Strategy
     from hocket.surgery import NoEffectWarning
@@ -50,6 +51,7 @@ _PUBLIC = {
     "Precision": "hocket.precision",
     "Result": "hocket.result",
     "Runtime": "hocket.runtime",
+    "Span": "hocket.span",
     "State": "hocket.state",
     "Strategy": "hocket.strategies",
     "Task": "hocket.task",
@@ -82,6 +84,7 @@ __all__ = [
     "Precision",
     "Result",
     "Runtime",
+    "Span",
     "State",
     "Strategy",
     "Task",

@@ -26,6 +26,7 @@ class Phase(enum.IntEnum, metaclass=Named):
 
     SELECT = 10  # selection of the samples to train on
     DATA = 20  # transforms of the samples
+    MIX = 25  # mixtures of samples; runs after DATA, so that it mixes transformed samples
     MODEL = 30  # surgery on the model
     PRECISION = 40  # precision of its modules; runs after MODEL has inserted modules
     LOSS = 50  # targets and loss

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from hocket.help import attributes
 from hocket.help.objects import short
 from hocket.history import Recorder
+from hocket.plugins.errors import PlanError
 from hocket.plugins.kinds import singular
-from hocket.time import Time
+from hocket.time import Time, Unit
 from hocket.timestamp import Timestamp
 from hocket.training.borrowing import BorrowedTensors
 from hocket.training.generators import Generators
@@ -102,6 +103,8 @@ class State:
         #: The training data as the user gave it, and as this rank iterates it.
         self.train_data: Any = None
         self.train_loader: Any = None
+        #: Returns the data set's indices of the samples in the batch that was loaded last on this rank, or None if unknown.
+        self.sample_indices: Callable[[], list[Any] | None] = lambda: None
         #: Evaluation sets by label.
         self.eval_sets: dict[str, PreparedSet] = {}
 
@@ -266,6 +269,18 @@ class State:
         """Return the completed fraction of ``max_duration``, 0.0 to 1.0; see `Progress.elapsed`."""
         return self.progress.elapsed()
 
+    def completed(self, unit: Unit) -> float:
+        """Return the time since the beginning in a unit, as a number that advances by batch.
+
+        Of epochs, the fraction of the current one is included if the length of an epoch is known; ``dur`` is :meth:`elapsed`.
+        """
+        if unit is Unit.DURATION:
+            return self.elapsed()
+        count = float(self.timestamp.count(unit))
+        if unit is Unit.EPOCH and self.epoch_length:
+            count += min(self.timestamp.batch_in_epoch / self.epoch_length, 1.0)
+        return count
+
     # --- requests to the loop
 
     def request(self, decision: Decision, reason: str = "") -> None:
@@ -285,6 +300,25 @@ class State:
         if samples < 1:
             raise ValueError(f"A microbatch holds at least one sample, not {samples}.")
         self.microbatch = samples
+
+    def request_steps(self, steps: int) -> None:
+        """Request so many optimizer steps on the current batch, each on an equal part of it; call it until batch_start is over.
+
+        The batch still counts as one in ``state.timestamp``. The events from before_train_batch to after_train_batch happen
+        once for each step. All ranks have to request the same number. The last request for a batch counts.
+
+        Raises:
+            ValueError: it is less than 1.
+            PlanError: the task takes its own steps in `hocket.Task.train_batch`.
+        """
+        if steps < 1:
+            raise ValueError(f"A batch is trained on in at least one step, not {steps}.")
+        if steps > 1 and self.task.owns_steps:
+            raise PlanError(
+                f"{type(self.task).__name__} takes its own steps in train_batch, so a plug-in cannot divide its batches into "
+                "parts. Call step(…) there for each part, or remove the plug-in that asks for several steps."
+            )
+        self.step.parts = steps
 
     @property
     def stop_reason(self) -> str:

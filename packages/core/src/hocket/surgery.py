@@ -6,10 +6,12 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+
+ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
 #: Makes the replacement of a module, given the module and its index; None leaves the module as it is.
 Build = Callable[[Any, int], nn.Module | None]
@@ -237,6 +239,11 @@ _HOOKS = (
     "_backward_pre_hooks",
 )
 
+#: Hooks that a recast module shares with the module that it was.
+_STATE_DICT_HOOKS = (
+    "_state_dict_hooks", "_state_dict_pre_hooks", "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks",
+)  # fmt: skip
+
 
 def _hooked(module: nn.Module) -> bool:
     return any(getattr(module, name) for name in _HOOKS)
@@ -264,6 +271,39 @@ def _carry_hooks(replacement: Replacement) -> None:
         for name in _HOOKS:
             setattr(new, name, getattr(old, name))  # the same dict object, which the handles refer to
         new._is_full_backward_hook = old._is_full_backward_hook
+
+
+def recast(module: nn.Module, kind: type[ModuleT], **attributes: Any) -> ModuleT:
+    """Return ``module`` as an instance of ``kind``, a subclass of its class that overrides methods such as ``forward``.
+
+    It has the same attributes, parameters, buffers and submodules (the same objects), and no forward or backward hooks:
+    `replace_modules` moves those. Draws no random numbers.
+
+    Args:
+        kind: its ``__init__`` is not called.
+        attributes: further attributes of the new module.
+
+    Example:
+        >>> import torch
+        >>> from hocket.surgery import recast
+        >>> class Doubled(torch.nn.Linear):
+        ...     def forward(self, input):
+        ...         return self.factor * super().forward(input)
+        >>> plain = torch.nn.Linear(4, 1)
+        >>> doubled = recast(plain, Doubled, factor=2)
+        >>> doubled.weight is plain.weight
+        True
+    """
+    new = kind.__new__(kind)
+    nn.Module.__init__(new)
+    own, given = vars(new), vars(module)
+    own.update({name: value for name, value in given.items() if name not in own}, **attributes)
+    own.pop("_compiled_call_impl", None)  # compiled for the former class
+    for name in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
+        own[name].update(given[name])
+    for name in (*_STATE_DICT_HOOKS, "training"):
+        own[name] = given[name]
+    return new
 
 
 def update_optimizer(optimizer: torch.optim.Optimizer, replacements: Iterable[Replacement]) -> None:

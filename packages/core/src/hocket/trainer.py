@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import inspect
 import warnings
 import weakref
@@ -32,6 +33,8 @@ from hocket.distributed.agreement import ranks_of
 from hocket.help import attributes, before_fit, first_loss
 from hocket.help.arguments import understood
 from hocket.losses import Reduction, reduction_of
+from hocket.optim.averages import OptimizerAverages
+from hocket.optim.groups import described
 from hocket.optim.learning_rate import make_schedules
 from hocket.optim.optimizers import make_optimizers
 from hocket.parts import resolve, without_writing_loggers
@@ -321,11 +324,15 @@ class Trainer:
         self._runtime.place(state.task)
         named = make_optimizers(optimizer, state.task, state.replacements)
         state.optimizer_names, optimizers = list(named), list(named.values())
+        if groups := described(named, state.task):
+            self._plan = dataclasses.replace(self._plan, run={**self._plan.run, "optimizer": groups})
         made_with = hyperparameters(optimizers)
         if self.settings.compile is not None and not state.task.owns_steps:
             state.task.compile(**self.settings.compile)
         state.prepared, state.optimizers = self._runtime.prepare(state.task, optimizers)
         state.schedules = make_schedules(schedule, state.optimizers, schedule_every, state.optimizer_names)
+        if averages := OptimizerAverages.attachment(state):
+            bus.attach(averages)
         return made_with
 
     # --- public methods
@@ -675,6 +682,7 @@ class Trainer:
         before_fit.warn_of_window(settings.accumulate, source.length())
         self._loop.data = TrainingIterator(source, limit, settings.overfit, settings.accumulate or 1)
         state.progress.epoch_length = self._loop.data.length
+        state.sample_indices = self._loop.data.indices
         self._position.data_is_set()
 
     def _set_eval_data(self, data: Any, argument: str = "eval_data") -> None:

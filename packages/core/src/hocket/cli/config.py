@@ -229,7 +229,14 @@ class Configuration:
         leading = _LEADING.get(kind, 0)
         if isinstance(inside.value, list):
             raise ConfigError(inside.where, f"The arguments of {name} are a list. Write a mapping of names to values.")
-        named = arguments(cls, entry.name, inside, f"{at}.{name}", leading)[1]
+        options: dict[str, Any] = {}
+        if kind == "optimizers" and isinstance(inside.value, dict):  # parameter groups are checked with the model
+            from hocket.optim.groups import OPTIONS
+
+            options = {key: child.plain() for key, child in inside.value.items() if key in OPTIONS}
+            given = {key: child for key, child in inside.value.items() if key not in OPTIONS}
+            inside = Node(given, inside.where, inside.key)
+        named = options | arguments(cls, entry.name, inside, f"{at}.{name}", leading)[1]
         if missing := lacking(cls, [None] * leading, named):
             raise lacks(cls, name, missing, inside.key, leading)
         return {name: named} if named else name

@@ -33,14 +33,13 @@ def _documented(module: str, attribute: str) -> str:
     assigned = re.search(rf'^{attribute}\.__doc__ = \(?\s*r?"""\s*(.+)', text, re.MULTILINE)
     if assigned is not None:
         return assigned[1]
-    keys = (f"\nclass {attribute}", f"\ndef {attribute}(", f"\n{attribute} = ")
-    start = next((text.index(key) for key in keys if key in text), None)
-    if start is None:
+    found = re.search(rf"^(class {attribute}\b|def {attribute}\(|{attribute} = )", text, re.MULTILINE)
+    if found is None:
         imported = re.search(rf"^from ([\w.]+) import .*\b{attribute}\b", text, re.MULTILINE)
         package = module if file.stem == "__init__" else module.rpartition(".")[0]
         return "" if imported is None else _documented(resolve_name(imported[1], package), attribute)
     # Parse only this definition and not the full file, for speed: there may be many plug-ins.
-    definition = text[start + 1 :].splitlines(keepends=True)
+    definition = text[found.start() :].splitlines(keepends=True)
     end = next((i for i, line in enumerate(definition[1:], 1) if line.strip() and line[0] not in " \t)#"), None)
     node = ast.parse("".join(definition[:end])).body[0]
     if isinstance(node, ast.ClassDef | ast.FunctionDef):

@@ -8,11 +8,13 @@ from hocket.lazy import lazy
 
 if TYPE_CHECKING:
     from hocket.data.adapters import adapt, adapter
+    from hocket.data.batch_part import BatchPart
     from hocket.data.batches import Counts, Padding, count, join, split
     from hocket.data.containers import register_batch
     from hocket.data.errors import DataError
     from hocket.data.global_batches import sized
     from hocket.data.items import get_item, set_item
+    from hocket.data.mixture import Mixture
     from hocket.data.module import DataModule
     from hocket.data.nesting import map_tensors, move
     from hocket.data.per_sample import SeededDataset, seeded
@@ -24,10 +26,12 @@ if TYPE_CHECKING:
 
 #: Public name -> the module that defines it. Modules are imported on first use, because most of hocket needs only small ones.
 _MODULES = {
+    "BatchPart": "batch_part",
     "Counts": "batches",
     "DataError": "errors",
     "DataModule": "module",
     "DataSource": "sources.base",
+    "Mixture": "mixture",
     "Padding": "batches",
     "Position": "source",
     "SeededDataset": "per_sample",
@@ -50,10 +54,12 @@ _MODULES = {
 }
 
 __all__ = [
+    "BatchPart",
     "Counts",
     "DataError",
     "DataModule",
     "DataSource",
+    "Mixture",
     "Padding",
     "Position",
     "SeededDataset",

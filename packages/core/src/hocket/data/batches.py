@@ -122,8 +122,11 @@ def slice_samples(batch: Any, start: int, stop: int, samples: int | None = None)
     return _Slicer(batch, count(batch).samples if samples is None else samples, samples is None)(slice(start, stop))
 
 
-def take_samples(batch: Any, indices: list[int], samples: int) -> Any:
-    """Return copies of the samples with these indices of a batch of ``samples``."""
+def take_samples(batch: Any, indices: list[int] | torch.Tensor, samples: int) -> Any:
+    """Return copies of the samples with these indices of a batch of ``samples``.
+
+    Indices in a tensor on the device of the batch are not read on the host, unless the batch has parts that are no tensors.
+    """
     return _Slicer(batch, samples, False)(indices)
 
 
@@ -195,7 +198,7 @@ class _Slicer:
             raise ValueError(_UNSPLITTABLE.format(f"a batch of {type(batch).__name__}, which counts {samples} samples"))
         self._sliced = {id(item) for item in self._found}
 
-    def __call__(self, index: slice | list[int]) -> Any:
+    def __call__(self, index: slice | list[int] | torch.Tensor) -> Any:
         return self._take(self._batch, index)
 
     def _look(self, item: Any, where: str, top: bool = False) -> list[Any]:
@@ -261,12 +264,15 @@ class _Slicer:
             _UNSPLITTABLE.format(f"{where}, a {found}, in a batch that counts {self._samples} samples")
         )
 
-    def _take(self, item: Any, index: slice | list[int]) -> Any:
+    def _take(self, item: Any, index: slice | list[int] | torch.Tensor) -> Any:
         if id(item) in self._sliced:
+            if isinstance(index, torch.Tensor) and not (
+                isinstance(item, torch.Tensor) and item.layout is torch.strided and item.device == index.device
+            ):
+                index = index.tolist()
             if (container := container_of(item)) is not None:
-                return container.take(
-                    item, index if isinstance(index, list) else list(range(*index.indices(self._samples)))
-                )
+                rows = list(range(*index.indices(self._samples))) if isinstance(index, slice) else list(index)
+                return container.take(item, rows)
             if isinstance(index, list) and isinstance(item, list | tuple):
                 return type(item)(item[each] for each in index)
             return item[index]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from itertools import islice
 from operator import length_hint
@@ -72,10 +73,16 @@ class Indices:
         generators: the generators that it may draw from.
         first: the RNG state to begin with, as :attr:`first`; None for the current state.
         skip: the number of items to skip.
+        ahead: the number of items that worker processes ask for before the first batch is yielded.
     """
 
     def __init__(
-        self, sampler: Any, generators: DataGenerators, first: dict[str, Any] | None = None, skip: int = 0
+        self,
+        sampler: Any,
+        generators: DataGenerators,
+        first: dict[str, Any] | None = None,
+        skip: int = 0,
+        ahead: int = 0,
     ) -> None:
         self._sampler = sampler
         self._generators = generators
@@ -89,6 +96,8 @@ class Indices:
         #: Number of items drawn, and whether the sampler is exhausted.
         self.asked = 0
         self.ended = False
+        #: The latest items with their numbers.
+        self._recent: deque[tuple[int, Any]] = deque(maxlen=ahead + 2)
 
     def __iter__(self) -> Iterator[Any]:
         return self  # a DataLoader may call iter() twice an epoch before it draws an item
@@ -99,8 +108,13 @@ class Indices:
     def __next__(self) -> Any:
         self.begin()
         item = self._next()
+        self._recent.append((self.asked, item))
         self.asked += 1
         return item
+
+    def recent(self, number: int) -> Any:
+        """Return the item with this number in the epoch, or None if it is not one of the latest."""
+        return next((item for at, item in self._recent if at == number), None)
 
     def begin(self) -> None:
         """Start the sampler's iterator and skip items. Does nothing the second time."""

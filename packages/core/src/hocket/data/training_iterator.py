@@ -164,6 +164,11 @@ class TrainingIterator:
         self._batches, self._ended = iter(()), True
         return None
 
+    def indices(self) -> list[Any] | None:
+        """Return the data set's indices of the samples in the batch that was returned last on this rank, or None if unknown."""
+        known = getattr(self._source, "indices", None)
+        return None if known is None or not self._handed_out else known(self._handed_out - 1 - len(self._back))
+
     def put_back(self, handed_out: Sequence[tuple[Any, bool]]) -> None:
         """Have :meth:`next` and :meth:`more` return their last batches again."""
         self._back = [*handed_out]

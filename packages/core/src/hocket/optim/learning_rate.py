@@ -62,7 +62,7 @@ class Scheduled(TimeOnly):
 
     def __init__(self, optimizer: Optimizer, schedule: Callable[[Clock], float]) -> None:
         self._optimizer = optimizer
-        self._schedule = schedule
+        self.schedule = schedule
         self._clock: Clock | None = None
         #: The duration for which the optimizer's learning rates, restored from a checkpoint, are valid already.
         self._valid_for: str | None = None
@@ -82,7 +82,7 @@ class Scheduled(TimeOnly):
         clock = self._clock
         assert clock is not None, "start comes first"
         clock.epoch_length = state.epoch_length
-        factor = self._schedule(clock)
+        factor = self.schedule(clock)
         for group in self._optimizer.param_groups:
             if "initial_lr" not in group:  # added since by add_param_group
                 group["initial_lr"] = float(group["lr"])

@@ -12,7 +12,9 @@ from torch.optim import Optimizer
 
 from hocket import fast_paths
 from hocket.help.objects import short
-from hocket.plugins.spec import build
+from hocket.optim.groups import OPTIONS, make_groups, scale_rates
+from hocket.plugins import catalog
+from hocket.plugins.spec import build, read
 from hocket.surgery import Replacement, update_optimizer
 from hocket.task import Task
 
@@ -22,8 +24,9 @@ def make_optimizers(given: Any, task: Task, replacements: Sequence[Replacement])
 
     Args:
         given: an Optimizer; a function of the list of parameters that returns one; a name or configuration such as
-            ``"adamw(lr=1e-3)"``; a sequence of those; a dict of those by name, in which all but instances get the
-            parameters of the task's (or its model's) submodule of that name; or None to call ``task.configure_optimizers()``.
+            ``"adamw(lr=1e-3)"``, with parameter groups as in `hocket.optim.groups.make_groups`; a sequence of those; a dict of
+            those by name, in which all but instances get the parameters of the task's (or its model's) submodule of that name;
+            or None to call ``task.configure_optimizers()``.
         task: the task after surgery; optimizers may hold only its parameters.
         replacements: the modules that surgery replaced; instances are repaired by them.
 
@@ -112,7 +115,7 @@ def _make(given: Any, part: nn.Module, replacements: Sequence[Replacement]) -> O
             "Omit optimizer= to evaluate or predict only, or set requires_grad on the parameters to train."
         )
     if isinstance(given, str | Mapping):
-        made = build("optimizers", given, parameters).obj
+        made = _from_name(given, part)
     elif callable(given):
         try:
             made = given(parameters)
@@ -130,6 +133,25 @@ def _make(given: Any, part: nn.Module, replacements: Sequence[Replacement]) -> O
             "parameters, such as lambda parameters: torch.optim.AdamW(parameters, lr=1e-3), an optimizer, or a name such "
             "as 'adamw(lr=1e-3)'."
         )
+    return made
+
+
+def _from_name(given: str | Mapping[Any, Any], part: nn.Module) -> Any:
+    """Build the plug-in, with parameter groups if the configuration asks for them or the plug-in has a rule for them.
+
+    A plug-in with a function ``routes(module)``, which returns options by the names of parameters, gets these options.
+    """
+    name, config = read("optimizers", given)
+    plugin = catalog.find("optimizers", name).load()
+    own = {key: config.pop(key) for key in OPTIONS if key in config}
+    routes = getattr(plugin, "routes", None)
+    if not own and routes is None:
+        return build("optimizers", {name: config}, list(part.parameters())).obj
+    module = part.model if isinstance(part, Task) else part
+    groups = make_groups(part, **own, routes=routes and routes(module))
+    made = build("optimizers", {name: config}, groups).obj
+    if isinstance(made, Optimizer):
+        scale_rates(made)
     return made
 
 

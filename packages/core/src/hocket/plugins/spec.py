@@ -47,10 +47,8 @@ def build(kind: str, spec: Any, *arguments: Any) -> Attachment:
         PluginConfigError: the specification cannot be understood or does not fit the signature of the class.
         UnknownPluginError, AmbiguousPluginError, BrokenPluginError: the name is unknown or ambiguous, or the plug-in is broken.
     """
-    if isinstance(spec, str):
-        name, config = _from_text(kind, spec)
-    elif isinstance(spec, Mapping):
-        name, config = _from_mapping(kind, spec)
+    if isinstance(spec, str | Mapping):
+        name, config = read(kind, spec)
     elif isinstance(spec, type):
         _check_foreign(kind, spec)
         if wrong := misfit(kind, spec):
@@ -69,6 +67,11 @@ def build(kind: str, spec: Any, *arguments: Any) -> Attachment:
     entry = catalog.find(kind, name)
     made = _make(kind, entry.name, entry.load(), arguments, config)
     return Attachment(kind, entry.name, made, entry.dist, entry.version, config)
+
+
+def read(kind: str, spec: str | Mapping[Any, Any]) -> tuple[str, dict[str, Any]]:
+    """Return the name and the arguments that a text or mapping gives. Raises PluginConfigError if it gives none."""
+    return _from_text(kind, spec) if isinstance(spec, str) else _from_mapping(kind, spec)
 
 
 def _from_text(kind: str, text: str) -> tuple[str, dict[str, Any]]:

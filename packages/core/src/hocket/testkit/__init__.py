@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from hocket.testkit.algorithms import AlgorithmConformance
     from hocket.testkit.callbacks import CallbackConformance
     from hocket.testkit.loggers import LoggerConformance
+    from hocket.testkit.optimizers import OptimizerConformance
     from hocket.testkit.precisions import PrecisionConformance
     from hocket.testkit.ranks import RankError, run_ranks
     from hocket.testkit.sources import SourceConformance
@@ -29,6 +30,7 @@ _SUITES = {
     "AlgorithmConformance": "algorithms",
     "CallbackConformance": "callbacks",
     "LoggerConformance": "loggers",
+    "OptimizerConformance": "optimizers",
     "PrecisionConformance": "precisions",
     "SourceConformance": "sources",
     "StrategyConformance": "strategies",
@@ -39,6 +41,7 @@ __all__ = [
     "AlgorithmConformance",
     "CallbackConformance",
     "LoggerConformance",
+    "OptimizerConformance",
     "PrecisionConformance",
     "RankError",
     "SourceConformance",

@@ -227,7 +227,7 @@ def accumulate_gradients(
                 parts.append(Part(*compute_microbatch(state, microbatch, samples, weighting, metrics)))
         step.carry = carry
         if remaining:
-            raise ValueError(_miscounted(state, mine, remaining))
+            raise ValueError(miscounted(state, mine, remaining))
         factor = mean(state, parts, weighting)
     step.batch, step.outputs = full_batch, None
     if step.boundary is not None:
@@ -236,7 +236,8 @@ def accumulate_gradients(
     return factor
 
 
-def _miscounted(state: State, samples: int, remaining: int) -> str:
+def miscounted(state: State, samples: int, remaining: int) -> str:
+    """Return the message about a batch whose microbatches do not hold every sample once."""
     return (
         f"A batch of {samples} samples was split into microbatches that count {samples - remaining} together, so "
         f"{'some would be lost' if remaining > 0 else 'some would count twice'}. Check split and count of "

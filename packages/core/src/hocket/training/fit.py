@@ -25,6 +25,7 @@ from hocket.training.guard import NonFiniteGuard
 from hocket.training.interruption import Interruption
 from hocket.training.metrics import MetricSet
 from hocket.training.modes import train_mode
+from hocket.training.parts_of_batch import step_on_parts
 from hocket.training.requests import Decision
 from hocket.training.step import count
 from hocket.training.task_steps import TaskSteps
@@ -275,6 +276,7 @@ class FitLoop:
     def _batch(self, batch: Batch, counts: bool) -> None:
         state, bus, step = self.state, self.state.bus, self.state.step
         self.stage = "gradients"
+        step.parts = 1
         if self._windows is None:
             step.batch = batch
             handed_out = count(state, batch) if counts else Counts(0)
@@ -292,7 +294,10 @@ class FitLoop:
 
         stepped = False
         if not skip and trained_on:
-            stepped = self._step() if self.steps is None else self.steps.run(counts)
+            if step.parts > 1:
+                stepped = step_on_parts(state, step.parts, self._step)
+            else:
+                stepped = self._step() if self.steps is None else self.steps.run(counts)
         self.stage = "step"
         if self._windows is not None:
             self._windows.end()

@@ -45,7 +45,8 @@ class ByIndex(DataSource):
         skip, repeat = self.slices.to_skip(read)
         name = loaders.sampler_name(self.data)
         first = begin_with if at is None else at["first"]
-        indices = self._indices = Indices(getattr(self.data, name), self._generators, first, skip)
+        ahead = self.data.num_workers * (self.data.prefetch_factor or 0)
+        indices = self._indices = Indices(getattr(self.data, name), self._generators, first, skip, ahead)
         with loaders.standing_in(self.data, name, indices), sheltered(self.data):
             batches = self.slices.slice(self.iterate(), repeat)
         return self._complete(batches, indices, read)
@@ -89,6 +90,15 @@ class ByIndex(DataSource):
             indices = self._indices
             position |= {"first": indices.first, "asked": indices.asked, "ended": indices.ended}
         return position
+
+    def indices(self, number: int) -> list[Any] | None:
+        """Return the data set's indices of the samples in a batch just yielded, by its number in the epoch; None if unknown."""
+        if self._indices is None or type(self.slices) is not Slices:  # other slices may yield a batch again
+            return None
+        drawn = self._indices.recent(number)
+        return (
+            drawn if drawn is None or isinstance(drawn, list) else list(drawn) if isinstance(drawn, tuple) else [drawn]
+        )
 
     def restore(self, at: Position) -> None:
         """See :meth:`hocket.data.Source.restore`."""

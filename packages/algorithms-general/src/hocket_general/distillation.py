@@ -1,0 +1,368 @@
+"""Knowledge distillation: train on what a teacher predicts, besides the targets."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Callable, Generator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from hocket.algorithm import Algorithm, Phase
+from hocket.data import items
+from hocket.hookspecs import Event, hookimpl
+from hocket.losses import Loss
+from hocket.span import Span
+from hocket.task import SupervisedTask, Task
+
+if TYPE_CHECKING:
+    from hocket.state import State
+    from hocket.time import Time
+
+
+def distillation_loss(
+    student_logits: Tensor,
+    teacher_logits: Tensor,
+    temperature: float = 2.0,
+    reduction: Literal["mean", "sum", "none"] = "mean",
+    *,
+    class_dim: int = 1,
+) -> Tensor:
+    """Return ``T² KL(softmax(teacher / T) || softmax(student / T))``.
+
+    Hinton et al. 2015, "Distilling the Knowledge in a Neural Network", section 2 (arXiv 1503.02531). The factor ``T²``
+    keeps the size of the gradients when the temperature changes. The paper's cross entropy differs by the teacher's entropy,
+    which has no gradient; the divergence is 0 where both agree. Computed in float32, or float64 for such logits.
+
+    Args:
+        student_logits: floating point, ``(N, K)`` or ``(N, K, d1, ...)``.
+        teacher_logits: of the same shape; gets no gradient.
+        temperature: positive; larger ones weight the small probabilities more.
+        reduction: ``"mean"`` over positions and ``"sum"`` give a scalar, ``"none"`` one value per position, ``(N, d1, ...)``.
+        class_dim: the dimension of the K classes; -1 for logits of shape ``(N, ..., K)``, as those of language models.
+
+    Raises:
+        ValueError: the shapes differ, ``temperature`` is not positive, or an unknown ``reduction``.
+
+    Example:
+        >>> import torch
+        >>> from hocket_general.functional import distillation_loss
+        >>> distillation_loss(torch.tensor([[0.0, 0.0]]), torch.tensor([[2.0, 0.0]]), temperature=1.0)
+        tensor(0.3278)
+    """
+    _check_temperature("distillation_loss", temperature)
+    if reduction not in ("mean", "sum", "none"):
+        raise ValueError(f"reduction is {reduction!r}: give 'mean', 'sum' or 'none'.")
+    if student_logits.shape != teacher_logits.shape:
+        raise ValueError(
+            f"The student's logits have shape {tuple(student_logits.shape)} and the teacher's {tuple(teacher_logits.shape)}: "
+            "both need the same classes, in the same order."
+        )
+    dtype = torch.promote_types(student_logits.dtype, torch.float32)
+    student = F.log_softmax(student_logits.to(dtype) / temperature, class_dim)
+    teacher = F.log_softmax(teacher_logits.detach().to(dtype) / temperature, class_dim)
+    losses = F.kl_div(student, teacher, reduction="none", log_target=True).sum(class_dim) * temperature**2
+    if reduction == "none":
+        return losses
+    return losses.mean() if reduction == "mean" else losses.sum()
+
+
+def _check_temperature(who: str, temperature: float) -> None:
+    if not temperature > 0:
+        raise ValueError(f"{who} was given temperature={temperature}: give a positive number, such as 2.0.")
+
+
+class Distillation(Algorithm):
+    """Train on ``(1 - alpha) * loss + alpha * T² KL(teacher || student)`` (Hinton et al. 2015, section 2, arXiv 1503.02531).
+
+    The teacher sees the inputs that the student sees, augmented ones included, in eval mode and without gradients, on the same
+    device and under the same precision. It is not part of the model: neither its weights nor its state are in checkpoints, and
+    no optimizer has its parameters. Evaluation reports the task's loss alone.
+
+    With ``features``, outputs of inner modules are matched too: their mean squared difference, times ``feature_weight``, is
+    added (hints; Romero et al. 2015, equation 3, arXiv 1412.6550, for features of equal shapes).
+
+    Args:
+        teacher: a module; a function without arguments that makes one; or the path of weights for a copy of the model.
+        temperature: softens both distributions; positive.
+        alpha: the weight of the teacher, in [0, 1]; the targets get the rest.
+        features: names of modules of the student, and the names of the teacher's modules to match; or a list of names that both
+            have.
+        feature_weight: the weight of the features' mean squared difference.
+        weights: the path of weights to load into a ``teacher`` that is a module or a function.
+        start: when distillation begins: a fraction of the duration such as ``"0.2dur"``, or a time; None for the beginning.
+        stop: when it ends; None for the end.
+        output_key: where the logits are in the outputs: an index, a key or an attribute; None for a tensor, or ``"logits"``.
+        class_dim: the dimension of the classes; None for the one that index targets leave over, else 1, or the last one of
+            logits in an output that holds a loss too.
+        ignore_index: positions with this index as target do not count.
+
+    Raises:
+        ValueError: an argument out of range, no effect at all, or a teacher that shares parameters with the model; later,
+            logits or features of different shapes.
+        TypeError: a ``teacher`` or outputs of another type.
+
+    Example:
+        >>> import hocket, hocket_general, torch
+        >>> teacher = torch.nn.Sequential(torch.nn.Linear(4, 64), torch.nn.ReLU(), torch.nn.Linear(64, 3))
+        >>> trainer = hocket.Trainer(
+        ...     model=torch.nn.Linear(4, 3), loss="cross_entropy", optimizer="sgd(lr=0.1)", duration="1ep", device="cpu",
+        ...     train_data=[(torch.randn(8, 4), torch.randint(3, (8,)))] * 10,
+        ...     algorithms=[hocket_general.Distillation(teacher, temperature=4.0)],
+        ... )
+        >>> result = trainer.fit()
+    """
+
+    events = {
+        Event.INIT, Event.FIT_START, Event.BEFORE_FORWARD, Event.AFTER_FORWARD, Event.AFTER_LOSS,
+        Event.FIT_END, Event.EXCEPTION, Event.CLOSE,
+    }  # fmt: skip
+    phase = Phase.LOSS
+
+    def __init__(
+        self,
+        teacher: nn.Module | Callable[[], nn.Module] | str | Path,
+        temperature: float = 2.0,
+        alpha: float = 0.5,
+        features: Mapping[str, str] | list[str] | None = None,
+        feature_weight: float = 1.0,
+        weights: str | Path | None = None,
+        start: str | Time | None = None,
+        stop: str | Time | None = None,
+        output_key: Any = None,
+        class_dim: int | None = None,
+        ignore_index: int = -100,
+    ) -> None:
+        _check_temperature("Distillation", temperature)
+        if not 0 <= alpha <= 1:
+            raise ValueError(f"Distillation was given alpha={alpha}: give the weight of the teacher, from 0 to 1.")
+        if feature_weight < 0 or (alpha == 0 and not (features and feature_weight)):
+            raise ValueError(
+                f"Distillation was given alpha={alpha} and feature_weight={feature_weight}, with "
+                f"{'' if features else 'no '}features, and would change nothing, or train away from the teacher. Give positive "
+                "weights."
+            )
+        if not (isinstance(teacher, nn.Module | str | os.PathLike) or callable(teacher)):
+            raise TypeError(
+                f"Distillation was given a {type(teacher).__name__} as the teacher: give a module, a function that makes one, "
+                "or the path of weights for a copy of the model."
+            )
+        if weights is not None and isinstance(teacher, str | os.PathLike):
+            raise ValueError(
+                f"Distillation was given two paths of weights, teacher={str(teacher)!r} and weights={str(weights)!r}. Give a "
+                "module, or a function that makes one, as the teacher, or omit weights."
+            )
+        self.teacher = teacher
+        self.temperature = temperature
+        self.alpha = alpha
+        self.features = (
+            dict(zip(features, features, strict=True)) if isinstance(features, list) else dict(features or {})
+        )
+        self.feature_weight = feature_weight
+        self.weights = weights
+        self.output_key = output_key
+        self.class_dim = class_dim
+        self.ignore_index = ignore_index
+        self._span = Span(start, stop)
+        #: The teacher, and the task of the run with it in place of the model; None before the run is set up.
+        self._module: nn.Module | None = None
+        self._predict: Callable[[Any], Any] | None = None
+        #: The features of the current microbatch by the student's names, and the hooks that record them.
+        self._student: dict[str, Tensor] = {}
+        self._taught: dict[str, Tensor] = {}
+        self._hooks: list[Any] = []
+        #: Of the current microbatch: the teacher's logits (None outside of the span), index targets, the loss's reduction.
+        self._logits: Any = None
+        self._targets: Tensor | None = None
+        self._reduction: str | None = None
+
+    def apply(self, event: Event, state: State) -> None:
+        """Set up the teacher; compute its outputs for each microbatch, and add the distillation loss."""
+        if event is Event.INIT:
+            self._set_up(state)
+        elif event is Event.FIT_START:
+            self._record_features(state)
+        elif event is Event.BEFORE_FORWARD:
+            self._logits = None
+            self._student.clear()
+        elif event is Event.AFTER_FORWARD:
+            if self._span.includes(state):
+                self._teach(state)
+        elif event is Event.AFTER_LOSS:
+            if self._logits is not None:
+                self._add(state)
+        else:
+            self._forget()
+
+    @hookimpl(wrapper=True)
+    def loss(self, state: State, outputs: Any, batch: Any) -> Generator[None, Loss, Loss]:
+        """Note whether the task's loss is a sum."""
+        loss = yield
+        self._reduction = loss.reduction or state.loss_reduction
+        return loss
+
+    # --- the teacher
+
+    def _set_up(self, state: State) -> None:
+        given = self.teacher
+        if isinstance(given, str | os.PathLike):
+            module: nn.Module = copy.deepcopy(state.model)
+            weights: str | None = os.fspath(given)
+        else:
+            made = given if isinstance(given, nn.Module) else given()
+            if not isinstance(made, nn.Module):
+                raise TypeError(
+                    f"The teacher of Distillation made a {type(made).__name__}. Give a function that returns a torch.nn.Module."
+                )
+            module, weights = made, None if self.weights is None else os.fspath(self.weights)
+        if {id(each) for each in module.parameters()} & {id(each) for each in state.task.parameters()}:
+            raise ValueError(
+                "The teacher of Distillation shares parameters with the model, and would change with it. Give a copy: "
+                "copy.deepcopy(model)."
+            )
+        if weights is not None:
+            from hocket.checkpoints import load_weights, read_weights
+
+            load_weights(module, read_weights(weights))
+        for name in self.features:
+            _module_named(state.model, name, "model")
+        for name in self.features.values():
+            _module_named(module, name, "teacher")
+        self._module = state.bus.convert_module(module.to(state.device)).eval()
+        self._predict = self._module
+        if isinstance(task := state.task, SupervisedTask) and not isinstance(self._module, Task):
+            like = SupervisedTask(self._module, None, task.inputs)
+            self._predict = (
+                like if task.loss_function is None or task.outputs is None else partial(_part, like, task.outputs)
+            )
+
+    def _teach(self, state: State) -> None:
+        assert self._module is not None and self._predict is not None
+        self._targets = self._index_targets(state)  # now, because others may replace targets while the loss is computed
+        with torch.no_grad(), state.bus.forward_context():
+            self._logits = _logits(self._predict(state.batch), self.output_key, "teacher")
+
+    # --- features
+
+    def _record_features(self, state: State) -> None:
+        self._forget()
+        assert self._module is not None
+        for student, teacher in self.features.items():
+            self._hooks += [
+                state.model.get_submodule(student).register_forward_hook(partial(_record, self._student, student)),
+                self._module.get_submodule(teacher).register_forward_hook(partial(_record, self._taught, student)),
+            ]
+
+    def _forget(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks, self._logits, self._targets = [], None, None
+        self._student.clear()
+        self._taught.clear()
+
+    # --- the loss
+
+    def _add(self, state: State) -> None:
+        student, teacher, self._logits = _logits(state.outputs, self.output_key, "model"), self._logits, None
+        loss = state.loss
+        assert loss is not None
+        targets = self._targets
+        positions = distillation_loss(
+            student, teacher, self.temperature, "none", class_dim=self._class_dim(student, targets, state.outputs)
+        )
+        counted: Tensor | None = None
+        if targets is not None and targets.shape == positions.shape:
+            counted = (targets != self.ignore_index).to(positions.dtype)
+        soft = positions.mean() if counted is None else (positions * counted).sum() / counted.sum().clamp(min=1)
+        added = self.alpha * soft
+        values = {"distillation/loss": soft.detach()}
+        if self.features:
+            hint = self._hint_loss()
+            added = added + self.feature_weight * hint
+            values["distillation/features"] = hint.detach()
+        if self._reduction == "sum":  # over the elements of this microbatch
+            added = added * (positions.numel() if counted is None else counted.sum())
+        state.loss = (1 - self.alpha) * loss + added.to(loss.dtype)
+        state.log(values)
+
+    def _hint_loss(self) -> Tensor:
+        hints = []
+        for name, teacher_name in self.features.items():
+            student, teacher = self._student.pop(name, None), self._taught.pop(name, None)
+            if student is None or teacher is None:
+                who, module = ("model", name) if student is None else ("teacher", teacher_name)
+                raise ValueError(
+                    f"Distillation found no tensor that the {who}'s module {module!r} returned in this batch. Name a module "
+                    "that is called in every forward pass and returns a tensor."
+                )
+            if student.shape != teacher.shape:
+                raise ValueError(
+                    f"The features of the model's {name!r} have shape {tuple(student.shape)} and those of the teacher's "
+                    f"{teacher_name!r} {tuple(teacher.shape)}. Name modules with outputs of one shape, or add a layer to the "
+                    "model that maps its features to that shape, and name that layer."
+                )
+            hints.append(F.mse_loss(student.float(), teacher.float()))
+        return torch.stack(hints).sum()
+
+    def _index_targets(self, state: State) -> Tensor | None:
+        """Return the index targets of the microbatch, or None."""
+        task = state.task
+        if not isinstance(task, SupervisedTask) or task.loss_function is None:
+            return None
+        targets = task.targets_of(state.batch)
+        if not isinstance(targets, Tensor) or targets.is_floating_point() or targets.is_complex():
+            return None
+        return targets
+
+    def _class_dim(self, logits: Tensor, targets: Tensor | None, outputs: Any) -> int:
+        if self.class_dim is not None:
+            return self.class_dim
+        if logits.dim() < 2 or logits.shape[1] < 2:
+            raise ValueError(
+                f"Distillation compares probabilities of classes, and the logits have shape {tuple(logits.shape)}, which is no "
+                "batch of two or more classes. Say where the classes are with class_dim=."
+            )
+        if targets is not None:
+            return -1 if targets.shape == logits.shape[:-1] != logits.shape[:1] + logits.shape[2:] else 1
+        return 1 if isinstance(outputs, Tensor) else -1
+
+
+def _part(predict: Callable[[Any], Any], where: Any, batch: Any) -> Any:
+    return items.part(predict(batch), where, "teacher's output")
+
+
+def _record(into: dict[str, Tensor], name: str, module: nn.Module, inputs: Any, output: Any) -> None:
+    if module.training and not torch.is_grad_enabled():
+        return  # the student in a pass that nobody learns from
+    if isinstance(output, Tensor):
+        into[name] = output
+
+
+def _logits(outputs: Any, key: Any, whose: str) -> Tensor:
+    found = outputs
+    if key is not None and not isinstance(outputs, Tensor):
+        found = items.part(outputs, key, f"{whose}'s output")
+    elif not isinstance(outputs, Tensor):
+        found = outputs.get("logits") if isinstance(outputs, Mapping) else getattr(outputs, "logits", None)
+    if not isinstance(found, Tensor) or not found.is_floating_point():
+        raise TypeError(
+            f"Distillation needs floating-point logits, and the {whose} returned {type(outputs).__name__}. Say where they are "
+            "with output_key=, such as output_key=0."
+        )
+    return found
+
+
+def _module_named(model: nn.Module, name: str, whose: str) -> None:
+    try:
+        model.get_submodule(name)
+    except AttributeError:
+        names = [each for each, _ in model.named_modules() if each]
+        raise ValueError(
+            f"features= of Distillation names {name!r}, and the {whose}, a {type(model).__name__}, has no such module. It has "
+            f"{', '.join(names[:10])}{' …' if names[10:] else ''}."
+        ) from None

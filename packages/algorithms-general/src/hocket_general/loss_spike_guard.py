@@ -1,0 +1,403 @@
+"""Loss spikes: find them by a robust statistic, and skip the batch or roll back to the last good state."""
+
+from __future__ import annotations
+
+import json
+import math
+import operator
+import statistics
+import warnings
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor
+
+from hocket.algorithm import Algorithm, Phase
+from hocket.checkpoints.plain_data import decode, encode
+from hocket.data.nesting import map_tensors
+from hocket.data.stateful import has_state
+from hocket.distributed.dtensors import mesh_of, total_norm
+from hocket.hookspecs import Event, hookimpl
+from hocket.optim.learning_rate import Scheduled
+from hocket.training.requests import Decision
+
+if TYPE_CHECKING:
+    from hocket.state import State
+
+#: The standard deviation of a normal distribution is this multiple of its median absolute deviation.
+_NORMAL = 1.4826
+#: The smallest deviation that counts, relative to the median: a curve without noise has no spike of a thousandth.
+_FLOOR = 0.01
+#: The journal's name in the folder of the run.
+JOURNAL = "loss_spikes.jsonl"
+
+
+def spike_score(value: float, history: Sequence[float]) -> float:
+    """Return how far ``value`` is above the median of ``history``, in robust standard deviations.
+
+    ``(value - median) / max(1.4826 * MAD, 0.01 * |median|)``, where MAD is the median absolute deviation: a z-score that
+    earlier outliers hardly change (Leys et al. 2013, "Detecting outliers", section 2). Negative below the median.
+
+    Args:
+        value: such as a loss; a non-finite one scores infinity.
+        history: earlier values, at least one, all finite.
+
+    Raises:
+        ValueError: ``history`` is empty.
+
+    Example:
+        >>> from hocket_general.functional import spike_score
+        >>> round(spike_score(3.0, [1.0, 1.1, 0.9, 1.2, 0.8]), 1)
+        13.5
+    """
+    if not history:
+        raise ValueError(
+            "spike_score was given an empty history. Give earlier values, such as those of the last 100 batches."
+        )
+    if not math.isfinite(value):
+        return math.inf
+    median = statistics.median(history)
+    deviation = statistics.median(abs(each - median) for each in history)
+    scale = max(_NORMAL * deviation, _FLOOR * abs(median))
+    return (value - median) / scale if scale else math.inf if value > median else 0.0
+
+
+class LossSpikeGuard(Algorithm):
+    """Roll back to the last good state when the loss spikes, or skip the batch; the data moves on.
+
+    After Chowdhery et al. 2022, "PaLM", section 5.1 (arXiv 2204.02311), who restarted about 100 steps before a spike and
+    skipped the next 200 to 500 batches of data; here this happens in memory. A batch is a spike if its loss, or gradient norm,
+    is more than ``threshold`` robust standard deviations (:func:`spike_score`) above the median of the last ``window`` good
+    batches, or if its loss is non-finite. All ranks decide together.
+
+    ``action="rollback"`` keeps a copy of weights, optimizers, schedules, and the state of algorithms, precision and strategy,
+    in the memory of the host. It finds a spike one batch later, so that nothing waits for the device except before a copy is
+    taken: the spike, the batch after it and all others since the copy are undone. ``action="skip"`` finds it before the
+    optimizer steps and skips that step; it keeps no copy, and waits for the device in every batch.
+
+    Spikes are reported in warnings, in the log as ``loss-spike-guard/spikes``, and in ``loss_spikes.jsonl`` in the folder of
+    the run, with the indices of the samples in the data set if the data has indices.
+
+    Args:
+        action: ``"rollback"`` or ``"skip"``.
+        threshold: how many robust standard deviations above the median are a spike; positive.
+        window: number of batches that the statistic is over.
+        warmup: number of good batches before the first comparison. Before, only non-finite values are spikes.
+        gradient_norm: whether to look at the norm of the gradients, before clipping, too. Norms that overflow are ignored.
+        every: number of batches between copies of the state.
+        skip: number of further batches to skip after a rollback.
+        limit: maximum number of spikes in a run; the next one raises.
+
+    Raises:
+        ValueError: an argument out of range.
+        RuntimeError: later, more than ``limit`` spikes.
+
+    Example:
+        >>> import hocket, hocket_general, torch
+        >>> trainer = hocket.Trainer(
+        ...     model=torch.nn.Linear(4, 1), loss="mse_loss", optimizer="sgd(lr=0.1)", duration="1ep", device="cpu",
+        ...     train_data=[(torch.randn(8, 4), torch.randn(8, 1))] * 10,
+        ...     algorithms=[hocket_general.LossSpikeGuard(every=50, skip=10)],
+        ... )
+        >>> result = trainer.fit()
+    """
+
+    events = {Event.FIT_START, Event.AFTER_DATALOADER, Event.BATCH_START, Event.AFTER_TRAIN_BATCH, Event.FIT_END}
+    phase = Phase.WEIGHTS
+    conflicts = ("batch-size-warmup",)  # it judges one loss for each batch
+
+    def __init__(
+        self,
+        action: Literal["rollback", "skip"] = "rollback",
+        threshold: float = 6.0,
+        window: int = 100,
+        warmup: int = 20,
+        gradient_norm: bool = False,
+        every: int = 100,
+        skip: int = 0,
+        limit: int = 10,
+    ) -> None:
+        if action not in ("rollback", "skip"):
+            raise ValueError(f"LossSpikeGuard was given action={action!r}: give 'rollback' or 'skip'.")
+        if not threshold > 0:
+            raise ValueError(
+                f"LossSpikeGuard was given threshold={threshold}: give a positive number of deviations, such as 6.0."
+            )
+        if not 1 <= warmup <= window or every < 1:
+            raise ValueError(
+                f"LossSpikeGuard was given warmup={warmup}, window={window} and every={every}: these are numbers of batches, "
+                "1 or more, and warmup is at most window."
+            )
+        if skip < 0 or limit < 0:
+            raise ValueError(f"LossSpikeGuard was given skip={skip} and limit={limit}: give 0 or more.")
+        self.action = action
+        self.threshold = threshold
+        self.window = window
+        self.warmup = warmup
+        self.gradient_norm = gradient_norm
+        self.every = every
+        self.skip = skip
+        self.limit = limit
+        #: The last good values by name.
+        self._history: dict[str, list[float]] = {}
+        #: The current batch, and the one before it if that is not judged yet.
+        self._current: _Batch | None = None
+        self._pending: _Batch | None = None
+        #: The indices of the samples loaded for the next batch, one list for each batch of the data.
+        self._loaded: list[list[Any] | None] = []
+        #: Number of batches still to skip, and the spikes so far.
+        self._to_skip = 0
+        self._journal: list[dict[str, Any]] = []
+        #: The last good state, as plain data.
+        self._copy: dict[str, Any] | None = None
+
+    def apply(self, event: Event, state: State) -> None:
+        """Measure each batch, and judge the one before it."""
+        if event is Event.AFTER_DATALOADER:
+            self._loaded.append(state.sample_indices())
+        elif event is Event.BATCH_START:
+            self._batch_start(state)
+        elif event is Event.AFTER_TRAIN_BATCH:
+            assert self._current is not None
+            self._current.measure(state, self.gradient_norm)
+        elif event is Event.FIT_START:
+            self._loaded = []
+            if self.action == "rollback" and self._copy is None:
+                self._take_copy(state)
+        elif self.action == "rollback":  # at the end of a fit
+            self._judge_all(state, [self._pending, self._current])
+            self._pending = self._current = None
+
+    @hookimpl
+    def optimizer_step(self, state: State, closure: Callable[[], Tensor]) -> bool | None:
+        """Skip the step of a spike, for ``action="skip"``; otherwise leave it to the next implementation."""
+        batch, name = self._current, state.step.name
+        if self.action == "rollback" or batch is None:
+            return None
+        if name not in batch.spikes:
+            batch.spikes[name] = self._judge(state, batch.read(name))
+            if batch.spikes[name]:
+                self._report(state, batch, batch.spikes[name])
+        return False if batch.spikes[name] else None
+
+    # --- batches
+
+    def _batch_start(self, state: State) -> None:
+        at, done = state.timestamp.batch, self._current
+        if done is not None and (done.at["batch"] == at or not done.values):
+            done = None  # an exception interrupted it, and it is trained on again; or it was skipped
+        if self.action == "rollback":
+            due = at > 0 and at % self.every == 0
+            good = self._judge_all(state, [self._pending, done] if due else [self._pending])
+            self._pending = done if good and not due else None
+            if good and due:
+                self._take_copy(state)
+        loaded, self._loaded = self._loaded, []
+        self._current = _Batch.of(state, loaded)
+        if self._to_skip:
+            self._to_skip -= 1
+            state.request(Decision.SKIP_BATCH)
+
+    def _judge_all(self, state: State, batches: Sequence[_Batch | None]) -> bool:
+        """Judge batches in order, and roll back at the first spike. Return whether there was none."""
+        for batch in batches:
+            if batch is not None and (spikes := self._judge(state, batch.read())):
+                assert self._copy is not None
+                self._report(state, batch, spikes, restored=self._copy["batch"])
+                self._restore(state)
+                self._to_skip = self.skip
+                return False
+        return True
+
+    def _judge(self, state: State, values: dict[str, float]) -> dict[str, float]:
+        """Return the scores of values that are spikes. If there are none, all join the good ones."""
+        if state.strategy.world_size > 1 and values:  # so that all ranks decide the same, whatever they measured
+            mine = torch.tensor(list(values.values()), dtype=torch.float64)
+            values = dict(zip(values, state.bus.all_reduce(mine, "max").tolist(), strict=True))
+        spikes = {}
+        for name, value in values.items():
+            history = self._history.get(name, [])
+            if not math.isfinite(value) and "gradient_norm" in name:
+                continue  # loss scaling overflows now and then; gradients that are really non-finite show in the next loss
+            score = spike_score(value, history) if len(history) >= self.warmup or not math.isfinite(value) else 0.0
+            if score > self.threshold:
+                spikes[name] = score
+        if not spikes:
+            for name, value in values.items():
+                if math.isfinite(value):
+                    self._history[name] = [*self._history.get(name, []), value][-self.window :]
+        return spikes
+
+    def _report(self, state: State, batch: _Batch, spikes: dict[str, float], restored: int | None = None) -> None:
+        indices = (
+            batch.indices if state.strategy.world_size == 1 else _joined(state.bus.all_gather_object(batch.indices))
+        )
+        values = {name: value if math.isfinite(value) else str(value) for name, value in batch.read().items()}
+        scores = {name: round(score, 2) if math.isfinite(score) else str(score) for name, score in spikes.items()}
+        done = {"action": self.action, **({} if restored is None else {"restored": restored})}
+        self._journal.append({**batch.at, **done, "values": values, "scores": scores, "samples": indices})
+        if state.strategy.rank == 0:
+            lines = "".join(f"{json.dumps(each)}\n" for each in self._journal)
+            (state.run_folder / JOURNAL).write_text(lines, encoding="utf-8")
+        state.log({"loss-spike-guard/spikes": len(self._journal)})
+        where = f"batch {batch.at['batch']} (epoch {batch.at['epoch']}, batch {batch.at['batch_in_epoch']} in it)"
+        found = ", ".join(f"{name} {values[name]} at {scores[name]} deviations" for name in spikes)
+        if len(self._journal) > self.limit:
+            raise RuntimeError(
+                f"The loss spiked in {where}: {found}. That is spike {len(self._journal)} of this run, and "
+                f"loss-spike-guard allows limit={self.limit}. {JOURNAL} in the folder of the run lists their samples. "
+                "Lower the learning rate, clip gradients, or give a higher threshold= or limit=."
+            )
+        what = "its step is skipped" if restored is None else f"the state after batch {restored} is restored"
+        warnings.warn(f"The loss spiked in {where}: {found}; {what}.", RuntimeWarning, stacklevel=2)
+
+    # --- the copy
+
+    def _take_copy(self, state: State) -> None:
+        bus, prepared = state.bus, state.prepared
+        tree = {
+            "batch": state.timestamp.batch,
+            "model": dict(bus.model_shards(prepared)),
+            "optimizers": [bus.optimizer_shards(prepared, each) for each in state.optimizers],
+            "schedules": [each.state_dict() for each in state.schedules],
+            "plugins": [[each.kind, each.name, each.obj.state_dict()] for each in self._others(state)],
+            "history": self._history,
+        }
+        self._copy = map_tensors(_copied, encode(tree, "the state that loss-spike-guard copies", gather=False))
+
+    def _restore(self, state: State) -> None:
+        bus, prepared = state.bus, state.prepared
+        tree = decode(self._copy)  # with copies of the tensors, because optimizers keep what they load
+        bus.load_model_state(prepared, tree["model"])
+        for optimizer, saved in zip(state.optimizers, tree["optimizers"], strict=True):
+            bus.load_optimizer_state(prepared, optimizer, saved)
+        for schedule, saved in zip(state.schedules, tree["schedules"], strict=True):
+            if isinstance(schedule, Scheduled):
+                schedule.step(state)  # a function of time, which moves on
+            else:
+                schedule.load_state_dict(saved)
+        others = {(each.kind, each.name): each.obj for each in self._others(state)}
+        for kind, name, saved in tree["plugins"]:
+            others[kind, name].load_state_dict(saved)
+            if kind == "algorithms" and Event.FIT_START in others[kind, name].events:
+                others[kind, name].apply(Event.FIT_START, state)  # which follows loading in a run that is resumed, too
+        self._history = tree["history"]
+
+    def _others(self, state: State) -> list[Any]:
+        """Return the attached plug-ins whose state belongs to the weights."""
+        kinds = ("algorithms", "precisions", "strategies")
+        return [
+            each
+            for each in state.bus.attachments
+            if each.kind in kinds and not isinstance(each.obj, LossSpikeGuard) and has_state(each.obj)
+        ]
+
+    # --- checkpoints
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the statistic, the batches that are not judged yet, the journal and the last good state."""
+        return {
+            "history": {name: list(values) for name, values in self._history.items()},
+            "pending": None if self._pending is None else self._pending.state_dict(),
+            "current": None if self._current is None else self._current.state_dict(),
+            "to_skip": self._to_skip,
+            "journal": list(self._journal),
+            "copy": self._copy,
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Undo :meth:`state_dict`. Raises ValueError for an unknown key."""
+        known = {"history", "pending", "current", "to_skip", "journal", "copy"}
+        if state_dict.keys() != known:
+            raise ValueError(
+                f"LossSpikeGuard was given a state with {sorted(state_dict.keys() ^ known)} missing or unknown. Resume with "
+                "the version of hocket that wrote the checkpoint."
+            )
+        self._history = {name: list(values) for name, values in state_dict["history"].items()}
+        self._pending, self._current = (
+            None if (saved := state_dict[key]) is None else _Batch(**saved) for key in ("pending", "current")
+        )
+        self._to_skip = state_dict["to_skip"]
+        self._journal = list(state_dict["journal"])
+        self._copy = state_dict["copy"]
+
+
+class _Batch:
+    """A batch: where it is, the indices of its samples on this rank or None, and its values by name and step."""
+
+    def __init__(self, at: dict[str, int], indices: list[Any] | None, values: dict[str, dict[str, float]]) -> None:
+        self.at, self.indices = at, indices
+        self.values: dict[str, Any] = dict(values)
+        #: For ``action="skip"``: the spikes of each step.
+        self.spikes: dict[str, dict[str, float]] = {}
+
+    @classmethod
+    def of(cls, state: State, loaded: Sequence[list[Any] | None]) -> _Batch:
+        """Return the batch that is about to be trained on."""
+        now = state.timestamp
+        at = {"batch": now.batch, "epoch": now.epoch, "batch_in_epoch": now.batch_in_epoch}
+        return cls(at, _joined(loaded), {})
+
+    def measure(self, state: State, gradient_norm: bool) -> None:
+        """Keep the loss and gradient norm of a step, unless it is measured already: SAM computes gradients twice."""
+        if state.loss is None or state.step.name in self.values:
+            return
+        values = [state.loss.detach().float()]
+        if gradient_norm:
+            gradients = [each.grad for each in state.trained_parameters() if each.grad is not None]
+            values.append(total_norm(gradients).float().to(values[0].device))
+        self.values[state.step.name] = _Values(torch.stack(values))
+
+    def read(self, step: str | None = None) -> dict[str, float]:
+        """Return the values of a step or of all by name, NaN as infinity. Waits for the device."""
+        for name, values in self.values.items():
+            if isinstance(values, _Values):
+                self.values[name] = dict(zip(("loss", "gradient_norm"), values.read(), strict=False))
+        return {
+            f"{name}/{what}" if name else what: math.inf if math.isnan(value) else value
+            for name, values in self.values.items()
+            if step is None or name == step
+            for what, value in values.items()
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the arguments that make this batch."""
+        self.read()
+        return {"at": dict(self.at), "indices": self.indices, "values": dict(self.values)}
+
+
+class _Values:
+    """Values on their way to the host."""
+
+    def __init__(self, values: Tensor) -> None:
+        self._values, self._event = values, None
+        if values.is_cuda:  # the copy follows the work queued so far, and does not wait for what is queued later
+            self._values = torch.empty(values.shape, pin_memory=True).copy_(values, non_blocking=True)
+            self._event = torch.cuda.Event()
+            self._event.record(torch.cuda.current_stream(values.device))
+
+    def read(self) -> list[float]:
+        if self._event is not None:
+            self._event.synchronize()
+        found: list[float] = self._values.tolist()
+        return found
+
+
+def _copied(tensor: Tensor) -> Tensor:
+    """Return a copy on the host; a shard stays on its device."""
+    return tensor.to("cpu", copy=True) if mesh_of(tensor) is None else tensor.clone()
+
+
+def _joined(indices: Sequence[list[Any] | None]) -> list[Any] | None:
+    """Return all indices in one list, each once, or None if some are unknown. Indices that are no integers become text."""
+    joined: list[Any] = []
+    for each in indices:
+        if each is None:
+            return None
+        for index in each:
+            try:
+                joined.append(operator.index(index))
+            except TypeError:
+                joined.append(str(index))
+    return list(dict.fromkeys(joined)) or None  # a rank without a slice computes on a sample of another one

@@ -1,0 +1,362 @@
+"""Distillation against the paper's formula, and a plain loop."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import hocket
+from hocket.cli import main
+from hocket.testkit import AlgorithmConformance, run_ranks
+from hocket.testkit.reference import convolutional_network
+from hocket_general import Distillation, LabelSmoothing
+from hocket_general.functional import distillation_loss
+
+
+class TestDistillation(AlgorithmConformance):
+    def make(self):
+        return Distillation(self.seeded(convolutional_network))
+
+
+# --- the loss
+
+
+@pytest.mark.parametrize("temperature", [1.0, 4.0])
+def test_the_papers_formula(temperature):
+    student = torch.randn(5, 3, dtype=torch.float64, requires_grad=True)
+    teacher = torch.randn(5, 3, dtype=torch.float64)
+    p = (teacher / temperature).softmax(1)
+    # Equation 1 and the cross entropy of section 2, times T²; the teacher's entropy makes it a divergence.
+    cross_entropy = -(p * (student / temperature).log_softmax(1)).sum(1)
+    entropy = -(p * p.log()).sum(1)
+    expected = temperature**2 * (cross_entropy - entropy)
+    torch.testing.assert_close(distillation_loss(student, teacher, temperature, "none"), expected)
+    torch.testing.assert_close(distillation_loss(student, teacher, temperature), expected.mean())
+    torch.testing.assert_close(distillation_loss(student, teacher, temperature, "sum"), expected.sum())
+    (gradient,) = torch.autograd.grad(distillation_loss(student, teacher, temperature, "sum"), student)
+    # Equation 2, with the factor T².
+    torch.testing.assert_close(gradient, temperature * ((student / temperature).softmax(1) - p).detach())
+
+
+def test_gradients_at_high_temperature_are_those_of_matching_logits():
+    """Equation 4: for zero-meaned logits and a high temperature, T² times the gradient is (z - v) / N."""
+    student = torch.randn(1, 4, dtype=torch.float64)
+    teacher = torch.randn(1, 4, dtype=torch.float64)
+    student = (student - student.mean()).requires_grad_()
+    teacher = teacher - teacher.mean()
+    (gradient,) = torch.autograd.grad(distillation_loss(student, teacher, 1e4), student)
+    torch.testing.assert_close(gradient, (student.detach() - teacher) / 4, rtol=1e-3, atol=1e-6)
+
+
+def test_dimensions_dtypes_and_agreement():
+    logits = torch.randn(2, 3, 4, 5)
+    other = torch.randn(2, 3, 4, 5)
+    found = distillation_loss(logits, other, reduction="none")
+    assert found.shape == (2, 4, 5)
+    last = distillation_loss(logits.movedim(1, -1), other.movedim(1, -1), reduction="none", class_dim=-1)
+    torch.testing.assert_close(last, found)
+    assert distillation_loss(logits, logits).item() == pytest.approx(0, abs=1e-6)
+    assert distillation_loss(logits.bfloat16(), other.bfloat16()).dtype is torch.float32
+
+
+def test_wrong_arguments():
+    a, b = torch.zeros(2, 3), torch.zeros(2, 4)
+    with pytest.raises(ValueError, match="same classes"):
+        distillation_loss(a, b)
+    with pytest.raises(ValueError, match="positive number"):
+        distillation_loss(a, a, 0.0)
+    with pytest.raises(ValueError, match="'mean', 'sum' or 'none'"):
+        distillation_loss(a, a, reduction="batchmean")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "words"),
+    [
+        ({"temperature": 0.0}, ValueError, "positive number"),
+        ({"alpha": 1.5}, ValueError, "from 0 to 1"),
+        ({"alpha": 0.0}, ValueError, "change nothing"),
+        ({"teacher": 3}, TypeError, "a module, a function"),
+        ({"teacher": "a.pt", "weights": "b.pt"}, ValueError, "two paths"),
+    ],
+)
+def test_arguments_out_of_range(arguments, error, words):
+    with pytest.raises(error, match=words):
+        Distillation(**{"teacher": nn.Linear(4, 3), **arguments})
+
+
+# --- in training
+
+
+def _model(width=8):
+    return nn.Sequential(nn.Linear(4, width), nn.Dropout(0.0), nn.ReLU(), nn.Linear(width, 3))
+
+
+def _seeded(seed, make=_model):
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return make()
+
+
+def _data(samples=32):
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(samples, 4, generator=generator), torch.randint(3, (samples,), generator=generator)
+
+
+def _batches():
+    x, y = _data()
+    return list(zip(x.split(8), y.split(8), strict=True))
+
+
+def _trainer(tmp_path, *algorithms, model=None, **arguments):
+    return hocket.Trainer(**{
+        "model": _seeded(1) if model is None else model, "loss": "cross_entropy", "optimizer": "sgd(lr=0.5)", "device": "cpu",
+        "train_data": _batches(), "algorithms": list(algorithms), "duration": "2ep", "seed": 1, "folder": tmp_path, **arguments,
+    })  # fmt: skip
+
+
+def _plain_loop(teacher, student, loss, batches=None, epochs=2):
+    optimizer = torch.optim.SGD(student.parameters(), lr=0.5)
+    for _ in range(epochs):
+        for x, y in batches or _batches():
+            with torch.no_grad():
+                taught = teacher.eval()(x)
+            optimizer.zero_grad()
+            loss(student, taught, x, y).backward()
+            optimizer.step()
+    return student
+
+
+def _soft(outputs, taught, y):
+    return 0.3 * F.cross_entropy(outputs, y) + 0.7 * 16 * F.kl_div(
+        (outputs / 4).log_softmax(1), (taught / 4).softmax(1), reduction="batchmean"
+    )
+
+
+def _assert_close(trainer, model, **tolerance):
+    for name, value in model.state_dict().items():
+        torch.testing.assert_close(trainer.model_state_dict()[name], value, **tolerance)
+
+
+@pytest.mark.parametrize("microbatch", [None, 3])
+def test_training_is_that_of_a_plain_loop(tmp_path, microbatch):
+    teacher = _seeded(2)
+    teacher.train()
+    trainer = _trainer(tmp_path, Distillation(copy.deepcopy(teacher), 4.0, 0.7), microbatch=microbatch)
+    trainer.fit()
+    expected = _plain_loop(teacher, _seeded(1), lambda model, taught, x, y: _soft(model(x), taught, y))
+    _assert_close(trainer, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_the_teacher_is_not_part_of_the_run(tmp_path):
+    class Noisy(nn.Dropout):
+        def forward(self, inputs):
+            modes.append(self.training)
+            return super().forward(inputs)
+
+    modes = []
+    teacher = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), Noisy(0.5), nn.Linear(8, 3)).train()
+    before = copy.deepcopy(teacher.state_dict())
+    trainer = _trainer(tmp_path, Distillation(teacher))
+    saved = trainer.state_dict()
+    trainer.fit()
+    assert modes == [False] * 8
+    assert all(value.equal(before[name]) for name, value in teacher.state_dict().items())
+    assert all(parameter.grad is None for parameter in teacher.parameters())
+    assert set(trainer.model_state_dict()) == set(_model().state_dict())
+    assert "distillation" not in saved["plugins"].get("algorithms", {})
+    held = {id(p) for group in trainer.state.optimizers[0].param_groups for p in group["params"]}
+    assert not held & {id(p) for p in teacher.parameters()}
+    modes.clear()
+    trainer.evaluate(_batches())
+    assert not modes  # an evaluation needs no teacher
+
+
+def test_hooks_on_the_model_are_gone_after_a_fit(tmp_path):
+    trainer = _trainer(tmp_path, Distillation(_seeded(2), features=["0"]))
+    trainer.fit()
+    pickle.dumps(trainer.state.model)
+    assert not any(module._forward_hooks for module in trainer.state.model.modules())
+
+
+def test_the_window(tmp_path):
+    """Outside of it, training is that without distillation."""
+    teacher = _seeded(2)
+    trainer = _trainer(tmp_path, Distillation(teacher, 4.0, 0.7, start="2ba", stop="5ba"))
+    trainer.fit()
+    batch = iter(range(8))
+
+    def loss(model, taught, x, y):
+        return _soft(model(x), taught, y) if 2 <= next(batch) < 5 else F.cross_entropy(model(x), y)
+
+    _assert_close(trainer, _plain_loop(teacher, _seeded(1), loss), rtol=1e-4, atol=1e-6)
+
+
+def test_features(tmp_path):
+    teacher = _seeded(2, lambda: nn.Sequential(nn.Sequential(nn.Linear(4, 8), nn.Tanh()), nn.Linear(8, 3)))
+    features = Distillation(teacher, 4.0, 0.7, features={"2": "0"}, feature_weight=0.2)
+    trainer = _trainer(tmp_path, features, microbatch=4)
+    trainer.fit()
+
+    def loss(model, taught, x, y):
+        hidden = model[:3](x)
+        return _soft(model[3](hidden), taught, y) + 0.2 * (hidden - teacher[0](x).detach()).square().mean()
+
+    _assert_close(trainer, _plain_loop(teacher, _seeded(1), loss), rtol=1e-4, atol=1e-6)
+
+
+def test_errors_of_features(tmp_path):
+    with pytest.raises(ValueError, match="the model, a Sequential, has no such module"):
+        _trainer(tmp_path, Distillation(_seeded(2), features=["7"]))
+    with pytest.raises(ValueError, match="the teacher, a Linear, has no such module"):
+        _trainer(tmp_path, Distillation(nn.Linear(4, 3), features=["2"]))
+    wide = _seeded(2, lambda: _model(16))
+    with pytest.raises(ValueError, match=r"have shape \(8, 8\) and those of the teacher's '2' \(8, 16\)"):
+        _trainer(tmp_path, Distillation(wide, features=["2"])).fit()
+
+
+class _Tokens(nn.Module):
+    """Logits (N, T, K) of tokens, for a loss that transposes them."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, inputs):
+        return self.layer(inputs)
+
+
+def _token_loss(outputs, targets):
+    return F.cross_entropy(outputs.transpose(1, 2), targets), (targets != -100).sum()
+
+
+@pytest.mark.parametrize("microbatch", [None, 1])
+def test_ignored_positions_and_the_loss_own_weight(tmp_path, microbatch):
+    teacher, model = _seeded(2, _Tokens), _seeded(1, _Tokens)
+    x, y = torch.randn(4, 5, 4), torch.randint(3, (4, 5))
+    y[0, 1:] = y[1, 3:] = -100
+    expected = copy.deepcopy(model)
+    trainer = _trainer(
+        tmp_path, Distillation(teacher, 1.0, 0.5), model=model, loss=_token_loss, train_data=[(x, y)], microbatch=microbatch
+    )  # fmt: skip
+    trainer.fit()
+
+    def loss(model, taught, x, y):
+        counted = y != -100
+        outputs, taught = model(x)[counted], taught[counted]
+        divergence = F.kl_div(outputs.log_softmax(1), taught.softmax(1), reduction="batchmean")
+        return 0.5 * F.cross_entropy(outputs, y[counted]) + 0.5 * divergence
+
+    _assert_close(trainer, _plain_loop(teacher, expected, loss, [(x, y)]), rtol=1e-4, atol=1e-6)
+
+
+def test_a_loss_that_is_a_sum(tmp_path):
+    teacher = _seeded(2)
+    trainer = _trainer(
+        tmp_path, Distillation(teacher, 4.0, 0.7), loss=nn.CrossEntropyLoss(reduction="sum"), optimizer="sgd(lr=0.0625)",
+        microbatch=3,
+    )  # fmt: skip
+    trainer.fit()
+    expected = _plain_loop(teacher, _seeded(1), lambda model, taught, x, y: _soft(model(x), taught, y))
+    _assert_close(trainer, expected, rtol=1e-4, atol=1e-6)  # 8 samples: a sum at an eighth of the rate
+
+
+def test_beside_label_smoothing(tmp_path):
+    """The teacher's part does not depend on how the targets of the task's loss are changed."""
+    teacher = _seeded(2)
+    trainer = _trainer(tmp_path, LabelSmoothing(0.2), Distillation(teacher, 4.0, 0.7))
+    trainer.fit()
+
+    def loss(model, taught, x, y):
+        outputs = model(x)
+        return _soft(outputs, taught, y) + 0.3 * (
+            F.cross_entropy(outputs, y, label_smoothing=0.2) - F.cross_entropy(outputs, y)
+        )
+
+    _assert_close(trainer, _plain_loop(teacher, _seeded(1), loss), rtol=1e-4, atol=1e-6)
+
+
+class _WithLogits(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(4, 3)
+
+    def forward(self, inputs, labels=None):
+        logits = self.inner(inputs)
+        return {"logits": logits, "loss": F.cross_entropy(logits, labels)}
+
+
+def test_models_that_compute_their_own_loss(tmp_path):
+    teacher, model = _seeded(2, _WithLogits), _seeded(1, _WithLogits)
+    expected = copy.deepcopy(model)
+    data = [{"inputs": x, "labels": y} for x, y in _batches()]
+    trainer = _trainer(tmp_path, Distillation(teacher, 4.0, 0.7), model=model, loss=None, train_data=data)
+    trainer.fit()
+    taught = nn.Sequential(teacher.inner)
+    plain = _plain_loop(taught, expected, lambda model, taught, x, y: _soft(model.inner(x), taught, y))
+    _assert_close(trainer, plain, rtol=1e-4, atol=1e-6)
+
+
+def test_a_teacher_from_a_file(tmp_path):
+    teacher = _seeded(2)
+    torch.save(teacher.state_dict(), tmp_path / "teacher.pt")
+    path = tmp_path / "teacher.pt"
+    results = []
+    for number, given in enumerate((
+        Distillation(teacher), Distillation(path), Distillation(str(path)), Distillation(_model, weights=path),
+        Distillation(_model(), weights=str(path)),
+    )):  # fmt: skip
+        trainer = _trainer(tmp_path / str(number), given)
+        trainer.fit()
+        results.append(trainer.model_state_dict())
+    for other in results[1:]:
+        assert all(other[name].equal(value) for name, value in results[0].items())
+
+
+def test_a_teacher_must_be_another_model(tmp_path):
+    model = _model()
+    with pytest.raises(ValueError, match=r"copy\.deepcopy"):
+        _trainer(tmp_path, Distillation(model), model=model)
+    with pytest.raises(TypeError, match="made a list"):
+        _trainer(tmp_path, Distillation(list))
+    with pytest.raises(TypeError, match="output_key="):
+        _trainer(tmp_path, Distillation(nn.LSTM(4, 3))).fit()
+
+
+def test_ranks(tmp_path):
+    pytest.importorskip("hocket_strategies")
+    teacher, (x, y) = _seeded(2), _data()
+
+    def train(rank, strategy):
+        torch.manual_seed(0)
+        data = DataLoader(TensorDataset(x, y), 4)
+        trainer = _trainer(tmp_path / strategy, Distillation(teacher, 4.0, 0.7), train_data=data, strategy=strategy)
+        trainer.fit()
+        return trainer.model_state_dict()
+
+    expected = _plain_loop(teacher, _seeded(1), lambda model, taught, x, y: _soft(model(x), taught, y)).state_dict()
+    for strategy in ("ddp", "fsdp"):
+        for weights in run_ranks(train, 2, strategy):
+            for name, value in weights.items():
+                torch.testing.assert_close(value, expected[name], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("teacher", ["models:teacher", "{models:teacher: {width: 16}}", "./teacher.pt"])
+def test_in_a_configuration_file(tmp_path, monkeypatch, teacher):
+    (tmp_path / "models.py").write_text(
+        "import torch\n"
+        "def teacher(width=4): return torch.nn.Sequential(torch.nn.Linear(4, width), torch.nn.Linear(width, 3))\n"
+        "def data(): return [(torch.zeros(2, 4), torch.zeros(2, dtype=torch.long))]\n"
+    )
+    torch.save(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3)).state_dict(), tmp_path / "teacher.pt")
+    (tmp_path / "run.yaml").write_text(
+        "model: models:teacher\nloss: cross_entropy\noptimizer: sgd\ntrain_data: {models:data: {}}\nduration: 1ba\n"
+        f"device: cpu\nalgorithms:\n  - distillation: {{teacher: {teacher}, temperature: 4.0}}\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "run.yaml"]) == 0

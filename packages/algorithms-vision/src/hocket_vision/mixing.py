@@ -1,0 +1,203 @@
+"""What MixUp and CutMix have in common: draws, and the loss of mixed samples."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from hocket.algorithm import Algorithm, Phase
+from hocket.data.batch_part import BatchPart
+from hocket.data.batches import count, take_samples
+from hocket.data.mixture import Mixture
+from hocket.data.nesting import map_tensors
+from hocket.hookspecs import Event, hookimpl
+from hocket.losses import Loss
+from hocket.span import Span
+from hocket.task import SupervisedTask
+from hocket.time import Time
+from hocket.training import weights
+from hocket.training.means import on_device
+
+if TYPE_CHECKING:
+    from hocket.state import State
+
+
+def draw_share(alpha: float, generator: torch.Generator | None = None) -> float:
+    """Draw the share of the first sample from ``Beta(alpha, alpha)``; 1 for ``alpha=0``, which mixes nothing."""
+    if not alpha:
+        return 1.0
+    device = "cpu" if generator is None else generator.device
+    share, _ = torch._sample_dirichlet(
+        torch.full((2,), alpha, dtype=torch.float64, device=device), generator=generator
+    ).tolist()
+    return float(share)
+
+
+def draw_partners(samples: int, generator: torch.Generator | None = None) -> Tensor:
+    """Draw the second sample of each mixture: a permutation of the batch."""
+    return torch.randperm(samples, generator=generator, device="cpu" if generator is None else generator.device)
+
+
+def take_partners(part: Any, partners: Tensor) -> Any:
+    """Return copies of the samples with these indices: of a tensor, in its memory format, or of anything that holds samples."""
+    if not isinstance(part, Tensor):
+        return take_samples(part, partners.tolist(), count(part).samples)
+    partners = partners.to(part.device, non_blocking=True)
+    if part.dim() == 4 and part.is_contiguous(memory_format=torch.channels_last):
+        return part.permute(0, 2, 3, 1).index_select(0, partners).permute(0, 3, 1, 2)
+    return part.index_select(0, partners)
+
+
+def check_alpha(alpha: float) -> None:
+    """Raise ValueError for a parameter of the Beta distribution that is negative or not finite."""
+    if not (alpha >= 0 and math.isfinite(alpha)):
+        raise ValueError(
+            f"alpha is the parameter of a Beta distribution and must be 0 or more, but is {alpha}. Try alpha=0.2."
+        )
+
+
+class Mixer(Algorithm):
+    """Base of algorithms that mix each sample of a batch with another one: define :meth:`mix`.
+
+    The batch of a rank is mixed on ``after_dataloader``, and both targets travel with the samples, in a
+    `hocket.data.Mixture` in the place of the targets. The loss of a microbatch is that mixture of the losses for both. The
+    model and metrics get the first targets.
+
+    Args:
+        start, stop: see `hocket.Span`.
+        input_key, target_key: see `hocket.data.BatchPart`.
+    """
+
+    events = {Event.AFTER_DATALOADER, Event.BEFORE_FORWARD, Event.BEFORE_LOSS, Event.AFTER_LOSS, Event.EXCEPTION}
+    phase = Phase.MIX
+    #: The name for messages.
+    called: ClassVar[str]
+
+    def __init__(self, start: str | Time | None, stop: str | Time | None, input_key: Any, target_key: Any) -> None:
+        self._span = Span(start, stop)
+        self._inputs = BatchPart(self.called, "input", input_key)
+        self._targets = BatchPart(self.called, "target", target_key)
+        #: The targets of the current microbatch, from before_forward to after_loss.
+        self._mixture: Mixture | None = None
+        #: The action without this implementation and wrappers; and the weights of losses without one, or None.
+        self._each_loss: Any = None
+        self._weight_of: weights.Weight | None = None
+
+    def mix(self, inputs: Any, targets: Any, generator: torch.Generator) -> tuple[Any, Any]:
+        """Return mixed inputs, and the targets or a `Mixture` of them. Changes neither."""
+        raise NotImplementedError(f"{type(self).__name__} needs a mix(inputs, targets, generator).")
+
+    def match(self, event: Event, state: State) -> bool:
+        """Whether there is anything to do: on ``after_dataloader``, between ``start`` and ``stop``."""
+        return event is not Event.AFTER_DATALOADER or self._span.includes(state)
+
+    def apply(self, event: Event, state: State) -> None:
+        """Mix the batch; give the model and metrics the first targets, and the loss both."""
+        if event is Event.AFTER_DATALOADER:
+            inputs, targets = self._inputs.of(state), self._targets.of(state)
+            if isinstance(targets, Mixture):
+                raise ValueError(
+                    f"{self.called} was given samples that another mixer has mixed already. Keep one of the two, or give them "
+                    "start= and stop= that do not overlap."
+                )
+            inputs, targets = self.mix(inputs, targets, state.generator(self, per_rank=True))
+            state.batch = self._inputs.put(state, inputs)
+            state.batch = self._targets.put(state, targets)
+        elif event is Event.EXCEPTION:
+            self._mixture = None
+        elif event is Event.BEFORE_FORWARD:
+            targets = self._targets.of(state)
+            self._mixture = targets if isinstance(targets, Mixture) else None
+            self._put(state, first=True)
+        elif event is Event.BEFORE_LOSS:
+            self._put(state, first=False)
+        else:
+            self._put(state, first=True)
+            self._mixture = None
+
+    def _put(self, state: State, first: bool) -> None:
+        if self._mixture is not None:
+            state.batch = self._targets.put(state, self._mixture.first if first else self._mixture)
+
+    @hookimpl
+    def loss(self, state: State, outputs: Any, batch: Any) -> Loss | None:
+        """Compute the loss of a microbatch for both targets."""
+        if self._mixture is None:
+            return None
+        if isinstance(state.task, SupervisedTask) and state.task.loss_function is None:
+            raise ValueError(
+                f"{type(state.model).__name__} computes its own loss, for one target of each sample, and {self.called} makes "
+                f"samples with two. Pass loss= a function of outputs and targets, or remove {self.called}."
+            )
+        if self._each_loss is None:
+            self._begin(state)
+        mixture = self._targets.of(state)
+        second, first = (self._loss_for(state, outputs, targets) for targets in (mixture.second, mixture.first))
+        if second.value is first.value:
+            raise ValueError(
+                f"The loss does not depend on the targets that {self.called} mixes, those at {self._targets.place(state)!r} in "
+                "the batch. Pass target_key= to say where the loss finds its targets."
+            )
+        summed = (first.reduction or state.loss_reduction) == "sum"
+        return interpolate(first, second, mixture.share, summed)
+
+    def _loss_for(self, state: State, outputs: Any, targets: Any) -> Loss:
+        """Return the loss for one of the targets, with its weight as a tensor if it is not the number of samples."""
+        state.batch = self._targets.put(state, targets)
+        views = map_tensors(lambda tensor: tensor.view_as(tensor) if _has_gradient(tensor) else tensor, outputs)
+        loss: Loss = self._each_loss(state, views, state.batch)
+        weight = loss.weight
+        if weight is None and self._weight_of is not None:
+            weight = self._weight_of(state.batch)
+        if weight is None:
+            return loss
+        weight = on_device(weight, loss.value)
+
+        def gate(gradient: Tensor) -> Tensor:  # a mean over nothing is NaN, and so is its gradient
+            return torch.where(weight != 0, gradient, 0)
+
+        map_tensors(lambda view: _has_gradient(view) and view.register_hook(gate), views)
+        return loss._replace(weight=weight)
+
+    def _begin(self, state: State) -> None:
+        """Find what computes a loss, and how losses without a weight are weighted, for targets that are not mixed."""
+        mixture = self._targets.of(state)
+        batch, state.batch = state.batch, self._targets.put(state, mixture.first)
+        self._weight_of = weights.of_labels(state)
+        state.batch = batch
+        bus = state.bus
+        wrappers = set(bus.listeners("loss")) - set(bus.listeners("loss", wrappers=False))
+        self._each_loss = bus.compiled("loss", without={*wrappers, state.attachment_of(self)})
+
+
+def _has_gradient(tensor: Tensor) -> bool:
+    return type(tensor) is Tensor and tensor.requires_grad
+
+
+def interpolate(first: Loss, second: Loss, share: float, summed: bool = False) -> Loss:
+    """Return the loss of samples of which ``share`` is the first target and the rest the second.
+
+    Of means with weights it is the weighted mean, and its weight the mixture of the weights. The total weights of both
+    targets are the same in a batch that was mixed with a permutation of itself. So over microbatches and ranks
+    this adds up to ``share`` of the mean for the first targets and ``1 - share`` of that for the second.
+    """
+    of_first, of_second = first.weight, second.weight
+    weight: Any = None
+    if of_first is not None and of_second is not None:
+        weight = share * of_first + (1 - share) * of_second
+
+    def mixed(a: Tensor, b: Tensor) -> Tensor:
+        if of_first is None or of_second is None or summed:
+            return share * a + (1 - share) * b
+        sums = share * _sum(a, of_first) + (1 - share) * _sum(b, of_second)
+        return sums / weight
+
+    parts = {name: mixed(part, second.parts[name]) for name, part in first.parts.items() if name in second.parts}
+    return first._replace(value=mixed(first.value, second.value), weight=weight, parts=parts)
+
+
+def _sum(mean: Tensor, weight: float | Tensor) -> Tensor:
+    return torch.where(torch.as_tensor(weight) != 0, mean * weight, 0)

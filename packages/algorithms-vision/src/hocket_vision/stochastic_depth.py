@@ -1,0 +1,440 @@
+"""Stochastic depth: drop residual branches at random in training, deeper ones more often.
+
+Source: Huang, Sun, Liu, Sedra and Weinberger 2016, "Deep Networks with Stochastic Depth", arXiv 1603.09382, equations 2, 4
+and 5. Dropping the branch of each sample on its own is that of :func:`torchvision.ops.stochastic_depth`.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from hocket.algorithm import Algorithm, Phase
+from hocket.hookspecs import Event
+from hocket.surgery import NoEffectWarning, Policy, Replacement, replace_modules
+from hocket.time import Time, TimeError, Unit
+from hocket.training.step import count
+from hocket_vision.extended import Extension, extended
+
+if TYPE_CHECKING:
+    from hocket.state import State
+
+Method = Literal["block", "sample"]
+Distribution = Literal["linear", "uniform"]
+
+
+@dataclass(frozen=True)
+class _Residual:
+    """The parts of a block ``activation(branch(x) + shortcut(x))``, by name; the branch ends with the first of ``ends``."""
+
+    ends: tuple[str, ...]
+    shortcut: str
+    activation: str
+
+
+#: Block classes that are found without ``blocks=``. None: the output is the input plus branches.
+_KNOWN = {
+    "hocket_vision.models.ResidualBlock": _Residual(("norm2",), "shortcut", "relu"),
+    "torchvision.models.resnet.BasicBlock": _Residual(("bn2",), "downsample", "relu"),
+    "torchvision.models.resnet.Bottleneck": _Residual(("bn3",), "downsample", "relu"),
+    "timm.models.resnet.BasicBlock": _Residual(("se", "bn2"), "downsample", "act2"),
+    "timm.models.resnet.Bottleneck": _Residual(("se", "bn3"), "downsample", "act3"),
+    "timm.models.vision_transformer.Block": None,
+    "torch.nn.modules.transformer.TransformerEncoderLayer": None,
+    "torchvision.models.vision_transformer.EncoderBlock": None,
+}
+
+
+class BranchDrop(nn.Module):
+    """The state of one block: its drop rate, and what was decided for the current forward pass.
+
+    In training without a ``decision`` it draws from torch's default generators, as dropout does.
+    """
+
+    def __init__(self, name: str, rate: float, method: Method, rescale: bool, residual: _Residual | None) -> None:
+        super().__init__()
+        self.name, self.rate, self.method, self.rescale, self.residual = name, rate, method, rescale, residual
+        #: Whether to keep the branch, or a bool tensor of that for each sample; None to draw.
+        self.decision: bool | Tensor | None = None
+
+    def skips(self) -> bool:
+        """Whether to skip the branch in this forward pass."""
+        if not self.training or self.method == "sample":
+            return False
+        if self.decision is None:
+            return torch.rand(()).item() < self.rate
+        return not self.decision
+
+    def factor(self, branch: Tensor) -> Tensor | float | None:
+        """Return the factor of a branch that is not skipped: a number, or 0 and others by sample; None for 1.
+
+        In training that is 1 or 0, and in evaluation ``1 - rate`` (equation 5). With ``rescale`` it is ``1 / (1 - rate)``
+        or 0, and 1.
+        """
+        if not self.training:
+            return None if self.rescale or not self.rate else 1 - self.rate
+        if self.method == "block":
+            return 1 / (1 - self.rate) if self.rescale and self.rate else None
+        keep = self.decision
+        if not isinstance(keep, Tensor):
+            keep = torch.rand(len(branch), device=branch.device) >= self.rate
+        if len(keep) != len(branch):
+            raise ValueError(
+                f"Stochastic depth drops by sample, and the batch has {len(keep)} samples, but {self.name} was given "
+                f"{len(branch)} along dimension 0. Use method='block', or blocks whose dimension 0 is the samples."
+            )
+        factor = keep.to(branch.dtype).reshape(-1, *(1,) * (branch.dim() - 1))
+        return factor / (1 - self.rate) if self.rescale else factor
+
+    def extra_repr(self) -> str:
+        return f"rate={self.rate:g}, method={self.method!r}" + (", rescale=True" if self.rescale else "")
+
+
+class WithStochasticDepth(Extension):
+    """A residual block whose branch its ``stochastic_depth``, a `BranchDrop`, drops at random in training."""
+
+    stochastic_depth: BranchDrop
+
+    def forward(self, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        drop = self.stochastic_depth
+        if drop.skips():
+            return _with_zero_gradients(_shortcut(self, input, drop.residual), self.parameters())
+        out: Tensor = super().forward(input, *args, **kwargs)
+        if drop.residual is not None:
+            return out  # a hook on the end of the branch has scaled it
+        if drop.training and (not isinstance(out, Tensor) or out.shape != input.shape):
+            found = f"shape {tuple(out.shape)}" if isinstance(out, Tensor) else type(out).__name__
+            raise ValueError(
+                f"Stochastic depth needs blocks that return their input plus a residual branch, but {drop.name} returned "
+                f"{found} for an input of shape {tuple(input.shape)}. Choose others with blocks=, such as blocks='*Block'."
+            )
+        factor = drop.factor(out)
+        if isinstance(factor, Tensor):
+            return torch.lerp(input.to(out.dtype), out, factor)  # exact for 0 and 1
+        return out if factor is None else input + factor * (out - input)
+
+
+def _shortcut(block: nn.Module, input: Tensor, residual: _Residual | None) -> Tensor:
+    if residual is None:
+        return input
+    shortcut, activation = getattr(block, residual.shortcut), getattr(block, residual.activation)
+    out: Tensor = activation(input.clone() if shortcut is None else shortcut(input))  # it may act in place
+    return out
+
+
+def _scale(drop: BranchDrop, module: nn.Module, args: Any, output: Tensor) -> Tensor | None:
+    """Scale the end of a branch: a forward hook of its last module."""
+    factor = drop.factor(output)
+    return None if factor is None else output * factor
+
+
+def _with_zero_gradients(output: Tensor, parameters: Iterable[nn.Parameter]) -> Tensor:
+    """Return ``output`` as a function of ``parameters`` with gradient 0: a skipped block keeps no rank waiting."""
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    if not torch.is_grad_enabled() or not trained:
+        return output
+    out: Tensor = _ZeroGradients.apply(output, *trained)  # type: ignore[no-untyped-call]
+    return out
+
+
+class _ZeroGradients(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, output: Tensor, *parameters: Tensor) -> Tensor:
+        ctx.parameters = parameters
+        return output.clone()  # not a view, which the next module could not change in place
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return gradient, *(torch.zeros_like(parameter) for parameter in ctx.parameters)
+
+
+def drop_rates(blocks: int, drop_rate: float = 0.2, distribution: Distribution = "linear") -> list[float]:
+    """Return the drop rate of each block: the same for ``"uniform"``, ``(i + 1) / blocks * drop_rate`` for ``"linear"``.
+
+    arXiv 1603.09382, equation 4.
+
+    Example:
+        >>> from hocket_vision.stochastic_depth import drop_rates
+        >>> drop_rates(4, 0.2)
+        [0.05, 0.1, 0.15000000000000002, 0.2]
+    """
+    return [drop_rate * ((i + 1) / blocks if distribution == "linear" else 1) for i in range(blocks)]
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """The blocks to extend, and how."""
+
+    drop_rate: float
+    method: Method
+    distribution: Distribution
+    blocks: tuple[str, ...] | None
+    rescale: bool
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.drop_rate < 1:
+            raise ValueError(f"drop_rate is {self.drop_rate}: give a probability in [0, 1), such as 0.2.")
+        for name, given, allowed in (
+            ("method", self.method, Method),
+            ("distribution", self.distribution, Distribution),
+        ):
+            if given not in get_args(allowed):
+                raise ValueError(f"{name} is {given!r}: give {' or '.join(map(repr, get_args(allowed)))}.")
+
+    def find(self, model: nn.Module) -> dict[str, nn.Module]:
+        """Return the outermost blocks by name, in the order of registration."""
+        found: dict[str, nn.Module] = {}
+        for name, module in model.named_modules():
+            inside = any(name.startswith(f"{outer}.") for outer in found)
+            if name and not inside and not isinstance(module, WithStochasticDepth) and self._wants(name, module):
+                found[name] = module
+        return found
+
+    def _wants(self, name: str, module: nn.Module) -> bool:
+        if self.blocks is None:
+            return _known_class(module) is not None
+        return any(fnmatchcase(type(module).__name__, each) or fnmatchcase(name, each) for each in self.blocks)
+
+    def rates(self, blocks: dict[str, nn.Module]) -> dict[str, float]:
+        return dict(zip(blocks, drop_rates(len(blocks), self.drop_rate, self.distribution), strict=True))
+
+
+def _choice(
+    drop_rate: float, method: Method, distribution: Distribution, blocks: str | Sequence[str] | None, rescale: bool
+) -> _Choice:
+    patterns = (blocks,) if isinstance(blocks, str) else None if blocks is None else tuple(blocks)
+    return _Choice(drop_rate, method, distribution, patterns, rescale)
+
+
+def _known_class(module: nn.Module) -> str | None:
+    """Return the name in `_KNOWN` of the class that defines the module's forward, or None."""
+    for cls in type(module).__mro__:
+        if "forward" in vars(cls):
+            name = f"{cls.__module__}.{cls.__qualname__}"
+            post_norm = isinstance(module, nn.TransformerEncoderLayer) and not module.norm_first
+            return (
+                name if name in _KNOWN and not post_norm else None
+            )  # the output of post-norm is not the input plus branches
+    return None
+
+
+def _residual_of(module: nn.Module) -> _Residual | None:
+    known = _known_class(module)
+    return None if known is None else _KNOWN[known]
+
+
+def _end_of(module: nn.Module, residual: _Residual) -> str:
+    return next(name for name in residual.ends if getattr(module, name, None) is not None)
+
+
+def stochastic_depth(
+    model: nn.Module,
+    *,
+    drop_rate: float = 0.2,
+    method: Method = "block",
+    distribution: Distribution = "linear",
+    blocks: str | Sequence[str] | None = None,
+    rescale: bool = False,
+) -> tuple[nn.Module, list[Replacement]]:
+    """Have residual blocks drop their branch at random in training, in place.
+
+    In training a block ``activation(branch(x) + shortcut(x))`` is ``activation(shortcut(x))`` with the probability of its
+    drop rate, for the whole batch or for each sample. In evaluation the branch is multiplied by its probability to be kept.
+    A skipped block is not computed; its parameters get gradients of 0. Decisions are drawn from torch's default generators,
+    in each forward pass.
+
+    Blocks keep their class (the new one is a subclass), parameters (the same objects), hooks and ``state_dict`` keys.
+
+    Args:
+        model: any module; only its submodules are replaced.
+        drop_rate: the probability to drop the last block.
+        method: ``"block"`` skips a block for the whole batch; ``"sample"`` drops the branch of each sample on its own.
+        distribution: ``"linear"``: block ``l`` of ``L`` has the rate ``l / L * drop_rate``; ``"uniform"``: all have the same.
+        blocks: patterns (:mod:`fnmatch`) of class names or module names, such as ``"GPT2Block"`` or ``"encoder.layers.*"``;
+            by default the residual blocks of torchvision's and timm's ResNets and vision transformers, of
+            ``torch.nn.TransformerEncoder`` and of :func:`small_resnet`. Of nested blocks the outer one is taken. Classes
+            other than these must return their input plus a residual branch, in the same shape.
+        rescale: divide the branch by its probability to be kept in training instead, as
+            :func:`torchvision.ops.stochastic_depth` does; in evaluation the model is then the plain one.
+
+    Returns:
+        The model and a record of each replacement; the list is empty if nothing matched, with a NoEffectWarning.
+
+    Raises:
+        ValueError: an argument is out of range; later, in a forward pass, if a block is not of this form.
+        TypeError: the model is wrapped in DistributedDataParallel.
+
+    Example:
+        >>> from hocket_vision import small_resnet
+        >>> from hocket_vision.functional import stochastic_depth
+        >>> model, replaced = stochastic_depth(small_resnet(), drop_rate=0.3)
+        >>> [block.new.stochastic_depth.rate for block in replaced]
+        [0.09999999999999999, 0.19999999999999998, 0.3]
+    """
+    return model, _operate(model, _choice(drop_rate, method, distribution, blocks, rescale))
+
+
+def _operate(model: nn.Module, choice: _Choice) -> list[Replacement]:
+    found = choice.find(model)
+    rates = choice.rates(found)
+    names = {module: name for name, module in found.items()}
+
+    def build(block: nn.Module, index: int) -> nn.Module:
+        new, name = extended(block, WithStochasticDepth), names[block]
+        new.stochastic_depth = BranchDrop(name, rates[name], choice.method, choice.rescale, _residual_of(block))
+        return new
+
+    changed = replace_modules(model, {nn.Module: Policy(build, names.__contains__)})
+    for replacement in changed:
+        block, drop = replacement.new, replacement.new.stochastic_depth
+        assert isinstance(drop, BranchDrop)
+        if drop.residual is not None:
+            block.get_submodule(_end_of(block, drop.residual)).register_forward_hook(partial(_scale, drop))
+    if not changed:
+        looked = (
+            "residual block that it knows" if choice.blocks is None else f"module that matches {list(choice.blocks)}"
+        )
+        warnings.warn(
+            f"Stochastic depth found nothing to change in {type(model).__name__}: no {looked}. Name the class of its residual "
+            "blocks, such as blocks='*Block', or remove stochastic-depth.",
+            NoEffectWarning,
+            stacklevel=3,
+        )
+    return changed
+
+
+class StochasticDepth(Algorithm):
+    """Drop residual branches at random in training, deeper ones more often (Huang et al. 2016, arXiv 1603.09382).
+
+    Extends residual blocks, once, before optimizers exist; see :func:`stochastic_depth` for the other arguments. What to drop
+    is decided once for each batch, whatever its microbatches: the same blocks on all ranks, or with ``method="sample"``
+    other samples on each. Logs ``stochastic_depth/blocks``, and during the warm-up ``stochastic_depth/drop_rate``, the rate of
+    the last block.
+
+    Args:
+        warmup: time in which the rates rise linearly from 0, such as ``"0.2dur"`` or ``"500ba"``; None for none. Fractions
+            advance by batch.
+
+    Raises:
+        ValueError: an argument is out of range.
+        TimeError: ``warmup`` is in seconds.
+
+    Example:
+        >>> import hocket, hocket_vision
+        >>> trainer = hocket.Trainer(
+        ...     model=hocket_vision.small_resnet(), device="cpu",
+        ...     algorithms=[hocket_vision.StochasticDepth(drop_rate=0.2, warmup="0.1dur")],
+        ... )
+        >>> trainer.state.model.get_submodule("stage3.0.stochastic_depth")
+        BranchDrop(rate=0, method='block')
+    """
+
+    events = {
+        Event.INIT, Event.BATCH_START, Event.BEFORE_TRAIN_BATCH, Event.BEFORE_FORWARD, Event.BATCH_END, Event.EXCEPTION,
+    }  # fmt: skip
+    phase = Phase.MODEL
+
+    def __init__(
+        self,
+        drop_rate: float = 0.2,
+        method: Method = "block",
+        distribution: Distribution = "linear",
+        warmup: str | Time | None = None,
+        blocks: str | Sequence[str] | None = None,
+        rescale: bool = False,
+    ) -> None:
+        self._choice = _choice(drop_rate, method, distribution, blocks, rescale)
+        self.warmup = None if warmup is None else Time.parse(warmup)
+        if self.warmup is not None and self.warmup.unit is Unit.SECOND:
+            raise TimeError(
+                f"warmup='{warmup}' is in seconds. Write a fraction of the duration such as '0.2dur', or batches."
+            )
+        #: The blocks, with their rates after the warm-up, and the part of the warm-up that is over.
+        self._drops: list[tuple[BranchDrop, float]] = []
+        self._reached = 0.0 if self.warmup is not None and self.warmup.value else 1.0
+        #: Uniform random numbers of the current batch, for each sample and block; the samples seen so far in this pass.
+        self._draws = torch.empty(0)
+        self._seen = 0
+
+    def apply(self, event: Event, state: State) -> None:
+        """Extend the blocks, set their rates, and decide for each batch."""
+        match event:
+            case Event.INIT:
+                changed = _operate(state.model, self._choice)
+                state.replacements += changed
+                drops = [replacement.new.get_submodule("stochastic_depth") for replacement in changed]
+                self._drops = [(drop, drop.rate) for drop in drops if isinstance(drop, BranchDrop)]
+                self._set_rates(self._reached)
+                state.log({"stochastic_depth/blocks": len(changed)})
+            case Event.BATCH_START:
+                self._warm_up(state)
+                self._begin_batch(state)
+            case Event.BEFORE_TRAIN_BATCH:
+                self._seen = 0
+            case Event.BEFORE_FORWARD:
+                if self._choice.method == "sample" and self._drops:
+                    self._decide_by_sample(state)
+            case Event.BATCH_END:
+                self._warm_up(state)  # evaluation follows
+                self._decide([None] * len(self._drops))
+            case _:
+                self._decide([None] * len(self._drops))
+
+    def _set_rates(self, reached: float) -> None:
+        self._reached = reached
+        for drop, rate in self._drops:
+            drop.rate = reached * rate
+
+    def _warm_up(self, state: State) -> None:
+        if self.warmup is None or not self.warmup.value:
+            return
+        self._set_rates(min(1.0, state.completed(self.warmup.unit) / self.warmup.value))
+        if self._drops:
+            state.log({"stochastic_depth/drop_rate": max(drop.rate for drop, _ in self._drops)})
+
+    def _begin_batch(self, state: State) -> None:
+        if self._choice.method == "sample":
+            self._draws = torch.empty(0, len(self._drops))
+        elif self._drops:
+            draws = torch.rand(len(self._drops), generator=state.generator(self)).tolist()
+            self._decide([draw >= drop.rate for draw, (drop, _) in zip(draws, self._drops, strict=True)])
+
+    def _decide_by_sample(self, state: State) -> None:
+        first, self._seen = self._seen, self._seen + count(state, state.batch).samples
+        if (missing := self._seen - len(self._draws)) > 0:  # not in a second pass over the batch, such as SAM's
+            more = torch.rand(missing, len(self._drops), generator=state.generator(self, per_rank=True))
+            self._draws = torch.cat([self._draws, more])
+        rates = torch.tensor([drop.rate for drop, _ in self._drops])
+        keep = (self._draws[first : self._seen] >= rates).to(state.device, non_blocking=True)
+        self._decide(keep.unbind(1))
+
+    def _decide(self, decisions: Sequence[bool | Tensor | None]) -> None:
+        for (drop, _), decision in zip(self._drops, decisions, strict=True):
+            drop.decision = decision
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the part of the warm-up that is over, 0 to 1."""
+        return {"reached": self._reached}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore the rates. Raises ValueError for an unknown key."""
+        if state_dict.keys() != {"reached"}:
+            raise ValueError(f"The state of StochasticDepth has the key 'reached', but was given {sorted(state_dict)}.")
+        self._set_rates(state_dict["reached"])
+
+    def touches(self, model: nn.Module) -> Sequence[str]:
+        """Return one line for each block that would be extended, with its final rate."""
+        found = self._choice.find(model)
+        lines = []
+        for name, rate in self._choice.rates(found).items():
+            residual = _residual_of(found[name])
+            part = "the block" if residual is None else f"the branch up to {_end_of(found[name], residual)}"
+            lines.append(f"{name}: {type(found[name]).__name__} drops {part} with probability {rate:.4g}")
+        return lines

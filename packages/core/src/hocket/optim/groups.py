@@ -1,0 +1,214 @@
+"""Parameter groups of an optimizer that is given by name: options by pattern, and layer-wise learning-rate decay."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from hocket.plugins.errors import PluginConfigError
+from hocket.task import Task
+
+#: The options of a configuration that `make_groups` takes; the others are arguments of the optimizer.
+OPTIONS = ("groups", "layer_decay")
+#: The option of a group by which `scale_rates` multiplies its learning rate.
+_SCALE = "lr_scale"
+#: The part of a name up to and including the first number.
+_BLOCK = re.compile(r"(?:^|.*?\.)\d+(?=\.)")
+
+
+def make_groups(
+    part: nn.Module,
+    groups: Any = None,
+    layer_decay: float | None = None,
+    routes: Mapping[str, Mapping[str, Any]] | None = None,
+) -> list[dict[str, Any]]:
+    """Return the parameter groups of ``part``: parameters with equal options together, in the order of the parameters.
+
+    Args:
+        part: a model, or a task, whose model's parameters go by their names in the model.
+        groups: a list of ``{"match": pattern, option: value, …}``. A pattern is a glob for names (``"*.bias"``), or ``"1d"``
+            for parameters with at most one dimension (biases and the weights of norms); ``match`` may be a list of them. The
+            first group that matches a parameter gives it its options; the others keep those of the optimizer.
+        layer_decay: multiply the learning rate of layer i of n by ``layer_decay ** (n - i)``; see `layers`.
+        routes: further options by the names of parameters, which groups override.
+
+    Raises:
+        PluginConfigError: a group is not such a dict, or no parameter is left for it; or ``layer_decay`` is not in (0, 1], or
+            the model has no numbered blocks.
+    """
+    parameters = dict(named_parameters(part))
+    options = {name: dict((routes or {}).get(name, {})) for name in parameters}
+    taken: set[str] = set()
+    for group in _checked(groups):
+        patterns = [group["match"]] if isinstance(group["match"], str) else group["match"]
+        for pattern in patterns:
+            _check_pattern(pattern, parameters)
+        matched = [name for name, each in parameters.items() if any(_matches(name, each, p) for p in patterns)]
+        if taken.issuperset(matched):
+            raise PluginConfigError(
+                f"The group {group!r} gets no parameter: groups before it match all of {_some(matched)}, and the first match "
+                "wins. Move it up, or remove it."
+            )
+        for name in matched:
+            if name not in taken:
+                options[name] |= {key: value for key, value in group.items() if key != "match"}
+        taken.update(matched)
+    if layer_decay is not None:
+        for name, factor in _factors(list(parameters), layer_decay).items():
+            options[name][_SCALE] = factor
+    made: list[dict[str, Any]] = []
+    for name, parameter in parameters.items():
+        if not (same := [each for each in made if _options(each) == options[name]]):
+            made += (same := [{"params": [], **options[name]}])
+        same[0]["params"].append(parameter)
+    return made
+
+
+def scale_rates(optimizer: Optimizer) -> None:
+    """Multiply the learning rates by the factors of `make_groups`, and check its options.
+
+    Raises PluginConfigError for an option of a group that is not one of the optimizer.
+    """
+    known = {*optimizer.defaults, "params", _SCALE}
+    for group in optimizer.param_groups:
+        for key, value in group.items():
+            if isinstance(value, str) and isinstance(optimizer.defaults.get(key), int | float):
+                raise PluginConfigError(
+                    f"A group has {key}={value!r}, which is text. Write a number, such as 1.0e-3 in YAML."
+                )
+        for key in group.keys() - known:
+            near = difflib.get_close_matches(key, known, 1, 0.5)
+            raise PluginConfigError(
+                f"A group of {type(optimizer).__name__} has the option {key!r}, which is not one of "
+                f"{', '.join(sorted(optimizer.defaults))}.{f' Write {near[0]!r}.' if near else ''}"
+            )
+        group["lr"] = group["lr"] * group.pop(_SCALE, 1.0)
+
+
+def named_parameters(part: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """Yield the parameters by name: those of a task's model by their names in the model."""
+    model = part.model if isinstance(part, Task) else part
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    there = set(names.values())
+    for name, parameter in part.named_parameters():
+        yield names.get(id(parameter)) or (f"task.{name}" if name in there else name), parameter
+
+
+def layers(names: Sequence[str]) -> dict[str, int]:
+    """Return the number of the layer of each parameter, from 0, by the numbered blocks in names.
+
+    A block is what a name has up to its first number: ``blocks.3`` in ``blocks.3.norm.weight``, ``encoder.layer.3`` in
+    ``encoder.layer.3.output.bias``. Each block is one layer, in the order of the model. Parameters before the first block
+    (embeddings) are one layer, those between blocks belong to the block before, and those after the last block (a last norm, a
+    head) are one more layer. Empty if there is no block.
+
+    Example:
+        >>> from hocket.optim.groups import layers
+        >>> layers(["embedding.weight", "blocks.0.weight", "blocks.1.weight", "head.weight"])
+        {'embedding.weight': 0, 'blocks.0.weight': 1, 'blocks.1.weight': 2, 'head.weight': 3}
+    """
+    blocks = [match[0] if (match := _BLOCK.match(name)) else None for name in names]
+    order = list(dict.fromkeys(block for block in blocks if block is not None))
+    if not order:
+        return {}
+    first = int(blocks[0] is None)
+    last = max(number for number, block in enumerate(blocks) if block is not None)
+    found, layer = {}, 0
+    for number, (name, block) in enumerate(zip(names, blocks, strict=True)):
+        if block is not None:
+            layer = order.index(block) + first
+        elif number > last:
+            layer = len(order) + first
+        found[name] = layer
+    return found
+
+
+def described(optimizers: Mapping[str, Optimizer], part: nn.Module) -> str:
+    """Return a line for each group of the optimizers that have several, with the options in which the groups differ."""
+    names = {id(parameter): name for name, parameter in named_parameters(part)}
+    lines = []
+    for optimizer in optimizers.values():
+        groups = optimizer.param_groups
+        if len(groups) < 2:
+            continue
+        keys = [
+            key for key in groups[0] if key != "params" and any(group.get(key) != groups[0][key] for group in groups)
+        ]
+        lines.append(f"{type(optimizer).__name__}, {len(groups)} groups of parameters")
+        for group in groups:
+            held = [names.get(id(parameter), "?") for parameter in group["params"]]
+            values = ", ".join(f"{key}={_short(group.get(key))}" for key in keys) or "equal options"
+            size = sum(parameter.numel() for parameter in group["params"])
+            lines.append(f"  {values}: {_some(held)} ({size:,} parameters)")
+    return f"\n{'':<12}".join(lines)
+
+
+def _options(group: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in group.items() if key != "params"}
+
+
+def _short(value: Any) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def _matches(name: str, parameter: nn.Parameter, pattern: str) -> bool:
+    if pattern == "1d":
+        return parameter.ndim <= 1
+    return fnmatchcase(name, pattern) or fnmatchcase(
+        f".{name}", pattern
+    )  # "*.bias" is also the bias of the model itself
+
+
+def _checked(groups: Any) -> Sequence[Mapping[str, Any]]:
+    if groups is None:
+        return ()
+    form = (
+        "Write groups=[{'match': '*.bias', 'weight_decay': 0}], with names of the model's parameters or globs for them."
+    )
+    if not isinstance(groups, list | tuple):
+        raise PluginConfigError(f"groups={groups!r} is {type(groups).__name__}, not a list of groups. {form}")
+    for group in groups:
+        match = group.get("match") if isinstance(group, Mapping) else None
+        names = [match] if isinstance(match, str) else match
+        if not isinstance(names, list | tuple) or not names or not all(isinstance(name, str) for name in names):
+            raise PluginConfigError(f"The group {group!r} does not say which parameters it matches. {form}")
+        if len(group) == 1 or "params" in group:
+            raise PluginConfigError(
+                f"The group {group!r} needs options besides 'match', such as lr or weight_decay. {form}"
+            )
+    return groups
+
+
+def _check_pattern(pattern: str, parameters: Mapping[str, nn.Parameter]) -> None:
+    if any(_matches(name, each, pattern) for name, each in parameters.items()):
+        return
+    word = pattern.strip("*.")
+    parts = dict.fromkeys(part for name in parameters for part in (name, *name.split(".")) if not part.isdigit())
+    near = difflib.get_close_matches(word, list(parts), 3, 0.5) or list(parameters)[:3]
+    names = " or ".join(repr(each if each in parameters else f"*{each}*") for each in near)
+    raise PluginConfigError(f"match={pattern!r} matches none of the {len(parameters)} parameters. Write {names}.")
+
+
+def _factors(names: Sequence[str], decay: Any) -> dict[str, float]:
+    if isinstance(decay, bool) or not isinstance(decay, int | float) or not 0 < decay <= 1:
+        raise PluginConfigError(
+            f"layer_decay={decay!r} is not a factor per layer: give a number in (0, 1], such as 0.75."
+        )
+    found = layers(names)
+    if not found:
+        raise PluginConfigError(
+            f"layer_decay={decay} needs numbered blocks in the names of parameters, such as blocks.3.weight; the model has "
+            f"{_some(names)}. Use groups=[{{'match': …, 'lr': …}}] with a learning rate for each part."
+        )
+    last = max(found.values())
+    return {name: float(decay) ** (last - layer) for name, layer in found.items()}

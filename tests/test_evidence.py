@@ -1,0 +1,230 @@
+"""benchmarks/evidence: statistics, verdicts, settings, pages; and a toy run from data to tables."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("sklearn")
+FOLDER = Path(__file__).parents[1] / "benchmarks"
+
+
+@pytest.fixture
+def evidence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[SimpleNamespace]:
+    """The modules, which write into a temporary folder."""
+    monkeypatch.syspath_prepend(str(FOLDER))
+    before = set(sys.modules)
+    from evidence import __main__, measure, pairs, publish, rows, run, tasks, tune
+
+    monkeypatch.setattr(run, "FILE", tmp_path / "evidence.jsonl")
+    monkeypatch.setattr(tune, "FILE", tmp_path / "tuned.json")
+    monkeypatch.setattr(publish, "DOCS", tmp_path)
+    yield SimpleNamespace(
+        main=__main__.main, measure=measure, pairs=pairs, publish=publish, rows=rows, run=run, tasks=tasks, tune=tune
+    )
+    for name in {name for name in sys.modules if name.partition(".")[0] in ("evidence", "harness")} - before:
+        del sys.modules[name]
+
+
+def pair(seed: int, plain: float, row: float, seconds: float = 1.0, memory: float = 10.0) -> dict[str, Any]:
+    """Runs of ten steps that are evaluated twice."""
+
+    def one(quality: float, seconds: float, memory: float) -> dict[str, Any]:
+        curve = [(5, seconds / 2, quality / 2), (10, seconds, quality)]
+        return {
+            "quality": quality, "curve": curve, "seconds": seconds, "steps": 10, "step_us": seconds * 1e5, "peak_mib": memory,
+            "warned": [],
+        }  # fmt: skip
+
+    return {"seed": seed, "plain": one(plain, 1.0, 10.0), "row": one(row, seconds, memory)}
+
+
+def test_an_interval_is_that_of_students_t_test(evidence: Any) -> None:
+    # Fisher 1925, "Statistical Methods for Research Workers", section 24: additional hours of sleep of ten patients.
+    sleep = [1.2, 2.4, 1.3, 1.3, 0.0, 1.0, 1.8, 0.8, 4.6, 1.4]
+    around = evidence.pairs.interval(sleep)
+    assert around.mean == pytest.approx(1.58)
+    assert (around.low, around.high) == pytest.approx((0.7001, 2.4599), abs=1e-4)  # R: t.test(sleep)
+    assert 0.71 in around and 0.69 not in around
+    with pytest.raises(ValueError, match="at least two"):
+        evidence.pairs.interval([1.0])
+    ratio = evidence.pairs.ratio_interval([0.5, 2.0])
+    assert ratio.mean == pytest.approx(1) and ratio.low == pytest.approx(1 / ratio.high)
+
+
+def test_95_percent_of_repetitions_are_expected_and_fewer_are_within_the_interval(evidence: Any) -> None:
+    import torch
+
+    draws = torch.randn(1000, 2, 5, generator=torch.Generator().manual_seed(0)).tolist()
+    within = expected = 0
+    for first, second in draws:
+        around, mean = evidence.pairs.interval(first), sum(second) / 5
+        within += mean in around
+        expected += around.expects(mean, 5)
+    assert 930 <= expected <= 970
+    assert 830 <= within <= 905
+
+
+def test_a_summary_pairs_by_seed_and_turns_lower_is_better(evidence: Any) -> None:
+    found = [pair(1, 90.0, 91.0, 2.0, 5.0), pair(2, 80.0, 83.0, 2.0, 5.0), pair(3, 70.0, 72.0, 2.0, 5.0)]
+    cell = evidence.pairs.summary(found, True)
+    assert cell["gain"]["mean"] == pytest.approx(2) and cell["gain"]["deviation"] == pytest.approx(1)
+    assert cell["gain"]["low"] == pytest.approx(2 - 4.302653 / math.sqrt(3), abs=1e-5)  # t(0.975, 2)
+    assert cell["cost"] == cell["time"]["mean"] == pytest.approx(2) and cell["memory"] == 0.5
+    assert cell["plain"]["mean"] == 80 and cell["to_target"] == 2
+    turned = evidence.pairs.summary(found, False)
+    assert turned["gain"]["mean"] == pytest.approx(-2) and turned["to_target"] == 2  # of both at the first evaluation
+    never = evidence.pairs.summary([pair(1, 90.0, 89.0), pair(2, 80.0, 79.0)], True)
+    assert never["to_target"] is None
+
+
+def test_the_time_to_a_target_is_that_of_the_mean_over_seeds(evidence: Any) -> None:
+    curves = [[(1, 1.0, 50.0), (2, 2.0, 100.0)], [(1, 3.0, 90.0), (2, 6.0, 96.0)]]
+    assert evidence.pairs.time_to(70.0, curves, True) == 2
+    assert evidence.pairs.time_to(71.0, curves, True) == 4
+    assert evidence.pairs.time_to(99.0, curves, True) is None
+
+
+def cell(
+    low: float, high: float, cost: float = 1.0, time: float = 1.0, memory: float = 1.0, to_target: float | None = None
+):
+    """A summary as far as verdicts read it."""
+    return {
+        "gain": {"mean": (low + high) / 2, "low": low, "high": high}, "cost": cost, "memory": memory, "to_target": to_target,
+        "time": {"mean": time, "low": time - 0.02, "high": time + 0.02},
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("cells", "symbol", "reason"),
+    [
+        ([cell(0.1, 0.3)], "✅", "better on a"),
+        ([cell(0.1, 0.3, cost=1.5)], "🚧", "better on a; 1.50 times the cost of a step"),
+        ([cell(0.1, 0.3, cost=1.5, to_target=0.8)], "✅", "better on a"),
+        ([cell(-0.1, 0.3, time=0.9)], "✅", "faster on a"),
+        ([cell(-0.3, 0.1, time=0.9)], "❗", "no difference beyond the noise"),
+        ([cell(0.1, 0.3), cell(-0.3, -0.1)], "🚧", "better on a; worse on b"),
+        ([cell(-0.1, 0.1, memory=0.5)], "🚧", "less memory on a"),
+        ([cell(-0.1, 0.1, memory=0.5), cell(-2, -1)], "❗", "worse on b; less memory on a"),
+        ([cell(-0.1, 0.1)], "❗", "no difference beyond the noise"),
+        ([{"error": "ValueError: no"}], "", "not measured"),
+    ],
+)
+def test_the_verdict_follows_from_the_intervals(evidence: Any, cells: list[Any], symbol: str, reason: str) -> None:
+    assert evidence.pairs.verdict(dict(zip("abc", cells, strict=False))) == (symbol, reason)
+
+
+def test_the_shortest_schedule_within_a_standard_error_of_the_best_is_chosen(evidence: Any) -> None:
+    points = [
+        {"lr": 1, "duration": "10ep", "quality": [80.0, 81.0, 82.0]},
+        {"lr": 1, "duration": "20ep", "quality": [89.0, 90.0, 91.0]},
+        {"lr": 2, "duration": "20ep", "quality": [89.5, 90.5, 91.5]},
+        {"lr": 1, "duration": "40ep", "quality": [90.0, 91.0, 92.0]},
+    ]
+    tasks = evidence.tasks.TASKS
+    assert evidence.tune.choose(tasks["digits"], points) == {"lr": 2, "duration": "20ep"}
+    assert evidence.tune.choose(tasks["stdlib-chars"], points) == {"lr": 1, "duration": "10ep"}
+
+
+def test_settings_of_a_row_replace_the_baselines(evidence: Any) -> None:
+    rows, task = evidence.rows, evidence.tasks.TASKS["digits"]
+    tuned = {"plain": {"lr": 1e-3, "duration": "20ep"}, "other": {"lr": 0.5}}
+    plain = rows.trainer_arguments(task, rows.Row("plain"), tuned)
+    assert plain["optimizer"] == {"adamw": {"lr": 1e-3, "weight_decay": 0.01}} and plain["duration"] == "20ep"
+    other = rows.trainer_arguments(task, rows.Row("other", arguments={"optimizer": {"sgd": {"momentum": 0.9}}}), tuned)
+    assert other["optimizer"] == {"sgd": {"lr": 0.5, "momentum": 0.9}}
+    fixed = rows.Row("recipe", arguments={"optimizer": "sgd(lr=0.1)", "duration": "2ep", "batch_size": 8})
+    assert rows.trainer_arguments(task, fixed, tuned) == {**plain, **fixed.arguments}
+
+
+def test_every_row_and_recipe_can_be_planned(evidence: Any, tmp_path: Path) -> None:
+    """Where its plug-ins are installed, on a task whose data is."""
+    rows, tasks = evidence.rows, evidence.tasks.TASKS
+    planned = set()
+    for row in [*rows.rows().values(), *rows.recipes()]:
+        if row.skip or row.missing or row.model.keys() & {"library", "norm"}:
+            continue
+        task = tasks["stdlib-chars" if row.model or not {"digits", "mnist5k"} & set(row.tasks) else "digits"]
+        tuned = {"plain": {"lr": 1e-3, "duration": "1ep"}, row.name: {"lr": 1e-2} if row.grid else {}}
+        arguments = rows.trainer_arguments(task, row, tuned)
+        with evidence.measure.make_trainer(task, arguments, 0, "test", row.model, str(tmp_path)) as trainer:
+            planned.update(attachment.name for attachment in trainer.plan().attachments)
+    assert planned >= {"ema", "label-smoothing", "blurpool"}
+
+
+@pytest.mark.long
+def test_a_toy_run_is_measured_resumed_checked_and_published(evidence: Any, monkeypatch, tmp_path, capsys) -> None:
+    (tmp_path / "algorithms").mkdir()
+    (tmp_path / "algorithms" / "label-smoothing.md").write_text(
+        "# Label smoothing\n\nText.\n\n## Sources\n\n- A paper.\n"
+    )
+    (tmp_path / "algorithms" / "colout.md").write_text("# ColOut\n")
+    (tmp_path / "evidence.md").write_text(f"# Evidence\n\n{evidence.publish.MARK}\nold\n")
+    task = evidence.tasks.TASKS["digits"]
+    record = {"grid": dict(task.grid), "seeds": [], "points": [], "chosen": {"lr": 3e-3, "duration": "4ba"}}
+    evidence.tune.FILE.write_text(json.dumps({"digits": {"plain": record}}))
+    monkeypatch.setattr(evidence.rows, "SPEEDRUN", tmp_path / "speedrun")
+    (tmp_path / "speedrun" / "digits").mkdir(parents=True)
+    (tmp_path / "speedrun" / "digits" / "half.yaml").write_text("duration: 2ba\noptimizer: adamw(lr=1e-2)\n")
+    monkeypatch.setattr("evidence.__main__.recipes", partial(evidence.rows.recipes, tmp_path / "speedrun"))
+
+    words = ["--only", "digits", "label-smoothing", "digits/half", "--seeds", "1-2"]
+    assert evidence.main([*words, "--publish"]) == 0
+    assert "4/4 digits" in capsys.readouterr().out
+    found = json.loads((tmp_path / "evidence" / "results.json").read_text())
+    assert found["tasks"]["digits"]["runs"] == 2 and found["tasks"]["digits"]["identical"]
+    cell = found["rows"]["label-smoothing"]["cells"]["digits"]
+    assert cell["seeds"] == [1, 2] and cell["peak_mib"][0] > 0
+    assert found["recipes"]["digits/half"]["cells"]["digits"]["time"]["mean"] < 1
+
+    card = (tmp_path / "algorithms" / "label-smoothing.md").read_text()
+    assert card.index("Text.") < card.index("<!-- evidence -->") < card.index("## Sources") and "A paper." in card
+    index = (tmp_path / "algorithms" / "index.md").read_text()
+    assert "[label-smoothing](label-smoothing.md)" in index and "Not measured: [colout](colout.md)." in index
+    assert "[digits/half](../benchmarks/speedrun/digits/half.yaml)" in (tmp_path / "evidence.md").read_text()
+
+    pages = {file: file.read_text() for file in tmp_path.rglob("*.md")}
+    assert evidence.main([*words, "--publish"]) == 0  # measures nothing more, and writes the same
+    assert "digits label-smoothing" not in capsys.readouterr().out
+    assert pages == {file: file.read_text() for file in tmp_path.rglob("*.md")}
+
+    assert evidence.main(["--only", "digits", "--check", "label-smoothing", "--seeds", "1-2"]) == 0
+    assert "label-smoothing on digits" in capsys.readouterr().out
+    found["rows"]["label-smoothing"]["cells"]["digits"]["gain"].update(mean=50.0, low=49.0, high=51.0, deviation=0.1)
+    (tmp_path / "evidence" / "results.json").write_text(json.dumps(found))
+    assert evidence.main(["--only", "digits", "--check", "label-smoothing", "--seeds", "1-2"]) == 1
+    assert "OUTSIDE" in capsys.readouterr().out
+
+
+def test_a_run_that_fails_is_recorded_and_published_as_failing(evidence: Any, tmp_path: Path) -> None:
+    task = evidence.tasks.TASKS["digits"]
+    evidence.measure.prepare([task])
+    row = evidence.rows.Row(
+        "broken", ("digits",), {"algorithms": [{"gradient-clipping": {"kind": "norm", "threshold": -1.0}}]}
+    )
+    evidence.tune.FILE.write_text(json.dumps({"digits": {"plain": {"chosen": {"lr": 1e-3, "duration": "1ba"}}}}))
+    evidence.run.measure([(task, row)], [1], 1)
+    (record,) = evidence.run.read()
+    assert "quality" in record["plain"] and "threshold" in evidence.run.failures(record)
+    cells = evidence.publish.results([row], [1])["rows"]["broken"]["cells"]
+    assert "threshold" in cells["digits"]["error"]
+    evidence.run.measure([(task, row)], [1], 1)
+    assert len(evidence.run.read()) == 2  # once more, in case that it was the machine
+
+
+def test_a_block_replaces_an_earlier_one(evidence: Any) -> None:
+    with_block = evidence.publish.with_block
+    card = "# A\n\nText.\n\n## Source and cost\n\nB.\n"
+    once = with_block(card, "new")
+    assert once == "# A\n\nText.\n\n<!-- evidence -->\nnew\n<!-- /evidence -->\n\n## Source and cost\n\nB.\n"
+    assert with_block(with_block(card, "old"), "new") == once
+    assert with_block("# A\n", "new") == "# A\n\n<!-- evidence -->\nnew\n<!-- /evidence -->\n"
+    assert with_block(with_block("# A\n", "old"), "new") == with_block("# A\n", "new")

@@ -1,0 +1,143 @@
+"""Every algorithm with microbatches, bf16, compile, ranks and after a kill; and every two of them together."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from matrix import columns, page, runs
+
+import hocket
+from hocket import plugins
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:The loss spiked"),
+    pytest.mark.filterwarnings("ignore::hocket.NoEffectWarning"),  # in sets, and on models without memory
+]
+SETS = runs.covering(runs.NAMES, 8)
+GROUPS = [runs.NAMES[start::3] for start in range(3)]
+
+
+def test_the_packages_are_there() -> None:
+    """Otherwise the tests below would be about nothing."""
+    assert len(runs.NAMES) >= 8 and {"ema", "sam", "blurpool", "augmix", "alibi"} <= set(runs.NAMES)
+
+
+# --- each alone
+
+
+@pytest.mark.parametrize("name", runs.NAMES)
+def test_each_changes_the_run(name: str) -> None:
+    """So that the tests below do not compare runs in which nothing happened."""
+    check(name, "weights", [] if runs.different(runs.alone(name), runs.trained(name, algorithms=[])) else ["nothing"])
+
+
+@pytest.mark.parametrize(
+    "column",
+    [pytest.param(each, marks=pytest.mark.long if each in ("compile", "resume") else ()) for each in columns.COLUMNS],
+)
+@pytest.mark.parametrize("name", runs.NAMES)
+def test_a_cell_holds_or_has_a_reason(name: str, column: str, tmp_path: Path) -> None:
+    check(name, column, columns.COLUMNS[column](name, tmp_path))
+
+
+@pytest.mark.parametrize("names", GROUPS, ids="+".join)
+@pytest.mark.parametrize("strategy", columns.STRATEGIES)
+def test_a_cell_of_ranks_holds_or_has_a_reason(strategy: str, names: list[str]) -> None:
+    wrong = []
+    for name, found in zip(names, columns.on_two_ranks(strategy, [(name,) for name in names]), strict=True):
+        apart = [found] if isinstance(found, str) else runs.different(found, runs.alone(name), columns.rounding(name))
+        wrong.append(problem(name, strategy, apart))
+    assert not any(wrong), "\n".join(filter(None, wrong))
+
+
+def check(name: str, column: str, found: list[str]) -> None:
+    wrong = problem(name, column, found)
+    assert not wrong, wrong
+
+
+def problem(name: str, column: str, found: list[str]) -> str:
+    """What is wrong with a cell, given what differs."""
+    reason = page.REASONS.get(name, {}).get(column)
+    if found and not reason:
+        return f"'{name}' with {column} differs: {found[:3]}. Mend it, or say why in reasons.toml."
+    return f"'{name}' with {column} holds. Remove the reason: {reason}." if reason and not found else ""
+
+
+def test_the_page_shows_the_matrix() -> None:
+    assert page.PAGE.read_text() == page.text(runs.NAMES), "python tests/matrix/page.py"
+    assert page.REASONS.keys() <= set(runs.NAMES)
+
+
+# --- together: every two that do not conflict are in one of these sets
+
+
+def test_the_sets_cover_every_pair() -> None:
+    together = {frozenset((a, b)) for each in SETS for a in each for b in each if a != b}
+    for a in runs.NAMES:
+        for b in runs.NAMES:
+            assert a == b or (frozenset((a, b)) in together) is not runs.conflict(a, b)
+
+
+@pytest.mark.parametrize("names", SETS, ids="+".join)
+def test_they_plan_and_train_together(names: tuple[str, ...]) -> None:
+    """The plan names each, events call them in the order of their phases, and the model is trained."""
+    trainer = runs.make(*names, memory=True)
+    plan = trainer.plan()
+    assert [each.name for each in plan.attachments if each.kind == "algorithms"] == list(names)
+    check_order(trainer)
+    before = {name: value.clone() for name, value in trainer.model_state_dict().items()}
+    result = trainer.fit()
+    assert torch.isfinite(torch.tensor(result.metrics["eval/loss"]))
+    after = trainer.model_state_dict(evaluated=False)
+    assert all(value.isfinite().all() for value in after.values())
+    assert any(not torch.equal(before[name], after[name]) for name, _ in trainer.state.model.named_parameters())
+
+
+def check_order(trainer: hocket.Trainer) -> None:
+    """Phases and constraints hold on every event; on ``after_x``, the reverse for those that also act on ``before_x``."""
+    events = trainer.plan().events
+    for event, names in events.items():
+        classes = {name: plugins.get("algorithms", name) for name in names if name in runs.NAMES}
+        closing = event.startswith("after_") and set(events.get(f"before_{event.removeprefix('after_')}", ()))
+        for place, (name, cls) in enumerate(classes.items()):
+            for other, later in list(classes.items())[place + 1 :]:
+                reverse = bool(closing) and name in closing and other in closing
+                if closing and (name in closing) is not (other in closing):
+                    assert name not in closing, f"{event}: '{name}' before '{other}', and it closes what it began"
+                    continue
+                first, then = ((other, later), (name, cls)) if reverse else ((name, cls), (other, later))
+                assert first[0] not in then[1].before and then[0] not in first[1].after, f"{event}: {names}"
+                declared = then[0] in first[1].before or first[0] in then[1].after
+                assert declared or first[1].phase <= then[1].phase, f"{event}: {names}"
+
+
+@pytest.mark.parametrize("names", SETS, ids="+".join)
+def test_the_order_of_the_user_matters_only_within_a_phase(names: tuple[str, ...]) -> None:
+    """The phases decide, and the random numbers of one do not depend on the others."""
+    mixed = list(names)
+    random.Random(0).shuffle(mixed)
+    by_phase = sorted(names, key=lambda name: plugins.get("algorithms", name).phase)
+    places = {name: names.index(name) for name in names}
+    within = iter(sorted(by_phase, key=lambda name: (-plugins.get("algorithms", name).phase, places[name])))
+    assert not runs.different(runs.trained(*names, memory=True), runs.trained(*within, memory=True))
+
+
+@pytest.mark.parametrize("names", SETS, ids="+".join)
+def test_a_fit_in_increments_is_one_fit(names: tuple[str, ...]) -> None:
+    """What algorithms keep between batches survives the end of a fit within an epoch."""
+    whole = runs.trained(*names, memory=True)
+    assert not runs.different(runs.trained(*names, memory=True, increments=("2ba", "4ba")), whole)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("strategy", columns.STRATEGIES)
+def test_two_ranks_hold_the_same_weights(strategy: str) -> None:
+    """A set is refused only if one of its members alone is."""
+    # fsdp in bf16 computes no batch norm on a CPU, with which others of a set are tested.
+    sets = [tuple(name for name in names if name not in runs.ARGUMENTS) for names in SETS]
+    for names, found in zip(sets, columns.on_two_ranks(strategy, sets), strict=True):
+        reasons = [page.REASONS.get(name, {}).get(strategy) for name in names]
+        assert not isinstance(found, str) or any(reasons), f"{names} on {strategy}: {found}"
