@@ -71,7 +71,10 @@ def main() -> int:
         (DOCS / "benchmarks.json").write_text(json.dumps(results, indent=1) + "\n")
         text, _ = (DOCS / "benchmarks.md").read_text().split(MARK)
         (DOCS / "benchmarks.md").write_text(f"{text}{MARK}\n\n{page}")
-    return _check(results) if arguments.short else 0
+    above = [f"{name}: {each}" for name, part in results.items() for each in part.get("above", ())]
+    for each in above:
+        print(f"ABOVE: {each}")
+    return max(_check(results) if arguments.short else 0, 1 if above else 0)
 
 
 def _sections(arguments: argparse.Namespace, repeats: int) -> dict[str, Callable[[], Any]]:
@@ -99,8 +102,8 @@ def _sections(arguments: argparse.Namespace, repeats: int) -> dict[str, Callable
             "Realistic step": lambda: steps.realistic(workers, 4, REALISTIC),
             "Memory": lambda: memory.run(20_000),
             "Algorithms": lambda: algorithms.run(3),
-            "Algorithms beside loops by hand": lambda: by_hand.run(5),
-            "Functional forms": lambda: functional.run(arguments.composer, repeats),
+            "Algorithms beside loops by hand": by_hand.run,
+            "Functional forms": lambda: functional.run(arguments.composer),
             "Ranks": lambda: ranks.run(60),
         }
     return sections

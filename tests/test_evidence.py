@@ -7,6 +7,7 @@ import math
 import sys
 from collections.abc import Iterator
 from functools import partial
+from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -32,6 +33,14 @@ def evidence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Simple
     )
     for name in {name for name in sys.modules if name.partition(".")[0] in ("evidence", "harness")} - before:
         del sys.modules[name]
+
+
+def set_baseline(evidence: Any, duration: str, **others: Any) -> None:
+    """Write down what the baseline of digits would have been tuned to."""
+    task = evidence.tasks.TASKS["digits"]
+    settings = evidence.tune.settings_of(task, evidence.rows.Row("plain", grid=task.grid), {})
+    record = {"settings": settings, "seeds": [], "points": [], "chosen": {"lr": 3e-3, "duration": duration}}
+    evidence.tune.FILE.write_text(json.dumps({"digits": {"plain": record, **others}}))
 
 
 def pair(seed: int, plain: float, row: float, seconds: float = 1.0, memory: float = 10.0) -> dict[str, Any]:
@@ -75,14 +84,15 @@ def test_95_percent_of_repetitions_are_expected_and_fewer_are_within_the_interva
 
 def test_a_summary_pairs_by_seed_and_turns_lower_is_better(evidence: Any) -> None:
     found = [pair(1, 90.0, 91.0, 2.0, 5.0), pair(2, 80.0, 83.0, 2.0, 5.0), pair(3, 70.0, 72.0, 2.0, 5.0)]
-    cell = evidence.pairs.summary(found, True)
+    cell = evidence.pairs.summary(found, True, 0.5)
     assert cell["gain"]["mean"] == pytest.approx(2) and cell["gain"]["deviation"] == pytest.approx(1)
     assert cell["gain"]["low"] == pytest.approx(2 - 4.302653 / math.sqrt(3), abs=1e-5)  # t(0.975, 2)
-    assert cell["cost"] == cell["time"]["mean"] == pytest.approx(2) and cell["memory"] == 0.5
+    assert cell["cost"] == cell["time"]["mean"] == pytest.approx(2) and cell["memory"]["mean"] == pytest.approx(0.5)
     assert cell["plain"]["mean"] == 80 and cell["to_target"] == 2
-    turned = evidence.pairs.summary(found, False)
+    assert cell["as_good"] and not evidence.pairs.summary(found, True, 0.4)["as_good"]  # 2 - 2.48 = -0.48
+    turned = evidence.pairs.summary(found, False, 0.5)
     assert turned["gain"]["mean"] == pytest.approx(-2) and turned["to_target"] == 2  # of both at the first evaluation
-    never = evidence.pairs.summary([pair(1, 90.0, 89.0), pair(2, 80.0, 79.0)], True)
+    never = evidence.pairs.summary([pair(1, 90.0, 89.0), pair(2, 80.0, 79.0)], True, 0.5)
     assert never["to_target"] is None
 
 
@@ -98,8 +108,8 @@ def cell(
 ):
     """A summary as far as verdicts read it."""
     return {
-        "gain": {"mean": (low + high) / 2, "low": low, "high": high}, "cost": cost, "memory": memory, "to_target": to_target,
-        "time": {"mean": time, "low": time - 0.02, "high": time + 0.02},
+        "gain": {"mean": (low + high) / 2, "low": low, "high": high}, "as_good": low >= -0.2, "cost": cost,
+        "memory": {"mean": memory, "high": memory + 0.02}, "time": {"mean": time, "high": time + 0.02}, "to_target": to_target,
     }  # fmt: skip
 
 
@@ -132,6 +142,38 @@ def test_the_shortest_schedule_within_a_standard_error_of_the_best_is_chosen(evi
     tasks = evidence.tasks.TASKS
     assert evidence.tune.choose(tasks["digits"], points) == {"lr": 2, "duration": "20ep"}
     assert evidence.tune.choose(tasks["stdlib-chars"], points) == {"lr": 1, "duration": "10ep"}
+
+
+def test_what_the_settings_no_longer_are_is_tuned_again_and_a_rate_that_diverges_does_not_win(
+    evidence: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    task, tune = evidence.tasks.TASKS["digits"], evidence.tune
+    row = evidence.rows.Row("sgd", ("digits",), {"optimizer": "sgd"}, grid={"lr": [0.1, 1.0, 10.0]})
+    set_baseline(evidence, "4ba")
+    answers = {0.1: 90.0, 0.5: 92.0, 1.0: 91.0, 10.0: math.nan}
+
+    def run(task: Any, arguments: Any, *_: Any) -> dict[str, Any]:
+        ran.append(rate := arguments["optimizer"]["sgd"]["lr"])
+        return {"quality": answers[rate]}
+
+    def side_by_side(jobs: Any, workers: int) -> Any:
+        return ((key, job()) for key, job in jobs)
+
+    ran: list[float] = []
+    monkeypatch.setattr(tune, "run", run)
+    monkeypatch.setattr(tune, "side_by_side", side_by_side)
+    tune.tune([task], [row], 1)
+    assert tune.chosen(tune.read(), "digits")["sgd"] == {"lr": 1.0} and len(ran) == 9
+    assert "edge" not in capsys.readouterr().out
+    tune.tune([task], [row], 1)
+    assert len(ran) == 9  # nothing is tuned twice
+    tune.tune([task], [evidence.rows.Row("sgd", ("digits",), {"optimizer": "sgd"}, grid={"lr": [0.1, 1.0]})], 1)
+    assert len(ran) == 9 and "sgd on digits: the chosen lr 1.0 is at the edge" in capsys.readouterr().out
+    tune.tune([task], [evidence.rows.Row("sgd", ("digits",), {"optimizer": "sgd"}, grid={"lr": [0.1, 0.5, 1.0]})], 1)
+    assert ran[9:] == [0.5] * 3 and tune.chosen(tune.read(), "digits")["sgd"] == {"lr": 0.5}  # only the new point ran
+    set_baseline(evidence, "4ba", sgd=tune.read()["digits"]["sgd"] | {"settings": {"arguments": {}, "grid": {}}})
+    tune.tune([task], [row], 1)
+    assert len(ran) == 21  # with other arguments all points run
 
 
 def test_settings_of_a_row_replace_the_baselines(evidence: Any) -> None:
@@ -168,9 +210,7 @@ def test_a_toy_run_is_measured_resumed_checked_and_published(evidence: Any, monk
     )
     (tmp_path / "algorithms" / "colout.md").write_text("# ColOut\n")
     (tmp_path / "evidence.md").write_text(f"# Evidence\n\n{evidence.publish.MARK}\nold\n")
-    task = evidence.tasks.TASKS["digits"]
-    record = {"grid": dict(task.grid), "seeds": [], "points": [], "chosen": {"lr": 3e-3, "duration": "4ba"}}
-    evidence.tune.FILE.write_text(json.dumps({"digits": {"plain": record}}))
+    set_baseline(evidence, "4ba")
     monkeypatch.setattr(evidence.rows, "SPEEDRUN", tmp_path / "speedrun")
     (tmp_path / "speedrun" / "digits").mkdir(parents=True)
     (tmp_path / "speedrun" / "digits" / "half.yaml").write_text("duration: 2ba\noptimizer: adamw(lr=1e-2)\n")
@@ -178,9 +218,10 @@ def test_a_toy_run_is_measured_resumed_checked_and_published(evidence: Any, monk
 
     words = ["--only", "digits", "label-smoothing", "digits/half", "--seeds", "1-2"]
     assert evidence.main([*words, "--publish"]) == 0
-    assert "4/4 digits" in capsys.readouterr().out
+    assert "6/6 digits" in capsys.readouterr().out
     found = json.loads((tmp_path / "evidence" / "results.json").read_text())
     assert found["tasks"]["digits"]["runs"] == 2 and found["tasks"]["digits"]["identical"]
+    assert found["recipes"]["digits/half"]["cells"]["digits"]["seeds"] == [1, 2, 3, 4]
     cell = found["rows"]["label-smoothing"]["cells"]["digits"]
     assert cell["seeds"] == [1, 2] and cell["peak_mib"][0] > 0
     assert found["recipes"]["digits/half"]["cells"]["digits"]["time"]["mean"] < 1
@@ -210,14 +251,29 @@ def test_a_run_that_fails_is_recorded_and_published_as_failing(evidence: Any, tm
     row = evidence.rows.Row(
         "broken", ("digits",), {"algorithms": [{"gradient-clipping": {"kind": "norm", "threshold": -1.0}}]}
     )
-    evidence.tune.FILE.write_text(json.dumps({"digits": {"plain": {"chosen": {"lr": 1e-3, "duration": "1ba"}}}}))
-    evidence.run.measure([(task, row)], [1], 1)
+    set_baseline(evidence, "1ba")
+    evidence.run.measure([(task, row)], range(1, 2), 1)
     (record,) = evidence.run.read()
+    assert record["versions"]["torch"] == metadata.version("torch") and "cpu" in record["machine"]
     assert "quality" in record["plain"] and "threshold" in evidence.run.failures(record)
-    cells = evidence.publish.results([row], [1])["rows"]["broken"]["cells"]
+    cells = evidence.publish.results([row], range(1, 2))["rows"]["broken"]["cells"]
     assert "threshold" in cells["digits"]["error"]
-    evidence.run.measure([(task, row)], [1], 1)
+    evidence.run.measure([(task, row)], range(1, 2), 1)
     assert len(evidence.run.read()) == 2  # once more, in case that it was the machine
+    evidence.run.FILE.write_text(json.dumps(record | {"versions": {"torch": "1.0"}}) + "\n")
+    assert evidence.run.read() == []  # of another version
+
+
+def test_a_row_with_fewer_seeds_is_left_out(evidence: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    task, row = evidence.tasks.TASKS["digits"], evidence.rows.Row("a", ("digits",))
+    set_baseline(evidence, "1ba")
+    origin = {"task": "digits", "name": "a", "settings": evidence.run.settings_of(task, row), "commit": "c"}
+    records = [pair(seed, 90.0, 91.0 + seed) | origin | evidence.run.made_with() for seed in (1, 2)]
+    evidence.run.FILE.write_text("".join(json.dumps(record) + "\n" for record in records))
+    assert evidence.publish.results([row], range(1, 4))["rows"] == {}
+    assert "a on digits: 2 of 3 seeds" in capsys.readouterr().out
+    found = evidence.publish.results([row], range(1, 3))
+    assert found["rows"]["a"]["cells"]["digits"]["gain"]["mean"] == 2.5 and found["commits"] == ["c"]
 
 
 def test_a_block_replaces_an_earlier_one(evidence: Any) -> None:

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import composer.functional as cf
+import torch
 from composer.algorithms.utils import augmentation_sets
 from functional import blurred, images, integers, labels
 from torchvision.transforms.functional import to_pil_image
@@ -29,4 +30,7 @@ CASES: dict[str, Callable[[int, int], Callable[[], Any]]] = {
     "augmix": lambda batch, side: each(cf.augmix_image, batch, side),
     "randaugment": lambda batch, side: each(cf.randaugment_image, batch, side),
     "blurpool": lambda batch, side: blurred(partial(cf.apply_blurpool, **BLUR), batch, side),
+    "blurpool, channels-last": lambda batch, side: blurred(
+        partial(cf.apply_blurpool, **BLUR), batch, side, torch.channels_last
+    ),
 }

@@ -22,7 +22,7 @@ def main(words: list[str] | None = None) -> int:
     """The exit code."""
     parser = argparse.ArgumentParser(prog="evidence", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="tasks, rows and recipes; default all")
-    parser.add_argument("--seeds", default="1-5", help="first and last (default 1-5)")
+    parser.add_argument("--seeds", default="1-5", help="first and last (default 1-5); recipes get twice as many")
     parser.add_argument(
         "--workers", type=int, default=2, help="pairs of runs at a time, with a thread each (default 2)"
     )

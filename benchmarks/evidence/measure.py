@@ -7,11 +7,13 @@ both. Needs an operating system with fork, such as Linux.
 from __future__ import annotations
 
 import importlib
+import math
 import multiprocessing
 import resource
 import statistics
 import sys
 import tempfile
+import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from multiprocessing import connection
@@ -27,19 +29,36 @@ _FORK = multiprocessing.get_context("fork")
 
 
 class Clock(hocket.Callback):
-    """Seconds of training and quality at each evaluation, and seconds of each step; evaluation does not count."""
+    """Seconds of ``fit`` and quality at each evaluation, and seconds of each step.
+
+    All of ``fit`` counts, from surgery to the computation of averaged statistics, but for the evaluation itself.
+    """
 
     def __init__(self) -> None:
         self.curve: list[tuple[int, float, float]] = []
         self.steps: list[float] = []
+        self._start = self._paused = time.perf_counter()
+
+    def start(self) -> None:
+        """Begin to count."""
+        self._start = time.perf_counter()
+
+    def seconds(self) -> float:
+        """Seconds so far."""
+        return time.perf_counter() - self._start
 
     def batch_end(self, state: hocket.State) -> None:
         """Keep the seconds of this step."""
         self.steps.append(state.timestamp.batch_seconds)
 
+    def eval_start(self, state: hocket.State) -> None:
+        """Stop the clock."""
+        self._paused = time.perf_counter()
+
     def eval_end(self, state: hocket.State) -> None:
-        """Keep the quality."""
-        self.curve.append((state.timestamp.batch, state.timestamp.seconds, state.metrics["held-out/quality"]))
+        """Let it go on, and keep the quality."""
+        self._start += time.perf_counter() - self._paused
+        self.curve.append((state.timestamp.batch, self.seconds(), state.metrics["held-out/quality"]))
 
 
 def make_trainer(
@@ -92,11 +111,16 @@ def run(
         warnings.simplefilter("ignore")
         warnings.simplefilter("always", hocket.NoEffectWarning)
         with make_trainer(task, arguments, seed, part, model, folder, clock) as trainer:
+            clock.start()
             trainer.fit()
+            seconds = clock.seconds()
+    quality = clock.curve[-1][2]
+    if not math.isfinite(quality):
+        raise ValueError(f"the quality is {quality} after training")
     return {
-        "quality": clock.curve[-1][2],
+        "quality": quality,
         "curve": clock.curve,
-        "seconds": clock.curve[-1][1],
+        "seconds": seconds,
         "steps": len(clock.steps),
         "step_us": statistics.median(clock.steps) * 1e6,
         "peak_mib": _peak() - before,

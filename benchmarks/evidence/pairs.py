@@ -77,15 +77,17 @@ def time_to(target: float, curves: Sequence[Sequence[Sequence[float]]], higher_i
     return None
 
 
-def summary(pairs: Sequence[Mapping[str, Any]], higher_is_better: bool) -> dict[str, Any]:
+def summary(pairs: Sequence[Mapping[str, Any]], higher_is_better: bool, margin: float) -> dict[str, Any]:
     """What the tables say about a row on a task; the target is plain's mean final quality.
 
     Args:
         pairs: by seed, ``{"seed", "plain", "row"}`` with what `measure.run` returned.
         higher_is_better: else a lower quality is better.
+        margin: the difference in quality that does not matter.
 
     Returns:
-        ``gain`` is the paired difference to plain, positive where the row is better; ``cost`` the median over seeds of
+        ``gain`` is the paired difference to plain, positive where the row is better; ``as_good`` whether its interval
+        excludes a loss of more than the margin; ``cost`` the median over seeds of
         seconds per step ÷ plain's; ``time`` the seconds of the whole training ÷ plain's; ``to_target`` the seconds until
         the target ÷ plain's, or None.
     """
@@ -97,18 +99,20 @@ def summary(pairs: Sequence[Mapping[str, Any]], higher_is_better: bool) -> dict[
         time_to(target, [run["curve"] for run in runs], higher_is_better) for runs in (row, plain)
     )
     assert reached_plain is not None  # its last evaluation is the target
+    gain = interval([sign * (a["quality"] - b["quality"]) for a, b in both])
     return {
         "seeds": [pair["seed"] for pair in pairs],
         "plain": _quality(plain),
         "row": _quality(row),
-        "gain": asdict(interval([sign * (a["quality"] - b["quality"]) for a, b in both])),
+        "gain": asdict(gain),
+        "as_good": gain.low >= -margin,
         "cost": median(a["seconds"] / a["steps"] / (b["seconds"] / b["steps"]) for a, b in both),
         "step_us": [median(run["step_us"] for run in runs) for runs in (plain, row)],
         "time": asdict(ratio_interval([a["seconds"] / b["seconds"] for a, b in both])),
         "seconds": [median(run["seconds"] for run in runs) for runs in (plain, row)],
         "to_target": None if reached is None else reached / reached_plain,
         "peak_mib": [median(run["peak_mib"] for run in runs) for runs in (plain, row)],
-        "memory": median(a["peak_mib"] / b["peak_mib"] for a, b in both),
+        "memory": asdict(ratio_interval([a["peak_mib"] / b["peak_mib"] for a, b in both])),
         "warned": sorted({text for run in row for text in run["warned"]}),
     }
 
@@ -121,20 +125,21 @@ def _quality(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def verdict(cells: Mapping[str, Mapping[str, Any]]) -> tuple[str, str]:
     """A symbol and its reason, from the summaries by task; without any, where ``{"error": …}`` is in place of each, no symbol.
 
-    - ✅ worth it: no task is worse, and on some task training takes less time for the same mean quality or a better one, or
+    - ✅ worth it: no task is worse, and on some task training takes less time for a quality as good, or
       quality is better at the same cost or in at most 0.9 of the time to the target.
     - 🚧 depends: some task is better or takes less time, but another is worse or the cost is higher; or memory shrinks to
       at most 0.9 of plain's, with no task worse.
     - ❗ rarely: none of this.
 
-    "Better", "worse" and "less time" mean that the 95 % interval excludes the contrary.
+    "Better", "worse", "less time" and less memory mean that the 95 % interval excludes the contrary, and "as good" that it
+    excludes a loss of more than the task's margin.
     """
     known = {task: cell for task, cell in cells.items() if "gain" in cell}
     if not known:
         return "", "not measured"
     better = [task for task, cell in known.items() if cell["gain"]["low"] > 0]
     worse = [task for task, cell in known.items() if cell["gain"]["high"] < 0]
-    faster = [task for task, cell in known.items() if cell["time"]["high"] < 1 and cell["gain"]["mean"] >= 0]
+    faster = [task for task, cell in known.items() if cell["time"]["high"] < 1 and cell["as_good"]]
     cheap = [task for task in better if _no_dearer(known[task])]
     reasons = [
         f"{words} on {', '.join(tasks)}"
@@ -143,7 +148,7 @@ def verdict(cells: Mapping[str, Mapping[str, Any]]) -> tuple[str, str]:
     ]
     if dear := [task for task in better if task not in cheap]:
         reasons.append(f"{max(known[task]['cost'] for task in dear):.2f} times the cost of a step")
-    smaller = [task for task, cell in known.items() if cell["memory"] <= 0.9 and task not in worse]
+    smaller = [task for task, cell in known.items() if cell["memory"]["high"] <= 0.9 and task not in worse]
     if smaller:
         reasons.append(f"less memory on {', '.join(smaller)}")
     why = "; ".join(reasons) or "no difference beyond the noise"

@@ -6,11 +6,10 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from harness import machine, table
+from harness import table
 
 from evidence import pairs, run, tune
 from evidence.rows import Row, shown
@@ -21,23 +20,23 @@ MARK = "<!-- What follows is written by `nox -s evidence -- --publish`. -->"
 BEGIN, END = "<!-- evidence -->", "<!-- /evidence -->"
 _BLOCK = re.compile(rf"{BEGIN}.*?{END}\n*", re.DOTALL)
 _SOURCES = re.compile(r"^## (Sources?|References?)\b.*$", re.MULTILINE)
-_VERSIONS = ("hocket", "torch", "numpy", "scikit-learn", "mlxtend", "transformers")
 
 
-def results(rows: Sequence[Row], seeds: Sequence[int]) -> dict[str, Any]:
+def results(rows: Sequence[Row], seeds: range) -> dict[str, Any]:
     """Everything that the tables say, from the file of measured pairs."""
     records, tuned = run.read(), tune.read()
     entries: dict[str, dict[str, Any]] = {"rows": {}, "recipes": {}}
     for row in rows:
-        cells = {name: cell for name in row.tasks if (cell := _cell(records, row, name, seeds))}
+        cells = {name: cell for name in row.tasks if (cell := _cell(records, row, name, row.seeds(seeds)))}
         if cells:
             symbol, why = pairs.verdict(cells)
             common = {key: value for key, value in (("both", row.both), ("model", row.model)) if value}
-            entry = {"settings": shown({**row.arguments, **common}), "verdict": symbol, "why": why, "cells": cells}
+            settings = {**row.arguments, **common}
+            entry = {"settings": shown(settings), "verdict": symbol, "why": why, "cells": cells}
             entries["recipes" if row.recipe else "rows"][row.name] = entry
     return {
-        "machine": machine(),
-        "versions": {name: version for name in _VERSIONS if (version := _version(name))},
+        **run.made_with(),
+        "commits": sorted({record["commit"] for record in records}),
         "seeds": list(seeds),
         "tasks": {name: _task(name, tuned, records, seeds) for name in TASKS},
         **entries,
@@ -48,7 +47,11 @@ def _cell(records: Sequence[dict[str, Any]], row: Row, task: str, seeds: Sequenc
     found = run.pairs_of(records, TASKS[task], row, seeds)
     if failed := [text for record in found if (text := run.failures(record))]:
         return {"error": failed[0]}
-    return pairs.summary(found, TASKS[task].higher_is_better) if len(found) > 1 else None
+    if 0 < len(found) < len(seeds):
+        print(f"{row.name} on {task}: {len(found)} of {len(seeds)} seeds were measured; it is left out.")
+    if len(found) < max(2, len(seeds)):
+        return None
+    return pairs.summary(found, TASKS[task].higher_is_better, TASKS[task].margin)
 
 
 def _task(
@@ -70,20 +73,15 @@ def _task(
         "measure": task.measure,
         "higher_is_better": task.higher_is_better,
         "settings": shown(plain),
+        "margin": task.margin,
         "grid": {key: list(values) for key, values in task.grid.items()},
+        "at_edge": bool(record) and tune.at_edge(record),
         "tuning_seeds": record.get("seeds", []),
         "values": list(qualities.values()),
         "runs": len(runs),
         "identical": all(each["quality"] == qualities[seed] for seed, each in runs),
         **{key: pairs.median([each[key] for _, each in runs]) for key in ("seconds", "step_us", "peak_mib") if runs},
     }
-
-
-def _version(name: str) -> str:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return ""
 
 
 def write(found: Mapping[str, Any], docs: Path | None = None) -> None:
@@ -160,7 +158,7 @@ def _lines(entry: Mapping[str, Any], found: Mapping[str, Any]) -> list[list[str]
             continue
         reached = "never" if cell["to_target"] is None else f"{cell['to_target']:.2f}"
         values = [f"{cell[kind]['mean']:.2f} ± {cell[kind]['deviation']:.2f}" for kind in ("plain", "row")]
-        lines.append([label, *values, gain(cell), f"{cell['cost']:.2f}", reached, f"{cell['memory']:.2f}"])
+        lines.append([label, *values, gain(cell), f"{cell['cost']:.2f}", reached, f"{cell['memory']['mean']:.2f}"])
     return lines
 
 
@@ -208,7 +206,8 @@ def _index(found: Mapping[str, Any], folder: Path) -> str:
                         symbol,
                         f"[{name}]({card.name})" if card else name,
                         *(gain(entry["cells"][task]) if task in entry["cells"] else "" for task in tasks),
-                        *(_range([cell[key] for cell in known]) for key in ("cost", "memory")),
+                        _range([cell["cost"] for cell in known]),
+                        _range([cell["memory"]["mean"] for cell in known]),
                         entry["why"],
                     ]
                 )
@@ -236,7 +235,10 @@ def _evidence(found: Mapping[str, Any]) -> str:
     """The generated part of docs/evidence.md."""
     about = ", ".join(f"{key}: {value}" for key, value in found["machine"].items())
     versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
-    lines = [f"Measured on {about}; {versions}. Seeds {', '.join(map(str, found['seeds']))}.", "", "## Baselines", ""]
+    first, last = found["seeds"][0], found["seeds"][-1]
+    seeds = f"Seeds {first} to {last} for rows, {first} to {last + len(found['seeds'])} for recipes"
+    commits = ", ".join(filter(None, found["commits"]))
+    lines = [f"Measured on {about}; {versions}; commit {commits}. {seeds}.", "", "## Baselines", ""]
     body = [
         [
             name,
@@ -250,6 +252,11 @@ def _evidence(found: Mapping[str, Any]) -> str:
         if task["values"]
     ]
     lines += [table([["task", "tuned settings", "quality", "seconds", "ms per step", "runs"], *body]), ""]
+    if edge := [name for name, task in found["tasks"].items() if task["at_edge"]]:
+        lines += [
+            f"The learning rate lies at the edge of its grid on {', '.join(edge)}; a better one may lie beyond.",
+            "",
+        ]
     lines += ["## Recipes", ""]
     if found["recipes"]:
         body = [_recipe(name, entry) for name, entry in sorted(found["recipes"].items())]
@@ -281,7 +288,7 @@ def _headline(found: Mapping[str, Any]) -> str:
     best: dict[str, tuple[float, str]] = {}
     for name, entry in found["recipes"].items():
         for task, cell in entry["cells"].items():
-            if "gain" in cell and cell["gain"]["mean"] >= 0:
+            if "gain" in cell and reaches(cell):
                 best[task] = min(best.get(task, (math.inf, "")), (cell["time"]["mean"], name))
     halved = sum(time <= 0.5 for time, _ in best.values())
     each = "; ".join(
@@ -291,6 +298,11 @@ def _headline(found: Mapping[str, Any]) -> str:
         f"On {halved} of {len(found['tasks'])} tasks a recipe reaches the tuned baseline's final quality in at most half of "
         f"its time. The quickest that reach it: {each or 'none'}."
     )
+
+
+def reaches(cell: Mapping[str, Any]) -> bool:
+    """Whether the mean final quality is at least plain's, and a loss of more than the task's margin is excluded."""
+    return bool(cell["gain"]["mean"] >= 0 and cell["as_good"])
 
 
 def _recipe(name: str, entry: Mapping[str, Any]) -> list[str]:
@@ -304,6 +316,6 @@ def _recipe(name: str, entry: Mapping[str, Any]) -> list[str]:
         link,
         gain(cell),
         f"{time['mean']:.2f} [{time['low']:.2f}, {time['high']:.2f}]",
-        "yes" if cell["gain"]["mean"] >= 0 else "no",
+        "yes" if reaches(cell) else "no",
         reached,
     ]

@@ -44,6 +44,10 @@ class Row:
             [dict(zip(self.grid, values, strict=True)) for values in product(*self.grid.values())] if self.grid else []
         )
 
+    def seeds(self, given: range) -> range:
+        """The given seeds, and for a recipe as many again: what is claimed of it is about time and quality together."""
+        return range(given.start, given.stop + len(given) * self.recipe)
+
     @property
     def missing(self) -> list[str]:
         """Names of algorithms and the optimizer that no installed distribution provides."""
@@ -82,8 +86,13 @@ def _row(name: str, settings: dict[str, Any]) -> Row:
 
 def recipes(folder: Path = SPEEDRUN) -> list[Row]:
     """A row for each recipe's file, named ``TASK/RECIPE``."""
-    files = sorted(folder.glob("*/*.yaml"))
-    return [Row(f"{file.parent.name}/{file.stem}", (file.parent.name,), read(file), recipe=True) for file in files]
+    found = []
+    for file in sorted(folder.glob("*/*.yaml")):
+        arguments = read(file)
+        grid = arguments.pop("grid", {})
+        task = file.parent.name
+        found.append(Row(f"{task}/{file.stem}", (task,), arguments, grid=grid, recipe=True))
+    return found
 
 
 def trainer_arguments(task: Task, row: Row, tuned: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,14 +1,23 @@
-"""Measure pairs of runs that are not in the file of results yet, and append them."""
+"""Measure pairs of runs that are not in the file of results yet, and append them.
+
+A record holds the machine, the versions and the commit it was measured with. One of another machine or version is ignored.
+"""
 
 from __future__ import annotations
 
 import json
+import subprocess
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from functools import partial
-from itertools import count, product
+from functools import cache, partial
+from importlib import metadata
+from itertools import count
+from operator import itemgetter
 from pathlib import Path
+from shutil import which
 from typing import Any
+
+from harness import machine
 
 from evidence import tune
 from evidence.measure import in_turns, run, side_by_side
@@ -18,15 +27,17 @@ from evidence.tasks import TASKS, Task
 #: Rows beside one plain run.
 BLOCK = 4
 FILE = Path(__file__).parents[1] / "results" / "evidence.jsonl"
+_VERSIONS = ("hocket", "torch", "numpy", "scikit-learn", "mlxtend", "transformers", "schedulefree", "pytorch-optimizer")
 
 
-def measure(cells: Iterable[tuple[Task, Row]], seeds: Sequence[int], workers: int) -> None:
+def measure(cells: Iterable[tuple[Task, Row]], seeds: range, workers: int) -> None:
     """Measure each row on its task, by seed first, so that an interrupted run has some seeds of every row.
 
     Up to `BLOCK` rows with the same plain settings share a plain run beside them.
     """
     records, due = read(), defaultdict(list)
-    for seed, (task, row) in product(seeds, cells):
+    wanted = [(seed, task, row) for task, row in cells for seed in row.seeds(seeds)]
+    for seed, task, row in sorted(wanted, key=itemgetter(0)):
         settings = settings_of(task, row)
         if not any(_is(record, task, row, settings, seed) and not failures(record) for record in records):
             due[task.name, seed, json.dumps([settings["plain"], row.model])].append((row, settings))
@@ -38,15 +49,29 @@ def measure(cells: Iterable[tuple[Task, Row]], seeds: Sequence[int], workers: in
     jobs = {key: partial(_block, TASKS[key[0]], block, key[1]) for key, block in blocks.items()}
     FILE.parent.mkdir(parents=True, exist_ok=True)
     numbers, total = count(1), sum(map(len, blocks.values()))
+    origin = {**made_with(), "commit": commit()}
     for key, runs in side_by_side(jobs.items(), workers):
         task, seed = key[:2]
         for row, settings in blocks[key]:
             pair = {name: runs.get(run, runs) for name, run in (("plain", PLAIN), ("row", row.name))}
-            record = {"task": task, "name": row.name, "seed": seed, "settings": settings, **pair}
+            record = {"task": task, "name": row.name, "seed": seed, "settings": settings, **origin, **pair}
             with FILE.open("a") as lines:
                 lines.write(json.dumps(record) + "\n")
             told = failures(record) or f"{pair['row']['quality']:.2f}, plain {pair['plain']['quality']:.2f}"
             print(f"{next(numbers)}/{total}", task, row.name, seed, told, flush=True)
+
+
+@cache
+def made_with() -> dict[str, Any]:
+    """Machine and versions."""
+    installed = {each.name for each in metadata.distributions()}
+    return {"machine": machine(), "versions": {name: metadata.version(name) for name in _VERSIONS if name in installed}}
+
+
+def commit() -> str:
+    """The commit of the working tree, with ``+`` if files differ from it; nothing outside a repository."""
+    words = ["git", "-C", str(FILE.parents[1]), "describe", "--always", "--abbrev=12", "--dirty=+", "--exclude=*"]
+    return subprocess.run(words, capture_output=True, text=True, check=False).stdout.strip() if which("git") else ""
 
 
 def settings_of(task: Task, row: Row) -> dict[str, Any]:
@@ -65,8 +90,9 @@ def _block(task: Task, rows: Sequence[tuple[Row, dict[str, Any]]], seed: int) ->
 
 
 def read() -> list[dict[str, Any]]:
-    """All records."""
-    return [json.loads(line) for line in FILE.read_text().splitlines()] if FILE.exists() else []
+    """All records of this machine and of these versions."""
+    records = [json.loads(line) for line in FILE.read_text().splitlines()] if FILE.exists() else []
+    return [record for record in records if {key: record.get(key) for key in made_with()} == made_with()]
 
 
 def pairs_of(records: Sequence[dict[str, Any]], task: Task, row: Row, seeds: Sequence[int]) -> list[dict[str, Any]]:
