@@ -8,6 +8,7 @@ import json
 import os
 import random
 import re
+import shutil
 import zipfile
 
 import pytest
@@ -98,6 +99,27 @@ def test_every_kind_is_read_loaded_and_exported(tmp_path, kind):
     exported = safetensors.torch.load_file(tmp_path / "out" / "w.safetensors")
     assert equal({name: exported[name] for name in source}, source)
     assert os.listdir(tmp_path / "out") == ["w.safetensors"]
+
+
+def test_an_import_path_is_no_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(CheckpointError, match=r"There is no a\.b:mlp in .* from a\.b import mlp; and give mlp\."):
+        read_weights("a.b:mlp")
+    with pytest.raises(CheckpointError, match=r"'runs/a/ep3-ba18'\.$"):
+        read_weights("runs/a:b")
+
+
+def test_latest_is_the_newest_checkpoint(tmp_path, monkeypatch):
+    store = Store(tmp_path)
+    for value in (1.0, 2.0):
+        store.save(f"ba{value:.0f}", {"model": {"w": torch.full((3,), value)}}, {})
+    monkeypatch.chdir(tmp_path)
+    for path in (tmp_path / "latest", f"{tmp_path}/latest", "latest"):
+        assert equal(read_weights(path), {"w": torch.full((3,), 2.0)})
+    torch.save({"w": torch.zeros(3)}, tmp_path / "plain")
+    (tmp_path / "else").mkdir()
+    (tmp_path / "plain").rename(tmp_path / "else" / "latest")  # weights in a file that happens to have this name
+    assert equal(read_weights("else/latest"), {"w": torch.zeros(3)})
 
 
 class Holds(nn.Module):
@@ -432,9 +454,11 @@ def test_what_cannot_be_compared_is_no_difference(tmp_path, capsys):
     path, store = make(tmp_path / "c"), Store(tmp_path / "run")
     store.save("ba1", {"model": {"w": torch.ones(3)}}, {})
     latest = str(tmp_path / "run" / "latest")
-    assert main(["checkpoint", "inspect", latest]) == 2
-    told = capsys.readouterr().err
-    assert f"It names the newest one, so give: {tmp_path / 'run' / 'ba1'}" in told and "diff" not in told
+    assert main(["checkpoint", "inspect", latest]) == 0
+    assert main(["checkpoint", "diff", latest, str(tmp_path / "run" / "ba1")]) == 0
+    shutil.rmtree(tmp_path / "run" / "ba1")
+    assert main(["checkpoint", "export", latest, str(tmp_path / "out.safetensors")]) == 2
+    assert "names the newest checkpoint, 'ba1', which is missing or damaged" in capsys.readouterr().err
     (tmp_path / "notes.txt").write_text("x")
     assert main(["checkpoint", "inspect", str(tmp_path / "notes.txt")]) == 2
     assert "diff" not in capsys.readouterr().err

@@ -675,3 +675,20 @@ def test_modules_beside_the_file(hocket: Hocket) -> None:
     Path("elsewhere/c.yaml").write_text(SMALL.replace("mine:Net", "beside:Net"))
     assert main(["plan", "elsewhere/c.yaml"]) == 0
     sys.modules.pop("beside", None)
+
+
+@pytest.mark.parametrize(("override", "write"), [(False, "`resume: null`"), (True, "`resume=null`")])
+def test_what_does_not_fit_a_checkpoint_is_said_without_calls_of_python(override: bool, write: str) -> None:
+    """A command cannot call trainer.load_state_dict."""
+    from hocket.cli.advice import in_yaml
+
+    message = (
+        "The model is not the checkpoint's. Give the Trainer the same model, or omit these by ignore=['model.*']. To omit "
+        "parts, call trainer.load_state_dict(tree, ignore=['…']), or with strict=False."
+    )
+    said = in_yaml(message, override)
+    assert "ignore" not in said and "strict" not in said and "trainer." not in said
+    assert (
+        said.startswith("The model is not the checkpoint's. Give the Trainer the same model. To begin a new run")
+        and write in said
+    )

@@ -312,7 +312,11 @@ def test_everything_that_a_specification_may_be(install) -> None:
     ("spec", "message"),
     [
         ({"mine": {"sise": 4}}, "no argument 'sise'.*Did you mean 'size'.*mine.size: int = 1"),
-        ({"mine": {"size": "4"}}, "size='4', which is str; it should be int"),
+        ({"mine": {"size": "4"}}, r"size='4', which is str; it should be int\. Write size=4\. Its"),
+        ({"mine": {"size": "4e0"}}, r"Write size=4\. Its"),
+        ({"mine": {"size": 4.0}}, r"it should be int\. Write size=4\. Its"),
+        ({"mine": {"size": "4.5"}}, r"it should be int\. Its"),
+        ({"mine": {"size": "four"}}, r"it should be int\. Its"),
         ({"mine": {"size": True}}, "size=True"),
         ("mine(size)", "key=value"),
         ("mine(size=1, size=2)", "twice"),
@@ -324,6 +328,13 @@ def test_specifications_that_do_not_fit(install, spec, message) -> None:
     install("acme-things", {"callbacks/mine": "acme_things:Mine"}, CALLBACK)
     with pytest.raises(plugins.PluginConfigError, match=message):
         build("callbacks", spec)
+
+
+def test_an_optimizer_among_the_algorithms_is_said() -> None:
+    with pytest.raises(plugins.PluginError, match=r"one of the optimizers here: write optimizer='adamw'"):
+        build("algorithms", "adamw")
+    with pytest.raises(plugins.PluginError, match=r"one of the callbacks here: write callbacks=\['early-stopping'\]"):
+        build("algorithms", "early-stopping")
 
 
 # --- the command

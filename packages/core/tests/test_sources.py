@@ -17,7 +17,7 @@ from hocket.data.adapters import _ADAPTERS, adapt, as_recorded
 from hocket.data.checks import check_batches
 from hocket.data.errors import DataError
 from hocket.data.global_batches import sized
-from hocket.data.loaders import end_workers
+from hocket.data.loaders import end_workers, independent
 from hocket.data.source import Source
 from hocket.data.training_iterator import TrainingIterator
 from hocket.testkit import SourceConformance
@@ -533,3 +533,19 @@ def test_data_without_indices_has_none() -> None:
     data.start(0)
     data.next()
     assert data.indices() is None
+
+
+@pytest.mark.parametrize(
+    ("limits", "expected"), [({}, [0, 1, 2, 3]), ({"limit": 3}, [0, 1, 2]), ({"overfit": 2}, [0, 1])]
+)
+@pytest.mark.parametrize("workers", [0, 1])
+def test_another_epoch_leaves_the_one_in_progress(limits, expected, workers) -> None:
+    loader = DataLoader(torch.arange(4), 1, num_workers=workers, persistent_workers=workers > 0)
+    data = TrainingIterator(adapt(loader), **limits)
+    data.start(0)
+    first, _ = data.next()
+    with data.another_epoch(lambda: adapt(independent(loader), given=loader)) as batches:
+        assert [(batch.item(), counts) for batch, counts in batches] == [(each, True) for each in expected]
+    rest = [batch.item() for batch, _ in iter(data.next, None)]
+    assert [first.item(), *rest] == expected
+    data.close()

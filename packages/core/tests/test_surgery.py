@@ -9,7 +9,16 @@ import torch
 from torch import nn
 
 import hocket
-from hocket.surgery import NoEffectWarning, Policy, Replacement, preview, recast, replace_modules, update_optimizer
+from hocket.surgery import (
+    NoEffectWarning,
+    Policy,
+    Replacement,
+    preview,
+    recast,
+    replace_modules,
+    update_optimizer,
+    why_no_effect,
+)
 
 
 class Wrapped(nn.Module):
@@ -485,3 +494,12 @@ def test_a_recast_module_is_not_compiled_for_its_former_class() -> None:
     expected = 2 * plain(inputs)
     assert torch.equal(recast(plain, Doubled)(inputs), expected)
     torch._dynamo.reset()
+
+
+def test_surgery_without_effect_says_whether_it_is_applied_already():
+    model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
+    lacking = "it has no Conv2d. Remove Blur."
+    assert why_no_effect("Blur", model, lacking, {}) == f"Blur found nothing to change in Sequential: {lacking}"
+    message = why_no_effect("Blur", model, lacking, {"0": model[0], "2": model[2]})
+    assert "already applied to this Sequential, in 2 modules" in message and lacking not in message
+    assert "0 is Linear(in_features=2, out_features=3, bias=True)" in message and "make the model anew" in message

@@ -125,6 +125,28 @@ def test_gradients_are_sent_with_the_last_microbatch_only(tmp_path, monkeypatch)
     assert whole_batch[0][1] == pieces[0][1] == 2 * 4  # three blocks and the rest
 
 
+def test_batch_norm_in_half_precision_says_what_to_write():
+    """Its running statistics stay in float32, and torch's message names neither them nor the layer."""
+
+    def rank_main(rank):
+        def fit(**options):
+            model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8))
+            data = torch.utils.data.DataLoader([(torch.randn(4), torch.randn(8))] * 8, 4)
+            trainer = hocket.Trainer(
+                model=model, loss=nn.functional.mse_loss, optimizer="sgd", train_data=data, precision="bf16",
+                strategy={"fsdp": options}, device="cpu", duration="1ep",
+            )  # fmt: skip
+            return trainer.fit().timestamp.batch
+
+        with pytest.raises(RuntimeError, match="expected scalar type") as caught:
+            fit()
+        return caught.value.__notes__, fit(param_dtype="fp32")
+
+    for notes, trained in run_ranks(rank_main, 2):
+        assert "batch norm '1' has weights in bfloat16 and running statistics in float32" in notes[0]
+        assert "strategy={'fsdp': {'param_dtype': 'fp32'}}" in notes[0] and trained == 1
+
+
 @pytest.mark.long
 def test_weights_are_gathered_in_the_precision_that_computes(tmp_path):
     seen = []

@@ -14,7 +14,8 @@ class Span:
     """A part of a run, from ``start`` up to but without ``stop``: the arguments of that name of many algorithms.
 
     Both are fractions of the duration such as ``"0.2dur"``, or times in ep, ba, sp or tok; None for the beginning and the
-    end of the run. Fractions advance by batch, whatever the unit of the duration.
+    end of the run. Fractions advance by batch, whatever the unit of the duration. Of a span that is an attribute of an
+    algorithm, and begins after the end of training, a fit warns (`hocket.NoEffectWarning`).
 
     Raises:
         TimeError: a time is in seconds, which ranks reach at different batches, or ``stop`` is not after ``start``.
@@ -41,6 +42,18 @@ class Span:
     def ended(self, state: State) -> bool:
         """Whether ``stop`` is reached."""
         return _reached(state, self.stop, default=False)
+
+    def opens(self, state: State) -> bool | None:
+        """Whether ``start`` is before the end of the planned training; None if their units cannot be compared."""
+        start, end = self.start, state.max_duration
+        if start is None or start.unit is Unit.DURATION:
+            return start is None or start.value < 1
+        if end is not None and start.unit is end.unit:
+            return start.value < end.value
+        batches = {Unit.BATCH: 1, Unit.EPOCH: state.epoch_length or 0}
+        if end is None or not batches.get(start.unit) or not batches.get(end.unit):
+            return None
+        return start.value * batches[start.unit] < end.value * batches[end.unit]
 
     def __repr__(self) -> str:
         given = {name: str(time) for name, time in (("start", self.start), ("stop", self.stop)) if time is not None}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -105,6 +105,9 @@ class State:
         self.train_loader: Any = None
         #: Returns the data set's indices of the samples in the batch that was loaded last on this rank, or None if unknown.
         self.sample_indices: Callable[[], list[Any] | None] = lambda: None
+        #: Enters an epoch of the training data beside that of training, and yields an iterator over its batches on this rank,
+        #: before any event, each with whether it counts (see `hocket.data.batches.unpadded`); None without training data.
+        self.another_epoch: Callable[[], AbstractContextManager[Iterator[tuple[Any, bool]]]] | None = None
         #: Evaluation sets by label.
         self.eval_sets: dict[str, PreparedSet] = {}
 
@@ -266,7 +269,10 @@ class State:
         return self.progress.epoch_length
 
     def elapsed(self) -> float:
-        """Return the completed fraction of ``max_duration``, 0.0 to 1.0; see `Progress.elapsed`."""
+        """Return the completed fraction of ``max_duration``, 0.0 to 1.0, by batch.
+
+        In a duration of epochs it advances by epoch, after a warning, while the length of an epoch is unknown.
+        """
         return self.progress.elapsed()
 
     def completed(self, unit: Unit) -> float:
@@ -302,10 +308,11 @@ class State:
         self.microbatch = samples
 
     def request_steps(self, steps: int) -> None:
-        """Request so many optimizer steps on the current batch, each on an equal part of it; call it until batch_start is over.
+        """Request so many optimizer steps on the current batch, each on a part of it; call it until batch_start is over.
 
-        The batch still counts as one in ``state.timestamp``. The events from before_train_batch to after_train_batch happen
-        once for each step. All ranks have to request the same number. The last request for a batch counts.
+        Sizes of parts differ by at most one sample on each rank. A batch of fewer samples gets one step for each, with a
+        warning. The batch still counts as one in ``state.timestamp``. The events from before_train_batch to after_train_batch
+        happen once for each step. All ranks have to request the same number. The last request for a batch counts.
 
         Raises:
             ValueError: it is less than 1.

@@ -21,6 +21,29 @@ class NoEffectWarning(UserWarning):
     """An algorithm found nothing to change in the model."""
 
 
+def why_no_effect(method: str, model: nn.Module, lacking: str, applied: Mapping[str, nn.Module]) -> str:
+    """Return the message of a `NoEffectWarning` for surgery that changed nothing.
+
+    Args:
+        lacking: what the model lacks, and what the user can do.
+        applied: modules that the method made in this model before, by name; if there are any, they are the reason.
+
+    Example:
+        >>> import torch
+        >>> from hocket.surgery import why_no_effect
+        >>> why_no_effect("Blur", torch.nn.ReLU(), "it has no Conv2d. Remove Blur.", {})
+        'Blur found nothing to change in ReLU: it has no Conv2d. Remove Blur.'
+    """
+    if not applied:
+        return f"{method} found nothing to change in {type(model).__name__}: {lacking}"
+    name, module = next(iter(applied.items()))
+    number = "1 module" if len(applied) == 1 else f"{len(applied)} modules"
+    return (
+        f"{method} is already applied to this {type(model).__name__}, in {number}, and changed nothing more: {name} is "
+        f"{type(module).__name__}({module.extra_repr()}). Remove {method} here, or make the model anew for other settings."
+    )
+
+
 def _always(module: nn.Module) -> bool:
     return True
 

@@ -24,8 +24,9 @@ from hocket.checkpoints.content import Content, components_of
 from hocket.checkpoints.signals import Interrupted
 from hocket.data.adapters import adapt
 from hocket.data.checks import check_batches
+from hocket.data.loaders import independent
 from hocket.data.several import prepared
-from hocket.data.source import limited
+from hocket.data.source import Source, limited
 from hocket.data.training_iterator import TrainingIterator
 from hocket.devices import placement
 from hocket.distributed import comparison
@@ -324,8 +325,10 @@ class Trainer:
         self._runtime.place(state.task)
         named = make_optimizers(optimizer, state.task, state.replacements)
         state.optimizer_names, optimizers = list(named), list(named.values())
-        if groups := described(named, state.task):
-            self._plan = dataclasses.replace(self._plan, run={**self._plan.run, "optimizer": groups})
+        if named:
+            self._plan = dataclasses.replace(
+                self._plan, run={**self._plan.run, "optimizer": described(named, state.task)}
+            )
         made_with = hyperparameters(optimizers)
         if self.settings.compile is not None and not state.task.owns_steps:
             state.task.compile(**self.settings.compile)
@@ -403,6 +406,7 @@ class Trainer:
         before_fit.warn(state, self.settings, bool(self._metrics))
         if not until.plan_fit(state, self._loop, self.settings.duration, self._limits, duration):
             return self.result()
+        unopened = before_fit.warn_of_spans(state)
         try:
             with deferred(state.strategy.world_size == 1) as interruption, self._running():
                 state.bus.before_fit(state)
@@ -412,6 +416,7 @@ class Trainer:
                     sanity_check(state, state.eval_sets, self.settings.sanity_eval, interruption.check)
                 with first_loss.watched(state):
                     self._loop.run(interruption)
+                before_fit.warn_of_spans(state, unopened)
                 state.bus.after_fit(state)
                 state.bus.flush(state)
         except (KeyboardInterrupt, Interrupted) as error:
@@ -683,6 +688,12 @@ class Trainer:
         self._loop.data = TrainingIterator(source, limit, settings.overfit, settings.accumulate or 1)
         state.progress.epoch_length = self._loop.data.length
         state.sample_indices = self._loop.data.indices
+
+        def again() -> Source:
+            size, prepare = settings.global_batch, state.bus.prepare_data
+            return adapt(prepared(data, lambda each, *how: prepare(independent(each), *how), True, size), given=data)
+
+        state.another_epoch = partial(self._loop.data.another_epoch, again)
         self._position.data_is_set()
 
     def _set_eval_data(self, data: Any, argument: str = "eval_data") -> None:

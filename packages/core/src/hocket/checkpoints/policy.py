@@ -215,6 +215,10 @@ class Checkpoints(Callback):
         if asked and self._signals.anywhere(state):
             self._end(state)
 
+    def is_due(self, state: State) -> bool:
+        """For algorithms, in ``batch_checkpoint``: whether the interval is due after this batch."""
+        return self._due.peek(state)
+
     def epoch_checkpoint(self, state: State) -> None:
         """Write a checkpoint if one is due, among the best, or if a signal arrived since the last batch."""
         due, best, signaled = self._due(state), self._is_among_the_best(state, True), self._signals.anywhere(state)

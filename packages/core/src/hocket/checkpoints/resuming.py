@@ -118,9 +118,7 @@ def locate(where: str | Path, own: Store | None, ranks: Ranks, write: str = "res
 
 def _named(store: Store, name: str, path: str, write: str) -> str:
     """Return the name of the checkpoint; the file ``latest`` stands for the newest. Raises CheckpointError for a store."""
-    there = store.names()
-    if name == LATEST and there:
-        return there[-1]
+    there, name = store.names(), store.named(name)
     if name not in there and not os.path.isdir(path):  # a folder is a damaged one, of which reading says what is wrong
         raise CheckpointError(
             f"{store} has no checkpoint '{name}'; it has {', '.join(there) or 'none'}. Write {write}"

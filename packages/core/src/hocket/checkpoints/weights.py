@@ -78,9 +78,9 @@ def read_weights(path: Path | str) -> dict[str, Tensor]:
     """Return weights by name, on the CPU.
 
     Args:
-        path: a checkpoint of hocket or its URL (by the model's own names), a ``.safetensors`` file, a file of
-            ``torch.save`` that holds a ``state_dict`` or is a checkpoint of Lightning or Composer, or a folder of Hugging Face,
-            sharded or not.
+        path: a checkpoint of hocket or its URL (by the model's own names), ``latest`` in a folder of them for the newest, a
+            ``.safetensors`` file, a file of ``torch.save`` that holds a ``state_dict`` or is a checkpoint of Lightning or
+            Composer, or a folder of Hugging Face, sharded or not.
             Prefixes of all names are removed if they come from a wrapper: ``module.``, ``_orig_mod.``, and for Lightning
             and Composer ``model.``. `load_weights` still knows them, for a module that has such a submodule itself.
 
@@ -106,7 +106,7 @@ def _read(path: Path) -> dict[str, Tensor]:
     except FileNotFoundError:
         raise CheckpointError(
             f"There is no {path} in {os.getcwd()}. Give the path of a file or of a checkpoint's folder, "
-            "such as 'model.pt' or 'runs/a/ep3-ba18'."
+            "such as 'model.pt' or 'runs/a/ep3-ba18'." + _if_import_path(str(path))
         ) from None
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path}: it cannot be read: {getattr(error, 'strerror', None) or error}.") from None
@@ -129,6 +129,14 @@ def _read(path: Path) -> dict[str, Tensor]:
     if not name.endswith(".index.json"):
         return _strip(*_read_file(path / name))
     return _read_index(path, name)
+
+
+def _if_import_path(text: str) -> str:
+    """Return advice on ``module:function``, which only configuration files import; empty for any other text."""
+    module, colon, name = text.partition(":")
+    if not colon or not name.isidentifier() or not all(part.isidentifier() for part in module.split(".")):
+        return ""
+    return f" If it is a function, as in a configuration file, import it: from {module} import {name}; and give {name}."
 
 
 def _read_index(folder: Path, name: str) -> dict[str, Tensor]:
@@ -155,7 +163,9 @@ def _read_file(path: Path) -> tuple[dict[str, Tensor], Sequence[str]]:
     """Return the weights, and the prefixes that may be removed from their names."""
     _check_kind(path)
     if path.name == manifests.LATEST and (name := manifests.pointed(path)):
-        raise CheckpointError(f"{path} holds no weights: it names the newest checkpoint, so give: {path.parent / name}")
+        raise CheckpointError(
+            f"{path} names the newest checkpoint, '{name}', which is missing or damaged. Give the path of another."
+        )
     try:
         if path.suffix == ".safetensors":
             return shards.load(path), ()

@@ -21,6 +21,11 @@ _COMMANDS = (
     (r"(?<![\w.])fit\((duration=…)\)", r"\1"),
     (r"trainer\.fit\([^()]*\)", "`hocket train`"),
     (r"hocket\.Trainer\((?:…, )?([a-z_]+=[^()]*)\)", r"\1"),
+    (
+        r"To omit parts, call trainer\.load_state_dict\(tree, ignore=\['…'\]\), or with strict=False\.",
+        "To begin a new run instead, write resume=None, and another folder in checkpoints=.",
+    ),
+    (r",? or omit [\w' ]+ by (?:trainer\.load_state_dict\(tree, )?ignore=\[[^\]]*\]\)?", ""),
 )
 #: Keys whose mappings are arguments of one class, and that class.
 _DESCRIBED = {"checkpoints": "hocket.Checkpoints"}

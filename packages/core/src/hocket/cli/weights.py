@@ -36,7 +36,9 @@ def trainer_with_weights(args: argparse.Namespace) -> Iterator[tuple[Trainer, st
 def _in_folder(where: str) -> str:
     """Return the weights in the folder of a run or of checkpoints, and say so in one line; any other path unchanged."""
     from hocket.checkpoints.storage.store import Store
+    from hocket.checkpoints.storage.urls import newest
 
+    where = str(newest(where))
     if not os.path.isdir(where) or _is_checkpoint(where):
         return where
     names = Store(where).names()

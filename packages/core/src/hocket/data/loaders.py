@@ -68,6 +68,14 @@ def with_sampler(loader: DataLoader[Any], **changes: Any) -> DataLoader[Any]:
     return changed
 
 
+def independent(data: Any) -> Any:
+    """Return data whose iteration does not end an iteration of ``data`` in progress; a loader gets workers of its own."""
+    if isinstance(data, DataLoader) and data.persistent_workers:
+        data = copy.copy(data)
+        data._iterator = None
+    return data
+
+
 def exchange_dataset(loader: DataLoader[Any], dataset: Any, workers: Any) -> tuple[Any, Any]:
     """Give a loader another data set, and the iterator whose persistent workers load from it; return its previous ones."""
     before = loader.dataset, loader._iterator

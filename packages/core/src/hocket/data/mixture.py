@@ -14,7 +14,11 @@ from hocket.data.containers import register_batch
 
 @dataclass(frozen=True, slots=True)
 class Mixture:
-    """The targets of samples that are mixtures of two: ``share`` of the first, ``1 - share`` of the second.
+    """The targets of mixed samples, each of which is a mixture of two samples.
+
+    ``first[i]`` is the target of the sample that was at position i of the batch, which has the ``share``. ``second[i]`` is the
+    target of its partner, the sample that was mixed into it, which has ``1 - share``. All samples have the same share. MixUp's
+    is 1/2 or more; CutMix's is the fraction of the pixels that stayed, so the partner may have more.
 
     It stands where the targets were in a batch, and is moved, counted, split and joined with the samples. The loss of a
     mixture is that mixture of two losses, which is right for every loss, whatever its targets are (Zhang et al. 2018, arXiv
@@ -25,6 +29,7 @@ class Mixture:
     Example:
         >>> import torch
         >>> from hocket.data import Mixture
+        >>> # three quarters of a sample of class 0 and a quarter of one of class 1, and the other way round
         >>> mixed = Mixture(torch.tensor([0, 1]), torch.tensor([1, 0]), share=0.75)
         >>> logits = torch.tensor([[2.0, 0.0], [0.0, 0.0]])
         >>> mixed.loss(torch.nn.functional.cross_entropy, logits)

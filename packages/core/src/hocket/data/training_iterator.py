@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import sys
 import warnings
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from operator import length_hint
 from typing import Any
 
@@ -13,7 +14,7 @@ from hocket.data.adapters import adapt, as_recorded
 from hocket.data.batches import Padding, unpadded
 from hocket.data.errors import DataError
 from hocket.data.loaders import is_loader_iterator
-from hocket.data.source import Source
+from hocket.data.source import Source, one_epoch
 from hocket.help import collating
 
 #: Types of data that never ends.
@@ -40,10 +41,11 @@ class TrainingIterator:
 
     def __init__(self, source: Source, limit: int | None = None, overfit: int | None = None, window: int = 1) -> None:
         self._given = source.data
-        if overfit:
-            kept = list(itertools.islice(source.begin(), overfit))
+        #: With ``overfit``: the batches of every epoch.
+        self._kept = list(itertools.islice(source.begin(), overfit)) if overfit else None
+        if self._kept is not None:
             source.close()
-            source = adapt(kept, given=self._given)
+            source = adapt(self._kept, given=self._given)
         self._source = source
         self._limit = limit
         self._window = window
@@ -163,6 +165,22 @@ class TrainingIterator:
             raise
         self._batches, self._ended = iter(()), True
         return None
+
+    @contextmanager
+    def another_epoch(self, make: Callable[[], Source]) -> Iterator[Iterator[tuple[Any, bool]]]:
+        """Yield an iterator over the batches of an epoch, as :meth:`next` would return them; training does not notice it.
+
+        Args:
+            make: returns a source of the same data that can be iterated beside the one that training iterates.
+        """
+        source = make() if self._kept is None else adapt(self._kept, given=self._given)
+        position = source.position()
+        try:
+            with one_epoch(source) as batches:
+                yield map(unpadded, itertools.islice(batches, self._limit))
+        finally:
+            source.close()
+            source.restore(position)
 
     def indices(self) -> list[Any] | None:
         """Return the data set's indices of the samples in the batch that was returned last on this rank, or None if unknown."""

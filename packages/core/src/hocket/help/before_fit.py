@@ -1,11 +1,16 @@
-"""Warn before a fit of arguments that have no effect, or another one than expected."""
+"""Warn before a fit, or after it, of arguments that have no effect, or another one than expected."""
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from torch import nn
+
+from hocket.span import Span
+from hocket.surgery import NoEffectWarning
+from hocket.time import Unit
 
 if TYPE_CHECKING:
     from hocket.settings import Settings
@@ -47,3 +52,35 @@ def warn_of_window(accumulate: int | None, batches: int | None) -> None:
             f"accumulate='{batches}ba'.",
             stacklevel=4,
         )
+
+
+def warn_of_spans(state: State, known: Collection[Span] | None = None) -> list[Span]:
+    """Warn of algorithms that never act because their `hocket.Span` begins after the end of training; return these spans.
+
+    Args:
+        known: after a fit, the spans that it was warned of before it. Then others are checked, by the time that was reached.
+    """
+    if known is not None and state.elapsed() < 1:
+        return []
+    found = []
+    for attachment in state.bus.attachments:
+        for span in getattr(attachment.obj, "__dict__", {}).values():
+            if not isinstance(span, Span) or span.start is None:
+                continue
+            end = str(state.max_duration)
+            if known is not None:
+                if span in known or span.start.unit is Unit.DURATION:
+                    continue
+                done = state.timestamp.count(span.start.unit)
+                never, end = done <= span.start.value, f"{done}{span.start.unit}"
+            else:
+                never = span.opens(state) is False
+            if never:
+                found.append(span)
+                warnings.warn(
+                    f"{attachment.name} has no effect: it begins at start='{span.start}', and training ends after {end}. Give "
+                    "an earlier start=, such as '0.2dur', or omit it.",
+                    NoEffectWarning,
+                    stacklevel=4,
+                )
+    return found

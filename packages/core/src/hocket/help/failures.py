@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from hocket.help import names
-from hocket.help.causes import ANYWHERE, CAUSES
+from hocket.help.causes import CAUSES
 from hocket.help.failure import Failure
 from hocket.task import Task
 
@@ -29,9 +29,9 @@ def explain(error: BaseException, where: str, task: Task, batch: Any, outputs: A
     with suppress(Exception):
         failure = Failure(error, where, task, batch, outputs)
         described = "; ".join(f"{name}: {describe(part)}" for name, part in failure.parts().items())
-        causes = (*ANYWHERE, *CAUSES[where])
         cause = next(
-            (text for pattern, tell in causes if re.search(pattern, failure.text) and (text := tell(failure))), ""
+            (text for pattern, tell in CAUSES[where] if re.search(pattern, failure.text) and (text := tell(failure))),
+            "",
         )
         place = {"forward": "the forward pass", "loss": "the loss", "backward": "the backward pass"}[where]
         note = f"In {place} of {type(failure.network).__name__}, with {described}. {cause}".rstrip()

@@ -128,7 +128,8 @@ class Events:
 
     @hookspec
     def after_dataloader(self, state: State, /) -> None:
-        """``state.batch`` is the full batch of this rank, not yet on the device unless there is a ``batch_transform=``.
+        """``state.batch`` is the full batch of this rank, not yet on the device unless ``batch_transform=`` or an earlier
+        algorithm moved it.
 
         With ``accumulate="4ba"`` this event and before_dataloader happen for each of the four batches, and from batch_start on
         ``state.batch`` is a `hocket.data.Window` of them (for a task with ``train_batch``: them joined).

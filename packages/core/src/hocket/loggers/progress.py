@@ -62,7 +62,7 @@ class ProgressLogger(Logger):
     def fit_start(self, state: State) -> None:
         """Open the bar."""
         self._fitting = True
-        self._began = (time.perf_counter(), state.elapsed())
+        self._began = (time.perf_counter(), state.progress.displayed())
         self._mark, self._speed = (state.timestamp.batch, state.timestamp.seconds), 0.0
         self._open()
         if self._bar is not None:
@@ -165,7 +165,7 @@ class ProgressLogger(Logger):
             self._bar.refresh()
 
     def _draw(self, state: State) -> None:
-        done, now = state.elapsed(), time.perf_counter()
+        done, now = state.progress.displayed(), time.perf_counter()
         self._due = now + (self._seconds if self._bar is None else 0.1)
         batch, seconds = state.timestamp.batch - self._mark[0], state.timestamp.seconds - self._mark[1]
         if seconds >= 1 or (not self._speed and seconds > 0):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
+from hocket.optim.layers import layers
 from hocket.plugins.errors import PluginConfigError
 from hocket.task import Task
 
@@ -18,8 +18,10 @@ from hocket.task import Task
 OPTIONS = ("groups", "layer_decay")
 #: The option of a group by which `scale_rates` multiplies its learning rate.
 _SCALE = "lr_scale"
-#: The part of a name up to and including the first number.
-_BLOCK = re.compile(r"(?:^|.*?\.)\d+(?=\.)")
+#: What it multiplies; ``base_lr`` is the option to which an optimizer relates its learning rate, as decoupled-adamw does.
+_RATES = {"lr", "base_lr"}
+#: The options of a single group that the plan shows.
+_SHOWN = ("lr", "weight_decay")
 
 
 def make_groups(
@@ -35,12 +37,12 @@ def make_groups(
         groups: a list of ``{"match": pattern, option: value, …}``. A pattern is a glob for names (``"*.bias"``), or ``"1d"``
             for parameters with at most one dimension (biases and the weights of norms); ``match`` may be a list of them. The
             first group that matches a parameter gives it its options; the others keep those of the optimizer.
-        layer_decay: multiply the learning rate of layer i of n by ``layer_decay ** (n - i)``; see `layers`.
+        layer_decay: multiply the learning rate of layer i of n by ``layer_decay ** (n - i)``; see `hocket.optim.layers.layers`.
         routes: further options by the names of parameters, which groups override.
 
     Raises:
         PluginConfigError: a group is not such a dict, or no parameter is left for it; or ``layer_decay`` is not in (0, 1], or
-            the model has no numbered blocks.
+            the model has no repeated blocks.
     """
     parameters = dict(named_parameters(part))
     options = {name: dict((routes or {}).get(name, {})) for name in parameters}
@@ -60,7 +62,7 @@ def make_groups(
                 options[name] |= {key: value for key, value in group.items() if key != "match"}
         taken.update(matched)
     if layer_decay is not None:
-        for name, factor in _factors(list(parameters), layer_decay).items():
+        for name, factor in _factors(part, list(parameters), layer_decay).items():
             options[name][_SCALE] = factor
     made: list[dict[str, Any]] = []
     for name, parameter in parameters.items():
@@ -88,7 +90,9 @@ def scale_rates(optimizer: Optimizer) -> None:
                 f"A group of {type(optimizer).__name__} has the option {key!r}, which is not one of "
                 f"{', '.join(sorted(optimizer.defaults))}.{f' Write {near[0]!r}.' if near else ''}"
             )
-        group["lr"] = group["lr"] * group.pop(_SCALE, 1.0)
+        factor = group.pop(_SCALE, 1.0)
+        for rate in _RATES & group.keys():
+            group[rate] = group[rate] * factor
 
 
 def named_parameters(part: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
@@ -100,53 +104,33 @@ def named_parameters(part: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
         yield names.get(id(parameter)) or (f"task.{name}" if name in there else name), parameter
 
 
-def layers(names: Sequence[str]) -> dict[str, int]:
-    """Return the number of the layer of each parameter, from 0, by the numbered blocks in names.
-
-    A block is what a name has up to its first number: ``blocks.3`` in ``blocks.3.norm.weight``, ``encoder.layer.3`` in
-    ``encoder.layer.3.output.bias``. Each block is one layer, in the order of the model. Parameters before the first block
-    (embeddings) are one layer, those between blocks belong to the block before, and those after the last block (a last norm, a
-    head) are one more layer. Empty if there is no block.
-
-    Example:
-        >>> from hocket.optim.groups import layers
-        >>> layers(["embedding.weight", "blocks.0.weight", "blocks.1.weight", "head.weight"])
-        {'embedding.weight': 0, 'blocks.0.weight': 1, 'blocks.1.weight': 2, 'head.weight': 3}
-    """
-    blocks = [match[0] if (match := _BLOCK.match(name)) else None for name in names]
-    order = list(dict.fromkeys(block for block in blocks if block is not None))
-    if not order:
-        return {}
-    first = int(blocks[0] is None)
-    last = max(number for number, block in enumerate(blocks) if block is not None)
-    found, layer = {}, 0
-    for number, (name, block) in enumerate(zip(names, blocks, strict=True)):
-        if block is not None:
-            layer = order.index(block) + first
-        elif number > last:
-            layer = len(order) + first
-        found[name] = layer
-    return found
-
-
 def described(optimizers: Mapping[str, Optimizer], part: nn.Module) -> str:
-    """Return a line for each group of the optimizers that have several, with the options in which the groups differ."""
+    """Return a line for each optimizer, and for each group of those with several, with the options in which they differ."""
     names = {id(parameter): name for name, parameter in named_parameters(part)}
     lines = []
-    for optimizer in optimizers.values():
+    for name, optimizer in optimizers.items():
+        kind = type(optimizer).__name__ if name.isdecimal() else f"{name}: {type(optimizer).__name__}"
         groups = optimizer.param_groups
-        if len(groups) < 2:
+        if len(groups) == 1:
+            values = _values(groups[0], [key for key in _SHOWN if key in groups[0]])
+            lines.append(f"{', '.join(filter(None, (kind, values)))} ({_size(groups[0])})")
             continue
         keys = [
             key for key in groups[0] if key != "params" and any(group.get(key) != groups[0][key] for group in groups)
         ]
-        lines.append(f"{type(optimizer).__name__}, {len(groups)} groups of parameters")
+        lines.append(f"{kind}, {len(groups)} groups of parameters")
         for group in groups:
             held = [names.get(id(parameter), "?") for parameter in group["params"]]
-            values = ", ".join(f"{key}={_short(group.get(key))}" for key in keys) or "equal options"
-            size = sum(parameter.numel() for parameter in group["params"])
-            lines.append(f"  {values}: {_some(held)} ({size:,} parameters)")
+            lines.append(f"  {_values(group, keys) or 'equal options'}: {_some(held)} ({_size(group)})")
     return f"\n{'':<12}".join(lines)
+
+
+def _values(group: Mapping[str, Any], keys: Sequence[str]) -> str:
+    return ", ".join(f"{key}={_short(group.get(key))}" for key in keys)
+
+
+def _size(group: Mapping[str, Any]) -> str:
+    return f"{sum(parameter.numel() for parameter in group['params']):,} parameters"
 
 
 def _options(group: Mapping[str, Any]) -> dict[str, Any]:
@@ -199,16 +183,18 @@ def _check_pattern(pattern: str, parameters: Mapping[str, nn.Parameter]) -> None
     raise PluginConfigError(f"match={pattern!r} matches none of the {len(parameters)} parameters. Write {names}.")
 
 
-def _factors(names: Sequence[str], decay: Any) -> dict[str, float]:
+def _factors(part: nn.Module, names: Sequence[str], decay: Any) -> dict[str, float]:
     if isinstance(decay, bool) or not isinstance(decay, int | float) or not 0 < decay <= 1:
         raise PluginConfigError(
             f"layer_decay={decay!r} is not a factor per layer: give a number in (0, 1], such as 0.75."
         )
-    found = layers(names)
+    model = part.model if isinstance(part, Task) else part
+    found = layers(model, names)
     if not found:
         raise PluginConfigError(
-            f"layer_decay={decay} needs numbered blocks in the names of parameters, such as blocks.3.weight; the model has "
-            f"{_some(names)}. Use groups=[{{'match': …, 'lr': …}}] with a learning rate for each part."
+            f"layer_decay={decay} needs blocks that repeat, such as the items of a ModuleList or block_1 and block_2 of one "
+            f"class, and {type(model).__name__} has none; its parameters are {_some(names)}. Use "
+            "groups=[{'match': …, 'lr': …}] with a learning rate for each part."
         )
     last = max(found.values())
     return {name: float(decay) ** (last - layer) for name, layer in found.items()}

@@ -115,7 +115,7 @@ def _make(given: Any, part: nn.Module, replacements: Sequence[Replacement]) -> O
             "Omit optimizer= to evaluate or predict only, or set requires_grad on the parameters to train."
         )
     if isinstance(given, str | Mapping):
-        made = _from_name(given, part)
+        made = _from_name(given, part, replacements)
     elif callable(given):
         try:
             made = given(parameters)
@@ -136,14 +136,22 @@ def _make(given: Any, part: nn.Module, replacements: Sequence[Replacement]) -> O
     return made
 
 
-def _from_name(given: str | Mapping[Any, Any], part: nn.Module) -> Any:
+def _from_name(given: str | Mapping[Any, Any], part: nn.Module, replacements: Sequence[Replacement]) -> Any:
     """Build the plug-in, with parameter groups if the configuration asks for them or the plug-in has a rule for them.
 
-    A plug-in with a function ``routes(module)``, which returns options by the names of parameters, gets these options.
+    A plug-in with a function ``routes(module)``, which returns options by the names of parameters, gets these options. If a
+    plug-in replaced the model as a whole, names of its parameters mean nothing any more, and a warning says so.
     """
     name, config = read("optimizers", given)
     plugin = catalog.find("optimizers", name).load()
     own = {key: config.pop(key) for key in OPTIONS if key in config}
+    if own and (whole := next((each for each in replacements if not each.name), None)):
+        warnings.warn(
+            f"optimizer={name!r}: ignored {' and '.join(own)}, which is about the parameters of "
+            f"{type(whole.old).__name__}, but {type(whole.new).__name__} replaces it.",
+            stacklevel=5,
+        )
+        own = {}
     routes = getattr(plugin, "routes", None)
     if not own and routes is None:
         return build("optimizers", {name: config}, list(part.parameters())).obj

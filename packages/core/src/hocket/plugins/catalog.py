@@ -321,6 +321,8 @@ def _check_kind(kind: str) -> None:
 
 #: The kinds that a Trainer takes as lists.
 _LISTS = ("algorithms", "callbacks", "loggers")
+#: The kinds of which a Trainer takes one, in an argument of the singular.
+_SINGLE = ("optimizers", "schedules", "precisions", "strategies", "devices")
 
 
 def _unknown(kind: str, name: str, short: str) -> str:
@@ -339,8 +341,9 @@ def _unknown(kind: str, name: str, short: str) -> str:
     there = names(kind)
     if text := others.elsewhere(kind, short):
         return f"{what}. {text}."
-    if other := next((each for each in KINDS if each != kind and each in _LISTS and short in names(each)), None):
-        return f"{what}. It is one of the {other} here: write {other}=['{short}']."
+    if other := next((each for each in (*_LISTS, *_SINGLE) if each != kind and short in names(each)), None):
+        write = f"{other}=['{short}']" if other in _LISTS else f"{singular(other)}='{short}'"
+        return f"{what}. It is one of the {other} here: write {write}."
     near = others.alias(kind, short, [*there, *known]) or _near(short, [*there, *known])
     if near in known and near not in there:
         return f"{what}. Did you mean '{near}'? It comes with an extra; type: pip install 'hocket[{known[near]}]'."

@@ -307,18 +307,15 @@ def _readable(signature: inspect.Signature, arguments: tuple[Any, ...]) -> str:
 
 
 def _rewritten(key: str, value: Any, hint: Any) -> str:
-    """Return what to write for a number given as text, as YAML reads 1e-3, or for a time without a unit; or empty."""
-    if not isinstance(value, str):
-        times = "Time" in str(hint) and isinstance(value, int | float)
-        if times and value % 1:
+    """Return what to write for a value of another type, as YAML reads 1e-3, or for a time without a unit; or empty."""
+    if "Time" in str(hint) and isinstance(value, int | float):
+        if value % 1:
             return f"{value!r} has no unit: write {key}='{value}dur' for that fraction of the duration. "
-        return (
-            f"{value!r} has no unit: write {key}='{value}ba' for batches, or '{value}ep' for epochs. " if times else ""
-        )
-    try:
-        return f"Write {key}={float(value)!r}. "
-    except ValueError:
-        return ""
+        return f"{value!r} has no unit: write {key}='{value}ba' for batches, or '{value}ep' for epochs. "
+    meant = _value(value.strip()) if isinstance(value, str) else value
+    if isinstance(meant, float) and meant.is_integer() and not signatures.fits(meant, hint):
+        meant = int(meant)
+    return f"Write {key}={meant!r}. " if type(meant) is not type(value) and signatures.fits(meant, hint) else ""
 
 
 def _type_name(hint: Any) -> str:

@@ -27,7 +27,13 @@ class Due:
             self._elapsed = state.elapsed()
 
     def __call__(self, state: State) -> bool:
+        due = self.peek(state)
+        if self._by_duration:
+            self._elapsed = state.elapsed()
+        return due
+
+    def peek(self, state: State) -> bool:
+        """Whether the next call returns True."""
         if not self._by_duration:
             return self._every.due(state.previous, state.timestamp)
-        before, self._elapsed = self._elapsed, state.elapsed()
-        return self._every.due(state.previous, state.timestamp, before, self._elapsed)
+        return self._every.due(state.previous, state.timestamp, self._elapsed, state.elapsed())

@@ -159,7 +159,8 @@ class FitLoop:
         intervals = [self._log_every, *(each.every for each in state.eval_sets.values())]
         self._active_metrics = self.metrics if self.metrics else None
         self._by_duration = any(each.every is not None and each.every.unit is Unit.DURATION for each in intervals)
-        self._fractions = (0.0, state.elapsed()) if left is None else left["shares"]
+        done = state.elapsed() if self._by_duration else state.progress.displayed()
+        self._fractions = (0.0, done) if left is None else left["shares"]
         for schedule in state.schedules if not self._over() else ():
             schedule.start(state)
         bus.fit_start(state)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import math
+import warnings
+from bisect import bisect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
@@ -33,7 +37,7 @@ def step_on_parts(state: State, number: int, take: Callable[[], bool]) -> bool:
     loss: Any = 0.0
     losses: Mapping[str, torch.Tensor] = {}
     try:
-        for part in _parts(state, number):
+        for step.part, part in enumerate(_parts(state, number)):
             step.batch, step.samples, step.trained_on = part
             step.metrics = metrics  # None after gradients were computed twice
             taken |= take()
@@ -43,39 +47,60 @@ def step_on_parts(state: State, number: int, take: Callable[[], bool]) -> bool:
             parts = {name: value * share for name, value in step.losses.items()}
             losses = {**losses, **{name: losses.get(name, 0) + value for name, value in parts.items()}}
     finally:
-        step.batch, step.samples, step.trained_on = batch, samples, everyone
+        step.batch, step.samples, step.trained_on, step.part = batch, samples, everyone, 0
     step.loss, step.losses = loss, losses
     return taken
 
 
 def _parts(state: State, number: int) -> Iterator[_Part]:
-    """Yield parts with about equal numbers of samples. Parts that are empty on all ranks are skipped.
-
-    A rank without samples in a part computes on padding.
-    """
-    batch, mine = state.step.batch, state.step.samples
-    batches: list[list[Any]] = [[] for _ in range(number)]
-    samples = [0] * number
-    seen = 0
-    split = state.bus.split_batch(
-        state, batch, max(1, -(-mine // number))
-    )  # collective, so on a rank without samples too
-    for piece in split if mine else ():
-        piece, counts = unpadded(piece)
-        if counts:
-            which = min(seen * number // mine, number - 1)
-            size = count(state, piece).samples
-            batches[which].append(piece)
-            samples[which] += size
-            seen += size
-    if seen != mine:
-        raise ValueError(miscounted(state, mine, mine - seen))
+    """Yield the parts that hold a sample on any rank. A rank without one in a part computes on padding."""
+    parts, samples = _divided(state, _sizes(state, number))
     totals = samples
     if state.strategy.world_size > 1:
         duplicates = state.strategy.world_size // state.strategy.data_ranks
         totals = [total // duplicates for total in state.bus.all_reduce(torch.tensor(samples), "sum").tolist()]
-    padding = next((pieces[0] for pieces in batches if pieces), batch)
-    for pieces, size, everyone in zip(batches, samples, totals, strict=True):
+    if (steps := sum(map(bool, totals))) < number and state.strategy.rank == 0:
+        warnings.warn(
+            f"{number} steps were requested on a batch of {sum(totals)} samples, and {steps} are taken: each needs a sample. "
+            "Give larger batches, or request fewer steps, as with a larger initial= of batch-size-warmup.",
+            stacklevel=2,
+        )
+    padding = next((part for part, size in zip(parts, samples, strict=True) if size), state.step.batch)
+    for part, size, everyone in zip(parts, samples, totals, strict=True):
         if everyone:
-            own = Window(pieces) if type(batch) is Window and pieces else state.task.join(pieces or [padding])
-            yield _Part(own, size, everyone)
+            yield _Part(part if size else padding, size, everyone)
+
+
+def _sizes(state: State, number: int) -> list[int]:
+    """Return the sizes of this rank's parts, equal up to one. Ranks have larger parts in turn, so that sums are equal too."""
+    size, larger = divmod(state.step.samples, number)
+    first = state.strategy.data_rank * larger
+    return [size + ((part - first) % number < larger) for part in range(number)]
+
+
+def _divided(state: State, sizes: Sequence[int]) -> tuple[list[Any], list[int]]:
+    """Return this rank's batch in parts of these sizes, and their sizes if the task splits in another way.
+
+    Parts of a window are windows. The batch is split into equal pieces that lie in one part each, which are joined again.
+    """
+    batch, mine = state.step.batch, state.step.samples
+    window = type(batch) is Window
+    whole = [count(state, each).samples for each in batch.batches] if window and mine else [mine]
+    starts, ends = list(accumulate(whole, initial=0)), list(accumulate(sizes))
+    piece_size = math.gcd(*(end - starts[bisect(starts, end) - 1] for end in ends)) or max(mine, 1)
+    held: list[dict[int, list[Any]]] = [{} for _ in sizes]  # by part, and by batch of the window
+    counted = [0] * len(sizes)
+    seen = 0
+    split = state.bus.split_batch(state, batch, piece_size)  # collective, so on a rank without samples too
+    for piece in split if mine else ():
+        piece, counts = unpadded(piece)
+        if counts:
+            part = min(bisect(ends, seen), len(sizes) - 1)
+            held[part].setdefault(bisect(starts, seen), []).append(piece)
+            samples = count(state, piece).samples
+            counted[part] += samples
+            seen += samples
+    if seen != mine:
+        raise ValueError(miscounted(state, mine, mine - seen))
+    joined = [[state.task.join(each) if len(each) > 1 else each[0] for each in by_batch.values()] for by_batch in held]
+    return [Window(each) if window else each[0] if each else None for each in joined], counted

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -32,12 +33,28 @@ class Progress:
     fit_asked: str | None = None
     #: Batches per epoch, or None while that is unknown.
     epoch_length: int | None = None
+    #: Whether somebody was told that ``epoch_length`` is unknown.
+    _warned: bool = field(default=False, compare=False)
 
     def elapsed(self) -> float:
         """Return the fraction of ``max_duration`` that is done, 0.0 to 1.0. It advances every batch, whatever the unit.
 
-        Epochs advance by batch once the length of an epoch is known: from the loader, or after the first epoch.
+        Epochs advance by batch once the length of an epoch is known: from the loader, or after the first epoch. Warns once
+        while it is unknown.
         """
+        end = self.max_duration
+        if end is not None and end.unit is Unit.EPOCH and not self.epoch_length and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"The training data has no length, so the completed fraction of duration='{end}' stays at 0 until the first "
+                "epoch ends, and with it whatever is given in 'dur'. Give the duration in batches, such as "
+                "duration='1000ba', or define __len__ of the data set.",
+                stacklevel=3,
+            )
+        return self.displayed()
+
+    def displayed(self) -> float:
+        """Return :meth:`elapsed` without a warning, for those who only show it."""
         end = self.max_duration
         if end is None:
             raise ValueError("There is no duration outside a fit. Pass duration= to the Trainer or to fit.")

@@ -28,8 +28,8 @@ class Step:
 
     __slots__ = (
         "batch", "boundary", "carry", "counts", "gradient_norm", "inputs", "kept", "loss", "loss_function", "loss_names",
-        "losses", "metrics", "name", "optimizers", "others", "outputs", "parts", "retain_graph", "samples", "taken",
-        "trained_on", "weight_of",
+        "losses", "metrics", "name", "optimizers", "others", "outputs", "part", "parts", "retain_graph", "samples",
+        "taken", "trained_on", "weight_of",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -49,6 +49,8 @@ class Step:
         self.trained_on = 0
         #: Number of optimizer steps to take on the batch, each on a part of it; see `State.request_steps`.
         self.parts = 1
+        #: The number of the current part, from 0.
+        self.part = 0
         #: Updated with the outputs; None if there are none, or while the gradients of the batch are recomputed.
         self.metrics: MetricSet | None = None
         #: The loss names that ranks agreed on; None before the first batch, and for a single rank.

@@ -197,6 +197,11 @@ class Store:
         """Return the names of checkpoints with a valid manifest, in the order in which they were written, newest last."""
         return list(self._valid())
 
+    def named(self, name: str) -> str:
+        """Return the name of a checkpoint; ``latest`` stands for the newest, if there is one."""
+        there = self.names() if name == LATEST else []
+        return there[-1] if there else name
+
     def abouts(self) -> dict[str, dict[str, Any]]:
         """Return the descriptions of these, in the same order, read at one moment."""
         return {name: formats.decode_about(each) for name, each in self._valid().items()}

@@ -6,10 +6,16 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from hocket.checkpoints.storage.manifest import LATEST
+
 
 @contextmanager
 def local_folder(place: Path | str, only: Sequence[str] | None = None) -> Iterator[Path]:
-    """Yield the folder of a checkpoint; for a URL, a temporary folder with the files that `format.read` reads."""
+    """Yield the folder of a checkpoint; for a URL, a temporary folder with the files that `format.read` reads.
+
+    ``place`` may be the file ``latest`` of a folder of checkpoints, as in `newest`.
+    """
+    place = newest(place)
     if "://" not in str(place):
         yield Path(place)
         return
@@ -18,3 +24,13 @@ def local_folder(place: Path | str, only: Sequence[str] | None = None) -> Iterat
     folder, _, name = str(place).rstrip("/").rpartition("/")
     store = Store(folder)  # its downloads are removed with it
     yield store.fetch(name, only)
+
+
+def newest(place: Path | str) -> Path | str:
+    """Return the newest checkpoint for the file ``latest`` of a folder of checkpoints, and any other path or URL unchanged."""
+    folder, _, name = str(place).rstrip("/").rpartition("/")
+    if name != LATEST or Path(place).is_dir():
+        return place
+    from hocket.checkpoints.storage.store import Store
+
+    return f"{folder or '.'}/{Store(folder or '.').named(name)}"
