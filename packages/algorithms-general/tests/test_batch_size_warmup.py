@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -21,7 +23,10 @@ class TestBatchSizeWarmup(AlgorithmConformance):
 
 
 def plain(batches, steps, epochs=2):
-    """Train on the parts of each batch; ``steps`` by batch, the batches of each rank side by side."""
+    """Train on the parts of each batch; ``steps`` by batch, the batches of each rank side by side.
+
+    Of two ranks the first has its larger parts at the beginning, and the second as many parts later.
+    """
     model = make_model()
     optimizer = momentum(model.parameters())
     numbers, losses = iter(steps), []
@@ -29,9 +34,11 @@ def plain(batches, steps, epochs=2):
         for of_ranks in batches():
             number, total = next(numbers), 0.0
             divided = []
-            for inputs, targets in of_ranks:
-                size = -(-len(inputs) // number)
-                divided.append([(x, y) for x, y in zip(inputs.split(size), targets.split(size), strict=True)])
+            for rank, (inputs, targets) in enumerate(of_ranks):
+                sizes = [len(part) for part in torch.arange(len(inputs)).tensor_split(number)]
+                turned = rank * (len(inputs) % number) % number
+                sizes = sizes[number - turned :] + sizes[: number - turned]
+                divided.append(list(zip(inputs.split(sizes), targets.split(sizes), strict=True)))
             samples = sum(len(targets) for _, targets in of_ranks)
             for parts in zip(*divided, strict=True):
                 inputs, targets = (torch.cat(each) for each in zip(*parts, strict=True))
@@ -79,7 +86,7 @@ def test_it_is_the_loop_over_parts_of_each_batch():
     assert result.metrics["train/seen"] == 84  # each sample of an epoch once
 
 
-def test_a_window_is_divided_between_its_batches():
+def test_a_window_is_divided_as_the_batch_that_it_is():
     """accumulate="4ba" over batches of 4 is a full batch of 16: its parts are those of a loader of 16."""
     trainer = make_trainer(
         train_data=make_data(samples=80, batch_size=4, shuffle=False), optimizer=momentum, accumulate="4ba",
@@ -87,20 +94,62 @@ def test_a_window_is_divided_between_its_batches():
     )  # fmt: skip
     result = trainer.fit()
     assert (result.timestamp.batch, result.timestamp.sample) == (10, 160)
-    model = make_model()
-    optimizer = momentum(model.parameters())
-    for number in range(10):
-        batches = list(make_data(samples=80, batch_size=4, shuffle=False))[number % 5 * 4 :][:4]
-        steps = batch_size_steps(number / 8, 0.25)
-        groups = [[] for _ in range(steps)]
-        for index, batch in enumerate(batches):
-            groups[index * steps // len(batches)].append(batch)
-        for group in filter(None, groups):
-            inputs, targets = (torch.cat(each) for each in zip(*group, strict=True))
-            optimizer.zero_grad()
-            F.cross_entropy(model(inputs), targets).backward()
-            optimizer.step()
+    steps = [batch_size_steps(number / 8, 0.25) for number in range(10)]
+    assert 3 in steps  # which does not divide 16, nor a batch of 4
+    model, _ = plain(lambda: ([batch] for batch in make_data(samples=80, batch_size=16, shuffle=False)), steps)
     assert_close(trainer, model)
+
+
+class Asks(hocket.Callback):
+    """Requests a number of steps, and notes the samples in each forward pass by step."""
+
+    def __init__(self, steps):
+        self.steps, self.sizes = steps, []
+
+    def batch_start(self, state):
+        state.request_steps(self.steps)
+
+    def before_train_batch(self, state):
+        self.sizes.append([])
+
+    def before_forward(self, state):
+        self.sizes[-1].append(len(state.batch[0]))
+
+
+@pytest.mark.parametrize(("samples", "steps"), [(9, 8), (10, 4), (7, 3), (12, 4), (8, 8)])
+def test_parts_are_as_equal_as_possible(samples, steps):
+    """As numpy.array_split divides; each part is one forward pass."""
+    asks = Asks(steps)
+    make_trainer(train_data=make_data(samples=samples, batch_size=samples), callbacks=[asks], duration="1ep").fit()
+    assert asks.sizes == [[len(part)] for part in torch.arange(samples).tensor_split(steps)]
+
+
+def test_a_part_of_a_window_computes_on_each_of_its_batches_once():
+    """Batches of 5 and 3 samples in three parts of 3, 3 and 2: the second part has two samples of one and one of the other."""
+    asks, data = Asks(3), [(torch.randn(size, 8), torch.zeros(size, dtype=torch.long)) for size in (5, 3)]
+    make_trainer(train_data=data, accumulate="2ba", callbacks=[asks], duration="1ep").fit()
+    assert asks.sizes == [[3], [2, 1], [2]]
+
+
+def test_a_batch_with_fewer_samples_than_steps_says_so():
+    asks = Asks(8)
+    with pytest.warns(UserWarning, match="8 steps were requested on a batch of 5 samples, and 5 are taken"):
+        make_trainer(train_data=make_data(samples=5, batch_size=5), callbacks=[asks], duration="1ep").fit()
+    assert asks.sizes == [[1]] * 5
+
+
+def test_ranks_have_larger_parts_in_turn():
+    """3 samples on each of two ranks are 6: in 4 steps they are 2, 2, 1 and 1, and none is empty."""
+    pytest.importorskip("hocket_strategies")
+
+    def train(rank):
+        data, asks = [(torch.randn(3, 8), torch.arange(3))], Asks(4)
+        make_trainer(
+            train_data=data, strategy={"ddp": {"split_data": False}}, callbacks=[asks], duration="1ep", device="cpu"
+        ).fit()
+        return len(asks.sizes)
+
+    assert run_ranks(train, 2) == [4, 4]
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
@@ -154,7 +203,9 @@ def test_a_rank_without_samples_takes_part(strategy):
             train_data=make_data(samples=9, batch_size=8, shuffle=False), global_batch=8, strategy=strategy,
             algorithms=[BatchSizeWarmup(0.25, "100dur")], device="cpu",
         )  # fmt: skip
-        return trainer.fit().timestamp.sample, [each.numpy() for each in weights(trainer)]
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "4 steps were requested on a batch of 1 samples")
+            return trainer.fit().timestamp.sample, [each.numpy() for each in weights(trainer)]
 
     (samples, first), (_, second) = run_ranks(train, 2)
     assert samples == 18

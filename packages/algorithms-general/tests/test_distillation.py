@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from functools import partial
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import hocket
 from hocket.cli import main
+from hocket.task import SupervisedTask
 from hocket.testkit import AlgorithmConformance, run_ranks
 from hocket.testkit.reference import convolutional_network
 from hocket_general import Distillation, LabelSmoothing
@@ -255,6 +257,93 @@ def test_ignored_positions_and_the_loss_own_weight(tmp_path, microbatch):
     _assert_close(trainer, _plain_loop(teacher, expected, loss, [(x, y)]), rtol=1e-4, atol=1e-6)
 
 
+class _TokenTask(hocket.Task):
+    """Logits (N, T, K), and a loss that only the task knows."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.network = model
+
+    def forward(self, batch):
+        return self.network(batch[0])
+
+    def loss(self, outputs, batch):
+        return F.cross_entropy(outputs.flatten(0, 1), batch[1].flatten())
+
+
+class _TokenTeacher(_TokenTask):
+    """The same with weights that no optimizer has."""
+
+
+def test_the_classes_of_a_custom_task_are_not_guessed(tmp_path):
+    x, y = torch.randn(4, 5, 4), torch.randint(3, (4, 5))
+    teacher, model = _seeded(2, _Tokens), _seeded(1, _Tokens)
+
+    def train(**arguments):
+        given = Distillation(_TokenTeacher(teacher), 1.0, 0.5, **arguments)
+        trainer = _trainer(tmp_path, given, model=_TokenTask(copy.deepcopy(model)), loss=None, train_data=[(x, y)])
+        trainer.fit()
+        return {name.removeprefix("network."): value for name, value in trainer.model_state_dict().items()}
+
+    with pytest.raises(ValueError, match=r"shape \(4, 5, 3\), has the classes. Write class_dim=-1"):
+        train()
+
+    def loss(model, taught, x, y):
+        outputs, taught = model(x).flatten(0, 1), taught.flatten(0, 1)
+        divergence = F.kl_div(outputs.log_softmax(1), taught.softmax(1), reduction="batchmean")
+        return 0.5 * F.cross_entropy(outputs, y.flatten()) + 0.5 * divergence
+
+    found = train(class_dim=-1)
+    for name, value in _plain_loop(teacher, copy.deepcopy(model), loss, [(x, y)]).state_dict().items():
+        torch.testing.assert_close(found[name], value, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("loss", "shape", "targets", "dim"),
+    [
+        (F.cross_entropy, (4, 3, 3), (4, 3), 1),  # by the definition of the loss
+        (partial(F.cross_entropy, label_smoothing=0.1), (4, 3, 5, 5), None, 1),  # probabilities
+        (nn.CrossEntropyLoss(), (4, 3, 5), (4, 5), 1),
+        (_token_loss, (4, 5, 3), (4, 5), -1),
+        (_token_loss, (4, 5, 5), (4, 5), None),
+        (_token_loss, (4, 5, 3), (20,), None),
+        (_token_loss, (4, 1, 3), (4, 1), -1),
+        (None, (4, 5, 3), None, -1),  # transformers' language models
+        (None, (4, 3, 8, 8), None, None),  # and its segmentation models
+        (None, (4, 3), None, 1),
+        (_token_loss, (4, 1), (4,), "two or more"),
+        (F.cross_entropy, (4, 1, 6), (4, 6), "two or more"),
+    ],
+)
+def test_the_dimension_of_the_classes(loss, shape, targets, dim):
+    task = SupervisedTask(nn.Linear(4, 3), loss)
+    given = None if targets is None else torch.zeros(targets, dtype=torch.long)
+    algorithm = Distillation(nn.Linear(4, 3))
+    if not isinstance(dim, int):
+        with pytest.raises(ValueError, match=dim or "class_dim=-1"):
+            algorithm._class_dim(task, torch.zeros(shape), given)
+    else:
+        assert algorithm._class_dim(task, torch.zeros(shape), given) == dim
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_features_alone_need_no_logits_of_the_teacher(tmp_path, reduction):
+    """With alpha=0 the teacher has other classes, or none."""
+    teacher = _seeded(2, lambda: nn.Sequential(nn.Sequential(nn.Linear(4, 8), nn.Tanh()), nn.LSTM(8, 5)))
+    features = Distillation(teacher, alpha=0.0, features={"2": "0"}, feature_weight=0.2)
+    rate = 0.5 if reduction == "mean" else 0.0625  # 8 samples: a sum at an eighth of the rate
+    trainer = _trainer(
+        tmp_path, features, loss=nn.CrossEntropyLoss(reduction=reduction), optimizer=f"sgd(lr={rate})", microbatch=3
+    )
+    trainer.fit()
+
+    def loss(model, taught, x, y):
+        hidden = model[:3](x)
+        return F.cross_entropy(model[3](hidden), y) + 0.2 * (hidden - teacher[0](x).detach()).square().mean()
+
+    _assert_close(trainer, _plain_loop(teacher, _seeded(1), loss), rtol=1e-4, atol=1e-6)
+
+
 def test_a_loss_that_is_a_sum(tmp_path):
     teacher = _seeded(2)
     trainer = _trainer(
@@ -360,3 +449,73 @@ def test_in_a_configuration_file(tmp_path, monkeypatch, teacher):
     )
     monkeypatch.chdir(tmp_path)
     assert main(["train", "run.yaml"]) == 0
+
+
+@pytest.mark.parametrize(
+    "loss", ["mse_loss", nn.SmoothL1Loss(), "binary_cross_entropy_with_logits", nn.BCEWithLogitsLoss()]
+)
+def test_outputs_that_are_no_classes_are_refused(tmp_path, loss):
+    binary = "inary" in str(loss) or isinstance(loss, nn.BCEWithLogitsLoss)
+    y = torch.randint(2, (8, 3)).float() if binary else torch.randn(8, 3)
+    teacher = _seeded(1)
+    with pytest.raises(ValueError, match=r"exclude each other.* alpha=0 with features=.* hocket.Task"):
+        _trainer(tmp_path, Distillation(teacher), loss=loss, train_data=[(torch.randn(8, 4), y)]).fit()
+    features = Distillation(teacher, alpha=0.0, features=["0"])
+    _trainer(tmp_path, features, loss=loss, train_data=[(torch.randn(8, 4), y)], duration="1ep").fit()
+
+
+def test_class_probabilities_are_accepted(tmp_path):
+    y = torch.rand(8, 3).softmax(1)
+    _trainer(tmp_path, Distillation(_seeded(1)), train_data=[(torch.randn(8, 4), y)], duration="1ep").fit()
+
+
+def test_the_ignored_index_is_that_of_the_loss(tmp_path):
+    """Against a plain loop in which the ignored sample is left out of both means."""
+    x, y = torch.randn(6, 4), torch.tensor([0, 1, 255, 2, 255, 1])
+    loss = nn.CrossEntropyLoss(ignore_index=255)
+    teacher, student = _seeded(1), _seeded(2)
+    trainer = _trainer(
+        tmp_path, Distillation(teacher), model=copy.deepcopy(student), loss=loss, train_data=[(x, y)], duration="1ba",
+        optimizer="sgd(lr=0.1)",
+    )  # fmt: skip
+    trainer.fit()
+    kept = y != 255
+    outputs = student(x[kept])
+    (0.5 * F.cross_entropy(outputs, y[kept]) + 0.5 * distillation_loss(outputs, teacher(x[kept]))).backward()
+    for found, parameter in zip(trainer.state.model.parameters(), student.parameters(), strict=True):
+        torch.testing.assert_close(found, parameter - 0.1 * parameter.grad)
+    with pytest.raises(ValueError, match="ignore_index=7, and the loss ignores 255"):
+        _trainer(tmp_path, Distillation(teacher, ignore_index=7), loss=loss)
+
+
+class _Normalizing(SupervisedTask):
+    """A task that normalizes its inputs, as those for images do."""
+
+    def __init__(self, model, head=False):
+        super().__init__(model, F.cross_entropy)
+        self.register_buffer("mean", torch.tensor(3.0), persistent=False)
+        self.head = nn.Linear(3, 3) if head else None
+
+    def forward(self, batch):
+        outputs = self.network(batch[0] - self.mean)
+        return outputs if self.head is None else self.head(outputs)
+
+
+@pytest.mark.parametrize("head", [False, True])
+def test_a_task_calls_the_teacher_as_its_model(tmp_path, head):
+    """Unless the task has parameters, which the teacher must not get."""
+    seen, teacher = [], _seeded(1)
+    teacher.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
+    x = torch.randn(8, 4)
+    task = _Normalizing(_seeded(2), head)
+    _trainer(
+        tmp_path, Distillation(teacher), model=task, loss=None, train_data=[(x, torch.randint(3, (8,)))], duration="1ba"
+    ).fit()
+    assert seen[0].equal(x if head else x - 3.0)
+    assert task.training and not teacher.training
+
+
+@pytest.mark.parametrize("features", ["2", 2])
+def test_features_of_another_type(features):
+    with pytest.raises(TypeError, match=r"a list of names .* features=\['layer2'\]"):
+        Distillation(_seeded(1), features=features)

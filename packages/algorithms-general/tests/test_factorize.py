@@ -40,6 +40,12 @@ def test_factors_are_the_best_approximation_of_their_rank(m, n, data):
     torch.testing.assert_close(up @ down, truncated)
 
 
+@pytest.mark.parametrize("rank", [0, 4])
+def test_a_rank_that_a_weight_cannot_have(rank):
+    with pytest.raises(ValueError, match=rf"rank={rank} is not between 1 and 3"):
+        low_rank_factors(torch.ones(3, 5), rank)
+
+
 @given(fan_in=st.integers(1, 200), out=st.integers(1, 200))
 def test_largest_useful_rank_saves_weights_and_the_next_one_does_not(fan_in, out):
     rank = largest_useful_rank(fan_in, out)
@@ -115,14 +121,6 @@ def test_fractions_and_numbers_choose_the_rank():
         factorize(nn.Linear(4, 4), factorize_convs=False, factorize_linears=False)
 
 
-def test_class_and_function_have_one_set_of_defaults():
-    import inspect
-
-    defaults = [{name: p.default for name, p in inspect.signature(f).parameters.items() if name != "model"}
-                for f in (factorize, Factorize)]  # fmt: skip
-    assert defaults[0] == defaults[1]
-
-
 def test_what_would_not_be_sound_is_left_alone():
     """Ties, subclasses such as the projection of attention, and computed weights."""
     embedding, head = nn.Embedding(40, 32), nn.Linear(32, 40)
@@ -162,7 +160,7 @@ def test_optimizer_flags_dtype_and_format_are_kept_and_surgery_twice_changes_not
     assert not model[1].down.weight.requires_grad and model[1].bias.requires_grad
     assert model[1].down.weight.is_contiguous(memory_format=torch.channels_last)
     before = list(pickle.loads(pickle.dumps(copy.deepcopy(model))).state_dict())
-    with pytest.warns(NoEffectWarning):
+    with pytest.warns(NoEffectWarning, match=r"already applied .* FactorizedLinear\(rank=8\)"):
         factorize(model, min_features=1, min_channels=1)
     assert list(model.state_dict()) == before
 

@@ -81,6 +81,7 @@ def test_each_part_moves_the_running_statistics():
 def test_any_batch_works_in_parts_of_about_the_size(samples, size, positions):
     """Composer refuses batches below the size; a part of one value would have no variance."""
     _, model = pair(nn.BatchNorm1d, size=size)
+    model[0]._has_trained = True  # without a warning
     seen = []
     x = torch.randn(samples, 3, positions)
     forward = nn.BatchNorm1d.forward
@@ -104,10 +105,21 @@ def test_evaluation_is_that_of_batch_norm_for_any_batch():
         assert torch.equal(model(x), plain(x))
 
 
-def test_a_batch_below_the_size_is_plain_batch_norm():
+@pytest.mark.parametrize("samples", [5, 32])
+def test_a_batch_below_the_size_is_plain_batch_norm_and_the_first_one_says_so(samples):
     plain, model = pair(size=32)
-    x = torch.randn(5, 3, 2, 2)
-    assert torch.equal(model(x), plain(x)) and torch.equal(model[0].running_var, plain.running_var)
+    x = torch.randn(samples, 3, 2, 2)
+    with pytest.warns(NoEffectWarning, match=f"batches of {samples} samples.*ghost_batch_size=32"):
+        out = model(x)
+    assert torch.equal(out, plain(x)) and torch.equal(model[0].running_var, plain.running_var)
+    model(x)  # not again; warnings are errors here
+
+
+def test_a_small_last_batch_of_an_epoch_is_no_reason_to_warn():
+    _, model = pair(size=4)
+    model.eval()(torch.randn(2, 3, 2, 2))
+    model.train()(torch.randn(8, 3, 2, 2))
+    model(torch.randn(2, 3, 2, 2))
 
 
 def test_microbatches_of_whole_ghost_batches_change_nothing():
@@ -140,8 +152,11 @@ def test_sync_batch_norm_and_subclasses_are_left_alone():
     model = nn.Sequential(nn.SyncBatchNorm(3), Mine(3), nn.LazyBatchNorm2d(), nn.BatchNorm2d(3), nn.InstanceNorm2d(3))
     with pytest.warns(UserWarning, match=r"0 \(SyncBatchNorm.*1 \(Mine.*2 \(Lazy"):
         assert [each.name for each in ghost_batchnorm(model)[1]] == ["3"]
-    with pytest.warns(NoEffectWarning):
+    with pytest.warns(NoEffectWarning, match="found nothing to change in Sequential: it has no BatchNorm1d"):
         ghost_batchnorm(nn.Sequential(nn.Linear(2, 2)))
+    twice, _ = ghost_batchnorm(nn.Sequential(nn.BatchNorm1d(2)), ghost_batch_size=4)
+    with pytest.warns(NoEffectWarning, match="already applied .* 0 is GhostBatchNorm1d.*ghost_batch_size=4"):
+        ghost_batchnorm(twice, ghost_batch_size=8)
     with pytest.raises(ValueError, match="ghost_batch_size=0"):
         ghost_batchnorm(model, ghost_batch_size=0)
 

@@ -84,6 +84,36 @@ def test_label_smoothing_trains_as_torchs_argument_does():
     assert_same(model, want, exact=False)
 
 
+def test_label_smoothing_from_start_to_stop():
+    ours = network()
+    trainer(ours, LabelSmoothing(0.2, start="2ba", stop="0.5dur")).fit()  # 4.5 of 9 batches
+    batch = iter(range(9))
+
+    def loss(outputs: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(outputs, y, label_smoothing=0.2 if 2 <= next(batch) < 5 else 0.0)
+
+    assert_same(ours, finish(by_hand(network(), loss)), exact=False)
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: LabelSmoothing(0.2, start="2ba", stop="7ba"), lambda: SAM(start="2ba", stop="7ba")]
+)
+def test_a_run_resumed_within_start_and_stop_is_bitwise_identical(make):
+    states = {}
+
+    class Keep(hocket.Callback):
+        def batch_checkpoint(self, state: hocket.State) -> None:
+            states[state.timestamp.batch] = copy.deepcopy(state.content.state_dict())
+
+    whole = trainer(network(), make(), callbacks=[Keep()])
+    whole.fit()
+    for batch in (1, 2, 4, 7):
+        resumed = trainer(network(), make())
+        resumed.load_state_dict(states[batch])
+        resumed.fit()
+        assert_same(resumed.state.model, whole.model_state_dict())
+
+
 def test_metrics_and_evaluation_see_the_targets_themselves():
     class Seen:
         def __init__(self) -> None:
@@ -217,6 +247,20 @@ def test_sam_with_an_interval_is_a_plain_loop_in_between():
     batch, ascend = iter(range(1, 100)), sam_by_hand(theirs, 0.2)
     want = finish(by_hand(theirs, before_step=lambda again: ascend(again) if next(batch) % 3 == 0 else None))
     assert_same(ours, want, exact=False)
+
+
+def test_sam_from_start_to_stop_is_a_plain_loop_before_and_after():
+    ours, theirs = network(), network()
+    trainer(ours, SAM(rho=0.2, start="2ba", stop="0.5dur")).fit()  # 4.5 of 9 batches
+    batch, ascend = iter(range(9)), sam_by_hand(theirs, 0.2)
+    want = finish(by_hand(theirs, before_step=lambda again: ascend(again) if 2 <= next(batch) < 5 else None))
+    assert_same(ours, want, exact=False)
+
+
+@pytest.mark.parametrize("algorithm", [SAM, LabelSmoothing])
+def test_stop_comes_after_start(algorithm):
+    with pytest.raises(ValueError, match="not after start"):
+        algorithm(start="0.5dur", stop="0.5dur")
 
 
 def test_sam_logs_the_losses_at_the_weights_themselves():

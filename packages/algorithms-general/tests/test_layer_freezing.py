@@ -49,6 +49,15 @@ def test_the_first_layers_freeze_and_never_the_last(fraction, frozen):
     )
 
 
+def test_the_same_call_again_changes_nothing_and_a_larger_fraction_continues():
+    """It once counted the remaining trainable layers only, so that half of the model became three quarters."""
+    model = deep()
+    for fraction, frozen in [(0.5, 2), (0.5, 2), (0.75, 3), (0.25, 3), (1.0, 4), (1.0, 4)]:
+        _, names = freeze_layers(model, fraction)
+        assert names == ["0", "2", "4", "6"][: int(fraction * 4)]
+        assert trained(model) == [False] * frozen + [True] * (5 - frozen)
+
+
 def test_a_weight_shared_with_a_later_layer_stays_trainable():
     model = deep()
     model[6].weight = model[0].weight
@@ -105,7 +114,7 @@ def test_frozen_weights_do_not_move_and_the_others_train_as_in_a_plain_loop(opti
         stepper.step()
     for mine, theirs in zip(trainer.state.model.parameters(), model.parameters(), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=1e-7)
-    assert trained(trainer.state.model) == [False] * 3 + [True] * 2
+    assert trained(trainer.state.model) == [True] * 5  # the fit is over
     assert len(trainer.state.optimizers[0].param_groups[0]["params"]) == 10  # so that its state loads again
 
 
@@ -174,12 +183,19 @@ def test_a_layer_that_the_user_froze_does_not_count():
     model = deep()
     model[0].requires_grad_(False)
     model[8].requires_grad_(False)  # the head: then the last layer to train is the one before
+    frozen = []
+
+    class Watch(hocket.Callback):
+        def before_forward(self, state):
+            frozen.append(trained(state.model))
+
     trainer = make_trainer(
-        model=model, duration="2ep", train_data=make_data(64, 8), algorithms=[LayerFreezing("0dur")],
+        model=model, duration="2ep", train_data=make_data(64, 8), algorithms=[LayerFreezing("0dur")], callbacks=[Watch()],
         optimizer=lambda p: torch.optim.SGD([each for each in p if each.requires_grad], lr=0.1),
     )  # fmt: skip
     trainer.fit()
-    assert trained(model) == [False, False, True, True, False]
+    assert frozen[-1] == [False, False, True, True, False]
+    assert trained(model) == [False, True, True, True, False]  # the user's are frozen still
 
 
 def test_a_model_with_one_layer_says_that_nothing_freezes():
@@ -208,3 +224,34 @@ def test_lbfgs_is_refused():
 def test_arguments_out_of_range(arguments, words):
     with pytest.raises(ValueError, match=words):
         LayerFreezing(**arguments)
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+def test_the_end_of_a_fit_makes_its_layers_trainable_again(tmp_path, resumed):
+    """So that a second Trainer without the algorithm trains them; what the user froze stays frozen, in a resumed run too."""
+    seen = []
+
+    class Watch(hocket.Callback):
+        def before_forward(self, state):
+            seen.append(trained(state.model).count(False))
+
+    def make():
+        model = deep()
+        model[2].bias.requires_grad_(False)
+        return make_trainer(
+            model=model, train_data=make_data(64, 8), duration="2ep", algorithms=[LayerFreezing("0.25dur")],
+            checkpoints=hocket.Checkpoints(tmp_path, every="12ba"), callbacks=[Watch()], resume="auto",
+        )  # fmt: skip
+
+    trainer = make()
+    trainer.fit("12ba" if resumed else None)
+    if resumed:
+        trainer = make()
+        trainer.fit()
+    model = trainer.state.model
+    assert seen[-1] == 3 and trained(model) == [True] * 5
+    assert [name for name, each in model.named_parameters() if not each.requires_grad] == ["2.bias"]
+    before = copy.deepcopy(model.state_dict())
+    make_trainer(model=model, train_data=make_data(64, 8), duration="1ba").fit()
+    same = [name for name, value in model.state_dict().items() if value.equal(before[name])]
+    assert same == ["2.bias"]

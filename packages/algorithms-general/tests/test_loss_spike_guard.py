@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import hocket
 from hocket.testkit import AlgorithmConformance, run_ranks
 from hocket.testkit.reference import labelled_images
-from hocket_general import EMA, SAM, LossSpikeGuard
+from hocket_general import EMA, SAM, BatchSizeWarmup, LossSpikeGuard
 from hocket_general.functional import spike_score
 
 
@@ -192,6 +192,57 @@ def test_algorithms_and_buffers_roll_back_too(tmp_path):
     assert all(value.equal(second[name]) for name, value in first.items())
 
 
+@pytest.mark.filterwarnings("ignore:The loss spiked")
+@pytest.mark.parametrize("at", [19, 39])
+def test_evaluations_and_checkpoints_have_no_spiked_weights(tmp_path, at):
+    """The last batch before them is judged in time: they have the weights of a run without the undone batches."""
+    evaluated, spiked, seen = list(DataLoader(_spiky(), 40)), at + 1, {}
+
+    class Watch(hocket.Callback):
+        def eval_end(self, state):
+            seen[state.timestamp.batch] = state.metrics["eval/loss"]
+
+    trainer = _trainer(
+        tmp_path, _guard(), _spiky(at), model=_seeded_linear(), eval_data=evaluated, eval_every="20ba",
+        callbacks=[Watch()], checkpoints=hocket.Checkpoints(tmp_path / "checkpoints", every="20ba", keep=None),
+    )  # fmt: skip
+    result = trainer.fit()
+    assert len(_journal(tmp_path)) == 1
+    assert result.metrics["eval/loss"] == trainer.evaluate()["eval/loss"]
+    plain = _fit(tmp_path / "plain", None, list(DataLoader(_spiky(), 4))[: spiked - 10])
+    with torch.no_grad():
+        expected = sum(nn.functional.mse_loss(plain.state.model(x), y).item() for x, y in evaluated) / len(evaluated)
+    assert seen[spiked] == pytest.approx(expected, rel=1e-5)
+    saved = hocket.checkpoints.read_weights(tmp_path / "checkpoints" / result.checkpoints[spiked // 20 - 1])
+    assert all(saved[name].equal(value) for name, value in plain.model_state_dict().items())
+
+
+@pytest.mark.filterwarnings("ignore:The loss spiked")
+@pytest.mark.parametrize("every", ["7ba", "0.175dur"])
+def test_a_checkpoint_that_is_due_without_an_evaluation(tmp_path, every):
+    """Batch 20 is the last before the checkpoint, and the copy is from just before it."""
+    trainer = _trainer(
+        tmp_path, _guard(), _spiky(20), model=_seeded_linear(),
+        checkpoints=hocket.Checkpoints(tmp_path / "checkpoints", every=every, keep=None),
+    )  # fmt: skip
+    trainer.fit()
+    plain = _fit(tmp_path / "plain", None, list(DataLoader(_spiky(), 4))[:20])
+    saved = hocket.checkpoints.read_weights(tmp_path / "checkpoints" / "ep0-ba21")
+    assert all(saved[name].equal(value) for name, value in plain.model_state_dict(evaluated=False).items())
+    assert [entry["restored"] for entry in _journal(tmp_path)] == [20]
+
+
+@pytest.mark.filterwarnings("ignore:The loss spiked")
+def test_averages_are_as_old_as_the_training_that_counts(tmp_path):
+    """The time of the batches that are undone is not that of an average: the next update moves it as any other."""
+    guard, ema = _guard(), EMA(half_life="20ba")
+    trainer = _fit(tmp_path / "a", guard, _spiky(16), algorithms=[ema, guard])
+    batches = [batch for number, batch in enumerate(DataLoader(_spiky(), 4)) if not 10 <= number < 18]
+    expected = _fit(tmp_path / "b", None, batches, algorithms=[EMA(half_life="20ba")])
+    first, second = trainer.model_state_dict(evaluated=True), expected.model_state_dict(evaluated=True)
+    assert all(value.equal(second[name]) for name, value in first.items())
+
+
 def test_schedules_of_steps_go_back_and_schedules_of_time_go_on(tmp_path):
     for name, schedule, steps in (
         ("torch", lambda optimizer: torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step)), 32),
@@ -207,10 +258,86 @@ def test_schedules_of_steps_go_back_and_schedules_of_time_go_on(tmp_path):
 @pytest.mark.filterwarnings("ignore:Not finite in")
 def test_a_non_finite_loss(tmp_path):
     guard = _guard()
-    with pytest.warns(RuntimeWarning, match="loss inf at inf"):
+    with pytest.warns(RuntimeWarning, match="batch 16 .*: loss nan; "):
         trainer = _fit(tmp_path, guard, _spiky(16, value=math.nan), nonfinite="warn")
     assert all(value.isfinite().all() for value in trainer.model_state_dict().values())
-    assert _journal(tmp_path)[0]["values"]["loss"] == "inf"
+    assert _journal(tmp_path)[0]["values"]["loss"] == "nan"
+
+
+@pytest.mark.filterwarnings("ignore:Not finite in", "ignore:The loss spiked")
+@pytest.mark.parametrize("action", ["rollback", "skip"])
+def test_non_finite_losses_are_first_the_trainers(tmp_path, action):
+    """The Trainer raises, skips the step, which is then no spike, or leaves it to the guard."""
+    data = _spiky(16, value=math.nan)
+
+    def fit(nonfinite):
+        return _fit(tmp_path / nonfinite, _guard(action=action), data, nonfinite=nonfinite)
+
+    with pytest.raises(FloatingPointError, match="batch 16"):
+        fit("raise")
+    without = [batch for number, batch in enumerate(DataLoader(_spiky(), 4)) if number != 16]
+    assert _same(fit("skip"), _fit(tmp_path / "plain", None, without))
+    assert not any((tmp_path / each / "run" / "loss_spikes.jsonl").exists() for each in ("raise", "skip"))
+    undone = range(10, 18) if action == "rollback" else [16]
+    without = [batch for number, batch in enumerate(DataLoader(_spiky(), 4)) if number not in undone]
+    assert _same(fit("warn"), _fit(tmp_path / "plain again", None, without))
+    assert [entry["batch"] for entry in _journal(tmp_path / "warn")] == [16]
+
+
+@pytest.mark.parametrize(("action", "undone"), [("rollback", range(10, 20)), ("skip", [17])])
+@pytest.mark.parametrize("algorithm", [None, SAM])
+def test_a_spike_in_the_second_part_of_a_batch(tmp_path, action, undone, algorithm):
+    """Batches of eight, in two steps each: a loop over batches of four."""
+    guard = _guard(action=action, every=5)
+    others = [] if algorithm is None else [algorithm()]
+    parts = BatchSizeWarmup(0.5, "1000ep")
+    with pytest.warns(RuntimeWarning, match="spiked in batch 8 "):
+        trainer = _fit(tmp_path / "a", guard, DataLoader(_spiky(17), 8), algorithms=[parts, guard, *others])
+    batches = [batch for number, batch in enumerate(DataLoader(_spiky(), 4)) if number not in undone]
+    assert _same(trainer, _fit(tmp_path / "b", None, batches, algorithms=[algorithm() for _ in others]))
+    assert len(_journal(tmp_path / "a")) == 1
+
+
+@pytest.mark.filterwarnings("ignore:Not finite in")
+def test_a_part_whose_step_the_trainer_skips(tmp_path):
+    """The part after it is judged as any other."""
+    data = _spiky(17)
+    data.tensors[1][64:68] = math.nan
+    guard = _guard(action="skip")
+    with pytest.warns(RuntimeWarning, match="spiked in batch 8 "):
+        trainer = _fit(
+            tmp_path / "a",
+            guard,
+            DataLoader(data, 8),
+            algorithms=[BatchSizeWarmup(0.5, "1000ep"), guard],
+            nonfinite="skip",
+        )
+    batches = [batch for number, batch in enumerate(DataLoader(_spiky(), 4)) if number not in (16, 17)]
+    assert _same(trainer, _fit(tmp_path / "b", None, batches))
+
+
+def test_a_fit_rolls_back_into_itself(tmp_path):
+    """A second fit starts from weights that were changed after the first one, and keeps no copy after its end."""
+    guard, zeros = _guard(every=100), [torch.zeros(1, 4), torch.zeros(1)]
+    trainer = _fit(tmp_path, guard, _spiky(16), duration="10ba", optimizer="sgd(lr=0.01)")
+    assert guard.state_dict()["copy"] is None
+    with torch.no_grad():
+        for parameter, value in zip(trainer.state.model.parameters(), zeros, strict=True):
+            parameter.copy_(value)
+    with pytest.warns(RuntimeWarning, match=r"spiked in batch 16 .* the state after batch 10 is restored"):
+        trainer.fit("8ba")
+    assert all(map(torch.equal, trainer.state.model.parameters(), zeros))
+
+
+@pytest.mark.filterwarnings("ignore:The loss spiked", "ignore:This run is configured differently")
+def test_a_copy_with_the_state_of_an_algorithm_that_is_gone(tmp_path):
+    keep = _Keep(12)
+    guard = _guard()
+    whole = _fit(tmp_path / "a", guard, _spiky(16), algorithms=[guard, EMA(smoothing=0.8)], callbacks=[keep])
+    resumed = _trainer(tmp_path / "b", _guard(), _spiky(16), model=_seeded_linear())
+    resumed.load_state_dict(keep.states[12], ignore=["plugins.algorithms.ema"])
+    resumed.fit()
+    assert _same(resumed, whole) and len(_journal(tmp_path / "b")) == 1
 
 
 def test_the_norm_of_gradients(tmp_path):

@@ -118,7 +118,7 @@ def test_parameters_keys_and_format_stay(function, algorithm, make):
         assert torch.equal(again(x), model(x))
         compiled = torch.compile(model[0], backend="eager", fullgraph=True)
         assert torch.equal(compiled(x), model[0](x))
-    with pytest.warns(NoEffectWarning):
+    with pytest.warns(NoEffectWarning, match="already applied"):
         assert function(model)[1] == []
 
 

@@ -49,6 +49,18 @@ def test_an_optimizer_that_was_made_before_trains_the_new_weight():
     assert trainer.state.model.weight.item() == pytest.approx(1.4)
 
 
+@pytest.mark.parametrize("optimizer", [
+    {"sgd": {"lr": 0.1, "groups": [{"match": "0.*", "lr": 0.5}]}},
+    {"sgd": {"lr": 0.1, "layer_decay": 0.5}},
+])  # fmt: skip
+def test_groups_of_the_real_models_parameters_are_ignored_with_a_line(optimizer):
+    (option,) = optimizer["sgd"].keys() - {"lr"}
+    with pytest.warns(UserWarning, match=f"ignored {option}, .* parameters of Sequential, but NoOp"):
+        trainer = make_trainer(optimizer=optimizer, algorithms=[NoOpModel()], duration="1ba")
+    trainer.fit()
+    assert trainer.state.model.weight.item() == pytest.approx(1.5 - 0.1 * 2 * 0.5)
+
+
 @pytest.mark.parametrize(
     "batch",
     [{"input_ids": torch.zeros(4, 7, dtype=torch.long), "labels": torch.zeros(4, dtype=torch.long)}, torch.zeros(4, 3)],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -91,6 +92,25 @@ def test_lamb_does_not_scale_where_a_norm_is_0() -> None:
     torch.testing.assert_close(got, torch.tensor([-0.1, 0.1]))
 
 
+@pytest.mark.parametrize("always", [True, False])
+def test_lamb_scales_each_of_many_tensors_by_its_own_norms(always: bool) -> None:
+    """Tensors of other shapes and dtypes in two groups, one of them without weight decay; the meta device is another one."""
+    torch.manual_seed(0)
+    starts = [torch.randn(4, 3), torch.randn(5), torch.zeros(2), torch.randn(3, 3, dtype=torch.float64), torch.randn(6)]
+    weights = [nn.Parameter(each.clone()) for each in starts]
+    elsewhere = nn.Parameter(torch.ones(2, device="meta"))
+    groups = [{"params": [*weights[:2], elsewhere, weights[2]]}, {"params": weights[3:], "weight_decay": 0.0}]
+    optimizer = LAMB(groups, lr=0.1, weight_decay=0.2, always_adapt=always)
+    for weight in (*weights, elsewhere):
+        weight.grad = torch.randn_like(weight)
+    optimizer.step()
+    for number, (start, weight) in enumerate(zip(starts, weights, strict=True)):
+        u = weight.grad / (weight.grad.abs() + 1e-6) + (0.2 if number < 3 else 0.0) * start
+        scaled = (number < 3 or always) and start.norm() > 0
+        expected = start - 0.1 * (start.norm() / u.norm() if scaled else 1.0) * u
+        torch.testing.assert_close(weight.detach(), expected)
+
+
 def test_lion_is_algorithm_2_of_its_paper() -> None:
     weight, m = START.clone(), torch.zeros_like(START)
     given = gradients(4, 3, 4)
@@ -113,14 +133,54 @@ def test_decoupled_decay_follows_the_schedule_and_not_the_base_learning_rate() -
         torch.testing.assert_close(weight.detach(), torch.tensor([0.995]))
 
 
+@pytest.mark.parametrize("make", [DecoupledAdamW, DecoupledSGDW])
+def test_decoupled_decay_is_relative_to_the_rate_of_the_constructor(make) -> None:
+    """OneCycleLR sets ``initial_lr`` to a 25th of its maximum, so that the decay at the peak would be 25 times too large."""
+    weight = nn.Parameter(torch.ones(1, dtype=torch.float64))
+    optimizer = make([weight], lr=0.1, weight_decay=0.01)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=10)
+    assert optimizer.param_groups[0]["initial_lr"] == pytest.approx(0.004)
+    expected = 1.0
+    for step in range(9):
+        if step == 5:
+            restored = make([weight], lr=0.7, weight_decay=0.3)
+            restored.load_state_dict(optimizer.state_dict())
+            schedule.optimizer = optimizer = restored
+        expected *= 1 - 0.01 * optimizer.param_groups[0]["lr"] / 0.1
+        weight.grad = torch.zeros_like(weight)
+        optimizer.step()
+        schedule.step()
+    assert weight.item() == pytest.approx(expected, rel=1e-12) and 0.95 < expected < 0.97
+
+
+def test_decoupled_groups_have_their_own_base_rate() -> None:
+    """Groups with a rate of their own, a layer-wise decay of rates, and states from before ``base_lr`` was an option."""
+    weights = [nn.Parameter(torch.ones(1)) for _ in range(2)]
+    optimizer = DecoupledSGDW([{"params": weights[:1], "lr": 1.0}, {"params": weights[1:]}], lr=0.1, weight_decay=0.01)
+    for weight, group in zip(weights, optimizer.param_groups, strict=True):
+        group["lr"] /= 2
+        weight.grad = torch.zeros(1)
+    optimizer.step()
+    torch.testing.assert_close(torch.cat(weights).detach(), torch.full((2,), 0.995))
+    old = optimizer.state_dict()
+    for group in old["param_groups"]:
+        group["initial_lr"] = group.pop("base_lr")
+    optimizer.load_state_dict(old)
+    assert [group["base_lr"] for group in optimizer.param_groups] == [1.0, 0.1]
+
+    decayed = {"decoupled-adamw": {"lr": 0.1, "weight_decay": 0.01, "layer_decay": 0.5}}
+    groups = hocket.Trainer(model=GPT(False), optimizer=decayed, device="cpu").state.optimizers[0].param_groups
+    assert len(groups) > 2 and all(group["lr"] == group["base_lr"] for group in groups)
+
+
 @pytest.mark.parametrize("scheduled", [1.0, 0.3])
 def test_decoupled_adamw_is_torchs_with_another_decay(scheduled: float) -> None:
-    """torch's AdamW decays by ``lr * weight_decay``: the same steps with ``weight_decay / initial_lr``."""
+    """torch's AdamW decays by ``lr * weight_decay``: the same steps with ``weight_decay / base_lr``."""
     given = gradients(4, 3, 4)
 
     def ours(parameters):
         made = DecoupledAdamW(parameters, lr=0.1, betas=(0.9, 0.99), weight_decay=0.02)
-        made.param_groups[0] |= {"initial_lr": 0.1, "lr": 0.1 * scheduled}
+        made.param_groups[0]["lr"] = 0.1 * scheduled
         return made
 
     got = stepped(ours, START, given)
@@ -145,10 +205,12 @@ def test_decoupled_sgdw_keeps_the_decay_out_of_the_momentum() -> None:
 def test_a_decay_of_adamw_is_refused() -> None:
     with pytest.raises(ValueError, match="fraction by which weights shrink"):
         DecoupledAdamW([nn.Parameter(torch.ones(1))], weight_decay=1.5)
+    with pytest.raises(ValueError, match="fraction by which weights shrink"):
+        DecoupledAdamW([{"params": [nn.Parameter(torch.ones(1))], "weight_decay": 1.5}])
 
 
 def test_step_hooks_run_once() -> None:
-    for make in (DecoupledAdamW, DecoupledSGDW, Muon):
+    for make in (DecoupledAdamW, DecoupledSGDW, partial(Muon, muon=True)):
         weight, calls = nn.Parameter(torch.ones(2, 2)), []
         torch.optim.Adam([weight]), torch.optim.SGD([weight], lr=1.0)
         optimizer = make([weight], lr=0.1)
@@ -207,6 +269,13 @@ def test_groups_override_the_rule_and_the_plan_shows_it() -> None:
 def test_a_vector_is_no_matrix() -> None:
     with pytest.raises(ValueError, match=r"shape \(3,\) in a group with muon=True"):
         Muon([{"params": [nn.Parameter(torch.ones(3))], "muon": True}])
+
+
+@pytest.mark.parametrize("given", [Muon, lambda parameters: Muon(parameters, lr=1e-2)])
+def test_muon_by_class_needs_to_know_the_matrices(given: object) -> None:
+    with pytest.raises(ValueError, match=r"which parameters are hidden matrices.*optimizer='muon\(lr=1e-3\)'"):
+        hocket.Trainer(model=nn.Linear(4, 2), loss=nn.functional.mse_loss, optimizer=given, device="cpu")
+    Muon([nn.Parameter(torch.ones(3))], muon=False)
 
 
 def test_muon_is_torchs_muon_and_torchs_adamw() -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.nn.functional as F
+from support import make_model, make_trainer, momentum, same
 from torch import nn
 
 from hocket.testkit import AlgorithmConformance
@@ -210,3 +212,29 @@ def test_weights_and_gradients_of_different_numbers():
 class TestAdaptiveSAM(AlgorithmConformance):
     def make(self):
         return SAM(rho=0.3, adaptive=True)
+
+
+def test_a_checkpoint_holds_the_state_of_the_optimizer_itself(tmp_path):
+    """Composer's SAM wraps the optimizer: its checkpoints lack the momentum, which begins at zero after a resume."""
+
+    def fresh(*algorithms):
+        return make_trainer(optimizer=momentum, algorithms=algorithms, folder=tmp_path)
+
+    whole, first, second = fresh(SAM()), fresh(SAM()), fresh(SAM())
+    whole.fit()
+    first.fit("1ep")
+    checkpoint = copy.deepcopy(first.state_dict())
+    second.load_state_dict(copy.deepcopy(checkpoint))
+    loaded, plain = second.state.optimizers[0].state_dict(), momentum(make_model().parameters()).state_dict()
+    assert loaded["param_groups"] == plain["param_groups"]
+    assert all(entry["momentum_buffer"].any() for entry in loaded["state"].values()) and len(loaded["state"]) == 4
+    second.fit("1ep")
+    for mine, theirs in zip(second.state.model.parameters(), whole.state.model.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+    without = fresh()  # a run without SAM continues from the same checkpoint
+    with pytest.raises(ValueError, match="'sam'"):
+        without.load_state_dict(copy.deepcopy(checkpoint))
+    with pytest.warns(UserWarning, match="'sam'"):
+        without.load_state_dict(checkpoint, strict=False)
+    found, expected = without.state.optimizers[0].state_dict(), first.state.optimizers[0].state_dict()
+    assert same(found["state"], expected["state"])

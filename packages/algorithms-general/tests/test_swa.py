@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import warnings
 
 import pytest
 import torch
@@ -177,6 +178,102 @@ def test_statistics_are_computed_once_for_each_update():
     assert forwards == [16] * 3 * 2  # two updates: after epochs 2 and 3
 
 
+class _Sharpening(hocket.Task):
+    """A task with a transform of its own, in the event that follows the loader."""
+
+    def __init__(self):
+        super().__init__()
+        self.network = network()
+
+    def after_dataloader(self, state):
+        inputs, targets = state.batch
+        state.batch = (inputs * 3 + 1, targets)
+
+    def forward(self, batch):
+        return self.network(batch[0])
+
+    def loss(self, outputs, batch):
+        return F.cross_entropy(outputs, batch[1])
+
+
+class _Skipping(_Sharpening):
+    """Skips the last batch of the loader."""
+
+    def after_dataloader(self, state):
+        if state.batch[0].sum() == data().dataset.tensors[0][-16:].sum():
+            state.request(hocket.Decision.SKIP_BATCH)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"batch_transform": {"train": lambda batch: (batch[0] * 3 + 1, batch[1])}},
+        {"model": _Sharpening, "loss": None},
+        {"model": _Skipping, "loss": None, "eval_data": data(), "eval_every": "1ep"},
+        {"limit_train": 2},
+        {"overfit": 2, "train_data": "shuffled"},
+        {"global_batch": 32},
+        {"accumulate": "2ba", "limit_train": 3},
+    ],
+    ids=["batch-transform", "task", "skip", "limit", "overfit", "global-batch", "accumulate"],
+)
+def test_statistics_are_those_of_the_batches_that_training_sees(changes):
+    """Torch's update_bn over what the model got in the last epoch of training."""
+    seen = []
+
+    class Look(hocket.Callback):
+        def epoch_start(self, state):
+            seen.clear()
+
+        def before_forward(self, state):
+            seen.append(state.batch)
+
+    loader = shuffled() if "train_data" in changes else data()
+    model = changes.get("model", network)()
+    swa = SWA(start="0.5dur")
+    trainer = make_trainer(
+        **{**changes, "model": model, "train_data": loader, "algorithms": [swa], "callbacks": [Look()]}
+    )
+    trainer.fit()
+    found = {name.removeprefix("network."): value for name, value in swa.averaged(trainer.state.model).items()}
+    expected = network()
+    expected.load_state_dict(found)
+    assert seen[0][0].shape == (changes.get("global_batch", 16), 8) and trainer.state.timestamp.epoch == 2
+    update_bn(seen, expected)
+    assert_close(found, expected.state_dict())
+
+
+def test_a_checkpoint_without_statistics_needs_training_data():
+    """Those taken before an evaluation and before the end of the fit have none."""
+
+    def make(**changes):
+        algorithms = [SWA(start="0dur", update_interval="1ba")]
+        return make_trainer(model=network(), algorithms=algorithms, duration="1ep", **changes)
+
+    whole = make(train_data=data(), checkpoints=hocket.Checkpoints("runs", every="3ba"))
+    whole.fit()
+    early, last = "runs/ep0-ba3", "runs/ep1-ba4"
+    without = make(train_data=None)
+    with pytest.raises(ValueError, match=r"statistics .* train_data="):
+        without.evaluate(data(), checkpoint=early)
+    assert without.evaluate(data(), checkpoint=last) == whole.evaluate(data())
+    with_data = make(train_data=data())
+    assert with_data.evaluate(data(), checkpoint=early) == whole.evaluate(data(), checkpoint=early)
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [SWA("9ep"), SWA("0.9dur", "3ep"), EMA(start="9ep"), EMA(update_interval="1ep", half_life="1ep", start="3ep")],
+)
+def test_an_average_that_never_starts_is_warned_of(algorithm):
+    trainer = make_trainer(train_data=data(), algorithms=[algorithm])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", hocket.NoEffectWarning)
+        trainer.fit("1ep")  # the next fit may reach the start
+    with pytest.warns(hocket.NoEffectWarning, match=f"{type(algorithm).__name__} has no average yet"):
+        trainer.fit()
+
+
 def test_a_batch_norm_in_eval_mode_keeps_its_statistics():
     model = network()
     model[1].eval()
@@ -334,3 +431,32 @@ def test_a_second_fit_keeps_learning_rates_between_the_two(strategy):
     trainer.fit()
     trainer.fit("6ep")
     assert all(0.05 <= rate <= 0.1 for rate in rates) and rates[-1] == pytest.approx(0.05)
+
+
+@pytest.mark.parametrize("kind", ["swa", "ema"])
+@pytest.mark.parametrize("duration", ["1ep", "8ba", "128sp"])
+def test_averages_start_in_the_middle_of_an_epoch_and_hold_no_copies_before(kind, duration):
+    """In Composer half of a run of one epoch is at its end, and SWA copies the model before it trains."""
+    weights, held = [], []
+
+    class Look(hocket.Callback):
+        def batch_end(self, state):
+            weights.append(state.model.weight.detach().clone())
+            held.append(bool(averages.state_dict()["averages"]))
+
+    averages = SWA("0.5dur", "1ba") if kind == "swa" else EMA(smoothing=0.5, start="0.5dur")
+    trainer = make_trainer(
+        model=nn.Linear(8, 3),
+        train_data=make_data(128, 16),
+        duration=duration,
+        algorithms=[averages],
+        callbacks=[Look()],
+    )
+    assert averages.state_dict()["averages"] == {}
+    trainer.fit()
+    assert held[:3] == [False] * 3 and held[4:] == [True] * 4
+    expected = weights[3]  # after half of the batches
+    for number, each in enumerate(weights[4:], 1):
+        kept = number / (number + 1) if kind == "swa" else 0.5
+        expected = kept * expected + (1 - kept) * each
+    torch.testing.assert_close(averages.averaged(trainer.state.model)["weight"], expected)

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers import BatchEncoding
 
+import hocket
+from hocket_nlp import ALiBi
 from hocket_nlp.functional import scale_sequence_length
 
 
@@ -89,3 +91,22 @@ def test_scalings_across_sequences_are_refused(scaling: float) -> None:
 def test_what_cannot_be_scaled_is_named(batch: Any, scaling: float, error: str) -> None:
     with pytest.raises(ValueError, match=error):
         scale_sequence_length(batch, scaling)
+
+
+@pytest.mark.parametrize("kind", [dict, BatchEncoding])
+def test_training_batches_are_scaled_whatever_their_kind_and_evaluation_is_not(build, kind: type, tmp_path) -> None:
+    """What collators of transformers return is no dict: Composer skips it and says nothing."""
+    seen: list[tuple[bool, list[list[int]]]] = []
+    model = build("gpt2").train()
+    model.register_forward_pre_hook(
+        lambda module, args, kwargs: seen.append((module.training, kwargs["input_ids"].tolist())), with_kwargs=True
+    )
+    tokens = torch.arange(48).reshape(3, 16)
+    trainer = hocket.Trainer(
+        model=model, train_data=[kind({"input_ids": tokens, "labels": tokens})], optimizer="sgd(lr=0.1)", device="cpu",
+        eval_data=[kind({"input_ids": tokens, "labels": tokens})], duration="1ep", folder=tmp_path,
+        algorithms=[ALiBi(max_sequence_length=64, train_sequence_length_scaling=0.25)],
+    )  # fmt: skip
+    seen.clear()  # the trial pass of the surgery
+    trainer.fit()
+    assert seen == [(True, torch.arange(48).reshape(12, 4).tolist()), (False, tokens.tolist())]

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from hocket_general.sam import SAM
     from hocket_general.schedule_free import schedule_free_adamw, schedule_free_sgd
     from hocket_general.selective_backprop import SelectiveBackprop
-    from hocket_general.shampoo import soap
+    from hocket_general.soap_optimizer import soap
     from hocket_general.swa import SWA
     from hocket_general.weight_standardization import WeightStandardization
 
@@ -61,7 +61,7 @@ _PUBLIC = {
     "functional": "",
     "schedule_free_adamw": "schedule_free",
     "schedule_free_sgd": "schedule_free",
-    "soap": "shampoo",
+    "soap": "soap_optimizer",
 }
 
 __all__ = [

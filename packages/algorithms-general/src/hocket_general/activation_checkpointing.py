@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 
 from hocket.algorithm import Algorithm, Phase
 from hocket.hookspecs import Event
-from hocket.surgery import NoEffectWarning, Replacement
+from hocket.surgery import NoEffectWarning, Replacement, why_no_effect
 
 if TYPE_CHECKING:
     from hocket.state import State
@@ -180,7 +180,11 @@ def _choose(model: nn.Module, blocks: Blocks, every: int) -> dict[str, nn.Module
             found |= matched
     inside = {part for block in found for part in block.modules() if part is not block}
     chosen = [(name, part) for name, part in named.items() if part in found and part not in inside]
-    return {name: part for name, part in chosen[::every] if not isinstance(vars(part).get("forward"), _Recomputed)}
+    return {name: part for name, part in chosen[::every] if not _is_recomputed(part)}
+
+
+def _is_recomputed(part: nn.Module) -> bool:
+    return isinstance(vars(part).get("forward"), _Recomputed)
 
 
 def _is(name: str, part: nn.Module, given: str | type[nn.Module]) -> bool:
@@ -245,12 +249,12 @@ def checkpoint_activations(
     for part in chosen.values():
         part.forward = _Recomputed(part, names)  # type: ignore[method-assign]  # a wrapper would rename parameters
     if not chosen:
-        warnings.warn(
-            f"ActivationCheckpointing found no blocks in {type(model).__name__}: no modules of one class with submodules "
-            "repeat in a ModuleList or Sequential. Name them, as in blocks=['Block'] or blocks=['layers.*'].",
-            NoEffectWarning,
-            stacklevel=2,
+        lacking = (
+            "no modules of one class with submodules repeat in a ModuleList or Sequential. Name them, as in "
+            "blocks=['Block'] or blocks=['layers.*']."
         )
+        applied = {name: part for name, part in model.named_modules() if _is_recomputed(part)}
+        warnings.warn(why_no_effect("ActivationCheckpointing", model, lacking, applied), NoEffectWarning, stacklevel=2)
     return model, [Replacement(name, part, part, model) for name, part in chosen.items()]
 
 

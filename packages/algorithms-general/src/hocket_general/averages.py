@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -11,10 +12,13 @@ from torch import Tensor, nn
 from hocket.algorithm import Algorithm, Phase
 from hocket.distributed.dtensors import shard_like
 from hocket.hookspecs import Event
+from hocket.span import Span
+from hocket.surgery import NoEffectWarning
 from hocket.time import Interval, Time, Unit
 
 if TYPE_CHECKING:
     from hocket.state import State
+    from hocket.timestamp import Timestamp
 
 #: Units that advance only with training, and identically on all ranks. Seconds do not.
 _UNITS = (Unit.BATCH, Unit.EPOCH, Unit.SAMPLE, Unit.TOKEN)
@@ -35,19 +39,17 @@ class Averages(Algorithm):
 
     Raises:
         ValueError: ``start`` is in seconds, or ``update_interval`` is not positive.
+
+    Warns:
+        NoEffectWarning: training ends before the first update.
     """
 
-    events = {Event.FIT_START, Event.EPOCH_START, Event.BATCH_END, Event.EPOCH_END, *BORROW, *RETURN}
+    events = {Event.FIT_START, Event.EPOCH_START, Event.BATCH_END, Event.EPOCH_END, Event.FIT_END, *BORROW, *RETURN}
     phase = Phase.WEIGHTS
 
     def __init__(self, start: str | Time, update_interval: str | Time) -> None:
         self.update_interval = positive(self, "update_interval", update_interval)
-        self.start = Time.parse(start)
-        if self.start.unit is Unit.SECOND:
-            raise ValueError(
-                f"{type(self).__name__} was given start='{start}', but ranks would reach a wall-clock time at different "
-                "batches: give a fraction of the duration such as '0.2dur', or epochs, batches, samples or tokens."
-            )
+        self._span = Span(start)
         self._interval = Interval(self.update_interval)
         self._averages: dict[str, Tensor] = {}
         self._updated: int | None = None  # time of the last update in the interval's unit; None before the start
@@ -81,6 +83,9 @@ class Averages(Algorithm):
         elif event in (Event.FIT_START, Event.EPOCH_START):
             if self._updated is not None:
                 self._pair(state.model)  # parameters may have become trainable
+        elif event is Event.FIT_END:
+            if self._updated is None and (state.elapsed() >= 1 or state.stop_reason):
+                warnings.warn(f"{self._none_yet()} The model itself is evaluated.", NoEffectWarning, stacklevel=2)
         else:
             self._update(state)
 
@@ -88,16 +93,11 @@ class Averages(Algorithm):
         now = int(state.timestamp.count(self.update_interval.unit))
         if self._updated is not None:
             self._move(now)
-        elif self._may_start(state):
+        elif self._span.includes(state):
             self._pair(state.model)
         else:
             return
         self._updated = now
-
-    def _may_start(self, state: State) -> bool:
-        if self.start.unit is Unit.DURATION:
-            return state.elapsed() >= self.start.value - 1e-9
-        return state.timestamp.count(self.start.unit) >= self.start.value
 
     def _borrow(self, state: State) -> bool:
         """Copy the averages into the model. Return False if there are none, or another plug-in has its own values there."""
@@ -106,6 +106,18 @@ class Averages(Algorithm):
         self._pair(state.model)
         state.borrow(self, ((tensor, average) for average, tensor in self._pairs))
         return True
+
+    def _none_yet(self) -> str:
+        return (
+            f"{type(self).__name__} has no average yet: it starts with the first update after "
+            f"start='{self._span.start}', every '{self.update_interval}'. Train longer, or lower start or update_interval."
+        )
+
+    def leave_out(self, start: Timestamp, end: Timestamp) -> None:
+        """Do not count this time, whose training was undone, in the age of the last update."""
+        if self._updated is not None:
+            unit = self.update_interval.unit
+            self._updated += int(end.count(unit) - start.count(unit))
 
     # --- the averages and the model
 
@@ -152,10 +164,7 @@ class Averages(Algorithm):
             ['bias', 'weight']
         """
         if self._updated is None:
-            raise ValueError(
-                f"{type(self).__name__} has no average yet: it starts with the first update after start='{self.start}', every "
-                f"'{self.update_interval}'. Train longer, or lower start or update_interval."
-            )
+            raise ValueError(self._none_yet())
         tensors = dict(tensors_of(model))
         self._check(tensors)
         names = {id(tensor): name for name, tensor in tensors.items()}  # a tied weight has several keys and one name

@@ -14,10 +14,11 @@ if TYPE_CHECKING:
 
 
 def batch_size_steps(done: float, initial: float = 0.125) -> int:
-    """Return the number of equal parts to divide a batch into, with an optimizer step on each, during a linear warm-up.
+    """Return the number of parts to divide a batch into, with an optimizer step on each, during a linear warm-up.
 
     The batch size grows linearly from ``initial`` of the full batch to all of it, as in Brown et al. 2020, "Language Models are
-    Few-Shot Learners", section 2.3 and appendix B (arXiv 2005.14165). The result is the fewest parts that are not larger.
+    Few-Shot Learners", section 2.3 and appendix B (arXiv 2005.14165). The result is the fewest parts that are not larger,
+    divided as by :func:`torch.tensor_split`: their sizes differ by at most one sample.
 
     Args:
         done: the fraction of the warm-up that is over; 1 or more for none.
@@ -41,6 +42,9 @@ def batch_size_steps(done: float, initial: float = 0.125) -> int:
 
 class BatchSizeWarmup(Algorithm):
     """Take several optimizer steps on each batch at first, on equal parts of it, and one step on the full batch later.
+
+    The sizes of parts differ by at most one sample on each rank. A batch with fewer samples than parts gets one step for each
+    sample, with a warning.
 
     The batch size grows linearly (Brown et al. 2020, "Language Models are Few-Shot Learners", section 2.3, arXiv 2005.14165):
     the noise of small batches matters little early in training, when gradients are large (McCandlish et al. 2018, arXiv

@@ -13,29 +13,37 @@ from hocket_general.stepping import loss_of
 
 
 class _Decoupled(Optimizer):
-    """Shrink weights by ``1 - weight_decay * lr / initial_lr``, and let an optimizer of torch step without weight decay.
+    """Shrink weights by ``1 - weight_decay * lr / base_lr``, and let an optimizer of torch step without weight decay.
 
-    The initial learning rate is that of the group before any schedule: ``initial_lr``, which schedules set.
+    ``base_lr`` is the learning rate that the group was made with, an option of the group that schedules do not change.
     """
 
     #: The class of torch.
     _steps: ClassVar[type[Adam | SGD]]
 
     def __init__(self, params: ParamsT, **defaults: Any) -> None:
-        if not 0 <= defaults["weight_decay"] < 1:
+        super().__init__(params, {**defaults, "base_lr": None})
+        self._make_inner()
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group whose base learning rate is its ``lr``. Raises ValueError for a weight decay outside [0, 1)."""
+        super().add_param_group(param_group)
+        _complete(group := self.param_groups[-1])
+        if not 0 <= group["weight_decay"] < 1:
             raise ValueError(
-                f"weight_decay={defaults['weight_decay']} is the fraction by which weights shrink in a step: give a number in "
+                f"weight_decay={group['weight_decay']} is the fraction by which weights shrink in a step: give a number in "
                 "[0, 1). That of torch.optim.AdamW, times the learning rate, is the same decay."
             )
-        super().__init__(params, defaults)
-        self._make_inner()
 
     def _make_inner(self) -> None:
         """Make torch's optimizer, which steps on the groups and the state of this one."""
-        self._inner = self._steps([torch.zeros(1)], **{**self.defaults, "weight_decay": 0.0})
+        options = {name: value for name, value in self.defaults.items() if name != "base_lr"}
+        self._inner = self._steps([torch.zeros(1)], **{**options, "weight_decay": 0.0})
 
-    def __setstate__(self, state: dict[str, Any]) -> None:  # after pickling and copying
+    def __setstate__(self, state: dict[str, Any]) -> None:  # after pickling, copying and loading
         super().__setstate__(state)
+        for group in self.param_groups:
+            _complete(group)
         self._make_inner()
 
     @torch.no_grad()
@@ -43,10 +51,9 @@ class _Decoupled(Optimizer):
         """Shrink the weights that have gradients, and step on the gradients in ``.grad``."""
         loss = loss_of(closure)
         for group in self.param_groups:
-            base = group.setdefault("initial_lr", float(group["lr"]))
             weights = [each for each in group["params"] if each.grad is not None]
-            if group["weight_decay"] and base and weights:
-                torch._foreach_mul_(weights, 1 - group["weight_decay"] * (group["lr"] / base))
+            if group["weight_decay"] and group["base_lr"] and weights:
+                torch._foreach_mul_(weights, 1 - group["weight_decay"] * (group["lr"] / group["base_lr"]))
         inner = self._inner
         inner.state = self.state
         inner.param_groups = [{**inner.defaults, **group, "weight_decay": 0.0} for group in self.param_groups]
@@ -54,13 +61,20 @@ class _Decoupled(Optimizer):
         return loss
 
 
+def _complete(group: dict[str, Any]) -> None:
+    """Set the base learning rate of a group without one: a new group, or one of a state from before this option."""
+    if group.get("base_lr") is None:
+        group["base_lr"] = float(group.get("initial_lr", group["lr"]))
+
+
 class DecoupledAdamW(_Decoupled):
     """AdamW whose weight decay the schedule scales, and the base learning rate does not.
 
-    Each step multiplies weights by ``1 - weight_decay * lr / initial_lr`` and then is that of ``torch.optim.Adam``:
+    Each step multiplies weights by ``1 - weight_decay * lr / base_lr`` and then is that of ``torch.optim.Adam``:
     Loshchilov and Hutter 2019, "Decoupled Weight Decay Regularization" (arXiv 1711.05101), algorithm 2.
-    ``torch.optim.AdamW`` decays by ``lr * weight_decay`` instead: for the same decay at the base learning rate, multiply
-    its ``weight_decay`` by the learning rate. Values of 1e-3 and more shrink weights fast.
+    ``base_lr`` is an option of each group, by default the ``lr`` that the group was made with, whatever a schedule such as
+    OneCycleLR begins with. ``torch.optim.AdamW`` decays by ``lr * weight_decay`` instead: for the same decay at the base
+    learning rate, multiply its ``weight_decay`` by the learning rate. Values of 1e-3 and more shrink weights fast.
 
     Args:
         params: parameters, or groups of them.
@@ -95,9 +109,10 @@ class DecoupledAdamW(_Decoupled):
 class DecoupledSGDW(_Decoupled):
     """SGD whose weight decay the schedule scales, and the base learning rate does not.
 
-    Each step multiplies weights by ``1 - weight_decay * lr / initial_lr`` and then is that of ``torch.optim.SGD``:
-    Loshchilov and Hutter 2019, "Decoupled Weight Decay Regularization" (arXiv 1711.05101), algorithm 1. ``torch.optim.SGD``
-    adds ``weight_decay * w`` to the gradient instead, which the momentum then averages.
+    Each step multiplies weights by ``1 - weight_decay * lr / base_lr`` and then is that of ``torch.optim.SGD``:
+    Loshchilov and Hutter 2019, "Decoupled Weight Decay Regularization" (arXiv 1711.05101), algorithm 1. ``base_lr`` is an
+    option of each group, by default the ``lr`` that the group was made with. ``torch.optim.SGD`` adds ``weight_decay * w``
+    to the gradient instead, which the momentum then averages.
 
     Args:
         params: parameters, or groups of them.

@@ -19,6 +19,8 @@ from hocket.hookspecs import Event, hookimpl
 from hocket.losses import Loss
 from hocket.span import Span
 from hocket.task import SupervisedTask, Task
+from hocket.training.step import count
+from hocket.training.weights import classes
 
 if TYPE_CHECKING:
     from hocket.state import State
@@ -81,8 +83,10 @@ class Distillation(Algorithm):
     """Train on ``(1 - alpha) * loss + alpha * T² KL(teacher || student)`` (Hinton et al. 2015, section 2, arXiv 1503.02531).
 
     The teacher sees the inputs that the student sees, augmented ones included, in eval mode and without gradients, on the same
-    device and under the same precision. It is not part of the model: neither its weights nor its state are in checkpoints, and
-    no optimizer has its parameters. Evaluation reports the task's loss alone.
+    device and under the same precision. A task around the model that has no parameters of its own, such as one that normalizes
+    images, calls the teacher in the model's place, unless the teacher is a `hocket.Task`.
+    It is not part of the model: neither its weights nor its state are in checkpoints, and no optimizer has its parameters.
+    Evaluation reports the task's loss alone.
 
     With ``features``, outputs of inner modules are matched too: their mean squared difference, times ``feature_weight``, is
     added (hints; Romero et al. 2015, equation 3, arXiv 1412.6550, for features of equal shapes).
@@ -98,14 +102,15 @@ class Distillation(Algorithm):
         start: when distillation begins: a fraction of the duration such as ``"0.2dur"``, or a time; None for the beginning.
         stop: when it ends; None for the end.
         output_key: where the logits are in the outputs: an index, a key or an attribute; None for a tensor, or ``"logits"``.
-        class_dim: the dimension of the classes; None for the one that index targets leave over, else 1, or the last one of
-            logits in an output that holds a loss too.
-        ignore_index: positions with this index as target do not count.
+        class_dim: the dimension of the classes. None for 1 in logits ``(N, K)`` and with torch's classification losses; else
+            the one that index targets leave over, or the last one of ``(N, T, K)`` beside a loss that the model computes.
+        ignore_index: positions with this index as target do not count; None for the loss's, or -100.
 
     Raises:
-        ValueError: an argument out of range, no effect at all, or a teacher that shares parameters with the model; later,
-            logits or features of different shapes.
-        TypeError: a ``teacher`` or outputs of another type.
+        ValueError: an argument out of range, no effect at all, a teacher that shares parameters with the model, or another
+            ``ignore_index`` than the loss's; later, logits (unless ``alpha`` is 0) or features of different shapes, logits
+            whose classes may be in several places, or targets of regression or of several labels.
+        TypeError: a ``teacher``, ``features`` or outputs of another type.
 
     Example:
         >>> import hocket, hocket_general, torch
@@ -136,7 +141,7 @@ class Distillation(Algorithm):
         stop: str | Time | None = None,
         output_key: Any = None,
         class_dim: int | None = None,
-        ignore_index: int = -100,
+        ignore_index: int | None = None,
     ) -> None:
         _check_temperature("Distillation", temperature)
         if not 0 <= alpha <= 1:
@@ -157,17 +162,26 @@ class Distillation(Algorithm):
                 f"Distillation was given two paths of weights, teacher={str(teacher)!r} and weights={str(weights)!r}. Give a "
                 "module, or a function that makes one, as the teacher, or omit weights."
             )
+        if not isinstance(features, Mapping | list | tuple | None):
+            raise TypeError(
+                f"Distillation was given features={features!r}: give a list of names that the model and the teacher have, such "
+                "as features=['layer2'], or a dict of the model's names and the teacher's."
+            )
         self.teacher = teacher
         self.temperature = temperature
         self.alpha = alpha
         self.features = (
-            dict(zip(features, features, strict=True)) if isinstance(features, list) else dict(features or {})
+            dict(features or {}) if isinstance(features, Mapping | None) else dict(zip(features, features, strict=True))
         )
         self.feature_weight = feature_weight
         self.weights = weights
         self.output_key = output_key
         self.class_dim = class_dim
         self.ignore_index = ignore_index
+        self._ignored = -100
+        #: The first targets, until they are checked.
+        self._first: Any = None
+        self._checked = False
         self._span = Span(start, stop)
         #: The teacher, and the task of the run with it in place of the model; None before the run is set up.
         self._module: nn.Module | None = None
@@ -176,8 +190,10 @@ class Distillation(Algorithm):
         self._student: dict[str, Tensor] = {}
         self._taught: dict[str, Tensor] = {}
         self._hooks: list[Any] = []
-        #: Of the current microbatch: the teacher's logits (None outside of the span), index targets, the loss's reduction.
-        self._logits: Any = None
+        #: Of the current microbatch: whether the teacher has seen it, its logits (None if alpha is 0), index targets, and the
+        #: reduction of the task's loss.
+        self._seen = False
+        self._logits: Tensor | None = None
         self._targets: Tensor | None = None
         self._reduction: str | None = None
 
@@ -188,13 +204,13 @@ class Distillation(Algorithm):
         elif event is Event.FIT_START:
             self._record_features(state)
         elif event is Event.BEFORE_FORWARD:
-            self._logits = None
+            self._seen = False
             self._student.clear()
         elif event is Event.AFTER_FORWARD:
             if self._span.includes(state):
                 self._teach(state)
         elif event is Event.AFTER_LOSS:
-            if self._logits is not None:
+            if self._seen:
                 self._add(state)
         else:
             self._forget()
@@ -209,6 +225,9 @@ class Distillation(Algorithm):
     # --- the teacher
 
     def _set_up(self, state: State) -> None:
+        if self.alpha:
+            self._check_loss(state.task)
+        self._ignored = self._ignore_index(state.task)
         given = self.teacher
         if isinstance(given, str | os.PathLike):
             module: nn.Module = copy.deepcopy(state.model)
@@ -235,17 +254,48 @@ class Distillation(Algorithm):
             _module_named(module, name, "teacher")
         self._module = state.bus.convert_module(module.to(state.device)).eval()
         self._predict = self._module
-        if isinstance(task := state.task, SupervisedTask) and not isinstance(self._module, Task):
-            like = SupervisedTask(self._module, None, task.inputs)
-            self._predict = (
-                like if task.loss_function is None or task.outputs is None else partial(_part, like, task.outputs)
+        if isinstance(state.task, SupervisedTask) and not isinstance(self._module, Task):
+            self._predict = _as_student(state.task, self._module)
+
+    def _check_loss(self, task: Task) -> None:
+        """Raise ValueError for a loss that trains each output by itself."""
+        loss = task.loss_function if isinstance(task, SupervisedTask) else None
+        function = loss.func if isinstance(loss, partial) else loss
+        if function in _BINARY or isinstance(function, _BINARY[:2]):
+            raise ValueError(_not_classes(f"the loss is {getattr(function, '__name__', type(function).__name__)}"))
+
+    def _check_targets(self, logits: Tensor, dim: int) -> None:
+        """Raise ValueError for targets like the logits that are no class probabilities. Only the first targets are read."""
+        targets, self._first, self._checked = self._first, None, True
+        if isinstance(targets, Tensor) and targets.shape == logits.shape:
+            sums = targets.sum(dim, dtype=torch.float32)
+            if bool((targets < 0).any()) or not bool(((sums == 0) | ((sums - 1).abs() < 1e-2)).all()):
+                raise ValueError(
+                    _not_classes(
+                        f"targets of shape {tuple(targets.shape)} from {targets.min():.3g} to {targets.max():.3g} are no class "
+                        "probabilities, which sum to 1"
+                    )
+                )
+
+    def _ignore_index(self, task: Task) -> int:
+        loss = task.loss_function if isinstance(task, SupervisedTask) else None
+        known = classes(loss)
+        its = getattr(loss, "ignore_index", getattr(task, "ignore_index", None)) if known is None else known[1]
+        if None not in (its, self.ignore_index) and its != self.ignore_index:
+            raise ValueError(
+                f"Distillation was given ignore_index={self.ignore_index}, and the loss ignores {its}. Omit ignore_index, "
+                "which takes the loss's, or give the loss the same."
             )
+        return next(index for index in (self.ignore_index, its, -100) if index is not None)
 
     def _teach(self, state: State) -> None:
         assert self._module is not None and self._predict is not None
+        if not self._checked and isinstance(task := state.task, SupervisedTask) and task.loss_function is not None:
+            self._first = task.targets_of(state.batch)
         self._targets = self._index_targets(state)  # now, because others may replace targets while the loss is computed
         with torch.no_grad(), state.bus.forward_context():
-            self._logits = _logits(self._predict(state.batch), self.output_key, "teacher")
+            outputs = self._predict(state.batch)
+        self._seen, self._logits = True, _logits(outputs, self.output_key, "teacher") if self.alpha else None
 
     # --- features
 
@@ -261,34 +311,42 @@ class Distillation(Algorithm):
     def _forget(self) -> None:
         for hook in self._hooks:
             hook.remove()
-        self._hooks, self._logits, self._targets = [], None, None
+        self._hooks, self._seen, self._logits, self._targets = [], False, None, None
         self._student.clear()
         self._taught.clear()
 
     # --- the loss
 
     def _add(self, state: State) -> None:
-        student, teacher, self._logits = _logits(state.outputs, self.output_key, "model"), self._logits, None
-        loss = state.loss
+        loss, targets, self._seen = state.loss, self._targets, False
         assert loss is not None
-        targets = self._targets
-        positions = distillation_loss(
-            student, teacher, self.temperature, "none", class_dim=self._class_dim(student, targets, state.outputs)
-        )
-        counted: Tensor | None = None
-        if targets is not None and targets.shape == positions.shape:
-            counted = (targets != self.ignore_index).to(positions.dtype)
-        soft = positions.mean() if counted is None else (positions * counted).sum() / counted.sum().clamp(min=1)
-        added = self.alpha * soft
-        values = {"distillation/loss": soft.detach()}
+        added, values = loss.new_zeros((), dtype=torch.float32), {}
+        number: Any = count(state, state.batch).samples if targets is None else (targets != self._ignored).sum()
+        if self._logits is not None:
+            soft, number = self._soft_loss(state, self._logits)
+            added = self.alpha * soft
+            values["distillation/loss"] = soft.detach()
         if self.features:
             hint = self._hint_loss()
             added = added + self.feature_weight * hint
             values["distillation/features"] = hint.detach()
         if self._reduction == "sum":  # over the elements of this microbatch
-            added = added * (positions.numel() if counted is None else counted.sum())
+            added = added * number
         state.loss = (1 - self.alpha) * loss + added.to(loss.dtype)
         state.log(values)
+
+    def _soft_loss(self, state: State, teacher: Tensor) -> tuple[Tensor, Any]:
+        """Return the mean divergence of the positions that count, and their number."""
+        student, targets, self._logits = _logits(state.outputs, self.output_key, "model"), self._targets, None
+        dim = self._class_dim(state.task, student, targets)
+        if not self._checked:
+            self._check_targets(student, dim)
+        positions = distillation_loss(student, teacher, self.temperature, "none", class_dim=dim)
+        if targets is None or targets.shape != positions.shape:
+            return positions.mean(), positions.numel()
+        counted = (targets != self._ignored).to(positions.dtype)
+        number = counted.sum()
+        return (positions * counted).sum() / number.clamp(min=1), number
 
     def _hint_loss(self) -> Tensor:
         hints = []
@@ -319,21 +377,62 @@ class Distillation(Algorithm):
             return None
         return targets
 
-    def _class_dim(self, logits: Tensor, targets: Tensor | None, outputs: Any) -> int:
+    def _class_dim(self, task: Task, logits: Tensor, targets: Tensor | None) -> int:
         if self.class_dim is not None:
             return self.class_dim
-        if logits.dim() < 2 or logits.shape[1] < 2:
+        shape = logits.shape
+        dim = _class_dim(task, shape, targets) if len(shape) > 2 else 1
+        if dim is None:
             raise ValueError(
-                f"Distillation compares probabilities of classes, and the logits have shape {tuple(logits.shape)}, which is no "
-                "batch of two or more classes. Say where the classes are with class_dim=."
+                f"Distillation cannot tell which dimension of the logits, of shape {tuple(shape)}, has the classes. Write "
+                "class_dim=-1 if it is the last one, as in language models, or class_dim=1 for (N, classes, ...)."
             )
-        if targets is not None:
-            return -1 if targets.shape == logits.shape[:-1] != logits.shape[:1] + logits.shape[2:] else 1
-        return 1 if isinstance(outputs, Tensor) else -1
+        if len(shape) < 2 or shape[dim] < 2:
+            raise ValueError(
+                f"Distillation compares probabilities of classes, and the logits have shape {tuple(shape)}, which is no batch "
+                "of two or more classes. Say where the classes are with class_dim=."
+            )
+        return dim
 
 
-def _part(predict: Callable[[Any], Any], where: Any, batch: Any) -> Any:
-    return items.part(predict(batch), where, "teacher's output")
+def _class_dim(task: Task, shape: torch.Size, targets: Tensor | None) -> int | None:
+    """Return the dimension of the classes in logits of three or more dimensions; None if it is uncertain."""
+    loss = task.loss_function if isinstance(task, SupervisedTask) else None
+    if classes(loss) is not None:
+        return 1
+    if targets is not None:
+        first, last = targets.shape == shape[:1] + shape[2:], targets.shape == shape[:-1]
+        return None if first is last else 1 if first else -1
+    own = isinstance(task, SupervisedTask) and loss is None
+    return -1 if own and len(shape) == 3 else None
+
+
+#: Losses of outputs that each have a probability of their own.
+_BINARY: tuple[Any, ...] = (
+    nn.BCEWithLogitsLoss, nn.BCELoss, F.binary_cross_entropy_with_logits, F.binary_cross_entropy,
+)  # fmt: skip
+
+
+def _not_classes(why: str) -> str:
+    return (
+        f"Distillation compares the probabilities of classes that exclude each other, and {why}. For regression and several "
+        "labels a sample, write alpha=0 with features=[…], or compare with the teacher in the loss of a hocket.Task, such as "
+        "by mse_loss(outputs, taught) or binary_cross_entropy_with_logits(outputs, taught.sigmoid())."
+    )
+
+
+def _as_student(task: SupervisedTask, teacher: nn.Module) -> Callable[[Any], Any]:
+    """Return a function that calls the teacher as the task calls its model.
+
+    A task with parameters of its own would apply them to the teacher's outputs: then the teacher gets the inputs alone.
+    """
+    if len(list(task.parameters())) > len(list(task.network.parameters())):
+        task_of_inputs = SupervisedTask(teacher, task.loss_function, task.inputs, outputs=task.outputs)
+        return task_of_inputs.forward
+    like = copy.copy(task)  # shares buffers, such as means of images
+    like.training = False
+    like._modules = {**task._modules, "network": teacher}
+    return like.forward
 
 
 def _record(into: dict[str, Tensor], name: str, module: nn.Module, inputs: Any, output: Any) -> None:

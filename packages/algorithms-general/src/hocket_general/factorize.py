@@ -65,6 +65,10 @@ class _Factorized(nn.Module):
 
     down: Any
     up: Any
+    rank: int
+
+    def extra_repr(self) -> str:
+        return f"rank={self.rank}"
 
     def forward(self, input: Tensor) -> Tensor:
         out: Tensor = self.up(self.down(input))
@@ -130,6 +134,7 @@ class _Rule(Substitution):
 
     method = "Factorize"
     becomes = "factorized"
+    made = _Factorized
 
     def __post_init__(self) -> None:
         if not (self.factorize_convs or self.factorize_linears):

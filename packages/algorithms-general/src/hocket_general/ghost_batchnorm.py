@@ -5,13 +5,14 @@ Source: Hoffer et al. 2017, "Train longer, generalize better", arXiv 1705.08741,
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from hocket.surgery import Replacement, recast
+from hocket.surgery import NoEffectWarning, Replacement, recast
 from hocket_general.substitution import Substitution, SurgeryAlgorithm, not_plain
 
 
@@ -19,9 +20,16 @@ class _Ghost(nn.modules.batchnorm._BatchNorm):
     """Batch norm that in training normalises each part of about ``ghost_batch_size`` samples by its own statistics."""
 
     ghost_batch_size: int
+    _has_trained = False
 
     def forward(self, input: Tensor) -> Tensor:
-        parts = self._parts(input) if self.training else 1
+        if not self.training:
+            return super().forward(input)
+        parts = self._parts(input)
+        if not self._has_trained and not torch.compiler.is_compiling():
+            self._has_trained = True
+            if parts == 1:
+                _say_no_effect(input.shape[0], self.ghost_batch_size)
         if parts == 1:
             return super().forward(input)
         return torch.cat([super(_Ghost, self).forward(part) for part in input.tensor_split(parts)])
@@ -34,6 +42,16 @@ class _Ghost(nn.modules.batchnorm._BatchNorm):
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, ghost_batch_size={self.ghost_batch_size}"
+
+
+def _say_no_effect(samples: int, size: int) -> None:
+    """Warn about a first batch that is not split. Layers that see the same batch say the same, which Python shows once."""
+    warnings.warn(
+        f"GhostBatchNorm has no effect on batches of {samples} samples, which are one ghost batch of ghost_batch_size={size}. "
+        "Lower it below the samples in a rank's microbatch, or remove it.",
+        NoEffectWarning,
+        stacklevel=3,
+    )
 
 
 class GhostBatchNorm1d(_Ghost, nn.BatchNorm1d):
@@ -60,6 +78,7 @@ class _Rule(Substitution):
     ghost_batch_size: int
 
     method = "GhostBatchNorm"
+    made = _Ghost
     nothing = "it has no BatchNorm1d, BatchNorm2d or BatchNorm3d. Remove GhostBatchNorm."
 
     def __post_init__(self) -> None:
@@ -89,9 +108,10 @@ def ghost_batchnorm(model: nn.Module, *, ghost_batch_size: int = 32) -> tuple[nn
     """Let batch norm normalise parts of ``ghost_batch_size`` samples by themselves in training, in place.
 
     A batch of B samples is split into ``ceil(B / ghost_batch_size)`` parts of equal size, up to one sample; a part has at
-    least two values per channel. Each part moves the running statistics by ``momentum``, as a batch of that size would. In
-    eval mode nothing changes. Parameters and buffers stay the
-    same objects under the same names. SyncBatchNorm and subclasses of torch's layers are left alone; a warning names them.
+    least two values per channel. Each part moves the running statistics by ``momentum``, as a batch of that size would. If the
+    first batch of a layer is a single part, a NoEffectWarning says so. In eval mode nothing changes. Parameters and buffers
+    stay the same objects under the same names. SyncBatchNorm and subclasses of torch's layers are left alone; a warning names
+    them.
 
     Hoffer et al. 2017, "Train longer, generalize better" (arXiv 1705.08741), algorithm 1.
 

@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import functools
 import warnings
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from hocket.algorithm import Algorithm, Phase
 from hocket.data.batch_part import BatchPart
 from hocket.data.mixture import Mixture
-from hocket.hookspecs import Event
+from hocket.hookspecs import Event, hookimpl
+from hocket.losses import WHOLE, Loss
+from hocket.span import Span
 from hocket.task import SupervisedTask
+from hocket.training import weights
+from hocket.training.step import count
 
 if TYPE_CHECKING:
     from hocket.state import State
+    from hocket.time import Time
 
 
 def smooth_labels(logits: Tensor, targets: Tensor, smoothing: float = 0.1, *, ignore_index: int = -100) -> Tensor:
@@ -125,22 +132,30 @@ def soft_cross_entropy(
 class LabelSmoothing(Algorithm):
     """Train on ``(1 - smoothing) * target + smoothing / K`` (Szegedy et al. 2016, section 7, arXiv 1512.00567).
 
-    The targets of a microbatch are replaced while its loss is computed and restored afterwards, so metrics and evaluation
-    never see smoothed ones. The loss has to accept class probabilities of shape ``(N, K, ...)``, as
-    :func:`torch.nn.functional.cross_entropy` does, and should reduce with a mean: where index targets hold
-    ``ignore_index``, the other positions get more weight, so that the mean over all positions is the mean over those
-    that count. A loss that counts targets itself, or sums, should call :func:`hocket_general.functional.smooth_labels`
-    instead.
+    If the loss is torch's cross entropy (:func:`torch.nn.functional.cross_entropy`, by name, as a function or a
+    ``functools.partial`` of it, or :class:`torch.nn.CrossEntropyLoss`), its ``label_smoothing`` is set while the loss of a
+    microbatch is computed. So class weights, ``ignore_index``, microbatches and ranks have the effect that they have in torch.
+
+    Any other loss gets class probabilities of shape ``(N, K, ...)`` in the place of class indices, in the batch, while it is
+    computed. It should be a mean over positions. Positions with ``ignore_index`` get a row of zeros, and the others more
+    weight, so that the mean over all positions is the mean over those that count; they also weight microbatches and ranks,
+    unless the loss returns its own weight. A loss that counts labels itself, or sums, should call
+    :func:`hocket_general.functional.smooth_labels` instead.
+
+    Metrics and evaluation never see smoothed labels.
 
     Args:
         smoothing: the mass given to the uniform distribution, in [0, 1].
         target_key: where in the batch the targets are: an index, a key, or an attribute; None for the Trainer's ``targets``, or
             index 1.
-        ignore_index: the class index of positions to ignore.
+        ignore_index: the class index of positions to ignore; None for that of torch's cross entropy, or -100.
+        start, stop: when to begin and to end, such as ``"0.8dur"``; see `hocket.Span`.
 
     Raises:
-        ValueError: ``smoothing`` is outside [0, 1]; later, targets that do not fit the outputs, or are no class probabilities.
-        TypeError: later, if the model's outputs are not a tensor of logits.
+        ValueError: ``smoothing`` is outside [0, 1], or ``stop`` is not after ``start``; later, targets that do not fit the
+            outputs, or are no class probabilities, or a cross entropy with another ``ignore_index``.
+        TypeError: later, if the loss is not torch's cross entropy, and takes class indices only, or the model's outputs are not
+            a tensor of logits.
         KeyError: later, if a batch has nothing at ``target_key``.
 
     Example:
@@ -155,7 +170,14 @@ class LabelSmoothing(Algorithm):
     events = {Event.FIT_START, Event.BEFORE_LOSS, Event.AFTER_LOSS}
     phase = Phase.LOSS
 
-    def __init__(self, smoothing: float = 0.1, target_key: Any = None, ignore_index: int = -100) -> None:
+    def __init__(
+        self,
+        smoothing: float = 0.1,
+        target_key: Any = None,
+        ignore_index: int | None = None,
+        start: str | Time | None = None,
+        stop: str | Time | None = None,
+    ) -> None:
         if not 0 <= smoothing <= 1:
             raise ValueError(
                 f"LabelSmoothing was given smoothing={smoothing}, but it is a fraction of the probability mass: give a "
@@ -164,23 +186,47 @@ class LabelSmoothing(Algorithm):
         self.smoothing = smoothing
         self._place = BatchPart("label-smoothing", "target", target_key)
         self.ignore_index = ignore_index
-        self._targets: Tensor | None = None
-        self._checked = False
+        self._span = Span(start, stop)
+        #: The targets that the batch has outside the loss of the current microbatch; None for torch's cross entropy.
+        self._targets: Any = None
+        #: Whether dense targets were checked, and whether the loss was tried.
+        self._checked = self._tried = False
+
+    def match(self, event: Event, state: State) -> bool:
+        """Whether there is anything to do: around the loss, between ``start`` and ``stop``."""
+        return event is Event.FIT_START or self._span.includes(state)
 
     def apply(self, event: Event, state: State) -> None:
-        """Smooth the targets before the loss, restore the originals after it."""
+        """Smooth the targets before a loss that is not torch's cross entropy, restore the originals after it."""
         if event is Event.FIT_START:
             self._compare(state)
-            return
-        if event is Event.BEFORE_LOSS:
+        elif _cross_entropy_of(state.task) is not None:
+            if event is Event.BEFORE_LOSS and not self._checked:
+                self._check(state.outputs, self._targets_of_loss(state))
+        elif event is Event.BEFORE_LOSS:
             self._targets = self._place.of(state)
             state.batch = self._place.put(state, self._smoothed(state.outputs, self._targets))
         else:
             state.batch = self._place.put(state, self._targets)
             self._targets = None
 
+    @hookimpl(wrapper=True)
+    def loss(self, state: State, outputs: Any, batch: Any) -> Generator[None, Loss, Loss]:
+        """Let torch's cross entropy smooth the labels; weight other losses by the labels that count."""
+        if state.eval_label is not None or not self._span.includes(state):
+            return (yield)
+        if _cross_entropy_of(state.task) is not None:
+            with _smoothing(state.task, self.smoothing):
+                return (yield)
+        try:
+            loss = yield
+        except (IndexError, RuntimeError, TypeError, ValueError) as error:
+            self._explain(state, error)
+            raise
+        return self._weighted(state, loss)
+
     def _compare(self, state: State) -> None:
-        """Warn of a loss that smooths labels already."""
+        """Warn of a loss that smooths labels already; raise ValueError for one that ignores another label."""
         loss = state.task.loss_function if isinstance(state.task, SupervisedTask) else None
         options = loss.keywords if isinstance(loss, functools.partial) else getattr(loss, "__dict__", {})
         if twice := options.get("label_smoothing"):
@@ -189,9 +235,25 @@ class LabelSmoothing(Algorithm):
                 "one of the two.",
                 stacklevel=2,
             )
+        ignored = options.get("ignore_index", -100)
+        if self.ignore_index not in (None, ignored) and _cross_entropy_of(state.task) is not None:
+            raise ValueError(
+                f"LabelSmoothing was given ignore_index={self.ignore_index}, and the loss ignores {ignored}. Omit ignore_index "
+                f"of label-smoothing, and write loss=torch.nn.CrossEntropyLoss(ignore_index={self.ignore_index}) if that label "
+                "should not count."
+            )
 
-    def _check(self, logits: Tensor, targets: Tensor) -> None:
-        """Raise ValueError for targets that are no class probabilities, such as numbers. Only the first targets are read."""
+    def _targets_of_loss(self, state: State) -> Any:
+        """Return the targets that torch's cross entropy gets; of a mixture the first."""
+        assert isinstance(state.task, SupervisedTask)
+        found = state.task.targets_of(state.batch) if self._place.key is None else self._place.of(state)
+        return found.first if isinstance(found, Mixture) else found
+
+    def _check(self, logits: Any, targets: Any) -> None:
+        """Raise ValueError for dense targets that are no class probabilities, such as numbers. Only the first are read."""
+        dense = isinstance(logits, Tensor) and isinstance(targets, Tensor) and targets.shape == logits.shape
+        if not dense or logits.ndim < 2:
+            return
         self._checked = True
         sums = targets.sum(1, dtype=torch.float32)
         if (
@@ -206,6 +268,8 @@ class LabelSmoothing(Algorithm):
             "classes. It applies to classification only; remove label-smoothing for regression, binary or multi-label targets."
         )
 
+    # --- losses other than torch's cross entropy
+
     def _smoothed(self, logits: Any, targets: Any) -> Any:
         if isinstance(targets, Mixture):  # of MixUp or CutMix
             return targets.map(functools.partial(self._smoothed, logits))
@@ -215,10 +279,73 @@ class LabelSmoothing(Algorithm):
                 f"target_key, but found {type(logits).__name__} and {type(targets).__name__}. Set "
                 f"target_key, or call hocket_general.functional.smooth_labels in the loss of a hocket.Task."
             )
-        if not self._checked and targets.shape == logits.shape and logits.ndim > 1:
+        if not self._checked:
             self._check(logits, targets)
-        smooth = smooth_labels(logits, targets, self.smoothing, ignore_index=self.ignore_index)
+        smooth = smooth_labels(logits, targets, self.smoothing, ignore_index=self._ignored)
         if targets.shape == logits.shape:
             return smooth
         # Checking for ignored positions would wait for the device; if there are none, this multiplies by 1.0.
-        return smooth.mul_(targets.numel() / (targets != self.ignore_index).sum())
+        return smooth.mul_(targets.numel() / self._counted(targets).clamp(min=1))
+
+    @property
+    def _ignored(self) -> int:
+        return -100 if self.ignore_index is None else self.ignore_index
+
+    def _counted(self, targets: Tensor) -> Tensor:
+        return (targets != self._ignored).sum()
+
+    def _weighted(self, state: State, loss: Loss) -> Loss:
+        """Give a mean without a weight the number of labels that count, once core has tried that it is a mean."""
+        targets, over = self._targets, loss.reduction or state.loss_reduction
+        if loss.weight is not None or over == "sum" or over in WHOLE or not self._replaces_indices(state, targets):
+            return loss
+        if not self._tried and (samples := count(state, state.batch).samples) != state.step.trained_on:
+            weights.in_training(state, loss, samples)
+            self._tried = True
+        return loss._replace(weight=self._counted(targets))
+
+    def _explain(self, state: State, error: Exception) -> None:
+        """Raise TypeError if the loss failed because it takes class indices: if it can be computed with them."""
+        targets = self._targets.first if isinstance(self._targets, Mixture) else self._targets
+        if isinstance(error, torch.OutOfMemoryError) or not self._replaces_indices(state, targets):
+            return
+        try:
+            with torch.no_grad(), state.bus.forward_context():
+                state.task.loss(state.outputs, self._place.put(state, targets))
+        except Exception:
+            return
+        said = str(error).partition("\n")[0]
+        raise TypeError(
+            f"label-smoothing gives the loss class probabilities of shape {tuple(state.outputs.shape)} in place of the class "
+            f"indices of shape {tuple(targets.shape)}, and the loss takes indices only ({said}). Write "
+            "loss=torch.nn.functional.cross_entropy, which may stand in for nll_loss as it is; or let the loss take class "
+            "probabilities; or remove label-smoothing."
+        ) from None
+
+    def _replaces_indices(self, state: State, targets: Any) -> bool:
+        return isinstance(targets, Tensor) and targets.shape != state.outputs.shape
+
+
+def _cross_entropy_of(task: Any) -> Any:
+    """Return the task's loss function if it is torch's cross entropy, which can smooth labels itself; else None."""
+    loss = task.loss_function if isinstance(task, SupervisedTask) else None
+    called = loss.func if isinstance(loss, functools.partial) and not loss.args else loss
+    module = isinstance(loss, nn.CrossEntropyLoss) and type(loss).forward is nn.CrossEntropyLoss.forward
+    return loss if module or called is F.cross_entropy else None
+
+
+@contextmanager
+def _smoothing(task: Any, smoothing: float) -> Iterator[None]:
+    """Set the ``label_smoothing`` of the task's cross entropy inside."""
+    loss = task.loss_function
+    owner, name, changed = (
+        (loss, "label_smoothing", smoothing)
+        if isinstance(loss, nn.Module)
+        else (task, "loss_function", functools.partial(loss, label_smoothing=smoothing))
+    )
+    before = getattr(owner, name)
+    setattr(owner, name, changed)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)

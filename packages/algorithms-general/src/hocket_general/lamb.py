@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -82,14 +82,18 @@ class LAMB(Optimizer):
             if group["weight_decay"]:
                 torch._foreach_add_(steps, weights, alpha=group["weight_decay"])
             if group["weight_decay"] or group["always_adapt"]:
-                for weight, step in zip(weights, steps, strict=True):
-                    step.mul_(_ratio(weight, step))
+                torch._foreach_mul_(steps, _ratios(weights, steps))
             torch._foreach_mul_(steps, group["lr"])
             torch._foreach_sub_(weights, steps)
         return loss
 
 
-def _ratio(weight: Tensor, step: Tensor) -> Tensor:
-    """Return the ratio of their norms, over all shards, or 1 where one of them is 0."""
-    sizes = torch.linalg.vector_norm(weight), torch.linalg.vector_norm(step)
-    return torch.where((sizes[0] > 0) & (sizes[1] > 0), sizes[0] / sizes[1], torch.ones_like(sizes[0]))
+def _ratios(weights: Sequence[Tensor], steps: Sequence[Tensor]) -> list[Tensor]:
+    """Return the ratio of the norms of each pair, over all shards, or 1 where one of them is 0."""
+    found: dict[Tensor, Tensor] = {}
+    for device in {each.device for each in weights}:
+        pairs = [pair for pair in zip(weights, steps, strict=True) if pair[0].device == device]
+        of_weights, of_steps = (torch.stack(torch._foreach_norm(each)) for each in zip(*pairs, strict=True))
+        ratios = torch.where((of_weights > 0) & (of_steps > 0), of_weights / of_steps, 1.0)
+        found |= {weight: ratio for (weight, _), ratio in zip(pairs, ratios.unbind(), strict=True)}
+    return [found[each] for each in weights]

@@ -28,15 +28,17 @@ def freeze_layers(
     shares stay trainable. The parameters may remain in their optimizers: torch's skip those without gradients, with their
     weight decay and momentum, so call ``optimizer.zero_grad()``, which sets gradients to None, before the next step.
 
+    The same call again changes nothing, and a larger fraction freezes the layers that follow. Nothing is made trainable again.
+
     Source: Raghu et al. 2017, "SVCCA", section 4 (arXiv 1706.05806).
 
     Args:
         model: changed in place.
         fraction: of all layers but the last, in [0, 1].
-        layers: the names of the layers to count; None for those with trainable parameters.
+        layers: the names of the layers to count; None for all, also those that are frozen already.
 
     Returns:
-        The model, and the names of the frozen layers.
+        The model, and the names of the layers in this fraction.
 
     Raises:
         ValueError: ``fraction`` is outside [0, 1].
@@ -48,10 +50,12 @@ def freeze_layers(
         >>> model, frozen = freeze_layers(model, 0.5)
         >>> frozen
         ['0']
+        >>> freeze_layers(model, 0.5)[1], freeze_layers(model, 1.0)[1]
+        (['0'], ['0', '2'])
     """
     if not 0 <= fraction <= 1:
         raise ValueError(f"fraction is {fraction}, but it is a fraction of the layers: give a number in [0, 1].")
-    names = trained_layers(model) if layers is None else list(layers)
+    names = trained_layers(model, frozen=True) if layers is None else list(layers)
     frozen = names[: int(fraction * max(len(names) - 1, 0) + 1e-9)]
     if not frozen:
         return model, []
@@ -65,13 +69,17 @@ def freeze_layers(
     return model, frozen
 
 
-def trained_layers(model: nn.Module) -> list[str]:
-    """Return the names of the modules with trainable parameters of their own, in the order of registration."""
+def trained_layers(model: nn.Module, frozen: bool = False) -> list[str]:
+    """Return the names of the modules with trainable, or also frozen, parameters of their own, in the order of registration."""
     return [
         name
         for name, module in model.named_modules()
-        if any(parameter.requires_grad for parameter in module.parameters(recurse=False))
+        if any(frozen or parameter.requires_grad for parameter in module.parameters(recurse=False))
     ]
+
+
+def _trainable(model: nn.Module) -> set[str]:
+    return {name for name, parameter in model.named_parameters() if parameter.requires_grad}
 
 
 class LayerFreezing(Algorithm):
@@ -80,7 +88,8 @@ class LayerFreezing(Algorithm):
     Sources: Raghu et al. 2017, "SVCCA", section 4, "freeze training" (arXiv 1706.05806); Brock et al. 2017, "FreezeOut"
     (arXiv 1706.04983). From ``start`` on the frozen fraction of the layers grows linearly, to ``level`` at the end of the
     duration. The last layer is never frozen. Frozen parameters require no gradient, and optimizers skip them, but keep them
-    and their state; so checkpoints keep their format, and a resumed run continues exactly.
+    and their state; so checkpoints keep their format, and a resumed run continues exactly. At the end of a fit they are
+    trainable again, and the next fit freezes them anew.
 
     Args:
         start: when the first layer may freeze, as a fraction of the duration in [0, 1), such as ``"0.5dur"``.
@@ -99,11 +108,9 @@ class LayerFreezing(Algorithm):
         ...     algorithms=[hocket_general.LayerFreezing(start="0.2dur")],
         ... )
         >>> result = trainer.fit()
-        >>> layers[0].weight.requires_grad, layers[4].weight.requires_grad
-        (False, True)
     """
 
-    events = {Event.BEFORE_LOAD, Event.FIT_START, Event.BATCH_START}
+    events = {Event.BEFORE_LOAD, Event.FIT_START, Event.BATCH_START, Event.FIT_END, Event.EXCEPTION}
     phase = Phase.MODEL
     needs = Need.SEVERAL_STEPS  # steps in which some parameters have no gradients
 
@@ -122,14 +129,17 @@ class LayerFreezing(Algorithm):
         self.level = level
         #: The layers with trainable parameters as the first fit began; None before.
         self._layers: list[str] | None = None
+        #: The names of the parameters that were trainable before a checkpoint was loaded, or as the first fit began.
+        self._trainable: set[str] = set()
 
     def apply(self, event: Event, state: State) -> None:
         """Freeze the layers that are due."""
         if event is Event.BEFORE_LOAD:
             self._check(state)
+            self._trainable = _trainable(state.model)
         elif event is Event.FIT_START:
             if self._layers is None:
-                self._layers = trained_layers(state.model)
+                self._layers, self._trainable = trained_layers(state.model), _trainable(state.model)
             if self.level * (len(self._layers) - 1) < 1:
                 warnings.warn(
                     f"layer-freezing freezes no layer: level={self.level} of the {len(self._layers)} trained layers of "
@@ -137,10 +147,20 @@ class LayerFreezing(Algorithm):
                     NoEffectWarning,
                     stacklevel=2,
                 )
-        else:
+        elif event is Event.BATCH_START:
             due = self.level * max(state.elapsed() - self.start.value, 0.0) / (1 - self.start.value)
             _, frozen = freeze_layers(state.model, min(due, 1.0), self._layers)
             state.log({"layer-freezing/layers": len(frozen)})
+        else:
+            self._thaw(state.model)
+
+    def _thaw(self, model: nn.Module) -> None:
+        """Make parameters trainable again that this algorithm may have frozen: a second Trainer would not train them."""
+        trainable = {id(parameter) for name, parameter in model.named_parameters() if name in self._trainable}
+        for layer in (self._layers or [])[:-1]:
+            for parameter in model.get_submodule(layer).parameters(recurse=False):
+                if id(parameter) in trainable and not parameter.requires_grad:
+                    parameter.requires_grad_(True)
 
     def _check(self, state: State) -> None:
         if state.task.owns_steps:

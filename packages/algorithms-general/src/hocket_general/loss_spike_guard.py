@@ -15,12 +15,15 @@ from torch import Tensor
 
 from hocket.algorithm import Algorithm, Phase
 from hocket.checkpoints.plain_data import decode, encode
+from hocket.checkpoints.policy import Checkpoints
 from hocket.data.nesting import map_tensors
 from hocket.data.stateful import has_state
 from hocket.distributed.dtensors import mesh_of, total_norm
 from hocket.hookspecs import Event, hookimpl
 from hocket.optim.learning_rate import Scheduled
+from hocket.timestamp import Timestamp
 from hocket.training.requests import Decision
+from hocket_general.averages import Averages
 
 if TYPE_CHECKING:
     from hocket.state import State
@@ -69,12 +72,17 @@ class LossSpikeGuard(Algorithm):
     After Chowdhery et al. 2022, "PaLM", section 5.1 (arXiv 2204.02311), who restarted about 100 steps before a spike and
     skipped the next 200 to 500 batches of data; here this happens in memory. A batch is a spike if its loss, or gradient norm,
     is more than ``threshold`` robust standard deviations (:func:`spike_score`) above the median of the last ``window`` good
-    batches, or if its loss is non-finite. All ranks decide together.
+    batches, or if its loss is non-finite. All ranks decide together. Of a batch that is trained on in parts, as those of
+    `BatchSizeWarmup`, a rollback judges the largest values, and ``"skip"`` each part.
 
     ``action="rollback"`` keeps a copy of weights, optimizers, schedules, and the state of algorithms, precision and strategy,
-    in the memory of the host. It finds a spike one batch later, so that nothing waits for the device except before a copy is
-    taken: the spike, the batch after it and all others since the copy are undone. ``action="skip"`` finds it before the
+    in the memory of the host. It finds a spike one batch later, so that nothing waits for the device: the spike, the batch
+    after it and all others since the copy are undone. Only before a copy, an evaluation, a checkpoint that is due, and the end
+    of an epoch or fit does it wait, so that these never have spiked weights. ``action="skip"`` finds it before the
     optimizer steps and skips that step; it keeps no copy, and waits for the device in every batch.
+
+    The Trainer's ``nonfinite=`` acts before the guard: ``"raise"`` ends the fit, and a step that ``"skip"`` skips is no spike.
+    With ``nonfinite="warn"`` the guard handles non-finite losses.
 
     Spikes are reported in warnings, in the log as ``loss-spike-guard/spikes``, and in ``loss_spikes.jsonl`` in the folder of
     the run, with the indices of the samples in the data set if the data has indices.
@@ -103,9 +111,11 @@ class LossSpikeGuard(Algorithm):
         >>> result = trainer.fit()
     """
 
-    events = {Event.FIT_START, Event.AFTER_DATALOADER, Event.BATCH_START, Event.AFTER_TRAIN_BATCH, Event.FIT_END}
-    phase = Phase.WEIGHTS
-    conflicts = ("batch-size-warmup",)  # it judges one loss for each batch
+    events = {
+        Event.FIT_START, Event.AFTER_DATALOADER, Event.BATCH_START, Event.AFTER_TRAIN_BATCH, Event.EPOCH_END,
+        Event.EVAL_BEFORE_ALL, Event.BATCH_CHECKPOINT, Event.FIT_END, Event.EXCEPTION,
+    }  # fmt: skip
+    phase = Phase.OPTIMIZER  # before averages of the weights are evaluated
 
     def __init__(
         self,
@@ -151,6 +161,8 @@ class LossSpikeGuard(Algorithm):
         self._journal: list[dict[str, Any]] = []
         #: The last good state, as plain data.
         self._copy: dict[str, Any] | None = None
+        #: Whether a fit is running: evaluations between fits undo nothing.
+        self._fitting = False
 
     def apply(self, event: Event, state: State) -> None:
         """Measure each batch, and judge the one before it."""
@@ -161,32 +173,36 @@ class LossSpikeGuard(Algorithm):
         elif event is Event.AFTER_TRAIN_BATCH:
             assert self._current is not None
             self._current.measure(state, self.gradient_norm)
+        elif event is Event.EXCEPTION:
+            self._fitting = False
         elif event is Event.FIT_START:
-            self._loaded = []
-            if self.action == "rollback" and self._copy is None:
+            self._loaded, self._fitting = [], True
+            if self.action == "rollback" and self._copy is None:  # otherwise it is that of the resumed fit
                 self._take_copy(state)
-        elif self.action == "rollback":  # at the end of a fit
-            self._judge_all(state, [self._pending, self._current])
+        elif self.action == "rollback" and self._fitting and (event is not Event.BATCH_CHECKPOINT or _saves(state)):
+            self._judge_all(state, [self._pending, self._completed(state)])
             self._pending = self._current = None
+        if event is Event.FIT_END:
+            self._copy, self._fitting = None, False
 
     @hookimpl
     def optimizer_step(self, state: State, closure: Callable[[], Tensor]) -> bool | None:
         """Skip the step of a spike, for ``action="skip"``; otherwise leave it to the next implementation."""
-        batch, name = self._current, state.step.name
-        if self.action == "rollback" or batch is None:
+        batch, key = self._current, (state.step.name, state.step.part)
+        if batch is None:
             return None
-        if name not in batch.spikes:
-            batch.spikes[name] = self._judge(state, batch.read(name))
-            if batch.spikes[name]:
-                self._report(state, batch, batch.spikes[name])
-        return False if batch.spikes[name] else None
+        if key not in batch.spikes:
+            skips = self.action == "skip"
+            batch.add(*key, alone=skips)
+            spikes = batch.spikes[key] = self._judge(state, batch.read(state.step.name)) if skips else {}
+            if spikes:
+                self._report(state, batch, spikes)
+        return False if batch.spikes[key] else None
 
     # --- batches
 
     def _batch_start(self, state: State) -> None:
-        at, done = state.timestamp.batch, self._current
-        if done is not None and (done.at["batch"] == at or not done.values):
-            done = None  # an exception interrupted it, and it is trained on again; or it was skipped
+        at, done = state.timestamp.batch, self._completed(state)
         if self.action == "rollback":
             due = at > 0 and at % self.every == 0
             good = self._judge_all(state, [self._pending, done] if due else [self._pending])
@@ -199,12 +215,17 @@ class LossSpikeGuard(Algorithm):
             self._to_skip -= 1
             state.request(Decision.SKIP_BATCH)
 
+    def _completed(self, state: State) -> _Batch | None:
+        """Return the current batch if a step was taken, and no exception interrupted it, after which it is trained on again."""
+        batch = self._current
+        return None if batch is None or batch.at["batch"] == state.timestamp.batch or not batch.values else batch
+
     def _judge_all(self, state: State, batches: Sequence[_Batch | None]) -> bool:
         """Judge batches in order, and roll back at the first spike. Return whether there was none."""
         for batch in batches:
             if batch is not None and (spikes := self._judge(state, batch.read())):
                 assert self._copy is not None
-                self._report(state, batch, spikes, restored=self._copy["batch"])
+                self._report(state, batch, spikes, restored=self._copy["at"]["batch"])
                 self._restore(state)
                 self._to_skip = self.skip
                 return False
@@ -212,6 +233,7 @@ class LossSpikeGuard(Algorithm):
 
     def _judge(self, state: State, values: dict[str, float]) -> dict[str, float]:
         """Return the scores of values that are spikes. If there are none, all join the good ones."""
+        values = {name: math.inf if math.isnan(value) else value for name, value in values.items()}  # NaN has no order
         if state.strategy.world_size > 1 and values:  # so that all ranks decide the same, whatever they measured
             mine = torch.tensor(list(values.values()), dtype=torch.float64)
             values = dict(zip(values, state.bus.all_reduce(mine, "max").tolist(), strict=True))
@@ -242,7 +264,10 @@ class LossSpikeGuard(Algorithm):
             (state.run_folder / JOURNAL).write_text(lines, encoding="utf-8")
         state.log({"loss-spike-guard/spikes": len(self._journal)})
         where = f"batch {batch.at['batch']} (epoch {batch.at['epoch']}, batch {batch.at['batch_in_epoch']} in it)"
-        found = ", ".join(f"{name} {values[name]} at {scores[name]} deviations" for name in spikes)
+        found = ", ".join(
+            f"{name} {values[name]}" + (f" at {scores[name]} deviations" if math.isfinite(spikes[name]) else "")
+            for name in spikes
+        )
         if len(self._journal) > self.limit:
             raise RuntimeError(
                 f"The loss spiked in {where}: {found}. That is spike {len(self._journal)} of this run, and "
@@ -257,7 +282,7 @@ class LossSpikeGuard(Algorithm):
     def _take_copy(self, state: State) -> None:
         bus, prepared = state.bus, state.prepared
         tree = {
-            "batch": state.timestamp.batch,
+            "at": {name: getattr(state.timestamp, name) for name in ("epoch", "batch", "sample", "token")},
             "model": dict(bus.model_shards(prepared)),
             "optimizers": [bus.optimizer_shards(prepared, each) for each in state.optimizers],
             "schedules": [each.state_dict() for each in state.schedules],
@@ -279,9 +304,13 @@ class LossSpikeGuard(Algorithm):
                 schedule.load_state_dict(saved)
         others = {(each.kind, each.name): each.obj for each in self._others(state)}
         for kind, name, saved in tree["plugins"]:
-            others[kind, name].load_state_dict(saved)
-            if kind == "algorithms" and Event.FIT_START in others[kind, name].events:
-                others[kind, name].apply(Event.FIT_START, state)  # which follows loading in a run that is resumed, too
+            if (other := others.get((kind, name))) is None:
+                continue  # the copy is from a checkpoint of a run that had it
+            other.load_state_dict(saved)
+            if isinstance(other, Averages):
+                other.leave_out(Timestamp(**tree["at"]), state.timestamp)
+            if kind == "algorithms" and Event.FIT_START in other.events:
+                other.apply(Event.FIT_START, state)  # which follows loading in a run that is resumed, too
         self._history = tree["history"]
 
     def _others(self, state: State) -> list[Any]:
@@ -328,9 +357,11 @@ class _Batch:
 
     def __init__(self, at: dict[str, int], indices: list[Any] | None, values: dict[str, dict[str, float]]) -> None:
         self.at, self.indices = at, indices
+        #: The values of the steps that were taken by name, numbers or lists of `_Values` for the parts of the batch.
         self.values: dict[str, Any] = dict(values)
-        #: For ``action="skip"``: the spikes of each step.
-        self.spikes: dict[str, dict[str, float]] = {}
+        #: By name of the step, and number of the part of the batch: what was measured, and the spikes.
+        self._measured: dict[tuple[str, int], _Values] = {}
+        self.spikes: dict[tuple[str, int], dict[str, float]] = {}
 
     @classmethod
     def of(cls, state: State, loaded: Sequence[list[Any] | None]) -> _Batch:
@@ -341,21 +372,29 @@ class _Batch:
 
     def measure(self, state: State, gradient_norm: bool) -> None:
         """Keep the loss and gradient norm of a step, unless it is measured already: SAM computes gradients twice."""
-        if state.loss is None or state.step.name in self.values:
+        key = state.step.name, state.step.part
+        if state.loss is None or key in self._measured:
             return
         values = [state.loss.detach().float()]
         if gradient_norm:
             gradients = [each.grad for each in state.trained_parameters() if each.grad is not None]
             values.append(total_norm(gradients).float().to(values[0].device))
-        self.values[state.step.name] = _Values(torch.stack(values))
+        self._measured[key] = _Values(torch.stack(values))
+
+    def add(self, name: str, part: int, alone: bool) -> None:
+        """Add what was measured of a step, which is about to be taken, to the values; ``alone``: in place of earlier parts."""
+        if (measured := self._measured.get((name, part))) is not None:
+            self.values[name] = [measured] if alone else [*self.values.get(name, ()), measured]
 
     def read(self, step: str | None = None) -> dict[str, float]:
-        """Return the values of a step or of all by name, NaN as infinity. Waits for the device."""
+        """Return the values of a step or of all by name, the largest of their parts, or NaN. Waits for the device."""
         for name, values in self.values.items():
-            if isinstance(values, _Values):
-                self.values[name] = dict(zip(("loss", "gradient_norm"), values.read(), strict=False))
+            if isinstance(values, list):
+                parts = zip(*(part.read() for part in values), strict=True)
+                largest = (math.nan if any(map(math.isnan, part)) else max(part) for part in parts)
+                self.values[name] = dict(zip(("loss", "gradient_norm"), largest, strict=False))
         return {
-            f"{name}/{what}" if name else what: math.inf if math.isnan(value) else value
+            f"{name}/{what}" if name else what: value
             for name, values in self.values.items()
             if step is None or name == step
             for what, value in values.items()
@@ -382,6 +421,11 @@ class _Values:
             self._event.synchronize()
         found: list[float] = self._values.tolist()
         return found
+
+
+def _saves(state: State) -> bool:
+    """Whether a checkpoint is due. Requested ones are not: a signal must not change a run that is resumed after it."""
+    return any(isinstance(each.obj, Checkpoints) and each.obj.is_due(state) for each in state.bus.attachments)
 
 
 def _copied(tensor: Tensor) -> Tensor:

@@ -41,6 +41,7 @@ class LowPrecisionRule(Substitution):
     """Replace norms of one class by a `LowPrecisionNorm`."""
 
     becomes = "in the dtype of autocast"
+    made = LowPrecisionNorm
 
     def __init__(self, method: str, plain: type[nn.Module], low: type[LowPrecisionNorm]) -> None:
         self.method, self._plain, self._low = method, plain, low

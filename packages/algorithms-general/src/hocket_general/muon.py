@@ -29,16 +29,17 @@ class Muon(Optimizer):
     ``groups`` with the option ``muon`` overrides it.
 
     Args:
-        params: parameters, or groups of them; groups with ``"muon": True`` get Muon's steps.
+        params: groups of parameters; those with ``"muon": True`` get Muon's steps, the others AdamW's.
         lr: learning rate of both.
         weight_decay: decoupled weight decay of both.
         momentum, nesterov, ns_steps: of Muon; ``ns_steps`` is the number of Newton-Schulz iterations.
         betas, eps: of AdamW.
         adjust_lr_fn: ``"match_rms_adamw"``, or ``"original"`` or None for Jordan's scale, which needs another learning rate.
-        muon: whether a group that does not say it gets Muon's steps.
+        muon: whether groups that do not say it get Muon's steps. None is False, and at least one group has to say it.
 
     Raises:
-        ValueError: a group with ``"muon": True`` holds a parameter that is no matrix.
+        ValueError: a group with ``"muon": True`` holds a parameter that is no matrix; or neither ``muon`` nor a group says
+            which parameters are hidden matrices, which shapes alone do not tell.
 
     Example:
         >>> import hocket, torch
@@ -62,13 +63,20 @@ class Muon(Optimizer):
         betas: tuple[float, float] = (0.9, 0.95),
         eps: float = 1e-8,
         adjust_lr_fn: str | None = "match_rms_adamw",
-        muon: bool = False,
+        muon: bool | None = None,
     ) -> None:
+        given: list[Any] = list(params)
+        if muon is None and given and not any(isinstance(group, dict) and "muon" in group for group in given):
+            raise ValueError(
+                "Muon was not told which parameters are hidden matrices, so AdamW would train all of them. By name it finds "
+                "them in the model: optimizer='muon(lr=1e-3)'. Elsewhere write Muon([{'params': matrices, 'muon': True}, "
+                "{'params': others}]); Muon.routes(model) says which is which."
+            )
         defaults = {
             "lr": lr, "weight_decay": weight_decay, "momentum": momentum, "nesterov": nesterov, "ns_steps": ns_steps,
-            "betas": betas, "eps": eps, "adjust_lr_fn": adjust_lr_fn, "muon": muon,
+            "betas": betas, "eps": eps, "adjust_lr_fn": adjust_lr_fn, "muon": bool(muon),
         }  # fmt: skip
-        super().__init__(params, defaults)
+        super().__init__(given, defaults)
         self._make_inner()
 
     def _make_inner(self) -> None:

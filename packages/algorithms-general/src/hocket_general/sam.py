@@ -12,9 +12,11 @@ from hocket.algorithm import Algorithm, Need, Phase
 from hocket.distributed.dtensors import mesh_of, total_norm
 from hocket.hookspecs import Event, hookimpl
 from hocket.optim.optimizers import needs_closure
+from hocket.span import Span
 
 if TYPE_CHECKING:
     from hocket.state import State
+    from hocket.time import Time
 
 
 def sam_perturbation(
@@ -96,10 +98,11 @@ class SAM(Algorithm):
         adaptive: scale the neighbourhood of each weight with it, ``w + rho * T^2 g / (||T g||_2 + epsilon)`` with ``T = |w| +
             eta``, which does not change when layers are rescaled. ``rho`` is about ten times larger then, such as 0.5.
         eta: added to the absolute weights, for ``adaptive``.
+        start, stop: when to begin and to end, such as ``"0.75dur"``; see `hocket.Span`. Other steps are plain ones.
 
     Raises:
-        ValueError: ``rho``, ``epsilon`` or ``eta`` is negative, or ``interval`` is less than 1; later, for an optimizer such
-            as LBFGS that computes gradients itself and would ignore SAM's.
+        ValueError: ``rho``, ``epsilon`` or ``eta`` is negative, ``interval`` is less than 1, or ``stop`` is not after
+            ``start``; later, for an optimizer such as LBFGS that computes gradients itself and would ignore SAM's.
 
     Example:
         >>> import hocket, hocket_general, torch
@@ -121,6 +124,8 @@ class SAM(Algorithm):
         interval: int = 1,
         adaptive: bool = False,
         eta: float = 0.01,
+        start: str | Time | None = None,
+        stop: str | Time | None = None,
     ) -> None:
         if rho < 0 or epsilon < 0 or eta < 0:
             raise ValueError(
@@ -136,6 +141,7 @@ class SAM(Algorithm):
         self.interval = interval
         self.adaptive = adaptive
         self.eta = eta
+        self._span = Span(start, stop)
 
     def apply(self, event: Event, state: State) -> None:
         """Refuse optimizers on which SAM would have no effect."""
@@ -149,7 +155,7 @@ class SAM(Algorithm):
     @hookimpl(wrapper=True)
     def optimizer_step(self, state: State, closure: Callable[[], Tensor]) -> Generator[None, bool, bool]:
         """Replace the gradients by those at the perturbed weights, then step."""
-        if (state.timestamp.batch + 1) % self.interval == 0:
+        if (state.timestamp.batch + 1) % self.interval == 0 and self._span.includes(state):
             self._sharpen(state, closure)
         return (yield)
 

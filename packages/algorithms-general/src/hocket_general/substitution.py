@@ -11,7 +11,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 
 from hocket.algorithm import Algorithm, Phase
 from hocket.hookspecs import Event
-from hocket.surgery import NoEffectWarning, Policies, Policy, Replacement, preview, replace_modules
+from hocket.surgery import NoEffectWarning, Policies, Policy, Replacement, preview, replace_modules, why_no_effect
 
 if TYPE_CHECKING:
     from hocket.state import State
@@ -25,6 +25,8 @@ class Substitution:
     becomes: str
     #: What to say if no module matched: what the model lacks, and what to do.
     nothing: str
+    #: The classes of the replacements, which say that the method is applied already.
+    made: type[nn.Module] | tuple[type[nn.Module], ...] = ()
 
     def wants(self, module: nn.Module) -> bool:
         """Whether the method is about this module."""
@@ -55,11 +57,8 @@ class Substitution:
             warnings.warn(f"{self.method} does not replace these modules: {', '.join(kept)}.", stacklevel=3)
         changed = replace_modules(model, self.policies(model))
         if not changed:
-            warnings.warn(
-                f"{self.method} found nothing to replace in {type(model).__name__}: {self.nothing}",
-                NoEffectWarning,
-                stacklevel=3,
-            )
+            applied = {name: part for name, part in model.named_modules() if isinstance(part, self.made)}
+            warnings.warn(why_no_effect(self.method, model, self.nothing, applied), NoEffectWarning, stacklevel=3)
         return changed
 
 

@@ -12,18 +12,15 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.utils.data import DataLoader
 
-from hocket.data.adapters import adapt
 from hocket.data.batches import unpadded
-from hocket.data.several import prepared
-from hocket.data.source import one_epoch
 from hocket.data.stateful import has_state
 from hocket.data.training_iterator import iterates_once
 from hocket.hookspecs import Event, hookimpl
 from hocket.time import Time, Unit
 from hocket.training import seeding
 from hocket.training.modes import eval_mode
+from hocket.training.requests import Decision
 from hocket.training.step import count
 from hocket_general.averages import Averages
 from hocket_general.ema import ema_update
@@ -69,8 +66,9 @@ class SWA(Averages):
 
     Batch-norm statistics of the averaged weights are neither those of the training weights nor their mean; they are computed
     by a forward pass over the training data before the first evaluation after each update, and at the end of a fit, with
-    everything but batch norm in eval mode. Its position, random numbers and the training data are as if it had not happened.
-    Checkpoints contain the statistics. Models without batch norm need no such pass.
+    everything but batch norm in eval mode. It sees the batches of training: ``batch_transform``, ``limit_train``, ``overfit``
+    and ``global_batch`` act, algorithms do not. Afterwards position, random numbers and training data are as before.
+    Checkpoints contain the statistics once they are computed. Models without batch norm need no such pass.
 
     Args:
         start: the average starts as a copy of the weights at the first update at or after this time.
@@ -83,8 +81,11 @@ class SWA(Averages):
         statistics_batches: the number of training batches that batch-norm statistics are computed over; None for an epoch.
 
     Raises:
-        ValueError: an argument is out of its range; later, if batch-norm statistics are needed and the training data cannot
-            be iterated a second time, or loaded averages do not fit the model.
+        ValueError: an argument is out of its range; later, if batch-norm statistics are needed and there is no training data,
+            or data that cannot be iterated a second time; or loaded averages do not fit the model.
+
+    Warns:
+        NoEffectWarning: training ends before the first update.
 
     Example:
         >>> import hocket, hocket_general, torch
@@ -97,7 +98,7 @@ class SWA(Averages):
         >>> averages = swa.averaged(trainer.state.model)
     """
 
-    events = {*Averages.events, Event.BATCH_START, Event.FIT_END}
+    events = {*Averages.events, Event.BATCH_START}
 
     def __init__(
         self,
@@ -144,11 +145,9 @@ class SWA(Averages):
         if event is Event.BATCH_START:
             self._set_rates(state)  # a schedule that acts after an epoch or an evaluation has set others
             return
-        if event is Event.FIT_END:
-            if self._statistics is None and self._norms:
-                self._borrow(state)
-                state.give_back(self)
-            return
+        if event is Event.FIT_END and self._statistics is None and self._norms:
+            self._borrow(state)
+            state.give_back(self)
         if event is Event.FIT_START:
             self._check_data(state)
         super().apply(event, state)
@@ -177,7 +176,7 @@ class SWA(Averages):
     # --- learning rates
 
     def _set_rates(self, state: State) -> None:
-        if self.swa_lr is None or (self._annealed_from is None and not self._may_start(state)):
+        if self.swa_lr is None or (self._annealed_from is None and not self._span.includes(state)):
             return
         groups = [optimizer.param_groups for optimizer in state.optimizers]
         now = state.completed(self.anneal.unit)
@@ -219,23 +218,29 @@ class SWA(Averages):
     def _compute(self, state: State, norms: Mapping[str, _BatchNorm]) -> dict[str, Tensor]:
         """Return the statistics of the weights that the model has now, of all ranks' training data."""
         bus = state.bus
-        data = _independent(state.train_data)
-        source = adapt(prepared(data, bus.prepare_data, True), given=data)
-        position = source.position()
+        if state.another_epoch is None:
+            raise ValueError(
+                "SWA evaluates with averages whose batch-norm statistics were not computed yet, and computes them from the "
+                "training data, which this Trainer has none of. Pass it the train_data= of the run; or take a checkpoint that "
+                "was written after an evaluation or at the end of a fit, and has the statistics."
+            )
+        # The Trainer's batch_transform and the task's own method act as in training; algorithms do not.
+        others = [each for each in bus.attachments if each.kind in ("algorithms", "callbacks", "loggers")]
+        after_dataloader = bus.compiled("after_dataloader", others)
+        skips_next = Decision.SKIP_BATCH in state.requests.pending  # the next batch of training
         collected = _Statistics(norms)
-        with state.another_step() as step, seeding.preserved(), eval_mode(state.task), torch.no_grad(), collected:
-            try:
-                with one_epoch(source) as batches:
-                    for batch in itertools.islice(batches, self.statistics_batches):
-                        batch, counts = unpadded(batch)
-                        parts = [batch] if state.microbatch is None else bus.split_batch(state, batch, state.microbatch)
-                        for part, real in map(unpadded, parts):
-                            collected.samples = count(state, part).samples if counts and real else 0
-                            step.batch = bus.move_batch(state, part)
-                            bus.eval_forward(state, step.batch)
-            finally:
-                source.close()
-                source.restore(position)
+        with (
+            state.another_step() as step, seeding.preserved(), eval_mode(state.task), torch.no_grad(), collected,
+            state.another_epoch() as batches,
+        ):  # fmt: skip
+            for step.batch, counts in itertools.islice(batches, self.statistics_batches):
+                after_dataloader(state)
+                batch, counts = step.batch, counts and (skips_next or not state.requests.take(Decision.SKIP_BATCH))
+                parts = [batch] if state.microbatch is None else bus.split_batch(state, batch, state.microbatch)
+                for part, real in map(unpadded, parts):
+                    collected.samples = count(state, part).samples if counts and real else 0
+                    step.batch = bus.move_batch(state, part)
+                    bus.eval_forward(state, step.batch)
         result: dict[str, Tensor] = {}
         for name, (samples, latest) in collected.means.items():
             total = bus.all_reduce(
@@ -259,7 +264,7 @@ class SWA(Averages):
                 f"SWA computes batch-norm statistics in a second iteration over the training data, but that of {kind} would "
                 f"disturb the training's. {advice}"
             )
-        if self.statistics_batches is None and adapt(data).length() is None:
+        if self.statistics_batches is None and state.epoch_length is None:
             raise ValueError(
                 f"SWA computes batch-norm statistics over an epoch, but {kind} does not say how long one is. Give "
                 "statistics_batches=200, for instance."
@@ -350,11 +355,3 @@ class _Statistics:
             before, means = self.means[name]
             total = before + self.samples
             self.means[name] = total, torch.lerp(means.to(mean), torch.stack([mean, variance]), self.samples / total)
-
-
-def _independent(data: Any) -> Any:
-    """Return data whose iteration does not end the iteration of ``data`` in progress."""
-    if isinstance(data, DataLoader) and data.persistent_workers:
-        data = copy.copy(data)
-        data._iterator = None  # its own worker processes
-    return data

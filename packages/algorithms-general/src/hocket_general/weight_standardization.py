@@ -74,6 +74,7 @@ class _Rule(Substitution):
 
     method = "WeightStandardization"
     becomes = "with standardized weights"
+    made = _Standardized
 
     def __post_init__(self) -> None:
         if self.n_last_layers_ignore < 0:
