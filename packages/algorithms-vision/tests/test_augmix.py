@@ -16,7 +16,7 @@ from hocket.testkit import AlgorithmConformance, run_ranks
 from hocket.testkit.reference import labelled_images
 from hocket_vision import AugMix
 from hocket_vision.augmix import augmix, dirichlet, mix_chains
-from hocket_vision.operations import Layer, operate
+from hocket_vision.operations import AUGMENTATION_SETS, Layer, operate
 
 
 class TestAugMix(AlgorithmConformance):
@@ -110,6 +110,16 @@ def test_weights_are_dirichlet_and_shares_beta(alpha):
     np.testing.assert_allclose(shares.var(), 1 / (4 * (2 * alpha + 1)), rtol=0.15)
 
 
+def test_the_default_set_is_the_papers():
+    """Section 3: without contrast, color, brightness, sharpness and Cutout, which ImageNet-C has too."""
+    geometry = {"rotate", "shear_x", "shear_y", "translate_x", "translate_y"}
+    assert set(AUGMENTATION_SETS["safe"]) == {"autocontrast", "equalize", "posterize", "solarize", *geometry}
+    images = photo(32, 32).expand(16, 3, 32, 32)
+    safe, everything = (augmix(images, augmentation_set=name, generator=seeded()) for name in ("safe", "all"))
+    assert augmix(images, generator=seeded()).equal(safe) and not safe.equal(everything)
+    assert AugMix().augmentation.settings["augmentation_set"] == "safe"
+
+
 @pytest.mark.parametrize("augmentation_set", ["all", "safe", "original"])
 @pytest.mark.parametrize("channels", [1, 3])
 def test_kind_size_and_dtype_stay(augmentation_set, channels):
@@ -189,7 +199,7 @@ def test_depth_and_width_set_how_many_operations_run(monkeypatch):
         ({"width": 0}, "width"),
         ({"alpha": 0.0}, "alpha"),
         ({"alpha": float("nan")}, "alpha"),
-        ({"augmentation_set": "some"}, "augmentation_set must be one of all, safe, original"),
+        ({"augmentation_set": "some"}, "augmentation_set must be one of all, safe, original, tone"),
     ],
 )
 def test_settings_out_of_range_are_refused(settings, message):

@@ -218,13 +218,13 @@ def test_first_layer_is_left_alone_and_settings_choose():
 def test_surgery_twice_changes_nothing_more():
     model, _ = blurpool(small_resnet())
     modules = list(model.modules())
-    with pytest.warns(NoEffectWarning):
-        _, changed = blurpool(model)
+    with pytest.warns(NoEffectWarning, match=r"already applied .* 4 modules.* is BlurConv2d\(.*blur_first=True"):
+        _, changed = blurpool(model, blur_first=False)
     assert changed == [] and all(a is b for a, b in zip(model.modules(), modules, strict=True))
 
 
 def test_nothing_to_replace_warns():
-    with pytest.warns(NoEffectWarning):
+    with pytest.warns(NoEffectWarning, match="found nothing to change in Sequential: no Conv2d of at least 16"):
         assert blurpool(nn.Sequential(nn.Linear(2, 2), nn.MaxPool2d(3, stride=1)))[1] == []
 
 

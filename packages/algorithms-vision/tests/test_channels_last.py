@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import hocket
+from hocket.surgery import update_optimizer
 from hocket.testkit import AlgorithmConformance
 from hocket_vision import BlurConv2d, ChannelsLast, small_resnet
 from hocket_vision.functional import channels_last, colout, resize_batch
@@ -26,7 +27,9 @@ def test_parameters_stay_the_same_objects_with_the_same_values():
     parameters, values = list(model.parameters()), {k: v.clone() for k, v in model.state_dict().items()}
     same, changed = channels_last(model)
     assert same is model and all(a is b for a, b in zip(parameters, model.parameters(), strict=True))
-    assert changed == [name for name, each in model.named_parameters() if each.dim() == 4]
+    weights = [f"{each.name}.weight" for each in changed]
+    assert weights == [name for name, each in model.named_parameters() if each.dim() == 4]
+    assert all(each.new is each.old is model.get_submodule(each.name) for each in changed)
     assert is_last(model.stem[0].weight)
     assert all(values[name].equal(value) for name, value in model.state_dict().items())
 
@@ -50,6 +53,15 @@ def test_converts_images_of_training_and_evaluation_and_what_other_surgery_made(
     blurred = [module for module in model.modules() if isinstance(module, BlurConv2d) and module.kernel_size != (1, 1)]
     assert formats == [True, True] and blurred and all(is_last(module.weight) for module in blurred)
     assert data[0][0].is_contiguous()
+
+
+def test_its_records_are_those_of_other_surgery():
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(4, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    before = list(optimizer.param_groups[0]["params"])
+    update_optimizer(optimizer, channels_last(model)[1])
+    assert all(a is b for a, b in zip(before, optimizer.param_groups[0]["params"], strict=True))
+    assert ChannelsLast().touches(model) == ["0: Conv2d in channels-last format"]
 
 
 def test_nothing_to_convert():

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+import warnings
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
 
 import hocket
 from hocket.data import Mixture, count, join, move, split
@@ -48,6 +50,14 @@ def test_inputs_and_loss_are_those_of_equation_1():
     assert targets.second.equal(labels[partners])
     soft = share * F.one_hot(labels, 3) + (1 - share) * F.one_hot(labels[partners], 3)
     torch.testing.assert_close(targets.loss(F.cross_entropy, logits), F.cross_entropy(logits, soft))
+
+
+def test_the_sample_itself_has_the_larger_share():
+    images = torch.randn(4, 3, generator=seeded())
+    for seed in range(20):
+        mixed, targets = mixup(images, torch.arange(4), alpha=1.0, generator=seeded(seed))
+        assert 0.5 <= targets.share <= 1
+        torch.testing.assert_close(mixed, targets.share * images + (1 - targets.share) * images[targets.second])
 
 
 def test_the_larger_share_gives_the_batches_of_the_paper():
@@ -183,12 +193,17 @@ def test_any_loss_is_the_mixture_of_two_and_does_not_depend_on_microbatches(name
     assert whole.losses[0] == pytest.approx(expected.item(), rel=1e-9)
 
 
-def test_label_smoothing_smooths_both_targets():
-    label_smoothing = pytest.importorskip("hocket_general").LabelSmoothing(0.2)
-    seen, weights = train([MixUp(alpha=1.0), label_smoothing], (IMAGES, LABELS), F.cross_entropy)
-    same = train([MixUp(alpha=1.0)], (IMAGES, LABELS), nn.CrossEntropyLoss(label_smoothing=0.2))
+@pytest.mark.parametrize("microbatch", [None, 1, 3])
+@pytest.mark.parametrize(
+    "options", [{}, {"weight": CLASS_WEIGHTS}, {"ignore_index": 0}], ids=["plain", "weights", "ignored"]
+)
+def test_label_smoothing_smooths_both_targets(options, microbatch):
+    smoothing = pytest.importorskip("hocket_general").LabelSmoothing(0.2)
+    loss = nn.CrossEntropyLoss(**options)
+    seen, weights = train([MixUp(alpha=1.0), smoothing], (IMAGES, LABELS), loss, microbatch)
+    same = train([MixUp(alpha=1.0)], (IMAGES, LABELS), nn.CrossEntropyLoss(label_smoothing=0.2, **options))
     torch.testing.assert_close((seen.losses, weights), (same[0].losses, same[1]))
-    assert all(targets.equal(LABELS) for targets in seen.targets)
+    assert torch.cat(seen.targets[: len(seen.targets) // 2]).equal(LABELS)
 
 
 def test_metrics_and_evaluation_see_plain_targets():
@@ -329,3 +344,53 @@ def test_two_mixers_are_refused_and_a_failed_batch_leaves_nothing_behind():
 def test_inputs_that_are_no_tensor_are_refused():
     with pytest.raises(TypeError, match="was given list"):
         mixup([IMAGES[0], IMAGES[1]], LABELS[:2])
+
+
+@pytest.mark.parametrize("algorithms", [["mixup"], ["cutmix", "colout", "cutout"], ["augmix"]], ids="-".join)
+def test_a_shuffled_run_that_resumes_sees_the_same_samples_and_draws(algorithms, tmp_path):
+    """In Composer draws on the CPU move the generator that shuffles: a resumed run has another order and other weights."""
+    taken, order = [], []
+
+    class Look(hocket.Callback):
+        def batch_checkpoint(self, state):
+            order[-1].append(state.batch[0].clone())
+            if state.timestamp.batch == 6 and not taken:
+                taken.append(copy.deepcopy(whole.state_dict()))
+
+    def fresh():
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Dropout(0.3), nn.Linear(12, 3))
+        images, labels = torch.rand(16, 3, 8, 8), torch.arange(16) % 3
+        order.append([])
+        return hocket.Trainer(
+            model=model, loss=F.cross_entropy, train_data=DataLoader(TensorDataset(images, labels), 4, shuffle=True),
+            optimizer="sgd(lr=0.1)", duration="3ep", device="cpu", algorithms=algorithms, callbacks=[Look()], seed=1,
+            folder=tmp_path,
+        )  # fmt: skip
+
+    whole = fresh()
+    whole.fit()
+    resumed = fresh()
+    torch.manual_seed(9)
+    resumed.load_state_dict(taken[0])
+    resumed.fit()
+    assert len(order[0]) == 12 and all(a.equal(b) for a, b in zip(order[0][6:], order[1], strict=True))
+    for mine, theirs in zip(resumed.state.model.parameters(), whole.state.model.parameters(), strict=True):
+        assert mine.equal(theirs)
+
+
+@pytest.mark.parametrize("kind", [MixUp, CutMix])
+@pytest.mark.parametrize(("sizes", "warned"), [((1, 1, 1), 1), ((4, 1), 0)])
+def test_batches_of_one_sample_warn_once_that_nothing_is_mixed(kind, sizes, warned):
+    batches = [(torch.randn(size, 1, 4, 4), torch.arange(size) % 3) for size in sizes]
+    model = nn.Sequential(nn.Flatten(), nn.Linear(16, 3))
+    trainer = hocket.Trainer(
+        model, batches, loss=nn.CrossEntropyLoss(), optimizer="sgd(lr=0.1)", duration="2ep", device="cpu",
+        algorithms=[kind()], loggers=[],
+    )  # fmt: skip
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        trainer.fit()
+    messages = [str(each.message) for each in seen if each.category is hocket.NoEffectWarning]
+    assert len(messages) == warned
+    assert all("has one sample" in message and "batch_size" in message for message in messages)

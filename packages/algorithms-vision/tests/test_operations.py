@@ -141,6 +141,8 @@ def test_the_sets_are_those_of_the_paper_and_of_composer():
     safe = set(AUGMENTATION_SETS["safe"])
     assert len(safe) == 9 and not set(ENHANCED) & safe
     assert set(AUGMENTATION_SETS["all"]) - safe == set(ENHANCED)
+    geometry = {"rotate", "shear_x", "shear_y", "translate_x", "translate_y"}
+    assert set(AUGMENTATION_SETS["tone"]) == set(AUGMENTATION_SETS["original"]) - geometry
     assert set(AUGMENTATION_SETS["original"]) - safe == {f"{name}_original" for name in ENHANCED}
 
 

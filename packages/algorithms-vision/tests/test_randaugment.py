@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from torchvision.transforms.v2 import functional as F
 
+import hocket
 from hocket.testkit import AlgorithmConformance
 from hocket.testkit.reference import labelled_images
-from hocket_vision import RandAugment
+from hocket_vision import AugMix, RandAugment
 from hocket_vision.operations import AUGMENTATION_SETS, OPERATIONS, Draw, Layer, operate
 from hocket_vision.randaugment import randaugment
 
@@ -93,7 +95,7 @@ def test_input_is_not_changed_and_the_generator_decides_alone():
     [
         ({"severity": 10.5}, "severity must be between 0 and 10"),
         ({"depth": 0}, "depth"),
-        ({"augmentation_set": "some"}, "augmentation_set must be one of all, safe, original"),
+        ({"augmentation_set": "some"}, "augmentation_set must be one of all, safe, original, tone"),
         ({"magnitude": "linear"}, "'constant' or 'random'"),
     ],
 )
@@ -102,3 +104,76 @@ def test_settings_out_of_range_are_refused(settings, message):
         randaugment(photos(), **settings)
     with pytest.raises(ValueError, match=message):
         RandAugment(**settings)
+
+
+MASKS = torch.arange(6 * 12 * 16).view(6, 12, 16) % 3
+
+
+class Pictures(torch.utils.data.Dataset):
+    """Samples whose mask is in a dict of targets."""
+
+    def __len__(self):
+        return 6
+
+    def __getitem__(self, index):
+        return {"image": photos()[index] / 255, "target": {"label": index, "mask": MASKS[index]}}
+
+
+def trained(algorithm, data, **settings):
+    model = nn.Conv2d(3, 3, 1)
+    trainer = hocket.Trainer(
+        model, data, loss=nn.CrossEntropyLoss(), optimizer="sgd(lr=0.1)", duration="1ep", device="cpu", seed=1,
+        algorithms=[algorithm], loggers=[], **settings,
+    )  # fmt: skip
+    trainer.fit()
+    return model
+
+
+@pytest.mark.parametrize("kind", [RandAugment, AugMix])
+@pytest.mark.parametrize("batch", [False, True])
+def test_masks_are_refused_where_pixels_move(kind, batch):
+    masks = TensorDataset(photos() / 255, MASKS)
+    moves = r"rotate, shear_x, shear_y, translate_x, translate_y\).*\(3, 12, 16\).*'augmentation_set': 'tone'"
+    with pytest.raises(ValueError, match=moves):
+        trained(kind(batch=batch), DataLoader(masks, 3))
+    with pytest.raises(ValueError, match=f"{{'{kind.__name__.lower()}': "):
+        trained(kind(batch=batch), DataLoader(Pictures(), 3), inputs="image", targets="target")
+    trained(kind(augmentation_set="tone", batch=batch), DataLoader(masks, 3))
+
+
+def test_masks_are_refused_before_the_first_augmented_batch_and_in_ragged_lists():
+    with pytest.raises(ValueError, match="tone"):
+        trained(RandAugment(batch=True, start="1000ba"), [(photos() / 255, MASKS)])
+
+    class Ragged(hocket.Task):
+        def __init__(self):
+            super().__init__()
+            self.model = nn.Conv2d(3, 3, 1)
+
+        def forward(self, batch):
+            return [self.model(image) for image in batch[0]]
+
+        def loss(self, outputs, batch):
+            return sum(map(torch.Tensor.sum, outputs)), len(outputs)
+
+    samples = [(photos()[index, :, : 12 - index] / 255, MASKS[index, : 12 - index]) for index in range(2)]
+    loader = DataLoader(samples, 2, collate_fn=lambda some: tuple(map(list, zip(*some, strict=True))))
+    with pytest.raises(ValueError, match=r"shape \(3, 12, 16\), targets \(12, 16\)"):
+        hocket.Trainer(
+            Ragged(), loader, duration="1ep", optimizer="sgd(lr=0.1)", device="cpu", algorithms=[RandAugment()]
+        ).fit()
+
+
+def test_tones_leave_pixels_where_they_are():
+    """What one pixel becomes depends on where it is only through sharpness; a picture of two tones keeps its edges."""
+    image = torch.zeros(1, 3, 12, 16, dtype=torch.uint8)
+    image[..., 4:9, 5:11] = 200
+    for seed in range(40):
+        out = randaugment(image, 9, augmentation_set="tone", generator=seeded(seed))[0]
+        inside, outside = out[:, 5:8, 6:10], out[:, :3]
+        assert (inside == inside[:, :1, :1]).all() and (outside == outside[:, :1, :1]).all()
+
+
+def test_data_without_a_loader_is_refused_with_a_word_about_whole_batches():
+    with pytest.raises(TypeError, match=r"training data is list.*batch=True"):
+        trained(RandAugment(), [(photos() / 255, MASKS)])

@@ -93,8 +93,13 @@ def test_copies_and_pickles_are_the_same_module():
 
 def test_surgery_twice_changes_nothing_more_and_says_so():
     model, _ = squeeze_excite(convs((16, 16)), min_channels=16)
-    with pytest.warns(hocket.NoEffectWarning, match="at least 16 input and output channels"):
+    with pytest.warns(
+        hocket.NoEffectWarning,
+        match=r"already applied .* 0\.squeeze_excite is .*\(16, latent_channels=64\)",
+    ):
         assert squeeze_excite(model, min_channels=16)[1] == []
+    with pytest.warns(hocket.NoEffectWarning, match="at least 32 input and output channels"):
+        squeeze_excite(convs((16, 16)), min_channels=32)
 
 
 def test_shared_modules_hooks_and_mode_stay():

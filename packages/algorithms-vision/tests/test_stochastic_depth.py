@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import warnings
 from functools import partial
 
 import pytest
@@ -18,6 +19,7 @@ from hocket.testkit.reference import CLASSES, labelled_images
 from hocket_vision import StochasticDepth, small_resnet
 from hocket_vision.functional import stochastic_depth
 from hocket_vision.models import ResidualBlock
+from hocket_vision.stochastic_depth import BranchDrop
 
 
 class Block(nn.Module):
@@ -115,7 +117,7 @@ def test_warm_up_advances_by_batch_and_reaches_its_target(duration):
     class Watch(hocket.Callback):
         def after_train_batch(self, state):
             seen.append([drop.rate for drop, _ in algorithm._drops])
-            logged.append(state.logged["stochastic_depth/drop_rate"])
+            logged.append(state.logged["stochastic-depth/drop_rate"])
 
         def eval_start(self, state):
             evaluated.append([drop.rate for drop, _ in algorithm._drops])
@@ -302,9 +304,46 @@ def test_nothing_to_change_is_said():
     for settings in ({}, {"blocks": "Bloc"}):
         with pytest.warns(hocket.NoEffectWarning, match=r"blocks='\*Block'"):
             assert stochastic_depth(network(), **settings)[1] == []
-    model, _ = stochastic_depth(small_resnet())
-    with pytest.warns(hocket.NoEffectWarning):
-        assert stochastic_depth(model)[1] == []
+
+
+@pytest.mark.parametrize("blocks", [None, "ResidualBlock", "stage*.0"])
+def test_blocks_with_stochastic_depth_get_the_settings_of_a_second_call(blocks):
+    """The same as a plain model that gets only those: outputs, gradients and draws."""
+    plain = small_resnet()
+    once, twice = copy.deepcopy(plain), copy.deepcopy(plain)
+    settings = {"drop_rate": 0.4, "method": "sample", "rescale": True, "blocks": blocks}
+    _, first = stochastic_depth(once, **settings)
+    stochastic_depth(twice, drop_rate=0.9, distribution="uniform")
+    parts = list(twice.modules())
+    _, second = stochastic_depth(twice, **settings)
+    assert [each.name for each in first] == [each.name for each in second]
+    assert all(a is b for a, b in zip(twice.modules(), parts, strict=True))
+    images, results = torch.randn(6, 1, 8, 8), []
+    for model in (once, twice):
+        torch.manual_seed(3)
+        out = model.train()(images)
+        out.square().sum().backward()
+        results.append([out, model.eval()(images), *(p.grad for p in model.parameters())])
+    for a, b in zip(*results, strict=True):
+        assert torch.equal(a, b)
+
+
+def test_a_second_trainer_drives_the_blocks_of_the_first_with_its_settings():
+    model = small_resnet()
+    hocket.Trainer(model=model, algorithms=[StochasticDepth(0.5)], device="cpu")
+    second = StochasticDepth(0.1, warmup="2ba")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        trainer = hocket.Trainer(
+            model=model, loss=nn.CrossEntropyLoss(), train_data=[(torch.randn(4, 1, 8, 8), torch.arange(4))] * 4,
+            optimizer="sgd(lr=0.01)", duration="1ep", algorithms=[second], device="cpu", loggers=[],
+        )  # fmt: skip
+        drops = [module for module in model.modules() if isinstance(module, BranchDrop)]
+        assert len(drops) == 3 and [drop.rate for drop in drops] == [0, 0, 0]
+        assert len(second.touches(model)) == 3
+        assert "stage3.0: ResidualBlock drops" in second.touches(model)[-1]
+        trainer.fit()
+    assert [drop.rate for drop in drops] == pytest.approx([0.1 / 3, 0.2 / 3, 0.1])
 
 
 class Wider(nn.Conv2d):
@@ -427,6 +466,45 @@ def test_by_sample_microbatches_drop_what_the_full_batch_does():
     full, split = weights(), weights(microbatch=3)
     for name, weight in split.items():
         torch.testing.assert_close(weight, full[name], atol=1e-5, rtol=1e-4)
+
+
+class InParts(hocket.Algorithm):
+    """Train on each batch in several steps."""
+
+    events = {hocket.Event.BATCH_START}
+
+    def __init__(self, parts: int) -> None:
+        self.parts = parts
+
+    def apply(self, event, state):
+        state.request_steps(self.parts)
+
+
+def by_sample(*others: hocket.Algorithm, **changes) -> list[list[bool]]:
+    """Return the decisions of two batches of 8 samples, by block, in the order in which samples are trained on."""
+    watch = Watch()
+    watch.algorithm = StochasticDepth(0.5, "sample", "uniform", blocks="Block")
+    changes = {"algorithms": [watch.algorithm, *others], "callbacks": [watch], "duration": "2ba", **changes}
+    trainer(seeded_network(), None, **changes).fit()
+    return [[each for forward in watch.decisions for each in forward[block]] for block in range(2)]
+
+
+def test_by_sample_draws_do_not_depend_on_how_a_batch_is_divided():
+    whole = by_sample()
+    assert len(whole[0]) == 16 and whole[0][:8] != whole[0][8:]
+    assert by_sample(microbatch=3) == by_sample(InParts(2)) == by_sample(InParts(3), microbatch=2) == whole
+    halves = [(images[at : at + 4], labels[at : at + 4]) for images, labels in labelled_images(16) for at in (0, 4)]
+    assert by_sample(train_data=halves, accumulate="2ba") == whole
+    sam = by_sample(InParts(2), pytest.importorskip("hocket_general").SAM())
+    for block, expected in zip(sam, whole, strict=True):
+        quarters = [expected[at : at + 4] for at in range(0, 16, 4)]
+        assert block == [each for quarter in quarters for each in quarter * 2]
+
+
+def test_by_sample_the_search_for_a_microbatch_size_uses_up_no_draws(tmp_path):
+    whole, searched = by_sample(), by_sample(microbatch="auto", folder=tmp_path)  # where nothing has been found before
+    for block, expected in zip(searched, whole, strict=True):
+        assert block[-16:] == expected and len(block) > 16  # the search computes forward passes of its own
 
 
 class Watch(hocket.Callback):

@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from hocket.algorithm import Algorithm, Phase
 from hocket.data.batch_part import BatchPart
-from hocket.data.items import get_item, set_item
-from hocket.hookspecs import Event
+from hocket.data.items import part, set_item
+from hocket.time import Time
 from hocket_vision.boxes import check_images
 from hocket_vision.colout import is_picture_of, size_of, take
-from hocket_vision.per_sample import PER_SAMPLE_EVENTS, apply_per_sample, is_pil
+from hocket_vision.per_sample import SampleOrBatchAlgorithm, is_pil, only_images, part_of_sample, targets_of
 
 if TYPE_CHECKING:
     from hocket.state import State
@@ -81,7 +80,7 @@ def alternating_flip(images: Tensor, indices: Tensor, epoch: int, seed: int = 0)
     return torch.where(choices.view(-1, *[1] * (images.dim() - 1)), images.flip(-1), images)
 
 
-class AlternatingFlip(Algorithm):
+class AlternatingFlip(SampleOrBatchAlgorithm):
     """Mirror random images in the first epoch and the others in the next, alternately (Jordan 2024, arXiv 2404.00498).
 
     A random flip shows an image the same way in two successive epochs half of the time; here every two epochs show all
@@ -94,9 +93,13 @@ class AlternatingFlip(Algorithm):
     Args:
         index_key: where a batch holds the indices of its samples; None to mirror samples where they are loaded.
         flip_targets: mirror targets that are pictures (masks) of the images too.
+        start, stop: when to begin and to end, such as ``"0.9dur"``, with ``index_key`` only; see `hocket.Span`.
         input_key, target_key: where image and target are in a sample or batch; None for those of the Trainer, or 0 and 1.
+            Not needed for batches and samples that are just images, alone or as a sequence of one. With
+            ``flip_targets=False`` there need not be any targets.
 
     Raises:
+        ValueError: ``start`` or ``stop`` without ``index_key``.
         TypeError: later, for data without indices.
 
     Example:
@@ -109,27 +112,31 @@ class AlternatingFlip(Algorithm):
         >>> result = trainer.fit()
     """
 
-    phase = Phase.DATA
-
     def __init__(
-        self, index_key: Any = None, flip_targets: bool = True, input_key: Any = None, target_key: Any = None
+        self,
+        index_key: Any = None,
+        flip_targets: bool = True,
+        start: str | Time | None = None,
+        stop: str | Time | None = None,
+        input_key: Any = None,
+        target_key: Any = None,
     ) -> None:
+        batch = index_key is not None
+        super().__init__("alternating-flip", batch, start, stop, input_key, by_batch="index_key=")
         self.index_key = index_key
         self.flip_targets = flip_targets
-        self._images = BatchPart("alternating-flip", "input", input_key)
         self._targets = BatchPart("alternating-flip", "target", target_key)
-        self.events = PER_SAMPLE_EVENTS if index_key is None else {Event.AFTER_DATALOADER}  # type: ignore[misc]
 
-    def apply(self, event: Event, state: State) -> None:
-        """Mirror samples as they are loaded, or images of the batch."""
-        if self.index_key is None:
-            target_at = self._targets.place(state) if self.flip_targets else None
-            apply_per_sample(self, event, state, _FlipSample(self._images.place(state), target_at), None)
-            return
-        indices = get_item(state.batch, self.index_key)
+    def sample_transform(self, state: State) -> tuple[_FlipSample, Any]:
+        """Mirror samples whose turn it is."""
+        return _FlipSample(self._images.place(state), self._targets.place(state) if self.flip_targets else None), None
+
+    def transform_batch(self, state: State) -> None:
+        """Mirror images of the batch whose turn it is."""
+        indices = part(state.batch, self.index_key)
         epoch, seed = state.timestamp.epoch, state.generator(self).initial_seed()
         images = self._images.of(state)
-        if self.flip_targets and is_picture_of(targets := self._targets.of(state), images):
+        if self.flip_targets and is_picture_of(targets := targets_of(self._targets, state, _WITHOUT), images):
             state.batch = self._targets.put(state, alternating_flip(targets, indices, epoch, seed))
         state.batch = self._images.put(state, alternating_flip(images, indices, epoch, seed))
 
@@ -148,11 +155,16 @@ class _FlipSample:
             return sample
         if isinstance(sample, Tensor) or is_pil(sample):
             return _mirrored(sample)
-        image = get_item(sample, self._at)
+        image = part_of_sample(sample, "input", self._at)
         flipped = set_item(sample, self._at, _mirrored(image))
-        if self._target_at is not None and is_picture_of(target := get_item(sample, self._target_at), image):
-            flipped = set_item(flipped, self._target_at, _mirrored(target))
-        return flipped
+        if self._target_at is None or only_images(sample):
+            return flipped
+        target = part_of_sample(sample, "target", self._target_at, _WITHOUT)
+        return set_item(flipped, self._target_at, _mirrored(target)) if is_picture_of(target, image) else flipped
+
+
+#: How to mirror images that have no targets.
+_WITHOUT = "flip_targets=False"
 
 
 def _mirrored(image: Any) -> Any:

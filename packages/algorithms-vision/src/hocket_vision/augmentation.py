@@ -11,11 +11,13 @@ from torch import Tensor
 from torchvision import tv_tensors
 from torchvision.transforms.v2 import functional as F
 
-from hocket.algorithm import Algorithm, Phase
-from hocket.data import BatchPart
+from hocket.data import map_tensors, move
+from hocket.data.batch_part import BatchPart
 from hocket.hookspecs import Event
-from hocket_vision.operations import AUGMENTATION_SETS
-from hocket_vision.per_sample import PER_SAMPLE_EVENTS, apply_per_sample
+from hocket.time import Time
+from hocket_vision.colout import is_picture_of
+from hocket_vision.operations import AUGMENTATION_SETS, OPERATIONS
+from hocket_vision.per_sample import SampleOrBatchAlgorithm
 
 if TYPE_CHECKING:
     from hocket.state import State
@@ -79,24 +81,44 @@ class Augmentation:
                 )
 
 
-class AugmentationAlgorithm(Algorithm):
-    """Base of algorithms that augment each training image: where samples are loaded, or a whole batch on its device."""
+class AugmentationAlgorithm(SampleOrBatchAlgorithm):
+    """Base of algorithms that augment each training image: where samples are loaded, or a whole batch on the run's device."""
 
-    phase = Phase.DATA
-
-    def __init__(self, augmentation: Augmentation, batch: bool, input_key: Any) -> None:
+    def __init__(
+        self,
+        augmentation: Augmentation,
+        batch: bool,
+        start: str | Time | None,
+        stop: str | Time | None,
+        input_key: Any,
+    ) -> None:
+        name = augmentation.name.lower()
+        super().__init__(name, batch, start, stop, input_key)
+        self.events = {*self.events, Event.AFTER_DATALOADER}  # type: ignore[misc]
         self.augmentation = augmentation
-        self.batch = batch
-        self.input_key = input_key
-        self.events = {Event.AFTER_DATALOADER} if batch else PER_SAMPLE_EVENTS  # type: ignore[misc]
-        self._images = BatchPart(augmentation.name.lower(), "input", input_key)
         self._checked = False
+        self._targets = BatchPart(name, "target")
+        names = AUGMENTATION_SETS[augmentation.settings["augmentation_set"]]
+        self._moving = [name for name in names if OPERATIONS[name].matrix is not None]
+
+    def match(self, event: Event, state: State) -> bool:
+        """Whether to act; targets are looked at before ``start``, too."""
+        return event is Event.AFTER_DATALOADER or super().match(event, state)
 
     def apply(self, event: Event, state: State) -> None:
-        """Augment the batch, or the samples of this fit."""
-        if not self.batch:
-            apply_per_sample(self, event, state, self.augmentation, 0 if self.input_key is None else self.input_key)
-            return
+        """Transform the batch, or each sample as it is loaded. Raises ValueError for targets that are masks or the like."""
+        if event is Event.AFTER_DATALOADER and self._moving:
+            self._refuse_pictures(state)
+        if self._span.includes(state) and (self.batch or event is not Event.AFTER_DATALOADER):
+            super().apply(event, state)
+
+    def sample_transform(self, state: State) -> tuple[Augmentation, Any]:
+        """Augment the image of each sample, which is where the images of a batch are."""
+        return self.augmentation, self._images.place(state)
+
+    def transform_batch(self, state: State) -> None:
+        """Move the batch to the device and augment its images."""
+        state.batch = move(state.batch, state.device)
         images = self._images.of(state)
         if isinstance(images, Tensor) and images.dim() != 4:
             raise ValueError(
@@ -108,6 +130,27 @@ class AugmentationAlgorithm(Algorithm):
         generator = state.generator(self, per_rank=True)
         state.batch = self._images.put(state, self.augmentation(images, generator=generator, check_range=look))
         self._checked = True
+
+    def _refuse_pictures(self, state: State) -> None:
+        """Raise ValueError if operations move pixels and targets are pictures of the images, which would stay as they are."""
+        try:
+            images, targets = self._images.of(state), self._targets.of(state)
+        except KeyError:  # a batch without targets, or one that only the task can read
+            return
+        if isinstance(images, list | tuple) and isinstance(targets, list | tuple) and images and targets:
+            images, targets = images[0], targets[0]  # of different sizes
+        if not isinstance(images, Tensor) or images.dim() not in (3, 4):
+            return
+        pictures: list[Tensor] = []
+        map_tensors(lambda tensor: pictures.append(tensor) if is_picture_of(tensor, images) else None, targets)
+        if pictures:
+            name = self.augmentation.name
+            raise ValueError(
+                f"{name} moves pixels of the images ({', '.join(self._moving)}), and does not move those of the targets, "
+                f"which are pictures of them: images have the shape {tuple(images.shape)}, targets {tuple(pictures[0].shape)}. "
+                f"Choose operations that leave pixels where they are: {{'{name.lower()}': {{'augmentation_set': 'tone'}}}}. "
+                "Or remove it, and move images and targets together in the data set, such as with torchvision.transforms.v2."
+            )
 
 
 def check_settings(severity: float, augmentation_set: str, advice: str) -> None:

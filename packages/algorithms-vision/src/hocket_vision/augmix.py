@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor
 
+from hocket.time import Time
 from hocket_vision.augmentation import Augmentation, AugmentationAlgorithm, check_settings
 from hocket_vision.kernels import to_dtype
 from hocket_vision.operations import AugmentationSet, draw_layers, operate, part_of
@@ -51,7 +52,7 @@ def augmix(
     depth: int = -1,
     width: int = 3,
     alpha: float = 1.0,
-    augmentation_set: AugmentationSet = "all",
+    augmentation_set: AugmentationSet = "safe",
     *,
     generator: torch.Generator | None = None,
 ) -> ImageT:
@@ -67,8 +68,9 @@ def augmix(
         depth: augmentations in a row per version; -1 draws 1, 2 or 3 for each version.
         width: number of augmented versions.
         alpha: above 0; large values mix evenly, small ones pick one version.
-        augmentation_set: ``"safe"`` (9 operations on geometry and tone), ``"all"`` (and colour, contrast, brightness
-            and sharpness in both directions) or ``"original"`` (those four as in the paper's code, mostly downwards).
+        augmentation_set: ``"safe"``, the paper's 9 operations on geometry and tone, none of which is a corruption of
+            ImageNet-C; ``"all"`` (and colour, contrast, brightness and sharpness in both directions), ``"original"``
+            (those four as in the paper's code, mostly downwards), or ``"tone"`` (``"original"`` without geometry).
         generator: source of randomness; torch's default generator if None.
 
     Returns:
@@ -94,15 +96,17 @@ class AugMix(AugmentationAlgorithm):
 
     Acts on samples where they are loaded: before the image becomes a tensor in a ``torchvision`` dataset, on ``input_key``
     of a sample of any other map-style dataset; see :func:`hocket_vision.per_sample.apply_per_sample`. With ``batch``, acts on
-    each batch ``(B, C, H, W)`` on ``after_dataloader``, on the batch's device.
+    each batch ``(B, C, H, W)`` on ``after_dataloader``, on the run's device, to which it moves the batch.
 
     Args:
         severity, depth, width, alpha, augmentation_set: see :func:`augmix`.
         batch: whether to augment whole batches instead of samples.
-        input_key: where the images are in a sample, by default index 0; or in a batch, by default the Trainer's ``inputs=``.
+        start, stop: when to begin and to end, such as ``"0.9dur"``, with ``batch`` only; see `hocket.Span`.
+        input_key: where the images are in a batch, or in a sample; None for the Trainer's ``inputs``, or index 0.
 
     Raises:
-        ValueError: for arguments out of range.
+        ValueError: for arguments out of range, or ``start`` or ``stop`` without ``batch``. Later, for targets that are pictures
+            of the images, such as masks, unless ``augmentation_set`` is ``"tone"``.
         TypeError: later, without ``batch``, for training data that is not a DataLoader over a map-style dataset.
 
     Example:
@@ -122,11 +126,13 @@ class AugMix(AugmentationAlgorithm):
         depth: int = -1,
         width: int = 3,
         alpha: float = 1.0,
-        augmentation_set: AugmentationSet = "all",
+        augmentation_set: AugmentationSet = "safe",
         batch: bool = False,
+        start: str | Time | None = None,
+        stop: str | Time | None = None,
         input_key: Any = None,
     ) -> None:
-        super().__init__(_augmentation(severity, depth, width, alpha, augmentation_set), batch, input_key)
+        super().__init__(_augmentation(severity, depth, width, alpha, augmentation_set), batch, start, stop, input_key)
 
 
 def _augmentation(severity: float, depth: int, width: int, alpha: float, augmentation_set: str) -> Augmentation:

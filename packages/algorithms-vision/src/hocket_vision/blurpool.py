@@ -19,7 +19,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 
 from hocket.algorithm import Algorithm, Phase
 from hocket.hookspecs import Event
-from hocket.surgery import NoEffectWarning, Policies, Policy, Replacement, preview, replace_modules
+from hocket.surgery import NoEffectWarning, Policies, Policy, Replacement, preview, replace_modules, why_no_effect
 
 if TYPE_CHECKING:
     from hocket.state import State
@@ -37,6 +37,14 @@ def blur(x: Tensor, kernel: Tensor, stride: Any = 1, padding_mode: str = "zeros"
     if padding_mode == "reflect" and min(x.shape[-2:]) < 2:
         padding_mode = "replicate"  # one pixel has no neighbour to reflect
     return F.conv2d(F.pad(x, (1, 1, 1, 1), padding_mode), weight, None, stride, groups=channels)
+
+
+def _faster_last(x: Tensor) -> bool:
+    """Whether to convert ``x`` to channels-last: torch's CPU kernels of blurs and pooling vectorise over channels.
+
+    Both conversions included, an image's blur and convolution take half of the time, and those of 256 channels the same.
+    """
+    return x.device.type == "cpu" and x.dim() == 4 and x.is_contiguous()
 
 
 def _register_kernel(module: nn.Module, device: torch.device | None = None, dtype: torch.dtype | None = None) -> None:
@@ -103,7 +111,11 @@ class BlurConv2d(nn.Conv2d):
             blurred = blur(input, self.blur_kernel, self.stride, self.padding_mode)
             return F.conv2d(blurred, self.weight, self.bias, groups=self.groups)
         if self.blur_first:
-            return super().forward(blur(input, self.blur_kernel, 1, self.padding_mode))
+            converted = _faster_last(input)
+            if converted:
+                input = input.contiguous(memory_format=torch.channels_last)
+            output = super().forward(blur(input, self.blur_kernel, 1, self.padding_mode))
+            return output.contiguous() if converted else output
         return blur(super().forward(input), self.blur_kernel, self.blur_stride, self.padding_mode)
 
     def extra_repr(self) -> str:
@@ -145,8 +157,8 @@ class BlurMaxPool2d(nn.MaxPool2d):
     def forward(self, input: Tensor) -> Tensor:
         if self.ceil_mode:
             input = F.pad(input, self._overhang(input), value=-torch.inf)
-        converted = input.device.type == "cpu" and input.dim() == 4 and input.is_contiguous()
-        if converted:  # torch's pooling on a CPU is vectorised over channels only: faster, both conversions included
+        converted = _faster_last(input)
+        if converted:
             input = input.contiguous(memory_format=torch.channels_last)
         maxima = F.max_pool2d(input, self.kernel_size, 1, self.padding, self.dilation)
         blurred = blur(maxima, self.blur_kernel, self.stride)
@@ -268,12 +280,12 @@ def _operate(model: nn.Module, choice: _Choice) -> list[Replacement]:
         warnings.warn(f"BlurPool does not replace these subsampling modules: {', '.join(kept)}.", stacklevel=3)
     changed = replace_modules(model, choice.policies())
     if not changed:
-        warnings.warn(
-            f"BlurPool found nothing to replace in {type(model).__name__}: no Conv2d of at least {choice.min_channels} input "
-            "channels and no MaxPool2d with a stride above 1. Lower min_channels, or remove BlurPool.",
-            NoEffectWarning,
-            stacklevel=3,
+        lacking = (
+            f"no Conv2d of at least {choice.min_channels} input channels and no MaxPool2d with a stride above 1. Lower "
+            "min_channels, or remove BlurPool."
         )
+        blurred = {name: part for name, part in model.named_modules() if isinstance(part, BlurConv2d | BlurMaxPool2d)}
+        warnings.warn(why_no_effect("BlurPool", model, lacking, blurred), NoEffectWarning, stacklevel=3)
     return changed
 
 

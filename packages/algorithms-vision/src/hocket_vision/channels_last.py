@@ -16,30 +16,31 @@ from torch import Tensor, nn
 from hocket.algorithm import Algorithm, Need, Phase
 from hocket.data.nesting import map_tensors
 from hocket.hookspecs import Event, hookimpl
-from hocket.surgery import NoEffectWarning
+from hocket.surgery import NoEffectWarning, Replacement
 
 if TYPE_CHECKING:
     from hocket.state import State
 
 
-def channels_last(model: nn.Module) -> tuple[nn.Module, list[str]]:
+def channels_last(model: nn.Module) -> tuple[nn.Module, list[Replacement]]:
     """Convert the four-dimensional parameters and buffers of a model to ``torch.channels_last``, in place.
 
     Values, shapes, parameter objects and the ``state_dict`` stay. Give the model images in that format too:
     ``images.contiguous(memory_format=torch.channels_last)``.
 
     Returns:
-        The model, and the names of the four-dimensional parameters; none if there are none, with a NoEffectWarning.
+        The model and a record of each module with four-dimensional parameters, which stays: ``new`` is ``old``. The list is
+        empty if there are none, with a NoEffectWarning.
 
     Example:
         >>> import torch
         >>> from hocket_vision import small_resnet
         >>> from hocket_vision.functional import channels_last
         >>> model, changed = channels_last(small_resnet())
-        >>> model.stem[0].weight.is_contiguous(memory_format=torch.channels_last)
-        True
+        >>> changed[0].name, changed[0].new.weight.is_contiguous(memory_format=torch.channels_last)
+        ('stem.0', True)
     """
-    changed = _found(model)
+    changed = [Replacement(name, module, module, model) for name, module in _found(model)]
     if not changed:
         warnings.warn(
             f"channels-last found nothing to convert in {type(model).__name__}: no parameter has four dimensions, as those of "
@@ -82,12 +83,17 @@ class ChannelsLast(Algorithm):
         return map_tensors(_images_last, moved)
 
     def touches(self, model: nn.Module) -> Sequence[str]:
-        """Return one line for each parameter that would be converted."""
-        return [f"{name}: channels last" for name in _found(model)]
+        """Return one line for each module whose parameters would be converted."""
+        return [f"{name}: {type(module).__name__} in channels-last format" for name, module in _found(model)]
 
 
-def _found(model: nn.Module) -> list[str]:
-    return [name for name, parameter in model.named_parameters() if parameter.dim() == 4]
+def _found(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    """Return the modules with four-dimensional parameters of their own, by name."""
+    return [
+        (name, module)
+        for name, module in model.named_modules()
+        if any(parameter.dim() == 4 for parameter in module.parameters(recurse=False))
+    ]
 
 
 def _images_last(tensor: Tensor) -> Tensor:

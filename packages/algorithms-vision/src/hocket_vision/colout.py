@@ -13,11 +13,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hocket.algorithm import Algorithm, Phase
 from hocket.data.batch_part import BatchPart
-from hocket.data.items import get_item, set_item
-from hocket.hookspecs import Event
-from hocket_vision.per_sample import PER_SAMPLE_EVENTS, apply_per_sample, is_pil
+from hocket.data.items import set_item
+from hocket.time import Time
+from hocket_vision.per_sample import (
+    SampleOrBatchAlgorithm,
+    Transform,
+    is_pil,
+    only_images,
+    part_of_sample,
+    targets_of,
+)
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -125,7 +131,7 @@ def colout(
     return images, take(targets, rows, columns) if resized else targets
 
 
-class ColOut(Algorithm):
+class ColOut(SampleOrBatchAlgorithm):
     """Drop random rows and columns of the training images, for less computation.
 
     With ``batch``, draws once for all images of a batch, on all ranks, on ``after_dataloader``. Otherwise draws for each
@@ -134,12 +140,13 @@ class ColOut(Algorithm):
     Args:
         p_row, p_col, resize_target: see :func:`colout`.
         batch: whether all images of a batch lose the same rows and columns.
+        start, stop: when to begin and to end, such as ``"0.9dur"``, with ``batch`` only; see `hocket.Span`.
         input_key, target_key: where images and targets are in a batch, or in a sample; None for the Trainer's ``inputs`` and
-            ``targets``, or index 0 and 1. Not needed for batches and samples that are just images. With
-            ``resize_target=False`` there need not be any targets.
+            ``targets``, or index 0 and 1. Not needed for batches and samples that are just images, alone or as a sequence of
+            one. With ``resize_target=False`` there need not be any targets.
 
     Raises:
-        ValueError: for arguments out of range.
+        ValueError: for arguments out of range, or ``start`` or ``stop`` without ``batch``.
         TypeError, KeyError: later, for batches without images at ``input_key``, or without targets at ``target_key``.
 
     Example:
@@ -151,41 +158,37 @@ class ColOut(Algorithm):
         >>> result = trainer.fit()
     """
 
-    phase = Phase.DATA
-
     def __init__(
         self,
         p_row: float = 0.15,
         p_col: float = 0.15,
         batch: bool = True,
         resize_target: bool | Literal["auto"] = "auto",
+        start: str | Time | None = None,
+        stop: str | Time | None = None,
         input_key: Any = None,
         target_key: Any = None,
     ) -> None:
         check_arguments(p_row, p_col, resize_target)
-        self.p_row = p_row
-        self.p_col = p_col
-        self.batch = batch
-        self.resize_target = resize_target
-        self._images = BatchPart("colout", "input", input_key)
+        super().__init__("colout", batch, start, stop, input_key)
+        self.settings: dict[str, Any] = {"p_row": p_row, "p_col": p_col, "resize_target": resize_target}
         self._targets = BatchPart("colout", "target", target_key)
-        self.events = {Event.AFTER_DATALOADER} if batch else PER_SAMPLE_EVENTS  # type: ignore[misc]
 
-    def apply(self, event: Event, state: State) -> None:
-        """Drop rows and columns of the batch, or of each sample as it is loaded."""
-        settings: dict[str, Any] = {"p_row": self.p_row, "p_col": self.p_col, "resize_target": self.resize_target}
-        if not self.batch:
-            keys = self._images.place(state), self._targets.place(state)
-            apply_per_sample(self, event, state, partial(_colout_sample, keys=keys, **settings), None)
-            return
+    def sample_transform(self, state: State) -> tuple[Transform, Any]:
+        """Drop rows and columns of each sample."""
+        keys = self._images.place(state), self._targets.place(state)
+        return partial(_colout_sample, keys=keys, **self.settings), None
+
+    def transform_batch(self, state: State) -> None:
+        """Drop rows and columns of the batch."""
         images = self._images.of(state)
         if isinstance(images, Tensor) and images.dim() == 2:
             raise TypeError(
                 f"ColOut was given inputs of shape {tuple(images.shape)}, which are vectors and not a batch of images, "
                 "(B, C, H, W) or (B, H, W). Remove colout, or say where the images are with input_key=."
             )
-        targets = self._targets.of(state) if self.resize_target and images is not state.batch else None
-        dropped = colout(images, targets, generator=state.generator(self), **settings)
+        targets = targets_of(self._targets, state, _WITHOUT) if self.settings["resize_target"] else None
+        dropped = colout(images, targets, generator=state.generator(self), **self.settings)
         if targets is not None:
             dropped, targets = dropped
         state.batch = self._images.put(state, dropped)
@@ -198,10 +201,15 @@ def _colout_sample(sample: Any, *, keys: tuple[Any, Any], **settings: Any) -> An
     if isinstance(sample, Tensor) or is_pil(sample):
         return colout(sample, **settings)
     at, target_at = keys
-    if not settings["resize_target"]:
-        return set_item(sample, at, colout(get_item(sample, at), **settings))
-    image, target = colout(get_item(sample, at), get_item(sample, target_at), **settings)
+    image = part_of_sample(sample, "input", at)
+    if not settings["resize_target"] or only_images(sample):
+        return set_item(sample, at, colout(image, **settings))
+    image, target = colout(image, part_of_sample(sample, "target", target_at, _WITHOUT), **settings)
     return set_item(set_item(sample, at, image), target_at, target)
+
+
+#: How to use ColOut where there are no targets.
+_WITHOUT = "resize_target=False"
 
 
 def check_arguments(p_row: float, p_col: float, resize_target: bool | str = "auto") -> None:

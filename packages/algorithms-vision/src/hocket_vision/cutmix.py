@@ -159,9 +159,8 @@ class CutMix(Mixer):
         input_key: Any = None,
         target_key: Any = None,
     ) -> None:
-        check_alpha(alpha)
-        super().__init__(start, stop, input_key, target_key)
-        self.alpha, self.uniform_sampling = alpha, uniform_sampling
+        super().__init__(alpha, start, stop, input_key, target_key)
+        self.uniform_sampling = uniform_sampling
 
     def mix(self, inputs: Any, targets: Any, generator: torch.Generator) -> tuple[Any, Any]:
         """See :func:`cutmix`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -16,6 +17,7 @@ from hocket.data.nesting import map_tensors
 from hocket.hookspecs import Event, hookimpl
 from hocket.losses import Loss
 from hocket.span import Span
+from hocket.surgery import NoEffectWarning
 from hocket.task import SupervisedTask
 from hocket.time import Time
 from hocket.training import weights
@@ -67,6 +69,7 @@ class Mixer(Algorithm):
     model and metrics get the first targets.
 
     Args:
+        alpha: parameter of the Beta distribution of the shares; see :func:`draw_share`.
         start, stop: see `hocket.Span`.
         input_key, target_key: see `hocket.data.BatchPart`.
     """
@@ -76,12 +79,18 @@ class Mixer(Algorithm):
     #: The name for messages.
     called: ClassVar[str]
 
-    def __init__(self, start: str | Time | None, stop: str | Time | None, input_key: Any, target_key: Any) -> None:
+    def __init__(
+        self, alpha: float, start: str | Time | None, stop: str | Time | None, input_key: Any, target_key: Any
+    ) -> None:
+        check_alpha(alpha)
+        self.alpha = alpha
         self._span = Span(start, stop)
         self._inputs = BatchPart(self.called, "input", input_key)
         self._targets = BatchPart(self.called, "target", target_key)
         #: The targets of the current microbatch, from before_forward to after_loss.
         self._mixture: Mixture | None = None
+        #: Whether a batch was mixed before.
+        self._began = False
         #: The action without this implementation and wrappers; and the weights of losses without one, or None.
         self._each_loss: Any = None
         self._weight_of: weights.Weight | None = None
@@ -103,8 +112,9 @@ class Mixer(Algorithm):
                     f"{self.called} was given samples that another mixer has mixed already. Keep one of the two, or give them "
                     "start= and stop= that do not overlap."
                 )
-            inputs, targets = self.mix(inputs, targets, state.generator(self, per_rank=True))
-            state.batch = self._inputs.put(state, inputs)
+            mixed, targets = self.mix(inputs, targets, state.generator(self, per_rank=True))
+            self._warn_of_one(inputs)
+            state.batch = self._inputs.put(state, mixed)
             state.batch = self._targets.put(state, targets)
         elif event is Event.EXCEPTION:
             self._mixture = None
@@ -117,6 +127,18 @@ class Mixer(Algorithm):
         else:
             self._put(state, first=True)
             self._mixture = None
+
+    def _warn_of_one(self, inputs: Any) -> None:
+        """Warn if the first batch that is mixed has one sample; the last batch of an epoch may have."""
+        if not self._began and count(inputs).samples == 1:
+            warnings.warn(
+                f"{self.called} mixes the samples of each rank's batch, and the first has one sample, so it mixes nothing. "
+                "Use a larger batch_size in the DataLoader, with microbatch=1 in the Trainer if memory is short, or remove "
+                f"{self.called}.",
+                NoEffectWarning,
+                stacklevel=3,
+            )
+        self._began = True
 
     def _put(self, state: State, first: bool) -> None:
         if self._mixture is not None:

@@ -106,9 +106,7 @@ class MixUp(Mixer):
         input_key: Any = None,
         target_key: Any = None,
     ) -> None:
-        check_alpha(alpha)
-        super().__init__(start, stop, input_key, target_key)
-        self.alpha = alpha
+        super().__init__(alpha, start, stop, input_key, target_key)
 
     def mix(self, inputs: Any, targets: Any, generator: torch.Generator) -> tuple[Any, Any]:
         """See :func:`mixup`."""

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from hocket_vision import kernels
 
-AugmentationSet = Literal["all", "safe", "original"]
+AugmentationSet = Literal["all", "safe", "original", "tone"]
 
 
 class Draw(NamedTuple):
@@ -100,12 +100,14 @@ OPERATIONS: dict[str, Operation] = {
     },
     **{f"{name}_original": Operation(Draw.original_factor, kernel) for name, kernel in _ENHANCEMENTS.items()},
 }
-#: The operations of each augmentation set. The set "safe" omits operations that overlap with the corruptions of ImageNet-C.
+#: The operations of each augmentation set. The set "safe" omits operations that overlap with the corruptions of ImageNet-C,
+#: and "tone" those of "original" that move pixels.
 AUGMENTATION_SETS: dict[str, tuple[str, ...]] = {
     "all": (*_SAFE, *_ENHANCEMENTS),
     "safe": tuple(_SAFE),
     "original": (*_SAFE, *(f"{name}_original" for name in _ENHANCEMENTS)),
 }
+AUGMENTATION_SETS["tone"] = tuple(name for name in AUGMENTATION_SETS["original"] if OPERATIONS[name].matrix is None)
 
 
 class Layer(NamedTuple):

@@ -1,23 +1,26 @@
-"""Transform samples of the training data one by one, where they are loaded, with reproducible random numbers."""
+"""Transform samples of the training data one by one, where they are loaded, with reproducible random numbers; or batches."""
 
 from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
+from hocket.algorithm import Algorithm, Phase
+from hocket.data.batch_part import BatchPart
 from hocket.data.items import get_item, set_item
 from hocket.data.loaders import end_workers, exchange_dataset
 from hocket.data.source import underlying
 from hocket.hookspecs import Event
+from hocket.span import Span
+from hocket.time import Time
 
 if TYPE_CHECKING:
-    from hocket.algorithm import Algorithm
     from hocket.state import State
 
 #: ``transform(image_or_sample, generator=...)``: one of the same kind. Transforms with an attribute ``by_place`` that is true
@@ -28,9 +31,96 @@ Transform = Callable[..., Any]
 PER_SAMPLE_EVENTS = frozenset({Event.FIT_START, Event.EPOCH_START, Event.BEFORE_DATALOADER, Event.FIT_END, Event.CLOSE})
 
 
+class SampleOrBatchAlgorithm(Algorithm):
+    """Base of algorithms that transform samples where they are loaded, or whole batches on ``after_dataloader``.
+
+    Subclasses define :meth:`sample_transform` and :meth:`transform_batch`.
+
+    Args:
+        name: the algorithm's name, for messages.
+        batch: whether to transform whole batches, and ``by_batch``, how users say so, for messages.
+        start, stop: see `hocket.Span`; for batches only, because workers load samples ahead of the steps that use them.
+        input_key: where the images are; see `hocket.data.BatchPart`.
+    """
+
+    phase = Phase.DATA
+
+    def __init__(
+        self,
+        name: str,
+        batch: bool,
+        start: str | Time | None,
+        stop: str | Time | None,
+        input_key: Any,
+        by_batch: str = "batch=True",
+    ) -> None:
+        if not batch and (start is not None or stop is not None):
+            raise ValueError(
+                f"{name} was given start= or stop= and transforms samples where they are loaded, ahead of the steps that use "
+                f"them. Pass {by_batch} to transform whole batches, or omit start= and stop=."
+            )
+        self.batch = batch
+        self._by_batch = by_batch
+        self._span = Span(start, stop)
+        self._images = BatchPart(name, "input", input_key)
+        self.events = {Event.AFTER_DATALOADER} if batch else PER_SAMPLE_EVENTS  # type: ignore[misc]
+
+    def match(self, event: Event, state: State) -> bool:
+        """Whether the current batch is between ``start`` and ``stop``."""
+        return self._span.includes(state)
+
+    def apply(self, event: Event, state: State) -> None:
+        """Transform the batch, or each sample as it is loaded."""
+        if self.batch:
+            self.transform_batch(state)
+        else:
+            instead = f"pass {self._by_batch} to transform whole batches"
+            apply_per_sample(self, event, state, self.sample_transform, instead=instead)
+
+    def transform_batch(self, state: State) -> None:
+        """Replace ``state.batch``."""
+        raise NotImplementedError(f"{type(self).__name__} needs a transform_batch(state).")
+
+    def sample_transform(self, state: State) -> tuple[Transform, Any]:
+        """Return the ``transform`` and the ``input_key`` of a :class:`TransformedDataset`."""
+        raise NotImplementedError(f"{type(self).__name__} needs a sample_transform(state).")
+
+
 def is_pil(item: Any) -> bool:
     """Whether this is a PIL image; imports nothing."""
     return hasattr(item, "getbands")
+
+
+def only_images(item: Any) -> bool:
+    """Whether a batch or sample certainly has no targets: it is an image or a tensor, or a sequence of one item."""
+    return isinstance(item, torch.Tensor) or is_pil(item) or (isinstance(item, list | tuple) and len(item) == 1)
+
+
+def targets_of(part: BatchPart, state: State, without: str) -> Any:
+    """Return the targets of ``state.batch``, or None if it is only images. A KeyError names the argument ``without`` them."""
+    if only_images(state.batch):
+        return None
+    try:
+        return part.of(state)
+    except KeyError as error:
+        error.add_note(f"If the batches have no targets, pass {without}.")
+        raise
+
+
+def part_of_sample(sample: Any, which: str, key: Any, without: str = "") -> Any:
+    """Return the image or the target of a sample; ``which`` is "input" or "target". Raises KeyError if there is none."""
+    try:
+        return get_item(sample, key)
+    except (LookupError, AttributeError, TypeError):
+        found = type(sample).__name__
+        if isinstance(sample, Mapping):
+            found += f" with {', '.join(map(repr, sample))}"
+        elif isinstance(sample, list | tuple):
+            found += f" of {len(sample)}"
+        raise KeyError(
+            f"The {which} of a sample is not at {key!r}: the training data has samples that are each a {found}. Pass "
+            f"{which}_key=, where it is in a sample" + (f", or {without} if there is none." if without else ".")
+        ) from None
 
 
 class TransformedDataset(Dataset[Any]):
@@ -103,7 +193,7 @@ class TransformedDataset(Dataset[Any]):
         sample = self.original[index]
         if self._input_key is None or isinstance(sample, torch.Tensor) or is_pil(sample):
             return self._step(sample)
-        return set_item(sample, self._input_key, self._step(get_item(sample, self._input_key)))
+        return set_item(sample, self._input_key, self._step(part_of_sample(sample, "input", self._input_key)))
 
     def __getattr__(self, name: str) -> Any:
         # Samplers and collate functions ask for .targets or .classes. Not for __getitems__, which would bypass us.
@@ -112,20 +202,34 @@ class TransformedDataset(Dataset[Any]):
         return getattr(self.original, name)
 
 
-def apply_per_sample(algorithm: Algorithm, event: Event, state: State, transform: Transform, input_key: Any) -> None:
+def apply_per_sample(
+    algorithm: Algorithm,
+    event: Event,
+    state: State,
+    make: Callable[[State], tuple[Transform, Any]],
+    *,
+    instead: str = "call the functional form yourself",
+) -> None:
     """Load every epoch of the training DataLoader from a :class:`TransformedDataset`.
 
     Algorithms call this in ``apply`` on ``PER_SAMPLE_EVENTS``. If several do, the first transforms first. An epoch keeps the
     data set that it started with, and persistent workers keep their copy of it. So the user's loader gets its own data set
     and workers back when the first batch is requested, and other uses of the loader, such as evaluation, see untransformed
-    samples. Raises TypeError for training data that is not a DataLoader over a map-style data set.
+    samples.
+
+    Args:
+        make: returns the ``transform`` and the ``input_key`` of the data set; called once for each loader and data set.
+        instead: what users can do whose training data is not a DataLoader, for the message.
+
+    Raises:
+        TypeError: the training data is not a DataLoader over a map-style data set.
     """
     loader = underlying(state.train_loader)
     if not isinstance(loader, DataLoader):
         if event is Event.FIT_START:
             raise TypeError(
                 f"Samples are transformed one by one where a DataLoader loads them, but the training data is "
-                f"{type(loader).__name__}. Pass a torch.utils.data.DataLoader, or call the functional form yourself."
+                f"{type(loader).__name__}. Pass a torch.utils.data.DataLoader, or {instead}."
             )
         return
     if event is Event.FIT_START or event is Event.EPOCH_START:
@@ -133,6 +237,7 @@ def apply_per_sample(algorithm: Algorithm, event: Event, state: State, transform
         if view is None or not view._replaced:
             if view is None or known is not loader or view.original is not loader.dataset:
                 seed = state.generator(algorithm).initial_seed()
+                transform, input_key = make(state)
                 view = TransformedDataset(loader.dataset, transform, seed, input_key)
                 _views[algorithm] = loader, view
             view._put_in(loader)

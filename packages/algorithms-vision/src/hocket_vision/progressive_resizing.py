@@ -16,6 +16,7 @@ from hocket.data.batch_part import BatchPart
 from hocket.hookspecs import Event
 from hocket_vision.boxes import check_images
 from hocket_vision.colout import is_picture_of, take
+from hocket_vision.per_sample import targets_of
 
 if TYPE_CHECKING:
     from hocket.state import State
@@ -221,7 +222,7 @@ class ProgressiveResizing(Algorithm):
         """Resize the batch."""
         scale = scale_at(state.elapsed(), self.initial_scale, self.finetune_fraction, self.delay_fraction)
         images = self._images.of(state)
-        targets = self._targets.of(state) if self.resize_targets and images is not state.batch else None
+        targets = targets_of(self._targets, state, "resize_targets=False") if self.resize_targets else None
         small = resize_batch(
             images,
             targets,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import torch
 from torch import Tensor
 
+from hocket.time import Time
 from hocket_vision.augmentation import Augmentation, AugmentationAlgorithm, check_settings
 from hocket_vision.operations import AugmentationSet, draw_layers, operate
 
@@ -41,7 +42,8 @@ def randaugment(
         severity: strength of the operations, 0 to 10; see :func:`hocket_vision.operations.draw_layers`.
         depth: operations in a row, at least 1.
         augmentation_set: ``"original"`` (the paper's 13 operations besides the identity), ``"safe"`` (9 operations on
-            geometry and tone) or ``"all"`` (factors of colour, contrast, brightness and sharpness up to ``severity``).
+            geometry and tone), ``"all"`` (factors of colour, contrast, brightness and sharpness up to ``severity``) or
+            ``"tone"`` (``"original"`` without geometry).
         magnitude: ``"constant"``, every strength is that of ``severity``; or ``"random"``, up to it.
         generator: source of randomness; torch's default generator if None.
 
@@ -68,15 +70,17 @@ class RandAugment(AugmentationAlgorithm):
 
     Acts on samples where they are loaded: before the image becomes a tensor in a ``torchvision`` dataset, on ``input_key``
     of a sample of any other map-style dataset; see :func:`hocket_vision.per_sample.apply_per_sample`. With ``batch``, acts on
-    each batch ``(B, C, H, W)`` on ``after_dataloader``, on the batch's device.
+    each batch ``(B, C, H, W)`` on ``after_dataloader``, on the run's device, to which it moves the batch.
 
     Args:
         severity, depth, augmentation_set, magnitude: see :func:`randaugment`.
         batch: whether to augment whole batches instead of samples.
-        input_key: where the images are in a sample, by default index 0; or in a batch, by default the Trainer's ``inputs=``.
+        start, stop: when to begin and to end, such as ``"0.9dur"``, with ``batch`` only; see `hocket.Span`.
+        input_key: where the images are in a batch, or in a sample; None for the Trainer's ``inputs``, or index 0.
 
     Raises:
-        ValueError: for arguments out of range.
+        ValueError: for arguments out of range, or ``start`` or ``stop`` without ``batch``. Later, for targets that are pictures
+            of the images, such as masks, unless ``augmentation_set`` is ``"tone"``.
         TypeError: later, without ``batch``, for training data that is not a DataLoader over a map-style dataset.
 
     Example:
@@ -96,9 +100,11 @@ class RandAugment(AugmentationAlgorithm):
         augmentation_set: AugmentationSet = "original",
         magnitude: Magnitude = "constant",
         batch: bool = False,
+        start: str | Time | None = None,
+        stop: str | Time | None = None,
         input_key: Any = None,
     ) -> None:
-        super().__init__(_augmentation(severity, depth, augmentation_set, magnitude), batch, input_key)
+        super().__init__(_augmentation(severity, depth, augmentation_set, magnitude), batch, start, stop, input_key)
 
 
 def _augmentation(severity: float, depth: int, augmentation_set: str, magnitude: str) -> Augmentation:

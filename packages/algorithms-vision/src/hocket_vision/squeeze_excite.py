@@ -19,7 +19,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 
 from hocket.algorithm import Algorithm, Phase
 from hocket.hookspecs import Event
-from hocket.surgery import NoEffectWarning, Policies, Policy, Replacement, preview, replace_modules
+from hocket.surgery import NoEffectWarning, Policies, Policy, Replacement, preview, replace_modules, why_no_effect
 from hocket_vision.extended import Extension, extended
 
 if TYPE_CHECKING:
@@ -175,12 +175,16 @@ def squeeze_excite(
 def _operate(model: nn.Module, choice: _Choice, generator: torch.Generator | None) -> list[Replacement]:
     changed = replace_modules(model, choice.policies(generator))
     if not changed:
-        warnings.warn(
-            f"Squeeze-excite found nothing to change in {type(model).__name__}: no Conv2d of at least {choice.min_channels} "
-            "input and output channels. Lower min_channels, or remove squeeze-excite.",
-            NoEffectWarning,
-            stacklevel=3,
+        lacking = (
+            f"no Conv2d of at least {choice.min_channels} input and output channels. Lower min_channels, or remove "
+            "squeeze-excite."
         )
+        gates = {
+            f"{name}.squeeze_excite": part.squeeze_excite
+            for name, part in model.named_modules()
+            if isinstance(part, WithSqueezeExcite)
+        }
+        warnings.warn(why_no_effect("Squeeze-excite", model, lacking, gates), NoEffectWarning, stacklevel=3)
     return changed
 
 
@@ -188,7 +192,7 @@ class SqueezeExcite(Algorithm):
     """Weight channels by the content of the whole image (Hu et al. 2018, arXiv 1709.01507).
 
     Puts a gate behind every wide convolution, once, before optimizers exist. The arguments are those of
-    :func:`squeeze_excite`; the new weights come from the run's seed. Logs the number of gates as ``squeeze_excite/layers``.
+    :func:`squeeze_excite`; the new weights come from the run's seed. Logs the number of gates as ``squeeze-excite/layers``.
 
     Example:
         >>> import hocket, hocket_vision
@@ -210,7 +214,7 @@ class SqueezeExcite(Algorithm):
         """Extend convolutions of the model."""
         changed = _operate(state.model, self._choice, state.generator(self))
         state.replacements += changed
-        state.log({"squeeze_excite/layers": len(changed)})
+        state.log({"squeeze-excite/layers": len(changed)})
 
     def touches(self, model: nn.Module) -> Sequence[str]:
         """Return one line for each convolution that would get a gate."""

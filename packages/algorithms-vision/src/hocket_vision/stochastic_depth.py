@@ -189,18 +189,18 @@ class _Choice:
                 raise ValueError(f"{name} is {given!r}: give {' or '.join(map(repr, get_args(allowed)))}.")
 
     def find(self, model: nn.Module) -> dict[str, nn.Module]:
-        """Return the outermost blocks by name, in the order of registration."""
+        """Return the outermost blocks by name, in the order of registration; those that were extended before, too."""
         found: dict[str, nn.Module] = {}
         for name, module in model.named_modules():
             inside = any(name.startswith(f"{outer}.") for outer in found)
-            if name and not inside and not isinstance(module, WithStochasticDepth) and self._wants(name, module):
+            if name and not inside and self._wants(name, module):
                 found[name] = module
         return found
 
     def _wants(self, name: str, module: nn.Module) -> bool:
         if self.blocks is None:
             return _known_class(module) is not None
-        return any(fnmatchcase(type(module).__name__, each) or fnmatchcase(name, each) for each in self.blocks)
+        return any(fnmatchcase(_class_of(module).__name__, each) or fnmatchcase(name, each) for each in self.blocks)
 
     def rates(self, blocks: dict[str, nn.Module]) -> dict[str, float]:
         return dict(zip(blocks, drop_rates(len(blocks), self.drop_rate, self.distribution), strict=True))
@@ -213,9 +213,14 @@ def _choice(
     return _Choice(drop_rate, method, distribution, patterns, rescale)
 
 
+def _class_of(block: nn.Module) -> type[nn.Module]:
+    """Return the class of a block without stochastic depth."""
+    return block.parts[1] if isinstance(block, WithStochasticDepth) else type(block)
+
+
 def _known_class(module: nn.Module) -> str | None:
     """Return the name in `_KNOWN` of the class that defines the module's forward, or None."""
-    for cls in type(module).__mro__:
+    for cls in _class_of(module).__mro__:
         if "forward" in vars(cls):
             name = f"{cls.__module__}.{cls.__qualname__}"
             post_norm = isinstance(module, nn.TransformerEncoderLayer) and not module.norm_first
@@ -250,7 +255,8 @@ def stochastic_depth(
     A skipped block is not computed; its parameters get gradients of 0. Decisions are drawn from torch's default generators,
     in each forward pass.
 
-    Blocks keep their class (the new one is a subclass), parameters (the same objects), hooks and ``state_dict`` keys.
+    Blocks keep their class (the new one is a subclass), parameters (the same objects), hooks and ``state_dict`` keys. Blocks
+    that have stochastic depth already get the new settings.
 
     Args:
         model: any module; only its submodules are replaced.
@@ -265,7 +271,8 @@ def stochastic_depth(
             :func:`torchvision.ops.stochastic_depth` does; in evaluation the model is then the plain one.
 
     Returns:
-        The model and a record of each replacement; the list is empty if nothing matched, with a NoEffectWarning.
+        The model and a record of each replacement, with ``new`` the same as ``old`` for blocks that had stochastic depth; the
+        list is empty if nothing matched, with a NoEffectWarning.
 
     Raises:
         ValueError: an argument is out of range; later, in a forward pass, if a block is not of this form.
@@ -284,7 +291,8 @@ def stochastic_depth(
 def _operate(model: nn.Module, choice: _Choice) -> list[Replacement]:
     found = choice.find(model)
     rates = choice.rates(found)
-    names = {module: name for name, module in found.items()}
+    had = [name for name, block in found.items() if isinstance(block, WithStochasticDepth)]
+    names = {block: name for name, block in found.items() if name not in had}
 
     def build(block: nn.Module, index: int) -> nn.Module:
         new, name = extended(block, WithStochasticDepth), names[block]
@@ -297,6 +305,11 @@ def _operate(model: nn.Module, choice: _Choice) -> list[Replacement]:
         assert isinstance(drop, BranchDrop)
         if drop.residual is not None:
             block.get_submodule(_end_of(block, drop.residual)).register_forward_hook(partial(_scale, drop))
+    for name in had:
+        block, drop = found[name], found[name].get_submodule("stochastic_depth")
+        assert isinstance(drop, BranchDrop)
+        drop.name, drop.rate, drop.method, drop.rescale = name, rates[name], choice.method, choice.rescale
+        changed.append(Replacement(name, block, block, model))
     if not changed:
         looked = (
             "residual block that it knows" if choice.blocks is None else f"module that matches {list(choice.blocks)}"
@@ -315,7 +328,7 @@ class StochasticDepth(Algorithm):
 
     Extends residual blocks, once, before optimizers exist; see :func:`stochastic_depth` for the other arguments. What to drop
     is decided once for each batch, whatever its microbatches: the same blocks on all ranks, or with ``method="sample"``
-    other samples on each. Logs ``stochastic_depth/blocks``, and during the warm-up ``stochastic_depth/drop_rate``, the rate of
+    other samples on each. Logs ``stochastic-depth/blocks``, and during the warm-up ``stochastic-depth/drop_rate``, the rate of
     the last block.
 
     Args:
@@ -359,9 +372,12 @@ class StochasticDepth(Algorithm):
         #: The blocks, with their rates after the warm-up, and the part of the warm-up that is over.
         self._drops: list[tuple[BranchDrop, float]] = []
         self._reached = 0.0 if self.warmup is not None and self.warmup.value else 1.0
-        #: Uniform random numbers of the current batch, for each sample and block; the samples seen so far in this pass.
+        #: Uniform random numbers for each sample of the current batch and each block, drawn as samples are seen.
         self._draws = torch.empty(0)
-        self._seen = 0
+        self._generator = torch.Generator()
+        #: The batch, or the part of it, whose gradients are computed; its first sample, and the samples seen so far.
+        self._part: Any = None
+        self._first = self._seen = 0
 
     def apply(self, event: Event, state: State) -> None:
         """Extend the blocks, set their rates, and decide for each batch."""
@@ -372,20 +388,20 @@ class StochasticDepth(Algorithm):
                 drops = [replacement.new.get_submodule("stochastic_depth") for replacement in changed]
                 self._drops = [(drop, drop.rate) for drop in drops if isinstance(drop, BranchDrop)]
                 self._set_rates(self._reached)
-                state.log({"stochastic_depth/blocks": len(changed)})
+                state.log({"stochastic-depth/blocks": len(changed)})
             case Event.BATCH_START:
                 self._warm_up(state)
                 self._begin_batch(state)
             case Event.BEFORE_TRAIN_BATCH:
-                self._seen = 0
+                self._begin_part(state)
             case Event.BEFORE_FORWARD:
                 if self._choice.method == "sample" and self._drops:
                     self._decide_by_sample(state)
             case Event.BATCH_END:
                 self._warm_up(state)  # evaluation follows
-                self._decide([None] * len(self._drops))
+                self._end_batch()
             case _:
-                self._decide([None] * len(self._drops))
+                self._end_batch()
 
     def _set_rates(self, reached: float) -> None:
         self._reached = reached
@@ -397,23 +413,36 @@ class StochasticDepth(Algorithm):
             return
         self._set_rates(min(1.0, state.completed(self.warmup.unit) / self.warmup.value))
         if self._drops:
-            state.log({"stochastic_depth/drop_rate": max(drop.rate for drop, _ in self._drops)})
+            state.log({"stochastic-depth/drop_rate": max(drop.rate for drop, _ in self._drops)})
 
     def _begin_batch(self, state: State) -> None:
         if self._choice.method == "sample":
+            # A generator of its own for each batch: the search for a microbatch size restores those of the state.
+            seed = torch.randint(2**62, (), generator=state.generator(self, per_rank=True))
+            self._generator.manual_seed(int(seed))
             self._draws = torch.empty(0, len(self._drops))
+            self._part, self._first, self._seen = None, 0, 0
         elif self._drops:
             draws = torch.rand(len(self._drops), generator=state.generator(self)).tolist()
             self._decide([draw >= drop.rate for draw, (drop, _) in zip(draws, self._drops, strict=True)])
 
+    def _begin_part(self, state: State) -> None:
+        """Return to the first sample of the batch or part; a second pass over the same one, such as SAM's, draws the same."""
+        if self._part is not None and state.batch is not self._part:
+            self._first = self._seen
+        self._part, self._seen = state.batch, self._first
+
     def _decide_by_sample(self, state: State) -> None:
         first, self._seen = self._seen, self._seen + count(state, state.batch).samples
-        if (missing := self._seen - len(self._draws)) > 0:  # not in a second pass over the batch, such as SAM's
-            more = torch.rand(missing, len(self._drops), generator=state.generator(self, per_rank=True))
-            self._draws = torch.cat([self._draws, more])
+        if (missing := self._seen - len(self._draws)) > 0:
+            self._draws = torch.cat([self._draws, torch.rand(missing, len(self._drops), generator=self._generator)])
         rates = torch.tensor([drop.rate for drop, _ in self._drops])
         keep = (self._draws[first : self._seen] >= rates).to(state.device, non_blocking=True)
         self._decide(keep.unbind(1))
+
+    def _end_batch(self) -> None:
+        self._part = None
+        self._decide([None] * len(self._drops))
 
     def _decide(self, decisions: Sequence[bool | Tensor | None]) -> None:
         for (drop, _), decision in zip(self._drops, decisions, strict=True):
@@ -436,5 +465,5 @@ class StochasticDepth(Algorithm):
         for name, rate in self._choice.rates(found).items():
             residual = _residual_of(found[name])
             part = "the block" if residual is None else f"the branch up to {_end_of(found[name], residual)}"
-            lines.append(f"{name}: {type(found[name]).__name__} drops {part} with probability {rate:.4g}")
+            lines.append(f"{name}: {_class_of(found[name]).__name__} drops {part} with probability {rate:.4g}")
         return lines
