@@ -171,7 +171,7 @@ def instruction_sets(session: nox.Session) -> None:
     settle(session)
     install_editable(session, PACKAGES, *TESTS, "pytest-xdist", "torchmetrics", compile_bytecode=False)
     for limits in INSTRUCTION_SETS.values():
-        session.run("pytest", *beside_each_other(), *(session.posargs or NUMERICAL), env=limits)
+        session.run("pytest", *beside_each_other(), *(session.posargs or (*NUMERICAL, "-m", "not long")), env=limits)
 
 
 def beside_each_other() -> tuple[str, ...]:

@@ -171,7 +171,7 @@ def test_the_command_line_evaluates_a_checkpoint_with_its_averages(
     )
     assert main(["train", "run.yaml"]) == 0
     trained = capsys.readouterr().out
-    for which in ("best", "latest", "kept/ep3-ba6", "runs/r/weights.safetensors"):
+    for which in ("best", "latest", "kept/ep3-ba6", "kept/latest", "runs/r/weights.safetensors"):
         assert main(["evaluate", "run.yaml", "--weights", which]) == 0
         said = capsys.readouterr().out.strip()
         assert said.startswith("test/loss ") and said in trained

@@ -20,7 +20,7 @@ PACKAGES = Path(__file__).parents[1] / "packages"
 #: Examples of a module that need an optional library, which is not imported to find out.
 NEEDS = {
     "hocket_general.schedule_free": "schedulefree",
-    "hocket_general.shampoo": "pytorch_optimizer",
+    "hocket_general.soap_optimizer": "pytorch_optimizer",
     "hocket_loggers.tensorboard": "tensorboard",
     "hocket_nlp.alibi": "transformers",
     "hocket_strategies.precisions.fp8": "torchao",

@@ -556,10 +556,43 @@ def test_the_length_of_an_epoch_is_learned_from_the_first(data, model) -> None:
     trainer = hocket.Trainer(
         model=model(), loss=F.cross_entropy, train_data=Stream(), optimizer=sgd, duration="2ep", callbacks=[Watch()]
     )
-    trainer.fit()
+    with pytest.warns(UserWarning, match="has no length.*duration='2ep' stays at 0 until the first epoch") as caught:
+        trainer.fit()
+    assert len(caught) == 1, "once, not in each batch"
     assert trainer.state.epoch_length == 3
     assert elapsed == pytest.approx([0.0, 0.0, 0.0, 3 / 6, 4 / 6, 5 / 6])
     assert trainer.fit("3ba").timestamp.epoch == 3
+
+
+class StopSoon(hocket.Callback):
+    def batch_end(self, state: hocket.State) -> None:
+        state.request(Decision.STOP)
+
+
+@pytest.mark.parametrize(
+    ("duration", "settings", "warns"),
+    [
+        ("1ep", {}, False),  # nothing asks
+        ("1ep", {"eval_every": "0.5dur"}, True),
+        ("1ep", {"callbacks": [StopSoon()], "min_duration": "0.5dur"}, True),
+        ("6ba", {"eval_every": "0.5dur"}, False),
+    ],
+)
+def test_fractions_of_epochs_of_unknown_length_warn(data, model, duration, settings, warns) -> None:
+    """An interval in ``dur`` would come at the end only, without a word."""
+
+    class Stream:
+        def __iter__(self) -> Any:
+            yield from data(192)
+
+    trainer = hocket.Trainer(
+        model=model(), loss=F.cross_entropy, train_data=Stream(), eval_data=data(32), optimizer=sgd, duration=duration,
+        loggers=["progress"], **settings,
+    )  # fmt: skip
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        trainer.fit()
+    assert sum("has no length" in str(each.message) for each in caught) == warns
 
 
 def test_outputs_are_let_go_after_the_batch(data, model) -> None:

@@ -199,3 +199,22 @@ def test_one_value_that_is_not_finite_is_found(device: str, dtypes: list[torch.d
             spoilt = [tensor.clone() for tensor in tensors]
             spoilt[index][3, 5] = float(value)
             assert non_finite(spoilt).item()
+
+
+@pytest.mark.parametrize("name", ["augmix", "randaugment"])
+def test_batches_are_augmented_and_mixed_on_the_device(device: str, name: str) -> None:
+    pytest.importorskip("hocket_vision")
+    devices = []
+
+    class Look(hocket.Callback):
+        def batch_start(self, state: hocket.State) -> None:
+            images, mixture = state.batch
+            devices.extend(tensor.device.type for tensor in (images, mixture.first, mixture.second))
+
+    images, labels = torch.rand(8, 3, 16, 16), torch.arange(8) % 4
+    hocket.Trainer(
+        model=nn.Sequential(nn.Flatten(), nn.Linear(768, 4)), loss=F.cross_entropy, train_data=[(images, labels)],
+        optimizer="sgd(lr=0.1)", duration="2ep", device=device, algorithms=[{name: {"batch": True}}, "mixup"],
+        callbacks=[Look()], microbatch=3,
+    ).fit()  # fmt: skip
+    assert devices == [device] * 6

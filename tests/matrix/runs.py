@@ -120,6 +120,7 @@ def _texts(memory: bool) -> dict[str, Any]:
     }
 
 
+@functools.cache
 def is_text(name: str) -> bool:
     """Whether an algorithm is for language models."""
     return next(entry.dist for entry in catalog.entries("algorithms") if entry.name == name).endswith("-nlp")
@@ -168,6 +169,22 @@ def alone(name: str) -> dict[str, Tensor]:
     return trained(name)
 
 
+def plain(name: str) -> dict[str, Tensor]:
+    """The weights of the run that `alone` is, without the algorithm."""
+    return _plain(is_text(name), needs_memory(name), tuple(ARGUMENTS.get(name, {}).items()))
+
+
+@functools.cache
+def _plain(text: bool, memory: bool, arguments: tuple[tuple[str, Any], ...]) -> dict[str, Tensor]:
+    return trained("alibi" if text else "ema", algorithms=[], memory=memory, **dict(arguments))
+
+
+@functools.cache
+def together(names: tuple[str, ...]) -> dict[str, Tensor]:
+    """The weights of a plain run with these algorithms, on a model with batch norm and dropout."""
+    return trained(*names, memory=True)
+
+
 def trained(*names: str, increments: Sequence[str] = (DURATION,), **changes: Any) -> dict[str, Tensor]:
     """The weights of a run; see `weights`."""
     trainer = make(*names, **changes)
@@ -188,6 +205,7 @@ def different(a: dict[str, Tensor], b: dict[str, Tensor], tolerance: float = 0.0
     ]
 
 
+@functools.cache
 def conflict(one: str, other: str) -> bool:
     """Whether two algorithms refuse each other, or have no kind of model in common."""
     if "no-op-model" in (one, other):  # it leaves nothing of the model for others
