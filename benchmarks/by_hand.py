@@ -17,8 +17,8 @@ from statistics import median
 from typing import Any
 
 import torch
+from hand_loops import BEDS, CASES, WITHOUT, Bed, Case, Surgery, sgd
 from harness import Series, median_interval, table
-from loops import BEDS, CASES, WITHOUT, Bed, Case, Surgery, sgd
 from torch import nn
 
 import hocket

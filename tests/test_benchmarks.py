@@ -18,7 +18,7 @@ import torch
 for package in ("hocket_general", "hocket_vision", "hocket_nlp"):
     pytest.importorskip(package)
 FOLDER = Path(__file__).parents[1] / "benchmarks"
-MODULES = ("harness", "loops", "by_hand", "functional", "contenders")
+MODULES = ("harness", "hand_loops", "by_hand", "functional", "contenders")
 #: Algorithms that draw random numbers, which a loop by hand draws in another order.
 RANDOM = {
     "alternating-flip", "augmix", "colout", "cutmix", "cutout", "gyro-dropout", "mixup", "randaugment", "selective-backprop",
@@ -40,16 +40,16 @@ def bench() -> Iterator[Any]:
 
 
 def test_every_algorithm_has_a_loop_by_hand_or_a_reason(bench: Any) -> None:
-    assert sorted([*bench.loops.CASES, *bench.loops.WITHOUT]) == bench.by_hand.names()
+    assert sorted([*bench.hand_loops.CASES, *bench.hand_loops.WITHOUT]) == bench.by_hand.names()
 
 
 def test_loops_by_hand_do_the_same(bench: Any) -> None:
-    assert RANDOM | TOLERANCES.keys() < bench.loops.CASES.keys()
+    assert RANDOM | TOLERANCES.keys() < bench.hand_loops.CASES.keys()
     different = {}
-    for name in bench.loops.CASES.keys() - RANDOM:
-        case = bench.loops.CASES[name]
-        bed = bench.loops.BEDS[case.bed]
-        batches = bench.loops.texts(3, 2, 8) if "texts" in case.bed else bench.loops.images(3, 8, 16)
+    for name in bench.hand_loops.CASES.keys() - RANDOM:
+        case = bench.hand_loops.CASES[name]
+        bed = bench.hand_loops.BEDS[case.bed]
+        batches = bench.hand_loops.texts(3, 2, 8) if "texts" in case.bed else bench.hand_loops.images(3, 8, 16)
         torch.manual_seed(0)
         model = bed.model()
         own = bench.by_hand.fit(name, case, bed, copy.deepcopy(model), bench.by_hand.Watch(batches)).state_dict()
@@ -68,23 +68,23 @@ def test_loops_by_hand_do_the_same(bench: Any) -> None:
 
 def test_random_loops_change_batches_alike_but_for_the_draws(bench: Any) -> None:
     """Shapes, and how much of the pixels is changed, as a mean over many batches."""
-    batches = bench.loops.images(1, 64, 16)
+    batches = bench.hand_loops.images(1, 64, 16)
     images, labels, _ = batches[0]
     torch.manual_seed(0)
-    assert bench.loops.colout(images, labels)[0].shape == (64, 3, 13, 13)
+    assert bench.hand_loops.colout(images, labels)[0].shape == (64, 3, 13, 13)
     hidden = [
         [float((change(images + 1, labels)[0] == 0).float().mean()) for _ in range(20)]
         for change in (
-            bench.loops.cutout,
-            bench.loops.cutout_by_mask,
-            lambda images, labels: (bench.loops.vf.cutout(images), labels),
+            bench.hand_loops.cutout,
+            bench.hand_loops.cutout_by_mask,
+            lambda images, labels: (bench.hand_loops.vf.cutout(images), labels),
         )
     ]
     means = [sum(each) / len(each) for each in hidden]
     assert max(means) - min(means) < 0.01 < min(means)
-    mixed, (first, second, share) = bench.loops.cutmix(images, labels)
+    mixed, (first, second, share) = bench.hand_loops.cutmix(images, labels)
     assert float((mixed == images).float().mean()) >= share - 1e-6 and torch.equal(first, labels)
-    mixed, (first, second, share) = bench.loops.mixup(images, labels)
+    mixed, (first, second, share) = bench.hand_loops.mixup(images, labels)
     assert mixed.shape == images.shape and 0 <= share <= 1 and second.shape == labels.shape
 
 

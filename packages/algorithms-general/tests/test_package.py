@@ -58,8 +58,9 @@ def test_class_and_function_have_one_set_of_defaults(name, function):
         inspect.signature(each).parameters for each in (getattr(hocket_general, name), getattr(functional, function))
     )
     common = of_class.keys() & of_function.keys()
-    # A switch and the weights; an axis that the task may know.
-    common -= {"adaptive"} if name == "SAM" else {"class_dim"} if name == "Distillation" else set()
+    # A switch and the weights; an axis that the task may know; labels that the loss may ignore.
+    differ = {"SAM": {"adaptive"}, "Distillation": {"class_dim", "ignore_index"}, "LabelSmoothing": {"ignore_index"}}
+    common -= differ.get(name, set())
     assert common
     for each in common:
         first, second = of_class[each].default, of_function[each].default

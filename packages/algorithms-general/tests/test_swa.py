@@ -262,10 +262,17 @@ def test_a_checkpoint_without_statistics_needs_training_data():
 
 
 @pytest.mark.parametrize(
-    "algorithm",
-    [SWA("9ep"), SWA("0.9dur", "3ep"), EMA(start="9ep"), EMA(update_interval="1ep", half_life="1ep", start="3ep")],
+    "algorithm", [SWA("9ep"), EMA(start="9ep"), EMA(update_interval="1ep", half_life="1ep", start="3ep")]
 )
-def test_an_average_that_never_starts_is_warned_of(algorithm):
+def test_an_average_that_starts_after_the_end_is_warned_of_once(algorithm):
+    trainer = make_trainer(train_data=data(), algorithms=[algorithm])
+    with pytest.warns(hocket.NoEffectWarning, match="has no effect: it begins at start=") as caught:
+        trainer.fit()
+    assert len([each for each in caught if each.category is hocket.NoEffectWarning]) == 1
+
+
+@pytest.mark.parametrize("algorithm", [SWA("0.9dur", "3ep"), EMA(start="1ep", update_interval="3ep", half_life="3ep")])
+def test_an_average_without_an_update_before_the_end_is_warned_of(algorithm):
     trainer = make_trainer(train_data=data(), algorithms=[algorithm])
     with warnings.catch_warnings():
         warnings.simplefilter("error", hocket.NoEffectWarning)

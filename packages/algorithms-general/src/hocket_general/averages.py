@@ -41,7 +41,7 @@ class Averages(Algorithm):
         ValueError: ``start`` is in seconds, or ``update_interval`` is not positive.
 
     Warns:
-        NoEffectWarning: training ends before the first update.
+        NoEffectWarning: training ends after ``start`` and before the first update.
     """
 
     events = {Event.FIT_START, Event.EPOCH_START, Event.BATCH_END, Event.EPOCH_END, Event.FIT_END, *BORROW, *RETURN}
@@ -84,7 +84,8 @@ class Averages(Algorithm):
             if self._updated is not None:
                 self._pair(state.model)  # parameters may have become trainable
         elif event is Event.FIT_END:
-            if self._updated is None and (state.elapsed() >= 1 or state.stop_reason):
+            done = state.elapsed() >= 1 or state.stop_reason
+            if done and self._updated is None and self._span.includes(state):  # a fit itself warns of a late start
                 warnings.warn(f"{self._none_yet()} The model itself is evaluated.", NoEffectWarning, stacklevel=2)
         else:
             self._update(state)
