@@ -136,8 +136,8 @@ class Watch:
 
     @property
     def step(self) -> float:
-        """Seconds of the median step, the first ones omitted."""
-        return median(later - earlier for earlier, later in pairwise(self.times[WARMUP:]))
+        """Seconds of the median step of the first epoch, the first ones omitted. (SWA passes the batches again at the end.)"""
+        return median(later - earlier for earlier, later in pairwise(self.times[WARMUP : len(self)]))
 
 
 def fit(name: str, case: Case, bed: Bed, model: nn.Module, batches: Any) -> nn.Module:
