@@ -32,7 +32,8 @@ def results(rows: Sequence[Row], seeds: range) -> dict[str, Any]:
             symbol, why = pairs.verdict(cells)
             common = {key: value for key, value in (("both", row.both), ("model", row.model)) if value}
             settings = {**row.arguments, **common}
-            entry = {"settings": shown(settings), "verdict": symbol, "why": why, "cells": cells}
+            edge = [name for name in cells if tune.at_edge(tuned.get(name, {}).get(row.name))]
+            entry = {"settings": shown(settings), "verdict": symbol, "why": why, "at_edge": edge, "cells": cells}
             entries["recipes" if row.recipe else "rows"][row.name] = entry
     return {
         **run.made_with(),
@@ -58,7 +59,7 @@ def _task(
     name: str, tuned: Mapping[str, Any], records: Sequence[dict[str, Any]], seeds: Sequence[int]
 ) -> dict[str, Any]:
     """The task's baseline, over all plain runs that were made beside rows."""
-    task, record = TASKS[name], tuned.get(name, {}).get("plain", {})
+    task, record = TASKS[name], tuned.get(name, {}).get("plain")
     plain = run.settings_of(task, Row("plain"))["plain"]
     runs = [
         (each["seed"], each["plain"])
@@ -75,8 +76,8 @@ def _task(
         "settings": shown(plain),
         "margin": task.margin,
         "grid": {key: list(values) for key, values in task.grid.items()},
-        "at_edge": bool(record) and tune.at_edge(record),
-        "tuning_seeds": record.get("seeds", []),
+        "at_edge": tune.at_edge(record),
+        "tuning_seeds": record["seeds"] if record else [],
         "values": list(qualities.values()),
         "runs": len(runs),
         "identical": all(each["quality"] == qualities[seed] for seed, each in runs),
@@ -252,9 +253,12 @@ def _evidence(found: Mapping[str, Any]) -> str:
         if task["values"]
     ]
     lines += [table([["task", "tuned settings", "quality", "seconds", "ms per step", "runs"], *body]), ""]
-    if edge := [name for name, task in found["tasks"].items() if task["at_edge"]]:
+    edge = [f"the baseline's on {name}" for name, task in found["tasks"].items() if task["at_edge"]]
+    for name, entry in [*found["rows"].items(), *found["recipes"].items()]:
+        edge += [f"that of `{name}` on {task}" for task in entry["at_edge"]]
+    if edge:
         lines += [
-            f"The learning rate lies at the edge of its grid on {', '.join(edge)}; a better one may lie beyond.",
+            f"Learning rates at the edge of their grid, beyond which a better one may lie: {', '.join(edge)}.",
             "",
         ]
     lines += ["## Recipes", ""]

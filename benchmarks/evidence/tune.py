@@ -89,10 +89,10 @@ def _known(task: Task, row: Row, records: Mapping[str, Any]) -> dict[int, list[f
     return {number: qualities[0] for number, qualities in found.items() if qualities}
 
 
-def at_edge(record: Mapping[str, Any]) -> bool:
+def at_edge(record: Mapping[str, Any] | None) -> bool:
     """Whether the chosen learning rate is the smallest or the largest of several: a better one may lie beyond."""
-    rates = record["settings"]["grid"].get("lr", [])
-    return len(rates) > 1 and record["chosen"]["lr"] in (min(rates), max(rates))
+    rates = record["settings"]["grid"].get("lr", []) if record else []
+    return bool(record and len(rates) > 1 and record["chosen"]["lr"] in (min(rates), max(rates)))
 
 
 def _record(task: Task, row: Row, answers: Sequence[Mapping[str, Any]]) -> None:
