@@ -205,7 +205,7 @@ def _index(found: Mapping[str, Any], folder: Path) -> str:
                 rows.append(
                     [
                         symbol,
-                        f"[{name}]({card.name})" if card else name,
+                        f"[{name}]({card.name if card else '../optimizers.md'})",
                         *(gain(entry["cells"][task]) if task in entry["cells"] else "" for task in tasks),
                         _range([cell["cost"] for cell in known]),
                         _range([cell["memory"]["mean"] for cell in known]),
@@ -213,7 +213,11 @@ def _index(found: Mapping[str, Any], folder: Path) -> str:
                     ]
                 )
     measured = {card for name in found["rows"] if (card := _card_of(name, folder))}
-    others = [card for card in sorted(folder.glob("*.md")) if card.name != "index.md" and card not in measured]
+    others = [
+        card
+        for card in sorted(folder.glob("*.md"))
+        if card.name not in ("index.md", "matrix.md") and card not in measured
+    ]
     lines += [table(rows), ""]
     lines += [
         "Gains in the measure of the task, paired by seed, with a 95 % interval; positive is better, and bold where the "
