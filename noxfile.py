@@ -276,7 +276,7 @@ def bench(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def evidence(session: nox.Session) -> None:
-    """Measure what each algorithm gives on small tasks, in under an hour (`-- --publish` writes the tables)."""
+    """Measure what each algorithm gives on small tasks, in about 80 minutes on two cores (`-- --publish` writes the tables)."""
     settle(session)
     others = ("scikit-learn", "mlxtend", "torchvision", "transformers")
     install_editable(session, (CORE, replace(GENERAL, extra="[optimizers]"), VISION, NLP, STRATEGIES), *others)

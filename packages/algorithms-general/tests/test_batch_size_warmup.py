@@ -131,6 +131,51 @@ def test_a_part_of_a_window_computes_on_each_of_its_batches_once():
     assert asks.sizes == [[3], [2, 1], [2]]
 
 
+class Packed(hocket.Task):
+    """A task that splits batches in its own way, and does not say how to join them."""
+
+    def __init__(self, network):
+        super().__init__()
+        self.network = network
+
+    def split(self, batch, size):
+        pieces.append(size)
+        images, targets = batch
+        return [(Bag(a), b) for a, b in zip(images.tensor.split(size), targets.split(size), strict=True)]
+
+    def count(self, batch):
+        return len(batch[1])
+
+    def forward(self, batch):
+        return self.network(batch[0].tensor)
+
+    def loss(self, outputs, batch):
+        return F.cross_entropy(outputs, batch[1])
+
+
+class Bag:
+    def __init__(self, tensor):
+        self.tensor = tensor
+
+    def __len__(self):
+        return len(self.tensor)
+
+
+pieces: list[int] = []
+
+
+def test_a_task_that_cannot_join_gets_pieces_that_are_parts():
+    pieces.clear()
+    asks = Asks(3)
+    trainer = make_trainer(
+        model=Packed(make_model()), loss=None, optimizer=momentum, duration="1ep",
+        train_data=[(Bag(images), targets) for images, targets in make_data(batch_size=16, shuffle=False)],
+        callbacks=[asks],
+    )  # fmt: skip
+    trainer.fit()
+    assert pieces[0] == 6 and asks.sizes[:3] == [[6], [6], [4]]
+
+
 def test_a_batch_with_fewer_samples_than_steps_says_so():
     asks = Asks(8)
     with pytest.warns(UserWarning, match="8 steps were requested on a batch of 5 samples, and 5 are taken"):

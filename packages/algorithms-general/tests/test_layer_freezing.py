@@ -255,3 +255,14 @@ def test_the_end_of_a_fit_makes_its_layers_trainable_again(tmp_path, resumed):
     make_trainer(model=model, train_data=make_data(64, 8), duration="1ba").fit()
     same = [name for name, value in model.state_dict().items() if value.equal(before[name])]
     assert same == ["2.bias"]
+
+
+def test_what_the_user_freezes_between_two_fits_stays_frozen():
+    model = deep()
+    trainer = make_trainer(
+        model=model, train_data=make_data(64, 8), duration="2ep", algorithms=[LayerFreezing("0.25dur")]
+    )
+    trainer.fit("1ep")
+    model[2].requires_grad_(False)
+    trainer.fit()
+    assert [name for name, each in model.named_parameters() if not each.requires_grad] == ["2.weight", "2.bias"]

@@ -243,6 +243,28 @@ def test_averages_are_as_old_as_the_training_that_counts(tmp_path):
     assert all(value.equal(second[name]) for name, value in first.items())
 
 
+def test_a_callback_that_takes_the_steps_hides_no_spike(tmp_path):
+    class Steps(hocket.Callback):
+        def optimizer_step(self, state, closure):
+            return state.bus.step_optimizer(state.step_optimizers[0], closure)
+
+    with pytest.warns(RuntimeWarning, match="spiked in batch 16 "):
+        trainer = _fit(tmp_path / "a", _guard(), _spiky(16), callbacks=[Steps()])
+    batches = [batch for number, batch in enumerate(DataLoader(_spiky(), 4)) if not 10 <= number < 18]
+    assert _same(trainer, _fit(tmp_path / "b", None, batches))
+
+
+def test_an_evaluation_as_a_batch_starts_leaves_the_batch_to_be_judged(tmp_path):
+    class Evaluates(hocket.Callback):
+        def before_train_batch(self, state):
+            if state.timestamp.batch == 16:
+                trainer.evaluate(list(DataLoader(_spiky(), 40)))
+
+    trainer = _trainer(tmp_path, _guard(), _spiky(16), callbacks=[Evaluates()])
+    with pytest.warns(RuntimeWarning, match="spiked in batch 16 "):
+        trainer.fit()
+
+
 def test_schedules_of_steps_go_back_and_schedules_of_time_go_on(tmp_path):
     for name, schedule, steps in (
         ("torch", lambda optimizer: torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step)), 32),

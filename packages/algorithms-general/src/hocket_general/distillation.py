@@ -84,7 +84,8 @@ class Distillation(Algorithm):
 
     The teacher sees the inputs that the student sees, augmented ones included, in eval mode and without gradients, on the same
     device and under the same precision. A task around the model that has no parameters of its own, such as one that normalizes
-    images, calls the teacher in the model's place, unless the teacher is a `hocket.Task`.
+    images, calls the teacher in the model's place, unless the teacher is a `hocket.Task`. What the forward of such a task draws
+    at random, or does in training only, differs for the teacher: augment in the data set, or with ``batch_transform=``.
     It is not part of the model: neither its weights nor its state are in checkpoints, and no optimizer has its parameters.
     Evaluation reports the task's loss alone.
 

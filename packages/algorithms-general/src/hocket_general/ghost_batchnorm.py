@@ -109,9 +109,9 @@ def ghost_batchnorm(model: nn.Module, *, ghost_batch_size: int = 32) -> tuple[nn
 
     A batch of B samples is split into ``ceil(B / ghost_batch_size)`` parts of equal size, up to one sample; a part has at
     least two values per channel. Each part moves the running statistics by ``momentum``, as a batch of that size would. If the
-    first batch of a layer is a single part, a NoEffectWarning says so. In eval mode nothing changes. Parameters and buffers
-    stay the same objects under the same names. SyncBatchNorm and subclasses of torch's layers are left alone; a warning names
-    them.
+    first batch of a layer is a single part, a NoEffectWarning says so (not in compiled models). In eval mode nothing changes.
+    Parameters and buffers stay the same objects under the same names. SyncBatchNorm and subclasses of torch's layers are left
+    alone; a warning names them.
 
     Hoffer et al. 2017, "Train longer, generalize better" (arXiv 1705.08741), algorithm 1.
 

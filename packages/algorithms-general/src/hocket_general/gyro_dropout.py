@@ -301,7 +301,7 @@ class GyroDropout(SurgeryAlgorithm):
     """
 
     events = {
-        Event.INIT, Event.FIT_START, Event.BEFORE_TRAIN_BATCH, Event.BEFORE_FORWARD, Event.FIT_END, Event.EXCEPTION,
+        Event.INIT, Event.BEFORE_TRAIN_BATCH, Event.BEFORE_FORWARD, Event.FIT_END, Event.EXCEPTION,
     }  # fmt: skip
 
     def __init__(self, p: float | None = None, sigma: int = 256, tau: int = 16) -> None:
@@ -315,9 +315,10 @@ class GyroDropout(SurgeryAlgorithm):
         if event is Event.INIT:
             self.schedule.seed = int(torch.randint(2**62, (), generator=state.generator(self)))
             super().apply(event, state)
-        elif event in (Event.FIT_START, Event.FIT_END, Event.EXCEPTION):
-            self.schedule.active = event is Event.FIT_START
+        elif event in (Event.FIT_END, Event.EXCEPTION):
+            self.schedule.active = False
         elif event is Event.BEFORE_TRAIN_BATCH:
+            self.schedule.active = True
             self.schedule.elapsed = state.elapsed()
             self._samples = self._before = 0
         else:

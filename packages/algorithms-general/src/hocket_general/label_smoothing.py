@@ -230,9 +230,11 @@ class LabelSmoothing(Algorithm):
         loss = state.task.loss_function if isinstance(state.task, SupervisedTask) else None
         options = loss.keywords if isinstance(loss, functools.partial) else getattr(loss, "__dict__", {})
         if twice := options.get("label_smoothing"):
+            own = f"and label-smoothing smooths by {self.smoothing} too"
+            if _cross_entropy_of(state.task) is not None:
+                own = f"in whose place label-smoothing puts {self.smoothing}"
             warnings.warn(
-                f"The loss smooths labels by label_smoothing={twice}, and so does label-smoothing by {self.smoothing}. Remove "
-                "one of the two.",
+                f"The loss smooths labels by label_smoothing={twice}, {own}. Remove one of the two.",
                 stacklevel=2,
             )
         ignored = options.get("ignore_index", -100)

@@ -129,7 +129,7 @@ class LayerFreezing(Algorithm):
         self.level = level
         #: The layers with trainable parameters as the first fit began; None before.
         self._layers: list[str] | None = None
-        #: The names of the parameters that were trainable before a checkpoint was loaded, or as the first fit began.
+        #: The names of the parameters that were trainable before a checkpoint was loaded, or as the fit began.
         self._trainable: set[str] = set()
 
     def apply(self, event: Event, state: State) -> None:
@@ -139,7 +139,8 @@ class LayerFreezing(Algorithm):
             self._trainable = _trainable(state.model)
         elif event is Event.FIT_START:
             if self._layers is None:
-                self._layers, self._trainable = trained_layers(state.model), _trainable(state.model)
+                self._layers = trained_layers(state.model)
+            self._trainable = self._trainable or _trainable(state.model)
             if self.level * (len(self._layers) - 1) < 1:
                 warnings.warn(
                     f"layer-freezing freezes no layer: level={self.level} of the {len(self._layers)} trained layers of "
@@ -153,6 +154,7 @@ class LayerFreezing(Algorithm):
             state.log({"layer-freezing/layers": len(frozen)})
         else:
             self._thaw(state.model)
+            self._trainable = set()
 
     def _thaw(self, model: nn.Module) -> None:
         """Make parameters trainable again that this algorithm may have frozen: a second Trainer would not train them."""

@@ -180,12 +180,15 @@ class LossSpikeGuard(Algorithm):
             if self.action == "rollback" and self._copy is None:  # otherwise it is that of the resumed fit
                 self._take_copy(state)
         elif self.action == "rollback" and self._fitting and (event is not Event.BATCH_CHECKPOINT or _saves(state)):
-            self._judge_all(state, [self._pending, self._completed(state)])
-            self._pending = self._current = None
+            done = self._completed(state)
+            self._judge_all(state, [self._pending, done])
+            self._pending = None
+            if done is not None or event is Event.FIT_END:  # otherwise a callback evaluates within a batch
+                self._current = None
         if event is Event.FIT_END:
             self._copy, self._fitting = None, False
 
-    @hookimpl
+    @hookimpl(tryfirst=True)  # to see every step, whichever plug-in takes it
     def optimizer_step(self, state: State, closure: Callable[[], Tensor]) -> bool | None:
         """Skip the step of a spike, for ``action="skip"``; otherwise leave it to the next implementation."""
         batch, key = self._current, (state.step.name, state.step.part)

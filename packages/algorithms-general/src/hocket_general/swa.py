@@ -221,8 +221,8 @@ class SWA(Averages):
         if state.another_epoch is None:
             raise ValueError(
                 "SWA evaluates with averages whose batch-norm statistics were not computed yet, and computes them from the "
-                "training data, which this Trainer has none of. Pass it the train_data= of the run; or take a checkpoint that "
-                "was written after an evaluation or at the end of a fit, and has the statistics."
+                "training data, which this Trainer has not made. Pass it the train_data= of the run; or, as with a data "
+                "module, take a checkpoint that was written after an evaluation or at the end of a fit, and has the statistics."
             )
         # The Trainer's batch_transform and the task's own method act as in training; algorithms do not.
         others = [each for each in bus.attachments if each.kind in ("algorithms", "callbacks", "loggers")]

@@ -376,7 +376,7 @@ class StochasticDepth(Algorithm):
         self._draws = torch.empty(0)
         self._generator = torch.Generator()
         #: The batch, or the part of it, whose gradients are computed; its first sample, and the samples seen so far.
-        self._part: Any = None
+        self._part = 0
         self._first = self._seen = 0
 
     def apply(self, event: Event, state: State) -> None:
@@ -421,16 +421,16 @@ class StochasticDepth(Algorithm):
             seed = torch.randint(2**62, (), generator=state.generator(self, per_rank=True))
             self._generator.manual_seed(int(seed))
             self._draws = torch.empty(0, len(self._drops))
-            self._part, self._first, self._seen = None, 0, 0
+            self._part, self._first, self._seen = 0, 0, 0
         elif self._drops:
             draws = torch.rand(len(self._drops), generator=state.generator(self)).tolist()
             self._decide([draw >= drop.rate for draw, (drop, _) in zip(draws, self._drops, strict=True)])
 
     def _begin_part(self, state: State) -> None:
         """Return to the first sample of the batch or part; a second pass over the same one, such as SAM's, draws the same."""
-        if self._part is not None and state.batch is not self._part:
+        if state.step.part != self._part:
             self._first = self._seen
-        self._part, self._seen = state.batch, self._first
+        self._part, self._seen = state.step.part, self._first
 
     def _decide_by_sample(self, state: State) -> None:
         first, self._seen = self._seen, self._seen + count(state, state.batch).samples
@@ -441,7 +441,6 @@ class StochasticDepth(Algorithm):
         self._decide(keep.unbind(1))
 
     def _end_batch(self) -> None:
-        self._part = None
         self._decide([None] * len(self._drops))
 
     def _decide(self, decisions: Sequence[bool | Tensor | None]) -> None:

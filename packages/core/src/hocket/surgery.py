@@ -18,7 +18,7 @@ Build = Callable[[Any, int], nn.Module | None]
 
 
 class NoEffectWarning(UserWarning):
-    """An algorithm found nothing to change in the model."""
+    """An algorithm, or one of its arguments, has no effect on this model, these data or this duration."""
 
 
 def why_no_effect(method: str, model: nn.Module, lacking: str, applied: Mapping[str, nn.Module]) -> str:

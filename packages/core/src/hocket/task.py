@@ -158,7 +158,10 @@ class Task(nn.Module):
         return batches.split(batch, size, int(counted[0] if isinstance(counted, tuple) else counted))
 
     def join(self, parts: Sequence[Any]) -> Any:
-        """Join microbatches into one batch, the inverse of :meth:`split`; used for ``kept`` values of a `hocket.Loss`."""
+        """Join microbatches into one batch, the inverse of :meth:`split`.
+
+        Used for ``kept`` values of a `hocket.Loss`, and for parts of a batch (`hocket.State.request_steps`).
+        """
         return batches.join(parts)
 
     def configure_optimizers(self) -> Any:

@@ -14,6 +14,7 @@ import torch
 from hocket.data.batches import unpadded
 from hocket.data.windows import Window
 from hocket.state import State
+from hocket.task import Task
 from hocket.training.actions import miscounted
 from hocket.training.step import count
 
@@ -59,10 +60,10 @@ def _parts(state: State, number: int) -> Iterator[_Part]:
     if state.strategy.world_size > 1:
         duplicates = state.strategy.world_size // state.strategy.data_ranks
         totals = [total // duplicates for total in state.bus.all_reduce(torch.tensor(samples), "sum").tolist()]
-    if (steps := sum(map(bool, totals))) < number and state.strategy.rank == 0:
+    if sum(totals) < number and state.strategy.rank == 0:
         warnings.warn(
-            f"{number} steps were requested on a batch of {sum(totals)} samples, and {steps} are taken: each needs a sample. "
-            "Give larger batches, or request fewer steps, as with a larger initial= of batch-size-warmup.",
+            f"{number} steps were requested on a batch of {sum(totals)} samples, and {sum(map(bool, totals))} are taken: each "
+            "needs a sample. Give larger batches, or request fewer steps, as with a larger initial= of batch-size-warmup.",
             stacklevel=2,
         )
     padding = next((part for part, size in zip(parts, samples, strict=True) if size), state.step.batch)
@@ -81,13 +82,18 @@ def _sizes(state: State, number: int) -> list[int]:
 def _divided(state: State, sizes: Sequence[int]) -> tuple[list[Any], list[int]]:
     """Return this rank's batch in parts of these sizes, and their sizes if the task splits in another way.
 
-    Parts of a window are windows. The batch is split into equal pieces that lie in one part each, which are joined again.
+    Parts of a window are windows. The batch is split into equal pieces that lie in one part each, which are joined again;
+    or, by a task that splits in its own way and cannot join, into as many pieces as parts, so that the last may be smaller.
     """
     batch, mine = state.step.batch, state.step.samples
     window = type(batch) is Window
     whole = [count(state, each).samples for each in batch.batches] if window and mine else [mine]
     starts, ends = list(accumulate(whole, initial=0)), list(accumulate(sizes))
-    piece_size = math.gcd(*(end - starts[bisect(starts, end) - 1] for end in ends)) or max(mine, 1)
+    kind = type(state.task)
+    if kind.split is not Task.split and kind.join is Task.join:
+        piece_size = max(1, -(-mine // len(sizes)))
+    else:
+        piece_size = math.gcd(*(end - starts[bisect(starts, end) - 1] for end in ends)) or max(mine, 1)
     held: list[dict[int, list[Any]]] = [{} for _ in sizes]  # by part, and by batch of the window
     counted = [0] * len(sizes)
     seen = 0
