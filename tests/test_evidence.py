@@ -271,7 +271,7 @@ def test_a_row_with_fewer_seeds_is_left_out(evidence: Any, capsys: pytest.Captur
     records = [pair(seed, 90.0, 91.0 + seed) | origin | evidence.run.made_with() for seed in (1, 2)]
     evidence.run.FILE.write_text("".join(json.dumps(record) + "\n" for record in records))
     assert evidence.publish.results([row], range(1, 4))["rows"] == {}
-    assert "a on digits: 2 of 3 seeds" in capsys.readouterr().out
+    assert "a on digits: this row is omitted, because only 2 of 3 seeds" in capsys.readouterr().out
     found = evidence.publish.results([row], range(1, 3))
     assert found["rows"]["a"]["cells"]["digits"]["gain"]["mean"] == 2.5 and found["commits"] == ["c"]
 

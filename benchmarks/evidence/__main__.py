@@ -56,7 +56,7 @@ def main(words: list[str] | None = None) -> int:
 
 
 def check(repeated: Mapping[str, Any]) -> int:
-    """Compare a repetition with the published results. Return 0 if every mean gain lies where 95 % of repetitions do."""
+    """Compare a repetition with the published results. Return 0 if all mean gains are in their 95 % prediction intervals."""
     published = json.loads((publish.DOCS / "evidence" / "results.json").read_text())
     failed = compared = 0
     for kind in ("rows", "recipes"):

@@ -49,7 +49,9 @@ def _cell(records: Sequence[dict[str, Any]], row: Row, task: str, seeds: Sequenc
     if failed := [text for record in found if (text := run.failures(record))]:
         return {"error": failed[0]}
     if 0 < len(found) < len(seeds):
-        print(f"{row.name} on {task}: {len(found)} of {len(seeds)} seeds were measured; it is left out.")
+        print(
+            f"{row.name} on {task}: this row is omitted, because only {len(found)} of {len(seeds)} seeds were measured."
+        )
     if len(found) < max(2, len(seeds)):
         return None
     return pairs.summary(found, TASKS[task].higher_is_better, TASKS[task].margin)

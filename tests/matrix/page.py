@@ -35,7 +35,7 @@ norm and dropout where an algorithm needs them, and always for the last column; 
 | killed and resumed | a run that is killed (SIGKILL) in its second epoch and resumed ends bitwise identical |
 
 Every two algorithms that do not conflict, and are for one kind of model, are also trained together: in one process, in parts
-of a fit, and on two ranks, which end with the same weights. On fsdp those are left out that the table says are refused.
+of a fit, and on two ranks, which end with the same weights. On fsdp, runs omit the algorithms that the table marks as refused.
 
 "Up to rounding" allows 2e-5 in each weight, and 5e-2 for the low-precision norms, which run in bf16. A cell with a number does
 not hold, for the reason below the table.

@@ -470,7 +470,7 @@ def test_class_probabilities_are_accepted(tmp_path):
 
 
 def test_the_ignored_index_is_that_of_the_loss(tmp_path):
-    """Against a plain loop in which the ignored sample is left out of both means."""
+    """Against a plain loop that omits the ignored sample from both means."""
     x, y = torch.randn(6, 4), torch.tensor([0, 1, 255, 2, 255, 1])
     loss = nn.CrossEntropyLoss(ignore_index=255)
     teacher, student = _seeded(1), _seeded(2)

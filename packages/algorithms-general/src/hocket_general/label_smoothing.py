@@ -138,9 +138,9 @@ class LabelSmoothing(Algorithm):
 
     Any other loss gets class probabilities of shape ``(N, K, ...)`` in the place of class indices, in the batch, while it is
     computed. It should be a mean over positions. Positions with ``ignore_index`` get a row of zeros, and the others more
-    weight, so that the mean over all positions is the mean over those that count; they also weight microbatches and ranks,
-    unless the loss returns its own weight. A loss that counts labels itself, or sums, should call
-    :func:`hocket_general.functional.smooth_labels` instead.
+    weight, so that the mean over all positions equals the mean over the positions that are not ignored. The number of the
+    latter weights microbatches and ranks, unless the loss returns its own weight. A loss that counts labels itself, or sums,
+    should call :func:`hocket_general.functional.smooth_labels` instead.
 
     Metrics and evaluation never see smoothed labels.
 

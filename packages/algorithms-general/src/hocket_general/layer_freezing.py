@@ -35,7 +35,7 @@ def freeze_layers(
     Args:
         model: changed in place.
         fraction: of all layers but the last, in [0, 1].
-        layers: the names of the layers to count; None for all, also those that are frozen already.
+        layers: the names of the layers to count; None for all layers, including frozen ones.
 
     Returns:
         The model, and the names of the layers in this fraction.

@@ -108,7 +108,7 @@ def targets_of(part: BatchPart, state: State, without: str) -> Any:
 
 
 def part_of_sample(sample: Any, which: str, key: Any, without: str = "") -> Any:
-    """Return the image or the target of a sample; ``which`` is "input" or "target". Raises KeyError if there is none."""
+    """Return the image or the target of a sample; ``which`` is "input" or "target". Raises KeyError if the sample lacks it."""
     try:
         return get_item(sample, key)
     except (LookupError, AttributeError, TypeError):
@@ -119,7 +119,8 @@ def part_of_sample(sample: Any, which: str, key: Any, without: str = "") -> Any:
             found += f" of {len(sample)}"
         raise KeyError(
             f"The {which} of a sample is not at {key!r}: the training data has samples that are each a {found}. Pass "
-            f"{which}_key=, where it is in a sample" + (f", or {without} if there is none." if without else ".")
+            f"{which}_key=, where it is in a sample"
+            + (f", or {without} if samples have no {which}." if without else ".")
         ) from None
 
 
