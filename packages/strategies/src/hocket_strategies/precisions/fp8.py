@@ -26,7 +26,7 @@ class FP8(Precision):
 
     Args:
         recipe: one scale for each tensor, ``"tensorwise"``, or for each row, ``"rowwise"``, which is more exact and slower.
-        emulate: emulate float8 in wider floats: slow, but on every device. On a CPU ``"rowwise"`` always does.
+        emulate: emulate float8 in wider floats: slow, but on every device. On a CPU always, as many have no such product.
         keep: substrings of the names of layers to leave unconverted, such as the last one: ``["head"]``.
 
     Raises:
@@ -59,10 +59,8 @@ class FP8(Precision):
         if not self._emulate:
             _check(self.device)
         config = float8.Float8LinearConfig.from_recipe_name(self._recipe)
-        on_cpu = (
-            self.device.type == "cpu" and self._recipe != "tensorwise"
-        )  # older releases of torch have no kernel there
-        config = dataclasses.replace(config, emulate=self._emulate or on_cpu, pad_inner_dim=True)
+        emulate = self._emulate or self.device.type == "cpu"
+        config = dataclasses.replace(config, emulate=emulate, pad_inner_dim=True)
         kept = {part for name, part in module.named_modules() if any(text in name for text in self._keep)}
 
         def matches(linear: nn.Linear) -> bool:
