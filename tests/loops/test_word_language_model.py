@@ -17,7 +17,7 @@ from hocket.testkit.ranks import run_ranks
 class TestWordLanguageModel(Loop):
     example = "word_language_model"
     microbatch = 6
-    rounding = 1e-5  # Adam divides a gradient by its size, so that a rounded gradient near 0 changes its step
+    rounding = 1e-4  # 2 % of a step: Adam divides a gradient by its size, so that a rounded one near 0 changes its step
 
     @staticmethod
     def by_hand(example: Any, batches: list[Any], draw: Draw) -> dict[str, Tensor]:
