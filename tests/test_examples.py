@@ -23,6 +23,7 @@ NEEDS = {
     "hocket_general.soap_optimizer": "pytorch_optimizer",
     "hocket_loggers.tensorboard": "tensorboard",
     "hocket_nlp.alibi": "transformers",
+    "hocket_nlp.huggingface": "transformers",
     "hocket_strategies.precisions.fp8": "torchao",
     "hocket_strategies.precisions.int8": "torchao",
     "hocket_vision.datasets": "sklearn",

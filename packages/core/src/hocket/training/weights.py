@@ -6,6 +6,7 @@ A batch that is not split, on one rank, needs no weights. Several microbatches o
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import math
 import warnings
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hocket.data import batches, nesting
+from hocket.help import names
 from hocket.losses import WHOLE, Loss, as_loss, own_loss
 from hocket.task import SupervisedTask
 from hocket.training import seeding
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from hocket.state import State
     from hocket.types import Batch
 
+_TASK = " For models of transformers there is hocket_nlp.HuggingFaceTask(model)."
 #: Returns the weight of a batch's loss; None for its number of samples.
 Weight = Callable[[Any], Tensor | None]
 
@@ -51,13 +54,16 @@ def in_training(state: State, loss: Loss, samples: int) -> Weight:
     if (loss.reduction or state.loss_reduction) in WHOLE:
         return by_samples
     if own_loss(state.outputs) is loss.value:
-        weight = of_own_loss(state)
+        weight = of_own_loss(state.outputs, state.batch, state.model)
+        if weight is None and state.loss_reduction == "mean":
+            return by_samples
         if weight is None:
             raise ValueError(
                 f"{type(state.model).__name__} computes its loss itself, and it is not certain what that is a mean over, so "
                 "microbatches and ranks cannot be given weights. Return it with its weight, for instance "
-                "loss=lambda outputs, batch: (outputs.loss, (batch['labels'] != -100).sum()), or with the number of samples "
-                "for a mean over samples; or train on one rank without microbatch= and accumulate=."
+                "loss=lambda outputs, batch: (outputs.loss, (batch['labels'] != -100).sum()); pass loss_reduction='mean' to "
+                "weight it by samples; or train on one rank without microbatch= and accumulate=."
+                + (_TASK if type(state.task) is SupervisedTask and names.library(state.model) == "transformers" else "")
             )
         return weight
     if (weight := of_labels(state)) is not None:
@@ -88,7 +94,7 @@ def in_evaluation(state: State, loss: Loss, label: str) -> Weight:
     """As `in_training`, but weight by samples, with a warning, if the weight cannot be determined."""
     if own_loss(state.outputs) is not loss.value or (loss.reduction or state.loss_reduction) in WHOLE:
         return of_labels(state, plain_too=True) or by_samples
-    weight = of_own_loss(state)
+    weight = of_own_loss(state.outputs, state.batch, state.model)
     if weight is None:
         warnings.warn(
             f"{type(state.model).__name__} computes its loss itself, and it is not certain what that is a mean over: "
@@ -215,19 +221,39 @@ def _restored(task: nn.Module) -> Iterator[None]:
                     buffer.copy_(value)
 
 
-def of_own_loss(state: State) -> Weight | None:
+@dataclasses.dataclass(frozen=True)
+class CountedLabels:
+    """The number of labels in a batch that a loss is a mean over: those under ``key`` other than -100.
+
+    ``shifted``: without the first of each row, as in causal language models, which predict label i + 1 at position i.
+    """
+
+    key: Any
+    shifted: bool = False
+
+    def __call__(self, batch: Batch) -> Tensor:
+        """Return the number as a scalar tensor."""
+        return (self.of(batch) != -100).sum()
+
+    def of(self, batch: Batch) -> Tensor:
+        """Return the labels that may count: ``(B, L)``, or ``(B, L - 1)`` if shifted."""
+        labels: Tensor = batch[self.key]
+        return labels[:, 1:] if self.shifted else labels
+
+
+def of_own_loss(outputs: Any, batch: Batch, model: nn.Module) -> Weight | None:
     """Return how to weight the model's own loss: by the labels that count, if its value is their mean; None otherwise.
 
     Models of transformers compute the cross-entropy over the labels other than -100, shifted by one for causal language
     models. Their classes need not be known: the loss is computed once more and compared. `nothing` if no label counts.
     """
-    value = own_loss(state.outputs)
+    value = own_loss(outputs)
     tolerance = max(1e-5, 2 * torch.finfo(value.dtype).eps)
     found: dict[Any, list[tuple[str, Weight]]] = {}
     with torch.no_grad(), torch.autocast(value.device.type, enabled=False):
-        for key, labels in _labels(state.batch):
-            for name, weight, expected in _readings(key, labels, state.outputs):
-                if value.isnan() and (counted := weight(state.batch)) is not None and not counted:
+        for key, labels in _labels(batch):
+            for name, weight, expected in _readings(key, labels, outputs):
+                if value.isnan() and (counted := weight(batch)) is not None and not counted:
                     return nothing
                 if torch.isclose(expected.double(), value.detach().double(), rtol=tolerance, atol=0.0):
                     found.setdefault(key, []).append((name, weight))
@@ -238,7 +264,7 @@ def of_own_loss(state: State) -> Weight | None:
     if len(readings) == 1:
         return next(iter(readings.values()))
     # An untrained model may give all tokens the same probability, which fits both readings.
-    kind = str(getattr(state.model, "loss_type", None) or type(state.model).__name__)
+    kind = str(getattr(model, "loss_type", None) or type(model).__name__)
     if "CausalLM" in kind or "LMHead" in kind:
         return readings.get("shifted")
     return readings.get("plain") if "For" in kind else None
@@ -266,16 +292,11 @@ def _readings(key: Any, labels: Tensor, outputs: Any) -> Iterator[tuple[str, Wei
                 for distance in (F.mse_loss, F.l1_loss, F.binary_cross_entropy_with_logits):
                     yield "samples", by_samples, distance(logits.view_as(labels), labels.to(logits))
         elif logits.shape[:-1] == labels.shape:
-            yield "plain", lambda batch: _counted(batch[key]), _cross_entropy(logits, labels)
+            yield "plain", CountedLabels(key), _cross_entropy(logits, labels)
             if labels.dim() > 1:
-                shifted = _cross_entropy(logits[:, :-1], labels[:, 1:])
-                yield "shifted", lambda batch: _counted(batch[key][:, 1:]), shifted
+                yield "shifted", CountedLabels(key, shifted=True), _cross_entropy(logits[:, :-1], labels[:, 1:])
         elif logits.dim() > 2 and (logits.shape[0], *logits.shape[2:]) == tuple(labels.shape):
-            yield "plain", lambda batch: _counted(batch[key]), _cross_entropy(logits.movedim(1, -1), labels)
-
-
-def _counted(labels: Tensor) -> Tensor:
-    return (labels != -100).sum()
+            yield "plain", CountedLabels(key), _cross_entropy(logits.movedim(1, -1), labels)
 
 
 def _cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
