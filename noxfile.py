@@ -41,7 +41,7 @@ class Package:
 CORE = Package("core", "hocket")
 GENERAL = Package("algorithms-general", "hocket-algorithms-general", "[optimizers]")
 VISION = Package("algorithms-vision", "hocket-algorithms-vision", "[datasets]")
-NLP = Package("algorithms-nlp", "hocket-algorithms-nlp")
+NLP = Package("algorithms-nlp", "hocket-algorithms-nlp", "[peft]")
 STRATEGIES = Package("strategies", "hocket-strategies", "[torchao]")
 LOGGERS = Package("loggers", "hocket-loggers", "[tensorboard]")
 PACKAGES = (CORE, GENERAL, VISION, NLP, STRATEGIES, LOGGERS)

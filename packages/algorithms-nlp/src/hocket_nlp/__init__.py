@@ -9,18 +9,31 @@ from hocket.lazy import lazy
 if TYPE_CHECKING:
     from hocket_nlp import functional
     from hocket_nlp.alibi import ALiBi
+    from hocket_nlp.generation import Generate
     from hocket_nlp.huggingface import HuggingFaceTask
     from hocket_nlp.metrics import MaskedAccuracy, Perplexity, TokenCrossEntropy
+    from hocket_nlp.pretrained import SavePretrained
 
-__all__ = ["ALiBi", "HuggingFaceTask", "MaskedAccuracy", "Perplexity", "TokenCrossEntropy", "functional"]
+__all__ = [
+    "ALiBi",
+    "Generate",
+    "HuggingFaceTask",
+    "MaskedAccuracy",
+    "Perplexity",
+    "SavePretrained",
+    "TokenCrossEntropy",
+    "functional",
+]
 
 __getattr__, __dir__ = lazy(
     __name__,
     {
         "ALiBi": "alibi",
+        "Generate": "generation",
         "HuggingFaceTask": "huggingface",
         "MaskedAccuracy": "metrics",
         "Perplexity": "metrics",
+        "SavePretrained": "pretrained",
         "TokenCrossEntropy": "metrics",
         "functional": "",
     },

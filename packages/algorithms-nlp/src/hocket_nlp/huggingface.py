@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import re
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
@@ -17,7 +19,10 @@ from hocket.losses import own_loss
 from hocket.task import SupervisedTask
 from hocket.training import weights
 from hocket.training.weights import CountedLabels
+from hocket_nlp.adapters import with_adapters
+from hocket_nlp.generation import Prompts, new_tokens, padding_of, prompts_of
 from hocket_nlp.metrics import MaskedAccuracy, Perplexity, TokenCrossEntropy
+from hocket_nlp.pretrained import save_pretrained
 
 if TYPE_CHECKING:
     from hocket.types import Batch
@@ -46,10 +51,18 @@ class HuggingFaceTask(SupervisedTask):
     Args:
         model: a transformers model (5 or later) with a loss.
         tokenizer: its tokenizer, whose vocabulary is compared with the model's embeddings.
+        peft: train adapters and freeze the model: arguments of ``peft.LoraConfig``, such as ``{"r": 8}``, or a configuration of
+            peft. Checkpoints and `save_pretrained` then hold the adapters alone. A model that has adapters is taken as it is.
+        generate: generate in evaluation and prediction, with these arguments of transformers' ``generate``, such as
+            ``{"max_new_tokens": 32}``: outputs get ``generated`` tokens. A causal model continues the tokens before the first
+            label of each row.
+        text_metrics: metrics by name of the generated texts and those of the labels, such as ``{"rouge": ROUGEScore()}`` of
+            torchmetrics. They are copied for each evaluation set.
 
     Raises:
-        TypeError: the model has no loss, such as one without a head.
-        ValueError: the tokenizer has more tokens than the model has embeddings.
+        TypeError: the model has no loss, such as one without a head; ``peft`` is no configuration.
+        ValueError: the tokenizer has more tokens than the model has embeddings; there is none for ``text_metrics``.
+        ImportError: peft is not installed.
 
     Example:
         >>> import hocket, hocket_nlp, torch, transformers
@@ -63,7 +76,15 @@ class HuggingFaceTask(SupervisedTask):
         >>> result = trainer.fit()
     """
 
-    def __init__(self, model: Any, tokenizer: Any = None) -> None:
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any = None,
+        *,
+        peft: Any = None,
+        generate: Mapping[str, Any] | None = None,
+        text_metrics: Mapping[str, Any] | None = None,
+    ) -> None:
         base = model.get_base_model() if hasattr(model, "get_base_model") else model  # inside of an adapter of peft
         kind, taken = type(base).__name__, frozenset(inspect.signature(base.forward).parameters)
         if not taken & _LABELS:
@@ -72,8 +93,17 @@ class HuggingFaceTask(SupervisedTask):
                 f"none. Give a model with a head, such as {kind.removesuffix('Model')}ForSequenceClassification; for another "
                 "module give the Trainer model= and loss=."
             )
-        super().__init__(model, None)
+        if text_metrics and tokenizer is None:
+            raise ValueError("text_metrics= compare texts, and there is no tokenizer to decode them. Pass tokenizer=.")
+        super().__init__(model if peft is None else with_adapters(model, peft), None)
+        if peft is not None or base is not model:
+            self.checkpoints_only = "trainable"
         self.tokenizer = tokenizer
+        #: Arguments of transformers' ``generate`` for evaluation and prediction; None to generate nothing.
+        self.generate_options = generate if generate is not None or not text_metrics else {}
+        self._text_metrics = dict(text_metrics or {})
+        #: The copies of these that evaluation sets have.
+        self._of_texts: list[Any] = []
         self._kind, self._taken = kind, taken
         self._encoder_decoder = bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
         #: What the model's loss is a mean over, once the first one has shown it.
@@ -98,16 +128,41 @@ class HuggingFaceTask(SupervisedTask):
         counted = self._labels(outputs, batch)
         return value if counted is None else (value, counted(self._with_labels(batch)))
 
+    def eval_forward(self, batch: Batch | Prompts) -> Any:
+        """Return the outputs for a batch, with ``generated`` tokens if ``generate=`` asks for them; for prompts these alone."""
+        padding = 0 if self.tokenizer is None else padding_of(self.tokenizer)
+        options = dict(self.generate_options or {})
+        if isinstance(batch, Prompts):
+            return new_tokens(self.network, batch.tokens, batch.mask, padding, options)
+        if self.generate_options is None:
+            return self(batch)
+        tokens, mask = batch["input_ids"], batch.get("attention_mask")
+        if not self._encoder_decoder and "labels" in batch:
+            tokens, mask = prompts_of(tokens, mask, batch["labels"], padding)
+        # Before the forward pass, after which sharded parameters are no longer gathered.
+        generated = new_tokens(self.network, tokens, mask, padding, options)
+        outputs = self(batch)
+        outputs["generated"] = generated
+        return outputs
+
     def metrics(self, split: str) -> Mapping[str, Any]:
         """Return perplexity and accuracy for the evaluation of a language model, accuracy for that of a classifier."""
         if split == "train":
             return {}
+        texts = copy.deepcopy(self._text_metrics)
+        self._of_texts += texts.values()
         if _LANGUAGE.search(self._kind):
-            return {"perplexity": Perplexity(), "accuracy": MaskedAccuracy()}
-        return {"accuracy": MaskedAccuracy()} if _CLASSES.search(self._kind) else {}
+            return {"perplexity": Perplexity(), "accuracy": MaskedAccuracy(), **texts}
+        return {"accuracy": MaskedAccuracy(), **texts} if _CLASSES.search(self._kind) else texts
 
     def update_metric(self, metric: Any, outputs: Any, batch: Batch) -> None:
-        """Call ``metric.update(logits, labels)``: ``(B, L, V)`` or ``(B, C)``, and the label of each, shifted if causal."""
+        """Call ``metric.update(logits, labels)``: ``(B, L, V)`` or ``(B, C)``, and the label of each, shifted if causal.
+
+        Those of ``text_metrics=`` get the generated texts and the texts of the labels, lists of ``B``.
+        """
+        if any(metric is each for each in self._of_texts):
+            metric.update(self._decoded(outputs["generated"]), self._decoded(batch["labels"]))
+            return
         counted = self._labels(outputs, batch)
         if counted is None:
             super().update_metric(metric, outputs, batch)
@@ -126,6 +181,20 @@ class HuggingFaceTask(SupervisedTask):
         if not isinstance(mask, Tensor) or mask.dim() != 2:
             return counts
         return Counts(counts.samples, int((mask != 0).sum()))
+
+    def save_pretrained(self, folder: Path | str, weights: Mapping[str, Tensor] | None = None) -> Path:
+        """Write a Hugging Face folder: weights, configuration and tokenizer, or the adapters alone. Return its path.
+
+        Args:
+            folder: replaced if it exists.
+            weights: those of ``trainer.model_state_dict()``, which gathers them on all ranks, if a strategy shards parameters.
+        """
+        return save_pretrained(self.network, self.tokenizer, folder, weights)
+
+    def _decoded(self, tokens: Tensor) -> list[str]:
+        tokens = tokens.where(tokens >= 0, padding_of(self.tokenizer))
+        texts: list[str] = self.tokenizer.batch_decode(tokens, skip_special_tokens=True)
+        return texts
 
     def _labels(self, outputs: Any, batch: Batch) -> CountedLabels | None:
         """Return the labels that the loss is a mean over; None if that is not certain, or if it is over samples."""

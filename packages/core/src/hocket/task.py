@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor, nn
 
@@ -48,6 +48,9 @@ class Task(nn.Module):
     #: ``"batch"`` for a loss over pairs of the batch, such as a contrastive one, which is then never divided, or
     #: ``"gathered"`` for one that gathers the outputs of all ranks itself. None for a mean, which is tried.
     loss_reduction: Reduction | None = None
+    #: ``"trainable"``: checkpoints omit frozen weights, as with `hocket.Checkpoints` and its ``only="trainable"``; for tasks
+    #: that train a few weights of a pretrained model, such as adapters.
+    checkpoints_only: Literal["trainable"] | None = None
 
     def forward(self, batch: Batch) -> Any:
         """Return the outputs for a batch."""

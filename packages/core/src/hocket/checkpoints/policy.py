@@ -95,8 +95,9 @@ class Checkpoints(Callback):
     ) -> None:
         if only not in (None, "trainable"):
             raise ValueError(f"only={only!r} is neither 'trainable' nor None.")
+        self._only = only
         #: The frozen weights, of which only changed ones are saved; None to save all weights.
-        self._frozen = None if only is None else FrozenWeights()
+        self._frozen: FrozenWeights | None = None
         self._retention = Retention(keep, best)
         if on_error not in ("stop", "warn"):
             raise ValueError(f"on_error={on_error!r} is neither 'stop' nor 'warn'.")
@@ -133,6 +134,7 @@ class Checkpoints(Callback):
         if state.resumes is None:
             self.begin_run(state)
         self._state = weakref.ref(state)
+        self._frozen = FrozenWeights() if (self._only or state.task.checkpoints_only) else None
         self._writer.close()
         self._evaluated, self._writer, self._hidden = {}, self._new_writer(), HiddenTensors()
         self._logged, self._logged_at = {}, None

@@ -1,0 +1,158 @@
+"""Hugging Face folders and adapters: what is written is what from_pretrained of transformers and peft read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from language import SAMPLES, adamw, batch, model, tokenizer, trainer
+from safetensors.torch import load_file
+from torch.utils.data import DataLoader
+
+import hocket
+from hocket.checkpoints import read_weights
+from hocket.testkit import run_ranks
+from hocket_nlp import HuggingFaceTask, SavePretrained
+
+
+@pytest.mark.parametrize("family", ["gpt2", "bert", "t5", "llama"])
+def test_a_folder_gives_the_model_back_bitwise(family: str, tmp_path: Any) -> None:
+    task = HuggingFaceTask(model(family), tokenizer())
+    trainer(task, [batch(family)], tmp_path / "run", callbacks=["save-pretrained"]).fit()
+    (folder,) = (tmp_path / "run").glob("**/huggingface")
+    loaded = type(task.network).from_pretrained(folder)
+    torch.testing.assert_close(loaded.state_dict(), task.network.state_dict(), rtol=0, atol=0)
+    words = transformers.AutoTokenizer.from_pretrained(folder)
+    assert words("w3 w4")["input_ids"] == [3, 4]
+
+
+def test_a_folder_is_replaced_at_each_interval(tmp_path: Any) -> None:
+    task = HuggingFaceTask(model("gpt2"))
+    found = []
+
+    class Read(hocket.Callback):
+        def batch_end(self, state: Any) -> None:
+            found.append(read_weights(tmp_path / "mine")["transformer.wte.weight"])
+
+    save = SavePretrained(str(tmp_path / "mine"), every="1ba")
+    trainer(task, [batch("gpt2")] * 3, tmp_path, callbacks=[save, Read()]).fit()
+    assert not torch.equal(found[0], found[1]) and torch.equal(found[2], task.network.transformer.wte.weight)
+    assert [each.name for each in tmp_path.iterdir() if each.name.startswith(".mine")] == []
+
+
+@pytest.mark.parametrize("strategy", ["ddp", {"fsdp": {"wrap": ["GPT2Block"]}}])
+def test_sharded_weights_are_gathered(strategy: Any, tmp_path: Any) -> None:
+    pytest.importorskip("hocket_strategies")
+
+    def train(rank: int) -> None:
+        whole = batch("gpt2")
+        samples: Any = [{name: value[i] for name, value in whole.items()} for i in range(SAMPLES)]
+        hocket.Trainer(
+            model=HuggingFaceTask(model("gpt2")), train_data=DataLoader(samples, SAMPLES), global_batch=SAMPLES,
+            optimizer=adamw, strategy=strategy, duration="1ba", device="cpu", folder=tmp_path / "run",
+            callbacks=[SavePretrained(str(tmp_path / "mine"))],
+        ).fit()  # fmt: skip
+
+    run_ranks(train, 2)
+    plain = model("gpt2")
+    trainer(HuggingFaceTask(plain), [batch("gpt2")], tmp_path).fit()
+    loaded = transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "mine")
+    torch.testing.assert_close(loaded.state_dict(), plain.state_dict(), rtol=0, atol=1e-6)
+
+
+def test_the_averages_of_ema_are_what_is_written(tmp_path: Any) -> None:
+    pytest.importorskip("hocket_general")
+    task = HuggingFaceTask(model("gpt2"))
+    made = trainer(
+        task, [batch("gpt2")] * 3, tmp_path, algorithms=[{"ema": {"half_life": "1ba"}}],
+        callbacks=[SavePretrained(str(tmp_path / "mine"), every="1ba")],
+    )  # fmt: skip
+    made.fit()
+    loaded = transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "mine")
+    torch.testing.assert_close(loaded.state_dict(), made.model_state_dict(evaluated=True), rtol=0, atol=0)
+
+
+def test_a_model_that_transformers_does_not_know(tmp_path: Any) -> None:
+    with pytest.raises(TypeError, match=r"save-pretrained' writes models of transformers, and this is Linear"):
+        hocket.Trainer(model=torch.nn.Linear(2, 2), callbacks=["save-pretrained"], device="cpu", folder=tmp_path)
+
+
+# --- adapters
+
+
+def lora(**options: Any) -> HuggingFaceTask:
+    pytest.importorskip("peft")
+    torch.manual_seed(4)
+    return HuggingFaceTask(
+        model("llama"), tokenizer(), peft={"r": 2, "target_modules": ["q_proj", "v_proj"], **options}
+    )
+
+
+def test_adapters_alone_are_trained(tmp_path: Any) -> None:
+    task, before = lora(), model("llama").state_dict()
+    trainer(task, [batch("llama")] * 3, tmp_path, microbatch=2).fit()
+    state = task.network.state_dict()
+    for name, value in state.items():
+        plain = name.removeprefix("base_model.model.").replace("base_layer.", "")
+        assert "lora" in name or torch.equal(value, before[plain])
+    assert all(value.abs().sum() for name, value in state.items() if "lora_B" in name)
+
+
+def test_a_step_of_adapters_is_that_of_peft(tmp_path: Any) -> None:
+    expected = lora().network
+    optimizer = adamw([parameter for parameter in expected.parameters() if parameter.requires_grad])
+    expected(**batch("llama")).loss.backward()
+    optimizer.step()
+    task = lora()
+    trainer(task, [batch("llama")], tmp_path, microbatch=1).fit()
+    torch.testing.assert_close(task.network.state_dict(), expected.state_dict(), rtol=0, atol=1e-6)
+
+
+def test_checkpoints_hold_adapters_alone_and_continue(tmp_path: Any) -> None:
+    data = [batch("llama")] * 4
+    whole = lora()
+    trainer(whole, data, tmp_path / "a").fit()
+    first = trainer(lora(), data, tmp_path / "b", checkpoints=str(tmp_path / "saved"))
+    first.fit("2ba")
+    first.close()
+    saved = read_weights(tmp_path / "saved" / "latest")
+    assert saved and all("lora" in name for name in saved)
+    second = lora()
+    trainer(second, data, tmp_path / "c", checkpoints=str(tmp_path / "saved"), resume="auto").fit()
+    torch.testing.assert_close(second.state_dict(), whole.state_dict(), rtol=0, atol=0)
+
+
+def test_the_folder_of_adapters_is_that_of_peft(tmp_path: Any) -> None:
+    peft = pytest.importorskip("peft")
+    task = lora()
+    trainer(task, [batch("llama")] * 2, tmp_path, callbacks=[SavePretrained(str(tmp_path / "mine"))]).fit()
+    weights = load_file(tmp_path / "mine" / "adapter_model.safetensors")
+    assert weights and all("lora" in name for name in weights)
+    assert not (tmp_path / "mine" / "model.safetensors").exists()
+    loaded = peft.PeftModel.from_pretrained(model("llama"), str(tmp_path / "mine"))
+    torch.testing.assert_close(loaded.state_dict(), task.network.state_dict(), rtol=0, atol=0)
+    again = HuggingFaceTask(peft.PeftModel.from_pretrained(model("llama"), str(tmp_path / "mine"), is_trainable=True))
+    assert again.checkpoints_only == "trainable"
+
+
+@pytest.mark.parametrize(
+    "config, error, match",
+    [
+        ({"rank": 4}, TypeError, r"are no arguments of peft\.LoraConfig"),
+        ("lora", TypeError, r"is str\. Give the arguments of LoRA"),
+    ],
+)
+def test_configurations_that_are_none(config: Any, error: Any, match: str) -> None:
+    pytest.importorskip("peft")
+    with pytest.raises(error, match=match):
+        HuggingFaceTask(model("llama"), peft=config)
+
+
+def test_without_peft(monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    monkeypatch.setitem(sys.modules, "peft", None)
+    with pytest.raises(ImportError, match=r"pip install 'hocket-algorithms-nlp\[peft\]'"):
+        HuggingFaceTask(model("llama"), peft={"r": 2})
