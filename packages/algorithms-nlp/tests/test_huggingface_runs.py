@@ -1,0 +1,83 @@
+"""HuggingFaceTask in runs that are sharded, divided over tensors, killed and resumed."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from language import SAMPLES, adamw, batch, model
+from torch.utils.data import DataLoader
+
+import hocket
+from hocket.testkit import RankError, run_ranks
+from hocket_nlp import HuggingFaceTask
+
+
+def run(family: str, folder: Path, task: HuggingFaceTask | None = None, **more: Any) -> hocket.Trainer:
+    """Batches of 4 shuffled samples, the last one smaller."""
+    whole = batch(family)
+    samples: Any = [{name: value[i % SAMPLES] for name, value in whole.items()} for i in range(10)]
+    return hocket.Trainer(
+        model=HuggingFaceTask(model(family)) if task is None else task, optimizer=adamw, device="cpu", folder=folder, seed=2,
+        train_data=DataLoader(samples, 4, shuffle=True), **{"global_batch": 4, "duration": "2ep", **more},
+    )  # fmt: skip
+
+
+STRATEGIES = {
+    "ddp": "ddp",
+    "fsdp": "fsdp",
+    "fsdp, checkpointed": {"fsdp": {"checkpoint": True}},
+    "tensor parallel": {"tensor-parallel": {"tensor": 2}},
+}
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_two_ranks_train_as_one_does(family: str, strategy: str, tmp_path: Path) -> None:
+    pytest.importorskip("hocket_strategies")
+
+    def train(rank: int) -> dict[str, torch.Tensor]:
+        trainer = run(family, tmp_path, strategy=STRATEGIES[strategy], microbatch=1)
+        trainer.fit()
+        return trainer.model_state_dict()
+
+    first, _ = run_ranks(train, 2)
+    alone = run(family, tmp_path / "alone")
+    alone.fit()
+    torch.testing.assert_close(first, alone.model_state_dict(), rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+@pytest.mark.parametrize("peft", [None, {"r": 2, "lora_dropout": 0.3}])
+def test_a_killed_run_resumes_bitwise(family: str, peft: Any, tmp_path: Path) -> None:
+    """With dropout in the model or in its adapters."""
+    if peft is not None:
+        pytest.importorskip("peft")
+
+    def task() -> HuggingFaceTask:
+        drop = "resid_pdrop" if family == "gpt2" else "attention_dropout"
+        torch.manual_seed(3)
+        return HuggingFaceTask(model(family, **{drop: 0.3}), peft=peft)
+
+    class Kill(hocket.Callback):
+        def before_backward(self, state: Any) -> None:
+            if state.timestamp.batch == 4:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    def saved(**more: Any) -> hocket.Trainer:
+        policy = hocket.Checkpoints(tmp_path / "saved", every="1ba")
+        return run(family, tmp_path, task(), checkpoints=policy, resume="auto", **more)
+
+    with pytest.raises(RankError, match="SIGKILL"):
+        run_ranks(lambda rank: saved(callbacks=[Kill()]).fit(), 1)
+    resumed = saved()
+    assert resumed.state.timestamp.batch >= 3
+    resumed.fit()
+    resumed.close()
+    straight = run(family, tmp_path / "straight", task())
+    straight.fit()
+    torch.testing.assert_close(resumed.model_state_dict(), straight.model_state_dict(), rtol=0, atol=0)
