@@ -106,8 +106,9 @@ class HuggingFaceTask(SupervisedTask):
         self._of_texts: list[Any] = []
         self._kind, self._taken = kind, taken
         self._encoder_decoder = bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
-        #: What the model's loss is a mean over, once the first one has shown it.
+        #: What the model's loss is a mean over, once the first one has shown it; None if that is not labels, or not certain.
         self._counted: CountedLabels | None = None
+        self._seen = False
         self._said: set[str] = set()
         if tokenizer is not None:
             self._check_tokenizer(model, tokenizer)
@@ -198,13 +199,12 @@ class HuggingFaceTask(SupervisedTask):
 
     def _labels(self, outputs: Any, batch: Batch) -> CountedLabels | None:
         """Return the labels that the loss is a mean over; None if that is not certain, or if it is over samples."""
-        if self._counted is None and own_loss(outputs) is not None:
+        if not self._seen and own_loss(outputs) is not None:
             if _logits(outputs) is None and _CAUSAL.search(self._kind):
                 return CountedLabels("labels", shifted=True)  # a fused loss, which makes no logits
             found = weights.of_own_loss(outputs, self._with_labels(batch), self.network)
-            if not isinstance(found, CountedLabels):
-                return None
-            self._counted = found
+            self._seen = found is not weights.nothing
+            self._counted = found if isinstance(found, CountedLabels) else None
         return self._counted
 
     def _arguments(self, batch: Batch) -> dict[str, Any]:
@@ -229,7 +229,9 @@ class HuggingFaceTask(SupervisedTask):
         tokens = batch.get("input_ids")
         if "labels" in batch or tokens is None or self._encoder_decoder or not _CAUSAL.search(self._kind):
             return batch
-        self._say(f"batches have no 'labels', so {self._kind} learns to predict the next of 'input_ids'.")
+        self._say(
+            f"batches have no 'labels'; those of {self._kind} are 'input_ids', of which it predicts the next one."
+        )
         mask = batch.get("attention_mask")
         return {**batch, "labels": tokens if mask is None else tokens.masked_fill(mask == 0, -100)}
 
