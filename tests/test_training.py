@@ -612,3 +612,35 @@ def test_outputs_are_let_go_after_the_batch(data, model) -> None:
             microbatch=microbatch,
         ).fit("2ba")
     assert outputs == [None] * 4
+
+
+class _Shorter(hocket.Algorithm):
+    """Keeps half of the tokens of each sequence, and half of the sequences."""
+
+    events = {hocket.Event.AFTER_DATALOADER}
+
+    def apply(self, event, state) -> None:
+        state.batch = {name: value[:2, :3] for name, value in state.batch.items()}
+
+
+class _Sum(hocket.Task):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Embedding(8, 1)
+
+    def forward(self, batch):
+        return self.layer(batch["input_ids"])
+
+    def loss(self, outputs, batch):
+        return outputs.mean()
+
+
+@pytest.mark.parametrize("settings", [{}, {"accumulate": "2ba"}])
+def test_tokens_are_counted_as_trained_on_and_samples_as_loaded(settings) -> None:
+    """Samples are the position in the data; a duration in tokens is in tokens that the model has seen."""
+    data = [{"input_ids": torch.zeros(4, 6, dtype=torch.long)}] * 4
+    trainer = hocket.Trainer(
+        model=_Sum(), train_data=data, optimizer=sgd, duration="1ep", algorithms=[_Shorter()], device="cpu", **settings
+    )
+    timestamp = trainer.fit().timestamp
+    assert (timestamp.sample, timestamp.token) == (16, 24)

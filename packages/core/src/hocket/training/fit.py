@@ -283,7 +283,11 @@ class FitLoop:
             handed_out = count(state, batch) if counts else Counts(0)
             bus.after_dataloader(state)
             bus.batch_start(state)
-            mine = handed_out.samples if step.batch is batch or not counts else count(state, step.batch).samples
+            mine = handed_out.samples
+            if counts and step.batch is not batch:
+                # Samples are counted as loaded, which is the position in the data; tokens as trained on.
+                mine, tokens = count(state, step.batch)
+                handed_out = Counts(handed_out.samples, tokens)
         else:
             handed_out, mine, counts = self._windows.load(self.data, (batch, counts))
         skip = state.requests.take(Decision.SKIP_BATCH)

@@ -42,8 +42,8 @@ class Windows:
     def load(self, data: TrainingIterator, first: tuple[Any, bool]) -> tuple[Counts, int, bool]:
         """Load a window into ``state.batch``, with the events of each batch and then batch_start.
 
-        Returns its counts as loaded, the number of its samples after the events, and whether it counts at all; a window that
-        does not is one padding batch.
+        Returns its counts, of samples as loaded and of tokens after the events; the number of its samples after the events; and
+        whether it counts at all: a window that does not is one padding batch.
         """
         self.end()  # after an exception
         state, bus, step = self._state, self._state.bus, self._state.step
@@ -55,9 +55,10 @@ class Windows:
             counted = count(state, step.batch) if counts else Counts(0)
             bus.after_dataloader(state)
             if counts:
-                loaded.append(counted)
+                changed = counted if step.batch is following[0] else count(state, step.batch)
+                loaded.append(Counts(counted.samples, changed.tokens))
                 batches.append(step.batch)
-                samples.append(counted.samples if step.batch is following[0] else count(state, step.batch).samples)
+                samples.append(changed.samples)
             padding, following = step.batch, None
             if len(self.handed_out) < self._size:
                 bus.before_dataloader(state)
