@@ -659,6 +659,22 @@ def test_other_frozen_weights_than_those_trained_with_are_refused(tmp_path: Any)
         adapted(tmp_path / "a", base=5)
 
 
+def test_trainable_weights_are_evaluated_over_the_model_as_constructed(tmp_path: Any) -> None:
+    trained = adapted(tmp_path / "a")
+    name = trained.fit().checkpoints[-1]
+    expected = trained.evaluate({"all": make_data()})
+    fresh = make_trainer(model=Adapted(), optimizer=adam)
+    before, values = weights(fresh), fresh.evaluate({"all": make_data()})
+    assert values != expected
+    assert fresh.evaluate({"all": make_data()}, checkpoint=tmp_path / "a" / name) == expected
+    assert same(weights(fresh), before)
+    other = make_trainer(model=Adapted(base=5), optimizer=adam)
+    with pytest.raises(
+        hocket.checkpoints.CheckpointError, match=r"evaluated\. .*other values of the frozen weights .*base"
+    ):
+        other.evaluate({"all": make_data()}, checkpoint=tmp_path / "a" / name)
+
+
 def test_what_was_trained_and_then_frozen_is_saved(tmp_path: Any) -> None:
     class Freeze(hocket.Callback):
         def epoch_end(self, state: hocket.State) -> None:

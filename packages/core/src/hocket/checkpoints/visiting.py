@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from hocket.checkpoints.components.omitted import differences
 from hocket.checkpoints.plain_data import decode, encode
 from hocket.checkpoints.report import Report
 from hocket.checkpoints.resuming import locate
@@ -25,8 +26,9 @@ if TYPE_CHECKING:
     from hocket.checkpoints.policy import Checkpoints
     from hocket.state import State
 
-#: What is read: weights, and the state of algorithms such as the averages of EMA, which evaluation uses instead.
-_READ = ("model", "version", "plugins.algorithms")
+#: What is read: weights, the description of those that are omitted, and the state of algorithms such as the averages of EMA,
+#: which evaluation uses instead.
+_READ = ("model", "version", "omitted", "plugins.algorithms")
 
 
 @contextmanager
@@ -73,7 +75,7 @@ def weights_of(state: State, where: str | Path, checkpoints: Checkpoints | None)
     # Checkpoints of weights only have the model's own names.
     prefix = "" if "version" in tree else state.model_prefix
     weights = {f"{prefix}{key}": value for key, value in decode(tree["model"], copy=False).items()}
-    pairs = ranks.agree(lambda: _pairs(state, weights, path))
+    pairs = ranks.agree(lambda: _pairs(state, weights, tree.get("omitted") or {}, path))
     kept = [(tensor, tensor.detach().clone()) for tensor, _ in pairs]
     states = {
         each: decode(encode(algorithm.state_dict(), f"algorithm '{each}'", gather=False))  # copies
@@ -91,9 +93,17 @@ def weights_of(state: State, where: str | Path, checkpoints: Checkpoints | None)
             algorithms[each].load_state_dict(before)
 
 
-def _pairs(state: State, weights: Mapping[str, Any], path: str) -> list[tuple[Tensor, Tensor]]:
-    """Return each tensor of the model with its value in the checkpoint, sharded like it."""
-    own = {name: each for name, each in state.task.state_dict(keep_vars=True).items() if isinstance(each, Tensor)}
+def _pairs(
+    state: State, weights: Mapping[str, Any], omitted: Mapping[str, Any], path: str
+) -> list[tuple[Tensor, Tensor]]:
+    """Return each tensor of the model with its value in the checkpoint, sharded like it; frozen ones may be omitted."""
+    if problems := differences(state, omitted):
+        raise CheckpointError(f"{path} cannot be evaluated. {' '.join(problems)}")
+    own = {
+        name: each
+        for name, each in state.task.state_dict(keep_vars=True).items()
+        if isinstance(each, Tensor) and name not in omitted
+    }
     given = {name: value for name, value in weights.items() if isinstance(value, Tensor)}
     report = Report(
         tuple(name for name in own if name not in given),

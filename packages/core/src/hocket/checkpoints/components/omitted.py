@@ -30,25 +30,30 @@ class Omitted(Component):
 
     def check(self, saved: Mapping[str, Any], checkpoint: Saved) -> Check:
         """Compare the omitted weights with those of the model."""
-        here = dict(self._state.task.named_parameters(remove_duplicate=False))
-        wrong = [name for name, (shape, _) in saved.items() if name not in here or list(here[name].shape) != shape]
-        changed = [
-            name
-            for name, (_, bits) in saved.items()
-            if name not in wrong and bits is not None and mesh_of(here[name]) is None and checksum(here[name]) != bits
-        ]
-        problems = []
-        if wrong:
-            problems.append(
-                f"The checkpoint holds trainable weights only, and the model has no frozen weights like {listed(wrong)}. Give "
-                "the Trainer the model that was trained."
-            )
-        if changed:
-            problems.append(
-                "The checkpoint holds trainable weights only, and they were trained with other values of the frozen weights "
-                f"{listed(changed)}. Construct the model with the weights that it had then."
-            )
-        return Check(saved, problems)
+        return Check(saved, differences(self._state, saved))
 
     def load_state_dict(self, saved: Any) -> None:
         """Do nothing: the weights are there."""
+
+
+def differences(state: State, omitted: Mapping[str, Any]) -> list[str]:
+    """Return the differences of the model's weights to omitted ones, ``{name: (shape, checksum)}``, as sentences."""
+    here = dict(state.task.named_parameters(remove_duplicate=False))
+    wrong = [name for name, (shape, _) in omitted.items() if name not in here or list(here[name].shape) != shape]
+    changed = [
+        name
+        for name, (_, bits) in omitted.items()
+        if name not in wrong and bits is not None and mesh_of(here[name]) is None and checksum(here[name]) != bits
+    ]
+    problems = []
+    if wrong:
+        problems.append(
+            f"The checkpoint holds trainable weights only, and the model has no frozen weights like {listed(wrong)}. Give "
+            "the Trainer the model that was trained."
+        )
+    if changed:
+        problems.append(
+            "The checkpoint holds trainable weights only, and they were trained with other values of the frozen weights "
+            f"{listed(changed)}. Construct the model with the weights that it had then."
+        )
+    return problems
