@@ -37,9 +37,11 @@ def model(family: str, **options: Any) -> Any:
     elif family == "qwen":
         made = transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**LLAMA, head_dim=4, **special))
     elif family == "classifier":
-        made = transformers.BertForSequenceClassification(transformers.BertConfig(**bert, num_labels=3, **special))
+        made = transformers.BertForSequenceClassification(
+            transformers.BertConfig(**{**bert, "num_labels": 3, **special})
+        )
     else:
-        made = transformers.BertForTokenClassification(transformers.BertConfig(**bert, num_labels=3, **special))
+        made = transformers.BertForTokenClassification(transformers.BertConfig(**{**bert, "num_labels": 3, **special}))
     return made.train()
 
 

@@ -64,7 +64,7 @@ def test_causal_models_continue_the_prompt_of_each_row(family: str, tmp_path: An
         got = outputs["generated"][row]
         assert torch.equal(got[: len(want)], want) and (got[len(want) :] == 1).all()
     metric = Texts()
-    task._of_texts.append(metric)
+    metric._of_texts = True
     task.update_metric(metric, outputs, whole)
     assert metric.seen[0][1] == words.decode(whole["input_ids"][0, 1:], skip_special_tokens=True)
 
@@ -150,7 +150,71 @@ def test_two_ranks_generate_what_one_does(strategy: Any, tmp_path: Any) -> None:
     assert first[0][: len(whole)] == whole.tolist()[: len(first[0])] or len(first[0]) < len(whole)
 
 
+def test_the_callback_generates_with_the_averages_of_ema(tmp_path: Any) -> None:
+    pytest.importorskip("hocket_general")
+    task = HuggingFaceTask(model("llama"), tokenizer())
+    logger = MemoryLogger()
+    made = trainer(
+        task, [batch("llama")] * 12, tmp_path, algorithms=[{"ema": {"half_life": "100ba"}}], loggers=[logger],
+        callbacks=[Generate(["w3 w4"], every="12ba", **GREEDY)],
+    )  # fmt: skip
+    made.fit()
+    averaged = model("llama").eval()
+    averaged.load_state_dict(made.model_state_dict(evaluated=True))
+    words = tokenizer()
+    want, raw = (
+        words.decode(alone(each, torch.tensor([3, 4]))[2:], skip_special_tokens=True)
+        for each in (averaged, task.network.eval())
+    )
+    assert want != raw and want in str(logger.tables["generated"])
+
+
+def test_texts_of_labels_have_no_token_for_what_does_not_count() -> None:
+    words = tokenizer()
+    words.pad_token = words.eos_token = None
+    task = HuggingFaceTask(model("gpt2"), words)
+    assert task._decoded(torch.tensor([[-100, 7, -100, 8, -100]])) == ["w7 w8"]
+
+
+def test_other_inputs_reach_generate(tmp_path: Any) -> None:
+    """A model that reads images and writes text."""
+    import transformers
+
+    torch.manual_seed(0)
+    encoder = transformers.ViTConfig(
+        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, image_size=8, patch_size=4
+    )
+    decoder = model("gpt2").config
+    decoder.is_decoder = decoder.add_cross_attention = True
+    config = transformers.VisionEncoderDecoderConfig.from_encoder_decoder_configs(encoder, decoder)
+    both = transformers.VisionEncoderDecoderModel(config).eval()
+    both.config.decoder_start_token_id = both.generation_config.decoder_start_token_id = 0
+    both.config.pad_token_id = 1
+    with torch.no_grad():
+        for parameter in both.parameters():
+            parameter.mul_(4)
+    task = HuggingFaceTask(both, tokenizer(), generate=GREEDY).eval()
+    images = torch.rand(2, 3, 8, 8)
+    found = task.eval_forward({"pixel_values": images, "labels": torch.tensor([[3, 4], [5, 6]])})
+    assert torch.equal(found["generated"], both.generate(pixel_values=images, pad_token_id=1, **GREEDY))
+
+
 # --- what is refused
+
+
+def test_a_model_that_cannot_generate() -> None:
+    with pytest.raises(TypeError, match=r"generate= generates text, and BertForSequenceClassification cannot"):
+        HuggingFaceTask(model("classifier"), tokenizer(), generate=GREEDY)
+
+
+@pytest.mark.parametrize("options", [{"num_return_sequences": 2, "do_sample": True}, {"return_dict_in_generate": True}])
+def test_options_with_other_results(options: Any) -> None:
+    with pytest.raises(ValueError, match="gives one text for each row"):
+        HuggingFaceTask(model("gpt2"), tokenizer(), generate=options)
+
+
+def test_a_length_is_not_replaced() -> None:
+    assert "max_new_tokens" not in Generate(["w3"], max_length=9)._options
 
 
 def test_text_metrics_without_a_tokenizer() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from language import FAMILIES, LLAMA, SAMPLES, adamw, batch, model, trainer
+from language import FAMILIES, LLAMA, SAMPLES, VOCABULARY, WIDTH, adamw, batch, model, trainer
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -91,10 +91,27 @@ def test_metrics_are_over_the_labels_that_count(family: str, tmp_path: Any) -> N
     assert found["eval/accuracy"] == pytest.approx(float((logits[count].argmax(-1) == labels[count]).double().mean()))
 
 
-def test_other_metrics_get_shifted_logits_and_labels(tmp_path: Any) -> None:
-    text = pytest.importorskip("torchmetrics.text")
-    found = evaluated("gpt2", [batch("gpt2")], tmp_path, metrics={"other": text.Perplexity(ignore_index=-100)})
-    assert found["eval/other"] == pytest.approx(found["eval/perplexity"], rel=1e-5)
+def test_other_metrics_get_the_labels_that_count_shifted(tmp_path: Any) -> None:
+    classification = pytest.importorskip("torchmetrics.classification")
+    metric = classification.MulticlassAccuracy(VOCABULARY, top_k=5, average="micro")
+    found = evaluated("gpt2", [batch("gpt2")], tmp_path, metrics={"top5": metric})
+    with torch.no_grad():
+        logits = model("gpt2").eval()(**batch("gpt2")).logits[:, :-1]
+    labels = batch("gpt2")["labels"][:, 1:]
+    count = labels != -100
+    right = (logits.topk(5).indices == labels[..., None]).any(-1)[count]
+    assert found["eval/top5"] == pytest.approx(float(right.double().mean()))
+
+
+def test_as_many_classes_as_tokens(tmp_path: Any) -> None:
+    """Dimension 1 of the logits is the sequence, of whatever length."""
+    whole = batch("tokens")
+    whole["labels"] = torch.arange(SAMPLES * 9).reshape(SAMPLES, 9) % 9
+    task = HuggingFaceTask(model("tokens", num_labels=9))
+    found = trainer(task, [whole], tmp_path, metrics={"named": "accuracy"}).evaluate([whole])
+    with torch.no_grad():
+        right = model("tokens", num_labels=9).eval()(**whole).logits.argmax(-1) == whole["labels"]
+    assert found["eval/accuracy"] == pytest.approx(float(right.double().mean()))
 
 
 def test_a_metric_by_name(tmp_path: Any) -> None:
@@ -171,7 +188,7 @@ def test_a_tokenizer_with_more_tokens_than_embeddings() -> None:
 def test_a_batch_without_labels(tmp_path: Any) -> None:
     without = {name: value for name, value in batch("bert").items() if name != "labels"}
     with pytest.raises(
-        ValueError, match=r"'input_ids', 'attention_mask', and no labels.*DataCollatorForLanguageModeling"
+        ValueError, match=r"'input_ids', 'attention_mask', and no 'labels'.*DataCollatorForLanguageModeling"
     ):
         trainer(HuggingFaceTask(model("bert")), [without], tmp_path).fit()
 
@@ -206,3 +223,130 @@ def test_checkpoints_hold_the_weights_under_the_names_of_the_model(tmp_path: Any
     plain = model("gpt2")
     load_weights(plain, read_weights(tmp_path / "saved" / "latest"))
     torch.testing.assert_close(plain.state_dict(), made.model_state_dict(), rtol=0, atol=0)
+
+
+# --- kinds of models
+
+
+def bert(head: str, **options: Any) -> Any:
+    torch.manual_seed(0)
+    off = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "vocab_size": VOCABULARY}
+    return getattr(transformers, head)(transformers.BertConfig(**WIDTH, **off, **options)).train()
+
+
+def inputs() -> dict[str, Tensor]:
+    return {name: value for name, value in batch("bert").items() if name != "labels"}
+
+
+def divided_like_whole(make: Any, whole: Any, folder: Any, **more: Any) -> None:
+    """A step with microbatches of one sample is that of the whole batch."""
+    weights = []
+    for microbatch in (None, 1):
+        task = HuggingFaceTask(make())
+        trainer(task, [whole], folder / str(microbatch), microbatch=microbatch, **more).fit()
+        weights.append(task.network.state_dict())
+    torch.testing.assert_close(weights[0], weights[1], rtol=0, atol=1e-6)
+
+
+def test_answers_to_questions_are_counted(tmp_path: Any) -> None:
+    """One row has its answer beyond the text, which does not count."""
+    whole = {
+        **inputs(),
+        "start_positions": torch.tensor([1, 0, 2, 9, 3, 1]),
+        "end_positions": torch.tensor([2, 1, 3, 9, 4, 2]),
+    }
+    divided_like_whole(lambda: bert("BertForQuestionAnswering"), whole, tmp_path)
+
+
+@pytest.mark.parametrize("labels", [torch.rand(SAMPLES, 1), torch.rand(SAMPLES)])
+def test_regression_has_no_accuracy(labels: Tensor, tmp_path: Any) -> None:
+    make = lambda: bert("BertForSequenceClassification", num_labels=1)  # noqa: E731
+    divided_like_whole(make, {**inputs(), "labels": labels}, tmp_path)
+    found = trainer(HuggingFaceTask(make()), [inputs()], tmp_path).evaluate([{**inputs(), "labels": labels}])
+    assert set(found) == {"eval/loss"}
+
+
+def test_several_classes_at_once(tmp_path: Any) -> None:
+    make = lambda: bert("BertForSequenceClassification", num_labels=3)  # noqa: E731
+    whole = {**inputs(), "labels": (torch.arange(SAMPLES * 3).reshape(SAMPLES, 3) % 2).float()}
+    divided_like_whole(make, whole, tmp_path)
+    found = trainer(HuggingFaceTask(make()), [whole], tmp_path).evaluate([whole])
+    with torch.no_grad():
+        right = (make().eval()(**whole).logits > 0) == whole["labels"].bool()
+    assert found["eval/accuracy"] == pytest.approx(float(right.double().mean()))
+
+
+def test_a_causal_model_that_does_not_shift_needs_labels(tmp_path: Any) -> None:
+    """Without them it would learn to repeat its input."""
+
+    def make() -> Any:
+        torch.manual_seed(0)
+        size = {"d_model": 16, "decoder_layers": 1, "decoder_attention_heads": 2, "decoder_ffn_dim": 16}
+        return transformers.BartForCausalLM(transformers.BartConfig(vocab_size=VOCABULARY, dropout=0.0, **size))
+
+    with pytest.raises(ValueError, match=r"learn to repeat 'input_ids'\. Add labels of the next tokens"):
+        trainer(HuggingFaceTask(make()), [inputs()], tmp_path).fit()
+    divided_like_whole(make, batch("gpt2"), tmp_path)
+
+
+def test_perplexity_of_a_mixture_of_experts_is_that_of_the_next_tokens(tmp_path: Any) -> None:
+    found = trainer(HuggingFaceTask(mixture_of_experts()), [batch("llama")], tmp_path, loss_reduction="mean").evaluate(
+        [batch("llama")]
+    )
+    with torch.no_grad():
+        logits = mixture_of_experts().eval()(**batch("llama")).logits[:, :-1]
+    loss = F.cross_entropy(logits.flatten(0, 1), batch("llama")["labels"][:, 1:].flatten())
+    assert found["eval/perplexity"] == pytest.approx(math.exp(loss), rel=1e-5)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_weights_in_16_bits_are_divided(family: str, tmp_path: Any) -> None:
+    pytest.importorskip("hocket_strategies")
+    trainer(HuggingFaceTask(model(family)), [batch(family)], tmp_path, microbatch=2, precision="bf16-true").fit()
+
+
+def test_names_of_a_class_are_those_of_its_bases() -> None:
+    class Mine(transformers.GPT2LMHeadModel):
+        pass
+
+    assert set(HuggingFaceTask(Mine(model("gpt2").config)).metrics("eval")) == {"perplexity", "accuracy"}
+
+
+def test_tokens_of_several_choices(tmp_path: Any) -> None:
+    tokens = torch.ones(2, 3, 9, dtype=torch.int64)
+    mask = torch.zeros_like(tokens)
+    mask[..., :4] = 1
+    counts = HuggingFaceTask(bert("BertForMultipleChoice")).count({"input_ids": tokens, "attention_mask": mask})
+    assert counts == (2, 24)
+
+
+@pytest.mark.parametrize(
+    "given, match",
+    [
+        ("gpt2", r"'gpt2', which is no model\. Give a model of transformers"),
+        (transformers.GPT2LMHeadModel, r"which is no model"),
+        (torch.nn.Linear(2, 2), r"Linear\.forward takes none"),
+    ],
+)
+def test_what_is_no_model(given: Any, match: str) -> None:
+    with pytest.raises(TypeError, match=match):
+        HuggingFaceTask(given)
+
+
+def test_a_wrapped_model() -> None:
+    with pytest.raises(TypeError, match=r"OptimizedModule, which wraps a model.*compile="):
+        HuggingFaceTask(torch.compile(model("gpt2")))
+    with pytest.raises(TypeError, match=r"HuggingFaceTask, which wraps a model"):
+        HuggingFaceTask(HuggingFaceTask(model("gpt2")))
+
+
+def test_what_is_no_tokenizer() -> None:
+    with pytest.raises(TypeError, match=r"tokenizer='gpt2' is no tokenizer"):
+        HuggingFaceTask(model("gpt2"), "gpt2")
+
+
+def test_a_label_under_another_name(tmp_path: Any) -> None:
+    with pytest.raises(ValueError, match=r"Rename 'label' to 'labels'"):
+        trainer(
+            HuggingFaceTask(model("classifier")), [{**inputs(), "label": torch.zeros(6, dtype=torch.int64)}], tmp_path
+        ).fit()

@@ -79,7 +79,41 @@ def test_a_model_that_transformers_does_not_know(tmp_path: Any) -> None:
         hocket.Trainer(model=torch.nn.Linear(2, 2), callbacks=["save-pretrained"], device="cpu", folder=tmp_path)
 
 
+@pytest.mark.parametrize("what", ["checkpoints", "a file", "other files"])
+def test_another_folder_is_not_replaced(what: str, tmp_path: Any) -> None:
+    mine = tmp_path / "mine"
+    if what == "a file":
+        mine.write_text("precious")
+    else:
+        (mine / "inside").mkdir(parents=True)
+        (mine / "config.json" if what == "checkpoints" else mine / "precious.txt").write_text("{}")
+    with pytest.raises(FileExistsError, match=r"mine is there, and is not an earlier Hugging Face folder"):
+        trainer(HuggingFaceTask(model("gpt2")), [batch("gpt2")], tmp_path, callbacks=[SavePretrained(mine)])
+    assert mine.exists()
+
+
+def test_weights_of_another_model(tmp_path: Any) -> None:
+    task = HuggingFaceTask(model("gpt2"))
+    with pytest.raises(ValueError, match=r"not those of GPT2LMHeadModel, which has or lacks"):
+        task.save_pretrained(tmp_path / "mine", {"foo": torch.ones(1)})
+    assert not (tmp_path / "mine").exists()
+
+
 # --- adapters
+
+
+def test_the_new_head_of_a_classifier_is_trained_and_saved(tmp_path: Any) -> None:
+    peft = pytest.importorskip("peft")
+    task = HuggingFaceTask(model("classifier"), peft={"r": 2, "target_modules": ["query"]})
+    trainer(task, [batch("classifier")] * 3, tmp_path, callbacks=[SavePretrained(tmp_path / "mine")]).fit()
+    base = model("classifier")
+    with torch.no_grad():
+        base.classifier.weight.normal_()
+    loaded = peft.PeftModel.from_pretrained(base, str(tmp_path / "mine")).eval()
+    task.network.eval()
+    with torch.no_grad():
+        assert torch.equal(loaded(**batch("classifier")).logits, task.network(**batch("classifier")).logits)
+    assert not torch.equal(task.network.classifier.weight, model("classifier").classifier.weight)
 
 
 def lora(**options: Any) -> HuggingFaceTask:

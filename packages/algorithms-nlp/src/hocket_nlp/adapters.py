@@ -7,9 +7,16 @@ from typing import Any
 
 from torch import nn
 
+#: Heads that are new and have to be trained, and what peft calls their tasks.
+_HEADS = {
+    "ForSequenceClassification": "SEQ_CLS",
+    "ForTokenClassification": "TOKEN_CLS",
+    "ForQuestionAnswering": "QUESTION_ANS",
+}
+
 
 def with_adapters(model: Any, config: Any) -> nn.Module:
-    """Return the model with adapters, its own weights frozen, by ``peft.get_peft_model``.
+    """Return the model with adapters, its own weights but for a classifier's head frozen, by ``peft.get_peft_model``.
 
     Args:
         model: a transformers model.
@@ -41,6 +48,9 @@ def with_adapters(model: Any, config: Any) -> nn.Module:
             f"peft={config!r} is {type(config).__name__}. Give the arguments of LoRA, such as {{'r': 8, 'lora_alpha': 16}}, or "
             "a configuration of peft, such as peft.IA3Config()."
         )
+    if config.task_type is None:  # so that a new head is trained and saved beside the adapters
+        kind = type(model).__name__
+        config.task_type = next((task for name, task in _HEADS.items() if name in kind), None)
     training = model.training
     adapted: nn.Module = peft.get_peft_model(model, config)
     return adapted.train(training)

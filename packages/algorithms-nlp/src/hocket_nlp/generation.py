@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -56,17 +56,37 @@ def left_padded(rows: Sequence[Tensor], padding: int) -> Prompts:
 
 def padding_of(tokenizer: Any) -> int:
     """Return the token that pads prompts; masked, so that it does not matter which."""
-    found = next((each for each in (tokenizer.pad_token_id, tokenizer.eos_token_id) if each is not None), 0)
+    tokens = (getattr(tokenizer, name, None) for name in ("pad_token_id", "eos_token_id"))
+    found = next((each for each in tokens if each is not None), 0)
     return int(found)
 
 
-def new_tokens(model: Any, tokens: Tensor, mask: Tensor | None, padding: int, options: dict[str, Any]) -> Tensor:
+def check_options(model: Any, options: Mapping[str, Any], what: str) -> None:
+    """Raise TypeError if the model cannot generate, and ValueError for options with which it would not give one text a row."""
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    if not (hasattr(base, "can_generate") and base.can_generate()):
+        raise TypeError(
+            f"{what} generates text, and {type(base).__name__} cannot: give a causal or an encoder-decoder model."
+        )
+    if not isinstance(options, Mapping):
+        raise TypeError(
+            f"{what} is {options!r}. Give arguments of transformers' generate, such as {{'max_new_tokens': 32}}."
+        )
+    if options.get("num_return_sequences", 1) != 1 or options.get("return_dict_in_generate"):
+        raise ValueError(
+            f"{what} gives one text for each row: omit num_return_sequences= and return_dict_in_generate=."
+        )
+
+
+def new_tokens(model: Any, inputs: Mapping[str, Any], tokenizer: Any, options: Mapping[str, Any]) -> Tensor:
     """Return the new tokens ``(B, new)`` of a causal model, or all those of a decoder, by transformers' ``generate``."""
     sharded = any(mesh_of(parameter) is not None for parameter in model.parameters())
-    common = {"pad_token_id": padding, **({"synced_gpus": True} if sharded else {})}
+    common: dict[str, Any] = {"pad_token_id": padding_of(tokenizer), **({"synced_gpus": True} if sharded else {})}
+    if "stop_strings" in options:
+        common["tokenizer"] = tokenizer
     with torch.no_grad():
-        found: Tensor = model.generate(input_ids=tokens, attention_mask=mask, **{**common, **options})
-    return found if model.config.is_encoder_decoder else found[:, tokens.shape[1] :]
+        found: Tensor = model.generate(**inputs, **{**common, **options})
+    return found if model.config.is_encoder_decoder else found[:, inputs["input_ids"].shape[1] :]
 
 
 class Generate(Periodic):
@@ -81,8 +101,9 @@ class Generate(Periodic):
         options: arguments of transformers' ``generate``; without ``max_new_tokens``, 32 tokens.
 
     Raises:
-        TypeError: ``prompts`` is one text; or when a fit begins, the model is no such task, or has no tokenizer.
-        ValueError: there are no prompts, or an empty one.
+        TypeError: ``prompts`` is one text; or when a fit begins, the model is no such task, has no tokenizer, or cannot
+            generate.
+        ValueError: there are no prompts, or an empty one; or options ask for several texts for each.
 
     Example:
         >>> from hocket_nlp import Generate
@@ -98,7 +119,7 @@ class Generate(Periodic):
             raise ValueError(
                 f"Generate was given prompts={self._prompts!r}; give texts that are not empty, at least one."
             )
-        self._options = {"max_new_tokens": 32, **options}
+        self._options = options if "max_length" in options else {"max_new_tokens": 32, **options}
 
     def init(self, state: State) -> None:
         """Check that there is a tokenizer."""
@@ -108,6 +129,8 @@ class Generate(Periodic):
                 "model=hocket_nlp.HuggingFaceTask(model, tokenizer)."
             )
 
+        check_options(state.model, self._options, "The callback 'generate'")
+
     def _report(self, state: State) -> None:
         tokenizer: Any = state.task.tokenizer
         rows = [torch.tensor(tokenizer(text)["input_ids"], dtype=torch.int64) for text in self._prompts]
@@ -116,7 +139,11 @@ class Generate(Periodic):
         before, task.generate_options = task.generate_options, self._options
         try:
             with seeding.preserved(), eval_mode(state.task):
-                found = state.bus.eval_forward(state, prompts)
+                state.bus.predict_start(state)  # algorithms that evaluate other weights put them in place
+                try:
+                    found = state.bus.eval_forward(state, prompts)
+                finally:
+                    state.bus.predict_end(state)
         finally:
             task.generate_options = before
         texts = tokenizer.batch_decode(found, skip_special_tokens=True)

@@ -20,8 +20,9 @@ from hocket.task import SupervisedTask
 from hocket.training import weights
 from hocket.training.weights import CountedLabels
 from hocket_nlp.adapters import with_adapters
-from hocket_nlp.generation import Prompts, new_tokens, padding_of, prompts_of
-from hocket_nlp.metrics import MaskedAccuracy, Perplexity, TokenCrossEntropy
+from hocket_nlp.generation import Prompts, check_options, new_tokens, padding_of, prompts_of
+from hocket_nlp.huggingface_checks import check_tokenizer, transformers_model, without_loss
+from hocket_nlp.metrics import MaskedAccuracy, Perplexity, that_count
 from hocket_nlp.pretrained import save_pretrained
 
 if TYPE_CHECKING:
@@ -29,9 +30,12 @@ if TYPE_CHECKING:
 
 #: Arguments of models that compute a loss.
 _LABELS = {"labels", "start_positions", "next_sentence_label"}
+# Names of classes, the bases included.
 _CAUSAL = re.compile("CausalLM|LMHead|DoubleHeads")
-_LANGUAGE = re.compile("CausalLM|LMHead|DoubleHeads|MaskedLM|ForConditionalGeneration|ForPreTraining")
+_LANGUAGE = re.compile("CausalLM|LMHead|DoubleHeads|MaskedLM|ForConditionalGeneration|EncoderDecoderModel")
 _CLASSES = re.compile("For(Sequence|Token|Image|Audio|Video)Classification|ForMultipleChoice|ForNextSentencePrediction")
+#: Entries of a batch that are not what a model generates from.
+_NOT_INPUTS = {"labels", "decoder_input_ids", "decoder_attention_mask", "token_type_ids", "position_ids", "use_cache"}
 
 
 class HuggingFaceTask(SupervisedTask):
@@ -46,7 +50,8 @@ class HuggingFaceTask(SupervisedTask):
     model's ``forward`` does not take are omitted. Both are said in one line.
 
     Durations in tokens count tokens that are not padding. Language models are evaluated with ``perplexity`` and ``accuracy``
-    over labels, classifiers with ``accuracy``; metrics of ``metrics=`` get logits and labels, already shifted.
+    over labels, classifiers with ``accuracy``; metrics of ``metrics=`` get the logits ``(N, V)`` and labels ``(N,)``
+    that count, already shifted.
 
     Args:
         model: a transformers model (5 or later) with a loss.
@@ -85,7 +90,7 @@ class HuggingFaceTask(SupervisedTask):
         generate: Mapping[str, Any] | None = None,
         text_metrics: Mapping[str, Any] | None = None,
     ) -> None:
-        base = model.get_base_model() if hasattr(model, "get_base_model") else model  # inside of an adapter of peft
+        base = transformers_model(model)
         kind, taken = type(base).__name__, frozenset(inspect.signature(base.forward).parameters)
         if not taken & _LABELS:
             raise TypeError(
@@ -93,25 +98,32 @@ class HuggingFaceTask(SupervisedTask):
                 f"none. Give a model with a head, such as {kind.removesuffix('Model')}ForSequenceClassification; for another "
                 "module give the Trainer model= and loss=."
             )
+        if tokenizer is not None:
+            check_tokenizer(base, tokenizer)
         if text_metrics and tokenizer is None:
             raise ValueError("text_metrics= compare texts, and there is no tokenizer to decode them. Pass tokenizer=.")
+        if text_metrics is not None and not isinstance(text_metrics, Mapping):
+            raise TypeError(f"text_metrics={text_metrics!r} is no mapping. Write {{'name': metric}}.")
         super().__init__(model if peft is None else with_adapters(model, peft), None)
         if peft is not None or base is not model:
             self.checkpoints_only = "trainable"
         self.tokenizer = tokenizer
         #: Arguments of transformers' ``generate`` for evaluation and prediction; None to generate nothing.
         self.generate_options = generate if generate is not None or not text_metrics else {}
-        self._text_metrics = dict(text_metrics or {})
-        #: The copies of these that evaluation sets have.
-        self._of_texts: list[Any] = []
+        if self.generate_options is not None:
+            check_options(base, self.generate_options, "generate=")
+        self._text_metrics = {
+            name: each() if isinstance(each, type) else each for name, each in (text_metrics or {}).items()
+        }
         self._kind, self._taken = kind, taken
-        self._encoder_decoder = bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
+        self._kinds = " ".join(each.__name__ for each in type(base).__mro__)
+        self._config = getattr(base, "config", None)
+        self._encoder_decoder = bool(getattr(self._config, "is_encoder_decoder", False))
+        self._causal = bool(_CAUSAL.search(self._kinds)) and not self._encoder_decoder
         #: What the model's loss is a mean over, once the first one has shown it; None if that is not labels, or not certain.
         self._counted: CountedLabels | None = None
         self._seen = False
         self._said: set[str] = set()
-        if tokenizer is not None:
-            self._check_tokenizer(model, tokenizer)
 
     def forward(self, batch: Batch) -> Any:
         """Return the model's outputs for a batch, with its loss where there are labels."""
@@ -121,27 +133,30 @@ class HuggingFaceTask(SupervisedTask):
         """Return the model's own loss, and the number of labels that it is a mean over."""
         value = own_loss(outputs)
         if value is None:
-            given = ", ".join(map(repr, batch)) if isinstance(batch, Mapping) else f"a {type(batch).__name__}"
-            raise ValueError(
-                f"{self._kind} computed no loss: the batch has {given}, and no labels. Add 'labels' to the samples, or collate "
-                "them with transformers.DataCollatorForLanguageModeling, DataCollatorForSeq2Seq or DataCollatorWithPadding."
-            )
+            raise ValueError(without_loss(self._kind, batch))
+        given = batch if isinstance(batch, Mapping) else {}
+        if "start_positions" in given and "start_logits" in outputs:
+            return value, _answers(batch, outputs["start_logits"].shape[1])
         counted = self._labels(outputs, batch)
-        return value if counted is None else (value, counted(self._with_labels(batch)))
+        if counted is None:
+            return value
+        if "labels" not in given and not counted.shifted:
+            raise ValueError(
+                f"The batch has no 'labels', and {self._kind} compares each position with its own label, so that it would "
+                "learn to repeat 'input_ids'. Add labels of the next tokens: input_ids[:, 1:], and -100 at the end."
+            )
+        return value, counted(self._with_labels(batch))
 
     def eval_forward(self, batch: Batch | Prompts) -> Any:
         """Return the outputs for a batch, with ``generated`` tokens if ``generate=`` asks for them; for prompts these alone."""
-        padding = 0 if self.tokenizer is None else padding_of(self.tokenizer)
-        options = dict(self.generate_options or {})
+        options = self.generate_options
         if isinstance(batch, Prompts):
-            return new_tokens(self.network, batch.tokens, batch.mask, padding, options)
-        if self.generate_options is None:
+            prompts = {"input_ids": batch.tokens, "attention_mask": batch.mask}
+            return new_tokens(self.network, prompts, self.tokenizer, options or {})
+        if options is None:
             return self(batch)
-        tokens, mask = batch["input_ids"], batch.get("attention_mask")
-        if not self._encoder_decoder and "labels" in batch:
-            tokens, mask = prompts_of(tokens, mask, batch["labels"], padding)
         # Before the forward pass, after which sharded parameters are no longer gathered.
-        generated = new_tokens(self.network, tokens, mask, padding, options)
+        generated = new_tokens(self.network, self._inputs_of(batch), self.tokenizer, options)
         outputs = self(batch)
         outputs["generated"] = generated
         return outputs
@@ -150,36 +165,49 @@ class HuggingFaceTask(SupervisedTask):
         """Return perplexity and accuracy for the evaluation of a language model, accuracy for that of a classifier."""
         if split == "train":
             return {}
-        texts = copy.deepcopy(self._text_metrics)
-        self._of_texts += texts.values()
-        if _LANGUAGE.search(self._kind):
-            return {"perplexity": Perplexity(), "accuracy": MaskedAccuracy(), **texts}
-        return {"accuracy": MaskedAccuracy(), **texts} if _CLASSES.search(self._kind) else texts
+        found: dict[str, Any] = copy.deepcopy(self._text_metrics)
+        for metric in found.values():
+            metric._of_texts = True
+        numbers = (
+            getattr(self._config, "problem_type", None) == "regression" or getattr(self._config, "num_labels", 2) == 1
+        )
+        if _LANGUAGE.search(self._kinds):
+            found |= {"perplexity": Perplexity(), "accuracy": MaskedAccuracy()}
+        elif _CLASSES.search(self._kinds) and not numbers:
+            found["accuracy"] = MaskedAccuracy()
+        return found
 
     def update_metric(self, metric: Any, outputs: Any, batch: Batch) -> None:
-        """Call ``metric.update(logits, labels)``: ``(B, L, V)`` or ``(B, C)``, and the label of each, shifted if causal.
+        """Call ``metric.update(logits, labels)`` with the labels that count: ``(N, V)`` and ``(N,)``, shifted if causal.
 
-        Those of ``text_metrics=`` get the generated texts and the texts of the labels, lists of ``B``.
+        Those of ``text_metrics=`` get the generated texts and the texts of the labels, lists of ``B``. Labels that belong to
+        no logits of their own, such as numbers, are passed on as they are.
         """
-        if any(metric is each for each in self._of_texts):
-            metric.update(self._decoded(outputs["generated"]), self._decoded(batch["labels"]))
+        labels = batch.get("labels") if isinstance(batch, Mapping) else None
+        if getattr(metric, "_of_texts", False):
+            if labels is None:
+                raise ValueError(
+                    "text_metrics= compare generated texts with those of 'labels', and the batch has none."
+                )
+            metric.update(self._decoded(outputs["generated"]), self._decoded(labels))
             return
-        counted = self._labels(outputs, batch)
-        if counted is None:
+        logits = _logits(outputs)
+        counted = self._labels(outputs, batch) or CountedLabels("labels", shifted=self._causal)
+        labels = self._with_labels(batch).get("labels")
+        if logits is None or labels is None or labels.is_floating_point() or logits.dim() != labels.dim() + 1:
             super().update_metric(metric, outputs, batch)
             return
-        batch = self._with_labels(batch)
-        if isinstance(metric, TokenCrossEntropy) and own_loss(outputs) is not None:
-            metric.update_mean(own_loss(outputs), counted(batch))
-            return
-        logits = outputs.logits if hasattr(outputs, "logits") else outputs["logits"]
-        metric.update(logits[:, :-1] if counted.shifted else logits, counted.of(batch))
+        logits = logits[:, -labels.shape[1] :] if labels.dim() > 1 else logits  # without virtual tokens of a prompt
+        logits = logits[:, :-1] if counted.shifted else logits
+        metric.update(*that_count(logits, labels[:, 1:] if counted.shifted else labels))
 
     def count(self, batch: Batch) -> int | Counts:
         """Return the number of samples, and of tokens that are not padding."""
         counts = batches.count(batch)
-        mask = batch.get("attention_mask") if isinstance(batch, Mapping) else None
-        if not isinstance(mask, Tensor) or mask.dim() != 2:
+        mask, tokens = (
+            batch.get(name) if isinstance(batch, Mapping) else None for name in ("attention_mask", "input_ids")
+        )
+        if not isinstance(mask, Tensor) or not isinstance(tokens, Tensor) or mask.shape != tokens.shape:
             return counts
         return Counts(counts.samples, int((mask != 0).sum()))
 
@@ -192,15 +220,28 @@ class HuggingFaceTask(SupervisedTask):
         """
         return save_pretrained(self.network, self.tokenizer, folder, weights)
 
+    def _inputs_of(self, batch: Batch) -> dict[str, Any]:
+        """Return what to generate from: for a causal model the tokens before the first label of each row."""
+        inputs = {name: value for name, value in batch.items() if name in self._taken - _NOT_INPUTS}
+        if self._encoder_decoder or "labels" not in batch:
+            return inputs
+        if others := sorted(inputs.keys() - {"input_ids", "attention_mask"}):
+            raise ValueError(
+                f"generate= continues the tokens before the labels, and the batch has {', '.join(map(repr, others))}, "
+                "whose parts for these tokens are not known. Omit generate=, or generate from batches without 'labels'."
+            )
+        prompts = prompts_of(
+            batch["input_ids"], batch.get("attention_mask"), batch["labels"], padding_of(self.tokenizer)
+        )
+        return {"input_ids": prompts.tokens, "attention_mask": prompts.mask}
+
     def _decoded(self, tokens: Tensor) -> list[str]:
-        tokens = tokens.where(tokens >= 0, padding_of(self.tokenizer))
-        texts: list[str] = self.tokenizer.batch_decode(tokens, skip_special_tokens=True)
-        return texts
+        return [self.tokenizer.decode(row[row >= 0], skip_special_tokens=True) for row in tokens]
 
     def _labels(self, outputs: Any, batch: Batch) -> CountedLabels | None:
         """Return the labels that the loss is a mean over; None if that is not certain, or if it is over samples."""
         if not self._seen and own_loss(outputs) is not None:
-            if _logits(outputs) is None and _CAUSAL.search(self._kind):
+            if _logits(outputs) is None and self._causal:
                 return CountedLabels("labels", shifted=True)  # a fused loss, which makes no logits
             found = weights.of_own_loss(outputs, self._with_labels(batch), self.network)
             self._seen = found is not weights.nothing
@@ -227,13 +268,14 @@ class HuggingFaceTask(SupervisedTask):
         if isinstance(batch, Tensor):
             batch = {"input_ids": batch}
         tokens = batch.get("input_ids")
-        if "labels" in batch or tokens is None or self._encoder_decoder or not _CAUSAL.search(self._kind):
+        if "labels" in batch or tokens is None or not self._causal:
             return batch
         self._say(
             f"batches have no 'labels'; those of {self._kind} are 'input_ids', of which it predicts the next one."
         )
         mask = batch.get("attention_mask")
-        return {**batch, "labels": tokens if mask is None else tokens.masked_fill(mask == 0, -100)}
+        padded = mask is not None and mask.shape == tokens.shape
+        return {**batch, "labels": tokens.masked_fill(mask == 0, -100) if padded else tokens}
 
     def _say(self, text: str) -> None:
         """Print a line once, on rank 0."""
@@ -243,13 +285,10 @@ class HuggingFaceTask(SupervisedTask):
                 return
             print(f"hocket: {text}", file=sys.stderr, flush=True)
 
-    def _check_tokenizer(self, model: Any, tokenizer: Any) -> None:
-        rows = model.get_input_embeddings().weight.shape[0]
-        if len(tokenizer) > rows:
-            raise ValueError(
-                f"The tokenizer has {len(tokenizer)} tokens, and {self._kind} has embeddings for {rows}: larger ones would be "
-                "out of range. Call model.resize_token_embeddings(len(tokenizer)) first, or give the model's own tokenizer."
-            )
+
+def _answers(batch: Mapping[str, Any], length: int) -> Tensor:
+    """Return the number of answers of a batch of questions: those whose positions are in the text."""
+    return sum((batch[name] < length).sum() for name in ("start_positions", "end_positions")) / 2  # type: ignore[return-value]
 
 
 def _logits(outputs: Any) -> Tensor | None:

@@ -30,14 +30,8 @@ class TokenCrossEntropy(Mean):
 
     def values(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the cross-entropy of each label that counts: ``(labels,)``."""
-        logits, labels = _that_count(outputs, targets)
+        logits, labels = that_count(outputs, targets)
         return F.cross_entropy(logits.float(), labels, reduction="none")
-
-    def update_mean(self, mean: Tensor, labels: Tensor) -> None:
-        """Add a batch whose mean is known, such as the model's own loss, and its number of labels; no matter which."""
-        total = mean.detach().double() if mean.device.type != "mps" else mean.detach()
-        self.total = self.total + (total * labels).where(labels > 0, 0)  # a mean over no label is NaN
-        self.number = self.number + labels
 
 
 class Perplexity(TokenCrossEntropy):
@@ -61,6 +55,9 @@ class Perplexity(TokenCrossEntropy):
 class MaskedAccuracy(Mean):
     """The fraction of labels other than -100 whose logit is the largest. Shapes as for `TokenCrossEntropy`.
 
+    Labels in floating point, of the shape of the logits, are those of several classes at once: 1 or 0 each, right if the sign
+    of the logit says so.
+
     Example:
         >>> import torch
         >>> from hocket_nlp import MaskedAccuracy
@@ -72,11 +69,14 @@ class MaskedAccuracy(Mean):
 
     def values(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return 1 or 0 for each label that counts: ``(labels,)``."""
-        logits, labels = _that_count(outputs, targets)
+        if targets.is_floating_point() and targets.shape == outputs.shape:
+            return ((outputs > 0) == (targets > 0.5)).flatten()
+        logits, labels = that_count(outputs, targets)
         return logits.argmax(-1) == labels
 
 
-def _that_count(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+def that_count(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the logits ``(N, vocabulary)`` and labels ``(N,)`` of the labels other than -100. Raises ValueError."""
     if logits.shape[:-1] != labels.shape:
         raise ValueError(
             f"Logits of shape {tuple(logits.shape)} and labels of shape {tuple(labels.shape)} do not fit: there is one label "

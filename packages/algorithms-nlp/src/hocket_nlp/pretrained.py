@@ -26,8 +26,17 @@ def save_pretrained(
     Args:
         model: a transformers model, or one of peft, whose adapters alone are written.
         weights: the full weights by name; None for those of ``model``.
+
+    Raises:
+        FileExistsError: there is something else than an earlier Hugging Face folder.
+        ValueError: ``weights`` are not those of the model.
     """
-    folder = Path(folder)
+    folder = checked(folder)
+    if weights is not None and (other := set(weights) ^ set(model.state_dict())):
+        raise ValueError(
+            f"The weights are not those of {type(model).__name__}, which has or lacks {some(sorted(other), 3)}. Give the whole "
+            "trainer.model_state_dict(), or none for those that the model holds."
+        )
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = folder.with_name(f".{folder.name}.{os.urandom(8).hex()}")
     try:
@@ -46,6 +55,24 @@ def save_pretrained(
     return folder
 
 
+def checked(folder: Path | str) -> Path:
+    """Return a folder as an absolute path. Raises FileExistsError if something else is there than an earlier one."""
+    path = Path(folder).expanduser().resolve()
+    if path.is_dir() and (not any(path.iterdir()) or any((path / name).is_file() for name in _CONFIGURATIONS)):
+        if not any(each.is_dir() for each in path.iterdir()):
+            return path
+    elif not path.exists():
+        return path
+    raise FileExistsError(
+        f"{path} is there, and is not an earlier Hugging Face folder, which would be replaced. Give another folder, or "
+        "remove it."
+    )
+
+
+#: One of these is in each Hugging Face folder.
+_CONFIGURATIONS = ("config.json", "adapter_config.json")
+
+
 class SavePretrained(Callback):
     """Write a `hocket_nlp.HuggingFaceTask` as a Hugging Face folder at the end of a fit: weights, configuration, tokenizer.
 
@@ -58,13 +85,14 @@ class SavePretrained(Callback):
 
     Raises:
         TypeError: when a Trainer is made, its model is not one of transformers.
+        FileExistsError: then, or when writing, ``folder`` is something else than an earlier Hugging Face folder.
 
     Example:
         >>> from hocket_nlp import SavePretrained
         >>> callback = SavePretrained("models/mine", every="1ep")
     """
 
-    def __init__(self, folder: str | None = None, every: str | None = None) -> None:
+    def __init__(self, folder: str | Path | None = None, every: str | None = None) -> None:
         self._folder = folder
         self._due = Due(interval_of(every, "every"))
         self._saved: int | None = None
@@ -76,6 +104,9 @@ class SavePretrained(Callback):
                 f"The callback 'save-pretrained' writes models of transformers, and this is {type(state.model).__name__}. Give "
                 "the Trainer model=hocket_nlp.HuggingFaceTask(model, tokenizer); other models are in the checkpoints."
             )
+
+        if self._folder is not None:
+            checked(self._folder)
 
     def fit_start(self, state: State) -> None:
         """Begin to watch the interval."""

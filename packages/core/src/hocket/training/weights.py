@@ -11,6 +11,7 @@ import functools
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
@@ -27,6 +28,10 @@ if TYPE_CHECKING:
     from hocket.state import State
     from hocket.types import Batch
 
+_WITH_WEIGHT = (
+    "or return it with its weight: loss=lambda outputs, batch: (outputs.loss, (batch['labels'] != -100).sum()); "
+)
+_IN_TASK = "or return (outputs.loss, weight) in the task's loss(outputs, batch), where weight is the number of elements in it; "
 _TASK = " For models of transformers there is hocket_nlp.HuggingFaceTask(model)."
 #: Returns the weight of a batch's loss; None for its number of samples.
 Weight = Callable[[Any], Tensor | None]
@@ -58,12 +63,13 @@ def in_training(state: State, loss: Loss, samples: int) -> Weight:
         if weight is None and state.loss_reduction == "mean":
             return by_samples
         if weight is None:
+            supervised = type(state.task) is SupervisedTask
             raise ValueError(
                 f"{type(state.model).__name__} computes its loss itself, and it is not certain what that is a mean over, so "
-                "microbatches and ranks cannot be given weights. Return it with its weight, for instance "
-                "loss=lambda outputs, batch: (outputs.loss, (batch['labels'] != -100).sum()); pass loss_reduction='mean' to "
-                "weight it by samples; or train on one rank without microbatch= and accumulate=."
-                + (_TASK if type(state.task) is SupervisedTask and names.library(state.model) == "transformers" else "")
+                "microbatches and ranks cannot be given weights. Pass loss_reduction='mean' to weight it by samples; "
+                + (_WITH_WEIGHT if supervised else _IN_TASK)
+                + "or train on one rank without microbatch= and accumulate=."
+                + (_TASK if supervised and names.library(state.model) == "transformers" else "")
             )
         return weight
     if (weight := of_labels(state)) is not None:
@@ -95,11 +101,11 @@ def in_evaluation(state: State, loss: Loss, label: str) -> Weight:
     if own_loss(state.outputs) is not loss.value or (loss.reduction or state.loss_reduction) in WHOLE:
         return of_labels(state, plain_too=True) or by_samples
     weight = of_own_loss(state.outputs, state.batch, state.model)
-    if weight is None:
+    if weight is None and state.loss_reduction is None:
         warnings.warn(
             f"{type(state.model).__name__} computes its loss itself, and it is not certain what that is a mean over: "
-            f"{label}/loss is the mean over batches, weighted by their samples. For another weight, pass loss= a function "
-            "that returns (mean, weight).",
+            f"{label}/loss is the mean over batches, weighted by their samples. If that is right, pass "
+            "loss_reduction='mean'; for another weight, loss= a function that returns (mean, weight).",
             stacklevel=2,
         )
     return by_samples if weight is None else weight
@@ -248,12 +254,14 @@ def of_own_loss(outputs: Any, batch: Batch, model: nn.Module) -> Weight | None:
     models. Their classes need not be known: the loss is computed once more and compared. `nothing` if no label counts.
     """
     value = own_loss(outputs)
-    tolerance = max(1e-5, 2 * torch.finfo(value.dtype).eps)
+    # The loss of weights in 16 bits may be rounded to them, and then converted.
+    dtypes = {value.dtype, *(each.dtype for each in islice(model.parameters(), 1) if each.is_floating_point())}
+    tolerance = max(1e-5, *(2 * torch.finfo(dtype).eps for dtype in dtypes))
     found: dict[Any, list[tuple[str, Weight]]] = {}
     with torch.no_grad(), torch.autocast(value.device.type, enabled=False):
         for key, labels in _labels(batch):
             for name, weight, expected in _readings(key, labels, outputs):
-                if value.isnan() and (counted := weight(batch)) is not None and not counted:
+                if (value.isnan() or not value) and (counted := weight(batch)) is not None and not counted:
                     return nothing
                 if torch.isclose(expected.double(), value.detach().double(), rtol=tolerance, atol=0.0):
                     found.setdefault(key, []).append((name, weight))
