@@ -10,9 +10,17 @@ import warnings
 
 import pytest
 import torch
-import transformers
 from torch import nn
-from transformers import AttentionInterface, AttentionMaskInterface, BertConfig, BertModel, LlamaConfig, LlamaModel
+from transformers import (
+    AttentionInterface,
+    AttentionMaskInterface,
+    BertConfig,
+    BertModel,
+    BloomConfig,
+    BloomModel,
+    OpenAIGPTConfig,
+    OpenAIGPTModel,
+)
 
 from hocket.surgery import NoEffectWarning
 from hocket_nlp import linear_bias
@@ -22,7 +30,13 @@ POSITIONS = {
     "gpt2": "transformer.wpe",
     "bert": "bert.embeddings.position_embeddings",
     "roberta": "roberta.embeddings.position_embeddings",
+    "opt": "model.decoder.embed_positions",
+    "gpt_neox": "gpt_neox.rotary_emb",
+    "llama": "model.rotary_emb",
+    "mistral": "model.rotary_emb",
+    "qwen3": "model.rotary_emb",
 }
+LEARNED = ("gpt2", "bert", "roberta", "opt")
 
 
 def test_positions_are_gone_and_everything_else_is_as_it_was(build, family, implementation, tokens) -> None:
@@ -32,7 +46,7 @@ def test_positions_are_gone_and_everything_else_is_as_it_was(build, family, impl
     assert same is model
     assert [change.name for change in changed] == [POSITIONS[family]]
     after = dict(model.named_parameters())
-    assert before.keys() - after.keys() == {f"{POSITIONS[family]}.weight"}
+    assert before.keys() - after.keys() == ({f"{POSITIONS[family]}.weight"} if family in LEARNED else set())
     assert all(after[name] is before[name] for name in after)
     assert not [name for name in model.state_dict() if name.startswith(POSITIONS[family])]
     assert model.config._attn_implementation == linear_bias.IMPLEMENTATIONS[implementation]
@@ -136,7 +150,7 @@ def test_saved_models_are_exact_once_alibi_is_applied_again(build, family, imple
     assert loaded.config.max_position_embeddings == model.config.max_position_embeddings
     with torch.no_grad():
         want = model(tokens).logits
-        assert not torch.allclose(loaded(tokens).logits, want)  # learned positions are back, and random
+        assert not torch.allclose(loaded(tokens).logits, want)  # positions are back, learned ones are random
         loaded, _ = alibi(loaded, 64)
         assert torch.equal(loaded(tokens).logits, want)
 
@@ -156,7 +170,8 @@ def test_state_dict_goes_into_another_model_with_biases(build, family, tokens) -
 
 def test_transformers_4_is_refused(build, monkeypatch) -> None:
     model = build("bert")
-    monkeypatch.setattr(transformers, "__version__", "4.57.6")
+    # Not the module that this file imported: transformers replaces itself in sys.modules.
+    monkeypatch.setattr(sys.modules["transformers"], "__version__", "4.57.6")
     with pytest.raises(ImportError, match=r"transformers 5 or later, and 4\.57\.6.*pip install 'transformers>=5'"):
         alibi(model, 40)
 
@@ -172,7 +187,7 @@ def test_attention_that_transformers_does_not_call_is_an_error(build, family, to
             layer.config = copy.deepcopy(model.config)  # where the new name does not arrive
     with monkeypatch.context() as patch:
         if not masked:
-            for name in ("create_causal_mask", "create_bidirectional_mask"):
+            for name in ("create_causal_mask", "create_bidirectional_mask", "create_sliding_window_causal_mask"):
                 patch.setattr(sys.modules[type(model).__module__], name, lambda **_: None, raising=False)
         error = "A trial forward pass .* failed" if masked else "called the biased attention in 0 of 2 layers"
         with pytest.raises(RuntimeError, match=error):
@@ -184,23 +199,24 @@ def test_attention_that_transformers_does_not_call_is_an_error(build, family, to
 
 @pytest.mark.parametrize("fault", ["no bias", "wrong sign", "no causality"])
 def test_a_bias_that_does_not_arrive_is_an_error(build, implementation, monkeypatch, fault) -> None:
-    real = linear_bias._biases
+    real = linear_bias.slopes_in
     if fault == "no causality":
         mask = linear_bias.biased_mask
         monkeypatch.setattr(linear_bias, "biased_mask", lambda **arguments: torch.zeros_like(mask(**arguments)))
     else:
         factor = 0 if fault == "no bias" else -1
-        monkeypatch.setattr(linear_bias, "_biases", lambda *positions: factor * real(*positions))
+        monkeypatch.setattr(linear_bias, "slopes_in", lambda *given: factor * real(*given))
     with pytest.raises(RuntimeError, match=r"differ by .* from softmax\(-slope \* distance\)"):
         alibi(build("gpt2", implementation), 40)
 
 
-def test_unsupported_models_are_named(build) -> None:
-    size = {"hidden_size": 24, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
-    with pytest.raises(TypeError, match=r"GPT2Model, BertModel and RobertaModel .* none in LlamaModel"):
-        alibi(LlamaModel(LlamaConfig(vocab_size=61, **size)), 40)
-    with pytest.raises(TypeError, match="none in Linear"):
+def test_unsupported_models_are_named() -> None:
+    with pytest.raises(TypeError, match=r"GPT2Model, BertModel, .* none in Linear.*alibi_policies"):
         alibi(nn.Linear(2, 2), 40)
+    with pytest.raises(TypeError, match="none in OpenAIGPTModel"):
+        alibi(OpenAIGPTModel(OpenAIGPTConfig(vocab_size=61, n_embd=24, n_layer=1, n_head=2)), 40)
+    with pytest.raises(TypeError, match="BloomModel: it has linear biases of its own"):
+        alibi(BloomModel(BloomConfig(vocab_size=61, hidden_size=24, n_layer=1, n_head=2)), 40)
 
 
 def test_what_cannot_work_is_refused_before_anything_changes(build) -> None:
@@ -208,11 +224,11 @@ def test_what_cannot_work_is_refused_before_anything_changes(build) -> None:
     with pytest.raises(ValueError, match="at least 1"):
         alibi(model, 0)
     model.transformer.wpe = nn.Identity()
-    with pytest.raises(ValueError, match=r"transformer\.wpe is Identity"):
+    with pytest.raises(ValueError, match=r"transformer\.wpe is Identity, not Embedding"):
         alibi(model, 40)
     model = build("gpt2")
-    model.config._attn_implementation = "flex_attention"
-    with pytest.raises(ValueError, match=r"'flex_attention'.*set_attn_implementation\('sdpa'\)"):
+    model.config._attn_implementation = "flash_attention_2"
+    with pytest.raises(ValueError, match=r"'flash_attention_2'.*set_attn_implementation\('sdpa'\)"):
         alibi(model, 40)
     with pytest.raises(ValueError, match="meta device"):
         alibi(build("gpt2").to("meta"), 40)
@@ -241,8 +257,9 @@ def test_a_causal_encoder_class_is_biased_causally(build, implementation) -> Non
         torch.testing.assert_close(model(tokens)[0][:, :6], model(tokens[:, :6])[0], rtol=1e-4, atol=1e-4)
 
 
-def test_importing_loads_no_transformers() -> None:
+def test_importing_and_looking_for_a_policy_load_no_transformers() -> None:
     code = (
-        "import sys, hocket_nlp; hocket_nlp.functional.alibi, hocket_nlp.ALiBi; sys.exit('transformers' in sys.modules)"
+        "import sys, torch, hocket_nlp; from hocket_nlp import alibi_policies; hocket_nlp.functional.alibi, hocket_nlp.ALiBi;"
+        "alibi_policies.policy_of(torch.nn.Linear(2, 2)); sys.exit('transformers' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -3,52 +3,65 @@
 from __future__ import annotations
 
 import copy
-import math
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from hocket.algorithm import Algorithm, Phase
 from hocket.hookspecs import Event
-from hocket.surgery import NoEffectWarning, Replacement
-from hocket_nlp.linear_bias import IMPLEMENTATIONS, alibi_slopes, register
+from hocket.surgery import NoEffectWarning, Policy, Replacement, replace_modules
+from hocket_nlp.alibi_positions import check_replacement
+from hocket_nlp.alibi_probe import probe
+from hocket_nlp.alibi_sites import Site, check, check_memory, check_unchanged, find
+from hocket_nlp.linear_bias import IMPLEMENTATIONS, register
 from hocket_nlp.sequence_length import merge_and_split, scale_sequence_length
 
 if TYPE_CHECKING:
     from hocket.state import State
 
+#: The most that biases may take in memory without a word from the user, in GiB.
+_MEMORY = 2.0
 
-def alibi(model: nn.Module, max_sequence_length: int) -> tuple[nn.Module, list[Replacement]]:
-    """Replace the learned position embeddings of GPT-2, BERT or RoBERTa by linear biases on attention, in place.
+
+def alibi(
+    model: nn.Module, max_sequence_length: int, *, max_bias_memory: float = _MEMORY
+) -> tuple[nn.Module, list[Replacement]]:
+    """Replace the positions of language models of transformers by linear biases on attention, in place.
 
     Query i and key j of head h: ``softmax_j(q_i k_j / sqrt(d) - slope_h * |i - j|)``, Press, Smith and Lewis 2022,
     "Train Short, Test Long", section 3 (arXiv 2108.12409). The paper is about decoders; in an encoder the bias is
-    symmetric.
+    symmetric. Slopes are those of query heads, also where heads share keys and values. Sliding windows stay.
+
+    Learned position embeddings (GPT-2, BERT, RoBERTa, OPT) give way to zeros, and rotary ones (GPT-NeoX, Llama, Mistral,
+    Qwen, Gemma, Phi and others with a module ``rotary_emb``) to a rotation by zero. Other classes need an
+    :class:`~hocket_nlp.AlibiPolicy`.
 
     transformers looks up attention by name, so the name in the model's configuration is changed to a biased variant of
-    ``sdpa`` or ``eager``; the model gets a private copy of its configuration. Before positions are replaced, a forward pass
-    over four zero vectors checks that every layer calls the biased attention and that the bias is right; it draws no random
-    numbers. ``save_pretrained`` saves neither the name nor the absence of positions: apply this again to the model that
-    ``from_pretrained`` returns. Its warning about newly initialised positions can be ignored.
+    ``sdpa``, ``eager`` or ``flex_attention``; the model gets a private copy of its configuration. A forward pass over four
+    equal vectors checks that every layer calls the biased attention, that the bias is right and that no positions are left;
+    it draws no random numbers. ``save_pretrained`` saves neither the name nor the absence of positions: apply this again to
+    the model that ``from_pretrained`` returns. Its warning about newly initialised positions can be ignored.
 
     Args:
-        model: ``GPT2Model``, ``BertModel`` or ``RobertaModel`` of transformers 5 or later, with any head, or a module
-            that holds such models. Its attention implementation must be ``sdpa`` or ``eager``.
-        max_sequence_length: written into the configuration, in tokens. It is the longest sequence that BERT and RoBERTa
-            accept; GPT-2 has no limit.
+        model: a model of transformers 5 or later, with any head, or a module that holds such models. Its attention
+            implementation must be ``sdpa``, ``eager`` or ``flex_attention``.
+        max_sequence_length: written into the configuration, in tokens. The model accepts longer sequences too.
+        max_bias_memory: the most that biases may take in memory for a sequence of ``max_sequence_length``, in GiB: ``heads +
+            1`` numbers for each pair of tokens. ``flex_attention`` stores none.
 
     Returns:
-        The model, and a record of the replaced position embeddings.
+        The model, and a record of the replaced position embeddings, for `hocket.surgery.update_optimizer`.
 
     Raises:
-        ImportError: transformers is older than 5.
-        TypeError: there is no such model in ``model``.
-        ValueError: ``max_sequence_length`` is not positive; or a model has no learned positions, another attention
-            implementation, cross-attention, ``reorder_and_upcast_attn`` with eager attention, or no storage (meta).
+        ImportError: transformers is missing or older than 5.
+        TypeError: there is no such model in ``model``, an encoder-decoder, or one with linear or relative biases of its own;
+            or a policy's replacement cannot be called as the module that it replaces.
+        ValueError: ``max_sequence_length`` is not positive, or its biases take more memory than allowed; or a model has no
+            positions where its policy says, another attention implementation, cross-attention, heads that do not fit its
+            size, ``reorder_and_upcast_attn`` with eager attention, or no storage (meta).
         RuntimeError: transformers does not use the biased attention. The model then computes what it did before.
 
     Warns:
@@ -65,15 +78,20 @@ def alibi(model: nn.Module, max_sequence_length: int) -> tuple[nn.Module, list[R
     if max_sequence_length < 1:
         raise ValueError(f"max_sequence_length is {max_sequence_length}: give the number of tokens, at least 1.")
     register()
-    sites = list(_sites(model))
+    sites = find(model)
     for site in sites:
-        _check(site)
-    for site in sites:
-        _own_configuration(model, site.body)
-        _bias_attention(site)
-    changed = [change for site in sites for change in _remove_positions(site)]
-    resized = [site for site in sites if _resize(site, max_sequence_length)]
-    if not changed and not resized:
+        check(site)
+    check_memory(sites, max_sequence_length, max_bias_memory)
+    replacements = {site.positions: new for site in sites if (new := _replacement(site)) is not None}
+    with ExitStack() as undo:
+        for site in sites:
+            _bias_attention(model, site, undo)
+        changed = _replace(model, replacements, undo)
+        for site in sites:
+            probe(site)
+        undo.pop_all()
+    lengths = [_resize(site, max_sequence_length) for site in sites]
+    if not changed and not any(lengths):
         warnings.warn(
             f"ALiBi found nothing to replace in {type(model).__name__}: it has linear biases and a maximum sequence "
             f"length of {max_sequence_length} already.",
@@ -88,12 +106,14 @@ class ALiBi(Algorithm):
 
     Before training, the model is changed by :func:`alibi`. The savings come from training on shorter sequences than the
     model is used on: with ``train_sequence_length_scaling`` below 1 every training batch is split by
-    :func:`~hocket_nlp.functional.scale_sequence_length`. Evaluation batches are not changed.
+    :func:`~hocket_nlp.functional.scale_sequence_length`. Evaluation batches are not changed. Each fit begins with a check
+    that nobody has given the model positions or other attention since.
 
     Args:
         max_sequence_length: the longest sequence that the model will be used on, in tokens.
         train_sequence_length_scaling: the length of training sequences relative to the loader's. 1 does not change
             batches; 0.25 trains on four times as many sequences of a quarter of the length.
+        max_bias_memory: the most that the biases of one sequence may take in memory, in GiB.
 
     Raises:
         ValueError: ``train_sequence_length_scaling`` is neither a whole number nor one divided by a whole number.
@@ -105,241 +125,101 @@ class ALiBi(Algorithm):
         >>> trainer = hocket.Trainer(model=model, algorithms=[hocket_nlp.ALiBi(max_sequence_length=64)], device="cpu")
     """
 
-    events = (Event.INIT, Event.AFTER_DATALOADER)
+    events = (Event.INIT, Event.BEFORE_FIT, Event.AFTER_DATALOADER)
     phase = Phase.MODEL
 
-    def __init__(self, max_sequence_length: int, train_sequence_length_scaling: float = 1.0) -> None:
+    def __init__(
+        self,
+        max_sequence_length: int,
+        train_sequence_length_scaling: float = 1.0,
+        max_bias_memory: float = _MEMORY,
+    ) -> None:
         merge_and_split(train_sequence_length_scaling)
         self.max_sequence_length = max_sequence_length
         self.train_sequence_length_scaling = train_sequence_length_scaling
+        self.max_bias_memory = max_bias_memory
 
     def match(self, event: Event, state: State) -> bool:
-        """Return True for the model, and for batches if sequences are scaled."""
-        return event is Event.INIT or self.train_sequence_length_scaling != 1
+        """Return True for the model and the beginning of a fit, and for batches if sequences are scaled."""
+        return event is not Event.AFTER_DATALOADER or self.train_sequence_length_scaling != 1
 
     def apply(self, event: Event, state: State) -> None:
-        """Change the model once, and reshape every training batch."""
+        """Change the model once, check it when a fit begins, and reshape every training batch."""
         if event is Event.INIT:
-            state.model, changed = alibi(state.model, self.max_sequence_length)
+            state.model, changed = alibi(state.model, self.max_sequence_length, max_bias_memory=self.max_bias_memory)
             state.replacements += changed
+        elif event is Event.BEFORE_FIT:
+            check_unchanged(state.model)
         else:
             state.batch = scale_sequence_length(state.batch, self.train_sequence_length_scaling)
 
     def touches(self, model: nn.Module) -> Sequence[str]:
         """Return the position embeddings that would be replaced, and the attention that would be biased."""
         return [
-            f"{site.positions}: Embedding -> NoPositions; linear biases in {len(site.attention)} layers of "
-            f"{site.body.config.num_attention_heads} heads"
-            for site in _sites(model)
-            if isinstance(getattr(site.holder, site.attribute), nn.Embedding)
+            f"{site.positions_name}: {type(site.positions).__name__} -> no positions; linear biases in "
+            f"{len(site.attention)} layers of {site.policy.heads(site.body.config)} heads"
+            for site in find(model)
+            if not site.replaced
         ]
 
 
-class NoPositions(nn.Module):
-    """Replaces a position embedding: has no weights, takes any positions, returns a scalar zero to add."""
-
-    def forward(self, positions: Tensor) -> Tensor:
-        """Return a 0-dimensional zero: adding it keeps shape and dtype."""
-        return torch.zeros((), device=positions.device)
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        register()  # a model unpickled in another process needs the attention functions there
+# --- surgery
 
 
-# --- finding and checking
+def _replacement(site: Site) -> nn.Module | None:
+    """Return the module that replaces positions, or None if they are replaced already."""
+    if site.replaced:
+        return None
+    new = site.policy.replacement(site.positions)
+    check_replacement(site.positions_name, site.positions, new)
+    new.hocket_alibi = True  # type: ignore[assignment]  # mypy: torch declares attributes as modules
+    return new
 
 
-class _Site(NamedTuple):
-    """One transformer: its position embedding, and its attention modules."""
-
-    name: str
-    body: Any
-    holder: Any
-    attribute: str
-    attention: Sequence[nn.Module]
-
-    @property
-    def positions(self) -> str:
-        """The qualified name of the position embedding."""
-        path = "" if self.holder is self.body else "embeddings"
-        return ".".join(filter(None, (self.name, path, self.attribute)))
+def _bias_attention(model: nn.Module, site: Site, undo: ExitStack) -> None:
+    """Switch to the biased attention, in a configuration of the model's own, and note heads on attention modules."""
+    before = site.body.config._attn_implementation
+    _own_configuration(model, site, undo)
+    heads = site.policy.heads(site.body.config)
+    if getattr(site.body.config, "num_attention_heads", None) != heads:
+        site.body.config.num_attention_heads = heads  # which the mask function reads
+    for module, noted in site.notes().items():
+        undo.callback(_restore, module, "hocket_alibi", vars(module).get("hocket_alibi"))
+        module.hocket_alibi = noted  # type: ignore[assignment]  # mypy: torch declares attributes as modules
+    site.body.set_attn_implementation(IMPLEMENTATIONS.get(before, before))
 
 
-def _sites(model: nn.Module) -> list[_Site]:
-    from transformers.models.bert.modeling_bert import BertModel, BertSelfAttention
-    from transformers.models.gpt2.modeling_gpt2 import GPT2Attention, GPT2Model
-    from transformers.models.roberta.modeling_roberta import RobertaModel, RobertaSelfAttention
-
-    attention = (GPT2Attention, BertSelfAttention, RobertaSelfAttention)
-    sites = []
-    for name, body in model.named_modules():
-        layers = [module for module in body.modules() if isinstance(module, attention)]
-        if isinstance(body, GPT2Model):
-            sites.append(_Site(name, body, body, "wpe", layers))
-        elif isinstance(body, BertModel | RobertaModel):
-            sites.append(_Site(name, body, body.embeddings, "position_embeddings", layers))
-    if not sites:
-        raise TypeError(
-            "ALiBi supports GPT2Model, BertModel and RobertaModel of transformers, with any head or inside another "
-            f"module, and there is none in {type(model).__name__}. Give one of these, before it is compiled; a model "
-            "with rotary positions, such as Llama, has no learned positions that could be replaced."
-        )
-    return sites
-
-
-def _check(site: _Site) -> None:
-    """Raise ValueError if ALiBi cannot be applied."""
-    kind, config, positions = type(site.body).__name__, site.body.config, getattr(site.holder, site.attribute)
-    implementation = config._attn_implementation
-    if not isinstance(positions, nn.Embedding | NoPositions):
-        raise ValueError(
-            f"ALiBi replaces learned positions, and {site.positions} is {type(positions).__name__}, not Embedding: "
-            "give a model whose positions are as transformers made them."
-        )
-    if site.body.get_input_embeddings().weight.is_meta:
-        raise ValueError(
-            f"ALiBi checks its effect, but {kind} is on the meta device, where nothing is computed: give it storage "
-            "first, with model.to_empty(device=...) or by loading its weights."
-        )
-    if implementation not in (*IMPLEMENTATIONS, *IMPLEMENTATIONS.values()):
-        raise ValueError(
-            f"ALiBi adds a bias to the attention implementations {' and '.join(IMPLEMENTATIONS)}, and {kind} uses "
-            f"{implementation!r}: call model.set_attn_implementation('sdpa') first."
-        )
-    if getattr(config, "add_cross_attention", False):
-        raise ValueError(
-            f"ALiBi is defined for self-attention, and {kind} has cross-attention, where the distance of two tokens "
-            "has no meaning: give a model made with add_cross_attention=False."
-        )
-    if implementation == "eager" and getattr(config, "reorder_and_upcast_attn", False):
-        raise ValueError(
-            f"ALiBi does not know reorder_and_upcast_attn, which eager {kind} follows: set it to False in the model's "
-            "configuration, or call model.set_attn_implementation('sdpa') first, which does not know it either."
-        )
-
-
-# --- the attention
-
-
-def _own_configuration(model: nn.Module, body: Any) -> None:
+def _own_configuration(model: nn.Module, site: Site, undo: ExitStack) -> None:
     """Give the model its own configuration: other models made from the same one must not get biases."""
-    shared = body.config
+    shared = site.body.config
     own = copy.deepcopy(shared)
     for module in model.modules():
         if getattr(module, "config", None) is shared:
+            undo.callback(setattr, module, "config", shared)
             module.config = own
 
 
-def _bias_attention(site: _Site) -> None:
-    """Switch to the biased attention and check that it is used; otherwise switch back and raise RuntimeError."""
-    before = site.body.config._attn_implementation
-    name = IMPLEMENTATIONS.get(before, before)
-    site.body.set_attn_implementation(name)
-    try:
-        _probe(site, name)
-    except RuntimeError:
-        site.body.set_attn_implementation(before)
-        raise
+def _restore(module: nn.Module, name: str, value: Any) -> None:
+    if value is None:
+        vars(module).pop(name, None)
+    else:
+        setattr(module, name, value)
 
 
-def _probe(site: _Site, name: str) -> None:
-    """Compare every layer's attention pattern for identical keys in a short forward pass.
-
-    With zero queries the scores are the bias alone, and with the identity for values the output is the softmax of the
-    scores, so the comparison does not depend on the weights.
-    """
-    import transformers
-
-    body, advice = site.body, "Use a version of transformers that hocket-algorithms-nlp is tested with."
-    version = f"transformers {transformers.__version__}"
-    function = transformers.AttentionInterface()[name]
-    patterns: dict[nn.Module, Tensor] = {}
-
-    def recorder(
-        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **kwargs: Any
-    ) -> Any:
-        identity = torch.eye(key.shape[2], dtype=value.dtype, device=value.device).expand(*value.shape[:2], -1, -1)
-        output, _ = function(
-            module, torch.zeros_like(query), key, identity, attention_mask, **{**kwargs, "dropout": 0.0}
-        )
-        patterns[module] = output.transpose(1, 2)[0]
-        return function(module, query, key, value, attention_mask, **kwargs)
-
-    weight = body.get_input_embeddings().weight
-    inputs = weight.new_zeros(1, min(4, body.config.max_position_embeddings), body.config.hidden_size)
-    transformers.AttentionInterface.register(name, recorder)
-    try:
-        with torch.no_grad(), _evaluating(body):
-            body(inputs_embeds=inputs, use_cache=False)
-    except Exception as error:
-        raise RuntimeError(
-            f"A trial forward pass of {type(body).__name__} with biased attention failed in {version} ({error}). "
-            f"{advice}"
-        ) from error
-    finally:
-        transformers.AttentionInterface.register(name, function)
-
-    called = sum(module in patterns for module in site.attention)
-    if called < max(1, len(site.attention)):
-        raise RuntimeError(
-            f"{version} called the biased attention in {called} of {len(site.attention)} layers of "
-            f"{type(body).__name__}: in the others ALiBi would have no effect. {advice}"
-        )
-    for module, pattern in patterns.items():
-        causal = bool(module.is_causal) and getattr(body.config, "is_causal", True)
-        expected = _expected_pattern(body.config.num_attention_heads, pattern.shape[-1], causal, pattern.device)
-        difference = (pattern.float() - expected).abs().max().item()
-        if not difference <= max(1e-5, 4 * torch.finfo(pattern.dtype).eps):
-            raise RuntimeError(
-                f"{version} called the biased attention of {type(body).__name__}, but its weights differ by "
-                f"{difference:.2g} from softmax(-slope * distance). {advice}"
-            )
+def _replace(model: nn.Module, replacements: dict[nn.Module, nn.Module], undo: ExitStack) -> list[Replacement]:
+    """Replace modules wherever they are in the model."""
+    policies: dict[type[nn.Module], Policy] = {}
+    for old in replacements:
+        policies[type(old)] = Policy(lambda module, index: replacements[module], lambda module: module in replacements)
+    for container in model.modules():
+        for name, child in container._modules.items():
+            if child in replacements:
+                undo.callback(container._modules.__setitem__, name, child)
+    return replace_modules(model, policies)
 
 
-def _expected_pattern(heads: int, length: int, causal: bool, device: torch.device) -> Tensor:
-    """Return ``softmax(-slope * |i - j|)``, computed explicitly: ``(heads, length, length)``."""
-    positions = torch.arange(length, device=device)
-    distance = positions[:, None] - positions
-    scores = -alibi_slopes(heads, device=device)[:, None, None] * distance.abs()
-    return (scores.masked_fill(distance < 0, -math.inf) if causal else scores).softmax(-1)
-
-
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Set every module to evaluation mode, and restore each module's mode afterwards."""
-    training = [module for module in model.modules() if module.training]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True
-
-
-# --- the positions
-
-
-def _remove_positions(site: _Site) -> list[Replacement]:
-    old = getattr(site.holder, site.attribute)
-    if isinstance(old, NoPositions):
-        return []
-    new = NoPositions().train(old.training)
-    setattr(site.holder, site.attribute, new)
-    return [Replacement(site.positions, old, new)]
-
-
-def _resize(site: _Site, length: int) -> bool:
-    """Allow sequences of this length; return whether that changed anything."""
-    # RoBERTa counts positions from padding_idx + 1 on.
-    rows = length + getattr(site.holder, "padding_idx", -1) + 1
-    if site.body.config.max_position_embeddings == rows:
-        return False
-    site.body.config.max_position_embeddings = rows
-    for name in ("position_ids", "token_type_ids"):
-        buffer = getattr(site.holder, name, None)
-        if buffer is not None:
-            ids = torch.arange(rows, device=buffer.device)[None]
-            values = ids if name == "position_ids" else torch.zeros_like(ids)
-            site.holder.register_buffer(name, values, persistent=False)
-    return True
+def _resize(site: Site, length: int) -> bool:
+    """Allow sequences of this length; return whether that changed the configuration."""
+    before = getattr(site.body.config, "max_position_embeddings", None)
+    site.policy.resize(site.body, length)
+    return bool(before != site.body.config.max_position_embeddings)
