@@ -18,8 +18,13 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "alibi": {"max_sequence_length": 64},
     "distillation": {"teacher": partial(small_resnet, in_channels=3)},
     "gradient-clipping": {"kind": "norm", "threshold": 1.0},
+    "packing": {"length": 128},
+    "rope-scaling": {"factor": 4},
 }
-LANGUAGE = {"alibi"}
+LANGUAGE = {
+    "alibi", "fused-cross-entropy", "gated-linear-units", "packing", "qk-norm", "rope-scaling", "seq-length-warmup",
+}  # fmt: skip
+ROTARY = {"rope-scaling"}
 STEPS = 30
 
 
@@ -41,7 +46,7 @@ def run(repeats: int) -> dict[str, Any]:
 
 def _fit(name: str, algorithms: list[Any]) -> hocket.Result:
     torch.manual_seed(0)
-    reference = _language() if name in LANGUAGE else _images()
+    reference = _language(name in ROTARY) if name in LANGUAGE else _images()
     return hocket.Trainer(
         **reference,
         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.01),
@@ -62,11 +67,13 @@ def _images() -> dict[str, Any]:
     }
 
 
-def _language() -> dict[str, Any]:
-    from transformers import GPT2Config, GPT2LMHeadModel
+def _language(rotary: bool) -> dict[str, Any]:
+    from transformers import GPT2Config, GPT2LMHeadModel, GPTNeoXConfig, GPTNeoXForCausalLM
 
-    config = GPT2Config(
-        n_layer=2, n_head=4, n_embd=64, n_positions=64, vocab_size=256, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0
-    )
+    sizes = {"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 64, "vocab_size": 256}
+    if rotary:
+        model: Any = GPTNeoXForCausalLM(GPTNeoXConfig(**sizes, intermediate_size=256, max_position_embeddings=64))
+    else:
+        model = GPT2LMHeadModel(GPT2Config(**sizes, n_positions=64, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0))
     tokens = [torch.randint(256, (8, 64)) for _ in range(STEPS)]
-    return {"model": GPT2LMHeadModel(config), "train_data": [{"input_ids": t, "labels": t} for t in tokens]}
+    return {"model": model, "train_data": [{"input_ids": t, "labels": t} for t in tokens]}

@@ -30,11 +30,11 @@ Loop = Callable[[nn.Module, Batches], None]
 
 @dataclass(frozen=True)
 class Bed:
-    """A model, its batches and its loss; ``batches(number)`` are the same ones each time."""
+    """A model, its batches and its loss, None for the model's own; ``batches(number)`` are the same ones each time."""
 
     model: Callable[[], nn.Module]
     batches: Callable[[int], list[Any]]
-    loss: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy
+    loss: Callable[[Tensor, Tensor], Tensor] | None = F.cross_entropy
     precision: str = "fp32"
 
 
@@ -63,18 +63,51 @@ def texts(number: int, size: int = 8, length: int = 64) -> list[Any]:
     return [(each, each) for each in tokens]
 
 
+def documents(number: int, size: int = 8, length: int = 64) -> list[dict[str, Tensor]]:
+    """Batches of documents from an eighth of the length on, padded, for models that compute their loss."""
+    generator = torch.Generator().manual_seed(0)
+    batches = []
+    for _ in range(number):
+        tokens = torch.randint(256, (size, length), generator=generator)
+        lengths = torch.randint(length // 8, length + 1, (size, 1), generator=generator)
+        mask = (torch.arange(length) < lengths).long()
+        batches.append({"input_ids": tokens * mask, "attention_mask": mask, "labels": tokens.where(mask > 0, -100)})
+    return batches
+
+
+def gpt() -> nn.Module:
+    """A small GPT-2 of transformers."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    drop = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+    sizes = {"n_layer": 2, "n_head": 4, "n_embd": 128, "n_positions": 64, "vocab_size": 256}
+    model: nn.Module = GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=0, eos_token_id=0, **drop))
+    return model
+
+
 class Language(nn.Module):
     """A small GPT-2 of transformers that returns logits."""
 
     def __init__(self) -> None:
         super().__init__()
-        from transformers import GPT2Config, GPT2LMHeadModel
+        self.gpt = gpt()
 
-        drop = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
-        self.gpt = GPT2LMHeadModel(
-            GPT2Config(
-                n_layer=2, n_head=4, n_embd=128, n_positions=64, vocab_size=256, bos_token_id=0, eos_token_id=0, **drop
-            )
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Logits ``(B, L, vocabulary)``."""
+        logits: Tensor = self.gpt(tokens).logits
+        return logits
+
+
+class Rotary(nn.Module):
+    """A small GPT-NeoX of transformers that returns logits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
+
+        sizes = {"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 128, "intermediate_size": 512}
+        self.gpt = GPTNeoXForCausalLM(
+            GPTNeoXConfig(**sizes, max_position_embeddings=64, vocab_size=256, bos_token_id=0, eos_token_id=0)
         )
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -108,10 +141,12 @@ def with_dropout() -> nn.Module:
 
 
 BEDS = {
+    "documents": Bed(gpt, documents, None),
     "images": Bed(resnet, images),
     "images, dropout": Bed(with_dropout, images),
     "images, group norm, bf16": Bed(with_group_norm, images, precision="bf16"),
     "texts": Bed(Language, texts, language_loss),
+    "texts, rotary": Bed(Rotary, texts, language_loss),
     "texts, bf16": Bed(Language, texts, language_loss, precision="bf16"),
 }
 
@@ -346,6 +381,48 @@ def each_by_torchvision(name: str) -> Callable[[Tensor, Tensor], tuple[Tensor, T
     return lambda images, labels: (torch.stack([transform(image) for image in images]), labels)
 
 
+def with_own_loss(
+    change: Callable[[Any], Any] = lambda batch: batch, surgery: Callable[[nn.Module], Any] = lambda model: model
+) -> Loop:
+    """The loop over a model that computes its loss."""
+
+    def loop(model: nn.Module, batches: Batches) -> None:
+        surgery(model)
+        model.train()
+        optimizer = sgd(model.parameters())
+        for batch in batches:
+            optimizer.zero_grad()
+            model(**change(batch)).loss.backward()
+            optimizer.step()
+
+    return loop
+
+
+def packed(batch: dict[str, Tensor]) -> dict[str, Any]:
+    """The longest document first, each into the first row with room; rows are padded together."""
+    tokens, labels, lengths = batch["input_ids"], batch["labels"], batch["attention_mask"].sum(1).tolist()
+    rows: list[list[int]] = []
+    for index in sorted(range(len(lengths)), key=lambda each: -lengths[each]):
+        for row in rows:
+            if sum(lengths[each] for each in row) + lengths[index] <= tokens.shape[1]:
+                row.append(index)
+                break
+        else:
+            rows.append([index])
+
+    def rows_of(document: Callable[[int, int], Tensor], padding: int) -> Tensor:
+        joined = [torch.cat([document(index, lengths[index]) for index in row]) for row in rows]
+        return nn.utils.rnn.pad_sequence(joined, batch_first=True, padding_value=padding)
+
+    ignored = torch.tensor([-100])
+    return {
+        "input_ids": rows_of(lambda index, length: tokens[index, :length], 1),
+        "labels": rows_of(lambda index, length: torch.cat([ignored, labels[index, 1:length]]), -100),
+        "position_ids": rows_of(lambda index, length: torch.arange(length), 0),
+        "use_cache": False,
+    }
+
+
 # --- changes of batches
 
 
@@ -425,6 +502,49 @@ def _alibi(model: nn.Module) -> Any:
     return alibi(model, 64)
 
 
+def _gated_linear_units(model: nn.Module) -> Any:
+    from hocket_nlp.functional import gated_linear_units
+
+    return gated_linear_units(model, "silu")
+
+
+def _qk_norm(model: nn.Module) -> Any:
+    from hocket_nlp.functional import qk_norm
+
+    return qk_norm(model)
+
+
+def _rope_scaling(model: nn.Module) -> Any:
+    from hocket_nlp.functional import rope_scaling
+
+    return rope_scaling(model, 4)
+
+
+def seq_length_warmup(model: nn.Module, batches: Batches) -> None:
+    """Slices of each batch, from 4 tokens to all of them in steps of 4."""
+    done = 0.0
+
+    def begin(share: float) -> None:
+        nonlocal done
+        done = share
+
+    def change(tokens: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        length = 4 + int((tokens.shape[1] - 4) * done / 4 + 1e-9) * 4
+        return tokens[:, :length].contiguous(), labels[:, :length].contiguous()
+
+    plain(model, batches, begin=begin, change=change, loss=language_loss)
+
+
+def _fused_cross_entropy(model: nn.Module) -> Any:
+    from hocket_nlp.functional import fused_cross_entropy
+
+    return fused_cross_entropy(model)
+
+
+def _with_z_loss(logits: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy(logits, labels) + 1e-4 * logits.logsumexp(1).square().mean()
+
+
 def _surgery(change: Callable[..., Any], bed: str = "images", **settings: Any) -> Surgery:
     arguments: dict[str, Any] = {}
     if BEDS[bed].loss is not F.cross_entropy:
@@ -448,6 +568,10 @@ CASES: dict[str, Case] = {
     "distillation": Case((distillation,), lambda: {"teacher": teacher()}),
     "ema": Case((averaged_by_torch(get_ema_multi_avg_fn(0.999), True), ema_lerp), lambda: {"smoothing": 0.999}),
     "factorize": _surgery(gf.factorize, min_channels=32),
+    "gated-linear-units": Surgery(
+        (with_changed_model(_gated_linear_units, loss=language_loss),), lambda: {"activation": "silu"}, "texts"
+    ),
+    "fused-cross-entropy": Surgery((with_own_loss(surgery=_fused_cross_entropy),), bed="documents"),
     "ghost-batchnorm": _surgery(gf.ghost_batchnorm, ghost_batch_size=8),
     "gradient-clipping": Case((clipping,), lambda: {"kind": "norm", "threshold": 1.0}),
     "gyro-dropout": Surgery((gyro_dropout,), lambda: {"sigma": 8, "tau": 2}, "images, dropout"),
@@ -457,12 +581,20 @@ CASES: dict[str, Case] = {
     "low-precision-groupnorm": _surgery(gf.low_precision_groupnorm, "images, group norm, bf16"),
     "low-precision-layernorm": _surgery(gf.low_precision_layernorm, "texts, bf16"),
     "mixup": Case((with_changed_batches(mixup, loss_of_mixture),)),
+    "packing": Case((with_own_loss(packed),), bed="documents"),
     "progressive-resizing": Case(
         (with_changed_batches(halved),), lambda: {"delay_fraction": 1.0, "finetune_fraction": 0.0}
     ),
+    "qk-norm": Surgery((with_changed_model(_qk_norm, loss=language_loss),), dict, "texts"),
     "randaugment": Case((with_changed_batches(each_by_torchvision("RandAugment")),), lambda: {"batch": True}),
+    "rope-scaling": Surgery(
+        (with_changed_model(_rope_scaling, loss=language_loss),), lambda: {"factor": 4}, "texts, rotary"
+    ),
     "sam": Case((sam,)),
     "selective-backprop": Case((selective_backprop,), lambda: {"start": None, "stop": None, "interrupt": 0}),
+    "seq-length-warmup": Case(
+        (seq_length_warmup,), lambda: {"min_seq_length": 4, "step_size": 4, "warmup": "1dur"}, "texts"
+    ),
     "squeeze-excite": _surgery(vf.squeeze_excite, min_channels=16),
     "stochastic-depth": _surgery(vf.stochastic_depth),
     "swa": Case(
@@ -470,6 +602,7 @@ CASES: dict[str, Case] = {
         lambda: {"start": "0dur", "update_interval": "1ba"},
     ),
     "weight-standardization": _surgery(gf.weight_standardization),
+    "z-loss": Case((partial(plain, loss=_with_z_loss),)),
 }
 
 #: Algorithms without a loop by hand, and why.

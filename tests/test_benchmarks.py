@@ -49,7 +49,10 @@ def test_loops_by_hand_do_the_same(bench: Any) -> None:
     for name in bench.hand_loops.CASES.keys() - RANDOM:
         case = bench.hand_loops.CASES[name]
         bed = bench.hand_loops.BEDS[case.bed]
-        batches = bench.hand_loops.texts(3, 2, 8) if "texts" in case.bed else bench.hand_loops.images(3, 8, 16)
+        make = {"texts": bench.hand_loops.texts, "documents": bench.hand_loops.documents}.get(
+            case.bed.partition(",")[0]
+        )
+        batches = make(3, 3, 8) if make else bench.hand_loops.images(3, 8, 16)
         torch.manual_seed(0)
         model = bed.model()
         own = bench.by_hand.fit(name, case, bed, copy.deepcopy(model), bench.by_hand.Watch(batches)).state_dict()

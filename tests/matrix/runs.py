@@ -31,8 +31,11 @@ SETTINGS: dict[str, Callable[[], dict[str, Any]]] = {
     "gyro-dropout": lambda: {"p": 0.3, "sigma": 8, "tau": 2},
     "layer-freezing": lambda: {"start": "0.25dur"},
     "loss-spike-guard": lambda: {"threshold": 0.2, "window": 2, "warmup": 2, "every": 1, "limit": 100},
+    "packing": lambda: {"length": 16},
     "selective-backprop": lambda: {"start": None, "stop": None, "interrupt": 0},
+    "rope-scaling": lambda: {"factor": 4},
     "squeeze-excite": lambda: {"latent_channels": 4, "min_channels": 16},
+    "seq-length-warmup": lambda: {"min_seq_length": 2, "step_size": 2, "warmup": "5ba"},
     "stochastic-depth": lambda: {"drop_rate": 0.5, "blocks": "Block"},
     "swa": lambda: {"start": "0.25dur", "update_interval": "1ba"},
     "progressive-resizing": lambda: {"delay_fraction": 0.2},
@@ -42,6 +45,8 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "low-precision-groupnorm": {"precision": "bf16"},
     "low-precision-layernorm": {"precision": "bf16"},
 }
+#: Algorithms for models with rotary positions.
+ROTARY = {"rope-scaling"}
 CLASSES = 3
 SAMPLES, BATCH = 24, 8
 DURATION = "6ba"
@@ -105,16 +110,26 @@ def _images(memory: bool) -> dict[str, Any]:
     }
 
 
-def _texts(memory: bool) -> dict[str, Any]:
-    from transformers import GPT2Config, GPT2LMHeadModel
+def _language_model(memory: bool, rotary: bool) -> nn.Module:
+    from transformers import GPT2Config, GPT2LMHeadModel, GPTNeoXConfig, GPTNeoXForCausalLM
 
-    drop = {name: 0.1 if memory else 0.0 for name in ("resid_pdrop", "embd_pdrop", "attn_pdrop")}
-    config = GPT2Config(
-        n_layer=2, n_head=2, n_embd=16, n_positions=16, vocab_size=32, bos_token_id=0, eos_token_id=0, **drop
-    )
+    common = {"vocab_size": 32, "bos_token_id": 0, "eos_token_id": 0}
+    share = 0.1 if memory else 0.0
+    if rotary:
+        sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+        positions = {"rope_type": "default", "rope_theta": 100.0, "partial_rotary_factor": 1.0}
+        drop = {"hidden_dropout": share, "attention_dropout": share}
+        return GPTNeoXForCausalLM(
+            GPTNeoXConfig(**sizes, **common, **drop, max_position_embeddings=16, rope_parameters=positions)
+        )
+    drop = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), share)
+    return GPT2LMHeadModel(GPT2Config(n_layer=2, n_head=2, n_embd=16, n_positions=16, **common, **drop))
+
+
+def _texts(memory: bool, rotary: bool) -> dict[str, Any]:
     samples: Any = [{"input_ids": each, "labels": each} for each in _seeded(lambda: torch.randint(32, (SAMPLES, 8)))]
     return {
-        "model": _seeded(lambda: GPT2LMHeadModel(config)),
+        "model": _seeded(lambda: _language_model(memory, rotary)),
         "train_data": DataLoader(samples, BATCH, shuffle=True),
         "eval_data": DataLoader(samples, 16),
     }
@@ -134,8 +149,9 @@ def make(*names: str, memory: bool | None = None, **changes: Any) -> hocket.Trai
     """
     if memory is None:
         memory = any(needs_memory(name) for name in names)
+    text = any(is_text(name) for name in names)
     arguments = {
-        **(_texts if any(is_text(name) for name in names) else _images)(memory),
+        **(_texts(memory, any(name in ROTARY for name in names)) if text else _images(memory)),
         "global_batch": BATCH,
         "optimizer": lambda parameters: torch.optim.SGD(parameters, lr=0.05, momentum=0.9),
         "duration": DURATION,
@@ -171,12 +187,13 @@ def alone(name: str) -> dict[str, Tensor]:
 
 def plain(name: str) -> dict[str, Tensor]:
     """The weights of the run that `alone` is, without the algorithm."""
-    return _plain(is_text(name), needs_memory(name), tuple(ARGUMENTS.get(name, {}).items()))
+    same_model = name if name in ROTARY else "alibi" if is_text(name) else "ema"
+    return _plain(same_model, needs_memory(name), tuple(ARGUMENTS.get(name, {}).items()))
 
 
 @functools.cache
-def _plain(text: bool, memory: bool, arguments: tuple[tuple[str, Any], ...]) -> dict[str, Tensor]:
-    return trained("alibi" if text else "ema", algorithms=[], memory=memory, **dict(arguments))
+def _plain(name: str, memory: bool, arguments: tuple[tuple[str, Any], ...]) -> dict[str, Tensor]:
+    return trained(name, algorithms=[], memory=memory, **dict(arguments))
 
 
 @functools.cache

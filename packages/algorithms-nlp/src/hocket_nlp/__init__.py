@@ -1,4 +1,4 @@
-"""Training methods and tasks for language models."""
+"""Training methods, tasks and data for language models."""
 
 from __future__ import annotations
 
@@ -9,32 +9,61 @@ from hocket.lazy import lazy
 if TYPE_CHECKING:
     from hocket_nlp import functional
     from hocket_nlp.alibi import ALiBi
+    from hocket_nlp.alibi_policies import AlibiPolicy
+    from hocket_nlp.datasets import python_tokenizer, text_python
+    from hocket_nlp.fused_cross_entropy import FusedCrossEntropy
+    from hocket_nlp.gated_linear_units import GatedLinearUnits
     from hocket_nlp.generation import Generate
     from hocket_nlp.huggingface import HuggingFaceTask
     from hocket_nlp.metrics import MaskedAccuracy, Perplexity, TokenCrossEntropy
+    from hocket_nlp.packing import Packing
     from hocket_nlp.pretrained import SavePretrained
+    from hocket_nlp.qk_norm import QKNorm
+    from hocket_nlp.rope_scaling import RoPEScaling
+    from hocket_nlp.seq_length_warmup import SeqLengthWarmup
+    from hocket_nlp.z_loss import ZLoss
 
 __all__ = [
     "ALiBi",
+    "AlibiPolicy",
+    "FusedCrossEntropy",
+    "GatedLinearUnits",
     "Generate",
     "HuggingFaceTask",
     "MaskedAccuracy",
+    "Packing",
     "Perplexity",
+    "QKNorm",
+    "RoPEScaling",
     "SavePretrained",
+    "SeqLengthWarmup",
     "TokenCrossEntropy",
+    "ZLoss",
     "functional",
+    "python_tokenizer",
+    "text_python",
 ]
 
 __getattr__, __dir__ = lazy(
     __name__,
     {
         "ALiBi": "alibi",
+        "AlibiPolicy": "alibi_policies",
+        "FusedCrossEntropy": "fused_cross_entropy",
+        "GatedLinearUnits": "gated_linear_units",
         "Generate": "generation",
         "HuggingFaceTask": "huggingface",
         "MaskedAccuracy": "metrics",
+        "Packing": "packing",
         "Perplexity": "metrics",
+        "QKNorm": "qk_norm",
+        "RoPEScaling": "rope_scaling",
         "SavePretrained": "pretrained",
+        "SeqLengthWarmup": "seq_length_warmup",
         "TokenCrossEntropy": "metrics",
+        "ZLoss": "z_loss",
+        "python_tokenizer": "datasets",
+        "text_python": "datasets",
         "functional": "",
     },
 )
