@@ -77,7 +77,6 @@ def results(seeds: Sequence[int], overrides: Sequence[str] = ()) -> dict[str, An
     """Everything that the tables say."""
     found: dict[str, Any] = {
         **made_with(),
-        "commit": commit(),
         "seeds": list(seeds),
         "overrides": list(overrides),
         "settings": {file: _settings(file) for file in ("gpt.yaml", "rope.yaml")},
@@ -90,14 +89,14 @@ def results(seeds: Sequence[int], overrides: Sequence[str] = ()) -> dict[str, An
     return found
 
 
-def measure(name: str, seed: int, overrides: Sequence[str]) -> dict[str, float]:
+def measure(name: str, seed: int, overrides: Sequence[str]) -> dict[str, Any]:
     """Perplexity by length, and tokens of training; from the file of an earlier run with these settings if there is one."""
     variant = VARIANTS[name]
     run = f"{_slug(name)}-{seed}"
     file = RESULTS / f"{run}.json"
     key = [_settings(variant.file), *variant.overrides, *overrides]
     if file.exists() and (before := json.loads(file.read_text()))["settings"] == key:
-        return before["found"]  # type: ignore[no-any-return]
+        return dict(before["found"])
     RESULTS.mkdir(parents=True, exist_ok=True)
     words = [str(EXAMPLES / variant.file), *variant.overrides, *overrides, f"seed={seed}"]
     if variant.weights_of is None:
@@ -106,15 +105,16 @@ def measure(name: str, seed: int, overrides: Sequence[str]) -> dict[str, float]:
     else:
         printed = _hocket("evaluate", *words, "--weights", str(RESULTS / f"{_slug(variant.weights_of)}-{seed}"))
     values = dict(re.findall(r"^(\S+) (\S+)$", printed, re.MULTILINE))
-    found = {length: float(values[f"{length}/perplexity"]) for length in LENGTHS}
+    found: dict[str, Any] = {length: float(values[f"{length}/perplexity"]) for length in LENGTHS}
     if variant.weights_of is None:
         last = json.loads((RESULTS / run / "metrics.jsonl").read_text().splitlines()[-1])
         found |= {"tokens": last["token"], "seconds": last["seconds"]}
     else:
         found["tokens"] = measure(variant.weights_of, seed, overrides)["tokens"]
+    found["commit"] = commit()  # of the code that ran, which may be older than the page
     file.write_text(json.dumps({"settings": key, "found": found}))
     print(
-        f"{name}, seed {seed}: {', '.join(f'{key} {value:.6g}' for key, value in found.items())}",
+        f"{name}, seed {seed}: {', '.join(f'{key} {value}' for key, value in found.items())}",
         file=sys.stderr,
         flush=True,
     )
@@ -148,7 +148,7 @@ def _corpus() -> dict[str, Any]:
 # --- pages
 
 
-def ratio(runs: Mapping[str, Mapping[str, float]]) -> float:
+def ratio(runs: Mapping[str, Mapping[str, Any]]) -> float:
     """Perplexity at 4x divided by that at 1x, the geometric mean over seeds."""
     return math.exp(statistics.fmean(math.log(each["4x"] / each["1x"]) for each in runs.values()))
 
