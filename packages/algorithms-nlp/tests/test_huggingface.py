@@ -151,6 +151,15 @@ def test_tensors_and_batch_encodings_are_batches(tmp_path: Any) -> None:
     trainer(HuggingFaceTask(model("gpt2")), [whole["input_ids"]], tmp_path / "b", microbatch=4).fit()
 
 
+def test_a_model_of_from_pretrained_is_put_into_train_mode_and_frozen_parts_are_not(tmp_path: Any) -> None:
+    task = HuggingFaceTask(model("gpt2").eval())
+    trainer(task, [batch("gpt2")], tmp_path).fit()  # without the warning about eval mode
+    assert task.network.training
+    kept = model("gpt2")
+    kept.transformer.h[0].eval()
+    assert not HuggingFaceTask(kept).network.transformer.h[0].training
+
+
 def test_tied_weights_stay_tied(tmp_path: Any) -> None:
     plain = model("gpt2")
     trainer(HuggingFaceTask(plain), [batch("gpt2")], tmp_path).fit()

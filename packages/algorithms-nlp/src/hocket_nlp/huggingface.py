@@ -105,6 +105,8 @@ class HuggingFaceTask(SupervisedTask):
         if text_metrics is not None and not isinstance(text_metrics, Mapping):
             raise TypeError(f"text_metrics={text_metrics!r} is no mapping. Write {{'name': metric}}.")
         super().__init__(model if peft is None else with_adapters(model, peft), None)
+        if not any(module.training for module in self.network.modules()):
+            self.network.train()  # as from_pretrained returned it
         if peft is not None or base is not model:
             self.checkpoints_only = "trainable"
         self.tokenizer = tokenizer
