@@ -350,6 +350,7 @@ def test_fused_cross_entropy_and_packing_together() -> None:
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_two_ranks_pack_their_own_rows(strategy) -> None:
+    pytest.importorskip("hocket_strategies")
     plain = {
         name: value.clone()
         for name, value in run([], train_data=[padded((7, 2, 9, 4, 1, 3))]).model_state_dict().items()

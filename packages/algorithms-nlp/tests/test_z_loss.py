@@ -222,6 +222,7 @@ def test_losses_of_tasks_and_functions(reduction) -> None:
 
 
 def test_two_ranks_are_one() -> None:
+    pytest.importorskip("hocket_strategies")
     batch = {name: torch.cat([value, value[:1]]) for name, value in OWN["llama"][0].items()}
     plain = step(tiny("llama").train(), [batch]).model_state_dict()
 
