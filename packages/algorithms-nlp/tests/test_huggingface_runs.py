@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader
 import hocket
 from hocket.testkit import RankError, run_ranks
 from hocket_nlp import HuggingFaceTask
+from hocket_nlp.functional import rope_scaling
 
 
 def run(family: str, folder: Path, task: HuggingFaceTask | None = None, **more: Any) -> hocket.Trainer:
@@ -23,7 +24,7 @@ def run(family: str, folder: Path, task: HuggingFaceTask | None = None, **more: 
     samples: Any = [{name: value[i % SAMPLES] for name, value in whole.items()} for i in range(10)]
     return hocket.Trainer(
         model=HuggingFaceTask(model(family)) if task is None else task, optimizer=adamw, device="cpu", folder=folder, seed=2,
-        train_data=DataLoader(samples, 4, shuffle=True), **{"global_batch": 4, "duration": "2ep", **more},
+        **{"train_data": DataLoader(samples, 4, shuffle=True), "global_batch": 4, "duration": "2ep", **more},
     )  # fmt: skip
 
 
@@ -81,3 +82,40 @@ def test_a_killed_run_resumes_bitwise(family: str, peft: Any, tmp_path: Path) ->
     straight = run(family, tmp_path / "straight", task())
     straight.fit()
     torch.testing.assert_close(resumed.model_state_dict(), straight.model_state_dict(), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+@pytest.mark.parametrize("algorithm", ["packing", {"z-loss": {"coefficient": 0.1}}])
+def test_labels_that_the_task_makes_are_those_that_algorithms_see(algorithm: Any, family: str, tmp_path: Path) -> None:
+    """The first batch is full, so that only later ones show whether padding counts."""
+    whole = {name: value for name, value in batch(family).items() if name != "labels"}
+    full = {"input_ids": whole["input_ids"].clamp(min=1), "attention_mask": torch.ones_like(whole["attention_mask"])}
+    weights = []
+    for name in ("made", "given"):
+        data = [full, whole, whole]
+        if name == "given":
+            data = [{**b, "labels": b["input_ids"].masked_fill(b["attention_mask"] == 0, -100)} for b in data]
+        task = HuggingFaceTask(model(family))
+        settings: Any = {"algorithms": [algorithm], "global_batch": None, "duration": "1ep"}
+        run(family, tmp_path / name, task, **{**settings, "train_data": data}).fit()
+        weights.append(task.network.state_dict())
+    torch.testing.assert_close(weights[0], weights[1], rtol=0, atol=1e-7)
+
+
+@pytest.mark.parametrize("algorithm", ["qk-norm", "gated-linear-units"])
+def test_new_weights_beside_adapters_are_refused(algorithm: str, tmp_path: Path) -> None:
+    """Folders of adapters would not hold them."""
+    pytest.importorskip("peft")
+    task = HuggingFaceTask(model("gpt2"), peft={"r": 2, "fan_in_fan_out": True})
+    with pytest.raises(ValueError, match="adapters, which peft saves and merges alone"):
+        run("gpt2", tmp_path, task, algorithms=[algorithm])
+
+
+def test_a_model_whose_rotary_positions_cannot_be_scaled_stays_as_it_was() -> None:
+    made = model("llama")
+    made.config.rope_parameters["partial_rotary_factor"] = "none"
+    made.model.rotary_emb.config = made.config
+    before = dict(made.config.rope_parameters)
+    with pytest.raises(ValueError, match="cannot scale the rotary positions of LlamaConfig"):
+        rope_scaling(made, 4)
+    assert made.config.rope_parameters == before and made.config.max_position_embeddings == 32

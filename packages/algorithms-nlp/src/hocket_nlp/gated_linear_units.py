@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from hocket.algorithm import Algorithm, Phase
 from hocket.hookspecs import Event
 from hocket.surgery import NoEffectWarning, Policy, Replacement, replace_modules, why_no_effect
-from hocket_nlp.projections import Finisher, is_of_transformers, with_finish
+from hocket_nlp.projections import Finisher, is_of_transformers, refuse_adapters, with_finish
 
 if TYPE_CHECKING:
     from hocket.state import State
@@ -158,6 +158,7 @@ class _Choice:
 
     def operate(self, model: nn.Module, generator: torch.Generator | None) -> list[Replacement]:
         """Gate all feed-forward layers; see `gated_linear_units`."""
+        refuse_adapters(model, "Gated linear units")
         sites = {site.projection: site for site in _sites(model)}
         if not sites:
             warnings.warn(_why_not(model), NoEffectWarning, stacklevel=3)

@@ -147,7 +147,7 @@ class HuggingFaceTask(SupervisedTask):
                 f"The batch has no 'labels', and {self._kind} compares each position with its own label, so that it would "
                 "learn to repeat 'input_ids'. Add labels of the next tokens: input_ids[:, 1:], and -100 at the end."
             )
-        return value, counted(self._with_labels(batch))
+        return value, counted(self.with_labels(batch))
 
     def eval_forward(self, batch: Batch | Prompts) -> Any:
         """Return the outputs for a batch, with ``generated`` tokens if ``generate=`` asks for them; for prompts these alone."""
@@ -195,7 +195,7 @@ class HuggingFaceTask(SupervisedTask):
             return
         logits = _logits(outputs)
         counted = self._labels(outputs, batch) or CountedLabels("labels", shifted=self._causal)
-        labels = self._with_labels(batch).get("labels")
+        labels = self.with_labels(batch).get("labels")
         if logits is None or labels is None or labels.is_floating_point() or logits.dim() != labels.dim() + 1:
             super().update_metric(metric, outputs, batch)
             return
@@ -245,7 +245,7 @@ class HuggingFaceTask(SupervisedTask):
         if not self._seen and own_loss(outputs) is not None:
             if _logits(outputs) is None and self._causal:
                 return CountedLabels("labels", shifted=True)  # a fused loss, which makes no logits
-            found = weights.of_own_loss(outputs, self._with_labels(batch), self.network)
+            found = weights.of_own_loss(outputs, self.with_labels(batch), self.network)
             self._seen = found is not weights.nothing
             self._counted = found if isinstance(found, CountedLabels) else None
         return self._counted
@@ -260,13 +260,13 @@ class HuggingFaceTask(SupervisedTask):
             batch = {"input_ids": batch}
         if omitted := [name for name in batch if name not in self._taken]:
             self._say(f"batches have {', '.join(map(repr, omitted))}, which {self._kind} does not take; omitted.")
-        arguments = {name: value for name, value in self._with_labels(batch).items() if name in self._taken}
+        arguments = {name: value for name, value in self.with_labels(batch).items() if name in self._taken}
         if "use_cache" in self._taken:  # keys and values of past tokens are for generation
             arguments.setdefault("use_cache", False)
         return arguments
 
-    def _with_labels(self, batch: Batch) -> Any:
-        """Return a batch with labels, if it has none and the model is causal."""
+    def with_labels(self, batch: Batch) -> Any:
+        """Return a batch with labels, those of its tokens if it has none and the model is causal."""
         if isinstance(batch, Tensor):
             batch = {"input_ids": batch}
         tokens = batch.get("input_ids")

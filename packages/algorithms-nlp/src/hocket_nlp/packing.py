@@ -76,7 +76,9 @@ class Packing(Algorithm):
         if event is Event.INIT:
             self._layout = layout_of(state.model, pack)
         elif event is Event.AFTER_DATALOADER:
-            state.batch = self._pack(state.batch)
+            # Labels from the mask, which packing removes, if the task would make some.
+            complete = getattr(state.task, "with_labels", lambda batch: batch)
+            state.batch = self._pack(complete(state.batch))
         elif event is Event.BEFORE_FORWARD:
             self._watch(state.model, state.batch)
         else:

@@ -30,6 +30,15 @@ class Finisher(nn.Module):
         return nn.Module.__repr__(self)  # Conv1D has one of its own, without submodules
 
 
+def refuse_adapters(model: nn.Module, what: str) -> None:
+    """Raise ValueError for a model with adapters of peft, in whose folders and merged weights changes of others are lost."""
+    if any(type(module).__module__.startswith("peft.") for module in model.modules()):
+        raise ValueError(
+            f"{what} was given a model with adapters, which peft saves and merges alone: the change would be lost. Train all "
+            "weights, or change and train the model first, and give it adapters afterwards."
+        )
+
+
 def with_finish(projection: nn.Module, kind: type[FinisherT]) -> FinisherT:
     """Return ``projection`` as an instance of ``kind`` and of its own class, with the same parameters under the same names."""
     both: tuple[Any, Any] = kind, type(projection)

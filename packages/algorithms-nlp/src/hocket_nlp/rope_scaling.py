@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -141,7 +143,7 @@ class _Scaling:
     def __post_init__(self) -> None:
         if self.kind not in get_args(Kind):
             raise ValueError(f"kind is {self.kind!r}. Give one of {', '.join(map(repr, get_args(Kind)))}.")
-        if not self.factor >= 1:
+        if not (isinstance(self.factor, int | float) and 1 <= self.factor < math.inf):
             raise ValueError(
                 f"factor is {self.factor}, but sequences become at least as long as before: give a number such as 4, of "
                 "times the original length."
@@ -190,11 +192,23 @@ class _Scaling:
         chosen = [module for module in rotary if any(module.config is config for config in todo)]
         for config in todo:
             own = own_configuration(model, config)
-            dimensions = next(2 * len(_frequencies(module)) for module in chosen if module.config is own)
-            self._write(own, dimensions)
+            module = next(module for module in chosen if module.config is own)
+            self._try(module, copy.deepcopy(own))
+            self._write(own, 2 * len(_frequencies(module)))
         return replace_modules(
             model, {nn.Module: Policy(lambda old, index: type(old)(config=old.config), lambda old: old in chosen)}
         )
+
+    def _try(self, module: Any, config: Any) -> None:
+        """Raise ValueError if transformers cannot scale this model, before anything is changed."""
+        try:
+            self._write(config, 2 * len(_frequencies(module)))
+            type(module)(config=config)
+        except Exception as error:
+            raise ValueError(
+                f"transformers cannot scale the rotary positions of {type(config).__name__} by {self.kind} ({error}). Try "
+                "another kind, such as 'linear', or remove rope-scaling."
+            ) from error
 
     def applied(self, config: Any) -> bool:
         """Whether this scaling is in a configuration already."""

@@ -6,7 +6,7 @@ Vincent 2016, "The Z-loss: a shift and scale invariant classification loss belon
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -153,13 +153,18 @@ class ZLoss(Algorithm):
             value = withheld.z_loss
         elif self._span.includes(state):
             if self._reading is None:
-                self._reading = reading_of(state, loss, outputs, batch)
+                self._reading = reading_of(state, loss, outputs, self._complete(state, batch))
             if self._reading is not None:
                 value = self._added = self._of(self._reading, loss, state, outputs, batch)
         return loss._replace(parts={**loss.parts, "z-loss": value.detach()})
 
+    def _complete(self, state: State, batch: Any) -> Any:
+        """Return the batch with its labels, those that the task makes included."""
+        complete: Callable[[Any], Any] | None = getattr(state.task, "with_labels", None)
+        return batch if complete is None else complete(batch)
+
     def _of(self, reading: Reading, loss: Loss, state: State, outputs: Any, batch: Any) -> Tensor:
-        logits, labels = reading.find(outputs, batch)
+        logits, labels = reading.find(outputs, self._complete(state, batch))
         value = z_loss(
             logits, labels, self.coefficient, class_dim=reading.class_dim, ignore_index=reading.ignore_index,
             class_weights=reading.class_weights,
