@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 class TensorBoardLogger(Logger):
     """Write event files for ``tensorboard --logdir runs``; the step is the number of batches trained on.
 
-    Numbers become 32-bit scalars, images become images, and tables and the paths of finished artifacts become texts.
+    Numbers become 32-bit scalars, images become images, histograms histograms, and texts, tables and the paths of finished
+    artifacts become texts.
     Hyperparameters become a text and a row of the HParams page. If a run resumes before its last written value, TensorBoard
     hides the values that are written again.
 
@@ -84,6 +85,25 @@ class TensorBoardLogger(Logger):
         lines = [columns, ["---"] * len(columns), *rows]
         table = "\n".join(f"| {' | '.join(map(_cell, line))} |" for line in lines)
         self._writer(state).add_text(name, table, state.timestamp.batch)
+
+    def log_text(self, state: State, name: str, text: str) -> None:
+        """See :meth:`hocket.hookspecs.Loggers.log_text`."""
+        self._writer(state).add_text(name, text, state.timestamp.batch)
+
+    def log_histogram(self, state: State, name: str, counts: Sequence[float], edges: Sequence[float]) -> None:
+        """Write the bins. Sums, which the page does not show, are those of values in the middle of their bins."""
+        middles = [(low + high) / 2 for low, high in zip(edges, edges[1:], strict=False)]
+        self._writer(state).add_histogram_raw(
+            name,
+            min=edges[0],
+            max=edges[-1],
+            num=sum(counts),
+            sum=sum(count * middle for count, middle in zip(counts, middles, strict=True)),
+            sum_squares=sum(count * middle**2 for count, middle in zip(counts, middles, strict=True)),
+            bucket_limits=list(edges[1:]),
+            bucket_counts=list(counts),
+            global_step=state.timestamp.batch,
+        )
 
     def log_artifact(self, state: State, name: str, path: Path) -> None:
         """Write the path as a text: event files cannot contain files."""

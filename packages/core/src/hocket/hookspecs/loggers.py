@@ -37,6 +37,14 @@ class Loggers:
         """Log a table of JSON-like cells."""
 
     @hookspec
+    def log_text(self, state: State, name: str, text: str, /) -> None:
+        """Log a text, which may be Markdown."""
+
+    @hookspec
+    def log_histogram(self, state: State, name: str, counts: Sequence[float], edges: Sequence[float], /) -> None:
+        """Log a histogram: the number of values in each bin, and the n + 1 ascending edges of the n bins."""
+
+    @hookspec
     def log_artifact(self, state: State, name: str, path: Path, /) -> None:
         """Log a finished file or folder."""
 

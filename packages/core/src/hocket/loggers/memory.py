@@ -18,7 +18,7 @@ class MemoryLogger(Logger):
     Attributes:
         metrics: a list of ``(batch, value)`` by name.
         hyperparameters: the logged hyperparameters.
-        images, tables, artifacts: lists of the logged objects by name.
+        images, tables, texts, histograms, artifacts: lists of the logged objects by name.
 
     Example:
         >>> import hocket, torch
@@ -40,6 +40,8 @@ class MemoryLogger(Logger):
         self.hyperparameters: dict[str, Any] = {}
         self.images: dict[str, list[Sequence[Any]]] = {}
         self.tables: dict[str, list[tuple[list[str], list[list[Any]]]]] = {}
+        self.texts: dict[str, list[str]] = {}
+        self.histograms: dict[str, list[tuple[list[float], list[float]]]] = {}
         self.artifacts: dict[str, list[Path]] = {}
 
     def log_hyperparameters(self, state: State, parameters: Mapping[str, Any]) -> None:
@@ -58,6 +60,14 @@ class MemoryLogger(Logger):
     def log_table(self, state: State, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
         """Store in ``tables``, as ``(columns, rows)``."""
         self.tables.setdefault(name, []).append((list(columns), [list(row) for row in rows]))
+
+    def log_text(self, state: State, name: str, text: str) -> None:
+        """Store in ``texts``."""
+        self.texts.setdefault(name, []).append(text)
+
+    def log_histogram(self, state: State, name: str, counts: Sequence[float], edges: Sequence[float]) -> None:
+        """Store in ``histograms``, as ``(counts, edges)``."""
+        self.histograms.setdefault(name, []).append((list(counts), list(edges)))
 
     def log_artifact(self, state: State, name: str, path: Path) -> None:
         """Store in ``artifacts``."""

@@ -142,8 +142,8 @@ class LoggerConformance(CallbackConformance):
         trainer.fit("1ba")
         trainer.close()
 
-    def test_images_tables_and_artifacts(self) -> None:
-        """Images, tables and artifacts are written by loggers that implement their hooks."""
+    def test_images_tables_texts_histograms_and_artifacts(self) -> None:
+        """All kinds of values are written by loggers that implement their hooks."""
         trainer = self.trainer(self.make())
         state, bus = trainer.state, trainer.state.bus
         artifact = self.folder / "artifact.txt"
@@ -153,6 +153,9 @@ class LoggerConformance(CallbackConformance):
         bus.log_images(state, "images/none", [])
         bus.log_table(state, "tables/predictions", ["text", "score"], [["a | b\nc", 0.5], [None, math.nan]])
         bus.log_table(state, "tables/empty", ["column"], [])
+        bus.log_text(state, "texts/sample", "# A title\n\n| a text")
+        bus.log_text(state, "texts/empty", "")
+        bus.log_histogram(state, "histograms/weights", [1, 0, 2.5], [-1.0, 0.0, 0.5, 2.0])
         bus.log_artifact(state, "artifacts/file", artifact)
         bus.flush(state)
         trainer.close()
