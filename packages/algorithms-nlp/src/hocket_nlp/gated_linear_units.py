@@ -12,8 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from hocket.algorithm import Algorithm, Phase
+from hocket.help.objects import short
 from hocket.hookspecs import Event
 from hocket.surgery import NoEffectWarning, Policy, Replacement, replace_modules, why_no_effect
+from hocket_nlp.arguments import switch
 from hocket_nlp.projections import Finisher, is_of_transformers, refuse_adapters, with_finish
 
 if TYPE_CHECKING:
@@ -150,6 +152,16 @@ class _Choice:
     def __post_init__(self) -> None:
         if self.init not in ("identity", "normal"):
             raise ValueError(f"init is {self.init!r}. Give 'identity' or 'normal'.")
+        for name in ("bias", "gate_bias"):
+            switch("GatedLinearUnits", name, getattr(self, name))
+        if isinstance(self.activation, type) or not (
+            isinstance(self.activation, str | None) or callable(self.activation)
+        ):
+            raise TypeError(
+                f"GatedLinearUnits was given activation={short(self.activation)}: give the name of an activation of "
+                "transformers, a function such as torch.nn.functional.silu, or None for the model's own. Write for instance "
+                "activation='silu'."
+            )
         if self.init == "identity" and not self.gate_bias:
             raise ValueError(
                 "init='identity' begins with gates of 1, which are V's biases, but gate_bias is False: write init='normal', or "

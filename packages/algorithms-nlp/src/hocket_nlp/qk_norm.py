@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from hocket.algorithm import Algorithm, Phase
 from hocket.hookspecs import Event
 from hocket.surgery import NoEffectWarning, Policy, Replacement, replace_modules, why_no_effect
+from hocket_nlp.arguments import number
 from hocket_nlp.projections import Finisher, is_of_transformers, refuse_adapters, with_finish
 
 if TYPE_CHECKING:
@@ -162,8 +163,7 @@ class _Choice:
     def __post_init__(self) -> None:
         if self.norm not in ("rms", "layer"):
             raise ValueError(f"norm is {self.norm!r}. Give 'rms' or 'layer'.")
-        if not self.eps > 0:
-            raise ValueError(f"eps is {self.eps}, but must be above 0, for queries and keys of zeros. Try eps=1e-6.")
+        number("QKNorm", "eps", self.eps, 1e-6)  # above 0, for queries and keys of zeros
 
     def operate(self, model: nn.Module) -> list[Replacement]:
         """Change all projections; see `qk_norm`."""
