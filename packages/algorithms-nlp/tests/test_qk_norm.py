@@ -292,3 +292,12 @@ def test_projections_with_other_features_are_refused(tiny: Any) -> None:
 def test_the_norm_is_checked_at_once() -> None:
     with pytest.raises(ValueError, match="'rms' or 'layer'"):
         QKNorm("batch")  # type: ignore[arg-type]
+
+
+def test_models_without_storage_are_refused(tiny: Any) -> None:
+    model = tiny("gpt2").to("meta")
+    with pytest.raises(
+        ValueError, match=r"qk_norm was given GPT2LMHeadModel, whose .*wte.weight is on the meta .*to_empty"
+    ):
+        qk_norm(model)
+    assert not any("norm." in name or "gate" in name for name in model.state_dict())

@@ -168,6 +168,15 @@ def test_the_new_frequencies_have_device_and_dtype_of_the_old(tiny: Any) -> None
     assert rotary_of(model).inv_freq.is_meta and rotary_of(model).inv_freq.dtype == torch.bfloat16
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_models_on_the_meta_device_are_scaled_when_transformers_initializes_them(tiny: Any, kind: Any) -> None:
+    model, expected = rope_scaling(tiny("llama").to("meta"), 4, kind)[0], rope_scaling(tiny("llama"), 4, kind)[0]
+    model.to_empty(device="cpu")
+    model._init_weights(rotary_of(model))
+    assert torch.equal(rotary_of(model).inv_freq, rotary_of(expected).inv_freq)
+    assert rotary_of(model).attention_scaling == rotary_of(expected).attention_scaling
+
+
 def test_models_inside_other_modules_are_found(tiny: Any) -> None:
     pair = nn.ModuleDict({"one": tiny("llama"), "two": tiny("neox")})
     _, replaced = rope_scaling(pair, 2)

@@ -17,6 +17,7 @@ from hocket.hookspecs import Event
 from hocket.surgery import NoEffectWarning, Policy, Replacement, replace_modules, why_no_effect
 from hocket_nlp.arguments import switch
 from hocket_nlp.projections import Finisher, is_of_transformers, refuse_adapters, with_finish
+from hocket_nlp.storage import refuse_meta
 
 if TYPE_CHECKING:
     from hocket.state import State
@@ -68,8 +69,8 @@ def gated_linear_units(
         the new parameters to an existing optimizer with `hocket.surgery.update_optimizer`.
 
     Raises:
-        ValueError: an argument is unknown, ``init="identity"`` without ``gate_bias``, or a projection is neither Linear nor
-            Conv1D.
+        ValueError: an argument is unknown, ``init="identity"`` without ``gate_bias``, a projection is neither Linear nor
+            Conv1D, or the model is on the meta device.
 
     Example:
         >>> import transformers
@@ -79,7 +80,9 @@ def gated_linear_units(
         >>> print(replaced[0])
         transformer.h.0.mlp.c_fc: Conv1D -> GatedConv1D
     """
-    return model, _Choice(activation, init, bias, gate_bias).operate(model, generator)
+    choice = _Choice(activation, init, bias, gate_bias)
+    refuse_meta("gated_linear_units", model, "where gates would get no values")
+    return model, choice.operate(model, generator)
 
 
 class Gated(Finisher):
@@ -123,6 +126,7 @@ class GatedLinearUnits(Algorithm):
 
     def apply(self, event: Event, state: State) -> None:
         """Gate the feed-forward layers of the model."""
+        # Also on the meta device: the strategy then broadcasts the values of rank 0.
         changed = self._choice.operate(state.model, state.generator(self))
         state.replacements += changed
         state.log({"gated-linear-units/layers": len(changed)})
