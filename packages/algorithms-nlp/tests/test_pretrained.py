@@ -15,6 +15,7 @@ import hocket
 from hocket.checkpoints import read_weights
 from hocket.testkit import run_ranks
 from hocket_nlp import HuggingFaceTask, SavePretrained
+from hocket_nlp.functional import gated_linear_units, qk_norm
 
 
 @pytest.mark.parametrize("family", ["gpt2", "bert", "t5", "llama"])
@@ -169,6 +170,26 @@ def test_the_folder_of_adapters_is_that_of_peft(tmp_path: Any) -> None:
     torch.testing.assert_close(loaded.state_dict(), task.network.state_dict(), rtol=0, atol=0)
     again = HuggingFaceTask(peft.PeftModel.from_pretrained(model("llama"), str(tmp_path / "mine"), is_trainable=True))
     assert again.checkpoints_only == "trainable"
+
+
+@pytest.mark.parametrize("surgery", [qk_norm, gated_linear_units])
+@pytest.mark.parametrize("given", [True, False])
+def test_adapters_whose_merged_weights_compute_something_else_are_refused(surgery: Any, given: bool) -> None:
+    peft = pytest.importorskip("peft")
+    made, _ = surgery(model("gpt2"))
+    names, targets = list(made.state_dict()), ["c_attn", "c_fc"]
+    settings = {"r": 2, "fan_in_fan_out": True, "init_lora_weights": False, "target_modules": targets}
+    with pytest.raises(ValueError, match=r"an adapter there would .*without c_(attn|fc), such as"):
+        if given:
+            HuggingFaceTask(peft.get_peft_model(made, peft.LoraConfig(**settings)))
+        else:
+            HuggingFaceTask(made, peft=settings)
+    if not given:
+        assert list(made.state_dict()) == names and all(each.requires_grad for each in made.parameters())
+        task = HuggingFaceTask(made, peft={**settings, "target_modules": ["attn.c_proj"]})
+        logits = task.network.eval()(**batch("gpt2")).logits
+        merged = task.network.merge_and_unload()(**batch("gpt2")).logits
+        torch.testing.assert_close(merged, logits, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize(

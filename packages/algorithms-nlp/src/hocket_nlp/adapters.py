@@ -7,6 +7,8 @@ from typing import Any
 
 from torch import nn
 
+from hocket_nlp.projections import Finisher
+
 #: Heads that are new and have to be trained, and what peft calls their tasks.
 _HEADS = {
     "ForSequenceClassification": "SEQ_CLS",
@@ -25,7 +27,8 @@ def with_adapters(model: Any, config: Any) -> nn.Module:
     Raises:
         ImportError: peft is not installed.
         TypeError: ``config`` is neither, or has an argument that LoRA does not know.
-        ValueError: the model has adapters already, or none of its layers fits.
+        ValueError: the model has adapters already, none of its layers fits, or one computes further with its output; the
+            model is then as it was.
     """
     try:
         import peft
@@ -51,6 +54,34 @@ def with_adapters(model: Any, config: Any) -> nn.Module:
     if config.task_type is None:  # so that a new head is trained and saved beside the adapters
         kind = type(model).__name__
         config.task_type = next((task for name, task in _HEADS.items() if name in kind), None)
-    training = model.training
-    adapted: nn.Module = peft.get_peft_model(model, config)
-    return adapted.train(training)
+    training, required = model.training, {each: each.requires_grad for each in model.parameters()}
+    adapted: Any = peft.get_peft_model(model, config)
+    try:
+        check_targets(adapted)
+    except ValueError:
+        adapted.unload()
+        for parameter, value in required.items():
+            parameter.requires_grad_(value)
+        raise
+    made: nn.Module = adapted.train(training)
+    return made
+
+
+def check_targets(model: nn.Module) -> None:
+    """Raise ValueError for adapters on projections that compute further with their output, such as those of QK norm.
+
+    An adapter adds to the result, and once it is merged into the weight, to what the result is computed from.
+    """
+    kinds = {
+        name: type(module.base_layer)
+        for name, module in model.named_modules()
+        if isinstance(getattr(module, "base_layer", None), Finisher)
+    }
+    if kinds:
+        name, kind = next(iter(kinds.items()))
+        targets = ", ".join(sorted({each.rpartition(".")[2] for each in kinds}))
+        raise ValueError(
+            f"The model has {kind.__name__} at {name}, which normalises or gates its output, and an adapter there would "
+            f"compute something else once it is merged into the weights. Choose target_modules without {targets}, such as ['v_proj', "
+            "'o_proj'] for Llama or ['c_proj'] for GPT-2."
+        )

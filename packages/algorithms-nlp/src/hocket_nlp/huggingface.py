@@ -19,7 +19,7 @@ from hocket.losses import own_loss
 from hocket.task import SupervisedTask
 from hocket.training import weights
 from hocket.training.weights import CountedLabels
-from hocket_nlp.adapters import with_adapters
+from hocket_nlp.adapters import check_targets, with_adapters
 from hocket_nlp.generation import Prompts, check_options, new_tokens, padding_of, prompts_of
 from hocket_nlp.huggingface_checks import check_tokenizer, transformers_model, without_loss
 from hocket_nlp.metrics import MaskedAccuracy, Perplexity, that_count
@@ -66,7 +66,8 @@ class HuggingFaceTask(SupervisedTask):
 
     Raises:
         TypeError: the model has no loss, such as one without a head; ``peft`` is no configuration.
-        ValueError: the tokenizer has more tokens than the model has embeddings; there is none for ``text_metrics``.
+        ValueError: the tokenizer has more tokens than the model has embeddings; there is none for ``text_metrics``; adapters
+            are on projections of QK norm or gated linear units.
         ImportError: peft is not installed.
 
     Example:
@@ -104,6 +105,8 @@ class HuggingFaceTask(SupervisedTask):
             raise ValueError("text_metrics= compare texts, and there is no tokenizer to decode them. Pass tokenizer=.")
         if text_metrics is not None and not isinstance(text_metrics, Mapping):
             raise TypeError(f"text_metrics={text_metrics!r} is no mapping. Write {{'name': metric}}.")
+        if peft is None:
+            check_targets(model)
         super().__init__(model if peft is None else with_adapters(model, peft), None)
         if not any(module.training for module in self.network.modules()):
             self.network.train()  # as from_pretrained returned it
