@@ -19,13 +19,14 @@ from hocket.losses import own_loss
 from hocket.task import SupervisedTask
 from hocket.training import weights
 from hocket.training.weights import CountedLabels
-from hocket_nlp.adapters import check_targets, with_adapters
+from hocket_nlp.adapters import AdapterSettings, check_targets, with_adapters
 from hocket_nlp.generation import Prompts, check_options, new_tokens, padding_of, prompts_of
 from hocket_nlp.huggingface_checks import check_tokenizer, transformers_model, without_loss
 from hocket_nlp.metrics import MaskedAccuracy, Perplexity, that_count
 from hocket_nlp.pretrained import save_pretrained
 
 if TYPE_CHECKING:
+    from hocket.state import State
     from hocket.types import Batch
 
 #: Arguments of models that compute a loss.
@@ -215,6 +216,11 @@ class HuggingFaceTask(SupervisedTask):
         if not isinstance(mask, Tensor) or not isinstance(tokens, Tensor) or mask.shape != tokens.shape:
             return counts
         return Counts(counts.samples, int((mask != 0).sum()))
+
+    def checkpoint_components(self, state: State) -> list[AdapterSettings]:
+        """Return the configurations of adapters, of whose changes a resumed run warns."""
+        configurations = getattr(self.network, "peft_config", None)
+        return [AdapterSettings(configurations)] if configurations else []
 
     def save_pretrained(self, folder: Path | str, weights: Mapping[str, Tensor] | None = None) -> Path:
         """Write a Hugging Face folder: weights, configuration and tokenizer, or the adapters alone. Return its path.
