@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from types import MethodType
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
@@ -20,25 +21,23 @@ _MISSING: Any = object()
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class _Log:
-    """The method ``log``, unless the task has a submodule, parameter or buffer of that name."""
-
-    def __init__(self, method: Callable[..., None]) -> None:
-        self._method = method
-        self.__doc__ = method.__doc__
-        self.__wrapped__ = method
-
-    def __get__(self, task: Any, owner: type | None = None) -> Any:
-        if task is None:
-            return self._method
-        for theirs in (task._modules, task._parameters, task._buffers):
-            if theirs.get("log") is not None:
-                return theirs["log"]
-        return self._method.__get__(task, owner)
-
-
 def _unless_theirs(method: F) -> F:
-    return cast("F", _Log(method))
+    """Make a method a property: an attribute, submodule, parameter or buffer that a task has by its name comes first."""
+    name = method.__name__
+
+    def getter(task: Any) -> Any:
+        for theirs in (task.__dict__, task._modules, task._parameters, task._buffers):
+            if theirs.get(name) is not None:
+                return theirs[name]
+        return MethodType(method, task)
+
+    def setter(task: Any, value: Any) -> None:
+        task.__dict__[name] = value
+
+    def deleter(task: Any) -> None:
+        del task.__dict__[name]
+
+    return cast("F", property(getter, setter, deleter, method.__doc__))
 
 
 class LogsValues(nn.Module):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -55,6 +55,15 @@ class Total:
             added = value * factor if self._lost is None else value * factor - self._lost
             total = self.tensor + added
             self._lost, self.tensor = (total - self.tensor) - added, total
+
+    def state(self) -> list[Any]:
+        """Return the sum as plain data."""
+        return [self.number, self.tensor, self._lost]
+
+    def load(self, state: Sequence[Any], device: torch.device) -> None:
+        """Undo :meth:`state`."""
+        self.number = state[0]
+        self.tensor, self._lost = (each if each is None else each.to(device, precise(device)) for each in state[1:])
 
     def tensors(self) -> list[Tensor]:
         """Return the tensors whose values :meth:`read` takes."""
@@ -109,13 +118,20 @@ class Accumulator:
         """Return the value over ranks, each of which has different data; None for no value."""
         raise NotImplementedError
 
-    def merge(self, held: Held) -> None:
+    def state(self) -> dict[str, Any]:
+        """Return what was added, as plain data."""
+        raise NotImplementedError
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Undo :meth:`state`."""
+        raise NotImplementedError
+
+    def merge(self, other: Accumulator) -> None:
         """Add what another rank had."""
-        value, count = held
+        value, count = other.held([tensor.item() for tensor in other.tensors()])
         if count:
             self.add(value, 1.0)
             self.count += int(count) - 1
-        self.touched = True
 
     def prepared(self, tensor: Tensor) -> Tensor:
         """Return a scalar tensor in the dtype of `precise`, without its graph."""
@@ -166,11 +182,20 @@ class Mean(Accumulator):
         weight = added(weight for _, weight in ranks)
         return added(value for value, _ in ranks) / weight if weight else None
 
-    def merge(self, held: Held) -> None:
+    def state(self) -> dict[str, Any]:
+        """See `Accumulator.state`."""
+        return {"values": self._values.state(), "weights": self._weights.state()}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """See `Accumulator.load`."""
+        self._values.load(state["values"], self._device)
+        self._weights.load(state["weights"], self._device)
+
+    def merge(self, other: Accumulator) -> None:
         """See `Accumulator.merge`."""
-        self._values.add(held[0])
-        self._weights.add(held[1])
-        self.touched = True
+        value, weight = other.held([tensor.item() for tensor in other.tensors()])
+        self._values.add(value)
+        self._weights.add(weight)
 
 
 class Sum(Accumulator):
@@ -200,6 +225,15 @@ class Sum(Accumulator):
     def held(self, values: Sequence[float]) -> Held:
         """See `Accumulator.held`."""
         return self._values.read(values), self.count
+
+    def state(self) -> dict[str, Any]:
+        """See `Accumulator.state`."""
+        return {"values": self._values.state(), "count": self.count}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """See `Accumulator.load`."""
+        self._values.load(state["values"], self._device)
+        self.count = state["count"]
 
     @staticmethod
     def reduced(ranks: Sequence[Held]) -> float | None:
@@ -240,6 +274,15 @@ class _Extreme(Accumulator):
         """See `Accumulator.held`."""
         there = [*values, *([] if self._number is None else [self._number])]
         return (self._of(there) if there else 0.0), self.count
+
+    def state(self) -> dict[str, Any]:
+        """See `Accumulator.state`."""
+        return {"number": self._number, "tensor": self._tensor, "count": self.count}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """See `Accumulator.load`."""
+        tensor, self._number, self.count = state["tensor"], state["number"], state["count"]
+        self._tensor = None if tensor is None else tensor.to(self._device, self._dtype)
 
     @classmethod
     def reduced(cls, ranks: Sequence[Held]) -> float | None:
@@ -350,11 +393,17 @@ class OfMetric(Accumulator):
             return self._saved[0] if self._saved else None, len(self._saved)
         return encode(map_tensors(_to_host, self._metric.state()), "a logged metric"), 1
 
-    def merge(self, held: Held) -> None:
+    def state(self) -> dict[str, Any]:
+        """See `Accumulator.state`."""
+        return {"states": self._saved if self._metric is None else [self.held([])[0]]}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Keep the state until the metric is logged."""
+        self._saved = list(state["states"])
+
+    def merge(self, other: Accumulator) -> None:
         """See `Accumulator.merge`."""
-        if held[1]:
-            self._saved.append(held[0])
-        self.touched = True
+        self._saved += other.state()["states"]
 
     def computed(self, ranks: Sequence[Held]) -> Any:
         """Return the metric's value over ranks, or None for no state. Its own state does not change."""

@@ -316,8 +316,7 @@ class Aggregates:
         """Return what this rank has of the interval and the epoch, as plain data."""
         parts = {}
         for scope in (self._interval, self._epoch):
-            held = self._held(scope)
-            parts[scope.over] = {} if held is None else {n: [how, *each] for n, (how, each) in held[1].items()}
+            parts[scope.over] = {n: {"reduce": each.reduce, **each.state()} for n, each in scope.touched.items()}
         return {"data_rank": self._state.strategy.data_rank, "agreed": self.agreed, **parts}
 
     def load_state_dicts(self, trees: Sequence[Mapping[str, Any]]) -> None:
@@ -326,10 +325,13 @@ class Aggregates:
         self._known = {}
         for tree in trees:
             for scope in (self._interval, self._epoch):
-                for name, (reduce, *held) in tree[scope.over].items():
+                for name, part in tree[scope.over].items():
                     self.used = True
-                    there = scope.accumulators.setdefault(name, ACCUMULATORS[reduce](self._state.device))
-                    there.merge((held[0], held[1]))
+                    made = ACCUMULATORS[part["reduce"]](self._state.device)
+                    made.load(part)
+                    made.touched = True
+                    if scope.accumulators.setdefault(name, made) is not made:
+                        scope.accumulators[name].merge(made)
 
 
 def is_metric(value: Any) -> bool:

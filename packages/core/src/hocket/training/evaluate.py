@@ -282,20 +282,19 @@ def sanity_check(
                 "DataLoader itself, or omit sanity_eval."
             )
     requests, logged, positions = state.requests.state_dict(), dict(state.logged), {}
+    aggregates = state.aggregates.snapshot()
     for label, each in sets.items():
         positions[label] = each.source.position()
     bus = state.bus
     try:
-        with (
-            bus.without("callbacks", "loggers"), state.generators.preserved(), _training_state_preserved(state),
-            state.unlogged(),
-        ):  # fmt: skip
+        with bus.without("callbacks", "loggers"), state.generators.preserved(), _training_state_preserved(state):
             bus.eval_before_all(state)
             for label, each in sets.items():
                 state.eval_label = label
-                bus.eval_start(state)
-                _evaluate_set(state, label, each, between, batches)
-                bus.eval_end(state)
+                with state.aggregates.evaluation({}):
+                    bus.eval_start(state)
+                    _evaluate_set(state, label, each, between, batches)
+                    bus.eval_end(state)
             bus.eval_after_all(state)
             state.borrowed.check_returned("eval_after_all")
     finally:
@@ -305,6 +304,7 @@ def sanity_check(
             each.metrics.reset()
         state.requests.load_state_dict(requests)
         state.logged = logged
+        state.aggregates.restore(aggregates)
 
 
 @contextmanager
