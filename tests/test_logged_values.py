@@ -312,12 +312,12 @@ def test_metric_objects() -> None:
 
     class Shared(Net):
         def loss(self, outputs: Tensor, batch: Any) -> Tensor:
+            self.own.update(outputs, batch[1])
             self.log("own", self.own)
             return F.cross_entropy(outputs, batch[1])
 
     task = Shared()
     task.own = Own()
-    task.own.samples = 1
     with pytest.raises(ValueError, match=r"logged in training and in evaluation.*self\.training"):
         task_trainer(task, eval_data={"test": make_data(50, 16)}).fit()
 
