@@ -50,6 +50,7 @@ from hocket.settings import Settings
 from hocket.settings import reduction as check_reduction
 from hocket.state import State
 from hocket.task import events_of, task_of
+from hocket.task_log import connected
 from hocket.time import Interval, Time
 from hocket.training import determinism, seeding, until, whole_batch
 from hocket.training.batch_transform import BatchTransform
@@ -708,6 +709,7 @@ class Trainer:
             self._closing = weakref.finalize(self, _close, state)
         with ExitStack() as stack:
             stack.enter_context(self._randomness)
+            stack.enter_context(connected(state.task, state.aggregates))
             if self.settings.deterministic:
                 stack.enter_context(determinism.kernels())
             if self.settings.detect_anomaly:

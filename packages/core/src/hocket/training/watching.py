@@ -7,6 +7,8 @@ import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
+from hocket.task import SupervisedTask
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -69,7 +71,8 @@ def watch(state: State, who: str, key: str, name: str) -> None:
             "state.log; sets are named by eval_data={'label': …}."
         )
     label = label_of(state, name)
-    if label is not None and name != f"{label}/loss" and not state.eval_sets[label].metrics.names:
+    unmeasured = label is not None and name != f"{label}/loss" and not state.eval_sets[label].metrics.names
+    if unmeasured and not may_log(state):
         metric = name.removeprefix(f"{label}/")
         raise ValueError(
             f"{who} monitors '{name}', and evaluation measures only '{label}/loss', because metrics= is empty. Write metrics="
@@ -82,6 +85,12 @@ def watch(state: State, who: str, key: str, name: str) -> None:
             f"{' or '.join(map(repr, meant))}; or log a value under another name with state.log."
         )
     state.watched.watch(key, name)
+
+
+def may_log(state: State) -> bool:
+    """Whether there is code of users that may log values of evaluation sets: a Task, or a plug-in that hocket does not bring."""
+    plugins = (each.obj for each in state.bus.attachments if each.kind in ("algorithms", "callbacks"))
+    return type(state.task) is not SupervisedTask or any(type(each).__module__[:6] != "hocket" for each in plugins)
 
 
 def _metrics_like(state: State, name: str) -> list[str]:
