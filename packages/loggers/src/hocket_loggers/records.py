@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from hocket import State
@@ -68,6 +68,9 @@ def relative(name: str) -> str:
     return "/".join(part for part in name.split("/") if part.strip(". ")) or "unnamed"
 
 
+_Value = TypeVar("_Value")
+
+
 class Written:
     """The values that an earlier process wrote after the checkpoint that this one resumed from.
 
@@ -81,8 +84,8 @@ class Written:
     def __init__(self, batch: int, last: Mapping[str, int]) -> None:
         self._batch, self._last = batch, {name: step for name, step in last.items() if step > batch}
 
-    def missing(self, batch: int, metrics: Mapping[str, float]) -> dict[str, float]:
+    def missing(self, batch: int, values: Mapping[str, _Value]) -> dict[str, _Value]:
         """Return the values that have not been written at this batch."""
         if batch <= self._batch or not self._last:
-            return dict(metrics)
-        return {name: value for name, value in metrics.items() if self._last.get(name, 0) < batch}
+            return dict(values)
+        return {name: value for name, value in values.items() if self._last.get(name, 0) < batch}
