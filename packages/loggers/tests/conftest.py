@@ -5,10 +5,11 @@ from __future__ import annotations
 import http.server
 import json
 import os
+import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -41,6 +42,8 @@ if __name__ == "__main__":
         checkpoints=hocket.Checkpoints({folder!r} + "/checkpoints", every="8ba"),
         loggers=["jsonl", {logger!r}], callbacks=[Kill()] if "kill" in sys.argv else [],
     ) as trainer:
+        for delivery in trainer.state.bus._deliveries.values():
+            delivery._deadline = min(delivery._deadline, {deadline})
         trainer.fit()
 """
 
@@ -61,21 +64,53 @@ def state_in() -> Callable[..., Any]:
 def killed_and_resumed(tmp_path: Path) -> Callable[..., list[tuple[int, float]]]:
     """Returns a function that trains with a logger, kills and resumes it, and returns batches and losses of the jsonl."""
 
-    def run(logger: Any, patience: float = 1.0) -> list[tuple[int, float]]:
-        program = tmp_path / "program.py"
-        program.write_text(_PROGRAM.format(folder=str(tmp_path), logger=logger, patience=patience))
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        for argument, expected in (("kill", -9), ("resume", 0)):
-            done = subprocess.run(
-                [sys.executable, str(program), argument], env=environment, cwd=tmp_path, capture_output=True, text=True
-            )
-            assert done.returncode == expected, done.stderr
-        rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-        losses = [(row["batch"], row["train/loss"]) for row in rows if "train/loss" in row]
-        assert [batch for batch, _ in losses] == list(range(1, 21))
-        return losses
+    def run(logger: Any, patience: float) -> list[tuple[int, float]]:
+        _run(tmp_path, "kill", -9, logger=logger, patience=patience)
+        _run(tmp_path, "resume", 0, logger=logger, patience=patience)
+        return _losses(tmp_path)
 
     return run
+
+
+@pytest.fixture
+def run_against(tmp_path: Path) -> Callable[..., None]:
+    """Returns a function that trains with a logger whose server never answers, and expects that the process ends."""
+
+    def run(logger: Any, environment: dict[str, str]) -> None:
+        said = _run(tmp_path, "train", 0, environment, logger=logger, deadline=2.0)
+        assert "20 rows dropped" in said or "more may not have arrived" in said, said
+        assert len(_losses(tmp_path)) == 20
+
+    return run
+
+
+@pytest.fixture
+def silent_server() -> Iterator[str]:
+    """The address of a server that accepts connections and never answers."""
+    with socket.create_server(("127.0.0.1", 0), backlog=100) as listening:
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+
+
+def _run(
+    folder: Path, argument: str, expected: int, environment: dict[str, str] | None = None, *, logger: Any,
+    patience: float = 0.0, deadline: float = 30.0,
+) -> str:  # fmt: skip
+    program = folder / "program.py"
+    program.write_text(_PROGRAM.format(folder=str(folder), logger=logger, patience=patience, deadline=deadline))
+    done = subprocess.run(
+        [sys.executable, str(program), argument],
+        env={**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})},
+        cwd=folder, capture_output=True, text=True, timeout=250,
+    )  # fmt: skip
+    assert done.returncode == expected, done.stderr
+    return done.stderr
+
+
+def _losses(folder: Path) -> list[tuple[int, float]]:
+    rows = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
+    losses = [(row["batch"], row["train/loss"]) for row in rows if "train/loss" in row]
+    assert [batch for batch, _ in losses] == list(range(1, 21))
+    return losses
 
 
 @pytest.fixture

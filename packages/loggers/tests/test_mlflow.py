@@ -136,6 +136,10 @@ def test_a_killed_run_continues_and_has_each_value_once(uri, killed_and_resumed,
     assert [step for step, _ in values(client, run, "sample")] == sorted({step for step, _ in values(client, run, "sample")})
 
 
+def test_the_process_ends_though_the_server_never_answers(silent_server, run_against):
+    run_against({"mlflow": {"tracking_uri": silent_server}}, {})
+
+
 def test_waiting_rows_arrive_in_few_requests(server, tmp_path, monkeypatch):
     """A client that takes a tenth of a second for a request, as one on the other side of the world."""
     import hocket
@@ -175,8 +179,6 @@ def test_two_side_by_side(tmp_path):
 
 
 class TestMLflow(LoggerConformance):
-    tolerances = {}
-
     @pytest.fixture(autouse=True)
     def _elsewhere(self, tmp_path_factory, monkeypatch):
         self._uri = (tmp_path_factory.mktemp("mlruns") / "runs").as_uri()
