@@ -94,5 +94,5 @@ def test_where_nothing_can_be_written_training_goes_on(tmp_path):
 
 
 def test_what_is_no_url():
-    with pytest.raises(ValueError, match="'runs' is none. Write 's3://bucket/folder', or 'file:///"):
+    with pytest.raises(ValueError, match=r"'runs' is none\. Write 's3://bucket/folder', or 'file:///"):
         ArtifactsLogger("runs")

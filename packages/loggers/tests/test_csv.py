@@ -17,12 +17,12 @@ def rows(path):
 
 def test_columns_appear_later(state_in, tmp_path):
     logger = CSVLogger()
-    logger.log_metrics(state_in(tmp_path, 1), {"train/loss": 0.1, "odd, \"name\"\nof a metric": 1})
+    logger.log_metrics(state_in(tmp_path, 1), {"train/loss": 0.1, 'odd, "name"\nof a metric': 1})
     logger.log_metrics(state_in(tmp_path, 2), {"train/loss": math.nan, "test/accuracy": 0.1 + 0.2, "epoch": 7})
     logger.close(state_in(tmp_path))
     first, second = rows(tmp_path / "metrics.csv")
     assert list(first)[:5] == ["batch", "epoch", "sample", "token", "seconds"]
-    assert first["odd, \"name\"\nof a metric"] == "1" and first["test/accuracy"] == "" and second["seconds"] == "0.25"
+    assert first['odd, "name"\nof a metric'] == "1" and first["test/accuracy"] == "" and second["seconds"] == "0.25"
     assert float(second["test/accuracy"]) == 0.1 + 0.2 and math.isnan(float(second["train/loss"]))
     assert second["metric/epoch"] == "7" and second["epoch"] == "0"
     assert not list(tmp_path.glob("*.partial"))

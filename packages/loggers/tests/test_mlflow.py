@@ -122,7 +122,10 @@ def test_every_record(uri, state_in, tmp_path, monkeypatch):
     assert torch.equal(torch.from_numpy(numpy.array(Image.open(file("samples/2-0.png")))).permute(2, 0, 1), images[0])
     grey = torch.from_numpy(numpy.array(Image.open(file("samples/2-1.png")).convert("L"))).float() / 255
     assert (grey - images[1][0].float()).abs().max() < 1 / 255
-    assert json.loads(content("tables/generated/2.json")) == {"columns": ["text", "score"], "data": [["a|b", 0.5], [None, 1]]}
+    assert json.loads(content("tables/generated/2.json")) == {
+        "columns": ["text", "score"],
+        "data": [["a|b", 0.5], [None, 1]],
+    }
     assert content("texts/first/2.md") == "# A title"
     assert json.loads(content("weights/2.json")) == {"counts": [1, 0, 2.5], "edges": [-1.0, 0.0, 0.5, 2.0]}
     assert content("files/file.txt") == "content" and content("trees/leaf") == "green"
@@ -133,7 +136,9 @@ def test_a_killed_run_continues_and_has_each_value_once(uri, killed_and_resumed,
     identity = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[0])["run"]
     client, run = the_run(uri, identity)
     assert values(client, run, "train/loss") == losses and run.info.status == "FINISHED"
-    assert [step for step, _ in values(client, run, "sample")] == sorted({step for step, _ in values(client, run, "sample")})
+    assert [step for step, _ in values(client, run, "sample")] == sorted(
+        {step for step, _ in values(client, run, "sample")}
+    )
 
 
 def test_the_process_ends_though_the_server_never_answers(silent_server, run_against):
@@ -155,8 +160,15 @@ def test_waiting_rows_arrive_in_few_requests(server, tmp_path, monkeypatch):
     monkeypatch.setattr(mlflow.MlflowClient, "log_batch", slow)
     data = [(torch.ones(1, 1), torch.ones(1, 1))] * 500
     with hocket.Trainer(
-        model=torch.nn.Linear(1, 1), loss=torch.nn.MSELoss(), optimizer="sgd(lr=0.1)", train_data=data, device="cpu",
-        duration="1ep", log_every="1ba", loggers=[MLflowLogger(server)], folder=tmp_path,
+        model=torch.nn.Linear(1, 1),
+        loss=torch.nn.MSELoss(),
+        optimizer="sgd(lr=0.1)",
+        train_data=data,
+        device="cpu",
+        duration="1ep",
+        log_every="1ba",
+        loggers=[MLflowLogger(server)],
+        folder=tmp_path,
     ) as trainer:
         trainer.fit()
     client, run = the_run(server, trainer.state.run.id)
@@ -170,8 +182,14 @@ def test_two_side_by_side(tmp_path):
     places = [f"sqlite:///{tmp_path}/{name}.db" for name in ("one", "two")]
     data = [(torch.ones(1, 1), torch.ones(1, 1))] * 4
     with hocket.Trainer(
-        model=torch.nn.Linear(1, 1), loss=torch.nn.MSELoss(), optimizer="sgd(lr=0.1)", train_data=data, device="cpu",
-        duration="1ep", log_every="1ba", loggers=[{"mlflow": {"tracking_uri": place}} for place in places],
+        model=torch.nn.Linear(1, 1),
+        loss=torch.nn.MSELoss(),
+        optimizer="sgd(lr=0.1)",
+        train_data=data,
+        device="cpu",
+        duration="1ep",
+        log_every="1ba",
+        loggers=[{"mlflow": {"tracking_uri": place}} for place in places],
     ) as trainer:
         trainer.fit()
     histories = [values(*the_run(place, trainer.state.run.id), "train/loss") for place in places]

@@ -20,7 +20,11 @@ POSITION = {"batch", "epoch", "sample", "token", "seconds"}
 
 @pytest.fixture(autouse=True)
 def _quiet(monkeypatch):
-    for name, value in {"WANDB_MODE": "offline", "WANDB_ERROR_REPORTING": "false", "WANDB_X_DISABLE_STATS": "true"}.items():
+    for name, value in {
+        "WANDB_MODE": "offline",
+        "WANDB_ERROR_REPORTING": "false",
+        "WANDB_X_DISABLE_STATS": "true",
+    }.items():
         monkeypatch.setenv(name, value)
 
 
@@ -40,7 +44,9 @@ def values(folder, name):
 
 def test_every_record(state_in, tmp_path):
     logger = WandbLogger("digits")
-    logger.log_hyperparameters(state_in(tmp_path), {"lr": 0.1, "algorithms": {"ema": {"half_life": "50ba"}}, "none": None})
+    logger.log_hyperparameters(
+        state_in(tmp_path), {"lr": 0.1, "algorithms": {"ema": {"half_life": "50ba"}}, "none": None}
+    )
     logger.log_metrics(state_in(tmp_path, 1), {"train/loss": 0.1 + 0.2, "epoch": 5})
     logger.log_metrics(state_in(tmp_path, 2), {"train/loss": math.nan})
     images = [torch.randint(256, (3, 4, 5), dtype=torch.uint8), torch.rand(3, 4, 5).bfloat16()]
@@ -61,7 +67,7 @@ def test_every_record(state_in, tmp_path):
     from PIL import Image
 
     with Image.open(written / found["samples/filenames"][0]) as image:
-        assert image.size == (5, 4) and list(image.convert("RGB").getdata())[0] == tuple(images[0][:, 0, 0].tolist())
+        assert image.size == (5, 4) and image.convert("RGB").getpixel((0, 0)) == tuple(images[0][:, 0, 0].tolist())
     table = json.loads((written / found["generated/path"]).read_text())
     assert table["columns"] == ["text", "score"] and table["data"] == [["a|b", 0.5], [None, 1]]
     assert "<pre># A &lt;title&gt;</pre>" in (written / found["texts/first/path"]).read_text()

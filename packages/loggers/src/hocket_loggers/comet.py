@@ -133,7 +133,10 @@ class CometLogger(Logger):
                 _complete(self._note(state))
                 last = _last_batches(folder, state.run.id)
             config = comet_ml.ExperimentConfig(
-                name=state.run_name, offline_directory=str(folder), display_summary_level=0, **dict.fromkeys(_AUTOMATIC, False)
+                name=state.run_name,
+                offline_directory=str(folder),
+                display_summary_level=0,
+                **dict.fromkeys(_AUTOMATIC, False),
             )
             with _STARTING:
                 experiment = comet_ml.start(

@@ -85,7 +85,9 @@ class MLflowLogger(Logger):
         values = []
         for state, metrics in rows:
             step, where = state.timestamp.batch, position(state)
-            named = where | {_name(f"metric/{name}" if name in where else name): value for name, value in metrics.items()}
+            named = where | {
+                _name(f"metric/{name}" if name in where else name): value for name, value in metrics.items()
+            }
             new = self._written.missing(step, named) if metrics else {}
             values += [Metric(name, value, now, step) for name, value in new.items()]
         for first in range(0, len(values), _MOST_METRICS):

@@ -129,4 +129,3 @@ class TensorBoardLogger(Logger):
                 flush_secs=self._flush_seconds,
             )
         return self._open
-

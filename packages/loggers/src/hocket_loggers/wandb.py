@@ -55,7 +55,9 @@ class WandbLogger(Logger):
     ) -> None:
         require("wandb", "wandb")
         if mode not in ("online", "offline", None):
-            raise ValueError(f"mode={mode!r}; give 'online', 'offline', or None for the environment variable WANDB_MODE.")
+            raise ValueError(
+                f"mode={mode!r}; give 'online', 'offline', or None for the environment variable WANDB_MODE."
+            )
         self._project, self._entity, self._mode = project, entity, mode
         self._folder, self._settings = None if folder is None else Path(folder), dict(settings or {})
         self._run: wandb.Run | None = None

@@ -43,7 +43,9 @@ class WebhookLogger(Logger):
     def __init__(self, url: str | None = None, events: Sequence[str] = EVENTS) -> None:
         self._url = os.environ.get("HOCKET_WEBHOOK_URL", "") if url is None else url
         if not self._url.startswith(("https://", "http://")):
-            given = "no url was given, and HOCKET_WEBHOOK_URL is not set" if not self._url else "url is not a web address"
+            given = (
+                "no url was given, and HOCKET_WEBHOOK_URL is not set" if not self._url else "url is not a web address"
+            )
             raise ValueError(
                 f"The logger 'webhook' posts to a web address, but {given}. Set HOCKET_WEBHOOK_URL=https://…, or pass "
                 "{'webhook': {'url': 'https://…'}}."
