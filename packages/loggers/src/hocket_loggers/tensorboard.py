@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -85,7 +86,7 @@ class TensorBoardLogger(Logger):
 
     def log_histogram(self, state: State, name: str, counts: Sequence[float], edges: Sequence[float]) -> None:
         """Write the bins. Sums, which the page does not show, are those of values in the middle of their bins."""
-        middles = [(low + high) / 2 for low, high in zip(edges, edges[1:], strict=False)]
+        middles = [(low + high) / 2 for low, high in pairwise(edges)]
         self._writer(state).add_histogram_raw(
             name,
             min=edges[0],

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from hocket import Logger, State
-from hocket_loggers.records import Written, markdown, pixels, position, relative, require
+from hocket_loggers.records import Written, pixels, position, require
 
 if TYPE_CHECKING:
     import wandb
@@ -146,7 +146,7 @@ class WandbLogger(Logger):
             run.define_metric("batch", hidden=True)
             run.define_metric("*", step_metric="batch")
             if not last and run.resumed and isinstance(batch := run.summary.get("batch"), int):
-                last = {name: batch - 1 for name in run.summary.keys()}
+                last = dict.fromkeys(run.summary.keys(), batch - 1)
             self._written, self._run = Written(state.timestamp.batch, last), run
         return self._run
 
