@@ -244,6 +244,17 @@ def ray(session: nox.Session) -> None:
     session.run("pytest", *(str(STRATEGIES.path / "tests" / name) for name in tests), *session.posargs)
 
 
+@nox.session(default=False)
+def backends(session: nox.Session) -> None:
+    """Run the tests of the loggers of W&B, MLflow, Comet and Trackio, which `tests` skips (about four minutes)."""
+    settle(session)
+    vendors = replace(LOGGERS, extra="[tensorboard,wandb,mlflow,comet,trackio]")
+    install_editable(session, (CORE, vendors), *TESTS, "pillow")
+    tests = (f"test_{vendor}.py" for vendor in ("wandb", "mlflow", "comet", "trackio"))
+    paths = (str(LOGGERS.path / "tests" / test) for test in tests)
+    session.run("pytest", *paths, *session.posargs)
+
+
 @nox.session(name="build", default=False)
 def distributions(session: nox.Session) -> None:
     """Build all sdists and wheels into dist/, install them by core's extras, and use them far from the source tree."""

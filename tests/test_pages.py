@@ -19,6 +19,7 @@ PAGES = (
     "docs/logging.md",
     "docs/language.md",
     "docs/optimizers.md",
+    "docs/loggers.md",
 )
 
 
