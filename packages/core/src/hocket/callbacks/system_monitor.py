@@ -87,7 +87,7 @@ class SystemMonitor(Periodic):
             return
         with self._lock:
             samples, self._samples = self._samples, []
-        for name in samples[-1]:
+        for name in dict.fromkeys(name for sample in samples for name in sample):
             values = [sample[name] for sample in samples if name in sample]
             if name == "disk_free":
                 state.log({f"system/{name}": min(values)})
