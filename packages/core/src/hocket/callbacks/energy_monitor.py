@@ -22,9 +22,9 @@ class EnergyMonitor(Periodic):
     and ``energy/joules_per_sample`` the energy per sample, since the last report. They include evaluations and
     checkpoints, and everything else that uses the hardware.
 
-    GPUs that the process uses are read by NVML: their energy counters, or before Volta the integral of their power. Processors are
-    read by Linux's powercap (RAPL), on Intel and AMD: packages and memory. It is often readable by root only. If there is
-    neither, a warning says so and nothing is logged. There is one monitor per host, on its local rank 0; loggers get
+    GPUs that the process uses are read by NVML: their energy counters, or before Volta the integral of their power.
+    Processors are read by Linux's powercap (RAPL), on Intel and AMD: packages and memory. It is often readable by root
+    only. If there is neither, a warning says so and nothing is logged. There is one monitor per host, on its local rank 0; loggers get
     the values of rank 0's host, per sample of the host's ranks.
 
     Args:

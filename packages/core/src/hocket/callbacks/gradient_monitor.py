@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 import torch
@@ -106,10 +106,5 @@ class GradientMonitor(MeasuredStep):
             self._histograms.flush(state)
 
 
-def _log(
-    state: State,
-    kind: str,
-    layers: Sequence[str] | dict[str, list[Tensor]] | dict[str, list[nn.Parameter]],
-    values: Tensor,
-) -> None:
+def _log(state: State, kind: str, layers: Iterable[str], values: Tensor) -> None:
     state.log({f"gradient/{kind}/{name}": value for name, value in zip(layers, values.unbind(), strict=True)})
