@@ -24,8 +24,8 @@ class EnergyMonitor(Periodic):
 
     GPUs that the process uses are read by NVML: their energy counters, or before Volta the integral of their power.
     Processors are read by Linux's powercap (RAPL), on Intel and AMD: packages and memory. It is often readable by root
-    only. If there is neither, a warning says so and nothing is logged. There is one monitor per host, on its local rank 0; loggers get
-    the values of rank 0's host, per sample of the host's ranks.
+    only. If there is neither, a warning says so and nothing is logged. There is one monitor per host, on
+    its local rank 0; loggers get the values of rank 0's host, per sample of the host's ranks.
 
     Args:
         every: how often to log.
