@@ -38,7 +38,7 @@ class Package:
         return folder / f"{self.distribution.replace('-', '_')}-{VERSION}-py3-none-any.whl"
 
 
-CORE = Package("core", "hocket")
+CORE = Package("core", "hocket", "[monitors]")
 GENERAL = Package("algorithms-general", "hocket-algorithms-general", "[optimizers]")
 VISION = Package("algorithms-vision", "hocket-algorithms-vision", "[datasets]")
 NLP = Package("algorithms-nlp", "hocket-algorithms-nlp", "[peft]")

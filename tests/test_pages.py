@@ -20,6 +20,7 @@ PAGES = (
     "docs/language.md",
     "docs/optimizers.md",
     "docs/loggers.md",
+    "docs/monitors.md",
 )
 
 

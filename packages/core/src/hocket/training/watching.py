@@ -61,6 +61,12 @@ def watch(state: State, who: str, key: str, name: str) -> None:
         who: the plug-in, for the message.
         key: identifies the plug-in, the same in a resumed run.
     """
+    check_name(state, who, name)
+    state.watched.watch(key, name)
+
+
+def check_name(state: State, who: str, name: str) -> None:
+    """Raise ValueError if a metric or logged value that a plug-in monitors cannot be there, before training."""
     prefix = name.partition("/")[0]
     of_a_set = "/" in name and (prefix in _LABELS or difflib.get_close_matches(prefix, state.eval_sets))
     if of_a_set and prefix != "train" and label_of(state, name) is None:
@@ -84,7 +90,6 @@ def watch(state: State, who: str, key: str, name: str) -> None:
             f"{who} monitors '{name}', but metrics of evaluation sets are named 'label/name'. Write "
             f"{' or '.join(map(repr, meant))}; or log a value under another name with state.log."
         )
-    state.watched.watch(key, name)
 
 
 def may_log(state: State) -> bool:
