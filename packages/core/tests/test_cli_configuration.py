@@ -194,6 +194,7 @@ run_name: r
 folder: runs
 plugins: false
 profile_plugins: false
+profile: 1ba after 1ba
 limit_train: 3
 limit_eval: 3
 limit_predict: 3

@@ -138,7 +138,7 @@ class Trainer:
         folder: the folder that holds the folders of runs.
         plugins: restricts the installed plug-ins: False for core's plug-ins only, or a list of names.
         profile_plugins: measure the time of each plug-in on each hook.
-        profile: batches to profile, such as ``"5ba after 10ba"``; True for these. A summary in the folder of the run then says
+        profile: batches to profile, such as ``"5ba after 10ba"``, or True. A summary in the folder of the run then says
             where their time goes and what to try. Also the arguments of `hocket.profiling.profiler.Profiler`, or an instance.
         limit_train, limit_eval, limit_predict: maximum number of batches of an epoch or set; a float is the fraction of all.
         fast_dev_run: run this many batches of training and of each evaluation set as a test. It starts fresh and writes

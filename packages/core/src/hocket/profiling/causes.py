@@ -13,7 +13,7 @@ from hocket.profiling.phases import PHASES
 _CAUSES = 3
 #: The least share of the step from which on a phase is a cause.
 _LEAST = {
-    "data": 0.15, "move": 0.10, "loss": 0.40, "optimizer": 0.40, "metrics": 0.20, "communication": 0.15,
+    "data": 0.25, "move": 0.10, "loss": 0.40, "optimizer": 0.40, "metrics": 0.20, "communication": 0.15,
     "evaluation": 0.50, "loop": 0.50,
 }  # fmt: skip
 #: The same for one plug-in.
@@ -24,7 +24,7 @@ _OF_WAIT = 0.30
 #: The least share in which an idle device is a cause.
 _IDLE = 0.30
 #: The ratio of a rank's own time to that of the others from which on it is a straggler.
-_STRAGGLER = 1.25
+_STRAGGLER = 1.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,9 @@ def causes_of(summary: Mapping[str, Any], facts: Mapping[str, Any]) -> list[Caus
     found = [*_phases(summary, facts), *_plugins(summary), *_waits(summary, facts), *_ranks(summary)]
     device = summary["device_time"]
     if device is not None and not found and device["idle"] >= _IDLE:
-        what = f"The device idles {_percent(device['idle'])} of the time, because the host launches its work too slowly."
+        what = (
+            f"The device idles {_percent(device['idle'])} of the time, because the host launches its work too slowly."
+        )
         found.append(Cause("idle", "", device["idle"], what, _host_bound(facts)))
     return sorted(found, key=lambda cause: -cause.share)[:_CAUSES]
 
@@ -85,7 +87,7 @@ def general_advice(facts: Mapping[str, Any]) -> list[str]:
     if not facts.get("compiled"):
         advice.append("compile=True")
     if facts.get("microbatch"):
-        advice.append(f"a larger microbatch than {facts['microbatch']}, or microbatch=\"auto\"")
+        advice.append(f'a larger microbatch than {facts["microbatch"]}, or microbatch="auto"')
     return [*advice, "more devices, with devices=2"] if facts.get("device") != "cpu" else advice
 
 
@@ -98,12 +100,12 @@ def _phases(summary: Mapping[str, Any], facts: Mapping[str, Any]) -> Iterator[Ca
         ],
         "loss": ["a loss without loops over samples in Python", "compile=True"],
         "optimizer": [
-            "optimizer=\"adamw(fused=True)\", or foreach=True, if the optimizer has it",
+            'optimizer="adamw(fused=True)", or foreach=True, if the optimizer has it',
             "larger batches, so that there are fewer steps",
         ],
         "metrics": ["train_metrics= with fewer metrics, or none: those of eval_data stay"],
         "communication": [
-            "larger batches, or accumulate=\"4ba\": fewer reductions for the same samples",
+            'larger batches, or accumulate="4ba": fewer reductions for the same samples',
             "gradients in bf16, or another strategy; see docs/strategies.md",
         ],
         "evaluation": ["eval_every= with a longer interval", "limit_eval=100, a number of batches"],
@@ -111,6 +113,8 @@ def _phases(summary: Mapping[str, Any], facts: Mapping[str, Any]) -> Iterator[Ca
     }
     for phase, least in _LEAST.items():
         share = summary["shares"][phase]
+        if phase == "communication":  # what a rank waits for the slowest one in addition has another cause
+            share = min(each["shares"][phase] for each in summary["ranks"])
         if share < least or (phase in ("optimizer", "loss") and share < summary["shares"]["backward"]):
             continue
         words = {"data": "Waiting for data", "optimizer": "The optimizer", "loss": "The loss"}.get(phase)
@@ -125,12 +129,21 @@ def _plugins(summary: Mapping[str, Any]) -> Iterator[Cause]:
             hook = max(plugin["hooks"], key=plugin["hooks"].get)
             each = f"{_percent(plugin['share'])} of a step, {_each(summary, plugin['share'])}"
             advice = {
-                "logger": ["log_every= with a longer interval", f"another logger than {name!r}, or one with its own thread"],
-                "algorithm": [f"{name!r} with a longer interval, if it has one; else a run without it, to see what it gains"],
-            }.get(kind, [f"{name!r} every n batches instead of every batch", "the same work in epoch_end, or not at all"])
+                "logger": [
+                    "log_every= with a longer interval",
+                    f"another logger than {name!r}, or one with its own thread",
+                ],
+                "algorithm": [
+                    f"{name!r} with a longer interval, if it has one; else a run without it, to see what it gains"
+                ],
+            }.get(
+                kind, [f"{name!r} every n batches instead of every batch", "the same work in epoch_end, or not at all"]
+            )
             if name == "checkpoints":
                 advice = ['hocket.Checkpoints(…, every="1000ba"), or another longer interval']
-            yield Cause("plugin", name, plugin["share"], f"The {kind} {name!r} takes {each}, most of it in {hook}.", advice)
+            yield Cause(
+                "plugin", name, plugin["share"], f"The {kind} {name!r} takes {each}, most of it in {hook}.", advice
+            )
 
 
 def _waits(summary: Mapping[str, Any], facts: Mapping[str, Any]) -> Iterator[Cause]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -47,6 +47,10 @@ _OF_HOOK = {
 #: The hooks with which strategies provide the content of checkpoints, for the plug-in that writes them.
 _OF_CHECKPOINTS = {"model_state", "model_shards", "optimizer_state", "optimizer_shards"}
 _EVENTS = {event.value for event in Event}
+#: The phases that every batch has. Others, such as an evaluation, may be in a few of them only.
+_EVERY = ("data", "move", "forward", "loss", "backward", "optimizer", "metrics", "communication", "loop")
+#: The least number of batches of which one is recognized as an outlier.
+_MANY = 4
 
 
 def phase_of(hook: str) -> str:
@@ -64,13 +68,15 @@ class Phases:
 
     def __init__(self, bus: Bus, without: set[str]) -> None:
         self._bus, self._without = bus, without
-        self.seconds: Counter[str] = Counter()
+        self.seconds: defaultdict[str, float] = defaultdict(float)
         #: By plug-in, seconds by hook.
-        self.plugins: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        self.plugins: defaultdict[str, defaultdict[str, float]] = defaultdict(lambda: defaultdict(float))
         self._before: Mapping[tuple[str, str, str], float] = {}
         self._since = 0.0
         self._waits_since: float | None = None
         self._waited = 0.0
+        #: The seconds of each batch.
+        self._batches: list[dict[str, float]] = []
 
     def begin(self) -> None:
         """Begin to count."""
@@ -100,13 +106,31 @@ class Phases:
         self.seconds["data"] += self._waited
         self.seconds["loop"] += max(wall - counted, 0.0)
 
+    def next_batch(self) -> None:
+        """A batch is complete."""
+        before = {phase: sum(each.get(phase, 0.0) for each in self._batches) for phase in self.seconds}
+        self._batches.append({phase: seconds - before[phase] for phase, seconds in self.seconds.items()})
+
+    def without_outliers(self) -> tuple[float, dict[str, float]]:
+        """Count in each phase its slowest batch as its second slowest, such as where another process took the processor.
+
+        Returns the seconds that this removed, and the fraction that is left of each phase.
+        """
+        removed, left = 0.0, {}
+        if len(self._batches) >= _MANY:
+            for phase in _EVERY:
+                *_, second, slowest = sorted(each.get(phase, 0.0) for each in self._batches)
+                if self.seconds[phase] > 0:
+                    left[phase] = 1 - (slowest - second) / self.seconds[phase]
+                    self.seconds[phase] -= slowest - second
+                    removed += slowest - second
+        return removed, left
+
     def shift(self, phase: str, plugin: str, to: str, seconds: float) -> None:
-        """Count seconds of a phase, or of a plug-in, as those of another phase; at most all that there are."""
+        """Count seconds of a phase, and of a plug-in in it, as those of another phase; at most all that there are."""
         if plugin:
-            hooks = self.plugins.get(plugin, Counter())
-            if not hooks:
-                return
-            hook = max(hooks, key=lambda each: hooks[each])
+            hooks = self.plugins[plugin]
+            hook = max(hooks, key=lambda each: hooks[each], default="")
             seconds = min(seconds, hooks[hook])
             hooks[hook] -= seconds
         seconds = min(seconds, self.seconds[phase])

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
-import warnings
+from collections.abc import Callable
+from typing import Any
 
+from hocket import hookimpl, summary
 from hocket.callback import Callback
 from hocket.distributed.agreement import ranks_of
 from hocket.plugins.spec import Attachment
-from hocket.profiling.window import Settings, Window
+from hocket.profiling.window import NAME, WARM_UP, Settings, Window
 from hocket.state import State
 from hocket.time import Time, TimeError, Unit
 
@@ -52,7 +54,7 @@ class Profiler(Callback):
 
     def __init__(
         self,
-        window: str = "5ba after 10ba",
+        window: str = "10ba after 10ba",
         trace: bool = True,
         shapes: bool = False,
         stack: bool = False,
@@ -60,56 +62,62 @@ class Profiler(Callback):
     ) -> None:
         batches, self._after = parse(window)
         if not megabytes > 0:
-            raise ValueError(f"megabytes={megabytes!r} is not a size; give a positive number, such as 50, or trace=False.")
+            raise ValueError(
+                f"megabytes={megabytes!r} is not a size; give a positive number, such as 50, or trace=False."
+            )
         self._settings = Settings(window, batches, trace, shapes, stack, int(megabytes * 1e6))
-        self._attached: Attachment | None = None
-        self._done = False
+        #: The window, once training has come to it.
+        self._window: Window | None = None
+        #: The number at which training has come to it, in the unit of its beginning; None before the first fit.
+        self._due: float | None = None
 
     def before_fit(self, state: State) -> None:
         """Refuse a fit whose folder belongs to another run."""
-        if not self._done:
+        if not self._measured:
             ranks_of(state).agree(state.folder.check)
 
     def fit_start(self, state: State) -> None:
         """Begin to wait for the window."""
-        if self._done or self._attached is not None:
-            return
-        waiting = _Waiting(self, state, self._after)
-        self._attached = Attachment("callbacks", "profiler-window", waiting)
-        state.bus.attach(self._attached)
+        unit, value = self._after.unit, self._after.value
+        if self._due is None:
+            begin = 0.0 if unit is Unit.DURATION else float(state.timestamp.count(unit))
+            self._due = begin + max(value - (WARM_UP if unit is Unit.BATCH else 0), 0)
+        names = {each.name for each in state.bus.attachments if each.kind == "callbacks"}
+        if not self._measured and NAME not in names:
+            state.bus.attach(Attachment("callbacks", NAME, _Waiting(unit, self._due, self._begin)))
 
+    @hookimpl(trylast=True)
     def fit_end(self, state: State) -> None:
-        """Say if the window has not begun; it still may in another fit."""
-        if self._attached is not None and state.folder.lasting:
-            warnings.warn(
-                f"profile={self._settings.asked!r} has not begun: training ended after {state.timestamp.batch} batches. "
-                "Another fit of this Trainer still waits for it; else write an earlier one, such as profile='2ba after 1ba'.",
-                stacklevel=2,
+        """Say if no batch was measured; another fit may come to the window."""
+        if not self._measured and state.folder.lasting and state.strategy.rank == 0:
+            line = (
+                f"profile={self._settings.asked!r} has measured nothing: training ended after {state.timestamp.batch} batches, "
+                f"and {WARM_UP} warm up; write an earlier one, such as profile='2ba after 2ba', or train longer"
             )
+            summary.show_lines(state, [line])
 
-    def _begin(self, state: State) -> None:
+    @property
+    def _measured(self) -> bool:
+        return self._window is not None and self._window.measured
+
+    def _begin(self, state: State, waiting: Any) -> None:
         """Put the window in the place of the plug-in that waits for it."""
-        assert self._attached is not None
         bus = state.bus
-        bus.detach(self._attached)
-        self._attached, self._done = None, True
-        attachment = Attachment("callbacks", "profiler-window", Window(self._settings, state))
-        bus.attach(attachment)
+        bus.detach(next(each for each in bus.attachments if each.obj is waiting))
+        self._window = Window(self._settings, state)
+        bus.attach(Attachment("callbacks", NAME, self._window))
 
 
 class _Waiting:
     """Begin the window when its time has come."""
 
-    def __init__(self, profiler: Profiler, state: State, after: Time) -> None:
-        self._profiler, self._unit = profiler, after.unit
-        relative = 0.0 if after.unit is Unit.DURATION else float(state.timestamp.count(after.unit))
-        early = Window.WARM_UP if after.unit is Unit.BATCH else 0
-        self._due = relative + max(after.value - early, 0)
+    def __init__(self, unit: Unit, due: float, begin: Callable[[State, Any], None]) -> None:
+        self._unit, self._due, self._begin = unit, due, begin
 
     def before_dataloader(self, state: State) -> None:
         """Check the time."""
         if state.completed(self._unit) >= self._due:
-            self._profiler._begin(state)
+            self._begin(state, self)
 
 
 def parse(window: str) -> tuple[int, Time]:

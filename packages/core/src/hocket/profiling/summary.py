@@ -14,7 +14,7 @@ step, 0.0 to 1.0, means over ranks; those in ``shares`` add up to 1.
 | ``plugins`` | by name: ``kind``, ``share``, ``hooks`` (share by hook); the largest first |
 | ``device_time`` | ``busy``, ``communication``, ``idle`` of the device, which add up to 1; null on the CPU |
 | ``waits`` | lines that make the host wait in every step: ``where``, ``function``, ``call``, ``per_batch`` |
-| ``ranks`` | by rank: ``rank``, ``seconds_per_batch``, ``own_seconds_per_batch`` (without communication), ``shares``, ``trace`` |
+| ``ranks`` | each: ``rank``, ``seconds_per_batch``, ``own_seconds_per_batch`` (all but communication), ``shares``, ``trace`` |
 | ``slowest_rank`` | the rank with the most time of its own |
 | ``verdict`` | one sentence |
 | ``causes`` | at most three, the largest first: ``name``, ``subject``, ``share``, ``what``, ``advice`` (a list) |
@@ -60,10 +60,16 @@ def summarize(measured: Sequence[Mapping[str, Any]], about: Mapping[str, Any]) -
         "seconds_per_batch": total / max(sum(each["batches"] for each in measured), 1),
         "shares": {name: sum(each["seconds"].get(name, 0.0) for each in measured) / total for name in PHASES},
         "plugins": {
-            name: {"kind": each["kind"], "share": sum(each["hooks"].values()), "hooks": dict(each["hooks"].most_common())}
+            name: {
+                "kind": each["kind"],
+                "share": sum(each["hooks"].values()),
+                "hooks": dict(each["hooks"].most_common()),
+            }
             for name, each in ordered
         },
-        "device_time": {key: sum(each[key] for each in devices) / len(devices) for key in devices[0]} if devices else None,
+        "device_time": {key: sum(each[key] for each in devices) / len(devices) for key in devices[0]}
+        if devices
+        else None,
         "waits": measured[0]["waits"],
         "ranks": ranks,
         "slowest_rank": max(ranks, key=lambda each: each["own_seconds_per_batch"])["rank"],
@@ -116,7 +122,9 @@ def in_words(summary: Mapping[str, Any]) -> str:
         ]
     if summary["waits"]:
         lines += ["", "Lines that make the host wait for the device:"]
-        lines += [f"  {w['where']} in {w['function']}: {w['call']}, {w['per_batch']:g} a batch" for w in summary["waits"]]
+        lines += [
+            f"  {w['where']} in {w['function']}: {w['call']}, {w['per_batch']:g} a batch" for w in summary["waits"]
+        ]
     if summary["notes"]:
         lines += ["", *summary["notes"]]
     return "\n".join(lines) + "\n"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import itertools
 import json
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -49,14 +49,21 @@ class Trace:
         kept = steps
         while len(packed) > limit:
             if kept <= 1:
-                return f"{path.name} is not written: one batch takes {len(packed):,} bytes, the limit is {limit:,}.", False
+                return (
+                    f"{path.name} is not written: one batch takes {len(packed):,} bytes, the limit is {limit:,}.",
+                    False,
+                )
             kept = max(min(kept - 1, int(kept * limit / len(packed) * 0.9)), 1)
             end = self._steps[kept - 1][1]
             events = [e for e in self._content["traceEvents"] if e.get("ph") == "M" or e.get("ts", 0) < end]
             packed = self._packed(events)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(packed)
-        said = "" if kept == steps else f"{path.name} has the first {kept} of {steps} batches: its limit is {limit:,} bytes."
+        said = (
+            ""
+            if kept == steps
+            else f"{path.name} has the first {kept} of {steps} batches: its limit is {limit:,} bytes."
+        )
         return said, True
 
     def _packed(self, events: Sequence[Any]) -> bytes:
@@ -67,26 +74,28 @@ class Trace:
 
     # --- what it tells
 
-    def exposed_communication(self) -> Counter[str]:
+    def exposed_communication(self) -> dict[str, float]:
         """Return, by phase, the seconds in which the host waits for collectives and computes nothing."""
         collectives = union(_span(e) for e in self._events if e["name"].startswith(_COLLECTIVE))
         work = union(
             _span(e)
             for e in self._events
-            if e["tid"] == self._thread and e.get("cat") == "cpu_op" and e["name"].startswith(("aten::", "torch::distri"))
+            if e["tid"] == self._thread
+            and e.get("cat") == "cpu_op"
+            and e["name"].startswith(("aten::", "torch::distri"))
         )
         waiting = subtract(self._inside(collectives), work)
-        found: Counter[str] = Counter()
+        found = {}
         for phase in ("forward", "loss", "backward", "optimizer"):
             ranges = union(_span(e) for e in self._ranges() if "." not in e["name"] and phase_of(e["name"]) == phase)
             found[phase] = length(intersect(waiting, ranges)) / 1e6
         return found
 
-    def synchronisation(self) -> Counter[tuple[str, str]]:
+    def synchronisation(self) -> dict[tuple[str, str], float]:
         """Return, by phase and plug-in, the seconds in which the host waits for the device; without one there are none."""
         waits = [e for e in self._events if e["name"] in _WAITING and e["tid"] == self._thread]
         ranges = sorted(self._ranges(), key=lambda e: e["ts"])
-        found: Counter[tuple[str, str]] = Counter()
+        found: defaultdict[tuple[str, str], float] = defaultdict(float)
         for wait in waits:
             if not self._window[0] <= wait["ts"] < self._window[1]:
                 continue
@@ -162,7 +171,9 @@ def subtract(one: Intervals, other: Intervals) -> Intervals:
     for begin, end in one:
         while at < len(other) and other[at][1] <= begin:
             at += 1
-        for left, right in itertools.takewhile(lambda each: each[0] < end, itertools.islice(other, at, None)):
+        for left, right in itertools.islice(other, at, None):
+            if left >= end:
+                break
             if left > begin:
                 found.append((begin, left))
             begin = max(begin, right)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import warnings
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
 from hocket import hookimpl, summary
@@ -23,8 +21,12 @@ from hocket.profiling.trace import Trace
 from hocket.profiling.waits import Wait, Waits
 from hocket.state import State
 
-#: The plug-ins of the profiler, whose own time does not count.
-_OWN = {"profiler", "profiler-window"}
+#: The name of the plug-in that is attached while the profiler waits and measures.
+NAME = "profiler-window"
+#: Batches before those that are measured.
+WARM_UP = 2
+#: The share of outliers that is worth a line.
+_MUCH = 0.3
 _first = hookimpl(wrapper=True, tryfirst=True)
 
 
@@ -43,11 +45,10 @@ class Settings:
 class Window:
     """Measure, from the first ``before_dataloader`` after it was attached on; then detach itself and write the profile."""
 
-    #: Batches before those that are measured.
-    WARM_UP = 2
-
     def __init__(self, settings: Settings, state: State) -> None:
         self._settings = settings
+        #: Whether batches were measured.
+        self.measured = False
         self._begin = state.timestamp.batch
         #: Batches that are complete, warming up included.
         self._complete = 0
@@ -74,7 +75,7 @@ class Window:
             return None
         made = profile(
             activities=activities,
-            schedule=schedule(wait=0, warmup=self.WARM_UP, active=settings.batches, repeat=1),
+            schedule=schedule(wait=0, warmup=WARM_UP, active=settings.batches, repeat=1),
             record_shapes=settings.shapes,
             with_stack=settings.stack,
             acc_events=True,
@@ -88,11 +89,11 @@ class Window:
     def before_dataloader(self, state: State) -> Iterator[None]:
         """End a batch, and the window after its last one; then the loop waits for data."""
         self._end_batch(state)
-        if self._complete >= self.WARM_UP + self._settings.batches:
+        if self._complete >= WARM_UP + self._settings.batches:
             self._finish(state)
-        elif self._complete >= self.WARM_UP and self._phases is None:
+        elif self._complete >= WARM_UP and self._phases is None:
             state.bus.measure(True, record_function if self._profile is not None else None)
-            self._phases = Phases(state.bus, _OWN)
+            self._phases = Phases(state.bus, {"profiler", NAME})
             self._phases.begin()
         yield
         self._wait()
@@ -184,6 +185,7 @@ class Window:
         self._end_range()
         if self._phases is not None:
             self._phases.end()
+            self._phases.next_batch()
         if self._watching and self._waits is not None:
             self._found.append(self._waits.found)
             self._waits.found = Counter()
@@ -216,13 +218,9 @@ class Window:
         self._stop(state)
         self._phases = None
         if phases is None:
-            warnings.warn(
-                f"profile={self._settings.asked!r} has measured no batch: training ended while it warmed up, for "
-                f"{self.WARM_UP} batches. Write an earlier window, such as profile='2ba after 1ba'.",
-                stacklevel=2,
-            )
             return
-        _write(state, self._settings, self._measured(state, phases), self._begin + self.WARM_UP + 1)
+        self.measured = True
+        _write(state, self._settings, self._measured(state, phases), self._begin + WARM_UP + 1)
 
     def _measured(self, state: State, phases: Phases) -> dict[str, Any]:
         """Return what this rank has measured, with its trace written."""
@@ -232,17 +230,24 @@ class Window:
                 trace, file = self._trace(state)
             except OSError as error:
                 self._notes.append(f"The trace of rank {state.strategy.rank} was not written: {error}.")
+        whole = sum(phases.seconds.values())
+        removed, left = phases.without_outliers()
+        if removed > _MUCH * whole:
+            self._notes.append(
+                f"Rank {state.strategy.rank} had outliers of {removed * 1e3:.3g} ms together: in each phase the "
+                "slowest batch counts as the second slowest."
+            )
         if trace is not None:
             for phase, seconds in trace.exposed_communication().items():
-                phases.shift(phase, "", "communication", seconds)
+                phases.shift(phase, "", "communication", seconds * left.get(phase, 1.0))
             for (phase, plugin), seconds in trace.synchronisation().items():
-                phases.shift(phase or "plugins", plugin, "synchronisation", seconds)
+                phases.shift(phase or "plugins", plugin, "synchronisation", seconds * left.get(phase, 1.0))
         return {
             "seconds": dict(phases.seconds),
             "plugins": {
                 name: {"kind": phases.kind_of(name), "seconds": dict(hooks)} for name, hooks in phases.plugins.items()
             },
-            "batches": self._complete - self.WARM_UP,
+            "batches": self._complete - WARM_UP,
             "waits": _in_every_batch(self._found),
             "device_time": None if trace is None else trace.device(),
             "trace": file,
