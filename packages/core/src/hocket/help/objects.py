@@ -271,6 +271,10 @@ def profile(given: Any, arguments: Mapping[str, Any]) -> Any:
         return []
     if given is True:
         return ["profiler"]
+    if isinstance(given, int | float):
+        raise TypeError(
+            f"profile={given!r} does not say which batches to profile. Write profile='{given}ba after 10ba', or profile=True."
+        )
     if isinstance(given, Mapping) and "profiler" not in given:
         return [{"profiler": dict(given)}]
     if isinstance(given, str) and not given.strip().startswith("profiler"):

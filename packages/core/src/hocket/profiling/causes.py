@@ -20,7 +20,7 @@ _LEAST = {
 _LEAST_OF_PLUGIN = 0.10
 #: The share of a step that a wait for the device in each step counts as, if less was measured: on the CPU, where it costs
 #: nothing, and on a device that is busy all the time. It keeps the host from running ahead of the device.
-_OF_WAIT = 0.30
+_OF_WAIT = 0.50
 #: The least share in which an idle device is a cause.
 _IDLE = 0.30
 #: The ratio of a rank's own time to that of the others from which on it is a straggler.
@@ -157,13 +157,13 @@ def _waits(summary: Mapping[str, Any], facts: Mapping[str, Any]) -> Iterator[Cau
     cost = (
         f"{_percent(measured)} of a step here"
         if facts.get("device") != "cpu"
-        else "nothing on the CPU, but on a GPU the host would wait there for all work that is queued, in every step"
+        else "nothing on the CPU; on a GPU the host would wait there for all queued work"
     )
     advice = [
         f"remove {first['call']} at {first['where']}: keep the value in a tensor, which state.log takes as it is",
         "the same only every n batches, such as at log_every",
     ]
-    what = f"{where} makes the host wait for the device in every step{also}; this costs {cost}."
+    what = f"{where} makes the host wait for the device in every step{also}. This costs {cost}."
     yield Cause("synchronisation", first["where"], max(measured, _OF_WAIT), what, advice)
 
 

@@ -103,13 +103,14 @@ def in_words(summary: Mapping[str, Any]) -> str:
     ranks = f", {summary['world_size']} ranks" if summary["world_size"] > 1 else ""
     lines = [
         f"Profile of batches {summary['first_batch']} to {last}: {each * 1e3:.3g} ms each, on {summary['device']}{ranks}.",
-        summary["verdict"],
         "",
     ]
+    if not summary["causes"]:
+        lines.append(summary["verdict"])
     for number, cause in enumerate(summary["causes"], 1):
-        lines += [f"{number}. {cause['what']}", *(f"   Try {advice}." for advice in cause["advice"])]
+        lines += [f"{number}. {cause['what']}", *(f"   Try: {advice}." for advice in cause["advice"])]
     if summary["advice"]:
-        lines.append(f"To go faster, try {'; '.join(summary['advice'])}.")
+        lines.append(f"To go faster, try: {'; '.join(summary['advice'])}.")
     lines += ["", "   share   ms/batch", *_rows(summary, each)]
     if (device := summary["device_time"]) is not None:
         lines += ["", "The device: " + ", ".join(f"{name} {share:.1%}" for name, share in device.items()) + "."]

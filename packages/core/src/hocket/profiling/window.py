@@ -295,7 +295,7 @@ def _write(state: State, settings: Settings, measured: dict[str, Any], first: in
     except OSError as error:
         where = f"the profile could not be written to {folder}: {error}"
     state.bus.log_text(state, "profile", words)
-    advice = [f"try {found['causes'][0]['advice'][0]}"] if found["causes"] else []
+    advice = [f"try: {found['causes'][0]['advice'][0]}"] if found["causes"] else []
     summary.show_lines(state, [f"profile: {found['verdict']}", *advice, where])
 
 
