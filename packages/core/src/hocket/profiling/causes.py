@@ -14,7 +14,7 @@ _CAUSES = 3
 #: The least share of the step from which on a phase is a cause.
 _LEAST = {
     "data": 0.25, "move": 0.10, "loss": 0.40, "optimizer": 0.40, "metrics": 0.20, "communication": 0.15,
-    "evaluation": 0.50, "loop": 0.50,
+    "evaluation": 0.30, "loop": 0.50,
 }  # fmt: skip
 #: The same for one plug-in.
 _LEAST_OF_PLUGIN = 0.10

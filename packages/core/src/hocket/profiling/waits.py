@@ -108,7 +108,10 @@ class Waits(TorchFunctionMode):
 def _caller(call: str) -> Wait | None:
     """Return the innermost line outside of torch, or None if it is hocket's own."""
     frame = sys._getframe(2)
-    while frame is not None and frame.f_code.co_filename.startswith(_TORCH):
+    # Another mode calls functions in its handler, such as the one that checks the first loss of a fit.
+    while frame is not None and (
+        frame.f_code.co_filename.startswith(_TORCH) or frame.f_code.co_name == "__torch_function__"
+    ):
         frame = frame.f_back  # type: ignore[assignment]
     if frame is None or frame.f_code.co_filename.startswith(_OWN):
         return None
