@@ -22,6 +22,8 @@ PAGES = (
     "docs/loggers.md",
     "docs/monitors.md",
 )
+    "README.md", "docs/your-model.md", "docs/evaluation.md", "docs/language.md", "docs/optimizers.md", "docs/profiling.md",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("name", PAGES)

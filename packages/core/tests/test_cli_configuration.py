@@ -194,6 +194,7 @@ run_name: r
 folder: runs
 plugins: false
 profile_plugins: false
+profile: 1ba after 1ba
 limit_train: 3
 limit_eval: 3
 limit_predict: 3
@@ -452,7 +453,7 @@ def _typos() -> Iterator[tuple[int, str]]:
             elif value.startswith("["):
                 wrongs += ["nonsense", "[1, 2, 3, 4]"]
             elif key not in _TEXTS:
-                wrongs += [_typo(value), "5", "true"]
+                wrongs += [_typo(value), "5", *(["true"] if key != "profile" else [])]
             yield from (
                 (number, f"{indent}{key}: {wrong}") for wrong in wrongs if not (key == "scale" and wrong[0] in "[{")
             )
