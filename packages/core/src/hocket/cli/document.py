@@ -111,6 +111,14 @@ def read(name: str) -> Node:
         raise ConfigError(name, f"It is not a text file in UTF-8: {error}. Save it as UTF-8.") from None
     except OSError as error:
         raise ConfigError(name, f"{error.strerror}. {_files(file)}") from None
+    root = parse(text, name)
+    for key in [key for key in root.value if isinstance(key, str) and key.startswith("x-")]:
+        del root.value[key]  # a place for anchors
+    return root
+
+
+def parse(text: str, name: str) -> Node:
+    """Parse the text of a file, whose values are a mapping. Raises ConfigError."""
     root = _parse(text, name)
     if root is None or not isinstance(root.value, dict):
         given = "It is empty." if root is None or root.value is None else "It is a text."
@@ -121,8 +129,6 @@ def read(name: str) -> Node:
             f"{name}:1", f"{given} A configuration is a mapping of keys to values, such as `duration: 10ep`. {write}"
         )
     root.where = root.key = name
-    for key in [key for key in root.value if isinstance(key, str) and key.startswith("x-")]:
-        del root.value[key]  # a place for anchors
     return root
 
 
