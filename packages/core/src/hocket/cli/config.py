@@ -19,7 +19,7 @@ import hocket
 from hocket import types
 from hocket.cli import recorded
 from hocket.cli.advice import in_yaml
-from hocket.cli.document import ConfigError, Node, flow
+from hocket.cli.document import ConfigError, Node, flow, suggestion
 from hocket.cli.errors import explains
 from hocket.cli.imports import as_call, raised, reference, resolve
 from hocket.cli.keys import KINDS, LISTS, keys
@@ -28,6 +28,7 @@ from hocket.cli.overrides import as_node, source
 from hocket.cli.recorded import Source
 from hocket.data.module import is_module
 from hocket.help import names
+from hocket.optim.groups import OPTIONS, check_groups
 from hocket.plugins import Entry, PluginConfigError, PluginError, catalog, signatures
 from hocket.plugins.spec import parse_spec
 from hocket.settings import Settings
@@ -283,9 +284,8 @@ class Configuration:
         if isinstance(inside.value, list):
             raise ConfigError(inside.where, f"The arguments of {name} are a list. Write a mapping of names to values.")
         options: dict[str, Any] = {}
-        if kind == "optimizers" and isinstance(inside.value, dict):  # parameter groups are checked with the model
-            from hocket.optim.groups import OPTIONS
-
+        if kind == "optimizers" and isinstance(inside.value, dict):  # what groups match is checked with the model
+            _check_groups(inside.value.get("groups"), cls, name, at)
             options = {key: child.plain() for key, child in inside.value.items() if key in OPTIONS}
             given = {key: child for key, child in inside.value.items() if key not in OPTIONS}
             inside = Node(given, inside.where, inside.key)
@@ -389,6 +389,21 @@ class Configuration:
         if not named:  # a plug-in by the name of its class
             named = [inside.key for cls, inside in self._classes if mentions(message, cls)]
         return named[0] if len(set(named)) == 1 else None
+
+
+def _check_groups(groups: Node | None, cls: Any, name: str, at: str) -> None:
+    """Raise ConfigError for a parameter group without a pattern, or with an option that is almost one of the optimizer."""
+    if groups is None:
+        return
+    for node in groups.value if isinstance(groups.value, list) else ():
+        for key, child in node.value.items() if isinstance(node.value, dict) else ():
+            known = ["match", *signature(cls).parameters]
+            if key not in known and (near := suggestion(key, known, "")):
+                raise ConfigError(child.key, f"{at}.{name}: A group has no option '{key}'. {near}")
+    try:
+        check_groups(groups.plain())
+    except PluginError as error:
+        raise ConfigError(groups.where, f"{at}.{name}: {in_yaml(str(error))}") from None
 
 
 def _names(kind: str) -> set[str]:

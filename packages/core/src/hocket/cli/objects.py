@@ -357,8 +357,7 @@ def arguments(target: Any, name: str, node: Node, at: str, leading: int) -> tupl
         if key not in known and (near := _almost(target, key, node.value)):
             raise ConfigError(
                 child.key,
-                f"{name} accepts any name, and '{key}' is almost '{near}', which is one of its arguments. Write `{near}: …`; "
-                "if both are meant, give both.",
+                f"{name} declares no argument '{key}'. Did you mean '{near}'? If not, give both.",
             )
     for key, child in node.value.items():
         if not isinstance(key, str):
@@ -418,20 +417,30 @@ def _unexpected(target: Any, node: Node, error: Exception) -> str:
 
 def _declared(target: type) -> set[str]:
     """Return the names of the arguments that a class and its bases declare."""
-    inits = [vars(cls)["__init__"] for cls in target.__mro__ if "__init__" in vars(cls) and cls is not object]
-    parameters = [each for init in inits for each in inspect.signature(init).parameters.values()]
+    parameters = [each for init in _inits(target) for each in init]
     return {each.name for each in parameters if each.kind in _BY_NAME} - {"self"}
 
 
+def _inits(target: type) -> list[list[inspect.Parameter]]:
+    """Return the parameters of the constructors of a class and its bases, in method resolution order."""
+    inits = [vars(cls)["__init__"] for cls in target.__mro__ if "__init__" in vars(cls) and cls is not object]
+    return [list(inspect.signature(init).parameters.values()) for init in inits]
+
+
 def _almost(target: Any, key: object, given: Mapping[Any, Any]) -> str:
-    """Return the declared argument that a name for ``**kwargs`` almost is, such as a letter less, if it is not given; or empty."""
+    """Return the declared argument that a name for ``**kwargs`` almost is, such as a letter less; or empty.
+
+    If that is given too, the name is refused only where ``**kwargs`` go to a base class that does not accept any name.
+    """
     try:
         declared = _declared(target) if isinstance(target, type) else set(inspect.signature(target).parameters)
+        inits = _inits(target) if isinstance(target, type) else []
     except (TypeError, ValueError):
         return ""
-    if not isinstance(key, str) or len(key) < 4 or key in declared:
+    if not isinstance(key, str) or len(key) < 3 or key in declared:
         return ""
-    near = difflib.get_close_matches(key, declared - set(given), 1, 0.88)
+    closed = any(all(each.kind is not inspect.Parameter.VAR_KEYWORD for each in init) for init in inits)
+    near = difflib.get_close_matches(key, declared - (set() if closed else set(given)), 1, 0.8)
     return near[0] if near else ""
 
 
