@@ -9,7 +9,6 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from inspect import signature
-from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
@@ -60,6 +59,7 @@ def trainer_from(args: argparse.Namespace, needs: Sequence[str] = (), **instead:
     that is wrong, or one of ``needs`` that is missing, and names the key in errors of the Trainer that are about one.
     """
     read = source(args)
+    read.announce()
     importable(read)
     described = Configuration(read.document)
     with _warnings_in_yaml(), described.trainer(needs, instead) as trainer:

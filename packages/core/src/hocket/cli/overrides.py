@@ -6,7 +6,6 @@ import argparse
 import os
 import re
 import shlex
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +14,10 @@ from hocket.cli.advice import in_yaml, key_of
 from hocket.cli.document import ConfigError, Node, flow, parse_value, read, suggestion
 from hocket.cli.imports import reference
 from hocket.cli.keys import KINDS, LISTS, keys
-from hocket.cli.recorded import Source
+from hocket.cli.recorded import VARIABLE, Source
 from hocket.help import names
 from hocket.plugins import PluginConfigError, catalog
 from hocket.plugins.spec import parse_spec
-
-
-#: The variable with overrides, separated as in a shell: ``HOCKET_OVERRIDES="duration=1ep optimizer.adamw.lr=0.1"``.
-VARIABLE = "HOCKET_OVERRIDES"
 
 
 def configuration(args: argparse.Namespace) -> Node:
@@ -58,24 +53,19 @@ def source(args: argparse.Namespace) -> Source:
         raise ConfigError(f"'{' '.join(changes)}'", f"An override is key=value, without spaces. Write {joined}.")
     for change in changes:
         override(document, change)
-    if repeats is not None and not any(
-        re.match(r"checkpoints(\.folder)?=", each) for each in [*environment, *changes]
-    ):
+    if repeats is not None and not any(re.match(r"checkpoints(\.folder)?=", each) for each in [*environment, *changes]):
         recorded.own_checkpoints(document, f"--from {repeats}")
     check_keys(document)
     return Source(document, file, repeats, environment, changes, made)
 
 
 def _of_environment() -> list[str]:
-    """Return the overrides in the environment, and say so in one line, on one rank. Raises ConfigError."""
+    """Return the overrides in the environment. Raises ConfigError."""
     text = os.environ.get(VARIABLE, "")
     try:
-        changes = shlex.split(text)
+        return shlex.split(text)
     except ValueError as error:
         raise ConfigError(f"{VARIABLE}={text!r}", f"{error}. Close each quote, as in a shell.") from None
-    if changes and os.environ.get("RANK", "0") == "0":
-        print(f"hocket: {VARIABLE} overrides {', '.join(changes)}.", file=sys.stderr)
-    return changes
 
 
 def check_keys(document: Node) -> None:

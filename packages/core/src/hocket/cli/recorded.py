@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 #: The file's name, and the key below which it says what it was made from.
 NAME, KEY = "config.yaml", "x-hocket"
+#: The variable with overrides, separated as in a shell: ``HOCKET_OVERRIDES="duration=1ep optimizer.adamw.lr=0.1"``.
+VARIABLE = "HOCKET_OVERRIDES"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +39,11 @@ class Source:
     overrides: list[str]
     #: What a recorded configuration was made from; empty for any other.
     made: Mapping[str, Any]
+
+    def announce(self) -> None:
+        """Say in one line, on one rank, what the environment overrides."""
+        if self.environment and os.environ.get("RANK", "0") == "0":
+            print(f"hocket: {VARIABLE} overrides {', '.join(self.environment)}.", file=sys.stderr, flush=True)
 
     def folders(self) -> list[str]:
         """Return the folders whose modules can be imported: the working folder, and that of the file."""
@@ -71,7 +78,7 @@ def versions(distributions: Mapping[str, str]) -> dict[str, str]:
 
 
 def modules(document: Node) -> dict[str, str]:
-    """Return what identifies each module that a configuration names: its version if installed, else a checksum of its source."""
+    """Return the version of each installed module that a configuration names, and a checksum of each other one."""
     found = {}
     for path in _paths(document):
         name = path.partition(":")[0]
@@ -140,7 +147,9 @@ def _of_checkpoint(place: str) -> str:
     from hocket.checkpoints.storage.urls import local_folder, newest
 
     if "://" not in place and not os.path.lexists(place):
-        raise ConfigError(f"--from {place}", "It does not exist. Give the folder of a run, such as runs/a, or a checkpoint.")
+        raise ConfigError(
+            f"--from {place}", "It does not exist. Give the folder of a run, such as runs/a, or a checkpoint."
+        )
     try:
         place = str(newest(place))
         if os.path.isdir(place) and (names := Store(place).names()):
@@ -156,8 +165,8 @@ def _of_checkpoint(place: str) -> str:
     if not isinstance(text, str):
         raise ConfigError(
             f"--from {place}",
-            "This checkpoint records no configuration: its run was started in Python, or by an older version. Run that program, "
-            "or `hocket train` with the file of that time.",
+            "This checkpoint records no configuration: its run was started in Python, or by an older version. Run that "
+            "program, or `hocket train` with the file of that time.",
         )
     return text
 
@@ -204,7 +213,7 @@ def _unused(folder: Path, name: str) -> str:
 
 
 def differences(made: Mapping[str, Any], now: Mapping[str, Any], seed: int | None) -> str:
-    """Return, as the end of a sentence, what may keep a repeated run from being bitwise identical; empty if nothing is known to."""
+    """Return, as the end of a sentence, what may keep a repeated run from being bitwise identical; or empty."""
     found = []
     for kind in ("versions", "modules"):
         then, here = dict(made.get(kind) or {}), dict(now.get(kind) or {})

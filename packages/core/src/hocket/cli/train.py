@@ -25,6 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="repeat a run: its folder, such as runs/a, or one of its checkpoints. The new run has another name and folder",
     )
     completes(source, paths)
+    parser.add_argument("--trial", metavar="FILE", help=argparse.SUPPRESS)  # how a sweep starts its trials
 
 
 def run(args: argparse.Namespace) -> int:
@@ -34,12 +35,17 @@ def run(args: argparse.Namespace) -> int:
     from safetensors.torch import save_file
 
     from hocket.cli.config import trainer_from
+    from hocket.plugins.spec import Attachment
+    from hocket.sweeps.trial import Trial
 
     with trainer_from(args, needs=("train_data", "duration")) as trainer:
         print(trainer.plan(), flush=True)
         folder = trainer.state.folder
         folder.check()  # fail before training if the weights cannot be written there
         _record(trainer, args)
+        trial = None if args.trial is None else Trial(args.trial)
+        if trial is not None:
+            trainer.state.bus.attach(Attachment("callbacks", "sweep-trial", trial))
         try:
             result = trainer.fit()
         except BaseException:
@@ -54,6 +60,8 @@ def run(args: argparse.Namespace) -> int:
                 file = folder.claim() / "weights.safetensors"
                 save_file({name: tensor.detach().clone().contiguous() for name, tensor in weights.items()}, file)
                 print(f"weights in {file}")
+        if trial is not None:
+            trial.finish(result, trainer.state)
     return 0
 
 
