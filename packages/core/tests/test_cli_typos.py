@@ -223,7 +223,7 @@ def test_a_typo_in_an_override_too(
         ("eval_data.test.data.dataset.noise=loud", "noise"),
         ("metrics.largest.relative=5", "it should be true or false"),
         ("callbacks.2.interval=[1]", "it should be text"),
-            ("schedule.cosine.warmup=10%", "warmup"),
+        ("schedule.cosine.warmup=10%", "warmup"),
         ("optimizer.adamw.lr=fast", "it should be a number"),
         ("loggers.0.jsonl.filename=[1]", "filename"),
         ("microbatch=two", "microbatch"),
