@@ -102,7 +102,7 @@ def _serve() -> None:
             _answer(number, _imported(target, kind))
         return
     sys.stdout.flush()
-    running: dict[int, tuple[int, int, float, IO[bytes]]] = {}
+    running: dict[int, tuple[int, int, float, Any]] = {}
     while jobs or running:
         while jobs and len(running) < (os.cpu_count() or 1):
             number, (target, kind) = jobs.pop(0)

@@ -207,7 +207,11 @@ def _check_sweep(sweep: Sweep) -> None:
             f"A sweep needs {' and '.join(f'--{name}' for name in missing)}: the metric that is best, such as --metric "
             "test/accuracy --mode max."
         )
-    if sweep.sampler != "grid" and sweep.trials is None:
+    if sweep.sampler == "grid":
+        from hocket.sweeps.space import grid
+
+        next(grid(sweep.space))  # raises if it has no end
+    elif sweep.trials is None:
         raise PluginError(f"--sampler {sweep.sampler} needs --trials, the number of trials, such as --trials 20.")
     for name in ("trials", "jobs"):
         if (value := getattr(sweep, name)) is not None and value < 1:
