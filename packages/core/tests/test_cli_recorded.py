@@ -150,7 +150,11 @@ def test_python_runs_have_no_configuration(run: Run) -> None:
         device="cpu", run_name="p", loggers=["jsonl"], checkpoints="stored",
     ).fit()  # fmt: skip
     assert not Path("runs/p/config.yaml").exists()
-    for place, words in (("stored", "records no configuration"), ("runs/p", "has no config.yaml"), ("runs/q", "not exist")):
+    for place, words in (
+        ("stored", "records no configuration"),
+        ("runs/p", "has no config.yaml"),
+        ("runs/q", "not exist"),
+    ):
         code, _, said = run("train", "--from", place)
         assert code == 2 and said.count("\n") == 1 and words in said
 

@@ -122,14 +122,19 @@ def test_a_grid_has_every_combination_once() -> None:
 
 
 def test_random_values_have_their_distribution_and_are_reproducible() -> None:
-    space = {"u": Range("uniform", 2, 4), "l": Range("loguniform", 1e-4, 1), "i": Range("int", 1, 3), "c": Choices("ab")}
+    space = {
+        "u": Range("uniform", 2, 4),
+        "l": Range("loguniform", 1e-4, 1),
+        "i": Range("int", 1, 3),
+        "c": Choices("ab"),
+    }
     draws = [drawn(space, 0, number) for number in range(4000)]
     assert draws[:5] == [drawn(space, 0, number) for number in range(5)] and draws[0] != drawn(space, 1, 0)
     mean = {key: sum(each[key] for each in draws) / 4000 for key in "ui"}
     # Five standard errors of the exact means: (b - a) / sqrt(12 n) for uniform numbers.
     assert abs(mean["u"] - 3) < 5 * 2 / math.sqrt(12 * 4000) and abs(mean["i"] - 2) < 5 * math.sqrt(2 / 3 / 4000)
     logs = [math.log10(each["l"]) for each in draws]
-    assert abs(sum(logs) / 4000 + 2) < 5 * 4 / math.sqrt(12 * 4000) and -4 <= min(logs) and max(logs) <= 0
+    assert abs(sum(logs) / 4000 + 2) < 5 * 4 / math.sqrt(12 * 4000) and min(logs) >= -4 and max(logs) <= 0
     assert {each["i"] for each in draws} == {1, 2, 3} and {each["c"] for each in draws} == {"a", "b"}
 
 
