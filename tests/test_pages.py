@@ -24,6 +24,7 @@ PAGES = (
 )
     "README.md", "docs/your-model.md", "docs/evaluation.md", "docs/language.md", "docs/optimizers.md", "docs/profiling.md",
 )  # fmt: skip
+    "docs/sweeps.md",
 
 
 @pytest.mark.parametrize("name", PAGES)

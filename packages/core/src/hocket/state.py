@@ -140,6 +140,8 @@ class State:
         #: Logged values that plug-ins act on, such as early stopping.
         self.watched = WatchedValues()
 
+        #: The resolved configuration file of the run, as text, if the command line started it.
+        self.config: str | None = None
         #: The Trainer's ``resume`` argument.
         self.resumes: str | Path | None = resumes
         #: The path or URL of the checkpoint that the run resumed from, until its first fit has shown it.

@@ -71,6 +71,7 @@ def components_of(
         Description("world_size", lambda: state.strategy.world_size),
         Description("attached", lambda: described(state.bus.attachments)),
         configuration,
+        Description("config", lambda: state.config),
         Description("model_prefix", lambda: state.model_prefix),
         Omitted(state),
         Model(state),
