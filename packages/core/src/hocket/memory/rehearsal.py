@@ -6,12 +6,13 @@ in the record. Other ranks are simulated: collectives return at once, as if ever
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial, wraps
+from functools import wraps
 from typing import Any
 
 import torch
@@ -19,14 +20,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensor
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
-from torch.utils._python_dispatch import _disable_current_modes
 
+from hocket.cli.errors import explains
 from hocket.data.nesting import map_tensors
 from hocket.launching import forks
 from hocket.memory.hollow import Hollow
 from hocket.memory.ledger import DataDependentError, Ledger
+from hocket.state import State
 from hocket.trainer import Trainer
-from hocket.training.step import count
 
 #: Arguments of the Trainer that every rehearsal has: a run of two steps on one batch, which writes nothing.
 ARGUMENTS: dict[str, Any] = {
@@ -53,12 +54,14 @@ class Rehearsal:
     microbatch: int
     strategy: str
     device: str
-    #: What was said on the way.
+    #: Memory of the device in bytes, if it is known.
+    memory: int | None
+    #: What else there is to say.
     notes: tuple[str, ...] = ()
 
 
-class NotModelled(ValueError):
-    """A run cannot be rehearsed."""
+class EstimateError(ValueError):
+    """A run cannot be rehearsed, or its configuration is wrong."""
 
 
 class Stage:
@@ -114,43 +117,50 @@ class _Done(Exception):
     """Ends the rehearsal."""
 
 
-def rehearse(make: Callable[[Stage, dict[str, Any]], Trainer], ranks: int = 1, microbatch: int | None = None) -> Rehearsal:
+#: Makes the Trainer of a rehearsal, with the model from `Stage.model`, in `Stage.modes`, and with the arguments that it is given.
+Make = Callable[[Stage, dict[str, Any]], AbstractContextManager[Trainer]]
+
+
+def rehearse(make: Make, ranks: int = 1, microbatch: int | None = None) -> Rehearsal:
     """Return the memory of a run on one of ``ranks`` ranks, rehearsed in a process of its own.
 
     Args:
-        make: makes the Trainer, with the model from `Stage.model` and the arguments that it is given.
-        microbatch: samples of a forward pass; None for the number that the arguments say.
+        microbatch: samples of a forward pass; None for the number that the arguments of ``make`` say.
 
     Raises:
-        NotModelled: the run does something that has no shape without values, or its strategy starts other processes.
-        hocket.launching.WorkerError: an exception of the run.
+        EstimateError: the run computes something whose shape depends on values, or a mistake of the user.
+        hocket.launching.WorkerError: another exception of the run.
     """
-    def run(rank: int) -> Rehearsal | str | Exception:
+
+    def run(rank: int) -> Rehearsal | str:
+        warnings.simplefilter("ignore")  # they are those of training
         try:
             return _rehearse(make, ranks, {} if microbatch is None else {"microbatch": microbatch})
-        except (NotModelled, DataDependentError, DataDependentOutputException, DynamicOutputShapeException) as error:
-            return _refusal(error)
+        except Exception as error:
+            cause = error if error.__cause__ is None else error.__cause__
+            if isinstance(cause, DataDependentOutputException | DynamicOutputShapeException):
+                return f"The result of {cause.func} depends on values, not only on shapes. {_INSTEAD}"
+            if isinstance(cause, DataDependentError):
+                return f"{cause} {_INSTEAD}"
+            if explains(error):
+                return str(error)
+            raise
 
     forks.check_forkable("an estimate")
     (result,) = forks.fork(run, 1, variables={})
     if isinstance(result, str):
-        raise NotModelled(result)
-    return result  # type: ignore[return-value]
+        raise EstimateError(result)
+    assert isinstance(result, Rehearsal)
+    return result
 
 
-def _refusal(error: Exception) -> str:
-    if isinstance(error, NotModelled):
-        return str(error)
-    what = str(error)
-    if not isinstance(error, DataDependentError):
-        what = f"{error.func if hasattr(error, 'func') else error} has a result that depends on values, not only shapes."
-    return (
-        f"{what} Estimates compute with shapes only. Measure instead: train two steps with fast_dev_run=2 and "
-        "callbacks=[memory-monitor]; or make that branch independent of values."
-    )
+_INSTEAD = (
+    "An estimate computes with shapes only, without values. Measure instead: hocket train CONFIG fast_dev_run=2 "
+    "callbacks=[memory-monitor] loggers=[console]; or move that code to the data."
+)
 
 
-def _rehearse(make: Callable[[Stage, dict[str, Any]], Trainer], ranks: int, arguments: dict[str, Any]) -> Rehearsal:
+def _rehearse(make: Make, ranks: int, arguments: dict[str, Any]) -> Rehearsal:
     stage = Stage()
     ledger = stage.ledger
     with ExitStack() as stack:
@@ -159,21 +169,17 @@ def _rehearse(make: Callable[[Stage, dict[str, Any]], Trainer], ranks: int, argu
         if ranks > 1:
             stack.enter_context(_simulated(ranks))
         stack.enter_context(stage.hooks())
-        trainer = make(stage, ARGUMENTS | arguments)
-        state, bus = trainer.state, trainer.state.bus
-        if getattr(state.strategy, "microbatch_events", True) is False:
-            raise NotModelled(
-                f"strategy='{type(state.strategy).__name__.lower()}' computes gradients in a library of its own, which no estimate "
-                "follows. Try --strategies ddp,fsdp."
-            )
+        trainer = stack.enter_context(make(stage, ARGUMENTS | arguments))
+        state = trainer.state
         stage.modules(state.model)
+        state.loss_reduction = state.loss_reduction or "mean"  # which is otherwise found by trying losses
         with stage.modes():
             ledger.see([*state.task.parameters(), *state.task.buffers()])
         kinds: dict[str, set[int]] = {"gradients": set(), "optimizer": set(), "batch": set()}
         _listen(stage, trainer, kinds)
         with suppress(_Done):
             trainer.fit()
-    return _result(stage, trainer, kinds)
+        return _result(stage, trainer, kinds)
 
 
 def _listen(stage: Stage, trainer: Trainer, kinds: dict[str, set[int]]) -> None:
@@ -239,13 +245,13 @@ def _result(stage: Stage, trainer: Trainer, kinds: dict[str, set[int]]) -> Rehea
     kinds = {"parameters": ledger.numbers(tensors), **kinds}
     sizes: Counter[str] = Counter(dict.fromkeys([*kinds, "activations", "other"], 0))
     modules: Counter[tuple[str, str]] = Counter()
+    owners = _owners(state, ledger)
     for number in alive:
         allocation = ledger.allocations[number]
         computed = "activations" if allocation.phase in ("forward", "loss") or allocation.module else "other"
         kind = next((name for name, numbers in kinds.items() if number in numbers), computed)
         sizes[kind] += allocation.size
-        modules[allocation.module, kind] += allocation.size
-    batch = state.step.batch
+        modules[owners.get(number, allocation.module), kind] += allocation.size
     return Rehearsal(
         peak=peak,
         phase=ledger.allocations[last].phase,
@@ -254,9 +260,32 @@ def _result(stage: Stage, trainer: Trainer, kinds: dict[str, set[int]]) -> Rehea
         samples=state.step.samples,
         microbatch=min(state.microbatch or state.step.samples, state.step.samples),
         strategy=type(state.strategy).__name__,
-        device=str(state.device),
+        device=state.device.type,
+        memory=_memory(state.device),
         notes=tuple(stage.notes),
     )
+
+
+def _memory(device: torch.device) -> int | None:
+    """Return the memory of a device in bytes; None if it is unknown."""
+    if device.type == "cpu":
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else None
+    if device.type == "cuda" and torch.cuda.is_available():
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    return None
+
+
+def _owners(state: State, ledger: Ledger) -> dict[int, str]:
+    """Return the names of modules by the allocations of their parameters, gradients and optimizer state."""
+    states: dict[Tensor, Any] = {}
+    for optimizer in state.optimizers:
+        states.update(optimizer.state)
+    return {
+        number: f"{name}.{own}".lstrip(".")
+        for name, module in state.model.named_modules()
+        for own, parameter in module.named_parameters(recurse=False)
+        for number in ledger.numbers([parameter, *([] if parameter.grad is None else [parameter.grad]), *_tensors(states.get(parameter, []))])
+    }
 
 
 def _tensors(tree: Any) -> list[Tensor]:
