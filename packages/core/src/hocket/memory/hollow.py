@@ -53,18 +53,25 @@ class Hollow(FakeTensorMode):
                     return made
         return function(*args, **kwargs)
 
-    def like(self, tensor: Tensor) -> Tensor:
-        """Return a hollow tensor of the same shape, strides, dtype and device; a parameter for a parameter."""
-        made = self._empty(tensor, tensor.size(), tensor.stride())
+    def like(self, tensor: Tensor, device: torch.device | None = None) -> Tensor:
+        """Return a hollow tensor of the same shape, strides and dtype; a parameter for a parameter, and full for a shard.
+
+        On ``device``, if it is given and the tensor is on the meta device.
+        """
+        if isinstance(tensor, FakeTensor):
+            return tensor
+        made = self._empty(tensor, tensor.size(), tensor.stride(), device if tensor.is_meta else tensor.device)
         if isinstance(tensor, nn.Parameter):
             return nn.Parameter(made, requires_grad=tensor.requires_grad)
         return made.requires_grad_(tensor.requires_grad)
 
-    def _empty(self, tensor: Tensor, size: Sequence[int], stride: Sequence[int]) -> Tensor:
+    def _empty(
+        self, tensor: Tensor, size: Sequence[int], stride: Sequence[int], device: torch.device | None = None
+    ) -> Tensor:
         small, self._small = self._small, -1
         try:
             with self:
-                return torch.empty_strided(size, stride, dtype=tensor.dtype, device=tensor.device)
+                return torch.empty_strided(size, stride, dtype=tensor.dtype, device=device or tensor.device)
         finally:
             self._small = small
 
