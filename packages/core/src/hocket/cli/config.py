@@ -52,8 +52,15 @@ _LEADING = {"optimizers": 1, "datasets": 1}
 
 
 @contextmanager
-def trainer_from(args: argparse.Namespace, needs: Sequence[str] = (), **instead: Any) -> Iterator[Trainer]:
+def trainer_from(
+    args: argparse.Namespace,
+    needs: Sequence[str] = (),
+    of: Callable[[Node], Configuration] | None = None,
+    **instead: Any,
+) -> Iterator[Trainer]:
     """Enter the Trainer that a file and its overrides describe, with other values for the keys in ``instead``.
+
+    ``of`` makes the `Configuration` from the document, if it is a subclass.
 
     Modules in the working folder, and beside the file, can be imported from now on. Raises ConfigError for a key or a value
     that is wrong, or one of ``needs`` that is missing, and names the key in errors of the Trainer that are about one.
@@ -61,7 +68,7 @@ def trainer_from(args: argparse.Namespace, needs: Sequence[str] = (), **instead:
     read = source(args)
     read.announce()
     importable(read)
-    described = Configuration(read.document)
+    described = (of or Configuration)(read.document)
     with _warnings_in_yaml(), described.trainer(needs, instead) as trainer:
         made = recorded.about(read, trainer.state, described.distributions)
         trainer.state.config = recorded.text(described.resolved(), made)
@@ -198,13 +205,16 @@ class Configuration:
                 "or a function that returns one: `model: module:Class`, or `model: {module:Class: {…}}` with arguments.",
             )
         try:
-            return Trainer(**{**values, **instead})
+            return self._assemble({**values, **instead})
         except (PluginError, TypeError, ValueError, LookupError, OSError, RuntimeError) as error:
             where = self.blamed(error) or where
             key = next((f"{key}: " for key, node in self._given.items() if where in (node.where, node.key)), "")
             override = where.startswith("'")
             message = in_yaml(str(error), override) if explains(error) else raised(f"{key}Making the Trainer", error)
             raise ConfigError(where, message) from error
+
+    def _assemble(self, values: Mapping[str, Any]) -> Trainer:
+        return Trainer(**values)
 
     # --- values
 
