@@ -44,7 +44,8 @@ VISION = Package("algorithms-vision", "hocket-algorithms-vision", "[datasets]")
 NLP = Package("algorithms-nlp", "hocket-algorithms-nlp", "[peft]")
 STRATEGIES = Package("strategies", "hocket-strategies", "[torchao]")
 LOGGERS = Package("loggers", "hocket-loggers", "[tensorboard]")
-PACKAGES = (CORE, GENERAL, VISION, NLP, STRATEGIES, LOGGERS)
+REPORT = Package("report", "hocket-report")
+PACKAGES = (CORE, GENERAL, VISION, NLP, STRATEGIES, LOGGERS, REPORT)
 
 
 def settle(session: nox.Session, threads: int = 1) -> None:
@@ -250,7 +251,7 @@ def distributions(session: nox.Session) -> None:
     settle(session)
     wheels = build(session, PACKAGES, ROOT / "dist")
     session.run("python", "-I", str(ROOT / ".ci/check_wheels.py"), str(ROOT), *map(str, wheels.values()))
-    everything = f"hocket[general,vision,nlp,strategies,loggers,tensorboard] @ {wheels[CORE].as_uri()}"
+    everything = f"hocket[general,vision,nlp,strategies,loggers,tensorboard,report] @ {wheels[CORE].as_uri()}"
     install(session, everything, siblings=located(wheels), compile_bytecode=False)
     check_origin(session, PACKAGES, ROOT / "dist")
     with session.chdir(scratch(session)):
