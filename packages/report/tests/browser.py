@@ -52,12 +52,13 @@ class Browser:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._process.kill()
+        self._session = None
+        self._call("Browser.close")
         self._process.wait()
         self._reader.close()
         os.close(self._out)
 
-    def open(self, page: Path, width: int = 1600, height: int = 1000, dark: bool = False, background: str = "") -> None:
+    def open(self, page: Path, width: int = 1600, height: int = 1000, dark: bool = False) -> None:
         """Load a page and wait until it is loaded."""
         self._call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}

@@ -17,7 +17,7 @@ _POINTS, _LEAST = 20_000, 40
 #: The sections of the page: title, the prefixes of metrics there, and what to add to a run without any.
 SECTIONS: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("Loss", ("loss",), "loggers: [jsonl]"),
-    ("Metrics", (), "metrics: and eval_data:"),
+    ("Metrics", (), "metrics: [accuracy]"),
     ("Learning rate", ("lr", "momentum"), "callbacks: [lr-monitor]"),
     ("Throughput", ("speed", "time"), "callbacks: [speed-monitor]"),
     ("Memory", ("memory",), "callbacks: [memory-monitor]"),
@@ -63,31 +63,19 @@ def read(path: Path) -> Logged:
     for line in files.objects(path):
         if isinstance(line.get("hyperparameters"), dict):
             logged.hyperparameters = logged.hyperparameters or line["hyperparameters"]
-        position = {name: files.number(line.get(name)) for name in files.POSITION}
+        position = {name: files.finite(line.get(name)) for name in files.POSITION}
         if position["batch"] is None:
             continue
         row = logged.rows
         for name, column in logged.positions.items():
-            column.append(_finite(position[name]))
+            column.append(position[name] or 0.0)
         for name, value in line.items():
             if name in position or (found := files.number(value)) is None:
                 continue
             rows, values = logged.series.setdefault(name, (array("q"), array("d")))
             rows.append(row)
-            values.append(_float(found))
+            values.append(found)
     return logged
-
-
-def _float(value: float) -> float:
-    try:
-        return float(value)
-    except OverflowError:  # an integer of hundreds of digits
-        return math.inf if value > 0 else -math.inf
-
-
-def _finite(value: float | None) -> float:
-    found = _float(value or 0)
-    return found if math.isfinite(found) else 0.0
 
 
 def downsampled(values: Sequence[float], most: int) -> list[int]:

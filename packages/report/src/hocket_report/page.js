@@ -29,8 +29,10 @@
     return {colour, dash: []};
   }
 
+  const labels = (value = "datum.value") => `${value} == 0 ? '0' : abs(${value}) >= 1e4 ? format(${value}, '.4~s') : abs(${value}) < 1e-3 ? format(${value}, '.2~e') : format(${value}, '.5~r')`;
+
   const config = {
-    background: null, view: {stroke: null}, font: "inherit",
+    background: null, view: {stroke: null}, font: "system-ui, sans-serif",
     axis: {labelColor: "currentColor", titleColor: "currentColor", gridColor: "var(--line)", domainColor: "var(--line)",
       tickColor: "var(--line)", titleFontWeight: "normal", labelFontSize: 11, titleFontSize: 11, labelFlush: true},
   };
@@ -45,10 +47,8 @@
       });
     });
     const looks = chart.curves.map((curve) => look(chart, curve)), domain = looks.map((_, index) => index);
-    const x = {field: "x", type: "quantitative", axis: {title: names[by], format: "~s", tickCount: 5, grid: false}, scale: {zero: false, nice: false}};
-    const y = {field: "y", type: "quantitative", axis: {title: null, tickCount: 5, format: "~g"}, scale: {zero: false, type: scale.value}};
-    const flat = values.filter((each) => each.y !== null).map((each) => Math.abs(each.y));
-    if (flat.some((each) => each >= 1e4)) y.axis.format = "~s";
+    const x = {field: "x", type: "quantitative", axis: {title: names[by], labelExpr: labels(), tickCount: 5, grid: false}, scale: {zero: false, nice: false}};
+    const y = {field: "y", type: "quantitative", axis: {title: null, tickCount: 5, labelExpr: labels()}, scale: {zero: false, type: scale.value}};
     const colour = {field: "c", type: "nominal", scale: {domain, range: looks.map((each) => each.colour)}, legend: null};
     const dash = {field: "c", type: "nominal", scale: {domain, range: looks.map((each) => each.dash)}, legend: null};
     const hover = {name: "hover", select: {type: "point", fields: ["c", "i"], nearest: true, on: "pointermove", clear: "pointerout"}};
@@ -73,23 +73,25 @@
   }
 
   function show(specification, plot, text) {
-    const view = new vega.View(vega.parse(vegaLite.compile(specification).spec), {renderer: "svg", container: plot, hover: true});
-    view.tooltip(() => {});
-    if (text) {
-      view.addEventListener("pointermove", (event, item) => {
-        let datum = item && item.datum;
-        if (datum && datum.datum) datum = datum.datum;  // a cell of the Voronoi diagram
-        tip.hidden = !datum || datum.i === undefined;
-        if (tip.hidden) return;
-        tip.textContent = text(datum);
-        const box = tip.getBoundingClientRect();
-        tip.style.left = `${Math.max(4, Math.min(event.clientX + 14, innerWidth - box.width - 8))}px`;
-        tip.style.top = `${Math.max(4, Math.min(event.clientY + 14, innerHeight - box.height - 8))}px`;
-      });
-      view.addEventListener("pointerout", () => { tip.hidden = true; });
-      plot.addEventListener("pointerleave", () => { tip.hidden = true; });
-    }
-    return view.runAsync().then(() => view);
+    const options = {mode: "vega-lite", renderer: "svg", actions: false, tooltip: false, defaultStyle: false};
+    return vegaEmbed(plot, specification, options).then(({view}) => {
+      if (text) hover(view, plot, text);
+      return view;
+    });
+  }
+
+  function hover(view, plot, text) {
+    view.addEventListener("pointermove", (event, item) => {
+      let datum = item && item.datum;
+      if (datum && datum.datum) datum = datum.datum;  // a cell of the Voronoi diagram
+      tip.hidden = !datum || datum.i === undefined;
+      if (tip.hidden) return;
+      tip.textContent = text(datum);
+      const box = tip.getBoundingClientRect();
+      tip.style.left = `${Math.max(4, Math.min(event.clientX + 14, innerWidth - box.width - 8))}px`;
+      tip.style.top = `${Math.max(4, Math.min(event.clientY + 14, innerHeight - box.height - 8))}px`;
+    });
+    plot.addEventListener("pointerleave", () => { tip.hidden = true; });
   }
 
   function key(look, text) {
@@ -114,8 +116,8 @@
         width: "container", height: "container", padding: 2, autosize: {type: "fit", contains: "padding"}, config, data: {values},
         mark: {type: "bar", color: "var(--series-0)", tooltip: null},
         encoding: {
-          x: {field: "from", type: "quantitative", bin: {binned: true}, axis: {title: null, tickCount: 6, format: "~g", grid: false}}, x2: {field: "to"},
-          y: {field: "count", type: "quantitative", axis: {title: "values", tickCount: 4, format: "~s"}},
+          x: {field: "from", type: "quantitative", bin: {binned: true}, axis: {title: null, tickCount: 6, labelExpr: labels(), grid: false}}, x2: {field: "to"},
+          y: {field: "count", type: "quantitative", axis: {title: "values", tickCount: 4, labelExpr: labels()}},
         },
       };
       show(spec, place);
@@ -129,7 +131,9 @@
         if (curve.odd) words.push(`(${curve.odd} not finite)`);
         keys.append(key(look(chart, curve), words.filter((each) => each !== null).join(" ")));
       }
-      place.append(element("h4", "", chart.title), keys, element("div", "plot"));
+      const heading = element("h4", "", chart.title);
+      heading.append(element("small", "", chart.section));
+      place.append(heading, keys, element("div", "plot"));
     } else {
       views.get(place).then((view) => view.finalize());
     }

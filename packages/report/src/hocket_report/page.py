@@ -78,18 +78,19 @@ def _title(runs: list[Run]) -> str:
 
 
 def _curves(runs: list[Run], data: dict[str, Any]) -> Markup:
+    together: list[Markup] = []
     parts: list[Markup] = []
+    hints: list[Markup] = []
     for title, _, wanted in curves.SECTIONS:
         here = [number for number, chart in enumerate(data["charts"]) if chart["section"] == title]
-        if not here and not wanted:
-            continue
         plots = [tag("div", class_="chart", data_chart=str(number)) for number in here]
-        content: Markup = tag("div", *plots, class_="charts")
-        if not here:
-            content = hint(joined(["Nothing was logged. Add ", code(wanted), "."]))
-        many = title == "Other values" or len(here) > 12
-        summary = tag("summary", f"{title} ({len(here)})")
-        parts.append(tag("details", summary, content) if many else joined([tag("h3", title), content]))
+        if title == "Other values" or len(here) > 12:
+            summary = tag("summary", f"{title} ({len(here)})")
+            parts += [tag("details", summary, tag("div", *plots, class_="charts"))] if here else []
+        elif here:
+            together += plots
+        else:
+            hints.append(hint(joined([f"{title}: nothing was logged. Add ", code(wanted), "."])))
     axes = [tag("option", label, value=name) for name, label in _axes(data)]
     scales = [tag("option", each, value=each) for each in ("linear", "log")]
     controls = tag(
@@ -99,7 +100,7 @@ def _curves(runs: list[Run], data: dict[str, Any]) -> Markup:
     )  # fmt: skip
     note = "Each column of pixels keeps its first, last, least and greatest value; other values are not in this page."
     reduced = [hint(f"Long curves are downsampled. {note}")] if data["reduced"] else []
-    return section("curves", "Curves", controls, *reduced, *parts)
+    return section("curves", "Curves", controls, *reduced, tag("div", *together, class_="charts"), *hints, *parts)
 
 
 def _axes(data: dict[str, Any]) -> list[tuple[str, str]]:

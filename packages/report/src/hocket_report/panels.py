@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from hocket.runs import listing
+from hocket.runs import files, listing
 from hocket.training.watching import mode_of
 from hocket_report.markup import Markup, code, hint, joined, section, table, tag
 from hocket_report.reading import Run
@@ -81,7 +81,7 @@ def overview(runs: Sequence[Run]) -> Markup:
         for run in runs
         if run.about.status not in ("finished", "running")
     ]
-    return joined([table(["run", "status", "began", "position", "trained for", *shown], rows), *reasons])
+    return joined([table(["run", "status", "began", "position", "trained for", *shown], rows, "numbers"), *reasons])
 
 
 def _best(runs: Sequence[Run], name: str) -> set[int]:
@@ -121,7 +121,8 @@ def _plan(found: Mapping[str, Any]) -> Markup:
         rows.append(_phase("Other events", left, kinds))
     if actions:
         rows.append(_phase("Around actions, the outermost first", actions, kinds))
-    there = dict.fromkeys(kind for kind, _ in kinds.values())
+    acting = {str(name) for who in [*events.values(), *actions.values()] for name in _list(who)}
+    there = dict.fromkeys(kind for name, (kind, _) in kinds.items() if name in acting)
     legend = tag("p", *(tag("span", kind, class_=f"plug {_kind(kind)}") for kind in there), class_="legend")
     if not rows:
         return hint("No plug-in acts on any event.")
@@ -150,21 +151,22 @@ def _kind(kind: str) -> str:
 
 
 def costs(runs: Sequence[Run]) -> Markup:
-    """Return the time that each plug-in took in its own code, per batch and as a share of training."""
+    """Return the time that each plug-in took in its own code, per batch and as a share of the fit."""
     what = joined(["Costs are measured with ", code("profile_plugins: true"), " and written at the end of a fit."])
     title = "Costs of plug-ins"
     return section("costs", title, *_each(runs, lambda run: _costs_of(run) or None, _costs, what))
 
 
 def _costs_of(run: Run) -> list[tuple[str, float, float, float, str]]:
-    """Return plug-in, seconds, seconds per batch, share of training, and its most expensive hook; the greatest first."""
+    """Return plug-in, seconds, seconds per batch, share of the fit, and its most expensive hook; the greatest first."""
     totals: dict[str, dict[str, float]] = {}
     for each in _list(run.summary.get("costs")):
-        if isinstance(each, dict) and isinstance(each.get("seconds"), int | float):
+        if isinstance(each, dict) and (seconds := files.finite(each.get("seconds"))) is not None:
             hooks = totals.setdefault(str(each.get("plugin")), {})
-            hooks[str(each.get("hook"))] = hooks.get(str(each.get("hook")), 0.0) + each["seconds"]
+            hooks[str(each.get("hook"))] = hooks.get(str(each.get("hook")), 0.0) + seconds
     batches = run.about.position.get("batch", 0.0)
-    trained = run.about.position.get("seconds", 0.0)
+    written, began = files.finite(run.summary.get("written")), files.finite(run.summary.get("fit_began"))
+    trained = 0.0 if written is None or began is None else written - began
     found = []
     for plugin, hooks in totals.items():
         seconds = sum(hooks.values())
@@ -181,7 +183,7 @@ def _costs(found: list[tuple[str, float, float, float, str]]) -> Markup:
         [plugin, bar(seconds / most), _seconds(seconds), f"{each * 1e6:,.0f} µs", f"{share:.2%}", hook]
         for plugin, seconds, each, share, hook in found
     ]
-    head = ["plug-in", "", "total", "per batch", "of the training time", "most of it in"]
+    head = ["plug-in", "", "total", "per batch", "of the fit", "most of it in"]
     return joined(
         [table(head, rows, "numbers"), hint("Seconds in a plug-in's own code, in the latest process of the run.")]
     )
@@ -198,9 +200,9 @@ def _profile(found: Mapping[str, Any]) -> Markup:
     order = sorted(shares, key=lambda name: -shares[name])
     rows = [[name, bar(shares[name]), f"{shares[name]:.1%}"] for name in order]
     parts: list[Markup] = []
-    seconds, batches = found.get("seconds_per_batch"), found.get("batches")
-    if isinstance(seconds, int | float):
-        over = f" over {batches:,} batches" if isinstance(batches, int) else ""
+    batches = files.finite(found.get("batches"))
+    if (seconds := files.finite(found.get("seconds_per_batch"))) is not None:
+        over = "" if batches is None else f" over {batches:,.0f} batches"
         parts.append(tag("p", f"A batch took {_seconds(seconds)}{over}."))
     parts.append(table(["part of the step", "", "share"], rows, "numbers") if rows else hint("It has no shares."))
     plugins = {str(name): float(each) for name, each in _mapping(found.get("plugins")).items() if _share(each)}
@@ -290,7 +292,7 @@ def _checkpoints(run: Run) -> Markup:
             ]
         )  # fmt: skip
     ranking = [] if rule is None else [hint(f"Ranked by the {'highest' if rule[1] == 'max' else 'lowest'} {rule[0]}.")]
-    return joined([table(["checkpoint", "epoch", "batch", "written", "size", *names], rows), *ranking])
+    return joined([table(["checkpoint", "epoch", "batch", "written", "size", *names], rows, "numbers"), *ranking])
 
 
 _NO_SUMMARY = joined(["This is written with ", code("loggers: [jsonl]"), ", since version 0.1 of hocket."])
@@ -320,7 +322,8 @@ def bar(share: float) -> Markup:
 
 
 def _share(value: Any) -> bool:
-    return isinstance(value, int | float) and 0 <= value <= 1
+    found = files.finite(value)
+    return found is not None and 0 <= found <= 1
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:

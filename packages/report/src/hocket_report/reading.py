@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -103,7 +102,7 @@ def _checkpoints(folder: Path, mark: Mapping[str, Any]) -> tuple[list[dict[str, 
         manifests = []
     for path in manifests:
         about = files.content(path).get("about")
-        if not isinstance(about, dict) or not isinstance(about.get("written"), int | float):
+        if not isinstance(about, dict) or files.finite(about.get("written")) is None:
             continue
         owner = about.get("run")
         if isinstance(owner, dict) and mark.get("run") not in (None, owner.get("id")):
@@ -115,7 +114,7 @@ def _checkpoints(folder: Path, mark: Mapping[str, Any]) -> tuple[list[dict[str, 
                 "written": float(about["written"]),
                 "bytes": _bytes(path.parent),
                 "position": position if isinstance(position, dict) else {},
-                "metrics": {name: each for name, each in metrics.items() if _is_number(each)}
+                "metrics": {name: each for name, each in metrics.items() if files.finite(each) is not None}
                 if isinstance(metrics, dict)
                 else {},
             }
@@ -128,7 +127,3 @@ def _bytes(folder: Path) -> int:
         return sum(each.stat().st_size for each in folder.iterdir())
     except OSError:
         return 0
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)

@@ -84,7 +84,7 @@ class Samples:
         if not isinstance(columns, list) or not isinstance(rows, list):
             return hint("This table cannot be read.")
         body = []
-        for row in rows:
+        for row in (each for each in rows if isinstance(each, list)):
             cells = ["" if cell is None else f"{cell:.6g}" if isinstance(cell, float) else str(cell) for cell in row]
             self._characters -= sum(map(len, cells))
             if self._characters < 0:
