@@ -6,27 +6,34 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from hocket.display import notebook
 from hocket.history import POSITION, History
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _COLUMNS = 3
-_AXES = {"batch": "batches", "epoch": "epochs", "sample": "samples", "token": "tokens", "seconds": "seconds of training"}
+_AXES = {
+    "batch": "batches",
+    "epoch": "epochs",
+    "sample": "samples",
+    "token": "tokens",
+    "seconds": "seconds of training",
+}
 
 
 def figure(history: History, names: Sequence[str], by: str) -> Figure:
     """Return a figure of columns; see `hocket.history.History.plot`."""
     try:
-        from matplotlib.figure import Figure
+        from matplotlib import pyplot
     except ImportError as error:
         raise ImportError("Plots are drawn by matplotlib. Install it: pip install matplotlib") from error
     history[by]  # raises KeyError with the columns
     charts = _charts(history, names)
     columns = min(len(charts), _COLUMNS)
     rows = math.ceil(len(charts) / columns)
-    made = Figure(figsize=(5 * columns, 3.2 * rows), layout="constrained")
-    axes = made.subplots(rows, columns, squeeze=False).flat
+    made, grid = pyplot.subplots(rows, columns, figsize=(5 * columns, 3.2 * rows), layout="constrained", squeeze=False)
+    axes = list(grid.flat)
     for (title, members), axis in zip(charts.items(), axes, strict=False):
         for name in members:
             positions, values = history.series(name, by)
@@ -34,8 +41,10 @@ def figure(history: History, names: Sequence[str], by: str) -> Figure:
         axis.set_xlabel(_AXES.get(by, by))
         axis.set_title(title)
         axis.legend()
-    for axis in list(axes)[len(charts) :]:
+    for axis in axes[len(charts) :]:
         axis.remove()
+    if notebook() is not None:
+        pyplot.close(made)  # the notebook shows what a cell returns, and would show an open figure again
     return made
 
 
@@ -46,13 +55,14 @@ def _charts(history: History, names: Sequence[str]) -> dict[str, list[str]]:
         charts: dict[str, list[str]] = {}
         for name in there:
             charts.setdefault(name.rpartition("/")[0] or name, []).append(name)
-        names = list(charts)
         if not charts:
             raise KeyError("Nothing was logged yet, so there is nothing to plot. Train first: trainer.fit().")
         return charts
     charts = {}
     for asked in names:
-        found = [asked] if asked in there else [n for n in there if n.startswith(f"{asked}/") or n.endswith(f"/{asked}")]
+        found = (
+            [asked] if asked in there else [n for n in there if n.startswith(f"{asked}/") or n.endswith(f"/{asked}")]
+        )
         if not found:
             history[asked]  # raises KeyError with the nearest column
             raise KeyError(f"{asked!r} is a position. Write by={asked!r} to plot other columns over it.")

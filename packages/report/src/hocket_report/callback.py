@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from hocket import hookimpl
 from hocket.callback import Callback
+from hocket.runs.files import METRICS
 from hocket.state import State
 
 
@@ -56,7 +57,12 @@ class Report(Callback):
         self._began = False
         from hocket_report.page import write
 
+        folder = state.folder.path
         try:
-            write([state.run_folder], state.run_folder / self.filename)
+            if not (folder / METRICS).exists():
+                raise ValueError(
+                    f"there is no {METRICS} in {folder}. Write loggers: [jsonl] beside callbacks: [report]."
+                )
+            write([folder], folder / self.filename)
         except Exception as error:
             warnings.warn(f"The report of this run was not written: {error}", stacklevel=2)
