@@ -42,6 +42,7 @@ class Shows(hocket.Callback):
 
 
 def make(name: str = "a", fails: int | None = None, **changes: Any) -> hocket.Trainer:
+    torch.manual_seed(0)
     data = [(torch.ones(2, 3), torch.zeros(2, 1))] * 5
     arguments = {
         "model": torch.nn.Linear(3, 1), "loss": torch.nn.MSELoss(), "optimizer": "sgd(lr=0.1)", "train_data": data,

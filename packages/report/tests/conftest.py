@@ -1,4 +1,4 @@
-"""Tests of this folder share ``sharded_model.py``, which pytest's importlib mode does not find by itself."""
+"""Tests of this folder share ``browser.py``, which pytest's importlib mode does not find by itself."""
 
 import sys
 from pathlib import Path

@@ -152,7 +152,7 @@ def evil() -> Path:
         (folder / name).mkdir(parents=True)
     lines: list[Any] = [
         {"hyperparameters": {EVIL: {EVIL: EVIL}}, "run": "1"},
-        {"epoch": 0, "batch": 1, "seconds": 0.1, f"train/{EVIL}": "NaN", "train/loss": "Infinity", "__proto__": 1, EVIL: 10**400},
+        {"epoch": 0, "batch": 1, f"train/{EVIL}": "NaN", "train/loss": "Infinity", "__proto__": 1, EVIL: 10**400},
         {"epoch": 0, "batch": 2, "seconds": 0.2, f"train/{EVIL}": 1.5, "train/loss": 2, "toString": 3, EVIL: 4},
         5, {"batch": "x", "train/loss": 7},
     ]  # fmt: skip
@@ -356,10 +356,9 @@ def test_the_page_in_a_browser(tmp_path: Path) -> None:
                     assert (paper == "rgb(255, 255, 255)") != dark
         browser.open(pages[0], 1600, 1000)
         browser.settle()
-        box = browser.evaluate(
-            "(({x, y, width, height}) => [x + width / 2, y + height / 2])(document.querySelector('.plot').getBoundingClientRect())"
-        )
-        browser.move(*box), browser.move(box[0] + 3, box[1])
+        middle = "({x, y, width, height}) => [x + width / 2, y + height / 2]"
+        x, y = browser.evaluate(f"({middle})(document.querySelector('.plot').getBoundingClientRect())")
+        browser.move(x, y), browser.move(x + 3, y)
         browser.settle()
         assert "train/loss" in browser.evaluate("document.querySelector('.tip').textContent")
         browser.evaluate(
