@@ -12,7 +12,7 @@ import pytest
 import torch
 from pages import ROOT, blocks, write_files
 
-PAGES = ("README.md", "docs/your-model.md", "docs/evaluation.md", "docs/language.md", "docs/optimizers.md")
+PAGES = ("README.md", "docs/your-model.md", "docs/evaluation.md", "docs/language.md", "docs/optimizers.md", "docs/report.md")
 
 
 @pytest.mark.parametrize("name", PAGES)
@@ -23,6 +23,8 @@ def test_page_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         pytest.importorskip("schedulefree")
     if name == "docs/language.md":
         pytest.importorskip("peft")
+    if name == "docs/report.md":
+        pytest.importorskip("vl_convert")
     page = ROOT / name
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))

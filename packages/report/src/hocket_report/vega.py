@@ -31,7 +31,7 @@ def bundle() -> str:
             return script
     import vl_convert
 
-    script = vl_convert.javascript_bundle()
+    script = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
     if "</script" in script.lower() or "<!--" in script:
         raise ValueError(
             f"The script of vl-convert-python {version} cannot be embedded in a page; use another version."
