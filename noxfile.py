@@ -44,7 +44,8 @@ VISION = Package("algorithms-vision", "hocket-algorithms-vision", "[datasets]")
 NLP = Package("algorithms-nlp", "hocket-algorithms-nlp", "[peft]")
 STRATEGIES = Package("strategies", "hocket-strategies", "[torchao]")
 LOGGERS = Package("loggers", "hocket-loggers", "[tensorboard]")
-PACKAGES = (CORE, GENERAL, VISION, NLP, STRATEGIES, LOGGERS)
+REPORT = Package("report", "hocket-report")
+PACKAGES = (CORE, GENERAL, VISION, NLP, STRATEGIES, LOGGERS, REPORT)
 
 
 def settle(session: nox.Session, threads: int = 1) -> None:
@@ -126,7 +127,7 @@ def demo(session: nox.Session) -> None:
     """Train on scikit-learn's handwritten digits, plain and with algorithms picked by name (about two minutes)."""
     settle(session, threads=2)
     # The demo is one long process: compiling all of torch ahead of it would cost more than it saves.
-    install_editable(session, (CORE, GENERAL, VISION, LOGGERS), "torchmetrics", "scikit-learn", compile_bytecode=False)
+    install_editable(session, (CORE, GENERAL, VISION, LOGGERS, REPORT), "torchmetrics", "scikit-learn", compile_bytecode=False)
     session.run("python", "examples/digits.py", *session.posargs)
 
 
@@ -145,7 +146,7 @@ def long(session: nox.Session) -> None:
 def run_tests(session: nox.Session, marks: str) -> None:
     settle(session)
     others = ("pytest-xdist", "torchdata", "torchmetrics", "torchvision", "scikit-learn", "hatchling", "uv")
-    others += ("nbclient", "ipykernel", "pandas")  # a notebook, and what people read it with
+    others += ("nbclient", "ipykernel", "pandas", "matplotlib")  # a notebook, and what people read it with
     install_editable(session, PACKAGES, *TESTS, *S3, *others, compile_bytecode=False)  # most of it is never imported
     session.run("pytest", *(session.posargs or (*beside_each_other(), "-m", marks)))
 
@@ -261,7 +262,7 @@ def distributions(session: nox.Session) -> None:
     settle(session)
     wheels = build(session, PACKAGES, ROOT / "dist")
     session.run("python", "-I", str(ROOT / ".ci/check_wheels.py"), str(ROOT), *map(str, wheels.values()))
-    everything = f"hocket[general,vision,nlp,strategies,loggers,tensorboard] @ {wheels[CORE].as_uri()}"
+    everything = f"hocket[general,vision,nlp,strategies,loggers,tensorboard,report] @ {wheels[CORE].as_uri()}"
     install(session, everything, siblings=located(wheels), compile_bytecode=False)
     check_origin(session, PACKAGES, ROOT / "dist")
     with session.chdir(scratch(session)):

@@ -2,8 +2,8 @@
 
     python examples/digits.py [--duration 15ep] [--folder runs]
 
-Prints the plan, a progress bar for each run and a table of what every plug-in gained and cost. `digits.yaml` is the second
-run as a configuration for `hocket train`.
+Prints the plan, a progress bar for each run and a table of what every plug-in gained and cost, and writes `report.html`, which
+compares the runs. `digits.yaml` is the second run as a configuration for `hocket train`.
 """
 
 from __future__ import annotations
@@ -19,11 +19,29 @@ from rich.table import Table
 from torchmetrics.classification import MulticlassAccuracy
 
 import hocket
+import hocket_report
 from hocket_vision.datasets import digits
 from hocket_vision.models import small_resnet
 
 #: Names; where the defaults are not for so short a run, a configuration.
 ALGORITHMS = ["blurpool", "label-smoothing", {"ema": {"half_life": "30ba"}}]
+
+
+class Predictions(hocket.Callback):
+    """Logs the last digits that were evaluated, what the model takes them for, and how sure it is."""
+
+    def eval_batch_end(self, state: hocket.State) -> None:
+        images, labels = state.batch
+        self.images, self.labels, self.outputs = images[:12], labels[:12], state.outputs.softmax(1)
+
+    def eval_end(self, state: hocket.State) -> None:
+        sure, found = self.outputs.max(1)
+        bins = torch.linspace(0, 1, 21)
+        counts = torch.histc(sure.float().cpu(), bins=20, min=0, max=1)
+        rows = [[*each] for each in zip(self.labels.tolist(), found[:12].tolist(), sure[:12].tolist(), strict=True)]
+        state.bus.log_images(state, "samples/digits", list(self.images.cpu()))
+        state.bus.log_table(state, "samples/predictions", ["label", "predicted", "probability"], rows)
+        state.bus.log_histogram(state, "samples/probability", counts.tolist(), bins.tolist())
 
 
 @dataclass
@@ -48,11 +66,14 @@ def train(name: str, algorithms: list[Any], duration: str, folder: str) -> Run:
         schedule="cosine(warmup=0.1dur)",
         duration=duration,
         algorithms=algorithms,
-        callbacks=["lr-monitor", "speed-monitor"],
+        callbacks=["lr-monitor", "speed-monitor", "memory-monitor", Predictions()],
         loggers=["progress", "jsonl"],
         seed=17,
         run_name=name,
         folder=folder,
+        checkpoints=hocket.Checkpoints(
+            f"{folder}/{name}/checkpoints", best=("test/accuracy", "max", 1), overwrite=True
+        ),
         profile_plugins=True,
     )
     print(f"\n--- {name}\n{trainer.plan()}\n")
@@ -80,7 +101,8 @@ def report(runs: list[Run]) -> None:
     console = Console(width=100)
     console.print(table)
     console.print(costs)
-    console.print(f"logged to {', '.join(str(run.result.run_folder) for run in runs)}")
+    folders = [run.result.run_folder for run in runs]
+    console.print(f"logged to {', '.join(map(str, folders))}; compared in {hocket_report.write(folders)}")
 
 
 def main() -> None:

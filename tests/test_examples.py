@@ -31,6 +31,8 @@ NEEDS = {
     "hocket_nlp.seq_length_warmup": "transformers",
     "hocket_nlp.fused_cross_entropy": "transformers",
     "hocket_nlp.packing": "transformers",
+    "hocket_report.callback": "vl_convert",
+    "hocket_report.page": "vl_convert",
     "hocket_strategies.precisions.fp8": "torchao",
     "hocket_strategies.precisions.int8": "torchao",
     "hocket_vision.datasets": "sklearn",
@@ -39,7 +41,7 @@ NEEDS = {
 MODULES = (
     "hocket", "hocket.plugins", "hocket.data", "hocket.checkpoints", "hocket.surgery", "hocket.schedules", "hocket.testkit",
     "hocket_general", "hocket_general.functional", "hocket_vision", "hocket_vision.functional", "hocket_nlp",
-    "hocket_nlp.functional", "hocket_strategies", "hocket_loggers",
+    "hocket_nlp.functional", "hocket_strategies", "hocket_loggers", "hocket_report",
 )  # fmt: skip
 #: Kinds of plug-ins that users name, and may also import.
 KINDS = ("algorithms", "callbacks", "loggers", "strategies", "precisions", "devices", "schedules", "datasets")

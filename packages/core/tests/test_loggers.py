@@ -243,7 +243,7 @@ def test_a_checkpoint_with_lines_resumes_without_the_logger_and_the_other_way_ro
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="the device that is always full is Linux's")
 def test_a_full_disk_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hocket.loggers.jsonl.JSONLinesLogger._path", lambda self, state: Path("/dev/full"))
-    monkeypatch.setattr("hocket.loggers.jsonl._mend", lambda path: (0, 0))
+    monkeypatch.setattr("hocket.loggers.lines._mend", lambda path: (0, 0))
     with pytest.warns(LoggerWarning, match="No space left on device|rows dropped"):
         result = make(loggers=["jsonl"]).fit()
     assert result.timestamp.batch == 10

@@ -6,10 +6,13 @@ import html
 import math
 from array import array
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hocket.help import attributes
 from hocket.timestamp import Timestamp
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 #: The columns that every row has: what was completed, over all ranks, and seconds of training.
 POSITION = ("epoch", "batch", "sample", "token", "seconds")
@@ -49,6 +52,31 @@ class History(attributes.Columns, dict[str, list[float]]):
         """
         pairs = [(at, value) for at, value in zip(self[by], self[name], strict=True) if not math.isnan(value)]
         return [at for at, _ in pairs], [value for _, value in pairs]
+
+    def plot(self, *names: str, by: str = "batch") -> Figure:
+        """Draw columns with matplotlib, which is imported only here, and return the figure: one chart for each prefix.
+
+        Args:
+            names: columns such as ``"train/loss"``, or the part after or before the slash, such as ``"loss"`` or ``"lr"``; all
+                that are no position by default. ``train/loss`` and ``test/loss`` share a chart if they are asked for as
+                ``"loss"``.
+            by: the column of the horizontal axis.
+
+        Raises:
+            KeyError: there is no such column, or nothing was logged; the message names the columns.
+            ImportError: matplotlib is missing; the message says how to install it.
+
+        Example:
+            >>> import hocket, torch
+            >>> trainer = hocket.Trainer(
+            ...     model=torch.nn.Linear(4, 1), loss=torch.nn.MSELoss(), optimizer="sgd(lr=0.1)", device="cpu",
+            ...     train_data=[(torch.ones(8, 4), torch.ones(8, 1))] * 20, duration="1ep", callbacks=["lr-monitor"],
+            ... )
+            >>> figure = trainer.fit().history.plot("loss", "lr")  # doctest: +SKIP
+        """
+        from hocket.plotting import figure
+
+        return figure(self, names, by)
 
     def __missing__(self, name: Any) -> list[float]:
         near = attributes.near(name, self)

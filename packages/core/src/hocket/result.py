@@ -12,6 +12,9 @@ from hocket.help import attributes
 from hocket.history import History
 from hocket.timestamp import Timestamp
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Result:
@@ -48,6 +51,10 @@ class Result:
     checkpoints: Sequence[str] = ()
     history: History = field(default_factory=History)
     best: Best | None = None
+
+    def plot(self, *names: str, by: str = "batch") -> Figure:
+        """Draw what was logged with matplotlib, and return the figure; see `hocket.history.History.plot`."""
+        return self.history.plot(*names, by=by)
 
     def __repr__(self) -> str:
         return display.text(self._title(), self._rows())

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hocket.runs.files import SUMMARY
+
 #: The file in a run's folder that names its owner.
 RECORD = "run.json"
 #: Maximum number of characters and bytes of a name, so that it is a valid file name on all systems.
@@ -146,10 +148,12 @@ class RunFolder:
             self._claimed = False
 
     def files(self) -> list[str]:
-        """Return the names of the files and folders there, sorted, without checkpoints; empty if another run owns it."""
+        """Return the names of files and folders there, sorted, without checkpoints and marks; empty if another run owns it."""
         if not self._claimed:
             return []
-        entries = [each for each in self.path.iterdir() if not each.name.startswith(".") and each.name != RECORD]
+        entries = [
+            each for each in self.path.iterdir() if not each.name.startswith(".") and each.name not in (RECORD, SUMMARY)
+        ]
         return sorted(each.name for each in entries if not _of_checkpoints(each))
 
 

@@ -22,6 +22,11 @@ class Listing:
         self.store, self.resumable = store, resumable
         self._owned, self._retention = owned, retention
 
+    @property
+    def rule(self) -> tuple[str, str] | None:
+        """The metric that ranks checkpoints, and ``"max"`` or ``"min"``; None if they are not ranked."""
+        return self._retention.rule
+
     def best(self) -> Best | None:
         """Return the checkpoint with the best metric, or None if the run has not kept a best one."""
         ranking = [] if self._retention.metric is None else self._retention.ranking(self._owned.own())

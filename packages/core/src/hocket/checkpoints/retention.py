@@ -40,6 +40,11 @@ class Retention:
         """The metric that ranks checkpoints, or None."""
         return None if self._best is None else self._best[0]
 
+    @property
+    def rule(self) -> tuple[str, str] | None:
+        """The metric that ranks checkpoints, and ``"max"`` or ``"min"``."""
+        return None if self._best is None else self._best[:2]
+
     def leads(self, metrics: Mapping[str, float], owned: Ownership) -> bool:
         """Whether a checkpoint with these metrics would be among the best."""
         if self._best is None or (value := self._value(metrics)) is None:

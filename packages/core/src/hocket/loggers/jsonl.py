@@ -1,28 +1,32 @@
-"""A logger that writes a file of JSON lines."""
+"""A logger that writes a file of JSON lines, and beside it what a report shows of the run."""
 
 from __future__ import annotations
 
-import errno
-import json
-import math
-import sys
-import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from hocket.logger import Logger
+from hocket.loggers.lines import LinesFile, strict
+from hocket.loggers.media import Media
+from hocket.loggers.run_summary import RunSummary
 from hocket.state import State
 
 
 class JSONLinesLogger(Logger):
-    """Write ``metrics.jsonl`` in the run's folder: one JSON object per line.
+    """Write ``metrics.jsonl`` in the run's folder: one JSON object per line; and images, tables, texts and histograms.
 
     Each line has ``epoch``, ``batch``, ``sample``, ``token`` and ``seconds``, and the values by name (a metric named ``epoch``
     becomes ``metric/epoch``). The first line of a run has its ``hyperparameters`` and the identity of the ``run``. Lines are
     written without buffering: a killed run loses at most the current line, and the incomplete line is removed later.
 
-    A fit that resumes from a checkpoint truncates the file to its length at that checkpoint, so that no line appears twice.
+    ``media/metrics.jsonl`` has a line for each image, table, text and histogram; images are PNG files beside it. A call writes
+    at most 16 images of 1,024 × 1,024 pixels, 100 rows or 20,000 characters, and a run 100 MB of images; lines have the number
+    ``omitted``.
+    ``summary.json`` has the state of the run, its plan, the software and the costs of plug-ins, as of the last start or end of
+    a fit.
+
+    A fit that resumes from a checkpoint truncates the files to their length at that checkpoint, so that no line appears twice.
     Nothing is removed if it is another file, or was changed since. A file of an earlier run is kept as
     ``metrics.earlier-1.jsonl``. With ``all_ranks``, ranks other than 0 write ``metrics.rank1.jsonl`` and so on. JSON has no
     non-finite numbers: they are written as the strings ``"NaN"``, ``"Infinity"`` and ``"-Infinity"``, which Python and
@@ -42,54 +46,77 @@ class JSONLinesLogger(Logger):
         [10, 20]
     """
 
-    synchronous = True  # a checkpoint records the length of the file
+    synchronous = True  # a checkpoint records the length of the files
 
     def __init__(self, filename: str = "metrics.jsonl") -> None:
         self.filename = filename
-        self._file: IO[bytes] | None = None
-        #: Length and checksum of the file, or those recorded in the checkpoint.
-        self._size = self._sum = 0
+        self._lines, self._media, self._summary = LinesFile(), Media(), RunSummary()
         self._resumed = False
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the length of the file and its checksum."""
-        return {"size": self._size, "sum": self._sum} if self._size else {}
+        """Return the lengths of the files and their checksums."""
+        media = self._media.state_dict()
+        return self._lines.state_dict() | ({"media": media} if media else {})
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore length and checksum; the next fit continues the file from there."""
-        if unknown := sorted(state_dict.keys() - {"size", "sum"}):
-            raise ValueError(f"The state of a JSONLinesLogger has the keys size and sum, but was given {unknown}.")
-        self._close()
-        self._size, self._sum, self._resumed = state_dict["size"], state_dict["sum"], True
+        """Restore lengths and checksums; the next fit continues the files from there."""
+        if unknown := sorted(state_dict.keys() - {"size", "sum", "media"}):
+            raise ValueError(
+                f"The state of a JSONLinesLogger has the keys size, sum and media, but was given {unknown}."
+            )
+        self._lines.load_state_dict(state_dict)
+        self._media.load_state_dict(state_dict.get("media", {}))
+        self._resumed = True
 
     def fit_start(self, state: State) -> None:
         """Remove lines written after the checkpoint that the run resumes from."""
-        if self._resumed and (path := self._path(state)).exists():
-            with path.open("r+b") as file:
-                if zlib.crc32(file.read(self._size)) == self._sum and file.tell() == self._size:
-                    file.truncate()
-        self._resumed = False
+        path = self._path(state)
+        if self._resumed:
+            self._lines.truncate(path, state.run.id)
+            self._media.truncate(path, state.run.id)
+            self._resumed = False
+        self._summary.begin(path, state)
 
     def log_hyperparameters(self, state: State, parameters: Mapping[str, Any]) -> None:
         """Write a line ``{"hyperparameters": …, "run": …}``."""
-        self._write(state, {"hyperparameters": _strict(parameters), "run": state.run.id})
+        self._write(state, {"hyperparameters": strict(parameters), "run": state.run.id})
 
     def log_metrics(self, state: State, metrics: Mapping[str, float]) -> None:
         """Write a line with the position and the values."""
-        now = state.timestamp
-        line: dict[str, Any] = {"epoch": now.epoch, "batch": now.batch, "sample": now.sample, "token": now.token}
-        line["seconds"] = round(now.seconds, 6)
+        line = _position(state)
         line |= {f"metric/{name}" if name in line else name: value for name, value in metrics.items()}
         self._write(state, line)
+        self._summary.add(metrics)
+
+    def log_images(self, state: State, name: str, images: Sequence[Any]) -> None:
+        """Write PNG files, and a line that names them. Raises ValueError for other shapes than (C, H, W) and (H, W)."""
+        self._media.images(self._path(state), state.run.id, {"images": name, **_position(state)}, images)
+
+    def log_table(self, state: State, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+        """Write a line with the first rows."""
+        self._media.table(self._path(state), state.run.id, {"table": name, **_position(state)}, columns, rows)
+
+    def log_text(self, state: State, name: str, text: str) -> None:
+        """Write a line with the text."""
+        self._media.text(self._path(state), state.run.id, {"text": name, **_position(state)}, text)
+
+    def log_histogram(self, state: State, name: str, counts: Sequence[float], edges: Sequence[float]) -> None:
+        """Write a line with counts and edges."""
+        line = {"histogram": name, **_position(state), "counts": list(counts), "edges": list(edges)}
+        self._media.write(self._path(state), state.run.id, line)
+
+    def after_fit(self, state: State) -> None:
+        """Write the summary of the run."""
+        self._summary.end(state, "finished")
+
+    def exception(self, state: State) -> None:
+        """Write the summary of the run, which names the exception."""
+        self._summary.end(state, "interrupted" if isinstance(state.exception, KeyboardInterrupt) else "failed")
 
     def close(self, state: State) -> None:
-        """Close the file; the next write opens it again."""
-        self._close()
-
-    def _close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        """Close the files; the next write opens them again."""
+        self._lines.close()
+        self._media.close()
 
     def _path(self, state: State) -> Path:
         path = state.run_folder / self.filename
@@ -97,68 +124,10 @@ class JSONLinesLogger(Logger):
         return path.with_name(f"{path.stem}.rank{rank}{path.suffix}") if rank else path
 
     def _write(self, state: State, line: Mapping[str, Any]) -> None:
-        try:
-            text = _encode(line)
-        except ValueError:  # non-finite values, which are rare
-            text = _encode(_strict(line))
-        data = text.encode() + b"\n"
-        if self._file is None:
-            path = self._path(state)
-            _keep(path, state.run.id)
-            self._size, self._sum = _mend(path)
-            self._file = path.open("ab", buffering=0)
-        written = self._file.write(data)
-        if written != len(data):  # the disk is full
-            self._file.truncate(self._size)
-            raise OSError(errno.ENOSPC, f"Only {written} of {len(data)} bytes could be written to {self._file.name}")
-        self._size += len(data)
-        self._sum = zlib.crc32(data, self._sum)
+        self._lines.write(self._path(state), state.run.id, line)
 
 
-_encode = json.JSONEncoder(allow_nan=False, default=str).encode
-
-
-def _strict(value: Any) -> Any:
-    """Replace non-finite floats by strings and convert containers to JSON types. Objects of other types are unchanged."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}[str(value)]
-    if isinstance(value, Mapping):
-        return {str(key): _strict(item) for key, item in value.items()}
-    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
-        return [_strict(item) for item in value]
-    return value
-
-
-def _keep(path: Path, run: str) -> None:
-    """Rename the file if another run wrote it, in a folder that now belongs to this run."""
-    try:
-        with path.open("rb") as file:
-            owner = json.loads(file.readline(1 << 20))["run"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return
-    if owner == run:
-        return
-    number = 1
-    while (kept := path.with_name(f"{path.stem}.earlier-{number}{path.suffix}")).exists():
-        number += 1
-    path.rename(kept)
-    print(f"hocket: {path} belonged to an earlier run; its lines are kept in {kept.name}.", file=sys.stderr, flush=True)
-
-
-def _mend(path: Path) -> tuple[int, int]:
-    """Remove or complete the last line if a killed run left it incomplete. Return length and checksum of the file."""
-    if not path.exists():
-        return 0, 0
-    with path.open("r+b") as file:
-        content = file.read()
-        complete = content.rfind(b"\n") + 1
-        if complete < len(content):
-            try:
-                json.loads(content[complete:])
-            except ValueError:
-                content = content[:complete]
-                file.truncate(complete)
-            else:
-                content += b"\n"
-                file.write(b"\n")  # only the line break was missing
-    return len(content), zlib.crc32(content)
+def _position(state: State) -> dict[str, Any]:
+    now = state.timestamp
+    line: dict[str, Any] = {"epoch": now.epoch, "batch": now.batch, "sample": now.sample, "token": now.token}
+    return line | {"seconds": round(now.seconds, 6)}

@@ -104,17 +104,23 @@ def make_plan(bus: Bus, task: Task, strategy: StrategyLike, run: Mapping[str, st
                 f"'{_name_of(strategy, bus)}' computes the gradients of a batch itself, without these events. Remove "
                 f"{'these methods' if what == 'task' else 'the algorithm'}, or choose another strategy=."
             )
+    events, actions = calls(bus)
     return Plan(
         run=run,
         attachments=bus.attachments,
-        events=_listeners(bus, [event.value for event in Event]),
-        actions=_listeners(bus, _ACTIONS),
+        events=events,
+        actions=actions,
         surgery={
             attachment.name: tuple(attachment.obj.touches(task.model))
             for attachment in bus.attachments
             if attachment.kind == "algorithms" and Event.INIT in attachment.obj.events
         },
     )
+
+
+def calls(bus: Bus) -> tuple[dict[str, tuple[str, ...]], dict[str, tuple[str, ...]]]:
+    """Return the names of the plug-ins on each event, and around each action, in call order."""
+    return _listeners(bus, [event.value for event in Event]), _listeners(bus, _ACTIONS)
 
 
 def _listeners(bus: Bus, hooks: list[str]) -> dict[str, tuple[str, ...]]:

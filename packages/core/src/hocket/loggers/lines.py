@@ -1,0 +1,134 @@
+"""A file of JSON lines in which, after a kill and a resume, every line of a run appears exactly once."""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import sys
+import zlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+
+class LinesFile:
+    """Append lines without buffering. A checkpoint records length and checksum; a resumed run truncates the file to them.
+
+    Args:
+        header: whether to begin a new file with a line that names the run, which the caller does otherwise.
+    """
+
+    def __init__(self, header: bool = False) -> None:
+        self._header = header
+        self._file: IO[bytes] | None = None
+        #: Length and checksum of the file, or those recorded in the checkpoint.
+        self.size = self._sum = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the length of the file and its checksum, empty before the first line."""
+        return {"size": self.size, "sum": self._sum} if self.size else {}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Restore length and checksum, for :meth:`truncate`."""
+        self.close()
+        self.size, self._sum = state_dict.get("size", 0), state_dict.get("sum", 0)
+
+    def truncate(self, path: Path, run: str) -> bytes:
+        """Remove the lines written after the checkpoint, and return them. A file that was changed since is left as it is."""
+        if not path.exists() or _owner(path) not in (run, None):
+            return b""
+        with path.open("r+b") as file:
+            if zlib.crc32(file.read(self.size)) != self._sum or file.tell() != self.size:
+                return b""
+            removed = file.read()
+            file.truncate(self.size)
+            return removed
+
+    def write(self, path: Path, run: str, line: Mapping[str, Any]) -> None:
+        """Append a line. A file of another run is renamed first. Raises OSError if the disk is full; the file is unchanged."""
+        if self._file is None:
+            path.parent.mkdir(exist_ok=True)
+            _keep(path, run)
+            self.size, self._sum = _mend(path)
+            self._file = path.open("ab", buffering=0)
+            if not self.size and self._header:
+                self._append({"run": run})
+        self._append(line)
+
+    def close(self) -> None:
+        """Close the file; the next write opens it again."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _append(self, line: Mapping[str, Any]) -> None:
+        assert self._file is not None
+        data = encode(line).encode() + b"\n"
+        written = self._file.write(data)
+        if written != len(data):  # the disk is full
+            self._file.truncate(self.size)
+            raise OSError(errno.ENOSPC, f"Only {written} of {len(data)} bytes could be written to {self._file.name}")
+        self.size += len(data)
+        self._sum = zlib.crc32(data, self._sum)
+
+
+_encode = json.JSONEncoder(allow_nan=False, default=str).encode
+
+
+def encode(value: Any) -> str:
+    """Return JSON on one line, with non-finite numbers as the strings ``"NaN"``, ``"Infinity"`` and ``"-Infinity"``."""
+    try:
+        return _encode(value)
+    except ValueError:  # non-finite values, which are rare
+        return _encode(strict(value))
+
+
+def strict(value: Any) -> Any:
+    """Replace non-finite floats by strings and convert containers to JSON types. Objects of other types are unchanged."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}[str(value)]
+    if isinstance(value, Mapping):
+        return {str(key): strict(item) for key, item in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        return [strict(item) for item in value]
+    return value
+
+
+def _owner(path: Path) -> str | None:
+    """Return the run that the first line names, or None."""
+    try:
+        with path.open("rb") as file:
+            return str(json.loads(file.readline(1 << 20))["run"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _keep(path: Path, run: str) -> None:
+    """Rename the file if another run wrote it, in a folder that now belongs to this run."""
+    if _owner(path) in (run, None):
+        return
+    number = 1
+    while (kept := path.with_name(f"{path.stem}.earlier-{number}{path.suffix}")).exists():
+        number += 1
+    path.rename(kept)
+    print(f"hocket: {path} belonged to an earlier run; its lines are kept in {kept.name}.", file=sys.stderr, flush=True)
+
+
+def _mend(path: Path) -> tuple[int, int]:
+    """Remove or complete the last line if a killed run left it incomplete. Return length and checksum of the file."""
+    if not path.exists():
+        return 0, 0
+    with path.open("r+b") as file:
+        content = file.read()
+        complete = content.rfind(b"\n") + 1
+        if complete < len(content):
+            try:
+                json.loads(content[complete:])
+            except ValueError:
+                content = content[:complete]
+                file.truncate(complete)
+            else:
+                content += b"\n"
+                file.write(b"\n")  # only the line break was missing
+    return len(content), zlib.crc32(content)

@@ -1,0 +1,144 @@
+"""The file ``summary.json`` of a run: its state, plan, software and costs, for ``hocket runs`` and reports."""
+
+from __future__ import annotations
+
+import math
+import os
+import platform
+import socket
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hocket.history import POSITION
+from hocket.loggers.lines import encode
+from hocket.plugins import catalog
+from hocket.plugins.plan import calls
+from hocket.runs.files import SUMMARY, objects, started
+from hocket.state import State
+
+
+class RunSummary:
+    """Write the file when a fit starts and ends, atomically. In between, values are only counted."""
+
+    def __init__(self) -> None:
+        self._path: Path | None = None
+        self._content: dict[str, Any] = {}
+        #: The latest, least and greatest finite value of each metric.
+        self._values: dict[str, list[float]] = {}
+
+    def begin(self, metrics: Path, state: State) -> None:
+        """Write that the run is being trained. ``metrics`` is the file of its metrics, whose earlier lines are read."""
+        self._path = metrics.with_name(SUMMARY) if metrics.stem == "metrics" else None
+        if self._path is None:  # another file of the same run, or another rank
+            return
+        self._values = {}
+        if metrics.exists():
+            for line in objects(metrics):
+                self.add({name: value for name, value in line.items() if name not in POSITION})
+        listings = (getattr(each.obj, "listing", None) for each in state.bus.attachments)
+        best = next((each.rule for each in listings if each is not None), None)
+        self._content = {
+            "version": 1,
+            "run": state.run.id,
+            "name": state.run.name,
+            "process": {"host": socket.gethostname(), "pid": os.getpid(), "started": started(os.getpid())},
+            "fit_began": time.time(),
+            "duration": None if state.max_duration is None else str(state.max_duration),
+            "best": best,
+            "plan": _plan(state),
+            "system": system(state),
+        }
+        self._write(state, "running")
+
+    def add(self, metrics: Mapping[str, Any]) -> None:
+        """Note the latest values."""
+        for name, value in metrics.items():
+            if not isinstance(value, int | float) or not math.isfinite(value):
+                continue
+            known = self._values.get(name)
+            if known is None:
+                self._values[name] = [value, value, value]
+            else:
+                known[0] = value
+                if value < known[1]:
+                    known[1] = value
+                elif value > known[2]:
+                    known[2] = value
+
+    def end(self, state: State, status: str) -> None:
+        """Write how the fit ended. Does nothing if none began."""
+        if self._path is not None:
+            self._write(state, status)
+            if status != "finished":
+                self._path = None
+
+    def _write(self, state: State, status: str) -> None:
+        assert self._path is not None
+        now, error = state.timestamp, state.exception
+        costs = [
+            {"plugin": plugin, "hook": hook, "calls": int(count), "seconds": seconds, "inside": inside}
+            for (plugin, hook), (count, seconds, inside) in state.bus.account.items()
+            if count
+        ]
+        content = self._content | {
+            "status": status,
+            "error": None if error is None else f"{type(error).__name__}: {error}"[:2000].rstrip(": "),
+            "stop_reason": state.stop_reason,
+            "written": time.time(),
+            "position": {
+                "epoch": now.epoch, "batch": now.batch, "sample": now.sample, "token": now.token, "seconds": now.seconds,
+            },
+            "evaluated": sorted(state.metrics),
+            "values": self._values,
+            "costs": costs,
+        }  # fmt: skip
+        temporary = self._path.with_name(f".{SUMMARY}.{os.getpid()}")
+        temporary.write_text(encode(content) + "\n", encoding="utf-8")
+        temporary.replace(self._path)
+
+
+def _plan(state: State) -> dict[str, Any]:
+    events, actions = calls(state.bus)
+    return {
+        "plugins": [
+            {
+                "kind": each.kind, "name": each.name, "dist": each.dist, "version": each.version,
+                "config": {str(key): repr(value)[:200] for key, value in each.config.items()},
+            }
+            for each in state.bus.attachments
+        ],
+        "events": events,
+        "actions": actions,
+        "replaced": len(state.replacements),
+    }  # fmt: skip
+
+
+def system(state: State) -> dict[str, str]:
+    """Return facts about the machine and the software."""
+    device = str(state.device)
+    if state.device.type == "cuda":
+        device = f"{torch.cuda.get_device_name(state.device)} ({device})"
+    facts = {
+        "device": device,
+        "ranks": str(state.strategy.world_size),
+        "host": socket.gethostname(),
+        "processor": f"{_processor()}, {os.cpu_count()} logical cores",
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "threads of torch": str(torch.get_num_threads()),
+    }
+    return facts | {each.dist: each.version for each in catalog.installed().entries if each.dist}
+
+
+def _processor() -> str:
+    try:
+        with Path("/proc/cpuinfo").open(encoding="utf-8", errors="replace") as file:
+            name = next((line.partition(":")[2].strip() for line in file if line.startswith("model name")), "")
+    except OSError:
+        name = ""
+    return name or platform.processor() or platform.machine()

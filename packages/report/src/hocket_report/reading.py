@@ -1,0 +1,129 @@
+"""All files of a run that a page shows. Any of them may be missing, incomplete or written by somebody else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hocket.runs import files, listing
+from hocket_report import curves
+
+#: Larger configurations are not shown.
+_MOST_BYTES = 1_000_000
+
+
+@dataclass(slots=True)
+class Run:
+    """A run to show."""
+
+    about: listing.RunOnDisk
+    logged: curves.Logged
+    summary: Mapping[str, Any]
+    profile: Mapping[str, Any]
+    #: The configuration as values by dotted key, and the file that it is from.
+    configuration: Mapping[str, str]
+    configured_by: str
+    checkpoints: list[dict[str, Any]]
+    #: Where the checkpoints are if they cannot be listed, such as a URL.
+    checkpoints_elsewhere: str
+    media: list[dict[str, Any]]
+
+    @property
+    def folder(self) -> Path:
+        """The run's folder."""
+        return self.about.folder
+
+
+def read(folder: Path) -> Run:
+    """Read a run. Raises ValueError, for people, if the folder does not belong to one."""
+    if not folder.is_dir():
+        given = "is a file" if folder.exists() else "does not exist"
+        raise ValueError(f"{folder} {given}. Give the folder of a run, such as runs/a; `hocket runs` lists them.")
+    if not files.is_run(folder):
+        below = listing.find([folder])
+        write = f"It has runs: hocket report {' '.join(map(str, below[:3]))}" if below else "`hocket runs` lists runs"
+        raise ValueError(
+            f"{folder} is no run's folder: it has no {files.MARK} and no {files.METRICS}, which runs write with loggers: "
+            f"[jsonl]. {write}."
+        )
+    mark, about, logged = files.content(folder / files.MARK), listing.read(folder), curves.read(folder / files.METRICS)
+    summary = files.content(folder / files.SUMMARY)
+    if summary.get("run") != mark.get("run", summary.get("run")):
+        summary = {}
+    configuration, configured_by = _configuration(folder, logged)
+    checkpoints, elsewhere = _checkpoints(folder, mark)
+    return Run(
+        about=about,
+        logged=logged,
+        summary=summary,
+        profile=files.content(folder / "profile" / "summary.json"),
+        configuration=configuration,
+        configured_by=configured_by,
+        checkpoints=checkpoints,
+        checkpoints_elsewhere=elsewhere,
+        media=list(files.objects(folder / files.MEDIA / files.METRICS)),
+    )
+
+
+def _configuration(folder: Path, logged: curves.Logged) -> tuple[dict[str, str], str]:
+    path = folder / files.CONFIG
+    if path.is_file() and path.stat().st_size <= _MOST_BYTES:
+        import yaml
+
+        try:
+            found = yaml.safe_load(path.read_text(encoding="utf-8", errors="replace"))
+        except (yaml.YAMLError, RecursionError, ValueError, OSError):
+            found = None
+        if isinstance(found, dict):
+            return dict(_flat(found, "")), files.CONFIG
+    given = {name: value for name, value in logged.hyperparameters.items() if value is not None}
+    return dict(_flat(given, "")), "the arguments of the Trainer"
+
+
+def _flat(value: Any, path: str, depth: int = 0) -> list[tuple[str, str]]:
+    if isinstance(value, dict) and value and depth < 20:
+        found = (_flat(item, f"{path}.{key}" if path else str(key), depth + 1) for key, item in value.items())
+        return [pair for pairs in found for pair in pairs]
+    text = "{}" if value == {} else str(value)
+    return [(path, text if len(text) <= 2000 else f"{text[:2000]}…")]
+
+
+def _checkpoints(folder: Path, mark: Mapping[str, Any]) -> tuple[list[dict[str, Any]], str]:
+    """Return name, position, time and metrics of this run's checkpoints, oldest first; or where they are."""
+    where = mark.get("checkpoints")
+    if isinstance(where, str) and "://" in where:
+        return [], where
+    found = []
+    try:
+        manifests = sorted((folder / (where if isinstance(where, str) else ".")).glob("*/manifest.json"))
+    except (OSError, ValueError):
+        manifests = []
+    for path in manifests:
+        about = files.content(path).get("about")
+        if not isinstance(about, dict) or files.finite(about.get("written")) is None:
+            continue
+        owner = about.get("run")
+        if isinstance(owner, dict) and mark.get("run") not in (None, owner.get("id")):
+            continue
+        position, metrics = about.get("timestamp"), about.get("metrics")
+        found.append(
+            {
+                "name": path.parent.name,
+                "written": float(about["written"]),
+                "bytes": _bytes(path.parent),
+                "position": position if isinstance(position, dict) else {},
+                "metrics": {name: each for name, each in metrics.items() if files.finite(each) is not None}
+                if isinstance(metrics, dict)
+                else {},
+            }
+        )
+    return sorted(found, key=lambda each: each["written"]), ""
+
+
+def _bytes(folder: Path) -> int:
+    try:
+        return sum(each.stat().st_size for each in folder.iterdir())
+    except OSError:
+        return 0
