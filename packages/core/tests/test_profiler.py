@@ -192,7 +192,7 @@ def test_every_microbatch_and_every_pass_of_sam_counts(tmp_path: Path) -> None:
 
 
 def test_evaluation_is_its_own_share(tmp_path: Path) -> None:
-    class Slow(Wide):
+    class Slow(Reads):
         def eval_forward(self, batch: Any) -> Any:
             time.sleep(3 * SLOW)
             return self(batch)
@@ -202,7 +202,8 @@ def test_evaluation_is_its_own_share(tmp_path: Path) -> None:
 
     found = profiled(tmp_path, model=Slow(), eval_data=make_data(32), eval_every="1ba")
     assert found["shares"]["evaluation"] * found["seconds_per_batch"] >= SLOW
-    assert found["causes"][0]["name"] == "evaluation"
+    assert {cause["name"] for cause in found["causes"]} == {"evaluation", "synchronisation"}
+    assert [wait["function"] for wait in found["waits"]] == ["Reads.loss"], "those of the evaluation do not count"
 
 
 def test_summary_is_logged_and_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
