@@ -141,6 +141,10 @@ class Phases:
         """Return the kind of an attached plug-in."""
         return next((each.kind for each in self._bus.attachments if each.name == plugin), "callbacks")
 
+    def of_plugin(self, plugin: str) -> str:
+        """Return the phase of an attached plug-in."""
+        return "loggers" if self.kind_of(plugin) == "loggers" else "plugins"
+
     def _own(self) -> dict[tuple[str, str, str], float]:
         return {
             (table, *key): entry[1]
@@ -155,5 +159,5 @@ class Phases:
         elif seconds:
             name = "checkpoints" if hook in _OF_CHECKPOINTS else name
             self.plugins[name][hook] += seconds
-            self.seconds["loggers" if self.kind_of(name) == "loggers" else "plugins"] += seconds
+            self.seconds[self.of_plugin(name)] += seconds
         return seconds

@@ -127,8 +127,9 @@ class Window:
 
     @_first
     def eval_before_all(self, state: State) -> Iterator[None]:
-        """Time in evaluation is its own phase."""
-        self._end_watching()
+        """Time in evaluation is its own phase, in which waits are not searched for."""
+        if self._waits is not None:
+            self._waits.end()
         if self._phases is not None:
             self._phases.end()
             self._phases.begin()
@@ -228,7 +229,7 @@ class Window:
         if self._profile is not None:
             try:
                 trace, file = self._trace(state)
-            except OSError as error:
+            except (OSError, ValueError) as error:  # ValueError: the file is not JSON
                 self._notes.append(f"The trace of rank {state.strategy.rank} was not written: {error}.")
         whole = sum(phases.seconds.values())
         removed, left = phases.without_outliers()
@@ -241,7 +242,8 @@ class Window:
             for phase, seconds in trace.exposed_communication().items():
                 phases.shift(phase, "", "communication", seconds * left.get(phase, 1.0))
             for (phase, plugin), seconds in trace.synchronisation().items():
-                phases.shift(phase or "plugins", plugin, "synchronisation", seconds * left.get(phase, 1.0))
+                phase = phase or phases.of_plugin(plugin)
+                phases.shift(phase, plugin, "synchronisation", seconds * left.get(phase, 1.0))
         return {
             "seconds": dict(phases.seconds),
             "plugins": {
@@ -286,17 +288,17 @@ def _write(state: State, settings: Settings, measured: dict[str, Any], first: in
     }
     found = summarize(ranks, about)
     words = in_words(found)
-    folder = state.run_folder / "profile"
-    where = f"the profile is in {folder}"
     try:
+        folder = state.run_folder / "profile"
         folder.mkdir(exist_ok=True)
         for name, text in (("summary.json", json.dumps(found, indent=2) + "\n"), ("summary.txt", words)):
             (folder / name).write_text(text, encoding="utf-8")
+        where = [f"the profile is in {folder}"] if state.folder.lasting else []
     except OSError as error:
-        where = f"the profile could not be written to {folder}: {error}"
+        where = [f"the profile was not written: {error}"]
     state.bus.log_text(state, "profile", words)
     advice = [f"try: {found['causes'][0]['advice'][0]}"] if found["causes"] else []
-    summary.show_lines(state, [f"profile: {found['verdict']}", *advice, where])
+    summary.show_lines(state, [f"profile: {found['verdict']}", *advice, *where])
 
 
 def _facts(state: State) -> dict[str, Any]:
