@@ -165,14 +165,13 @@ def _costs_of(run: Run) -> list[tuple[str, float, float, float, str]]:
             hooks = totals.setdefault(str(each.get("plugin")), {})
             hooks[str(each.get("hook"))] = hooks.get(str(each.get("hook")), 0.0) + seconds
     batches = run.about.position.get("batch", 0.0)
-    written, began = files.finite(run.summary.get("written")), files.finite(run.summary.get("fit_began"))
-    trained = 0.0 if written is None or began is None else written - began
+    fitted = files.finite(run.summary.get("fit_seconds")) or 0.0
     found = []
     for plugin, hooks in totals.items():
         seconds = sum(hooks.values())
         worst = max(hooks, key=hooks.__getitem__)
         found.append(
-            (plugin, seconds, seconds / batches if batches else 0.0, seconds / trained if trained else 0.0, worst)
+            (plugin, seconds, seconds / batches if batches else 0.0, seconds / fitted if fitted else 0.0, worst)
         )
     return sorted(found, key=lambda each: -each[1])
 
