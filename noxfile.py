@@ -38,7 +38,7 @@ class Package:
         return folder / f"{self.distribution.replace('-', '_')}-{VERSION}-py3-none-any.whl"
 
 
-CORE = Package("core", "hocket")
+CORE = Package("core", "hocket", "[monitors]")
 GENERAL = Package("algorithms-general", "hocket-algorithms-general", "[optimizers]")
 VISION = Package("algorithms-vision", "hocket-algorithms-vision", "[datasets]")
 NLP = Package("algorithms-nlp", "hocket-algorithms-nlp", "[peft]")
@@ -243,6 +243,17 @@ def ray(session: nox.Session) -> None:
     install_editable(session, (CORE, replace(STRATEGIES, extra="[ray]")), *TESTS)
     tests = ("test_ray.py", "test_ray_arguments.py")
     session.run("pytest", *(str(STRATEGIES.path / "tests" / name) for name in tests), *session.posargs)
+
+
+@nox.session(default=False)
+def backends(session: nox.Session) -> None:
+    """Run the tests of the loggers of W&B, MLflow, Comet and Trackio, which `tests` skips (about four minutes)."""
+    settle(session)
+    vendors = replace(LOGGERS, extra="[tensorboard,wandb,mlflow,comet,trackio]")
+    install_editable(session, (CORE, vendors), *TESTS, "pillow")
+    tests = (f"test_{vendor}.py" for vendor in ("wandb", "mlflow", "comet", "trackio"))
+    paths = (str(LOGGERS.path / "tests" / test) for test in tests)
+    session.run("pytest", *paths, *session.posargs)
 
 
 @nox.session(name="build", default=False)

@@ -34,6 +34,9 @@ def model(family: str, **options: Any) -> Any:
         made = transformers.T5ForConditionalGeneration(config)
     elif family == "llama":
         made = transformers.LlamaForCausalLM(transformers.LlamaConfig(**LLAMA, **special))
+    elif family == "neox":
+        size = {**WIDTH, "vocab_size": VOCABULARY, "max_position_embeddings": 32}
+        made = transformers.GPTNeoXForCausalLM(transformers.GPTNeoXConfig(**size, **special))
     elif family == "qwen":
         made = transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**LLAMA, head_dim=4, **special))
     elif family == "classifier":

@@ -17,6 +17,12 @@ CALLBACKS = [
     "lr-monitor", "speed-monitor", "memory-monitor", "runtime-estimator",
     {"nan-monitor": {"every": EVERY}}, {"optimizer-monitor": {"every": EVERY}},
 ]  # fmt: skip
+MONITORS = [
+    {"gradient-monitor": {"every": 1, "histograms": True}}, {"activation-monitor": {"every": 1, "histograms": True}},
+    {"memory-report": {"at": 100}}, {"system-monitor": {"every": "1ba", "seconds": 0.01}}, {"time-monitor": {"every": "1ba"}},
+    {"heartbeat": {"seconds": 0.01}}, {"threshold-stopper": {"monitor": "train/loss", "above": 1e9}},
+    {"sample-visualizer": {"on": "train", "every": 1}}, {"energy-monitor": {"every": "1ba"}},
+]  # fmt: skip
 ALGORITHMS = [
     "label-smoothing", "sam", {"ema": {"half_life": "2ba"}}, {"gradient-clipping": {"kind": "norm", "threshold": 1.0}},
 ]  # fmt: skip
@@ -74,11 +80,13 @@ def run(model: Any, data: Any, **changes: Any) -> Watch:
         {"clip_gradients": 1.0, "nonfinite": "warn"},
         {"microbatch": 10},
         {"callbacks": CALLBACKS, "loggers": ["jsonl", "console", "memory"]},
+        {"callbacks": MONITORS, "microbatch": 10},
         {"algorithms": ALGORITHMS},
         {"algorithms": ALGORITHMS, "callbacks": CALLBACKS, "loggers": ["jsonl", "tensorboard"], "microbatch": 16},
     ],
-    ids=["bare", "clipping", "microbatches", "attachments", "algorithms", "everything"],
+    ids=["bare", "clipping", "microbatches", "attachments", "monitors", "algorithms", "everything"],
 )
+@pytest.mark.filterwarnings("ignore:energy-monitor logs nothing")
 def test_nobody_waits(model, data, changes: dict[str, Any]) -> None:
     assert run(model(), data(samples=BATCHES * 32), **changes).batches == 8
 

@@ -12,7 +12,19 @@ import pytest
 import torch
 from pages import ROOT, blocks, write_files
 
-PAGES = ("README.md", "docs/your-model.md", "docs/evaluation.md", "docs/language.md", "docs/optimizers.md", "docs/report.md")
+PAGES = (
+    "README.md",
+    "docs/your-model.md",
+    "docs/evaluation.md",
+    "docs/logging.md",
+    "docs/language.md",
+    "docs/optimizers.md",
+    "docs/loggers.md",
+    "docs/monitors.md",
+    "docs/profiling.md",
+    "docs/sweeps.md",
+    "docs/report.md",
+)
 
 
 @pytest.mark.parametrize("name", PAGES)

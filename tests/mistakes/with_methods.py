@@ -151,8 +151,19 @@ class TrainingStep(Task):
 
 
 class Logs(Good):
+    """Log in the loss as ``how`` says."""
+
+    def __init__(self, how: Any) -> None:
+        super().__init__()
+        self.how = how
+
     def loss(self, outputs: Any, batch: Any) -> Any:
-        self.log("train_loss", 1.0)
+        self.how(self, outputs)
+        return super().loss(outputs, batch)
+
+
+def logs(how: Any) -> Any:
+    return fit(model=Logs(how), loss=None)
 
 
 class ReadsEpoch(Good):
@@ -272,7 +283,19 @@ MISTAKES = [
     Mistake("step(…).item()", lambda: steps(lambda self, batch, step: step(self.loss_of, batch).item()), "'item'", "loss, losses, gradient_norm", "step(…).loss"),
     Mistake("step(…)['loss']", lambda: steps(lambda self, batch, step: step(self.loss_of, batch)["loss"]), "not str", "loss, losses, gradient_norm", "step(…).loss"),
     Mistake("a Task without super().__init__()", lambda: ForgetsSuper(), "self.layer of ForgetsSuper", "torch.nn.Module has set it up", "super().__init__()"),
-    Mistake("self.log in a Task", lambda: fit(model=Logs(), loss=None), "'log' belongs to Lightning", "metrics=", "return {'total': loss"),
+    Mistake("self.log(on_epoch=)", lambda: logs(lambda task, out: task.log("x", 1.0, on_step=False, on_epoch=True)), "on_step=, on_epoch=", "reduce=, over= and weight=", "over='epoch'"),
+    Mistake("self.log(sync_dist=, prog_bar=)", lambda: logs(lambda task, out: task.log("x", 1.0, sync_dist=True, prog_bar=True)), "sync_dist=, prog_bar=", "reduce=", "a reduction such as reduce='mean' is over all ranks"),
+    Mistake("self.log(batch_size=)", lambda: logs(lambda task, out: task.log("x", 1.0, batch_size=4)), "batch_size=", "reduce=", "weight="),
+    Mistake("self.log(nonsense=)", lambda: logs(lambda task, out: task.log("x", 1.0, colour="red")), "colour=", "reduce=, over= and weight=", "unknown"),
+    Mistake("self.log_dict", lambda: logs(lambda task, out: task.log_dict({"x": 1.0})), "'log_dict' belongs to Lightning", None, "self.log({'name': value})"),
+    Mistake("self.log of a batch", lambda: logs(lambda task, out: task.log("scores", out)), "a tensor of shape (4, 3)", "one number", "mean()"),
+    Mistake("self.log of a text", lambda: logs(lambda task, out: task.log("phase", "warm-up")), "'warm-up'", "numbers", "Log numbers"),
+    Mistake("self.log without a value", lambda: logs(lambda task, out: task.log("accuracy")), "no value", None, "self.log('accuracy', value)"),
+    Mistake("self.log(reduce='avg')", lambda: logs(lambda task, out: task.log("x", 1.0, reduce="avg")), "reduce='avg'", "'mean', 'sum', 'min', 'max', 'last'", "reduce='mean'"),
+    Mistake("self.log(over='step')", lambda: logs(lambda task, out: task.log("x", 1.0, over="step")), "over='step'", "'interval'", "over='interval'"),
+    Mistake("self.log(reduce='sum', weight=)", lambda: logs(lambda task, out: task.log("x", 1.0, reduce="sum", weight=2)), "reduce='sum'", "only a mean", "omit weight="),
+    Mistake("self.log('loss')", lambda: logs(lambda task, out: task.log("loss", 1.0)), "'train/loss' is the loss of training", None, "'train/my_loss'"),
+    Mistake("self.log in two ways", lambda: logs(lambda task, out: (task.log("x", 1.0), task.log("x", 1.0, reduce="sum"))), "reduce='mean' before", "reduce='sum'", "'train/my_x'"),
     Mistake("self.current_epoch in a Task", lambda: fit(model=ReadsEpoch(), loss=None), "'current_epoch' belongs to Lightning", "a callback", "state.timestamp.epoch"),
     # checkpoints
     Mistake("resume='auto' without checkpoints", lambda: trainer(resume="auto"), "resume='auto'", "checkpoints=", "hocket.Checkpoints('runs/a')"),

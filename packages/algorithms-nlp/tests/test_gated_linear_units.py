@@ -120,13 +120,11 @@ def test_normal_gates_have_variance_one_for_normalised_inputs() -> None:
 
 
 def test_the_number_of_parameters_is_the_stated_one() -> None:
-    """BERT-base: 12 layers with 768 * 3072 weights and 3072 biases more."""
-    with torch.device("meta"):
-        model = BertModel(BertConfig())
+    """A layer of BERT-base: 768 * 3072 weights and 3072 biases more."""
+    model = BertModel(BertConfig(num_hidden_layers=1, vocab_size=16))
     before = sum(each.numel() for each in model.parameters())
     gated_linear_units(model)
-    assert sum(each.numel() for each in model.parameters()) - before == 12 * (768 * 3072 + 3072) == 28_348_416
-    assert all(each.is_meta for each in model.parameters())
+    assert sum(each.numel() for each in model.parameters()) - before == 768 * 3072 + 3072
 
 
 def test_draws_come_from_the_generator_only(tiny: Any) -> None:
@@ -243,3 +241,12 @@ def test_arguments_are_checked_at_once(arguments: Any, error: str) -> None:
 def test_unknown_activations_are_named(tiny: Any) -> None:
     with pytest.raises(ValueError, match=r"no activation 'swiglu'. Give 'silu'"):
         gated_linear_units(tiny("gpt2"), "swiglu")
+
+
+def test_models_without_storage_are_refused(tiny: Any) -> None:
+    model = tiny("gpt2").to("meta")
+    with pytest.raises(
+        ValueError, match=r"gated_linear_units was given GPT2LMHeadModel, whose .*wte.weight is on the meta .*to_empty"
+    ):
+        gated_linear_units(model)
+    assert not any("norm." in name or "gate" in name for name in model.state_dict())

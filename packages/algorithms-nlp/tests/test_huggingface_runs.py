@@ -52,6 +52,26 @@ def test_two_ranks_train_as_one_does(family: str, strategy: str, tmp_path: Path)
     torch.testing.assert_close(first, alone.model_state_dict(), rtol=0, atol=2e-6)
 
 
+@pytest.mark.parametrize("algorithm", [
+    "qk-norm", {"gated-linear-units": {"init": "normal", "bias": False}}, {"rope-scaling": {"factor": 4}},
+])  # fmt: skip
+def test_new_weights_of_a_rank_without_storage_are_those_of_rank_0(algorithm: Any, tmp_path: Path) -> None:
+    """Of GPT-NeoX, whose embeddings are not tied."""
+    pytest.importorskip("hocket_strategies")
+
+    def train(rank: int, somewhere: str = "meta") -> dict[str, torch.Tensor]:
+        made = model("neox")
+        for name, parameter in made.named_parameters():
+            parameter.data.add_(len(name) * 0.01)
+        settings: Any = {"algorithms": [algorithm], "strategy": "fsdp"}
+        trainer = run("neox", tmp_path / somewhere, HuggingFaceTask(made.to(somewhere) if rank else made), **settings)
+        trainer.fit()
+        return trainer.model_state_dict()
+
+    (first, _), (same, _) = run_ranks(train, 2), run_ranks(lambda rank: train(rank, "cpu"), 2)
+    torch.testing.assert_close(first, same, rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
 @pytest.mark.parametrize("peft", [None, {"r": 2, "lora_dropout": 0.3}])
 def test_a_killed_run_resumes_bitwise(family: str, peft: Any, tmp_path: Path) -> None:

@@ -403,8 +403,3 @@ def test_nothing_to_pack_warns_once() -> None:
         warnings.simplefilter("error", NoEffectWarning)
         run([Packing(18)], train_data=data)
         run([Packing()])
-
-
-def test_length_is_positive() -> None:
-    with pytest.raises(ValueError, match="length=0"):
-        Packing(length=0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ import hocket
 from hocket.checkpoints import read_weights
 from hocket.testkit import run_ranks
 from hocket_nlp import HuggingFaceTask, SavePretrained
+from hocket_nlp.functional import gated_linear_units, qk_norm
 
 
 @pytest.mark.parametrize("family", ["gpt2", "bert", "t5", "llama"])
@@ -158,6 +160,24 @@ def test_checkpoints_hold_adapters_alone_and_continue(tmp_path: Any) -> None:
     torch.testing.assert_close(second.state_dict(), whole.state_dict(), rtol=0, atol=0)
 
 
+def test_another_configuration_of_adapters_than_the_checkpoints_is_said(tmp_path: Any) -> None:
+    data = [batch("llama")] * 2
+    first = trainer(lora(lora_alpha=4), data, tmp_path / "a")
+    first.fit()
+    saved = first.state_dict()
+    other = trainer(lora(lora_alpha=64, lora_dropout=0.1), data, tmp_path / "b")
+    with pytest.warns(
+        UserWarning, match=r"lora_alpha of the adapter 'default' was 4, is 64; lora_dropout .*same peft="
+    ):
+        other.load_state_dict(saved)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        same = lora(lora_alpha=4, target_modules=["v_proj", "q_proj"])
+        trainer(same, data, tmp_path / "c").load_state_dict(saved)
+        del saved["components"]["hocket-nlp-adapters"]  # as of an older version
+        other.load_state_dict(saved)
+
+
 def test_the_folder_of_adapters_is_that_of_peft(tmp_path: Any) -> None:
     peft = pytest.importorskip("peft")
     task = lora()
@@ -169,6 +189,26 @@ def test_the_folder_of_adapters_is_that_of_peft(tmp_path: Any) -> None:
     torch.testing.assert_close(loaded.state_dict(), task.network.state_dict(), rtol=0, atol=0)
     again = HuggingFaceTask(peft.PeftModel.from_pretrained(model("llama"), str(tmp_path / "mine"), is_trainable=True))
     assert again.checkpoints_only == "trainable"
+
+
+@pytest.mark.parametrize("surgery", [qk_norm, gated_linear_units])
+@pytest.mark.parametrize("given", [True, False])
+def test_adapters_whose_merged_weights_compute_something_else_are_refused(surgery: Any, given: bool) -> None:
+    peft = pytest.importorskip("peft")
+    made, _ = surgery(model("gpt2"))
+    names, targets = list(made.state_dict()), ["c_attn", "c_fc"]
+    settings = {"r": 2, "fan_in_fan_out": True, "init_lora_weights": False, "target_modules": targets}
+    with pytest.raises(ValueError, match=r"an adapter there would .*without c_(attn|fc), such as"):
+        if given:
+            HuggingFaceTask(peft.get_peft_model(made, peft.LoraConfig(**settings)))
+        else:
+            HuggingFaceTask(made, peft=settings)
+    if not given:
+        assert list(made.state_dict()) == names and all(each.requires_grad for each in made.parameters())
+        task = HuggingFaceTask(made, peft={**settings, "target_modules": ["attn.c_proj"]})
+        logits = task.network.eval()(**batch("gpt2")).logits
+        merged = task.network.merge_and_unload()(**batch("gpt2")).logits
+        torch.testing.assert_close(merged, logits, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize(

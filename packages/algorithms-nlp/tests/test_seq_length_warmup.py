@@ -311,8 +311,6 @@ def test_a_resumed_run_continues_with_the_length_of_its_time(build: Any) -> None
 @pytest.mark.parametrize(
     ("settings", "error"),
     [
-        ({"min_seq_length": 1}, "at least 2 tokens"),
-        ({"step_size": 0}, "at least 1"),
         ({"max_seq_length": 8}, "min_seq_length < max_seq_length"),
         ({"warmup": "10min"}, "not a positive time that all ranks reach"),
         ({"warmup": "0ba"}, "not a positive time"),

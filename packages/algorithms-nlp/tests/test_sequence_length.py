@@ -71,8 +71,8 @@ def test_a_scaling_of_one_returns_the_batch_itself() -> None:
     assert scale_sequence_length(batch, 1.0) is batch
 
 
-@pytest.mark.parametrize("scaling", [0, -1, 0.75, 1.5, 0.3, float("inf"), float("nan")])
-def test_scalings_across_sequences_are_refused(scaling: float) -> None:
+@pytest.mark.parametrize("scaling", [0, -1, 0.75, 1.5, 0.3, float("inf"), float("nan"), "0.25", True, None, [2]])
+def test_scalings_across_sequences_are_refused(scaling: Any) -> None:
     with pytest.raises(ValueError, match="whole number"):
         scale_sequence_length(batch_of(12, 12), scaling)
 

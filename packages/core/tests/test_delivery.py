@@ -156,6 +156,53 @@ def test_a_fork_has_a_thread_of_its_own(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "rows").read_text()) == list(range(1, 13))
 
 
+class Together(Keep):
+    """Takes several rows in one call, the first only once `go` is set."""
+
+    deadline = 0.2
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[list[int]] = []
+        self.entered, self.go = threading.Event(), threading.Event()
+
+    def log_rows(self, rows: Any) -> None:
+        self.calls.append([state.timestamp.batch for state, _ in rows])
+        self.entered.set()
+        self.go.wait()
+        if self.calls[-1][0] > 1:
+            raise ConnectionError("no answer")
+
+
+def test_waiting_rows_are_passed_together_and_counted_one_by_one(tmp_path: Path) -> None:
+    class WaitForIt(hocket.Callback):
+        def batch_end(self, state: Any) -> None:
+            if state.timestamp.batch == 2:
+                assert logger.entered.wait(60)
+
+        def fit_end(self, state: Any) -> None:
+            logger.go.set()
+
+    logger = Together()
+    with pytest.warns(LoggerWarning, match=r"raised ConnectionError in log_rows\(\)") as told:
+        make(tmp_path, logger, callbacks=[WaitForIt()]).fit()
+    assert logger.calls == [[1], list(range(2, 11))] and not logger.rows
+    assert "9 rows dropped." in str(told[-1].message)
+
+
+def test_rows_in_a_call_that_does_not_return_are_told(tmp_path: Path) -> None:
+    logger = Together()
+    trainer = make(tmp_path, logger)
+    with pytest.warns(LoggerWarning) as told:
+        trainer.state.bus.log_metrics(trainer.state, {"a": 1.0})
+        assert logger.entered.wait(60)
+        for value in (2.0, 3.0):
+            trainer.state.bus.log_metrics(trainer.state, {"a": value})
+        trainer.close()
+    logger.go.set()
+    assert "2 rows dropped, and 1 more may not have arrived." in str(told[-1].message)
+
+
 # --- what goes wrong
 
 

@@ -1,9 +1,23 @@
-"""Every logger of this package passes the suite that authors of plug-ins inherit."""
+"""Every logger that needs no vendor passes the suite that authors of plug-ins inherit; the others do beside their tests."""
 
+import csv
+
+import fsspec
+import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from hocket.testkit import LoggerConformance
-from hocket_loggers import TensorBoardLogger
+from hocket_loggers import ArtifactsLogger, CSVLogger, TensorBoardLogger, WebhookLogger
+
+_NO_METRICS = dict.fromkeys(
+    (
+        "test_writes_down_what_is_logged",
+        "test_goes_on_after_it_was_closed",
+        "test_two_runs_do_not_mix",
+        "test_values_that_are_not_finite",
+    ),
+    "it writes no metrics",
+)
 
 
 class TestTensorBoard(LoggerConformance):
@@ -13,3 +27,40 @@ class TestTensorBoard(LoggerConformance):
     def written(self, logger, folder):
         events = EventAccumulator(str(folder / "tensorboard"), size_guidance={"scalars": 0}).Reload()
         return {name: [event.value for event in events.Scalars(name)] for name in events.Tags()["scalars"]}
+
+
+class TestCSV(LoggerConformance):
+    def make(self):
+        return CSVLogger()
+
+    def written(self, logger, folder):
+        values = {}
+        with (folder / "metrics.csv").open(newline="") as file:
+            for row in csv.DictReader(file):
+                for name, cell in list(row.items())[5:]:
+                    if cell:
+                        values.setdefault(name, []).append(float(cell))
+        return values
+
+
+class TestArtifacts(LoggerConformance):
+    exempt = _NO_METRICS
+
+    def make(self):
+        return ArtifactsLogger("memory://artifacts")
+
+    @pytest.fixture(autouse=True)
+    def _empty(self):
+        yield
+        fsspec.filesystem("memory").store.clear()
+
+
+class TestWebhook(LoggerConformance):
+    exempt = _NO_METRICS | {"test_is_a_logger": "it sends messages on events"}
+
+    def make(self):
+        return WebhookLogger(self.url)
+
+    @pytest.fixture(autouse=True)
+    def _server(self, chat):
+        self.url = chat.url

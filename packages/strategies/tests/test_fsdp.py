@@ -534,7 +534,11 @@ def test_monitors_and_batch_norm(tmp_path):
             def log_metrics(self, state, metrics):
                 logged.update(metrics)
 
-        monitors = [{"nan-monitor": {"every": 1}}, {"optimizer-monitor": {"every": 2, "per_parameter": True}}]
+            def log_histogram(self, state, name, counts, edges):
+                logged[name] = sum(counts)
+
+        layers = {"every": 2, "by": "parameter", "histograms": True}
+        monitors = [{"nan-monitor": {"every": 1}}, {"optimizer-monitor": {"every": 2}}, {"gradient-monitor": layers}]
         one = trainer(make(1 + rank), FSDP(), tmp_path, callbacks=monitors, loggers=[Keep()], log_every="2ba")
         one.fit()
         norm = torch.linalg.vector_norm(torch.cat([p.flatten() for p in one.model_state_dict().values() if p.dim()]))
@@ -546,6 +550,15 @@ def test_monitors_and_batch_norm(tmp_path):
     own = [v for n, v in first[0].items() if "running" not in n and v.dim() and n != "net.head.weight"]
     norm = torch.linalg.vector_norm(torch.cat([value.flatten() for value in own])).item()
     assert first[1]["optimizer/weight_norm"] == pytest.approx(norm, rel=1e-6)
+    for name in ("net.embed.weight", "norm.weight"):
+        expected = torch.linalg.vector_norm(first[0][name]).item()
+        assert first[1][f"gradient/weight_norm/{name}"] == second[1][f"gradient/weight_norm/{name}"]
+        assert first[1][f"gradient/weight_norm/{name}"] == pytest.approx(expected, rel=1e-6)
+        assert (
+            first[1][f"gradient/histogram/{name}"] == second[1][f"gradient/histogram/{name}"] == first[0][name].numel()
+        )
+    parts = [value**2 for name, value in first[1].items() if name.startswith("gradient/norm/")]
+    assert sum(parts) ** 0.5 == pytest.approx(first[1]["optimizer/gradient_norm"], rel=1e-6)
 
 
 @pytest.mark.long

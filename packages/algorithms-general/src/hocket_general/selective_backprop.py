@@ -195,7 +195,7 @@ class SelectiveBackprop(Algorithm):
         batch, bus, task = state.batch, state.bus, state.task
         state.batch = full
         losses: list[Tensor] = []
-        with torch.no_grad(), seeding.preserved(), eval_mode(task):
+        with torch.no_grad(), seeding.preserved(), eval_mode(task), state.unlogged():
             for part in [batch] if state.microbatch is None else bus.split_batch(state, batch, state.microbatch):
                 scored, counts = unpadded(part)
                 scored = bus.convert_batch(scored)

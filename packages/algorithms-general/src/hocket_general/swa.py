@@ -231,7 +231,7 @@ class SWA(Averages):
         collected = _Statistics(norms)
         with (
             state.another_step() as step, seeding.preserved(), eval_mode(state.task), torch.no_grad(), collected,
-            state.another_epoch() as batches,
+            state.unlogged(), state.another_epoch() as batches,
         ):  # fmt: skip
             for step.batch, counts in itertools.islice(batches, self.statistics_batches):
                 after_dataloader(state)

@@ -7,6 +7,10 @@ from typing import Any
 
 from torch import nn
 
+from hocket.checkpoints import Check, Component, Saved
+from hocket.settings import plain
+from hocket_nlp.projections import Finisher
+
 #: Heads that are new and have to be trained, and what peft calls their tasks.
 _HEADS = {
     "ForSequenceClassification": "SEQ_CLS",
@@ -25,7 +29,8 @@ def with_adapters(model: Any, config: Any) -> nn.Module:
     Raises:
         ImportError: peft is not installed.
         TypeError: ``config`` is neither, or has an argument that LoRA does not know.
-        ValueError: the model has adapters already, or none of its layers fits.
+        ValueError: the model has adapters already, none of its layers fits, or one computes further with its output; the
+            model is then as it was.
     """
     try:
         import peft
@@ -51,6 +56,83 @@ def with_adapters(model: Any, config: Any) -> nn.Module:
     if config.task_type is None:  # so that a new head is trained and saved beside the adapters
         kind = type(model).__name__
         config.task_type = next((task for name, task in _HEADS.items() if name in kind), None)
-    training = model.training
-    adapted: nn.Module = peft.get_peft_model(model, config)
-    return adapted.train(training)
+    training, required = model.training, {each: each.requires_grad for each in model.parameters()}
+    adapted: Any = peft.get_peft_model(model, config)
+    try:
+        check_targets(adapted)
+    except ValueError:
+        adapted.unload()
+        for parameter, value in required.items():
+            parameter.requires_grad_(value)
+        raise
+    made: nn.Module = adapted.train(training)
+    return made
+
+
+#: Settings without a meaning for weights that are loaded.
+_NOT_COMPARED = {"auto_mapping", "base_model_name_or_path", "inference_mode", "peft_version", "revision"}
+
+
+class AdapterSettings(Component):
+    """The configurations of a model's adapters. Nothing is loaded; a resumed run warns of differences.
+
+    Args:
+        configurations: of peft, by the name of the adapter.
+    """
+
+    path = "hocket-nlp-adapters"
+
+    def __init__(self, configurations: Mapping[str, Any]) -> None:
+        self._configurations = configurations
+
+    def state_dict(self, gather: bool) -> dict[str, dict[str, str]]:
+        """Return the settings of each adapter as text."""
+        return {
+            adapter: {
+                name: repr(sorted(value) if isinstance(value, set) else plain(value))
+                for name, value in config.to_dict().items()
+                if name not in _NOT_COMPARED and not name.startswith("init_")
+            }
+            for adapter, config in self._configurations.items()
+        }
+
+    def check(self, saved: dict[str, dict[str, str]], checkpoint: Saved) -> Check:
+        """Warn of every difference that is known on both sides."""
+        found = [
+            f"{name} of the adapter '{adapter}' was {saved[adapter][name]}, is {value}"
+            for adapter, settings in self.state_dict(gather=False).items()
+            for name, value in settings.items()
+            if saved.get(adapter, {}).get(name, value) != value
+        ]
+        message = (
+            f"The adapters are configured differently from the checkpoint's: {'; '.join(found)}. To continue as before, give "
+            "HuggingFaceTask the same peft= as then."
+        )
+        return Check(warnings=[message] if found else [])
+
+    def absent(self, checkpoint: Saved) -> Check:
+        """Accept older checkpoints, which do not have them."""
+        return Check()
+
+    def load_state_dict(self, saved: Any) -> None:
+        """Do nothing."""
+
+
+def check_targets(model: nn.Module) -> None:
+    """Raise ValueError for adapters on projections that compute further with their output, such as those of QK norm.
+
+    An adapter adds to the result, and once it is merged into the weight, to what the result is computed from.
+    """
+    kinds = {
+        name: type(module.base_layer)
+        for name, module in model.named_modules()
+        if isinstance(getattr(module, "base_layer", None), Finisher)
+    }
+    if kinds:
+        name, kind = next(iter(kinds.items()))
+        targets = ", ".join(sorted({each.rpartition(".")[2] for each in kinds}))
+        raise ValueError(
+            f"The model has {kind.__name__} at {name}, which normalises or gates its output, and an adapter there would "
+            f"compute something else once it is merged into the weights. Choose target_modules without {targets}, such as "
+            "['v_proj', 'o_proj'] for Llama or ['c_proj'] for GPT-2."
+        )

@@ -16,6 +16,7 @@ from hocket.surgery import NoEffectWarning, Policy, Replacement, replace_modules
 from hocket_nlp.alibi_positions import check_replacement
 from hocket_nlp.alibi_probe import probe
 from hocket_nlp.alibi_sites import Site, check, check_memory, check_unchanged, find
+from hocket_nlp.arguments import number, whole_number
 from hocket_nlp.linear_bias import IMPLEMENTATIONS, register
 from hocket_nlp.sequence_length import merge_and_split, scale_sequence_length
 
@@ -75,8 +76,7 @@ def alibi(
         >>> [replacement.name for replacement in replaced]
         ['transformer.wpe']
     """
-    if max_sequence_length < 1:
-        raise ValueError(f"max_sequence_length is {max_sequence_length}: give the number of tokens, at least 1.")
+    max_sequence_length, max_bias_memory = _sizes("alibi", max_sequence_length, max_bias_memory)
     register()
     sites = find(model)
     for site in sites:
@@ -116,7 +116,8 @@ class ALiBi(Algorithm):
         max_bias_memory: the most that the biases of one sequence may take in memory, in GiB.
 
     Raises:
-        ValueError: ``train_sequence_length_scaling`` is neither a whole number nor one divided by a whole number.
+        ValueError: ``train_sequence_length_scaling`` is neither a whole number nor one divided by a whole number, or another
+            argument is out of range.
 
     Example:
         >>> import hocket, hocket_nlp, transformers
@@ -135,9 +136,8 @@ class ALiBi(Algorithm):
         max_bias_memory: float = _MEMORY,
     ) -> None:
         merge_and_split(train_sequence_length_scaling)
-        self.max_sequence_length = max_sequence_length
+        self.max_sequence_length, self.max_bias_memory = _sizes("ALiBi", max_sequence_length, max_bias_memory)
         self.train_sequence_length_scaling = train_sequence_length_scaling
-        self.max_bias_memory = max_bias_memory
 
     def match(self, event: Event, state: State) -> bool:
         """Return True for the model and the beginning of a fit, and for batches if sequences are scaled."""
@@ -161,6 +161,12 @@ class ALiBi(Algorithm):
             for site in find(model)
             if not site.replaced
         ]
+
+
+def _sizes(who: str, length: Any, memory: Any) -> tuple[int, float]:
+    return whole_number(who, "max_sequence_length", length, 1024), number(
+        who, "max_bias_memory", memory, _MEMORY, least=0
+    )
 
 
 # --- surgery

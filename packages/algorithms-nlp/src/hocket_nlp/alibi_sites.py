@@ -11,6 +11,7 @@ from torch import nn
 
 from hocket_nlp.alibi_policies import GROUP, AlibiPolicy, policy_of
 from hocket_nlp.linear_bias import IMPLEMENTATIONS, LayerBias, require_transformers
+from hocket_nlp.storage import refuse_meta
 
 #: Biases of at least this many bytes are mentioned.
 _LARGE = 256 * 2**20
@@ -106,11 +107,7 @@ def check(site: Site) -> None:
             f"ALiBi replaces learned positions, and {site.positions_name} is {type(positions).__name__}, not "
             f"{site.policy.kind.__name__}: give a model whose positions are as transformers made them."
         )
-    if where := next((name for name, parameter in site.body.named_parameters() if parameter.is_meta), None):
-        raise ValueError(
-            f"ALiBi checks its effect, but {where} of {kind} is on the meta device, where nothing is computed: give it "
-            "storage first, with model.to_empty(device=...) or by loading its weights."
-        )
+    refuse_meta("ALiBi", site.body, "where its effect cannot be checked")
     if implementation not in (*IMPLEMENTATIONS, *IMPLEMENTATIONS.values()):
         raise ValueError(
             f"ALiBi adds a bias to the attention implementations {', '.join(IMPLEMENTATIONS)}, and {kind} uses "

@@ -16,6 +16,7 @@ from hocket.algorithm import Algorithm, Phase
 from hocket.hookspecs import Event, hookimpl
 from hocket.losses import Loss, own_loss
 from hocket.surgery import NoEffectWarning, Policy, Replacement, recast, replace_modules, why_no_effect
+from hocket_nlp.arguments import whole_number
 from hocket_nlp.fused_head import FusedHead, FusedLoss, give_labels, withheld_of, withhold_logits
 from hocket_nlp.fused_sites import check, sites_of
 
@@ -60,8 +61,7 @@ def fused_cross_entropy(model: nn.Module, *, chunk_rows: int | None = None) -> t
         >>> print(changed[0])
         lm_head: Linear -> FusedHead
     """
-    if chunk_rows is not None and chunk_rows < 1:
-        raise ValueError(f"chunk_rows is {chunk_rows}: give the number of rows of logits to hold at once, 1 or more.")
+    chunk_rows = _rows("fused_cross_entropy", chunk_rows)
     sites = sites_of(model)
     new = [site for site in sites if not isinstance(site.head, FusedHead)]
     for site in new:
@@ -77,6 +77,11 @@ def fused_cross_entropy(model: nn.Module, *, chunk_rows: int | None = None) -> t
         applied = {site.name: site.head for site in sites}
         warnings.warn(why_no_effect("FusedCrossEntropy", model, "", applied), NoEffectWarning, stacklevel=2)
     return model, changed
+
+
+def _rows(who: str, given: Any) -> int | None:
+    rows: int | None = whole_number(who, "chunk_rows", given, 256, of="rows of logits", optional=True)
+    return rows
 
 
 class FusedCrossEntropy(Algorithm):
@@ -109,12 +114,7 @@ class FusedCrossEntropy(Algorithm):
     conflicts = ("label-smoothing", "distillation")  # which need the logits
 
     def __init__(self, chunk_rows: int | None = None) -> None:
-        if chunk_rows is not None and chunk_rows < 1:
-            raise ValueError(
-                f"FusedCrossEntropy was given chunk_rows={chunk_rows}: give the number of rows of logits to hold at once, 1 or "
-                "more, or None."
-            )
-        self.chunk_rows = chunk_rows
+        self.chunk_rows = _rows("FusedCrossEntropy", chunk_rows)
         self._heads: list[FusedHead] = []
         self._checked = False
 

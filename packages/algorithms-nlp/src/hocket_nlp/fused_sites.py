@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hocket_nlp.evaluating import evaluating
+from hocket_nlp.storage import refuse_meta
 
 _SUPPORTED = (
     "It supports models of transformers 5 or later whose forward is logits = lm_head(hidden), with a torch.nn.Linear, and "
@@ -55,11 +56,7 @@ def check(site: Site) -> None:
             f"The output layer of {kind}, {site.head_name}, is {type(head).__name__} and not torch.nn.Linear, so it may "
             f"compute other logits, as adapters and quantized layers do. {_SUPPORTED}"
         )
-    if head.weight.is_meta:
-        raise ValueError(
-            f"FusedCrossEntropy checks the loss of {kind}, which is on the meta device, where nothing is computed: give it "
-            "storage first, with model.to_empty(device=...) or by loading its weights."
-        )
+    refuse_meta("FusedCrossEntropy", site.model, "where its loss cannot be checked")
     try:
         problem = _problem(site)
     except Exception as error:

@@ -12,9 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from hocket.algorithm import Algorithm, Phase
+from hocket.help.objects import short
 from hocket.hookspecs import Event
 from hocket.surgery import NoEffectWarning, Policy, Replacement, replace_modules, why_no_effect
+from hocket_nlp.arguments import switch
 from hocket_nlp.projections import Finisher, is_of_transformers, refuse_adapters, with_finish
+from hocket_nlp.storage import refuse_meta
 
 if TYPE_CHECKING:
     from hocket.state import State
@@ -66,8 +69,8 @@ def gated_linear_units(
         the new parameters to an existing optimizer with `hocket.surgery.update_optimizer`.
 
     Raises:
-        ValueError: an argument is unknown, ``init="identity"`` without ``gate_bias``, or a projection is neither Linear nor
-            Conv1D.
+        ValueError: an argument is unknown, ``init="identity"`` without ``gate_bias``, a projection is neither Linear nor
+            Conv1D, or the model is on the meta device.
 
     Example:
         >>> import transformers
@@ -77,7 +80,9 @@ def gated_linear_units(
         >>> print(replaced[0])
         transformer.h.0.mlp.c_fc: Conv1D -> GatedConv1D
     """
-    return model, _Choice(activation, init, bias, gate_bias).operate(model, generator)
+    choice = _Choice(activation, init, bias, gate_bias)
+    refuse_meta("gated_linear_units", model, "where gates would get no values")
+    return model, choice.operate(model, generator)
 
 
 class Gated(Finisher):
@@ -121,6 +126,7 @@ class GatedLinearUnits(Algorithm):
 
     def apply(self, event: Event, state: State) -> None:
         """Gate the feed-forward layers of the model."""
+        # Also on the meta device: the strategy then broadcasts the values of rank 0.
         changed = self._choice.operate(state.model, state.generator(self))
         state.replacements += changed
         state.log({"gated-linear-units/layers": len(changed)})
@@ -150,6 +156,16 @@ class _Choice:
     def __post_init__(self) -> None:
         if self.init not in ("identity", "normal"):
             raise ValueError(f"init is {self.init!r}. Give 'identity' or 'normal'.")
+        for name in ("bias", "gate_bias"):
+            switch("GatedLinearUnits", name, getattr(self, name))
+        if isinstance(self.activation, type) or not (
+            isinstance(self.activation, str | None) or callable(self.activation)
+        ):
+            raise TypeError(
+                f"GatedLinearUnits was given activation={short(self.activation)}: give the name of an activation of "
+                "transformers, a function such as torch.nn.functional.silu, or None for the model's own. Write for instance "
+                "activation='silu'."
+            )
         if self.init == "identity" and not self.gate_bias:
             raise ValueError(
                 "init='identity' begins with gates of 1, which are V's biases, but gate_bias is False: write init='normal', or "

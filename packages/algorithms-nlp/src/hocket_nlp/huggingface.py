@@ -19,13 +19,14 @@ from hocket.losses import own_loss
 from hocket.task import SupervisedTask
 from hocket.training import weights
 from hocket.training.weights import CountedLabels
-from hocket_nlp.adapters import with_adapters
+from hocket_nlp.adapters import AdapterSettings, check_targets, with_adapters
 from hocket_nlp.generation import Prompts, check_options, new_tokens, padding_of, prompts_of
 from hocket_nlp.huggingface_checks import check_tokenizer, transformers_model, without_loss
 from hocket_nlp.metrics import MaskedAccuracy, Perplexity, that_count
 from hocket_nlp.pretrained import save_pretrained
 
 if TYPE_CHECKING:
+    from hocket.state import State
     from hocket.types import Batch
 
 #: Arguments of models that compute a loss.
@@ -66,7 +67,8 @@ class HuggingFaceTask(SupervisedTask):
 
     Raises:
         TypeError: the model has no loss, such as one without a head; ``peft`` is no configuration.
-        ValueError: the tokenizer has more tokens than the model has embeddings; there is none for ``text_metrics``.
+        ValueError: the tokenizer has more tokens than the model has embeddings; there is none for ``text_metrics``; adapters
+            are on projections of QK norm or gated linear units.
         ImportError: peft is not installed.
 
     Example:
@@ -104,6 +106,8 @@ class HuggingFaceTask(SupervisedTask):
             raise ValueError("text_metrics= compare texts, and there is no tokenizer to decode them. Pass tokenizer=.")
         if text_metrics is not None and not isinstance(text_metrics, Mapping):
             raise TypeError(f"text_metrics={text_metrics!r} is no mapping. Write {{'name': metric}}.")
+        if peft is None:
+            check_targets(model)
         super().__init__(model if peft is None else with_adapters(model, peft), None)
         if not any(module.training for module in self.network.modules()):
             self.network.train()  # as from_pretrained returned it
@@ -212,6 +216,11 @@ class HuggingFaceTask(SupervisedTask):
         if not isinstance(mask, Tensor) or not isinstance(tokens, Tensor) or mask.shape != tokens.shape:
             return counts
         return Counts(counts.samples, int((mask != 0).sum()))
+
+    def checkpoint_components(self, state: State) -> list[AdapterSettings]:
+        """Return the configurations of adapters, of whose changes a resumed run warns."""
+        configurations = getattr(self.network, "peft_config", None)
+        return [AdapterSettings(configurations)] if configurations else []
 
     def save_pretrained(self, folder: Path | str, weights: Mapping[str, Tensor] | None = None) -> Path:
         """Write a Hugging Face folder: weights, configuration and tokenizer, or the adapters alone. Return its path.

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hocket_nlp.arguments import whole_number
+
 
 def pack(batch: Any, length: int | None = None, *, causal: bool = True, first_position: int = 0) -> Any:
     """Return a batch with the documents of a padded batch in fewer rows, which keeps them apart.
@@ -55,6 +57,7 @@ def pack(batch: Any, length: int | None = None, *, causal: bool = True, first_po
         ([[5, 6, 7], [8, 9, 4]], [[0, 1, 2], [0, 1, 0]])
     """
     tokens = tokens_of(batch)
+    length = whole_number("pack", "length", length, 512, optional=True)
     samples, width = tokens.shape[:2]
     starts, lengths = _documents(batch, samples, width)
     capacity = width if length is None else length

@@ -14,6 +14,7 @@ from torch import nn
 from hocket.algorithm import Algorithm, Phase
 from hocket.hookspecs import Event
 from hocket.surgery import NoEffectWarning
+from hocket_nlp.arguments import whole_number
 from hocket_nlp.packed_rows import pack, tokens_of
 from hocket_nlp.packing_trial import Layout, language_models, layout_of, passes_on
 
@@ -56,11 +57,7 @@ class Packing(Algorithm):
     after = ("alibi", "gated-linear-units", "qk-norm", "rope-scaling", "seq-length-warmup")
 
     def __init__(self, length: int | None = None) -> None:
-        if length is not None and length < 1:
-            raise ValueError(
-                f"Packing was given length={length}: give the number of tokens of a row, 1 or more, or None."
-            )
-        self.length = length
+        self.length: int | None = whole_number("Packing", "length", length, 512, optional=True)
         self._layout = Layout()
         #: Whether a batch was packed, and whether the model was seen to get what the packed batch holds.
         self._warned = self._seen = False

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from hocket_nlp.evaluating import evaluating
+from hocket_nlp.storage import refuse_meta
 
 _SUPPORTED = (
     "Packing supports models of transformers 5 or later with one output for each token: causal ones that tell documents apart "
@@ -57,11 +58,7 @@ def layout_of(model: nn.Module, pack: Callable[..., Any]) -> Layout:
 
 def _layout(model: Any, pack: Callable[..., Any]) -> Layout:
     kind = type(model).__name__
-    if model.get_input_embeddings().weight.is_meta:
-        raise ValueError(
-            f"Packing tries {kind}, which is on the meta device, where nothing is computed: give it storage first, with "
-            "model.to_empty(device=...) or by loading its weights."
-        )
+    refuse_meta("Packing", model, "where it cannot be tried")
     try:
         with torch.enable_grad(), evaluating(model):
             found = _try(model, pack)

@@ -13,7 +13,9 @@ from torch import Tensor, nn
 from hocket.algorithm import Algorithm, Phase
 from hocket.hookspecs import Event
 from hocket.surgery import NoEffectWarning, Policy, Replacement, replace_modules, why_no_effect
+from hocket_nlp.arguments import number
 from hocket_nlp.projections import Finisher, is_of_transformers, refuse_adapters, with_finish
+from hocket_nlp.storage import refuse_meta
 
 if TYPE_CHECKING:
     from hocket.state import State
@@ -46,7 +48,8 @@ def qk_norm(model: nn.Module, *, norm: Norm = "rms", eps: float = 1e-6) -> tuple
         `hocket.surgery.update_optimizer`.
 
     Raises:
-        ValueError: ``norm`` or ``eps`` is out of range, or a projection does not give the heads that its layer has.
+        ValueError: ``norm`` or ``eps`` is out of range, a projection does not give the heads that its layer has, or the model
+            is on the meta device.
 
     Warns:
         NoEffectWarning: there is no such attention, or it has norms already.
@@ -59,7 +62,9 @@ def qk_norm(model: nn.Module, *, norm: Norm = "rms", eps: float = 1e-6) -> tuple
         >>> print(replaced[0])
         transformer.h.0.attn.c_attn: Conv1D -> FusedNormConv1D
     """
-    return model, _Choice(norm, eps).operate(model)
+    choice = _Choice(norm, eps)
+    refuse_meta("qk_norm", model, "where the weights of norms would get no values")
+    return model, choice.operate(model)
 
 
 def normalize_heads(projected: Tensor, norm: nn.RMSNorm | nn.LayerNorm) -> Tensor:
@@ -135,6 +140,7 @@ class QKNorm(Algorithm):
 
     def apply(self, event: Event, state: State) -> None:
         """Change the projections of the model."""
+        # Also on the meta device: the strategy then broadcasts the values of rank 0.
         changed = self._choice.operate(state.model)
         state.replacements += changed
         state.log({"qk-norm/layers": len({each.name.rpartition(".")[0] for each in changed})})
@@ -162,8 +168,7 @@ class _Choice:
     def __post_init__(self) -> None:
         if self.norm not in ("rms", "layer"):
             raise ValueError(f"norm is {self.norm!r}. Give 'rms' or 'layer'.")
-        if not self.eps > 0:
-            raise ValueError(f"eps is {self.eps}, but must be above 0, for queries and keys of zeros. Try eps=1e-6.")
+        number("QKNorm", "eps", self.eps, 1e-6)  # above 0, for queries and keys of zeros
 
     def operate(self, model: nn.Module) -> list[Replacement]:
         """Change all projections; see `qk_norm`."""

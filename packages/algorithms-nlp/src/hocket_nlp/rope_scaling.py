@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 from hocket.algorithm import Algorithm, Phase
 from hocket.hookspecs import Event
 from hocket.surgery import NoEffectWarning, Policy, Replacement, replace_modules
+from hocket_nlp.arguments import number, whole_number
 from hocket_nlp.configuration import own_configuration
 
 if TYPE_CHECKING:
@@ -143,26 +143,22 @@ class _Scaling:
     def __post_init__(self) -> None:
         if self.kind not in get_args(Kind):
             raise ValueError(f"kind is {self.kind!r}. Give one of {', '.join(map(repr, get_args(Kind)))}.")
-        if not (isinstance(self.factor, int | float) and 1 <= self.factor < math.inf):
-            raise ValueError(
-                f"factor is {self.factor}, but sequences become at least as long as before: give a number such as 4, of "
-                "times the original length."
-            )
-        if self.original is not None and self.original < 1:
-            raise ValueError(
-                f"original_max_position_embeddings is {self.original}: give the length of pretraining in tokens, at least 1, "
-                "or None for the configuration's."
-            )
+        who = "RoPEScaling"
+        number(who, "factor", self.factor, 4, least=1)
+        whole_number(who, "original_max_position_embeddings", self.original, 4096, optional=True)
+        number(who, "beta_fast", self.beta_fast, 32)
+        number(who, "beta_slow", self.beta_slow, 1)
+        number(who, "attention_factor", self.attention_factor, 1.1, optional=True)
         defaults = (self.beta_fast, self.beta_slow, self.attention_factor) == (32, 1, None)
         if self.kind != "yarn" and not defaults:
             raise ValueError(
                 f"beta_fast, beta_slow and attention_factor are YaRN's: leave them out with kind={self.kind!r}, or write "
                 "kind='yarn'."
             )
-        if not self.beta_fast > self.beta_slow > 0 or not (self.attention_factor is None or self.attention_factor > 0):
+        if not self.beta_fast > self.beta_slow:
             raise ValueError(
-                f"beta_fast={self.beta_fast}, beta_slow={self.beta_slow}, attention_factor={self.attention_factor}: turns and "
-                "factors are positive, and beta_fast is above beta_slow. YaRN's are 32, 1 and None."
+                f"RoPEScaling was given beta_fast={self.beta_fast} and beta_slow={self.beta_slow}, but beta_fast is above "
+                "beta_slow. YaRN's are 32 and 1."
             )
 
     def operate(self, model: nn.Module) -> list[Replacement]:

@@ -10,6 +10,7 @@ from hocket.algorithm import Algorithm, Phase
 from hocket.hookspecs import Event
 from hocket.surgery import NoEffectWarning
 from hocket.time import Time, Unit
+from hocket_nlp.arguments import switch, whole_number
 from hocket_nlp.sequence_length import IGNORED, batch_and_length, reshape_sequences, tensors_named, truncate_sequences
 
 if TYPE_CHECKING:
@@ -93,12 +94,17 @@ class SeqLengthWarmup(Algorithm):
         truncate: bool = True,
         preserve_end_of_sequence: bool = False,
     ) -> None:
-        if min_seq_length < 2 or step_size < 1 or (max_seq_length is not None and max_seq_length <= min_seq_length):
+        who = "SeqLengthWarmup"
+        self.min_seq_length: int = whole_number(who, "min_seq_length", min_seq_length, 8, least=2)
+        self.step_size: int = whole_number(who, "step_size", step_size, 8)
+        self.max_seq_length: int | None = whole_number(who, "max_seq_length", max_seq_length, 1024, optional=True)
+        if self.max_seq_length is not None and self.max_seq_length <= self.min_seq_length:
             raise ValueError(
-                f"SeqLengthWarmup was given min_seq_length={min_seq_length}, max_seq_length={max_seq_length} and "
-                f"step_size={step_size}, but sequences grow from at least 2 tokens to more, by at least 1: give "
-                "min_seq_length < max_seq_length, such as 8 and 1024, or no max_seq_length for the loader's."
+                f"SeqLengthWarmup was given min_seq_length={min_seq_length} and max_seq_length={max_seq_length}, but sequences "
+                "grow: give min_seq_length < max_seq_length, such as 8 and 1024, or no max_seq_length for the loader's."
             )
+        self.truncate = switch(who, "truncate", truncate)
+        self.preserve_end_of_sequence = switch(who, "preserve_end_of_sequence", preserve_end_of_sequence)
         if preserve_end_of_sequence and not truncate:
             raise ValueError(
                 "SeqLengthWarmup was given preserve_end_of_sequence=True and truncate=False, which cuts no ends off: leave "
@@ -110,11 +116,6 @@ class SeqLengthWarmup(Algorithm):
                 f"SeqLengthWarmup was given warmup='{warmup}', which is not a positive time that all ranks reach at the same "
                 "batch: give a fraction of the duration such as '0.3dur', or epochs, batches, samples or tokens."
             )
-        self.max_seq_length = max_seq_length
-        self.min_seq_length = min_seq_length
-        self.step_size = step_size
-        self.truncate = truncate
-        self.preserve_end_of_sequence = preserve_end_of_sequence
         self._checked = False
 
     def apply(self, event: Event, state: State) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from numbers import Real
 from typing import Any
 
 import torch
@@ -165,12 +166,12 @@ def reshape_sequences(batch: Any, length: int) -> tuple[Any, int]:
 
 def merge_and_split(scaling: float) -> tuple[int, int]:
     """Return how many sequences to join, and how many to split one into; at least one is 1. Raises ValueError."""
-    if 0 < scaling < math.inf:
+    if isinstance(scaling, Real) and not isinstance(scaling, bool) and 0 < scaling < math.inf:
         merge, split = (round(scaling), 1) if scaling >= 1 else (1, round(1 / scaling))
         if math.isclose(scaling, merge / split, rel_tol=1e-6):
             return merge, split
     raise ValueError(
-        f"Sequences cannot become {scaling} times as long in equal parts: give a whole number, or one "
+        f"Sequences cannot become {scaling!r} times as long in equal parts: give a whole number, or one "
         "divided by a whole number, such as 0.25."
     )
 

@@ -16,6 +16,7 @@ from hocket.algorithm import Algorithm, Phase
 from hocket.hookspecs import Event, hookimpl
 from hocket.losses import Loss
 from hocket.span import Span
+from hocket_nlp.arguments import number
 from hocket_nlp.fused_head import FusedHead, withheld_of
 from hocket_nlp.labels import Reading, reading_of
 from hocket_nlp.linear_cross_entropy import mean_of
@@ -115,9 +116,7 @@ class ZLoss(Algorithm):
     def __init__(
         self, coefficient: float = 1e-4, start: str | Time | None = None, stop: str | Time | None = None
     ) -> None:
-        if not coefficient > 0:
-            raise ValueError(f"ZLoss was given coefficient={coefficient}: give a positive number, such as 1e-4.")
-        self.coefficient = coefficient
+        self.coefficient: float = number("ZLoss", "coefficient", coefficient, 1e-4)
         self._span = Span(start, stop)
         #: The fused output layers of the model.
         self._heads: list[FusedHead] = []

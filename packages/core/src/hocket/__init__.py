@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from hocket.launching.forks import launch
     from hocket.logger import Logger
     from hocket.losses import Apart, Loss
+    from hocket.model_summary import model_summary
     from hocket.precision import Precision
     from hocket.result import Result
     from hocket.runtime import Runtime
@@ -62,6 +63,7 @@ _PUBLIC = {
     "data": "",
     "hookimpl": "hocket.hookspecs",
     "launch": "hocket.launching.forks",
+    "model_summary": "hocket.model_summary",
     "plugins": "",
     "testkit": "",
 }
@@ -95,6 +97,7 @@ __all__ = [
     "data",
     "hookimpl",
     "launch",
+    "model_summary",
     "plugins",
     "testkit",
 ]

@@ -15,6 +15,9 @@ class Logger(Callback):
     Open files and connections when the first value arrives, not in ``__init__``. Close them in ``close(state)``, and open
     them again if more values arrive. Write into ``state.run_folder``; reading this attribute creates the folder.
 
+    Where each call costs a request, also define ``log_rows(rows)``, with a list of ``(state, metrics)``: rows of metrics that
+    wait for the thread then arrive in one call instead of calls of ``log_metrics``.
+
     Example:
         >>> import hocket
         >>> class PrintLogger(hocket.Logger):

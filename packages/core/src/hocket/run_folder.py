@@ -138,6 +138,15 @@ class RunFolder:
             self._claimed = True
         return self.path
 
+    def abandon(self, *names: str) -> None:
+        """Remove the folder if this run created it, and it has nothing but its mark and files of these names."""
+        there = {each.name for each in self.path.iterdir()} if self._claimed and not self._continues else set()
+        if RECORD in there and there <= {RECORD, *names} and (_read_mark(self.path) or {}).get("run") == self._run.id:
+            for name in there:
+                (self.path / name).unlink()
+            self.path.rmdir()
+            self._claimed = False
+
     def files(self) -> list[str]:
         """Return the names of files and folders there, sorted, without checkpoints and marks; empty if another run owns it."""
         if not self._claimed:

@@ -24,7 +24,18 @@ if TYPE_CHECKING:
     from hocket.checkpoints.policy import Checkpoints
 
 #: Arguments that are not hyperparameters: data, and plug-ins, which are listed with their configurations instead.
-_PARTS = {"train_data", "eval_data", "data", "algorithms", "callbacks", "loggers", "strategy", "precision", "actions"}
+_PARTS = {
+    "train_data",
+    "eval_data",
+    "data",
+    "algorithms",
+    "callbacks",
+    "loggers",
+    "profile",
+    "strategy",
+    "precision",
+    "actions",
+}
 #: Arguments that may differ between ranks, or are compared as plug-ins, as data or after construction …
 _OF_EACH_RANK = _PARTS | {
     "device", "devices", "optimizer", "microbatch", "folder", "plugins", "profile_plugins", "detect_anomaly", "resume",

@@ -18,6 +18,7 @@ from hocket.plugins.errors import PlanError
 from hocket.plugins.kinds import singular
 from hocket.time import Time, Unit
 from hocket.timestamp import Timestamp
+from hocket.training.aggregates import Aggregates, Over
 from hocket.training.borrowing import BorrowedTensors
 from hocket.training.generators import Generators
 from hocket.training.progress import Progress
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from hocket.run_folder import Run, RunFolder
     from hocket.surgery import Replacement
     from hocket.task import Task
+    from hocket.training.accumulators import Reduce
     from hocket.training.evaluate import PreparedSet
     from hocket.types import Batch
 
@@ -131,11 +133,15 @@ class State:
         self.exception: BaseException | None = None
         #: Values logged since the last logging interval ended: numbers, and scalar tensors still on their device.
         self.logged: dict[str, float | Tensor] = {}
+        #: Values logged with a reduction, until the end of their interval, epoch or evaluation set.
+        self.aggregates = Aggregates(self)
         #: All values that were passed to the loggers so far, for `hocket.Result.history`.
         self.history = Recorder()
         #: Logged values that plug-ins act on, such as early stopping.
         self.watched = WatchedValues()
 
+        #: The resolved configuration file of the run, as text, if the command line started it.
+        self.config: str | None = None
         #: The Trainer's ``resume`` argument.
         self.resumes: str | Path | None = resumes
         #: The path or URL of the checkpoint that the run resumed from, until its first fit has shown it.
@@ -394,11 +400,32 @@ class State:
         taken.bus = bus(self.bus)
         return taken
 
-    def log(self, values: Mapping[str, float | Tensor]) -> None:
+    def log(
+        self,
+        values: Mapping[str, Any],
+        *,
+        reduce: Reduce = "last",
+        over: Over = "interval",
+        weight: float | Tensor | None = None,
+    ) -> None:
         """Log values by name. Scalar tensors stay on their device until the logging interval ends.
 
-        Of several values of one name within an interval, the last one counts. Early stopping, ``best=`` of checkpoints and the
-        schedule ``plateau`` find the value by its name; they use that of rank 0.
+        Without further arguments the last value of an interval counts, as rank 0 has it. Otherwise values are reduced over
+        everything that is logged in the interval, on all ranks, in double precision. Early stopping, ``best=`` of checkpoints
+        and the schedule ``plateau`` find the value by its name.
+
+        Args:
+            values: numbers, scalar tensors, or metrics (objects with ``update``, ``compute`` and ``reset``) that the caller
+                updates.
+            reduce: ``"mean"``, ``"sum"``, ``"min"``, ``"max"``, ``"last"``; ``"metric"`` for metrics. Padding does not count.
+            over: ``"interval"``; ``"epoch"``, logged as ``train/name``; or both as a tuple. In an evaluation a reduction is
+                over the set, logged as ``label/name``; values without one are logged by their own name.
+            weight: of a mean; by default the number of samples of the current microbatch or batch on this rank, and 1 between
+                batches.
+
+        Raises:
+            TypeError: a value is not a single number, or a name not a text.
+            ValueError: the reduction is unknown, or the name is that of something else.
 
         Example:
             >>> import hocket
@@ -406,7 +433,12 @@ class State:
             ...     def batch_end(self, state):
             ...         norms = [parameter.detach().norm() for parameter in state.trained_parameters()]
             ...         state.log({"weights/largest_norm": max(norms)})
+            ...     def after_loss(self, state):
+            ...         state.log({"loss/largest": state.loss}, reduce="max", over=("interval", "epoch"))
         """
+        if reduce != "last" or over != "interval" or weight is not None:
+            self.aggregates.log(values, reduce, over, weight)
+            return
         try:
             self.logged.update(values)
         except (TypeError, ValueError):
@@ -415,6 +447,13 @@ class State:
             ) from None
         if self.watched.names:
             self.watched.update(values)
+
+    def unlogged(self) -> AbstractContextManager[None]:
+        """Return a context in which `hocket.Task.log` and reductions of `log` count nothing.
+
+        For passes that are not part of training or evaluation, such as one that scores samples.
+        """
+        return self.aggregates.ignored()
 
     @property
     def run_name(self) -> str:

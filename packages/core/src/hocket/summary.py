@@ -52,25 +52,25 @@ def of_trainer(state: State, plan: Plan, checkpoints: Checkpoints | None) -> tup
 
 
 def show(state: State, checkpoints: Checkpoints | None, command: Sequence[str] | None, interrupted: bool) -> None:
-    """Show the last lines of a fit; see `_show`."""
+    """Show the last lines of a fit; see `last_lines`."""
     if _shows(state, command):
         listing = None if checkpoints is None else checkpoints.listing
-        _show(state, last_lines(state, listing, command, interrupted))
+        show_lines(state, last_lines(state, listing, command, interrupted))
 
 
 def show_resumed(state: State, command: Sequence[str] | None) -> None:
     """Show where a resumed run continues, before its first fit."""
     where, state.resumed_from = state.resumed_from, None
     if where is not None and _shows(state, command):
-        _show(state, [f"resumed from {where}, at ep {state.timestamp.epoch} ba {state.timestamp.batch}"])
+        show_lines(state, [f"resumed from {where}, at ep {state.timestamp.epoch} ba {state.timestamp.batch}"])
 
 
 def _shows(state: State, command: Sequence[str] | None) -> bool:
     return state.strategy.rank == 0 and bool(command or state.bus.listeners("log_summary"))
 
 
-def _show(state: State, lines: Sequence[str]) -> None:
-    """Pass lines to the loggers that show them; the command line prints them if there is none."""
+def show_lines(state: State, lines: Sequence[str]) -> None:
+    """Pass lines to the loggers that show them, or print them if there is none."""
     if state.bus.listeners("log_summary"):
         state.bus.log_summary(state, lines)
     else:

@@ -15,13 +15,14 @@ from hocket.help import attributes, names
 from hocket.help.objects import short
 from hocket.hookspecs import Event
 from hocket.losses import Loss, Reduction, own_loss
+from hocket.task_log import LogsValues
 
 if TYPE_CHECKING:
     from hocket.training.task_steps import TaskSteps
     from hocket.types import Batch
 
 
-class Task(nn.Module):
+class Task(LogsValues):
     """A model that defines its batches and its loss. Subclass it and define :meth:`forward` and :meth:`loss`.
 
     A task of several steps, such as a GAN, defines :meth:`train_batch` instead. The other methods have defaults. A method by

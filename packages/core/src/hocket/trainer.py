@@ -50,6 +50,7 @@ from hocket.settings import Settings
 from hocket.settings import reduction as check_reduction
 from hocket.state import State
 from hocket.task import events_of, task_of
+from hocket.task_log import connected
 from hocket.time import Interval, Time
 from hocket.training import determinism, seeding, until, whole_batch
 from hocket.training.batch_transform import BatchTransform
@@ -138,6 +139,8 @@ class Trainer:
         folder: the folder that holds the folders of runs.
         plugins: restricts the installed plug-ins: False for core's plug-ins only, or a list of names.
         profile_plugins: measure the time of each plug-in on each hook.
+        profile: batches to profile, such as ``"5ba after 10ba"``, or True. A summary in the folder of the run then says
+            where their time goes and what to try. Also the arguments of `hocket.profiling.profiler.Profiler`, or an instance.
         limit_train, limit_eval, limit_predict: maximum number of batches of an epoch or set; a float is the fraction of all.
         fast_dev_run: run this many batches of training and of each evaluation set as a test. It starts fresh and writes
             nothing: no checkpoint, no file, no row of a logger.
@@ -208,6 +211,7 @@ class Trainer:
         folder: str | Path = "runs",
         plugins: bool | Sequence[str] | None = None,
         profile_plugins: bool = False,
+        profile: PluginLike | bool | None = None,
         limit_train: int | float | None = None,
         limit_eval: int | float | None = None,
         limit_predict: int | float | None = None,
@@ -225,10 +229,11 @@ class Trainer:
         #: The words of the command line that resumes this run, if one has started it; shown after a fit.
         self.command: Sequence[str] | None = None
 
+        further: list[Any] = [*(given["profile"] or ()), *([] if checkpoints is None else [checkpoints])]
         with switches.use(plugins):
             parts = resolve(
                 algorithms=algorithms,
-                callbacks=callbacks if checkpoints is None else [*callbacks, checkpoints],
+                callbacks=[*callbacks, *further] if further else callbacks,
                 loggers=loggers,
                 strategy=strategy,
                 precision=precision,
@@ -708,6 +713,7 @@ class Trainer:
             self._closing = weakref.finalize(self, _close, state)
         with ExitStack() as stack:
             stack.enter_context(self._randomness)
+            stack.enter_context(connected(state.task, state.aggregates))
             if self.settings.deterministic:
                 stack.enter_context(determinism.kernels())
             if self.settings.detect_anomaly:

@@ -7,11 +7,36 @@ from typing import TYPE_CHECKING
 from hocket.lazy import lazy
 
 if TYPE_CHECKING:
+    from hocket_loggers.artifacts import ArtifactsLogger
+    from hocket_loggers.comet import CometLogger
+    from hocket_loggers.csv import CSVLogger
+    from hocket_loggers.mlflow import MLflowLogger
     from hocket_loggers.tensorboard import TensorBoardLogger
+    from hocket_loggers.trackio import TrackioLogger
+    from hocket_loggers.wandb import WandbLogger
+    from hocket_loggers.webhook import WebhookLogger
 
 #: Public name -> the module that defines it.
-_PUBLIC = {"TensorBoardLogger": "tensorboard"}
+_PUBLIC = {
+    "ArtifactsLogger": "artifacts",
+    "CSVLogger": "csv",
+    "CometLogger": "comet",
+    "MLflowLogger": "mlflow",
+    "TensorBoardLogger": "tensorboard",
+    "TrackioLogger": "trackio",
+    "WandbLogger": "wandb",
+    "WebhookLogger": "webhook",
+}
 
-__all__ = ["TensorBoardLogger"]
+__all__ = [
+    "ArtifactsLogger",
+    "CSVLogger",
+    "CometLogger",
+    "MLflowLogger",
+    "TensorBoardLogger",
+    "TrackioLogger",
+    "WandbLogger",
+    "WebhookLogger",
+]
 
 __getattr__, __dir__ = lazy(__name__, _PUBLIC)

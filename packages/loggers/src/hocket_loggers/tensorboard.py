@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hocket import Logger
+from hocket_loggers.records import flat, markdown, require
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -43,12 +44,7 @@ class TensorBoardLogger(Logger):
     """
 
     def __init__(self, folder: str | Path | None = None, flush_seconds: int = 30) -> None:
-        if importlib.util.find_spec("tensorboard") is None:
-            raise ModuleNotFoundError(
-                "The logger 'tensorboard' needs the package tensorboard, which is not installed. Type: pip install "
-                "'hocket[tensorboard]'.",
-                name="tensorboard",
-            )
+        require("tensorboard", "tensorboard")
         self._folder = None if folder is None else Path(folder)
         self._flush_seconds = flush_seconds
         self._open: SummaryWriter | None = None
@@ -63,7 +59,7 @@ class TensorBoardLogger(Logger):
         text = json.dumps(parameters, indent=2, default=str)
         writer.add_text("hyperparameters", f"```json\n{text}\n```", state.timestamp.batch)
         # Write the values only: TensorBoard finds the metrics itself, and the final metrics are not known yet.
-        _, values, _ = hparams(dict(_flat(parameters)), {})
+        _, values, _ = hparams(dict(flat(parameters)), {})
         # add_hparams would write them into a separate run.
         writer.file_writer.add_summary(values)  # type: ignore[attr-defined]  # there since the line above
 
@@ -82,9 +78,7 @@ class TensorBoardLogger(Logger):
 
     def log_table(self, state: State, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
         """Write the table as a Markdown text."""
-        lines = [columns, ["---"] * len(columns), *rows]
-        table = "\n".join(f"| {' | '.join(map(_cell, line))} |" for line in lines)
-        self._writer(state).add_text(name, table, state.timestamp.batch)
+        self._writer(state).add_text(name, markdown(columns, rows), state.timestamp.batch)
 
     def log_text(self, state: State, name: str, text: str) -> None:
         """See :meth:`hocket.hookspecs.Loggers.log_text`."""
@@ -92,7 +86,7 @@ class TensorBoardLogger(Logger):
 
     def log_histogram(self, state: State, name: str, counts: Sequence[float], edges: Sequence[float]) -> None:
         """Write the bins. Sums, which the page does not show, are those of values in the middle of their bins."""
-        middles = [(low + high) / 2 for low, high in zip(edges, edges[1:], strict=False)]
+        middles = [(low + high) / 2 for low, high in pairwise(edges)]
         self._writer(state).add_histogram_raw(
             name,
             min=edges[0],
@@ -136,17 +130,3 @@ class TensorBoardLogger(Logger):
                 flush_secs=self._flush_seconds,
             )
         return self._open
-
-
-def _flat(parameters: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in parameters.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{key}/")
-        elif value is None or isinstance(value, bool | int | float | str):
-            yield f"{prefix}{key}", value
-        else:
-            yield f"{prefix}{key}", json.dumps(value, default=str)
-
-
-def _cell(value: Any) -> str:
-    return str(value).replace("|", "\\|").replace("\n", "<br>")

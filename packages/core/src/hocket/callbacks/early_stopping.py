@@ -117,7 +117,8 @@ class EarlyStopping(Callback):
         if due and self.monitor in state.metrics:
             self._check(state, state.metrics[self.monitor])
         elif not self._standalone:
-            self._check_logged(state)
+            if self.monitor not in state.metrics:  # a train metric is checked when its epoch ends
+                self._check_logged(state)
             if due and not self._seen:
                 there = ", ".join(sorted(state.metrics)) or "none"
                 raise ValueError(

@@ -16,6 +16,7 @@ from typing import Any
 from torch import Tensor
 
 from hocket.checkpoints.component import Check, Component, ContentError, Like, PerRank, Saved, Tree
+from hocket.checkpoints.components.aggregates import LoggedValues
 from hocket.checkpoints.components.by_hand import GradientsByHand
 from hocket.checkpoints.components.configuration import Configuration
 from hocket.checkpoints.components.data import EvaluationData, TrainingData
@@ -70,6 +71,7 @@ def components_of(
         Description("world_size", lambda: state.strategy.world_size),
         Description("attached", lambda: described(state.bus.attachments)),
         configuration,
+        Description("config", lambda: state.config),
         Description("model_prefix", lambda: state.model_prefix),
         Omitted(state),
         Model(state),
@@ -96,6 +98,7 @@ def components_of(
         # --- each rank has its own
         StatefulOfRank("generators", state.generators, fresh=False),
         TrainMetrics(loop),
+        LoggedValues(state),
         training_data,
         evaluation_data,
         Losses(state),

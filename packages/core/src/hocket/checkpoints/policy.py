@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import functools
 import math
+import time
 import warnings
 import weakref
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
@@ -115,6 +117,8 @@ class Checkpoints(Callback):
         self._logged: dict[str, float] = {}
         self._logged_at: tuple[int, int] | None = None
         self._warned = False
+        #: Seconds for which training has waited for checkpoints so far.
+        self.seconds = 0.0
         self._writer, self._hidden, self._signals = self._new_writer(), HiddenTensors(), Signals(requeue)
         self._requeue = requeue
         if asynchronous:  # otherwise save the microsecond that a wrapper takes in every step
@@ -186,11 +190,21 @@ class Checkpoints(Callback):
     def _then_wait_for_the_copy(self) -> Generator[None, bool, bool]:
         """Wait until the weights are copied, after the gradients: an interrupt here leaves the batch to the next fit."""
         computed = yield
-        self._writer.settle()
+        with self._timed():
+            self._writer.settle()
         return computed
 
     def _settle(self, state: State) -> None:
-        self._writer.settle()
+        with self._timed():
+            self._writer.settle()
+
+    @contextmanager
+    def _timed(self) -> Iterator[None]:
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds += time.perf_counter() - began
 
     # Before workers are forked, and before work that is slower while writes are watched.
     epoch_start = epoch_end = eval_before_all = fit_end = exception = _settle
@@ -322,6 +336,10 @@ class Checkpoints(Callback):
     # --- what
 
     def _save(self, state: State) -> None:
+        with self._timed():
+            self._save_untimed(state)
+
+    def _save_untimed(self, state: State) -> None:
         now = state.timestamp
         self._writer.wait(state)
         if not state.content.worth_saving():

@@ -11,7 +11,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the configuration file, its overrides, and how to print them."""
     _add_configuration(parser)
     parser.add_argument(
-        "--print-config", action="store_true", help="print every key with its value and documentation, and exit"
+        "--print-config",
+        action="store_true",
+        help="print every key with its value, defaults of plug-ins included, and exit; without a file, a commented template",
     )
 
 

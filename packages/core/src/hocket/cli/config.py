@@ -9,7 +9,6 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from inspect import signature
-from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
@@ -17,15 +16,18 @@ from torch import nn
 
 import hocket
 from hocket import types
+from hocket.cli import recorded
 from hocket.cli.advice import in_yaml
-from hocket.cli.document import ConfigError, Node, flow
+from hocket.cli.document import ConfigError, Node, flow, suggestion
 from hocket.cli.errors import explains
 from hocket.cli.imports import as_call, raised, reference, resolve
 from hocket.cli.keys import KINDS, LISTS, keys
-from hocket.cli.objects import arguments, blamed, build, call, lacking, lacks, make, mentions, shown
-from hocket.cli.overrides import as_node, configuration
+from hocket.cli.objects import arguments, blamed, build, call, checking, defaults, lacking, lacks, make, mentions, shown
+from hocket.cli.overrides import as_node, source
+from hocket.cli.recorded import Source
 from hocket.data.module import is_module
 from hocket.help import names
+from hocket.optim.groups import OPTIONS, check_groups
 from hocket.plugins import Entry, PluginConfigError, PluginError, catalog, signatures
 from hocket.plugins.spec import parse_spec
 from hocket.settings import Settings
@@ -50,18 +52,29 @@ _LEADING = {"optimizers": 1, "datasets": 1}
 
 
 @contextmanager
-def trainer_from(args: argparse.Namespace, needs: Sequence[str] = (), **instead: Any) -> Iterator[Trainer]:
+def trainer_from(
+    args: argparse.Namespace,
+    needs: Sequence[str] = (),
+    of: Callable[[Node], Configuration] | None = None,
+    **instead: Any,
+) -> Iterator[Trainer]:
     """Enter the Trainer that a file and its overrides describe, with other values for the keys in ``instead``.
+
+    ``of`` makes the `Configuration` from the document, if it is a subclass.
 
     Modules in the working folder, and beside the file, can be imported from now on. Raises ConfigError for a key or a value
     that is wrong, or one of ``needs`` that is missing, and names the key in errors of the Trainer that are about one.
     """
-    if args.config is not None and (beside := str(Path(args.config).resolve().parent)) not in sys.path:
-        sys.path.insert(0, beside)
-    if str(Path.cwd()) not in sys.path:  # under -P too, with which ranks are started
-        sys.path.insert(0, str(Path.cwd()))
-    described = Configuration(configuration(args))
+    read = source(args)
+    read.announce()
+    importable(read)
+    described = (of or Configuration)(read.document)
     with _warnings_in_yaml(), described.trainer(needs, instead) as trainer:
+        made = recorded.about(read, trainer.state, described.distributions)
+        trainer.state.config = recorded.text(described.resolved(), made)
+        if read.repeats is not None and trainer.state.strategy.rank == 0:
+            differ = recorded.differences(read.made, made, trainer.settings.seed)
+            print(f"hocket: {read.repeats} is repeated as {trainer.state.run_name}{differ}.", file=sys.stderr)
         try:
             yield trainer
         except (TypeError, ValueError, RuntimeError) as error:
@@ -69,6 +82,13 @@ def trainer_from(args: argparse.Namespace, needs: Sequence[str] = (), **instead:
             if where is None or isinstance(error, ConfigError) or not explains(error):
                 raise
             raise ConfigError(where, in_yaml(str(error), where.startswith("'"))) from error
+
+
+def importable(read: Source) -> None:
+    """Let modules in the working folder and beside the file be imported, under ``-P`` too, with which ranks are started."""
+    for folder in read.folders():
+        if folder not in sys.path:
+            sys.path.insert(0, folder)
 
 
 @contextmanager
@@ -114,22 +134,54 @@ class Configuration:
         self._plugins: list[tuple[str, str, Node]] = []
         #: The names of their classes, and their arguments.
         self._classes: list[tuple[str, Node]] = []
+        #: The versions of the distributions that provide them.
+        self.distributions: dict[str, str] = {"hocket": hocket.__version__}
+        #: Plug-ins with all their arguments, by the identity of the node that names them.
+        self._complete: dict[int, Any] = {}
 
-    def trainer(self, needs: Sequence[str], instead: Mapping[str, Any]) -> Trainer:
-        """Build the values, and the Trainer from them. Raises ConfigError."""
+    def check(self, needs: Sequence[str] | None = ()) -> dict[str, Any]:
+        """Check all keys, names, arguments and types, and return the settings. No object is made. Raises ConfigError.
+
+        ``needs``: keys that have to be given besides ``model``; None if that has not, either.
+        """
         given, where = self._given, self._document.where
         if "data" in given and (other := next((key for key in ("train_data", "eval_data") if key in given), None)):
             raise ConfigError(given[other].key, f"{other} and data are both given. data stands for both; remove one.")
         settings = {key: self._plain(key) for key in given if key not in _OBJECTS}
         for key in settings:
             self._check(key, settings[key])
-        for key in ("model", *needs):
+        for key in () if needs is None else ("model", *needs):
             there = {key, "data"} if key == "train_data" else {key, "fast_dev_run"} if key == "duration" else {key}
             if not there & given.keys():
                 raise ConfigError(where, f"There is no {key}. Add a line such as `{_EXAMPLES[key]}`.")
-        if isinstance(seed := settings.get("seed"), int):
-            torch.manual_seed(seed)  # for the initial weights of the model
-        values = settings | {key: self._value(key) for key in given if key in _OBJECTS and key != "data"}
+        with checking():
+            self._objects()
+        self._plugins.clear()
+        self._classes.clear()
+        return settings
+
+    def resolved(self) -> dict[str, Any]:
+        """Return every key with its value, and named plug-ins with all arguments, as plain data. Raises ConfigError."""
+        if not self._complete:
+            self.check(None)
+        given = self._document.value
+        return {
+            key: self._plain_value(given[key]) if key in given else each.default
+            for key, each in keys().items()
+            if key in given or key != "model"
+        }
+
+    def _plain_value(self, node: Node) -> Any:
+        if id(node) in self._complete:
+            return self._complete[id(node)]
+        if isinstance(node.value, dict):
+            return {key: self._plain_value(child) for key, child in node.value.items()}
+        return [self._plain_value(child) for child in node.value] if isinstance(node.value, list) else node.plain()
+
+    def _objects(self) -> dict[str, Any]:
+        """Return the values that are objects, made."""
+        given = self._given
+        values = {key: self._value(key) for key in given if key in _OBJECTS and key != "data"}
         if "data" in given:
             found = reference(given["data"])
             if found and is_module(resolve(found)):
@@ -137,6 +189,15 @@ class Configuration:
             else:
                 values["train_data"] = self._split("train")
                 values["eval_data"] = {"test": self._split("test")}
+        return values
+
+    def trainer(self, needs: Sequence[str], instead: Mapping[str, Any]) -> Trainer:
+        """Build the values, and the Trainer from them, after all have been checked. Raises ConfigError."""
+        given, where = self._given, self._document.where
+        settings = self.check(needs)
+        if isinstance(seed := settings.get("seed"), int):
+            torch.manual_seed(seed)  # for the initial weights of the model
+        values = settings | self._objects()
         if not isinstance(values["model"], nn.Module):
             raise ConfigError(
                 given["model"].where,
@@ -144,13 +205,16 @@ class Configuration:
                 "or a function that returns one: `model: module:Class`, or `model: {module:Class: {…}}` with arguments.",
             )
         try:
-            return Trainer(**{**values, **instead})
+            return self._assemble({**values, **instead})
         except (PluginError, TypeError, ValueError, LookupError, OSError, RuntimeError) as error:
             where = self.blamed(error) or where
             key = next((f"{key}: " for key, node in self._given.items() if where in (node.where, node.key)), "")
             override = where.startswith("'")
             message = in_yaml(str(error), override) if explains(error) else raised(f"{key}Making the Trainer", error)
             raise ConfigError(where, message) from error
+
+    def _assemble(self, values: Mapping[str, Any]) -> Trainer:
+        return Trainer(**values)
 
     # --- values
 
@@ -230,16 +294,23 @@ class Configuration:
         if isinstance(inside.value, list):
             raise ConfigError(inside.where, f"The arguments of {name} are a list. Write a mapping of names to values.")
         options: dict[str, Any] = {}
-        if kind == "optimizers" and isinstance(inside.value, dict):  # parameter groups are checked with the model
-            from hocket.optim.groups import OPTIONS
-
+        if kind == "optimizers" and isinstance(inside.value, dict):  # what groups match is checked with the model
+            _check_groups(inside.value.get("groups"), cls, name, at)
             options = {key: child.plain() for key, child in inside.value.items() if key in OPTIONS}
             given = {key: child for key, child in inside.value.items() if key not in OPTIONS}
             inside = Node(given, inside.where, inside.key)
         named = options | arguments(cls, entry.name, inside, f"{at}.{name}", leading)[1]
+        given = {key: child.plain() for key, child in inside.value.items()} if inside.value else {}
+        self._note(node, name, entry, {**defaults(cls, leading), **given, **options})
         if missing := lacking(cls, [None] * leading, named):
             raise lacks(cls, name, missing, inside.key, leading)
         return {name: named} if named else name
+
+    def _note(self, node: Node, name: str, entry: Entry, complete: dict[str, Any]) -> None:
+        """Remember a plug-in with all arguments, and its distribution, for `resolved`."""
+        self._complete[id(node)] = {name: complete} if complete else name
+        if entry.dist and entry.version:
+            self.distributions[entry.dist] = entry.version
 
     def _find(self, name: str, inside: Node, kind: str, at: str) -> tuple[Entry, Any]:
         try:
@@ -277,9 +348,12 @@ class Configuration:
         else:
             name, inside = self._named(node, "datasets", "data")
             try:
-                target = catalog.get("datasets", name)
+                entry = catalog.find("datasets", name)
+                target = entry.load()
             except PluginError as error:
                 raise ConfigError(inside.key, f"data: {error}") from error
+            if not isinstance(inside.value, list):
+                self._note(node, name, entry, {**defaults(target, 1), **(inside.plain() or {})})
         return call(target, name, inside, node.where, "data", leading=(split,))
 
     # --- errors
@@ -325,6 +399,21 @@ class Configuration:
         if not named:  # a plug-in by the name of its class
             named = [inside.key for cls, inside in self._classes if mentions(message, cls)]
         return named[0] if len(set(named)) == 1 else None
+
+
+def _check_groups(groups: Node | None, cls: Any, name: str, at: str) -> None:
+    """Raise ConfigError for a parameter group without a pattern, or with an option that is almost one of the optimizer."""
+    if groups is None:
+        return
+    for node in groups.value if isinstance(groups.value, list) else ():
+        for key, child in node.value.items() if isinstance(node.value, dict) else ():
+            known = ["match", *signature(cls).parameters]
+            if key not in known and (near := suggestion(key, known, "")):
+                raise ConfigError(child.key, f"{at}.{name}: A group has no option '{key}'. {near}")
+    try:
+        check_groups(groups.plain())
+    except PluginError as error:
+        raise ConfigError(groups.where, f"{at}.{name}: {in_yaml(str(error))}") from None
 
 
 def _names(kind: str) -> set[str]:

@@ -1,58 +1,52 @@
-"""``hocket plugins doctor``: import each plug-in in a separate process."""
+"""Check the installed plug-ins, as ``hocket plugins doctor`` prints it."""
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from hocket.cli.plugins import status
+from hocket.cli.probe import probe
 from hocket.plugins import Entry, catalog, switches
-from hocket.plugins.distributions import AUTOLOAD
 
 #: Heavy libraries, which should only be imported if a plug-in that needs them is used.
 HEAVY = (
     "torchvision", "transformers", "deepspeed", "ray", "wandb", "mlflow", "comet_ml", "tensorboard", "matplotlib", "sklearn",
     "pandas", "tensorflow", "jax",
 )  # fmt: skip
-TIMEOUT = 120
-
-#: Prefix of the report line of a child: imported modules may also print, during import and at exit.
-_MARK = "hocket-doctor:"
-# torch is imported first, so that only the additional imports of the plug-in are measured.
-_CHILD = """
-import json, sys, time
-from hocket.plugins.catalog import Entry
-if sys.argv[2] != "commands":
-    import torch, hocket.devices, hocket.precision, hocket.strategies
-before = set(sys.modules)
-start = time.perf_counter()
-error = None
-try:
-    loaded = Entry(sys.argv[2], "x", "x", "x", sys.argv[1]).load()
-    if sys.argv[2] == "devices":
-        device = loaded()
-        device.available(), device.priority + 0
-except BaseException as raised:
-    raised = raised.__cause__ or raised
-    error = f"{type(raised).__name__}: {raised}"
-ms, new = round((time.perf_counter() - start) * 1e3, 1), set(sys.modules) - before
-print("\\n" + sys.argv[3] + json.dumps({"ms": ms, "modules": len(new), "error": error,
-    "loaded": sorted({name.partition(".")[0] for name in new})}), flush=True)
-"""
+#: Seconds that the import of one plug-in may take.
+TIMEOUT = 120.0
 
 
 def run(args: argparse.Namespace) -> int:
     """Check all plug-ins and return 1 if there are problems, else 0."""
+    report = examine(args.kind)
+    if args.json:
+        print(json.dumps(report, indent=1))
+    else:
+        for line in report:
+            _print(line)
+    return int(any(line["problems"] for line in report))
+
+
+def examine(kind: str | None = None, timeout: float = TIMEOUT) -> list[dict[str, Any]]:
+    """Import each plug-in in its own process, with progress on a terminal, and return a report of each."""
     allowed = switches.current()
-    entries = catalog.entries(args.kind)
+    entries = catalog.entries(kind)
     usable = [entry for entry in entries if status(entry, allowed) == "usable" and entry.obj is None]
-    with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
-        probed = dict(zip(usable, pool.map(_probe, usable), strict=True))
+    probed: dict[Entry, dict[str, Any]] = {}
+    shows = sys.stderr.isatty()
+
+    def found(entry: Entry, answer: dict[str, Any]) -> None:
+        probed[entry] = answer
+        if shows:
+            print(f"\r{len(probed)} of {len(usable)} plug-ins imported", end="", file=sys.stderr, flush=True)
+
+    probe(usable, timeout, found)
+    if shows:
+        print("\r\033[K", end="", file=sys.stderr, flush=True)
     report = []
     for entry in entries:
         found = probed.get(entry, {})
@@ -71,12 +65,7 @@ def run(args: argparse.Namespace) -> int:
                 "status": "skipped", "import_ms": None, "modules": None, "heavy": [], "problems": [text],
             }
         )  # fmt: skip
-    if args.json:
-        print(json.dumps(report, indent=1))
-    else:
-        for line in report:
-            _print(line)
-    return int(any(line["problems"] for line in report))
+    return report
 
 
 def _problems(entry: Entry, error: str | None, usable: list[Entry]) -> list[str]:
@@ -93,23 +82,6 @@ def _problems(entry: Entry, error: str | None, usable: list[Entry]) -> list[str]
     if entry.api != catalog.API:
         problems.append(f"has plug-in API {entry.api}, and this hocket has {catalog.API}; upgrade one of them")
     return problems
-
-
-def _probe(entry: Entry) -> dict[str, Any]:
-    command = [sys.executable, "-c", _CHILD, entry.target, entry.kind, _MARK]
-    try:
-        done = subprocess.run(
-            command, capture_output=True, stdin=subprocess.DEVNULL, encoding="utf-8", errors="replace", timeout=TIMEOUT,
-            check=False, env=os.environ | {AUTOLOAD: "0"},
-        )  # fmt: skip
-    except subprocess.TimeoutExpired:
-        return {"error": f"took more than {TIMEOUT} s"}
-    for line in done.stdout.splitlines():
-        if line.startswith(_MARK):
-            answer: dict[str, Any] = json.loads(line.removeprefix(_MARK))
-            return answer
-    last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-    return {"error": f"the process ended with exit code {done.returncode}: {last}"}
 
 
 def _print(line: dict[str, Any]) -> None:

@@ -98,6 +98,14 @@ def flow(value: Any) -> str:
 
 def read(name: str) -> Node:
     """Read a file, whose values are a mapping. Raises ConfigError."""
+    root = parse(text_of(name), name)
+    for key in [key for key in root.value if isinstance(key, str) and key.startswith("x-")]:
+        del root.value[key]  # a place for anchors
+    return root
+
+
+def text_of(name: str) -> str:
+    """Return the text of a configuration file. Raises ConfigError."""
     file = Path(name)
     if file.suffix == ".py":
         raise ConfigError(
@@ -106,11 +114,15 @@ def read(name: str) -> Node:
             "processes; `hocket train --print-config > config.yaml` writes a configuration.",
         )
     try:
-        text = file.read_text(encoding="utf-8")
+        return file.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise ConfigError(name, f"It is not a text file in UTF-8: {error}. Save it as UTF-8.") from None
     except OSError as error:
         raise ConfigError(name, f"{error.strerror}. {_files(file)}") from None
+
+
+def parse(text: str, name: str) -> Node:
+    """Parse the text of a file, whose values are a mapping. Raises ConfigError."""
     root = _parse(text, name)
     if root is None or not isinstance(root.value, dict):
         given = "It is empty." if root is None or root.value is None else "It is a text."
@@ -121,8 +133,6 @@ def read(name: str) -> Node:
             f"{name}:1", f"{given} A configuration is a mapping of keys to values, such as `duration: 10ep`. {write}"
         )
     root.where = root.key = name
-    for key in [key for key in root.value if isinstance(key, str) and key.startswith("x-")]:
-        del root.value[key]  # a place for anchors
     return root
 
 

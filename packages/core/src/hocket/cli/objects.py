@@ -6,18 +6,21 @@
 
 from __future__ import annotations
 
+import difflib
 import enum
 import functools
 import inspect
 import os
 import re
 import typing
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
 from hocket.cli.advice import argument_of, in_yaml
-from hocket.cli.document import ConfigError, Node, parse_value, suggestion
+from hocket.cli.document import ConfigError, Node, flow, parse_value, suggestion
 from hocket.cli.errors import explains
 from hocket.cli.imports import Reference, as_call, raised, reference, resolve
 from hocket.cli.keys import keys
@@ -26,6 +29,18 @@ from hocket.time import Interval, Time
 
 #: The annotation of an argument that has none.
 UNKNOWN = Any
+#: Whether values are only checked: classes and functions are imported, and their arguments compared, but none is called.
+_CHECKING: ContextVar[bool] = ContextVar("checking", default=False)
+
+
+@contextmanager
+def checking() -> Iterator[None]:
+    """Check all names, arguments and types inside, without calling anything: nothing is allocated, and no file is read."""
+    token = _CHECKING.set(True)
+    try:
+        yield
+    finally:
+        _CHECKING.reset(token)
 
 
 def build(node: Node, hint: Any, at: str) -> Any:
@@ -257,6 +272,8 @@ def call(
         if None in arity or len(missing) in arity:
             return functools.partial(target, *positional, **named)
         raise lacks(target, name, missing, where, len(leading))
+    if _CHECKING.get():
+        return None
     try:
         return target(*leading, *positional, **named)
     except ConfigError:
@@ -281,6 +298,35 @@ def lacks(target: Any, name: str, missing: Sequence[str], where: str, leading: i
     """Return the error that arguments are missing."""
     what = f"Write `{{{name}: {{{missing[0]}: …}}}}`. {_takes(target, leading)}."
     return ConfigError(where, f"{name} needs {', '.join(missing)}. {what}")
+
+
+def defaults(target: Any, leading: int) -> dict[str, Any]:
+    """Return the defaults of a class or function that a configuration can give: those that are read as the same values."""
+    try:
+        parameters = list(inspect.signature(target).parameters.values())[leading:]
+    except (TypeError, ValueError):
+        return {}
+    hints, found = signatures.hints(target), {}
+    for each in parameters:
+        if each.kind in _BY_NAME and each.default is not each.empty and _is_plain(each.default):
+            plain = list(each.default) if isinstance(each.default, tuple) else each.default
+            try:
+                read = build(_as_read(plain), hints.get(each.name, UNKNOWN), each.name)
+            except ConfigError:
+                continue
+            if type(read) is type(each.default) and read == each.default:
+                found[each.name] = plain
+    return found
+
+
+def _is_plain(value: Any) -> bool:
+    if type(value) in (list, tuple):
+        return all(_is_plain(each) for each in value)
+    return value is None or type(value) in (bool, int, float, str)
+
+
+def _as_read(value: Any) -> Node:
+    return parse_value(flow(value), "a default")
 
 
 def arguments(target: Any, name: str, node: Node, at: str, leading: int) -> tuple[list[Any], dict[str, Any]]:
@@ -308,6 +354,11 @@ def arguments(target: Any, name: str, node: Node, at: str, leading: int) -> tupl
         if key not in known and not anything:
             near = argument_of(target, key, child.plain(), known) or suggestion(key, known, "")
             raise ConfigError(child.key, f"{name} has no argument '{key}'. {near} {_takes(target, leading)}.")
+        if key not in known and (near := _almost(target, key, node.value)):
+            raise ConfigError(
+                child.key,
+                f"{name} declares no argument '{key}'. Did you mean '{near}'? If not, give both.",
+            )
     for key, child in node.value.items():
         if not isinstance(key, str):
             raise ConfigError(child.key, f"{key!r} is no name of an argument of {name}. {_takes(target, leading)}.")
@@ -361,11 +412,36 @@ def _unexpected(target: Any, node: Node, error: Exception) -> str:
     found = re.search(r"unexpected keyword argument '(\w+)'", str(error)) if isinstance(target, type) else None
     if found is None or not isinstance(node.value, dict) or found[1] not in node.value:
         return ""
+    return f" {suggestion(found[1], _declared(target) - {found[1]}, '')}".rstrip()
+
+
+def _declared(target: type) -> set[str]:
+    """Return the names of the arguments that a class and its bases declare."""
+    parameters = [each for init in _inits(target) for each in init]
+    return {each.name for each in parameters if each.kind in _BY_NAME} - {"self"}
+
+
+def _inits(target: type) -> list[list[inspect.Parameter]]:
+    """Return the parameters of the constructors of a class and its bases, in method resolution order."""
     inits = [vars(cls)["__init__"] for cls in target.__mro__ if "__init__" in vars(cls) and cls is not object]
-    named = {
-        each.name for init in inits for each in inspect.signature(init).parameters.values() if each.kind in _BY_NAME
-    }
-    return f" {suggestion(found[1], named - {'self', found[1]}, '')}".rstrip()
+    return [list(inspect.signature(init).parameters.values()) for init in inits]
+
+
+def _almost(target: Any, key: object, given: Mapping[Any, Any]) -> str:
+    """Return the declared argument that a name for ``**kwargs`` almost is, such as a letter less; or empty.
+
+    If that is given too, the name is refused only where ``**kwargs`` go to a base class that does not accept any name.
+    """
+    try:
+        declared = _declared(target) if isinstance(target, type) else set(inspect.signature(target).parameters)
+        inits = _inits(target) if isinstance(target, type) else []
+    except (TypeError, ValueError):
+        return ""
+    if not isinstance(key, str) or len(key) < 3 or key in declared:
+        return ""
+    closed = any(all(each.kind is not inspect.Parameter.VAR_KEYWORD for each in init) for init in inits)
+    near = difflib.get_close_matches(key, declared - (set() if closed else set(given)), 1, 0.8)
+    return near[0] if near else ""
 
 
 def _takes(target: Any, leading: int) -> str:

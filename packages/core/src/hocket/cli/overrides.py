@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
+from hocket.cli import recorded
 from hocket.cli.advice import in_yaml, key_of
 from hocket.cli.document import ConfigError, Node, flow, parse_value, read, suggestion
 from hocket.cli.imports import reference
 from hocket.cli.keys import KINDS, LISTS, keys
+from hocket.cli.recorded import VARIABLE, Source
 from hocket.help import names
 from hocket.plugins import PluginConfigError, catalog
 from hocket.plugins.spec import parse_spec
@@ -18,24 +22,60 @@ from hocket.plugins.spec import parse_spec
 
 def configuration(args: argparse.Namespace) -> Node:
     """Return the file with its overrides applied, and its keys checked."""
-    if args.config is None:
+    return source(args).document
+
+
+def source(args: argparse.Namespace) -> Source:
+    """Return what a command reads: a file, or a recorded run; then overrides of the environment; then of the command line."""
+    repeats, file, changes = getattr(args, "source", None), args.config, list(args.changes)
+    if repeats is not None and file is not None:
+        if "=" not in file:
+            raise PluginConfigError(
+                f"--from {repeats} has its own configuration, so {file} is one too many. Remove one of them."
+            )
+        file, changes = None, [file, *changes]
+    if file is None and repeats is None:
         raise PluginConfigError(
             "Name a configuration file, such as config.yaml. `hocket train --print-config > config.yaml` writes one with "
             "every key."
         )
-    document = read(args.config)
-    if any(each[:1] == "=" or each[-1:] == "=" for each in args.changes):
-        joined = re.sub(r" ?= ?", "=", " ".join(args.changes))
-        raise ConfigError(f"'{' '.join(args.changes)}'", f"An override is key=value, without spaces. Write {joined}.")
-    for change in args.changes:
+    made: dict[str, Any] = {}
+    if repeats is None:
+        document = read(file)
+    else:
+        document, made = recorded.read(repeats)
+        recorded.as_new_run(document, repeats)
+    environment = _of_environment()
+    for change in environment:
+        override(document, change, f"'{change}' in {VARIABLE}")
+    if any(each[:1] == "=" or each[-1:] == "=" for each in changes):
+        joined = re.sub(r" ?= ?", "=", " ".join(changes))
+        raise ConfigError(f"'{' '.join(changes)}'", f"An override is key=value, without spaces. Write {joined}.")
+    for change in changes:
         override(document, change)
+    if repeats is not None and not any(re.match(r"checkpoints(\.folder)?=", each) for each in [*environment, *changes]):
+        recorded.own_checkpoints(document, f"--from {repeats}")
+    check_keys(document)
+    return Source(document, file, repeats, environment, changes, made)
+
+
+def _of_environment() -> list[str]:
+    """Return the overrides in the environment. Raises ConfigError."""
+    text = os.environ.get(VARIABLE, "")
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise ConfigError(f"{VARIABLE}={text!r}", f"{error}. Close each quote, as in a shell.") from None
+
+
+def check_keys(document: Node) -> None:
+    """Raise ConfigError for keys that do not exist, with what to write instead."""
     unknown = [(key, node) for key, node in document.value.items() if key not in keys()]
     if unknown:
         (key, node), *others = unknown
         more = [(each, write) for name, each in others if (write := _elsewhere(name, each))]
         said = [_unknown(key, node), *(f"{each.key}: {write}" for each, write in more)]
         raise ConfigError(node.key, " ".join(said))
-    return document
 
 
 def _unknown(key: object, node: Node) -> str:
@@ -80,14 +120,14 @@ def _plugin_key(key: str, node: Node) -> str:
     return ""
 
 
-def override(document: Node, change: str) -> None:
+def override(document: Node, change: str, where: str = "") -> None:
     """Set one value, as typed as in the file. Raises ConfigError if the key cannot be reached.
 
     Keys are separated by dots: ``optimizer.adamw.lr=0.1``, ``algorithms.ema.half_life=30ba``. Import paths are omitted:
     ``model.width=8`` sets an argument of the model's class. Items of lists are numbered from 0.
     """
     key, equals, text = change.partition("=")
-    where = f"'{change}'"
+    where = where or f"'{change}'"
     if not equals or not key:
         what = "An override is key=value, such as duration=2ep or optimizer.adamw.lr=0.1."
         if Path(change).suffix in (".yaml", ".yml") or Path(change).is_file():

@@ -4,25 +4,37 @@ from __future__ import annotations
 
 import argparse
 import textwrap
+from typing import Any
 
-from hocket.cli.document import Node, dump
+from hocket.cli.document import dump
 from hocket.cli.keys import KINDS, keys
-from hocket.cli.overrides import configuration
+from hocket.cli.overrides import source
 
 
 def print_config(args: argparse.Namespace) -> int:
-    """Print a configuration, or the defaults if no file is given. Raises ConfigError for an unknown key."""
-    print(template(configuration(args).value if args.config else {}), end="")
+    """Print every key of a configuration with its value, or a template if no file is given. Raises ConfigError."""
+    if args.config is None and getattr(args, "source", None) is None:
+        print(
+            f"# Type: hocket train FILE [key=value …]. Keys that begin with # have their defaults.\n\n{template({})}",
+            end="",
+        )
+        return 0
+    from hocket.cli.config import Configuration, importable
+
+    read = source(args)
+    read.announce()
+    importable(read)
+    print(template(Configuration(read.document).resolved()), end="")
     return 0
 
 
-def template(given: dict[str, Node]) -> str:
-    """Return every key with its documentation as a comment; keys at their defaults are comments, too."""
-    blocks = ["# Type: hocket train FILE [key=value …]. Keys that begin with # have their defaults.\n"]
+def template(given: dict[str, Any]) -> str:
+    """Return every key with its documentation as a comment; keys that are not given are comments, too."""
+    blocks = []
     for key, about in keys().items():
         kind = f" Installed: hocket plugins list --kind {KINDS[key]}." if key in KINDS else ""
         lines = textwrap.wrap(about.documentation + kind, 110, break_long_words=False, break_on_hyphens=False)
-        value = _line(key, given[key].plain() if key in given else about.default)
+        value = _line(key, given.get(key, about.default))
         if key not in given:
             value = textwrap.indent(value, "#")
         blocks.append("".join(f"# {line}\n" for line in lines) + value)

@@ -1,12 +1,31 @@
-"""``hocket train config.yaml``."""
+"""``hocket train config.yaml``, and ``hocket train --from runs/a``."""
 
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
 
-from hocket.cli.arguments import add_arguments
+from hocket.cli import recorded
+from hocket.cli.arguments import add_arguments as add_configuration
 from hocket.cli.command import Command
+from hocket.cli.completion import completes, paths
 from hocket.cli.template import print_config
+
+if TYPE_CHECKING:
+    from hocket.trainer import Trainer
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the configuration, or the run to repeat."""
+    add_configuration(parser)
+    source = parser.add_argument(
+        "--from",
+        dest="source",
+        metavar="RUN",
+        help="repeat a run: its folder, such as runs/a, or one of its checkpoints. The new run has another name and folder",
+    )
+    completes(source, paths)
+    parser.add_argument("--trial", metavar="FILE", help=argparse.SUPPRESS)  # how a sweep starts its trials
 
 
 def run(args: argparse.Namespace) -> int:
@@ -16,14 +35,22 @@ def run(args: argparse.Namespace) -> int:
     from safetensors.torch import save_file
 
     from hocket.cli.config import trainer_from
+    from hocket.plugins.spec import Attachment
+    from hocket.sweeps.trial import Trial
 
     with trainer_from(args, needs=("train_data", "duration")) as trainer:
-        changes = [each for each in args.changes if not each.startswith("resume=")]
-        trainer.command = ("hocket", "train", args.config, *changes, "resume=auto")
         print(trainer.plan(), flush=True)
         folder = trainer.state.folder
         folder.check()  # fail before training if the weights cannot be written there
-        result = trainer.fit()
+        _record(trainer, args)
+        trial = None if args.trial is None else Trial(args.trial)
+        if trial is not None:
+            trainer.state.bus.attach(Attachment("callbacks", "sweep-trial", trial))
+        try:
+            result = trainer.fit()
+        except BaseException:
+            _forget(trainer)
+            raise
         weights = trainer.model_state_dict(evaluated=True)
         if trainer.state.strategy.rank == 0:
             for name, value in result.metrics.items():
@@ -33,7 +60,27 @@ def run(args: argparse.Namespace) -> int:
                 file = folder.claim() / "weights.safetensors"
                 save_file({name: tensor.detach().clone().contiguous() for name, tensor in weights.items()}, file)
                 print(f"weights in {file}")
+        if trial is not None:
+            trial.finish(result, trainer.state)
     return 0
+
+
+def _record(trainer: Trainer, args: argparse.Namespace) -> None:
+    """Write ``config.yaml`` into the run's folder, and set the command that resumes the run."""
+    state = trainer.state
+    folder = state.folder
+    if folder.lasting and state.strategy.rank == 0 and state.config is not None:
+        recorded.write(folder.claim(), state.config)
+    changes = [each for each in args.changes if not each.startswith("resume=")]
+    config = str(folder.path / recorded.NAME) if args.source is not None else args.config
+    trainer.command = ("hocket", "train", config, *([] if args.source is not None else changes), "resume=auto")
+
+
+def _forget(trainer: Trainer) -> None:
+    """Remove the folder of a run that ended before its first step, if nothing else is in it: its name stays free."""
+    state = trainer.state
+    if state.folder.lasting and state.strategy.rank == 0 and not state.timestamp.batch:
+        state.folder.abandon(recorded.NAME)
 
 
 command = Command("Train a model as a configuration describes", add_arguments, run)

@@ -26,7 +26,7 @@ def total(state: State, loaded: Counts, trained_on: int, skip: bool) -> tuple[Co
 def decide(state: State) -> None:
     """Apply the requests of any rank on all ranks, and set the seconds of the batch to their mean over ranks.
 
-    Time is then identical on all ranks.
+    Time is then identical on all ranks, which also know whether any of them has logged a value with a reduction.
     """
     world = state.strategy.world_size
     if world == 1:
@@ -34,10 +34,16 @@ def decide(state: State) -> None:
     now = state.timestamp
     fingerprint = state.strategy.fingerprint()
     mine = torch.tensor(
-        [*(float(bool(state.requests.pending & d)) for d in _DECISIONS), now.batch_seconds, fingerprint],
+        [
+            *(float(bool(state.requests.pending & d)) for d in _DECISIONS),
+            float(state.aggregates.used),
+            now.batch_seconds,
+            fingerprint,
+        ],
         dtype=torch.float64,
     )
-    *requested, seconds, fingerprints = state.bus.all_reduce(mine, "sum").tolist()
+    *requested, aggregates, seconds, fingerprints = state.bus.all_reduce(mine, "sum").tolist()
+    state.aggregates.agreed |= bool(aggregates)
     if fingerprints != fingerprint * world:
         state.strategy.diverged()
     for decision, asked in zip(_DECISIONS, requested, strict=True):
@@ -47,6 +53,13 @@ def decide(state: State) -> None:
     now.seconds += late
     now.epoch_seconds += late
     now.batch_seconds += late
+
+
+def share_aggregates(state: State) -> None:
+    """Let all ranks know whether any has logged a value with a reduction, as `decide` does after each batch."""
+    logged = state.aggregates
+    if state.strategy.world_size > 1 and not logged.agreed:
+        logged.agreed = bool(state.bus.all_reduce(torch.tensor(int(logged.used)), "sum").item())
 
 
 def ranks_of(state: State) -> Ranks:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -124,6 +125,45 @@ def total_norm(tensors: Sequence[Tensor], order: float = 2.0) -> Tensor:
     return norms[0] if len(norms) == 1 else get_total_norm([norm.to(norms[0].device) for norm in norms], order)
 
 
+@torch.no_grad()
+def norms(groups: Sequence[Sequence[Tensor]]) -> Tensor:
+    """Return the joint 2-norm of each group of tensors, as a plain float32 vector, identical on all ranks holding shards.
+
+    It takes one foreach operation for each mesh, device and dtype, and one reduction for each mesh, regardless of the number
+    of tensors and groups.
+    """
+    tensors = [_values(tensor) for group in groups for tensor in group]
+    kinds: dict[Any, list[int]] = {}
+    for index, tensor in enumerate(tensors):
+        kinds.setdefault((mesh_of(tensor), tensor.device, tensor.dtype), []).append(index)
+    each: dict[int, Tensor] = {}
+    for (mesh, _, dtype), indices in kinds.items():
+        locals_ = [local(tensors[index]) for index in indices]
+        precise = torch.float32 if dtype in (torch.float16, torch.bfloat16) else None
+        found = torch.stack(torch._foreach_norm(locals_, 2, precise)).float()
+        if mesh is not None:
+            copies = [_copies(tensors[index]) for index in indices]
+            squares = torch.stack([one / n for one, n in zip(found.square().unbind(), copies, strict=True)])
+            found = _reduce(squares, mesh, "sum").sqrt()
+        each.update(zip(indices, found.unbind(), strict=True))
+    device = tensors[0].device
+    joined = torch.stack([each[index].to(device) for index in range(len(tensors))])
+    return torch.stack(torch._foreach_norm(list(joined.split([len(group) for group in groups])), 2))
+
+
+def sum_over_shards(values: Tensor, like: Tensor) -> Tensor:
+    """Return the sum over ranks of what each computed from its shard of ``like``, counting copies of a shard once.
+
+    Returns ``values`` if ``like`` is plain. All ranks of the mesh have to call this. Integers stay integers.
+    """
+    if (mesh := mesh_of(like)) is None:
+        return values
+    total, copies = _reduce(values, mesh, "sum"), _copies(like)
+    return (
+        total if copies == 1 else torch.div(total, copies, rounding_mode=None if total.is_floating_point() else "floor")
+    )
+
+
 def uniform(tensors: Sequence[Tensor]) -> bool:
     """Whether tensors are plain, dense, of one device and one dtype, so that one foreach operation takes them all.
 
@@ -139,18 +179,10 @@ def uniform(tensors: Sequence[Tensor]) -> bool:
 
 
 def _norm_over_mesh(tensors: Sequence[Any], mesh: Any, order: float) -> Tensor:
-    from torch.distributed.tensor import DTensor, Partial, Replicate
-
     # Elements held by several ranks would count several times in a sum over ranks, but not in a maximum.
     held: dict[int, list[Tensor]] = {}
-    for tensor in tensors:
-        if any(placement.is_partial() for placement in tensor.placements):
-            placements = [Replicate() if placement.is_partial() else placement for placement in tensor.placements]
-            tensor = tensor.redistribute(placements=placements)
-        copies = 1
-        for size, placement in zip(mesh.shape, tensor.placements, strict=True):
-            copies *= size if placement.is_replicate() else 1
-        held.setdefault(copies, []).append(tensor.to_local())
+    for tensor in map(_values, tensors):
+        held.setdefault(_copies(tensor), []).append(local(tensor))
     some = next(iter(held.values()))[0]
     norms = {}
     for copies, locals_ in held.items():
@@ -161,7 +193,30 @@ def _norm_over_mesh(tensors: Sequence[Any], mesh: Any, order: float) -> Tensor:
         mine = mine.nan_to_num(nan=order, posinf=order)  # a maximum over ranks need not keep NaN
     else:
         mine = sum((norm.square() / copies for copies, norm in norms.items()), start=some.new_zeros(()))
-    reduced = DTensor.from_local(
-        mine, mesh, [Partial("max" if order == float("inf") else "sum")] * mesh.ndim, run_check=False
-    ).full_tensor()
+    reduced = _reduce(mine, mesh, "max" if order == float("inf") else "sum")
     return reduced if order == float("inf") else reduced.sqrt()
+
+
+def _values(tensor: Any) -> Any:
+    """Return a tensor whose elements can be read: without partial sums, and of a sparse tensor its values."""
+    if tensor.layout is torch.sparse_coo:
+        return tensor.coalesce().values()
+    if mesh_of(tensor) is None or not any(placement.is_partial() for placement in tensor.placements):
+        return tensor
+    from torch.distributed.tensor import Replicate
+
+    placements = [Replicate() if placement.is_partial() else placement for placement in tensor.placements]
+    return tensor.redistribute(placements=placements)
+
+
+def _copies(tensor: Any) -> int:
+    """Return how many ranks hold each element of a DTensor."""
+    held = zip(mesh_of(tensor).shape, tensor.placements, strict=True)
+    return math.prod(size for size, placement in held if placement.is_replicate())
+
+
+def _reduce(values: Tensor, mesh: Any, operation: str) -> Tensor:
+    from torch.distributed.tensor import DTensor, Partial
+
+    reduced: Tensor = DTensor.from_local(values, mesh, [Partial(operation)] * mesh.ndim, run_check=False).full_tensor()
+    return reduced

@@ -35,6 +35,9 @@ def explain(error: BaseException) -> None:
             "log": "state.log takes values by name. Write state.log({'name': value}).",
             "request": "Write state.request(hocket.Decision.STOP, reason='…').",
         }[called[1]]
+        keyword = re.search(r"State\.log\(\) got an unexpected keyword argument '(\w+)'", str(error))
+        if keyword and (theirs := names.listed(keyword[1], "log-arguments")):
+            text = f"Instead of {keyword[1]}= write {theirs}."
         if text not in getattr(error, "__notes__", ()):
             error.add_note(text)
     if isinstance(error, AttributeError) and error.name and type(obj).__qualname__ == "State":

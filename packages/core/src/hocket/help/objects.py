@@ -265,6 +265,23 @@ def plugins(given: Any, arguments: Mapping[str, Any]) -> Any:
     return [given] if single else given
 
 
+def profile(given: Any, arguments: Mapping[str, Any]) -> Any:
+    """Convert batches to profile, or arguments of the profiler, to a list of that plug-in; None and False to none."""
+    if given is None or given is False or given == []:
+        return []
+    if given is True:
+        return ["profiler"]
+    if isinstance(given, int | float):
+        raise TypeError(
+            f"profile={given!r} does not say which batches to profile. Write profile='{given}ba after 10ba', or profile=True."
+        )
+    if isinstance(given, Mapping) and "profiler" not in given:
+        return [{"profiler": dict(given)}]
+    if isinstance(given, str) and not given.strip().startswith("profiler"):
+        return [{"profiler": {"window": given}}]
+    return [given]
+
+
 def flag(given: Any, arguments: Mapping[str, Any]) -> Any:
     """Refuse a switch that is neither True nor False."""
     if not isinstance(given, bool | int):
@@ -315,5 +332,5 @@ CONVERSIONS: Mapping[str, Conversion] = {
     "precision": precision, "device": device, "loss": loss, "metrics": metrics, "train_metrics": metrics,
     "checkpoints": checkpoints, "resume": resume, "compile": compiled, "seed": seed,
     "deterministic": flag, "detect_anomaly": flag, "profile_plugins": flag, "folder": folder, "weights": weights, "tree": tree,
-    "algorithms": plugins, "callbacks": plugins, "loggers": plugins,
+    "algorithms": plugins, "callbacks": plugins, "loggers": plugins, "profile": profile,
 }  # fmt: skip

@@ -47,7 +47,7 @@ def make_groups(
     parameters = dict(named_parameters(part))
     options = {name: dict((routes or {}).get(name, {})) for name in parameters}
     taken: set[str] = set()
-    for group in _checked(groups):
+    for group in check_groups(groups):
         patterns = [group["match"]] if isinstance(group["match"], str) else group["match"]
         for pattern in patterns:
             _check_pattern(pattern, parameters)
@@ -153,7 +153,8 @@ def _matches(name: str, parameter: nn.Parameter, pattern: str) -> bool:
     )  # "*.bias" is also the bias of the model itself
 
 
-def _checked(groups: Any) -> Sequence[Mapping[str, Any]]:
+def check_groups(groups: Any) -> Sequence[Mapping[str, Any]]:
+    """Return the ``groups`` of a configuration. Raises PluginConfigError for one without a pattern or without options."""
     if groups is None:
         return ()
     form = (

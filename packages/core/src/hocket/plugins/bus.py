@@ -13,7 +13,7 @@ import dis
 import inspect
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pluggy
@@ -84,13 +84,19 @@ class Bus(_Hooks):
         for spec in SPECS:
             self._pluggy.add_hookspecs(spec)
         self._profile = profile
+        #: Whether a plug-in measures now, and what it marks each call with; see `measure`.
+        self._measuring = False
+        self._ranges: Callable[[str], AbstractContextManager[Any]] | None = None
         self._attachments: dict[str, Attachment] = {}
         #: Kinds of plug-ins whose event listeners are currently disabled.
         self._muted: tuple[str, ...] = ()
         self._deliveries: dict[str, Delivery] = {}
         self._rank = 0
-        #: (plug-in, hook) -> [calls, own seconds, seconds in nested timed calls], filled if ``profile`` is True.
+        #: (plug-in, hook) -> [calls, own seconds, seconds in nested timed calls], filled if ``profile`` is True, and during
+        #: `measure`.
         self.account: dict[tuple[str, str], list[float]] = {}
+        #: The same for the implementations of actions, strategies and precisions, filled during `measure`.
+        self.work: dict[tuple[str, str], list[float]] = {}
         #: Seconds spent in nested calls so far, for each function being timed, outermost first.
         self._nested_seconds: list[float] = []
         self.attach(*attachments)
@@ -130,6 +136,15 @@ class Bus(_Hooks):
     def on_rank(self, rank: int) -> None:
         """Set the rank of this process. On ranks other than 0, only loggers with ``all_ranks`` are called from now on."""
         self._rank = rank
+        self._compile()
+
+    def measure(self, on: bool, ranges: Callable[[str], AbstractContextManager[Any]] | None = None) -> None:
+        """Begin or end to fill `account` and `work`, and recompile. Between an end and the next beginning calls cost nothing.
+
+        Args:
+            ranges: a context for each call, which gets the hook as its name, after that of the plug-in and a point.
+        """
+        self._measuring, self._ranges = on, ranges
         self._compile()
 
     def _writes(self, key: str) -> bool:
@@ -199,7 +214,7 @@ class Bus(_Hooks):
             folded = all_of(calls)
         for impl in reversed([impl for impl in ordered if impl.wrapper]):
             folded = self._wrap(hook, impl, argnames, folded)
-        if self._profile and "closure" in argnames:
+        if (self._profile or self._measuring) and "closure" in argnames:
             return self._with_timed_closure(folded, argnames.index("closure"))
         return folded
 
@@ -209,8 +224,7 @@ class Bus(_Hooks):
         function = positional(impl.function, impl.argnames, argnames)
         if attachment.kind == "loggers" and not getattr(self._pluggy.hook, hook).spec.opts.get("firstresult"):
             function = self._deliveries[impl.plugin_name].of(hook, function)
-        if self._profile:
-            function = self._timed(function, None if attachment.kind in _TRANSPARENT else self._entry(hook, attachment))
+        function = self._measured(function, hook, attachment)
         return function, "" if attachment.kind in _TRANSPARENT else origin_of(attachment, hook)
 
     def _wrap(
@@ -249,10 +263,19 @@ class Bus(_Hooks):
             generator.close()
             raise HookError(f"The wrapper of {whose} yielded twice.")
 
-        return self._timed(wrapped, self._entry(hook, attachment)) if self._profile else wrapped
+        return self._measured(wrapped, hook, attachment)
 
-    def _entry(self, hook: str, attachment: Attachment) -> list[float]:
-        return self.account.setdefault((attachment.name, hook), [0, 0.0, 0.0])
+    def _measured(self, function: Callable[..., Any], hook: str, attachment: Attachment) -> Callable[..., Any]:
+        """Time an implementation if costs are counted, and mark its calls if there are ranges."""
+        if not (self._profile or self._measuring):
+            return function
+        transparent = attachment.kind in _TRANSPARENT
+        if self._ranges is not None:
+            function = _in_range(function, self._ranges, hook if transparent else f"{attachment.name}.{hook}")
+        if transparent and not self._measuring:
+            return self._timed(function, None)
+        entries = self.work if transparent else self.account
+        return self._timed(function, entries.setdefault((attachment.name, hook), [0, 0.0, 0.0]))
 
     def _timed(self, function: Callable[..., Any], entry: list[float] | None) -> Callable[..., Any]:
         """Time the function, and add to ``entry`` its own seconds and those of the timed functions that it calls."""
@@ -294,6 +317,16 @@ class Bus(_Hooks):
                         f"({', '.join(known)}).{hint} Use only these names."
                     )
         return f"{attachment.kind} '{attachment.name}' cannot be attached: {error}"
+
+
+def _in_range(
+    function: Callable[..., Any], ranges: Callable[[str], AbstractContextManager[Any]], name: str
+) -> Callable[..., Any]:
+    def call(*args: Any) -> Any:
+        with ranges(name):
+            return function(*args)
+
+    return call
 
 
 def _implementations(attachment: Attachment) -> dict[str, Callable[..., Any]]:

@@ -34,6 +34,7 @@ class Delivery:
 
     By default a logger runs in its own thread, with a snapshot of the state, and `finish` waits for it. A logger is called
     synchronously if it sets ``synchronous`` or ``all_ranks``, or has hooks that are called while a batch is in progress.
+    Consecutive rows of metrics that wait for the thread are passed together to a logger with ``log_rows``.
     """
 
     def __init__(self, attachment: Attachment, hooks: Iterable[str]) -> None:
@@ -46,6 +47,7 @@ class Delivery:
             f" of {attachment.dist} {attachment.version}" if attachment.dist else ""
         )
         self._deadline: float = getattr(attachment.obj, "deadline", 10.0)
+        self._log_rows: Callable[..., Any] | None = getattr(attachment.obj, "log_rows", None)
         self._warned = False
         self._reset()
 
@@ -55,8 +57,8 @@ class Delivery:
         self._calls: deque[tuple[str, Callable[..., Any], tuple[Any, ...]]] = deque()
         self._thread: threading.Thread | None = None
         self._ending = False
-        #: The hook that the thread is executing, or empty.
-        self._busy = ""
+        #: The hook that the thread is executing, or empty, and how many rows it was given.
+        self._busy, self._in_progress = "", 0
         self._dropped = self._written = 0
         #: The value of `_written` at the last timeout; `finish` waits again only once it has grown.
         self._stuck_at = -1
@@ -72,7 +74,7 @@ class Delivery:
                 try:
                     function(*args)
                 except Exception as error:
-                    self._failed(hook, error)
+                    self._failed(hook, error, hook.startswith("log_"))
                     self._raise_pending()
 
         else:
@@ -88,6 +90,7 @@ class Delivery:
         Args:
             closing: whether to drop rows that are still pending after the deadline, instead of leaving them to the thread.
         """
+        unconfirmed = 0
         if self._process == os.getpid() and (thread := self._thread):
             with self._changed:
                 late = self._stuck_at != self._written and not self._changed.wait_for(self._idle, self._deadline)
@@ -101,13 +104,15 @@ class Delivery:
                 if closing:
                     self._calls.clear()
                     self._dropped += waiting
+                    unconfirmed = self._in_progress
                     self._ending = True
                     self._changed.notify_all()
             if closing and not self._busy:
                 thread.join()
-        if self._dropped:
+        if self._dropped or unconfirmed:
             rows = "1 row" if self._dropped == 1 else f"{self._dropped} rows"
-            self._add_message(f"{self._who} is incomplete: {rows} dropped.")
+            further = f", and {unconfirmed} more may not have arrived" if unconfirmed else ""
+            self._add_message(f"{self._who} is incomplete: {rows} dropped{further}.")
             self._dropped = 0
         self._raise_pending()
 
@@ -138,7 +143,7 @@ class Delivery:
         except RuntimeError:  # the interpreter is shutting down
             self._thread = None
             while self._calls:
-                self._call(*self._calls.popleft())
+                self._call(*self._next())
 
     def _work(self) -> None:
         while True:
@@ -147,20 +152,30 @@ class Delivery:
                 if not self._calls:
                     self._thread = None
                     return
-                hook, function, args = self._calls.popleft()
-                self._busy = hook
-            self._call(hook, function, args)
-            del args
+                call = self._next()
+                self._busy, _, _, self._in_progress = call
+            self._call(*call)
+            del call
             with self._changed:
-                self._busy = ""
+                self._busy, self._in_progress = "", 0
                 self._written += 1
                 self._changed.notify_all()
 
-    def _call(self, hook: str, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    def _next(self) -> tuple[str, Callable[..., Any], tuple[Any, ...], int]:
+        """Take the next call from the queue, or the next rows of metrics as one call, and the number of its rows."""
+        hook, function, args = self._calls.popleft()
+        if hook != "log_metrics" or self._log_rows is None:
+            return hook, function, args, int(hook.startswith("log_"))
+        rows = [args]
+        while self._calls and self._calls[0][0] == hook:
+            rows.append(self._calls.popleft()[2])
+        return "log_rows", self._log_rows, (rows,), len(rows)
+
+    def _call(self, hook: str, function: Callable[..., Any], args: tuple[Any, ...], rows: int) -> None:
         try:
             function(*args)
         except Exception as error:
-            self._failed(hook, error)
+            self._failed(hook, error, rows)
         except BaseException as error:  # such as sys.exit: `_raise_pending` re-raises it in the thread of the run
             self._exit = error
 
@@ -169,9 +184,9 @@ class Delivery:
 
     # --- errors
 
-    def _failed(self, hook: str, error: Exception) -> None:
+    def _failed(self, hook: str, error: Exception, rows: int) -> None:
         with self._changed:
-            self._dropped += hook.startswith("log_")
+            self._dropped += rows
         at = traceback.extract_tb(error.__traceback__)[-1]
         self._warn_once(f"{self._who} raised {type(error).__name__} in {hook}(): {error} ({at.filename}:{at.lineno}).")
 

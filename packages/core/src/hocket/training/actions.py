@@ -251,7 +251,8 @@ def gradients_again(state: State, guard: NonFiniteGuard) -> torch.Tensor:
     step = state.step
     step.metrics = None  # they were updated with this batch already
     kept = step.kept
-    state.bus.gradients(state)
+    with state.unlogged():
+        state.bus.gradients(state)
     step.kept = kept
     guard.allows(state)
     return step.loss  # type: ignore[return-value]  # set by `gradients`
@@ -267,12 +268,14 @@ def compute_microbatch(
         weighting: what the loss counts for; None to leave the loss as it is.
         metrics: updated with the outputs, unless None.
     """
-    others = state.step.others
+    others, logged = state.step.others, state.aggregates
     for parameter in others:
         parameter.requires_grad_(False)
+    outer, logged.samples = logged.samples, samples
     try:
         return _compute_microbatch(state, batch, samples, weighting, metrics)
     finally:
+        logged.samples = outer
         for parameter in others:
             parameter.requires_grad_(True)
 

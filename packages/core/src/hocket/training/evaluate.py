@@ -187,10 +187,16 @@ def _evaluate_sets(
         bus.eval_before_all(state)
         for label, evaluated in sets.items():
             state.eval_label = label
-            bus.eval_start(state)
-            values.update(new := _evaluate_set(state, label, evaluated, between))
+            measured = {f"{label}/loss": f"the loss of '{label}'", **evaluated.metrics.reserved}
+            with state.aggregates.evaluation(measured):
+                bus.eval_start(state)
+                values.update(new := _evaluate_set(state, label, evaluated, between))
             state.metrics.update(new)
-            bus.eval_end(state)
+            with state.aggregates.evaluation(measured | dict.fromkeys(new, "measured before eval_end")):
+                bus.eval_end(state)
+                if bus.listeners("eval_end"):
+                    values.update(new := _logged(state))
+                    state.metrics.update(new)
         bus.eval_after_all(state)
         state.borrowed.check_returned("eval_after_all")
     return values
@@ -203,7 +209,7 @@ def _evaluate_set(
     between: Callable[[], None] | None = None,
     limit: int | None = None,
 ) -> dict[str, float]:
-    bus, step, metrics = state.bus, state.step, evaluated.metrics
+    bus, step, metrics, logged = state.bus, state.step, evaluated.metrics, state.aggregates
     limits = [each for each in (limit, evaluated.limit) if each is not None]
     metrics.reset()
     # Sums in double precision, where the device has it, make the mean exact whatever the batch size.
@@ -218,6 +224,7 @@ def _evaluate_set(
                 between()
             step.batch, counts = unpadded(batch)
             seen += counts
+            logged.samples = -1 if counts else 0
             bus.eval_batch_start(state)
             step.batch = bus.move_batch(state, step.batch)
             bus.eval_before_forward(state)
@@ -229,13 +236,16 @@ def _evaluate_set(
                 metrics.update(step.outputs, step.batch)
             bus.eval_batch_end(state)
             state.device_kind.batch_end()
-    if not any(bus.all_gather_object(seen)):
+    logged.samples = None
+    ranks = bus.all_gather_object((seen, logged.mine()))
+    if not any(each for each, _ in ranks):
         raise ValueError(
             f"The evaluation set '{label}' yielded no batch. If it is an iterator, pass an iterable that starts anew, such "
             "as a list or a DataLoader."
         )
     total, over = bus.all_reduce(sums, "sum").tolist()
     values = {**({f"{label}/loss": total / over} if over else {}), **metrics.compute()}
+    values.update(logged.together([each for _, each in ranks]))
     if not values and not state.task.has_eval_loss(step.outputs):
         kind = type(state.task).__name__
         warnings.warn(
@@ -245,6 +255,11 @@ def _evaluate_set(
             stacklevel=2,
         )
     return values
+
+
+def _logged(state: State) -> dict[str, float]:
+    """Return the values that were logged with a reduction in the current evaluation set."""
+    return state.aggregates.together(state.bus.all_gather_object(state.aggregates.mine()))
 
 
 def sanity_check(
@@ -267,6 +282,7 @@ def sanity_check(
                 "DataLoader itself, or omit sanity_eval."
             )
     requests, logged, positions = state.requests.state_dict(), dict(state.logged), {}
+    aggregates = state.aggregates.snapshot()
     for label, each in sets.items():
         positions[label] = each.source.position()
     bus = state.bus
@@ -275,9 +291,10 @@ def sanity_check(
             bus.eval_before_all(state)
             for label, each in sets.items():
                 state.eval_label = label
-                bus.eval_start(state)
-                _evaluate_set(state, label, each, between, batches)
-                bus.eval_end(state)
+                with state.aggregates.evaluation({}):
+                    bus.eval_start(state)
+                    _evaluate_set(state, label, each, between, batches)
+                    bus.eval_end(state)
             bus.eval_after_all(state)
             state.borrowed.check_returned("eval_after_all")
     finally:
@@ -287,6 +304,7 @@ def sanity_check(
             each.metrics.reset()
         state.requests.load_state_dict(requests)
         state.logged = logged
+        state.aggregates.restore(aggregates)
 
 
 @contextmanager

@@ -45,6 +45,8 @@ _INEXACT = {
     "batch_end": "in batch_end after batch {}. Training continues after it; the remaining plug-ins miss that batch_end.",
     "epoch_end": "in epoch_end after batch {}. Training continues after it; the remaining plug-ins miss that epoch_end.",
 }
+#: What measures the name of the loss, for the message about another value of that name.
+_LOSS = "the loss of training"
 
 
 class FitLoop:
@@ -156,6 +158,9 @@ class FitLoop:
             state.requests.take(Decision.STOP)
         train_mode(state.task)
         state.parameters = list(state.task.parameters())
+        state.aggregates.samples = None
+        state.aggregates.reserve("interval", {"train/loss": _LOSS})
+        state.aggregates.reserve("epoch", {"train/loss": _LOSS, **self.metrics.reserved})
         intervals = [self._log_every, *(each.every for each in state.eval_sets.values())]
         self._active_metrics = self.metrics if self.metrics else None
         self._by_duration = any(each.every is not None and each.every.unit is Unit.DURATION for each in intervals)
@@ -173,12 +178,14 @@ class FitLoop:
         self.stage = "end"
         at, now = self._evaluated_at, state.timestamp.batch
         self._evaluate({label: s for label, s in state.eval_sets.items() if s.every and at.get(label) != now})
+        agreement.share_aggregates(state)
         self._train_metrics()
         self._guard.fit_end(state)
         if self.steps is not None:
             self.steps.fit_end()
         self._write_logs()  # before the checkpoint, so that a run resumed from it has these logs
         self._checkpoint("over", bus.fit_end)
+        agreement.share_aggregates(state)
         self._write_logs()
 
     def _finish(self, stage: str) -> None:
@@ -260,13 +267,14 @@ class FitLoop:
         if self.steps is not None:
             self.steps.epoch_end()
         self.stage = "epoch_end"
-        self._train_metrics()
+        self._train_metrics(epoch_ends=True)
         bus.epoch_end(state)
         self._after_epoch()
 
     def _after_epoch(self) -> None:
         self.stage = "after_epoch"
         agreement.decide(self.state)
+        self._note(self.state.aggregates.reduce_epoch(clear=True))  # of epoch_end
         self._evaluate_due_sets()
         self._measured([name for name in self.state.metrics if name.startswith("train/")])
         self._checkpoint("epoch", self.state.bus.epoch_checkpoint)
@@ -296,6 +304,7 @@ class FitLoop:
             total, trained_on, skip = agreement.total(state, handed_out, mine, skip)
         step.counts, step.samples, step.trained_on, step.metrics = total, mine, trained_on, self._active_metrics
         state.progress.started += 1
+        state.aggregates.samples = mine
 
         stepped = False
         if not skip and trained_on:
@@ -315,6 +324,7 @@ class FitLoop:
         state.progress.processed += 1
         self.stage = "batch_end"
         bus.batch_end(state)
+        state.aggregates.samples = None
         state.device_kind.batch_end()
         self._after_batch()
 
@@ -408,8 +418,11 @@ class FitLoop:
         for schedule in self.state.schedules:
             schedule.measured(self.state, names)
 
-    def _train_metrics(self) -> None:
-        self.state.metrics.update(values := self.metrics.compute())
+    def _train_metrics(self, epoch_ends: bool = False) -> None:
+        self._note({**self.metrics.compute(), **self.state.aggregates.reduce_epoch(clear=epoch_ends)})
+
+    def _note(self, values: Mapping[str, float]) -> None:
+        self.state.metrics.update(values)
         self.state.log(values)
 
     def _write_logs(self) -> None:
@@ -419,4 +432,5 @@ class FitLoop:
                 self.state.log({"train/loss": self.state.loss})
                 self.state.log({f"train/{name}": value for name, value in self.state.loss_parts.items()})
         self._guard.interval_end(self.state)
+        scalars.reduce_interval(self.state)
         scalars.flush(self.state)

@@ -79,6 +79,11 @@ class MetricSet:
         """The names of the metrics."""
         return set(self._metrics)
 
+    @property
+    def reserved(self) -> dict[str, str]:
+        """The names of the values, and what measures them, for the message about another value of that name."""
+        return {f"{self._label}/{name}": f"a metric of '{self._label}'" for name in self._metrics}
+
     def reset(self) -> None:
         """Forget everything that was seen."""
         for each in self._metrics.values():
@@ -111,7 +116,7 @@ class MetricSet:
                 first, *others = (seen for _, seen in sorted(slices.items(), key=lambda item: item[0]))
                 each = adapted(copy.deepcopy(first))
                 each.merge(others)
-            values.update(_named(f"{self._label}/{name}", each.metric.compute()))
+            values.update(scalars.named(f"{self._label}/{name}", each.metric.compute()))
         return scalars.to_floats(values)
 
     def _compute_together(self) -> dict[str, float]:
@@ -122,7 +127,7 @@ class MetricSet:
         values: dict[str, Any] = {}
         for name, each in self._metrics.items():
             with each.alone():
-                values.update(_named(f"{self._label}/{name}", each.metric.compute()))
+                values.update(scalars.named(f"{self._label}/{name}", each.metric.compute()))
         self.load_state_dicts([mine])
         return scalars.to_floats(values)
 
@@ -171,23 +176,3 @@ def _made(returned: Any, function: str) -> Mapping[str, Any]:
     except (TypeError, ValueError) as error:
         error.add_note(f"Returned by {function}, which may return {{'accuracy': MyMetric()}}, names, or {{}} for none.")
         raise
-
-
-def _named(name: str, value: Any) -> dict[str, Any]:
-    """Return a number under its name, and the elements of a mapping or a vector under ``name/key``."""
-    if isinstance(value, Mapping):
-        return {key: item for part, inner in value.items() for key, item in _named(f"{name}/{part}", inner).items()}
-    if isinstance(value, torch.Tensor) and value.dim() == 1 and value.numel() > 1:
-        return {f"{name}/{index}": item for index, item in enumerate(value)}
-    if isinstance(value, torch.Tensor) and value.numel() == 1:
-        return {name: value}
-    try:
-        return {name: float(value)}
-    except (TypeError, ValueError, RuntimeError):
-        found = (
-            f"a tensor of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else f"{type(value).__name__}"
-        )
-        raise TypeError(
-            f"compute() of the metric of {name!r} returned {found}. It returns a number, a vector, or numbers by name. Write "
-            "return {'first': …, 'second': …} for several."
-        ) from None

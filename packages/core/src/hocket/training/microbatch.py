@@ -60,6 +60,7 @@ class AutoMicrobatch(Callback):
             state.request_microbatch(size)
         whole, tried = step.batch, [state.microbatch or step.samples]
         once = None if step.metrics is None else _OncePerSample(state, step.metrics)
+        logged = state.aggregates.snapshot()
 
         def split(batch: Batch) -> list[Any]:
             """Split by all sizes tried, one after another: metrics may have seen microbatches of the earlier sizes."""
@@ -89,6 +90,8 @@ class AutoMicrobatch(Callback):
             state.request_microbatch(size // 2)
             if once is not None:
                 once.restart()
+            state.aggregates.restore(logged)
+            logged = state.aggregates.snapshot()
             warnings.warn(f"Out of memory with {size} samples at once; continuing with {size // 2}.", stacklevel=2)
 
 
@@ -235,7 +238,7 @@ def _run_state_preserved(state: State) -> Iterator[None]:
     kept = [(plugin, map_tensors(lambda tensor: tensor.to("cpu", copy=True), plugin.state_dict())) for plugin in acting]
     generators, logged = state.generators.state_dict(), dict(state.logged)
     try:
-        with seeding.preserved():
+        with seeding.preserved(), state.unlogged():
             yield
     finally:
         for plugin, own in kept:

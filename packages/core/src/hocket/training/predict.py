@@ -34,6 +34,7 @@ def predict(state: State, data: Iterable[Any], limit: float | None = None) -> li
         )
     with (
         state.another_step() as step,
+        state.unlogged(),
         seeding.preserved(),
         eval_mode(state.task),
         torch.no_grad(),

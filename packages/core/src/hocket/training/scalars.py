@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+import warnings
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hocket.state import State
+from hocket.help import logged as help_logged
+
+if TYPE_CHECKING:
+    from hocket.state import State
 
 _PACKED = {torch.float32, torch.bfloat16, torch.float16}
 
@@ -18,6 +23,15 @@ def flush(state: State) -> None:
         numbers = to_floats(values)
         state.history.add(state.timestamp, numbers)
         state.bus.log_metrics(state, numbers)
+
+
+def reduce_interval(state: State) -> None:
+    """Log the values of the logging interval that were logged with a reduction, over all ranks."""
+    values = state.aggregates.reduce_interval()
+    if values:
+        if twice := [name for name in values if name in state.logged]:
+            warnings.warn(help_logged.twice(twice), stacklevel=2)
+        state.log(values)
 
 
 def to_floats(values: dict[str, Any]) -> dict[str, float]:
@@ -46,4 +60,24 @@ def to_floats(values: dict[str, Any]) -> dict[str, float]:
         bad = next(name for name, value in values.items() if not isinstance(value, int | float | torch.Tensor))
         raise TypeError(
             f"'{bad}' was logged as {type(values[bad]).__name__}; log numbers or tensors of one element."
+        ) from None
+
+
+def named(name: str, value: Any) -> dict[str, Any]:
+    """Return a number under its name, and the elements of a mapping or a vector under ``name/key``."""
+    if isinstance(value, Mapping):
+        return {key: item for part, inner in value.items() for key, item in named(f"{name}/{part}", inner).items()}
+    if isinstance(value, torch.Tensor) and value.dim() == 1 and value.numel() > 1:
+        return {f"{name}/{index}": item for index, item in enumerate(value)}
+    if isinstance(value, torch.Tensor) and value.numel() == 1:
+        return {name: value}
+    try:
+        return {name: float(value)}
+    except (TypeError, ValueError, RuntimeError):
+        found = (
+            f"a tensor of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else f"{type(value).__name__}"
+        )
+        raise TypeError(
+            f"compute() of the metric of {name!r} returned {found}. It returns a number, a vector, or numbers by name. Write "
+            "return {'first': …, 'second': …} for several."
         ) from None

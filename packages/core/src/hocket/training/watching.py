@@ -7,6 +7,8 @@ import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
+from hocket.task import SupervisedTask
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -59,6 +61,12 @@ def watch(state: State, who: str, key: str, name: str) -> None:
         who: the plug-in, for the message.
         key: identifies the plug-in, the same in a resumed run.
     """
+    check_name(state, who, name)
+    state.watched.watch(key, name)
+
+
+def check_name(state: State, who: str, name: str) -> None:
+    """Raise ValueError if a metric or logged value that a plug-in monitors cannot be there, before training."""
     prefix = name.partition("/")[0]
     of_a_set = "/" in name and (prefix in _LABELS or difflib.get_close_matches(prefix, state.eval_sets))
     if of_a_set and prefix != "train" and label_of(state, name) is None:
@@ -69,7 +77,8 @@ def watch(state: State, who: str, key: str, name: str) -> None:
             "state.log; sets are named by eval_data={'label': …}."
         )
     label = label_of(state, name)
-    if label is not None and name != f"{label}/loss" and not state.eval_sets[label].metrics.names:
+    unmeasured = label is not None and name != f"{label}/loss" and not state.eval_sets[label].metrics.names
+    if unmeasured and not may_log(state):
         metric = name.removeprefix(f"{label}/")
         raise ValueError(
             f"{who} monitors '{name}', and evaluation measures only '{label}/loss', because metrics= is empty. Write metrics="
@@ -81,7 +90,12 @@ def watch(state: State, who: str, key: str, name: str) -> None:
             f"{who} monitors '{name}', but metrics of evaluation sets are named 'label/name'. Write "
             f"{' or '.join(map(repr, meant))}; or log a value under another name with state.log."
         )
-    state.watched.watch(key, name)
+
+
+def may_log(state: State) -> bool:
+    """Whether there is code of users that may log values of evaluation sets: a Task, or a plug-in that hocket does not bring."""
+    plugins = (each.obj for each in state.bus.attachments if each.kind in ("algorithms", "callbacks"))
+    return type(state.task) is not SupervisedTask or any(type(each).__module__[:6] != "hocket" for each in plugins)
 
 
 def _metrics_like(state: State, name: str) -> list[str]:

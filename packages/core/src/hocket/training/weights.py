@@ -166,7 +166,7 @@ def tried(state: State, samples: int) -> Literal["mean", "sum", "neither"] | Non
     function = state.step.loss_function
     several = list(range(min(samples, 8))) if samples > 1 else [0, 0]
     try:
-        with torch.no_grad(), seeding.preserved(), _restored(state.task), state.bus.forward_context():
+        with torch.no_grad(), seeding.preserved(), _restored(state.task), state.unlogged(), state.bus.forward_context():
 
             def loss_of(indices: list[int]) -> Tensor:
                 batch = batches.take_samples(state.batch, indices, samples)
@@ -201,7 +201,13 @@ def check_weight(state: State) -> None:
         return tensor.detach().requires_grad_() if tensor.is_floating_point() else tensor
 
     try:
-        with torch.enable_grad(), seeding.preserved(), _restored(state.task), state.bus.forward_context():
+        with (
+            torch.enable_grad(),
+            seeding.preserved(),
+            _restored(state.task),
+            state.unlogged(),
+            state.bus.forward_context(),
+        ):
             returned = state.task.loss(nesting.map_tensors(attached, state.outputs), state.batch)
     except Exception:  # of a loss that cannot be computed in this way
         return

@@ -8,7 +8,7 @@ from hocket.checkpoints.component import Check, Component, PerRank, Saved, Tree
 from hocket.checkpoints.components.values import Attribute
 from hocket.state import State
 from hocket.training.fit import FitLoop
-from hocket.training.watching import label_of
+from hocket.training.watching import label_of, may_log
 
 
 class TrainMetrics(Component):
@@ -49,7 +49,7 @@ class Metrics(Attribute):
 
     def _lasts(self, name: str) -> bool:
         label = label_of(self._state, name)
-        if label is None:  # of a train metric, or of a set that fit(eval_data=…) may give later
+        if label is None or may_log(self._state):  # of a train metric, or of a set that fit(eval_data=…) may give later
             return True
         metric = name.removeprefix(f"{label}/")
         known = {"loss", *self._state.eval_sets[label].metrics.names}

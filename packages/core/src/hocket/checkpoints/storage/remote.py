@@ -104,9 +104,7 @@ class Remote:
             def part() -> formats.Part:
                 with disk.errors(folder):
                     part = formats.write_part(folder, snapshot, ranks)
-                if self._root.startswith("/"):  # else it begins with a bucket, without folders, and not ours to make
-                    self._try(f"make {self._root}/{name}", self._fs.makedirs, f"{self._root}/{name}", exist_ok=True)
-                self._put(name, folder, part.files)
+                self.put(name, folder, part.files)
                 return part
 
             def end() -> None:
@@ -124,6 +122,20 @@ class Remote:
             ranks.first(end)
         finally:
             scratch.end(folder)
+
+    def copy(self, folder: Path) -> None:
+        """Upload a complete checkpoint from a local folder, under the same name, its manifest last."""
+        manifest = manifests.load(folder)
+        raw = (folder / manifests.NAME).read_bytes()
+        own = File(len(raw), hashlib.sha256(raw).hexdigest())
+        self.put(folder.name, folder, {**manifest.files, manifests.NAME: own})
+
+    def put(self, name: str, folder: Path, files: Mapping[str, File]) -> None:
+        """Upload files of a local folder in this order, and verify them."""
+        if self._root.startswith("/"):  # else it begins with a bucket, without folders, and not ours to make
+            for parent in {f"{self._root}/{name}/{file}".rpartition("/")[0] for file in files}:
+                self._try(f"make {parent}", self._fs.makedirs, parent, exist_ok=True)
+        self._put(name, folder, files)
 
     def _put(self, name: str, folder: Path, files: Mapping[str, File]) -> None:
         for file, stated in files.items():

@@ -1,0 +1,110 @@
+"""Logging of the norms of each layer's gradients, weights and updates."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from hocket.callbacks.choosing import chosen, patterns_of
+from hocket.callbacks.histograms import Histograms, histogram
+from hocket.callbacks.measured_step import MeasuredStep
+from hocket.distributed.dtensors import norms
+from hocket.state import State
+
+
+class GradientMonitor(MeasuredStep):
+    """Log 2-norms of each layer: of its gradient, of its weights, and of its update as a ratio to the weights.
+
+    The names are ``gradient/norm/<layer>``, ``gradient/weight_norm/<layer>`` and ``gradient/update_ratio/<layer>``. Gradients
+    are those of the step, before clipping; weights are those after it. A ratio near 0.001 is usual; one near 1 overwrites the
+    layer, one below 1e-6 hardly trains it. Values stay on the device, and shards count as the full tensors. A measured
+    batch keeps a copy of the chosen weights during its step. `OptimizerMonitor` logs the norms over all layers.
+
+    Args:
+        every: number of batches between measurements; best a multiple of the Trainer's ``log_every``, because only the last
+            value of a logging interval is logged.
+        layers: patterns of the layers' names, such as ``"encoder.*"``.
+        by: ``"module"``: a layer is a module with parameters of its own, such as a Linear with weight and bias;
+            ``"parameter"``: each parameter.
+        histograms: also log ``gradient/histogram/<layer>``, with powers of two as the edges of the bins; it reads the
+            gradients about ten times.
+
+    Raises:
+        ValueError: an argument is out of its range; when a fit starts: a pattern matches no trained layer.
+
+    Example:
+        >>> import hocket, torch
+        >>> from hocket.callbacks.gradient_monitor import GradientMonitor
+        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+        >>> trainer = hocket.Trainer(
+        ...     model=model, loss=torch.nn.MSELoss(), optimizer="sgd(lr=0.1)", log_every="1ba", device="cpu",
+        ...     train_data=[(torch.ones(8, 4), torch.ones(8, 1))], callbacks=[GradientMonitor(every=1)],
+        ... )
+        >>> result = trainer.fit("1ep")
+        >>> [name for name in result.history if name.startswith("gradient/norm")]
+        ['gradient/norm/0', 'gradient/norm/2']
+    """
+
+    def __init__(
+        self,
+        every: int = 50,
+        layers: str | Sequence[str] = "*",
+        by: Literal["module", "parameter"] = "module",
+        histograms: bool = False,
+    ) -> None:
+        super().__init__(every)
+        if by not in ("module", "parameter"):
+            raise ValueError(f"by={by!r} is neither 'module' nor 'parameter'.")
+        self._patterns, self._by = patterns_of(layers), by
+        self._histograms = Histograms() if histograms else None
+        #: The trained parameters of each chosen layer, by the layer's name.
+        self._layers: dict[str, list[nn.Parameter]] = {}
+
+    def fit_start(self, state: State) -> None:
+        """Collect the layers, since algorithms may have changed the model."""
+        trained = {
+            id(parameter)
+            for optimizer in state.optimizers
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+        }
+        layers: dict[str, list[nn.Parameter]] = {}
+        for name, parameter in state.model.named_parameters():
+            if id(parameter) in trained:
+                layer = name if self._by == "parameter" else name.rpartition(".")[0] or "model"
+                layers.setdefault(layer, []).append(parameter)
+        self._layers = {name: layers[name] for name in chosen(layers, self._patterns, "gradient-monitor")}
+
+    def _parameters(self, state: State) -> list[nn.Parameter]:
+        return [parameter for layer in self._layers.values() for parameter in layer]
+
+    def _gradients(self, state: State, parameters: Sequence[nn.Parameter]) -> None:
+        held = {name: [p.grad for p in layer if p.grad is not None] for name, layer in self._layers.items()}
+        held = {name: gradients for name, gradients in held.items() if gradients}
+        if held:
+            _log(state, "norm", held, norms(list(held.values())))
+        if self._histograms is not None:
+            for name, gradients in held.items():
+                counts = torch.stack([histogram(gradient) for gradient in gradients]).sum(0)
+                self._histograms.replace(f"gradient/histogram/{name}", counts)
+
+    def _step(self, state: State, parameters: Sequence[nn.Parameter], updates: Sequence[Tensor]) -> None:
+        if not self._layers:
+            return
+        update = iter(updates)
+        changes = [[next(update) for _ in layer] for layer in self._layers.values()]
+        weights = norms([[parameter.detach() for parameter in layer] for layer in self._layers.values()])
+        _log(state, "weight_norm", self._layers, weights)
+        _log(state, "update_ratio", self._layers, norms(changes) / weights.clamp(min=torch.finfo(weights.dtype).tiny))
+
+    def log_metrics(self, state: State) -> None:
+        """Pass the histograms to the loggers, at the end of a logging interval."""
+        if self._histograms is not None:
+            self._histograms.flush(state)
+
+
+def _log(state: State, kind: str, layers: Iterable[str], values: Tensor) -> None:
+    state.log({f"gradient/{kind}/{name}": value for name, value in zip(layers, values.unbind(), strict=True)})

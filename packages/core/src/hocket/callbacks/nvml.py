@@ -1,0 +1,72 @@
+"""NVIDIA GPUs as their driver's library, NVML, describes them; through the package nvidia-ml-py."""
+
+from __future__ import annotations
+
+import importlib.util
+import warnings
+from typing import Any
+
+import torch
+
+
+class GPU:
+    """One GPU."""
+
+    def __init__(self, pynvml: Any, handle: Any) -> None:
+        self._nvml, self._handle = pynvml, handle
+        #: Whether the driver counts energy, which it does from Volta on.
+        self.counts_energy = self._ask("nvmlDeviceGetTotalEnergyConsumption") is not None
+
+    def load(self) -> dict[str, float]:
+        """Return utilisation in percent, used memory in bytes, temperature in °C and power in watts, as far as known."""
+        found: dict[str, float] = {}
+        if (rates := self._ask("nvmlDeviceGetUtilizationRates")) is not None:
+            found["percent"] = float(rates.gpu)
+        if (memory := self._ask("nvmlDeviceGetMemoryInfo")) is not None:
+            found["memory"] = float(memory.used)
+        if (temperature := self._ask("nvmlDeviceGetTemperature", self._nvml.NVML_TEMPERATURE_GPU)) is not None:
+            found["temperature"] = float(temperature)
+        if (watts := self.watts()) is not None:
+            found["power"] = watts
+        return found
+
+    def watts(self) -> float | None:
+        """Return the current power, or None."""
+        milliwatts = self._ask("nvmlDeviceGetPowerUsage")
+        return None if milliwatts is None else milliwatts / 1e3
+
+    def joules(self) -> float:
+        """Return the energy since the driver was loaded, if :attr:`counts_energy`."""
+        return float(self._ask("nvmlDeviceGetTotalEnergyConsumption")) / 1e3
+
+    def _ask(self, name: str, *args: Any) -> Any:
+        try:
+            return getattr(self._nvml, name)(self._handle, *args)
+        except self._nvml.NVMLError:
+            return None
+
+
+def gpus() -> list[GPU]:
+    """Return the NVIDIA GPUs that this process sees, in torch's order; none while it does not use CUDA.
+
+    Warns if there are GPUs, and nvidia-ml-py or the driver's library is missing.
+    """
+    if torch.version.cuda is None or not torch.cuda.is_initialized():
+        return []
+    if importlib.util.find_spec("pynvml") is None:
+        warnings.warn(
+            "The GPUs are not monitored, because the package nvidia-ml-py is not installed. Type: pip install "
+            "'hocket[monitors]'.",
+            stacklevel=3,
+        )
+        return []
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+        # By UUID: NVML numbers all GPUs of the host, and torch those that CUDA_VISIBLE_DEVICES leaves.
+        uuids = [torch.cuda.get_device_properties(index).uuid for index in range(torch.cuda.device_count())]
+        return [GPU(pynvml, pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")) for uuid in uuids]
+    except pynvml.NVMLError as error:
+        warnings.warn(f"The GPUs are not monitored, because the driver's library NVML says: {error}.", stacklevel=3)
+        return []

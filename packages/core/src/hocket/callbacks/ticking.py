@@ -1,0 +1,61 @@
+"""A thread that calls a function regularly, for monitors that must not take time of the training loop."""
+
+from __future__ import annotations
+
+import os
+import threading
+import warnings
+from collections.abc import Callable
+
+
+class Ticking:
+    """Call a function every so many seconds in a daemon thread, from :meth:`start` to :meth:`stop`.
+
+    A forked process has no such thread until it calls :meth:`start`. An exception ends the calls with a warning.
+
+    Args:
+        seconds: the pause between two calls.
+        call: the function; :meth:`start` calls it at once, in the caller's thread, so that it never runs twice at a time.
+        who: the plug-in, for the warning and the name of the thread.
+    """
+
+    def __init__(self, seconds: float, call: Callable[[], None], who: str) -> None:
+        if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < threading.TIMEOUT_MAX:
+            raise ValueError(
+                f"{who} was given {seconds!r} as its seconds between samples; give a number above 0, such as 5."
+            )
+        self._seconds, self._call, self._who = seconds, call, who
+        self._thread: threading.Thread | None = None
+        self._ending = threading.Event()
+        self._process = 0
+
+    def start(self) -> None:
+        """Call the function, and start the thread unless it runs."""
+        if self._thread is not None and self._process == os.getpid():
+            return
+        if not self._tick():
+            return
+        self._process, self._ending = os.getpid(), threading.Event()
+        self._thread = threading.Thread(target=self._run, args=(self._ending,), name=f"hocket {self._who}", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread, after the current call. May be called twice."""
+        thread, self._thread = self._thread, None
+        if thread is not None and self._process == os.getpid():
+            self._ending.set()
+            thread.join(timeout=10.0)
+
+    def _run(self, ending: threading.Event) -> None:
+        while not ending.wait(self._seconds) and self._tick():
+            pass
+
+    def _tick(self) -> bool:
+        try:
+            self._call()
+        except Exception as error:
+            warnings.warn(
+                f"{self._who} stopped: {type(error).__name__}: {error}. Training continues without it.", stacklevel=3
+            )
+            return False
+        return True

@@ -1,0 +1,233 @@
+"""Recorded configurations: ``config.yaml`` in the folder of a run, also in its checkpoints, from which the run is repeated.
+
+The file has every key, so that later defaults do not change it, and under ``x-hocket``, which is ignored when it is read, the
+file, overrides, versions and modules that it was made from.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hocket.cli.document import ConfigError, Node, dump, parse
+
+if TYPE_CHECKING:
+    from hocket.state import State
+
+#: The file's name, and the key below which it says what it was made from.
+NAME, KEY = "config.yaml", "x-hocket"
+#: The variable with overrides, separated as in a shell: ``HOCKET_OVERRIDES="duration=1ep optimizer.adamw.lr=0.1"``.
+VARIABLE = "HOCKET_OVERRIDES"
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A configuration as a command reads it."""
+
+    document: Node
+    #: The file, or for ``--from`` the file that the recorded run was made from; and the place of that run.
+    file: str | None
+    repeats: str | None
+    #: Overrides from the environment, and from the command line.
+    environment: list[str]
+    overrides: list[str]
+    #: What a recorded configuration was made from; empty for any other.
+    made: Mapping[str, Any]
+
+    def announce(self) -> None:
+        """Say in one line, on one rank, what the environment overrides."""
+        if self.environment and os.environ.get("RANK", "0") == "0":
+            print(f"hocket: {VARIABLE} overrides {', '.join(self.environment)}.", file=sys.stderr, flush=True)
+
+    def folders(self) -> list[str]:
+        """Return the folders whose modules can be imported: the working folder, and that of the file."""
+        files = [each for each in (self.file, self.made.get("file")) if isinstance(each, str)]
+        return list(dict.fromkeys([str(Path.cwd()), *(str(Path(each).resolve().parent) for each in files)]))
+
+
+def about(source: Source, state: State, distributions: Mapping[str, str]) -> dict[str, Any]:
+    """Return what a run is made from: its file and overrides, and what may change its numbers."""
+    import torch
+
+    found: dict[str, Any] = {"file": source.file, "sha256": _digest(source.file)}
+    found |= {"repeats": source.repeats} if source.repeats else {}
+    found |= {"environment": source.environment} if source.environment else {}
+    return found | {
+        "overrides": source.overrides, "run": state.run.id, "device": state.device.type, "ranks": state.strategy.world_size,
+        "threads": torch.get_num_threads(), "versions": versions(distributions), "modules": modules(source.document),
+    }  # fmt: skip
+
+
+def text(resolved: Mapping[str, Any], made: Mapping[str, Any]) -> str:
+    """Return the text of a run's ``config.yaml``."""
+    head = "# Every key of this run. `hocket train --from FOLDER [key=value …]` repeats it, with changes.\n"
+    return head + dump(dict(resolved)) + dump({KEY: dict(made)})
+
+
+def versions(distributions: Mapping[str, str]) -> dict[str, str]:
+    """Return the versions of python, torch and the given distributions."""
+    import torch
+
+    return {"python": platform.python_version(), "torch": str(torch.__version__), **dict(sorted(distributions.items()))}
+
+
+def modules(document: Node) -> dict[str, str]:
+    """Return the version of each installed module that a configuration names, and a checksum of each other one."""
+    found = {}
+    for path in _paths(document):
+        name = path.partition(":")[0]
+        while name and name not in sys.modules:
+            name = name.rpartition(".")[0]
+        top = sys.modules.get(name.partition(".")[0])
+        file = getattr(sys.modules.get(name), "__file__", None)
+        if version := getattr(top, "__version__", None):
+            found[name.partition(".")[0]] = str(version)
+        elif file and (digest := _digest(file)):
+            found[name] = digest
+    return {name: found[name] for name in sorted(found)}
+
+
+def _paths(node: Node) -> Iterator[str]:
+    from hocket.cli.imports import reference
+
+    found = reference(node, dotted=True)
+    if found is not None:
+        yield found.path
+    children = node.value.values() if isinstance(node.value, dict) else node.value
+    for child in children if isinstance(node.value, dict | list) else ():
+        yield from _paths(child)
+
+
+def _digest(file: str | None) -> str | None:
+    try:
+        return None if file is None else hashlib.sha256(Path(file).read_bytes()).hexdigest()
+    except OSError:
+        return None
+
+
+def write(folder: Path, text: str) -> None:
+    """Write ``config.yaml`` into the folder of a run, atomically."""
+    temporary = folder / f".{NAME}.{os.getpid()}"
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(folder / NAME)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+# --- repeat a run
+
+
+def read(place: str) -> tuple[Node, dict[str, Any]]:
+    """Return the configuration of a run, from its folder, a checkpoint or a folder of checkpoints, and what it was made from.
+
+    Raises ConfigError if there is none.
+    """
+    file = Path(place)
+    file = file / NAME if file.is_dir() else file
+    if file.is_file():
+        where, text = str(file), file.read_text(encoding="utf-8")
+    else:
+        where, text = place, _of_checkpoint(place)
+    root = parse(text, where)
+    made = root.value.pop(KEY, None)
+    return root, made.plain() if made is not None and isinstance(made.value, dict) else {}
+
+
+def _of_checkpoint(place: str) -> str:
+    from hocket.checkpoints.storage import format as formats
+    from hocket.checkpoints.storage.errors import CheckpointError
+    from hocket.checkpoints.storage.store import Store
+    from hocket.checkpoints.storage.urls import local_folder, newest
+
+    if "://" not in place and not os.path.lexists(place):
+        raise ConfigError(
+            f"--from {place}", "It does not exist. Give the folder of a run, such as runs/a, or a checkpoint."
+        )
+    try:
+        place = str(newest(place))
+        if os.path.isdir(place) and (names := Store(place).names()):
+            place = f"{place.rstrip('/')}/{names[-1]}"
+        with local_folder(place, ["config"]) as folder:
+            found = formats.structure(folder, ["config"])
+    except (CheckpointError, ValueError, OSError) as error:
+        raise ConfigError(
+            f"--from {place}",
+            f"It has no {NAME}, which `hocket train` writes into the folder of each run, and is no checkpoint: {error}",
+        ) from None
+    text = found.get("config") if isinstance(found, dict) else None
+    if not isinstance(text, str):
+        raise ConfigError(
+            f"--from {place}",
+            "This checkpoint records no configuration: its run was started in Python, or by an older version. Run that "
+            "program, or `hocket train` with the file of that time.",
+        )
+    return text
+
+
+def as_new_run(document: Node, place: str) -> None:
+    """Give a recorded configuration the name of a new run, which does not resume."""
+    values, where = document.value, f"--from {place}"
+    name = values["run_name"].value if "run_name" in values else None
+    name = str(name or Path(place).resolve().name)
+    values["run_name"] = Node(_unused(folder_of(document), name), where, where)
+    values["resume"] = Node(None, where, where)
+
+
+def folder_of(document: Node) -> Path:
+    """Return the folder of runs."""
+    return Path(str(document.value["folder"].plain() if "folder" in document.value else "runs"))
+
+
+def own_checkpoints(document: Node, where: str) -> None:
+    """Let checkpoints go into the folder of a run that has a name."""
+    checkpoints = document.value.get("checkpoints")
+    if checkpoints is None or checkpoints.value is None:
+        return
+    name = document.value["run_name"].value
+    target = Node((folder_of(document) / str(name) / "checkpoints").as_posix(), where, where)
+    inside = checkpoints.value
+    if isinstance(inside, dict) and "init_args" in inside:
+        inside = inside["init_args"].value
+    elif isinstance(inside, dict) and len(inside) == 1 and ":" in next(iter(inside)):
+        (inside,) = (each.value for each in inside.values())
+    if isinstance(inside, dict) and "folder" in inside:
+        inside["folder"] = target
+    else:
+        document.value["checkpoints"] = target
+
+
+def _unused(folder: Path, name: str) -> str:
+    """Return a name like this one that no run in the folder has."""
+    stem, dash, number = name.rpartition("-")
+    stem, count = (stem, int(number)) if dash and number.isdecimal() and len(number) < 4 else (name, 1)
+    while os.path.lexists(folder / f"{stem}-{count + 1}"):
+        count += 1
+    return f"{stem}-{count + 1}"
+
+
+def differences(made: Mapping[str, Any], now: Mapping[str, Any], seed: int | None) -> str:
+    """Return, as the end of a sentence, what may keep a repeated run from being bitwise identical; or empty."""
+    found = []
+    for kind in ("versions", "modules"):
+        then, here = dict(made.get(kind) or {}), dict(now.get(kind) or {})
+        for name in then:
+            was, is_now = then[name], here.get(name, "not used")
+            if was != is_now:
+                is_text = len(str(was)) == 64
+                found.append(f"{name} has changed" if is_text else f"{name} was {was}, is {is_now}")
+    for name in ("device", "ranks", "threads"):
+        if name in made and made[name] != now.get(name):
+            found.append(f"{name} was {made[name]}, is {now.get(name)}")
+    file = made.get("file")
+    if isinstance(file, str) and made.get("sha256") != _digest(file):
+        found.append(f"{file} has changed or moved since, and the recorded configuration is used")
+    if seed is None:
+        found.append("it has no seed= and draws from the global random numbers, which are not recorded")
+    return f", perhaps not bit for bit: {'; '.join(found)}" if found else ""

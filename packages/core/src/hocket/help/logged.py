@@ -1,0 +1,183 @@
+"""Errors and warnings about logged values, and what to write instead."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from hocket.help import names
+from hocket.help.objects import short
+from hocket.history import POSITION
+
+_REDUCTIONS = ("mean", "sum", "min", "max", "last", "metric")
+_OVER = ("interval", "epoch")
+
+
+def over(given: Any) -> tuple[str, ...]:
+    """Return what a value is reduced over, as a tuple. Raises ValueError or TypeError."""
+    asked = (given,) if isinstance(given, str) else given
+    if not isinstance(asked, Sequence) or not asked or not all(isinstance(each, str) for each in asked):
+        raise TypeError(f"over={short(given)} is not a text. Write over='interval', over='epoch', or both as a tuple.")
+    for each in asked:
+        if each not in _OVER:
+            raise ValueError(
+                f"over={each!r} is unknown; there are 'interval', which ends with every log_every=, and 'epoch', or both as a "
+                f"tuple. Write over={_meant(each, _OVER, 'over')!r}. In an evaluation every value is over its set."
+            )
+    return tuple(dict.fromkeys(asked))
+
+
+def check(name: Any, reduce: Any, weight: Any) -> None:
+    """Raise TypeError or ValueError for a name, a reduction or a weight that cannot be."""
+    if not isinstance(name, str) or not name:
+        raise TypeError(
+            f"A value was logged under the name {short(name)}; names are texts. Write self.log('accuracy', value)."
+        )
+    if reduce not in _REDUCTIONS:
+        text = reduce if isinstance(reduce, str) else getattr(reduce, "__name__", "")
+        raise ValueError(
+            f"reduce={short(reduce)} of {name!r} is unknown; there are 'mean', 'sum', 'min', 'max', 'last', and 'metric' for "
+            f"an object with update, compute and reset. Write reduce={_meant(text, _REDUCTIONS, 'reduce')!r}."
+        )
+    if weight is not None and reduce != "mean":
+        raise ValueError(
+            f"{name!r} was logged with reduce={reduce!r} and a weight=, which only a mean has. Write reduce='mean', or omit "
+            "weight=."
+        )
+    if name in POSITION:
+        raise ValueError(
+            f"{name!r} is a column of result.history, the position of a row. Write a name with a slash, such as "
+            f"'my/{name}'."
+        )
+
+
+def weight(given: Any, reduce: Any) -> float | Tensor:
+    """Return a weight as a float or a scalar tensor. Raises TypeError."""
+    if isinstance(given, Tensor) and given.numel() == 1:
+        return given
+    if isinstance(given, str | Tensor):
+        found = f"a tensor of shape {tuple(given.shape)}" if isinstance(given, Tensor) else repr(given)
+        raise TypeError(f"weight= was given {found}; it is one number. Write weight=len(targets), for instance.")
+    try:
+        return float(given)
+    except (TypeError, ValueError):
+        raise TypeError(
+            f"weight= was given {short(given)}; it is one number. Write weight=len(targets), for instance."
+        ) from None
+
+
+def not_a_number(name: str, value: Any) -> TypeError:
+    """Return the error for a value that is not one number."""
+    if isinstance(value, Tensor) and value.numel() != 1:
+        found, write = (
+            f"a tensor of shape {tuple(value.shape)}",
+            "Log one number, such as its mean(); or a name for each.",
+        )
+    elif isinstance(value, Tensor):
+        found, write = f"a complex number ({value.dtype})", "Log its abs(), for instance."
+    elif callable(getattr(value, "compute", None)):
+        found, write = f"the metric {type(value).__name__}", "Omit reduce=, or write reduce='metric'."
+    else:
+        found, write = f"{short(value)}", "Log numbers or tensors of one element; loggers take texts by log_texts."
+    return TypeError(f"{name!r} was logged as {found}. {write}")
+
+
+def not_a_metric(name: str, value: Any) -> TypeError:
+    """Return the error for a number in place of a metric object."""
+    return TypeError(
+        f"{name!r} was logged as {short(value)} with reduce='metric', or was a metric before. Log the object itself, with "
+        "update, compute and reset, or a number under another name."
+    )
+
+
+def shared_metric(name: str, value: Any) -> ValueError:
+    """Return the error for a metric object that training and evaluation have in common."""
+    return ValueError(
+        f"The metric {type(value).__name__} logged as {name!r} is logged in training and in evaluation, whose values would "
+        "mix. Use an object for each, chosen by self.training, or define metrics(split), which makes one for each."
+    )
+
+
+def metric_over_both(name: str) -> ValueError:
+    """Return the error for one metric object over interval and epoch."""
+    return ValueError(
+        f"The metric logged as {name!r} is over the interval and the epoch, and is reset at the end of each. Use an object for "
+        "each, logged under two names."
+    )
+
+
+def reserved(name: str, by: str) -> ValueError:
+    """Return the error for a name that something else measures."""
+    return ValueError(f"{name!r} is {by}. Log the value under another name, such as {_other(name)!r}.")
+
+
+def logged_otherwise(name: str, before: str, now: str) -> ValueError:
+    """Return the error for a name that was logged in two ways."""
+    return ValueError(
+        f"{name!r} was logged with {before} before, and with {now} now. Use a name for each, such as {_other(name)!r}."
+    )
+
+
+def differs(name: str, over: str, reduce: str, by_rank: Mapping[int, str], world: int) -> str:
+    """Return the warning about a name that some ranks have not logged, or in another way."""
+    have = [rank for rank, how in by_rank.items() if how == reduce]
+    lacking = [rank for rank in range(world) if rank not in by_rank]
+    others = [f"with reduce={how!r} on {_ranks([rank])}" for rank, how in by_rank.items() if how != reduce]
+    where = [*others, *([f"not on {_ranks(lacking)}"] if lacking else [])]
+    return (
+        f"{name!r} was logged with reduce={reduce!r} on {_ranks(have)}, and {' and '.join(where)}, in the same {over}. Its "
+        f"value is that of {_ranks(have)}. Log it in the same way on all ranks; where there is nothing to count, with weight=0."
+    )
+
+
+def twice(both: Sequence[str]) -> str:
+    """Return the warning about names that were logged with and without a reduction in one interval."""
+    return (
+        f"{', '.join(map(repr, both))} {'was' if len(both) == 1 else 'were'} logged both with a reduction and without in one "
+        f"interval; the reduced value is kept. Use a name for each, such as {_other(both[0])!r}."
+    )
+
+
+def outside(kind: str) -> str:
+    """Return the message for `Task.log` outside of a run."""
+    return (
+        f"{kind}.log(…) was called outside of a run, where nothing takes the value. It works while a hocket.Trainer fits, "
+        "evaluates or predicts with this task; a copy of the task is not in the run. To use the model by itself, log in "
+        "loss(outputs, batch), which only a Trainer calls, instead of forward."
+    )
+
+
+def foreign(arguments: Mapping[str, Any], call: str) -> TypeError:
+    """Return the error for arguments of other libraries' ``log``."""
+    found = [f"instead of {name}=: {text}" for name in arguments if (text := argument(name))]
+    unknown = [name for name in arguments if argument(name) is None]
+    return TypeError(
+        f"{call} takes reduce=, over= and weight=, and was given {', '.join(f'{name}=' for name in arguments)}. "
+        + (f"Write {'; '.join(found)}. " if found else "")
+        + (f"{', '.join(unknown)} {'is' if len(unknown) == 1 else 'are'} unknown here." if unknown else "")
+    )
+
+
+def argument(name: str) -> str | None:
+    """Return what to write instead of an argument of another library's ``log``, or None."""
+    return names.listed(name, "log-arguments") or next(
+        (f"{each}=" for each in difflib.get_close_matches(name, ("reduce", "over", "weight"), 1, 0.6)), None
+    )
+
+
+def _meant(given: str, there: Sequence[str], table: str) -> str:
+    known = names.listed(given, "log-values", table) if given else None
+    return known or next(iter(difflib.get_close_matches(given, there, 1, 0.4)), there[0])
+
+
+def _other(name: str) -> str:
+    head, _, last = name.rpartition("/")
+    return re.sub("^/", "", f"{head}/my_{last}")
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"

@@ -1,0 +1,184 @@
+"""Record when tensors get and lose their memory, on tensors with storage or without."""
+
+from __future__ import annotations
+
+import re
+import sys
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
+
+_TORCH = str(Path(torch.__file__).parent)
+#: Bytes that a kernel takes on the CPU beside its results while it runs: gloo copies the full tensor of a collective, oneDNN
+#: the inputs of a convolution and its gradient of the weights, in layouts of its own. Observed with torch's profiler.
+_SCRATCH: dict[str, Callable[..., int]] = {
+    "c10d._allgather_base_.default": lambda output, *_: output.nbytes,
+    "c10d._reduce_scatter_base_.default": lambda output, input, *_: input.nbytes,
+    "aten.convolution.default": lambda input, weight, *_: input.nbytes + weight.nbytes,
+    "aten.convolution_backward.default": lambda gradient, input, weight, *_: weight.nbytes,
+}
+
+
+class DataDependentError(RuntimeError):
+    """The code of a model or a loss reads the value of a tensor, and there are no values."""
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """Memory that a tensor got, in the order of `Ledger.events`."""
+
+    size: int
+    device: str
+    #: ``forward``, ``backward``, ``step`` and so on: what ran then.
+    phase: str
+    #: The module whose forward ran then.
+    module: str
+
+
+class Ledger(TorchDispatchMode):
+    """Record every allocation and release of tensors' storage while operations run.
+
+    It sees what operations return, and what storage is resized to (FSDP frees weights so). It does not see scratch memory
+    within a kernel.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.allocations: list[Allocation] = []
+        #: In order: the number of an allocation, and whether its memory was allocated or freed.
+        self.events: list[tuple[int, bool]] = []
+        self.phase = "setup"
+        self.module = ""
+        #: The allocation of a collective that may still run.
+        self._in_progress: int | None = None
+        #: By the id of living storage: the number of its latest allocation.
+        self._living: dict[int, int] = {}
+
+    # --- what happens
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operation, and record the storage of its results."""
+        if function is torch.ops.aten._local_scalar_dense.default and _is_fake(args[0]):
+            return self._read(function, args)
+        self.see(args)
+        made = function(*args, **(kwargs or {}))
+        self.see(made)
+        if function.overloadpacket is torch.ops.aten.all and _is_fake(made):
+            made._of_all = True
+        if (scratch := _SCRATCH.get(str(function))) is not None and args[0].device.type == "cpu":
+            self._scratch(scratch(*args), function.namespace == "c10d")
+        return made
+
+    def _scratch(self, size: int, collective: bool) -> None:
+        """Record memory for as long as a kernel runs. A thread may compute a collective until the next one begins."""
+        if collective and self._in_progress is not None:
+            self.events.append((self._in_progress, False))
+        number = len(self.allocations)
+        self.allocations.append(Allocation(size, "cpu", self.phase, self.module))
+        self.events.append((number, True))
+        if collective:
+            self._in_progress = number
+        else:
+            self.events.append((number, False))
+
+    def see(self, tree: Any) -> None:
+        """Record the storage of tensors, unless it is known."""
+        for each in tree_iter(tree):
+            if isinstance(each, Tensor):
+                self._see(each)
+
+    def _see(self, tensor: Tensor) -> None:
+        device = tensor.device.type
+        for storage in _storages(tensor):
+            if id(storage) not in self._living:
+                weakref.finalize(storage, self._free, id(storage)).atexit = False
+                self._allocate(id(storage), storage.nbytes(), device)
+
+    def _allocate(self, key: int, size: int, device: str) -> None:
+        self._living[key] = len(self.allocations)
+        self.events.append((len(self.allocations), True))
+        self.allocations.append(Allocation(size, device, self.phase, self.module))
+
+    def _free(self, key: int) -> None:
+        self.events.append((self._living.pop(key), False))
+
+    def _resized(self, storage: torch.UntypedStorage) -> None:
+        number = self._living.get(id(storage))
+        if number is not None and (before := self.allocations[number]).size != storage.nbytes():
+            self.events.append((number, False))
+            self._allocate(id(storage), storage.nbytes(), before.device)
+
+    def _read(self, function: Any, args: Any) -> Any:
+        """Return a value to hocket, which checks losses, weights and averages, as if all is well; refuse others."""
+        frame: Any = sys._getframe(2)
+        while frame is not None and frame.f_code.co_filename.startswith(_TORCH):
+            frame = frame.f_back
+        if frame is not None and re.match(r"hocket(_\w+)?(\.|$)", frame.f_globals.get("__name__", "")):
+            well = getattr(args[0], "_of_all", False)
+            return 1.0 if args[0].is_floating_point() else well if args[0].dtype is torch.bool else 1
+        where = "" if frame is None else f" in {frame.f_code.co_qualname} ({frame.f_code.co_filename}:{frame.f_lineno})"
+        raise DataDependentError(
+            f"The value of a tensor is read{where}, by .item(), bool() or a comparison, so that what is computed depends on "
+            "values, which an estimate does not have."
+        )
+
+    @contextmanager
+    def resizing(self) -> Iterator[None]:
+        """Record the resizing of storage inside the context, which no operation does."""
+        resize = torch.UntypedStorage.resize_
+
+        def recorded(storage: torch.UntypedStorage, size: int) -> Any:
+            result = resize(storage, size)
+            self._resized(storage)
+            return result
+
+        torch.UntypedStorage.resize_ = recorded  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            torch.UntypedStorage.resize_ = resize  # type: ignore[method-assign]
+
+    # --- what was recorded
+
+    def numbers(self, tensors: Iterable[Tensor]) -> set[int]:
+        """Return the numbers of the latest allocations of living tensors."""
+        return {self._living[id(s)] for each in tensors for s in _storages(each) if id(s) in self._living}
+
+    def peak(self, device: str) -> tuple[int, int, set[int]]:
+        """Return the most bytes at once on a kind of device, the number of the allocation that reached them, and those alive."""
+        now, most, position = 0, 0, 0
+        for at, (number, allocated) in enumerate(self.events):
+            each = self.allocations[number]
+            if each.device == device:
+                now += each.size if allocated else -each.size
+                if now > most:
+                    most, position = now, at
+        alive: set[int] = set()
+        for number, allocated in self.events[: position + 1]:
+            if self.allocations[number].device == device:
+                (alive.add if allocated else alive.discard)(number)
+        return most, self.events[position][0], alive
+
+
+def _storages(tensor: Tensor) -> Iterator[torch.UntypedStorage]:
+    if hasattr(type(tensor), "__tensor_flatten__"):  # a DTensor, or another tensor of tensors
+        names, _ = tensor.__tensor_flatten__()  # type: ignore[attr-defined]
+        for name in names:
+            if isinstance(inner := getattr(tensor, name), Tensor):
+                yield from _storages(inner)
+    elif tensor.layout is torch.strided:
+        yield tensor.untyped_storage()
+
+
+def _is_fake(tensor: Any) -> bool:
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    return isinstance(tensor, FakeTensor) and tensor.constant is None

@@ -1,0 +1,272 @@
+"""Summarize a model by module: output shapes, parameters, memory and FLOPs, without computing anything."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.nn.parameter import is_lazy
+from torch.utils.flop_counter import FlopCounterMode
+
+from hocket import display
+from hocket.data.nesting import map_tensors
+from hocket.help.arguments import understood
+from hocket.losses import as_loss
+from hocket.memory.estimate import aligned, shown
+from hocket.memory.hollow import Hollow
+from hocket.task import Task, task_of
+from hocket.training import seeding
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Layer:
+    """One module. Numbers include the modules inside it, and count a shared tensor once."""
+
+    name: str
+    kind: str
+    #: The shapes of its output in the first call; empty if it was not called.
+    outputs: tuple[tuple[int, ...], ...]
+    calls: int
+    parameters: int
+    trainable: int
+    buffers: int
+    #: Bytes of parameters and buffers.
+    bytes: int
+    #: FLOPs of all calls, and of the backward pass.
+    forward_flops: int
+    backward_flops: int
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelSummary:
+    """The layers of a model, with the model itself first. Printed, it is a table."""
+
+    layers: tuple[Layer, ...]
+    #: What else there is to say, in one line each.
+    notes: tuple[str, ...] = ()
+
+    @property
+    def total(self) -> Layer:
+        """The model itself."""
+        return self.layers[0]
+
+    def __str__(self) -> str:
+        rows = [["module", "type", "output", "calls", "parameters", "trainable", "buffers", "size", "forward", "backward"]]
+        for each in self.layers[1:] + self.layers[:1]:
+            depth = each.name.count(".") if each.name else 0
+            rows.append([
+                "  " * depth + (each.name or "total"),
+                each.kind,
+                ", ".join("x".join(map(str, shape)) or "scalar" for shape in each.outputs) or "-",
+                str(each.calls),
+                f"{each.parameters:,}",
+                f"{each.trainable:,}",
+                f"{each.buffers:,}",
+                shown(each.bytes),
+                *(flops(number) for number in (each.forward_flops, each.backward_flops)),
+            ])  # fmt: skip
+        return "\n".join([aligned(rows), *self.notes])
+
+    def _repr_html_(self) -> str:
+        return display.html("Model", {"": str(self)})
+
+
+def flops(number: int) -> str:
+    """Return a number of floating-point operations for people.
+
+    Example:
+        >>> flops(3_628_146_688)
+        '3.63 GFLOP'
+    """
+    for exponent, unit in ((12, "T"), (9, "G"), (6, "M"), (3, "k")):
+        if number >= 10**exponent:
+            return f"{number / 10**exponent:.2f} {unit}FLOP"
+    return f"{number} FLOP"
+
+
+@understood
+def model_summary(
+    model: nn.Module,
+    batch: Any,
+    *,
+    loss: Any = None,
+    inputs: Any = None,
+    targets: Any = None,
+    depth: int | None = 3,
+) -> ModelSummary:
+    """Return a summary of ``model`` for ``batch``, by module.
+
+    A copy of the model without storage runs forward, loss and backward, so nothing is computed or allocated, and model,
+    random numbers and modes stay bitwise as they were. FLOPs are those of matrix products, convolutions and attention, as
+    `torch.utils.flop_counter.FlopCounterMode` counts them: a multiplication and an addition are two. Shared parameters count
+    once in each sum. Sharded parameters (DTensor) count in full.
+
+    Args:
+        model: an `nn.Module` or a `hocket.Task`, on any device, the meta device too.
+        batch: a batch as training has it, real or on the meta device; only shapes and dtypes are used.
+        loss, inputs, targets: as in `hocket.Trainer`. Without a loss, the backward pass is that of the sum of the outputs.
+        depth: levels of modules to list; None for all.
+
+    Raises:
+        ValueError: the model has lazy modules without shapes, or reads values of tensors, so that shapes depend on them.
+
+    Example:
+        >>> import torch, hocket
+        >>> model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
+        >>> print(hocket.model_summary(model, (torch.ones(32, 8), torch.ones(32, 4)), loss="mse_loss"))
+        module  type        output  calls  parameters  trainable  buffers  size   forward      backward
+        ...
+    """
+    task = task_of(model, loss, inputs, targets, None)
+    return summarize(task, batch, depth=depth, backward=loss is not None or isinstance(model, Task))
+
+
+def summarize(
+    task: Task,
+    batch: Any,
+    *,
+    depth: int | None = 3,
+    backward: bool = True,
+    convert: Callable[[Any], Any] = lambda batch: batch,
+    context: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    hollow: Hollow | None = None,
+) -> ModelSummary:
+    """Return the summary of a task; see `model_summary`.
+
+    Args:
+        backward: whether the task has a loss; otherwise the outputs are summed.
+        convert, context: what the precision does with a batch, and its context of a forward pass.
+        hollow: the mode of the task's tensors, if they have no storage already.
+    """
+    hollow = hollow or Hollow()
+    model = task.model
+    lazy = [name for name, tensor in [*model.named_parameters(), *model.named_buffers()] if is_lazy(tensor)]
+    if lazy:
+        raise ValueError(
+            f"{type(model).__name__}.{lazy[0]} has no shape yet: it is of a lazy layer, such as torch.nn.LazyLinear. Call the "
+            "model once before: model(next(iter(loader))[0])."
+        )
+    device = next((each.device for each in model.parameters() if not each.is_meta), torch.device("cpu"))
+    with seeding.preserved():
+        copied = _hollow_copy(task, hollow, device).train()
+        held: dict[int, tuple[Tensor, Tensor]] = {}
+        given = map_tensors(lambda tensor: hollow.view(tensor, held), batch)
+        return _Run(copied, hollow).summary(given, depth, backward, convert, context, device)
+
+
+def _hollow_copy(task: Task, hollow: Hollow, device: torch.device) -> Task:
+    """Return a copy without storage, without hooks, and with full tensors in place of shards."""
+    memo: dict[int, Any] = {}
+    classes: dict[nn.Module, type[nn.Module]] = {}
+    for module in task.modules():
+        for name, value in vars(module).items():
+            if name.endswith("_hooks"):
+                memo[id(value)] = type(value)()
+        for tensor in [*module._parameters.values(), *module._buffers.values()]:
+            if tensor is not None and id(tensor) not in memo:
+                memo[id(tensor)] = hollow.like(tensor, device)
+    try:
+        for module in task.modules():
+            if hasattr(type(module), "unshard"):  # of FSDP, which cannot be copied
+                classes[module] = type(module)
+                module.__class__ = next(each for each in type(module).__mro__ if not hasattr(each, "unshard"))
+        return copy.deepcopy(task, memo)
+    finally:
+        for module, own in classes.items():
+            module.__class__ = own
+
+
+class _Run:
+    """A step of a model without storage."""
+
+    def __init__(self, task: Task, hollow: Hollow) -> None:
+        self.task, self.model, self.hollow = task, task.model, hollow
+        self.counter = FlopCounterMode(display=False)
+        self.calls: Counter[nn.Module] = Counter()
+        self.outputs: dict[nn.Module, tuple[tuple[int, ...], ...]] = {}
+        self.forward: Counter[nn.Module] = Counter()
+        self.notes: list[str] = []
+
+    def summary(
+        self, batch: Any, depth: int | None, backward: bool, convert: Any, context: Any, device: torch.device
+    ) -> ModelSummary:
+        try:
+            with self.hollow, self._hooks(), self.counter:
+                with context():
+                    outputs = self.task(convert(map_tensors(lambda tensor: tensor.to(device), batch)))
+                loss = self._loss(outputs, batch, context) if backward else None
+                sums: list[Tensor] = []
+                map_tensors(lambda t: sums.append(t.sum()) if t.requires_grad else None, outputs if loss is None else loss)
+                if sums:
+                    torch.stack([each.float() for each in sums]).sum().backward()
+        except (DataDependentOutputException, DynamicOutputShapeException) as error:
+            raise ValueError(
+                f"The summary of {type(self.model).__name__} needs the result of {error.func}, which depends on values, and "
+                "it is computed from shapes only. Summarize the parts before and after it on their own."
+            ) from error
+        return ModelSummary(tuple(self._layers(depth)), tuple(self.notes))
+
+    def _loss(self, outputs: Any, batch: Any, context: Any) -> Tensor | None:
+        try:
+            with context():
+                return as_loss(self.task.loss(outputs, batch)).value
+        except (DataDependentOutputException, DynamicOutputShapeException):
+            self.notes.append("The loss depends on values; the backward pass is that of the sum of the outputs.")
+            return None
+
+    @contextmanager
+    def _hooks(self) -> Iterator[None]:
+        started: list[int] = []
+
+        def before(module: nn.Module, inputs: Any) -> None:
+            started.append(self.counter.get_total_flops())
+
+        def after(module: nn.Module, inputs: Any, outputs: Any) -> None:
+            self.calls[module] += 1
+            self.forward[module] += self.counter.get_total_flops() - started.pop()
+            if module not in self.outputs:
+                shapes: list[tuple[int, ...]] = []
+                map_tensors(lambda tensor: shapes.append(tuple(tensor.shape)), outputs)
+                self.outputs[module] = tuple(shapes)
+
+        handles = [
+            register_module_forward_pre_hook(before),
+            register_module_forward_hook(after, always_call=True),
+        ]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _layers(self, depth: int | None) -> Iterator[Layer]:
+        counts = {name: sum(each.values()) for name, each in self.counter.get_flop_counts().items()}
+        root = type(self.task).__name__
+        prefixes = {module: name for name, module in self.task.named_modules()}
+        for name, module in self.model.named_modules():
+            if depth is not None and name and name.count(".") >= depth:
+                continue
+            full = ".".join([root, *filter(None, [prefixes.get(module, name)])])
+            parameters, buffers = list(module.parameters()), list(module.buffers())
+            forward = self.forward[module]
+            total = counts.get("Global" if module is self.model else full, forward)
+            yield Layer(
+                name=name,
+                kind=type(module).__name__,
+                outputs=self.outputs.get(module, ()),
+                calls=self.calls[module],
+                parameters=sum(each.numel() for each in parameters),
+                trainable=sum(each.numel() for each in parameters if each.requires_grad),
+                buffers=sum(each.numel() for each in buffers),
+                bytes=sum(each.nbytes for each in [*parameters, *buffers]),
+                forward_flops=forward,
+                backward_flops=max(total - forward, 0),
+            )

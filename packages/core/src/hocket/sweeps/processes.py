@@ -1,0 +1,157 @@
+"""Run the trials of a sweep in processes, one at a time or several, and record how each ends."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO, Any
+
+from hocket.cli.document import flow
+from hocket.plugins import PluginError
+from hocket.sweeps.record import OVER, PRIVATE, Entry, Record
+from hocket.sweeps.trial import write
+
+#: Seconds that interrupted trials have to write a checkpoint.
+PATIENCE = 60.0
+
+
+class NoMetric(PluginError):
+    """No trial can have a value."""
+
+
+class Running:
+    """One trial's process."""
+
+    def __init__(self, record: Record, entry: Entry, arguments: list[str], prune: dict[str, Any] | None) -> None:
+        private = record.folder / PRIVATE
+        self.entry, self._metric = entry, record.definition["metric"]
+        self._result, self._output = private / f"{entry.name}.result.json", private / f"{entry.name}.txt"
+        self._result.unlink(missing_ok=True)
+        about = private / f"{entry.name}.json"
+        write(about, {"metric": self._metric, "result": str(self._result.resolve()), "prune": prune})
+        self._file: IO[bytes] = self._output.open("ab")
+        self._began = time.monotonic()
+        command = [sys.executable, "-m", "hocket", "train", *arguments, "--trial", str(about)]
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=self._file, stderr=subprocess.STDOUT, env=os.environ.copy()
+        )
+
+    def over(self, interrupted: bool) -> bool:
+        """Whether the process has ended; its end is noted in the entry then."""
+        code = self._process.poll()
+        if code is None:
+            return False
+        self._file.close()
+        entry = self.entry
+        entry.seconds = round(entry.seconds + time.monotonic() - self._began, 1)
+        result = json.loads(self._result.read_text(encoding="utf-8")) if self._result.exists() else None
+        if code == 0 and result is not None:
+            entry.metrics = result["metrics"]
+            entry.value = entry.metrics.get(self._metric)
+            entry.status, entry.error = "pruned" if result["pruned"] else "finished", ""
+            if entry.value is None:
+                entry.status, entry.error = "failed", f"it has no {self._metric}"
+        elif interrupted:
+            entry.status = "interrupted"
+        else:
+            how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+            entry.status, entry.error = "failed", f"{how}: {self._last_line()}"
+        return True
+
+    def _last_line(self) -> str:
+        lines = self._output.read_text(encoding="utf-8", errors="replace").strip().splitlines() or ["no output"]
+        return lines[-1][:400]
+
+    def stop(self, number: int) -> None:
+        """Send a signal."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.send_signal(number)
+
+
+def run(
+    record: Record,
+    waiting: Iterator[Entry],
+    arguments: Callable[[Entry], list[str]],
+    prune: Callable[[Entry], dict[str, Any] | None],
+    ended: Callable[[Entry], None],
+    jobs: int,
+) -> bool:
+    """Run trials until none is waiting, and return whether it was interrupted.
+
+    Control-C and SIGTERM end the trials, which write a checkpoint if they have any; the sweep is continued later.
+    Raises NoMetric if the first trial that is over has no such metric: no other will.
+    """
+    running: list[Running] = []
+    received: list[int] = []
+    before = {
+        each: signal.signal(each, lambda number, _: received.append(number)) for each in (signal.SIGINT, signal.SIGTERM)
+    }
+    until = float("inf")
+    sent = 0
+    try:
+        while True:
+            while not received and len(running) < jobs and (entry := next(waiting, None)) is not None:
+                entry.status = "running"
+                if entry not in record.trials:
+                    record.trials.append(entry)
+                record.save()
+                running.append(Running(record, entry, arguments(entry), prune(entry)))
+            if not running:
+                return bool(received)
+            for each in [each for each in running if each.over(bool(received))]:
+                running.remove(each)
+                record.save()
+                ended(each.entry)
+                _check_metric(record, each.entry)
+            if len(received) > sent:
+                sent, until = len(received), time.monotonic() + PATIENCE
+                # A terminal sends Control-C to the trials, too: a second signal would end them at once.
+                of_terminal = received[-1] == signal.SIGINT and sys.stdin is not None and sys.stdin.isatty()
+                for each in () if of_terminal and sent == 1 else running:
+                    each.stop(signal.SIGTERM if sent == 1 else signal.SIGKILL)
+            if time.monotonic() > until:
+                for each in running:
+                    each.stop(signal.SIGKILL)
+            time.sleep(0.05)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        for each in running:
+            each.stop(signal.SIGTERM)
+
+
+def _check_metric(record: Record, entry: Entry) -> None:
+    from hocket.cli.document import suggestion
+
+    metric = record.definition["metric"]
+    if entry.metrics and metric not in entry.metrics and not any(each.status == "finished" for each in record.trials):
+        raise NoMetric(
+            f"Trials have no metric '{metric}'. {suggestion(metric, entry.metrics)} Give it as --metric, and another --name."
+        )
+
+
+def attempt(folder: Path, entry: Entry, resumable: bool) -> str:
+    """Return the name of the folder in which to continue a trial: the same if it can resume there, else an unused one."""
+    count, name = 2, f"trial-{entry.number:03}"
+    if resumable:
+        return entry.name
+    while os.path.lexists(folder / name):
+        name, count = f"trial-{entry.number:03}-try{count}", count + 1
+    return name
+
+
+def values_of(entry: Entry) -> list[str]:
+    """Return the overrides of a trial."""
+    return [f"{key}={flow(value)}" for key, value in entry.parameters.items()]
+
+
+def unfinished(record: Record, retry: bool) -> list[Entry]:
+    """Return the trials to run again: those that a sweep that was interrupted or killed left, and failed ones on request."""
+    return [each for each in record.trials if each.status not in OVER or (retry and each.status == "failed")]

@@ -1,0 +1,139 @@
+"""The parameters of a sweep: choices and ranges, as YAML and the command line write them."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hocket.cli.document import ConfigError, Node, flow, parse_value, suggestion
+
+#: What a mapping in the place of values may be, and a call on the command line.
+FORMS = ("choices", "uniform", "loguniform", "int")
+_WRITE = "Write [a, b, c] or {choices: […]}, {uniform: [low, high]}, {loguniform: [low, high]} or {int: [low, high]}"
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """Values of which one is chosen, all with equal probability."""
+
+    values: tuple[Any, ...]
+
+    def draw(self, numbers: random.Random) -> Any:
+        """Return one at random."""
+        return self.values[numbers.randrange(len(self.values))]
+
+    def ends(self) -> tuple[Any, ...]:
+        """Return the values to check before the first trial."""
+        return self.values
+
+    def plain(self) -> Any:
+        """Return it as YAML."""
+        return list(self.values)
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Numbers between two bounds, which are included: ``uniform``, ``loguniform`` or ``int``."""
+
+    form: str
+    low: float
+    high: float
+
+    def draw(self, numbers: random.Random) -> float:
+        """Return a number at random, with six significant digits."""
+        if self.form == "int":
+            return numbers.randint(int(self.low), int(self.high))
+        if self.form == "uniform":
+            drawn = numbers.uniform(self.low, self.high)
+        else:
+            drawn = math.exp(numbers.uniform(math.log(self.low), math.log(self.high)))
+        return min(max(float(f"{drawn:.6g}"), self.low), self.high)
+
+    def ends(self) -> tuple[Any, ...]:
+        """Return the values to check before the first trial."""
+        return self.low, self.high
+
+    def plain(self) -> Any:
+        """Return it as YAML."""
+        return {self.form: [self.low, self.high]}
+
+
+Space = dict[str, Choices | Range]
+
+
+def of_node(node: Node, key: str) -> Choices | Range:
+    """Return the values of a parameter in a sweep's file. Raises ConfigError."""
+    value = node.value
+    if isinstance(value, list):
+        return _made("choices", node, key, node.where)
+    if isinstance(value, dict):
+        if len(value) == 1 and next(iter(value)) in FORMS:
+            ((form, inside),) = value.items()
+            return _made(form, inside, key, node.where)
+        near = suggestion(next(iter(value)), FORMS, "") if len(value) == 1 else ""
+        raise ConfigError(node.where, f"{key}={flow(node.plain())} gives no values to try. {near} {_WRITE}.")
+    return Choices((value,))
+
+
+def of_text(key: str, text: str) -> Choices | Range | None:
+    """Return the values of a parameter on the command line: ``a,b,c`` or ``loguniform(low,high)``; None for a single value."""
+    where = f"'{key}={text}'"
+    if call := re.fullmatch(rf"({'|'.join(FORMS)})\((.*)\)", text.strip()):
+        return _made(call[1], parse_value(f"[{call[2]}]", where), key, where)
+    if near := re.fullmatch(r"(\w+)\(\s*[-+\d.eE]+\s*,\s*[-+\d.eE]+\s*\)", text.strip()):
+        raise ConfigError(where, f"There is no distribution '{near[1]}'. {suggestion(near[1], FORMS)}")
+    parts = _split(text)
+    return Choices(tuple(parse_value(each, where).plain() for each in parts)) if len(parts) > 1 else None
+
+
+def _split(text: str) -> list[str]:
+    """Split at commas outside of brackets and quotes."""
+    return [
+        each for each in re.findall(r"(?:[^,\[\](){}'\"]|\[.*?\]|\(.*?\)|\{.*?\}|'.*?'|\".*?\")+", text) if each.strip()
+    ]
+
+
+def _made(form: str, node: Node, key: str, where: str) -> Choices | Range:
+    values = node.plain()
+    if not isinstance(values, list) or not values:
+        raise ConfigError(where, f"{key}: {form} needs a list of values. {_WRITE}.")
+    if form == "choices":
+        return Choices(tuple(values))
+    numbers = [each for each in values if isinstance(each, int | float) and not isinstance(each, bool)]
+    if len(values) != 2 or len(numbers) != 2 or not numbers[0] < numbers[1]:
+        raise ConfigError(where, f"{key}: {form} needs two numbers, the smaller first, and has {flow(values)}.")
+    if form == "int" and not all(isinstance(each, int) for each in numbers):
+        raise ConfigError(where, f"{key}: int needs two integers, and has {flow(values)}.")
+    if form == "loguniform" and numbers[0] <= 0:
+        raise ConfigError(where, f"{key}: loguniform needs positive numbers, and has {flow(values)}.")
+    return Range(form, *numbers)
+
+
+def grid(space: Space) -> Iterator[dict[str, Any]]:
+    """Yield every combination; the last parameter changes fastest. Raises ConfigError for a range of real numbers."""
+    every = []
+    for key, each in space.items():
+        if isinstance(each, Range) and each.form != "int":
+            raise ConfigError(
+                f"{key}",
+                f"A grid has no end with {flow(each.plain())}. List values, or take sampler random and trials.",
+            )
+        every.append(each.values if isinstance(each, Choices) else range(int(each.low), int(each.high) + 1))
+    for values in itertools.product(*every):
+        yield dict(zip(space, values, strict=True))
+
+
+def drawn(space: Space, seed: int, number: int) -> dict[str, Any]:
+    """Return the values of one random trial, which depend on the seed and its number only."""
+    numbers = random.Random(f"{seed}/{number}")
+    return {key: each.draw(numbers) for key, each in space.items()}
+
+
+def described(values: Mapping[str, Any]) -> str:
+    """Return parameters as a command line has them."""
+    return " ".join(f"{key}={flow(value)}" for key, value in values.items())

@@ -1,0 +1,53 @@
+"""One run of a sweep, in its own process: report its metric, stop if it is pruned, and write its result."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hocket.callback import Callback
+from hocket.training.requests import Decision
+
+if TYPE_CHECKING:
+    from hocket.result import Result
+    from hocket.state import State
+
+
+class Trial(Callback):
+    """Report the metric after each evaluation, and stop the run where the sweep's pruner says so.
+
+    Args:
+        file: written by the sweep: the metric, where to write the result, and how to reach the pruner.
+    """
+
+    def __init__(self, file: str) -> None:
+        self._about = json.loads(Path(file).read_text(encoding="utf-8"))
+        self.pruned = False
+
+    def eval_after_all(self, state: State) -> None:
+        """Report the metric; the first rank decides."""
+        about, value = self._about["prune"], state.metrics.get(self._about["metric"])
+        if about is None or value is None or state.strategy.rank != 0 or math.isnan(value) or self.pruned:
+            return
+        from hocket.sweeps.optuna import Study
+
+        study = Study(Path(about["journal"]), about["mode"], about["pruner"])
+        if study.report(about["trial"], float(value), state.timestamp.batch):
+            self.pruned = True
+            state.request(Decision.STOP, reason=f"the sweep prunes it at {self._about['metric']} {value:.6g}")
+
+    def finish(self, result: Result, state: State) -> None:
+        """Write the result, atomically, on one rank."""
+        if state.strategy.rank == 0:
+            metrics: dict[str, Any] = {name: float(value) for name, value in result.metrics.items()}
+            write(Path(self._about["result"]), {"pruned": self.pruned, "metrics": metrics})
+
+
+def write(file: Path, content: Any) -> None:
+    """Write JSON atomically."""
+    temporary = file.with_name(f".{file.name}.{os.getpid()}")
+    temporary.write_text(json.dumps(content, indent=1, allow_nan=True) + "\n", encoding="utf-8")
+    temporary.replace(file)

@@ -1,0 +1,194 @@
+"""Recorded configurations: ``config.yaml`` of a run and of its checkpoints, and runs that repeat another bit for bit."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+
+import hocket
+from hocket.cli import main
+
+MINE = """
+import hocket, torch
+from torch.utils.data import DataLoader, TensorDataset
+
+class Net(torch.nn.Sequential):
+    def __init__(self, width: int = 8):
+        super().__init__(torch.nn.Linear(3, width), torch.nn.Dropout(0.5), torch.nn.Linear(width, 1))
+
+def loader(count: int = 32, batch_size: int = 4):
+    inputs = torch.randn(count, 3, generator=torch.Generator().manual_seed(5))
+    return DataLoader(TensorDataset(inputs, inputs.sum(1, keepdim=True)), batch_size, shuffle=True)
+
+def crash(outputs, targets):
+    raise RuntimeError("no loss today")
+"""
+CONFIG = """\
+model: recorded_mine:Net
+loss: torch.nn:MSELoss
+train_data: recorded_mine:loader
+eval_data: {test: {recorded_mine:loader: {count: 8}}}
+optimizer: adamw(lr=1e-2)
+schedule: cosine(warmup=0.1dur)
+duration: 3ep
+device: cpu
+seed: 7
+run_name: a
+checkpoints: {folder: runs/a/stored, every: 1ep}
+"""
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "recorded_mine", raising=False)
+    Path("recorded_mine.py").write_text(MINE)
+    Path("c.yaml").write_text(CONFIG)
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        return main([*arguments]), *capsys.readouterr()
+
+    return call
+
+
+def weights(name: str) -> dict[str, torch.Tensor]:
+    return load_file(f"runs/{name}/weights.safetensors")
+
+
+def same(one: str, other: str) -> bool:
+    a, b = weights(one), weights(other)
+    return a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
+
+
+def files(folder: str) -> dict[str, bytes]:
+    return {each.as_posix(): each.read_bytes() for each in Path(folder).rglob("*") if each.is_file()}
+
+
+def test_a_run_is_repeated_bit_for_bit_from_its_folder_and_its_checkpoints(run: Run) -> None:
+    assert run("train", "c.yaml")[0] == 0
+    before = files("runs/a")
+    assert "runs/a/config.yaml" in before
+    for number, place in enumerate(("runs/a", "runs/a/stored", "runs/a/stored/ep1-ba8", "runs/a/config.yaml"), 2):
+        code, _, said = run("train", "--from", place)
+        assert code == 0, said
+        assert f"hocket: {place} is repeated as a-{number}.\n" in said
+        assert same("a", f"a-{number}")
+    assert files("runs/a") == before, "the repeated run is not touched"
+    assert Path("runs/a-2/checkpoints/latest").exists()
+    assert yaml.safe_load(Path("runs/a-2/config.yaml").read_text())["x-hocket"]["repeats"] == "runs/a"
+
+
+def test_with_overrides_it_is_another_run(run: Run) -> None:
+    assert run("train", "c.yaml", "duration=1ep")[0] == 0
+    code, _, said = run("train", "--from", "runs/a", "optimizer.adamw.lr=0.5", "run_name=b", "checkpoints.keep=1")
+    assert code == 0, said
+    recorded = yaml.safe_load(Path("runs/b/config.yaml").read_text())
+    assert recorded["optimizer"]["adamw"]["lr"] == 0.5 and recorded["duration"] == "1ep"
+    assert recorded["checkpoints"] == {"folder": "runs/b/checkpoints", "every": "1ep", "keep": 1}
+    assert not same("a", "b")
+
+
+def test_what_has_changed_is_said_in_one_line(run: Run) -> None:
+    assert run("train", "c.yaml", "duration=1ep", "seed=null", "checkpoints=null")[0] == 0
+    text = Path("runs/a/config.yaml").read_text()
+    Path("runs/a/config.yaml").write_text(re.sub(r"torch: [\d.]+[^,} ]*", "torch: 1.0", text))
+    Path("recorded_mine.py").write_text(MINE + "# changed\n")
+    Path("c.yaml").write_text(CONFIG + "\n")
+    code, _, said = run("train", "--from", "runs/a")
+    (line,) = [each for each in said.splitlines() if "is repeated as" in each]
+    assert code == 0
+    for words in ("torch was 1.0, is", "recorded_mine has changed", "c.yaml has changed", "it has no seed="):
+        assert words in line
+
+
+def test_the_record_has_every_key_and_what_it_was_made_from(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOCKET_OVERRIDES", "duration=2ep 'schedule=linear'")
+    code, _, said = run("train", "c.yaml", "duration=1ep")
+    assert code == 0 and said.startswith("hocket: HOCKET_OVERRIDES overrides duration=2ep, schedule=linear.\n")
+    recorded = yaml.safe_load(Path("runs/a/config.yaml").read_text())
+    about = recorded.pop("x-hocket")
+    from hocket.cli.keys import keys
+
+    assert list(recorded) == list(keys())
+    assert recorded["duration"] == "1ep", "the command line precedes the environment"
+    assert "linear" in recorded["schedule"], "and that the file"
+    assert recorded["optimizer"]["adamw"]["betas"] == [0.9, 0.999], "with the defaults of plug-ins"
+    assert about["overrides"] == ["duration=1ep"] and about["environment"] == ["duration=2ep", "schedule=linear"]
+    assert about["file"] == "c.yaml" and about["versions"]["hocket"] == hocket.__version__
+    assert about["versions"]["torch"] == torch.__version__ and len(about["modules"]["recorded_mine"]) == 64
+
+
+def test_the_printed_configuration_is_the_same_run(run: Run) -> None:
+    assert run("train", "c.yaml", "duration=1ep")[0] == 0
+    code, printed, _ = run("train", "c.yaml", "duration=1ep", "run_name=b", "checkpoints=null", "--print-config")
+    Path("printed.yaml").write_text(printed)
+    assert code == 0 and run("train", "printed.yaml")[0] == 0
+    assert same("a", "b")
+
+
+def test_a_run_that_fails_before_its_first_step_leaves_its_name_free(run: Run) -> None:
+    with pytest.raises(RuntimeError, match="no loss today"):
+        run("train", "c.yaml", "loss=recorded_mine:crash", "checkpoints=null")
+    assert not Path("runs/a").exists()
+    assert run("train", "c.yaml", "duration=1ep")[0] == 0
+
+
+def test_python_runs_have_no_configuration(run: Run) -> None:
+    data = [(torch.randn(4, 3), torch.randn(4, 1))] * 4
+    hocket.Trainer(
+        model=torch.nn.Linear(3, 1), loss=torch.nn.MSELoss(), optimizer="sgd(lr=0.1)", train_data=data, duration="1ep",
+        device="cpu", run_name="p", loggers=["jsonl"], checkpoints="stored",
+    ).fit()  # fmt: skip
+    assert not Path("runs/p/config.yaml").exists()
+    for place, words in (
+        ("stored", "records no configuration"),
+        ("runs/p", "has no config.yaml"),
+        ("runs/q", "not exist"),
+    ):
+        code, _, said = run("train", "--from", place)
+        assert code == 2 and said.count("\n") == 1 and words in said
+
+
+def test_tests_of_a_run_write_nothing(run: Run) -> None:
+    assert run("train", "c.yaml", "fast_dev_run=2")[0] == 0
+    assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--from", "runs/a", "c.yaml"], "one too many"),
+        (["--from", "runs/a", "optimizer.adamw.lrr=1"], "Did you mean 'lr'?"),
+        (["--from"], "expected one argument"),
+    ],
+)
+def test_errors(arguments: list[str], words: str, run: Run) -> None:
+    assert run("train", "c.yaml", "duration=1ba", "checkpoints=null")[0] == 0
+    code, _, said = run("train", *arguments)
+    assert code == 2 and said.count("\n") == 1 and words in said
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ("durration=1ep", "'durration=1ep' in HOCKET_OVERRIDES: 'durration' is not a key"),
+        ("optimizer.adamw.lr=fast", "'optimizer.adamw.lr=fast' in HOCKET_OVERRIDES: optimizer.adamw.lr='fast' is text"),
+        ("duration", "in HOCKET_OVERRIDES: An override is key=value"),
+        ("run_name='x", "Close each quote"),
+    ],
+)
+def test_errors_of_the_environment(value: str, words: str, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOCKET_OVERRIDES", value)
+    code, _, said = run("train", "c.yaml")
+    assert code == 2 and words in said.splitlines()[-1], said
+    assert not Path("runs").exists()

@@ -1,0 +1,308 @@
+"""``hocket sweep``: the values that it tries, what it records, and what continues after an end of any kind."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+
+from hocket.cli import main
+from hocket.cli.document import ConfigError, parse
+from hocket.sweeps.space import Choices, Range, drawn, grid, of_node, of_text
+
+MINE = """
+import time, torch
+
+class Net(torch.nn.Linear):
+    def __init__(self, width: int = 3):
+        if width < 3:
+            raise ValueError(f"width={width} is too small")
+        super().__init__(3, 1)
+
+def loader(count: int = 8, seconds: float = 0.0):
+    numbers = torch.Generator().manual_seed(5)
+    inputs = torch.randn(count, 3, generator=numbers)
+    return Slow([(inputs[i : i + 4], inputs[i : i + 4].sum(1, keepdim=True)) for i in range(0, count, 4)], seconds)
+
+class Slow(list):
+    def __init__(self, batches, seconds):
+        super().__init__(batches)
+        self.seconds = seconds
+    def __iter__(self):
+        for each in super().__iter__():
+            time.sleep(self.seconds)
+            yield each
+"""
+CONFIG = """\
+model: sweep_mine:Net
+loss: torch.nn:MSELoss
+train_data: sweep_mine:loader
+eval_data: {test: sweep_mine:loader}
+optimizer: sgd(lr=0.1)
+duration: 2ep
+device: cpu
+seed: 7
+"""
+METRIC = ("--metric", "test/loss", "--mode", "min")
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "sweep_mine", raising=False)
+    Path("sweep_mine.py").write_text(MINE)
+    Path("c.yaml").write_text(CONFIG)
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        return main([*arguments]), *capsys.readouterr()
+
+    return call
+
+
+def record(name: str) -> dict[str, Any]:
+    return json.loads(Path(f"runs/{name}/sweep.json").read_text())
+
+
+# --- values
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("1,2", Choices((1, 2))),
+        ("[1, 2],null", Choices(([1, 2], None))),
+        ("sgd(lr=0.1, momentum=0.9),adam", Choices(("sgd(lr=0.1, momentum=0.9)", "adam"))),
+        ("{a: 1, b: 2},'x,y'", Choices(({"a": 1, "b": 2}, "x,y"))),
+        ("int(1, 8)", Range("int", 1, 8)),
+        ("loguniform(1e-4,1e-1)", Range("loguniform", 1e-4, 1e-1)),
+        ("choices(a,b)", Choices(("a", "b"))),
+        ("[1, 2]", None),
+        ("cosine(warmup=0.1dur, t_max=2ep)", None),
+    ],
+)
+def test_values_on_the_command_line(text: str, expected: object) -> None:
+    assert of_text("key", text) == expected
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ("{unifrom: [0, 1]}", "Did you mean 'uniform'"),
+        ("{uniform: [1, 0]}", "the smaller first"),
+        ("{loguniform: [0, 1]}", "positive"),
+        ("{int: [0.5, 1]}", "two integers"),
+        ("[]", "needs a list"),
+        ("{uniform: 1}", "needs a list"),
+    ],
+)
+def test_wrong_values_in_a_file(value: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=r"s\.yaml:1: ") as raised:
+        of_node(parse(f"key: {value}", "s.yaml").value["key"], "key")
+    assert words in str(raised.value)
+
+
+def test_a_grid_has_every_combination_once() -> None:
+    found = list(grid({"a": Choices((1, 2)), "b": Range("int", 0, 2)}))
+    assert [(each["a"], each["b"]) for each in found] == [(1, 0), (1, 1), (1, 2), (2, 0), (2, 1), (2, 2)]
+
+
+def test_random_values_have_their_distribution_and_are_reproducible() -> None:
+    space = {
+        "u": Range("uniform", 2, 4),
+        "l": Range("loguniform", 1e-4, 1),
+        "i": Range("int", 1, 3),
+        "c": Choices("ab"),
+    }
+    draws = [drawn(space, 0, number) for number in range(4000)]
+    assert draws[:5] == [drawn(space, 0, number) for number in range(5)] and draws[0] != drawn(space, 1, 0)
+    mean = {key: sum(each[key] for each in draws) / 4000 for key in "ui"}
+    # Five standard errors of the exact means: (b - a) / sqrt(12 n) for uniform numbers.
+    assert abs(mean["u"] - 3) < 5 * 2 / math.sqrt(12 * 4000) and abs(mean["i"] - 2) < 5 * math.sqrt(2 / 3 / 4000)
+    logs = [math.log10(each["l"]) for each in draws]
+    assert abs(sum(logs) / 4000 + 2) < 5 * 4 / math.sqrt(12 * 4000) and min(logs) >= -4 and max(logs) <= 0
+    assert {each["i"] for each in draws} == {1, 2, 3} and {each["c"] for each in draws} == {"a", "b"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["optimizer.sgd.lrr=1,2"], "Did you mean 'lr'?"),
+        (["optimizer.sgd.lr=0.1,fast"], "it should be a number"),
+        (["model.width=3,wide"], "it should be an integer"),
+        (["duration=1ep"], "nothing to try"),
+        (["run_name=a,b"], "is set by the sweep"),
+        (["seed=1,2", "--metric", "test/loss"], ""),
+        (["optimizer.sgd.lr=loguniform(0.1,1)", "--sampler", "grid"], "A grid has no end"),
+        (["seed=1,2", "--sampler", "random"], "needs --trials"),
+        (["seed=1,2", "--jobs", "0"], "less than 1"),
+        (["seed=uniformm(1,2)"], "Did you mean 'uniform'?"),
+        (["seed=1,2", "--nmae", "x"], "--name"),
+    ],
+)
+def test_errors_before_any_trial(arguments: list[str], words: str, run: Run) -> None:
+    needed = () if "--metric" in arguments else METRIC
+    code, _, said = run("sweep", "c.yaml", *arguments, *needed)
+    assert code == 2 and said.strip().count("\n") == 0 and (words or "needs --mode") in said, said
+    assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("trails: 3", "s.yaml:1: 'trails' is not a key of a sweep. Did you mean 'trials'?"),
+        ("mode: best", "not one of min, max"),
+        ("trials: three", "should be an integer"),
+        ("parameters: [a]", "parameters is a mapping"),
+        ("parameters: {model.widht: [3, 4]}", "Did you mean 'width'?"),
+        ("overrides: {durration: 1ep}", "durration"),
+    ],
+)
+def test_errors_of_a_file(line: str, words: str, run: Run) -> None:
+    given = {"config": "c.yaml", "metric": "test/loss", "mode": "min", "parameters": {"seed": [1, 2]}}
+    given.pop(line.partition(":")[0], None)
+    Path("s.yaml").write_text(f"{line}\n{yaml.safe_dump(given)}")
+    code, _, said = run("sweep", "s.yaml")
+    assert code == 2 and said.count("\n") == 1 and words in said, said
+    assert not Path("runs").exists()
+
+
+# --- trials
+
+
+def test_a_failed_trial_does_not_end_the_sweep_and_finished_ones_are_not_repeated(run: Run) -> None:
+    command = ["sweep", "c.yaml", "model.width=2,3", "duration=1ep", *METRIC]
+    code, printed, said = run(*command)
+    assert code == 0, said
+    one, two = record("c-sweep")["trials"]
+    assert (one["status"], two["status"]) == ("failed", "finished")
+    assert "width=2 is too small" in one["error"] and "width=2 is too small" in printed
+    assert two["value"] == two["metrics"]["test/loss"] > 0
+    assert "best: trial-001; to run it again: hocket train --from runs/c-sweep/trial-001" in printed
+    assert yaml.safe_load(Path("runs/c-sweep/trial-001/config.yaml").read_text())["model"] == {
+        "sweep_mine:Net": {"width": 3}
+    }
+    before = Path("runs/c-sweep/trial-001/weights.safetensors").stat()
+    assert run(*command)[0] == 0
+    assert Path("runs/c-sweep/trial-001/weights.safetensors").stat() == before
+    code, _, said = run(*command, "model.width=3,4")
+    assert code == 2 and "has another sweep: parameters was" in said and "--name" in said
+
+
+def test_another_folder_is_never_overwritten(run: Run) -> None:
+    Path("runs/mine").mkdir(parents=True)
+    Path("runs/mine/thesis.txt").write_text("precious")
+    code, _, said = run("sweep", "c.yaml", "seed=1,2", *METRIC, "--name", "mine")
+    assert code == 2 and "not the folder of a sweep" in said
+    assert [each.name for each in Path("runs/mine").iterdir()] == ["thesis.txt"]
+
+
+@pytest.mark.long
+def test_a_file_and_its_best_trial_again(run: Run) -> None:
+    Path("s.yaml").write_text(
+        "config: c.yaml\nmetric: test/loss\nmode: min\nsampler: random\ntrials: 3\nseed: 4\njobs: 2\n"
+        "parameters:\n  optimizer.sgd.lr: {loguniform: [0.01, 0.3]}\n  seed: {int: [1, 9]}\noverrides: {duration: 1ep}\n"
+    )
+    code, printed, said = run("sweep", "s.yaml")
+    assert code == 0, said
+    space = {"optimizer.sgd.lr": Range("loguniform", 0.01, 0.3), "seed": Range("int", 1, 9)}
+    trials = record("s")["trials"]
+    assert [each["parameters"] for each in sorted(trials, key=lambda each: each["number"])] == [
+        drawn(space, 4, number) for number in range(3)
+    ]
+    best = min(trials, key=lambda each: each["value"])["name"]
+    assert f"best: {best};" in printed
+    values = [float(line.split()[2]) for line in printed.splitlines() if line.startswith("trial-") and "(" not in line]
+    assert values == sorted(values) and len(values) == 3
+    assert run("train", "--from", f"runs/s/{best}", "run_name=again")[0] == 0
+    one, two = (load_file(f"runs/s/{name}/weights.safetensors") for name in (best, "again"))
+    assert all(torch.equal(one[key], two[key]) for key in one)
+
+
+def start(*arguments: str) -> subprocess.Popen[str]:
+    """Start the command as from a shell, in a session of its own."""
+    command = [sys.executable, "-m", "hocket", *arguments]
+    return subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    )  # fmt: skip
+
+
+def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
+    end = time.monotonic() + 200
+    while not condition():
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_an_interrupted_sweep_resumes_its_trial_and_ends_as_if_it_had_not_been(number: int, run: Run) -> None:
+    Path("c.yaml").write_text(CONFIG + "checkpoints: {folder: elsewhere, every: 1ba, keep: 2}\n")
+    slow = ("duration=6ep", "train_data.seconds=0.2", *METRIC)
+    command = ("sweep", "c.yaml", "optimizer.sgd.lr=0.05,0.1", *slow)
+    process = start(*command)
+    wait_for(lambda: Path("runs/c-sweep/trial-001/checkpoints/latest").exists(), process)
+    os.kill(process.pid, number)
+    if number == signal.SIGKILL:  # the trial goes on by itself
+        os.killpg(process.pid, number)
+    process.communicate(timeout=200)
+    statuses = [each["status"] for each in record("c-sweep")["trials"]]
+    assert statuses == ["finished", "interrupted" if number == signal.SIGTERM else "running"]
+    first = Path("runs/c-sweep/trial-000/weights.safetensors").stat()
+    code, _, said = run(*command)
+    assert code == 0, said
+    assert [each["status"] for each in record("c-sweep")["trials"]] == ["finished", "finished"]
+    assert Path("runs/c-sweep/trial-000/weights.safetensors").stat() == first
+    assert "resumed" in Path("runs/c-sweep/.sweep/trial-001.txt").read_text()
+    whole = ["train", "c.yaml", *slow[:1], "optimizer.sgd.lr=0.1", "run_name=whole", "checkpoints=null"]
+    assert run(*whole)[0] == 0
+    one, two = (load_file(f"runs/{name}/weights.safetensors") for name in ("c-sweep/trial-001", "whole"))
+    assert all(torch.equal(one[key], two[key]) for key in one)
+    assert not Path("elsewhere").exists()
+
+
+@pytest.mark.long
+def test_a_metric_that_does_not_exist_ends_the_sweep_after_the_first_trial(run: Run) -> None:
+    code, _, said = run("sweep", "c.yaml", "seed=1,2,3", "duration=1ep", "--metric", "test/los", "--mode", "min")
+    assert code == 2 and "Did you mean 'test/loss'?" in said
+    assert len(record("c-sweep")["trials"]) == 1
+
+
+@pytest.mark.long
+def test_optuna_samples_and_prunes_in_a_study_that_its_own_reader_opens(run: Run) -> None:
+    optuna = pytest.importorskip("optuna")
+    values = "optimizer.sgd.lr=0.1,0.1,0.1,0.1,0.1,0.0000001"
+    code, _, said = run("sweep", "c.yaml", values, "duration=4ep", *METRIC, "--prune", "--name", "pruned")
+    assert code == 0, said
+    trials = record("pruned")["trials"]
+    # The median pruner waits for five trials; the sixth does not learn.
+    assert [each["status"] for each in trials] == ["finished"] * 5 + ["pruned"]
+    code, _, said = run(
+        "sweep", "c.yaml", "optimizer.sgd.lr=loguniform(1e-3,1)", "duration=1ep", *METRIC, "--sampler", "tpe", "--trials", "3",
+        "--name", "tpe",
+    )  # fmt: skip
+    assert code == 0, said
+    for name in ("pruned", "tpe"):
+        backend = optuna.storages.journal.JournalFileBackend(f"runs/{name}/.sweep/optuna.journal")
+        study = optuna.load_study(study_name="sweep", storage=optuna.storages.JournalStorage(backend))
+        assert [each.value for each in study.trials] == [each["value"] for each in record(name)["trials"]]
+        assert study.best_value == min(each["value"] for each in record(name)["trials"] if each["status"] == "finished")
+    suggested = [each["parameters"]["optimizer.sgd.lr"] for each in record("tpe")["trials"]]
+    sampler = optuna.samplers.TPESampler(seed=0)
+    reference = optuna.create_study(sampler=sampler)
+    assert suggested[0] == reference.ask().suggest_float("optimizer.sgd.lr", 1e-3, 1, log=True)
