@@ -204,7 +204,11 @@ def _profile(found: Mapping[str, Any]) -> Markup:
         over = "" if batches is None else f" over {batches:,.0f} batches"
         parts.append(tag("p", f"A batch took {_seconds(seconds)}{over}."))
     parts.append(table(["part of the step", "", "share"], rows, "numbers") if rows else hint("It has no shares."))
-    plugins = {str(name): float(each) for name, each in _mapping(found.get("plugins")).items() if _share(each)}
+    given = {
+        name: each.get("share") if isinstance(each, dict) else each
+        for name, each in _mapping(found.get("plugins")).items()
+    }
+    plugins = {str(name): float(each) for name, each in given.items() if _share(each)}
     if plugins:
         listed = sorted(plugins.items(), key=lambda each: -each[1])
         parts.append(
