@@ -27,23 +27,6 @@ from hocket_vision.models import small_resnet
 ALGORITHMS = ["blurpool", "label-smoothing", {"ema": {"half_life": "30ba"}}]
 
 
-class Predictions(hocket.Callback):
-    """Logs the last digits that were evaluated, what the model takes them for, and how sure it is."""
-
-    def eval_batch_end(self, state: hocket.State) -> None:
-        images, labels = state.batch
-        self.images, self.labels, self.outputs = images[:12], labels[:12], state.outputs.softmax(1)
-
-    def eval_end(self, state: hocket.State) -> None:
-        sure, found = self.outputs.max(1)
-        bins = torch.linspace(0, 1, 21)
-        counts = torch.histc(sure.float().cpu(), bins=20, min=0, max=1)
-        rows = [[*each] for each in zip(self.labels.tolist(), found[:12].tolist(), sure[:12].tolist(), strict=True)]
-        state.bus.log_images(state, "samples/digits", list(self.images.cpu()))
-        state.bus.log_table(state, "samples/predictions", ["label", "predicted", "probability"], rows)
-        state.bus.log_histogram(state, "samples/probability", counts.tolist(), bins.tolist())
-
-
 @dataclass
 class Run:
     """What the table says about a run."""
@@ -66,7 +49,7 @@ def train(name: str, algorithms: list[Any], duration: str, folder: str) -> Run:
         schedule="cosine(warmup=0.1dur)",
         duration=duration,
         algorithms=algorithms,
-        callbacks=["lr-monitor", "speed-monitor", "memory-monitor", Predictions()],
+        callbacks=["lr-monitor", "speed-monitor", "memory-monitor", {"sample-visualizer": {"on": "test"}}],
         loggers=["progress", "jsonl"],
         seed=17,
         run_name=name,
@@ -74,6 +57,7 @@ def train(name: str, algorithms: list[Any], duration: str, folder: str) -> Run:
         checkpoints=hocket.Checkpoints(
             f"{folder}/{name}/checkpoints", best=("test/accuracy", "max", 1), overwrite=True
         ),
+        profile="5ba after 10ba",
         profile_plugins=True,
     )
     print(f"\n--- {name}\n{trainer.plan()}\n")

@@ -165,14 +165,13 @@ def _costs_of(run: Run) -> list[tuple[str, float, float, float, str]]:
             hooks = totals.setdefault(str(each.get("plugin")), {})
             hooks[str(each.get("hook"))] = hooks.get(str(each.get("hook")), 0.0) + seconds
     batches = run.about.position.get("batch", 0.0)
-    written, began = files.finite(run.summary.get("written")), files.finite(run.summary.get("fit_began"))
-    trained = 0.0 if written is None or began is None else written - began
+    fitted = files.finite(run.summary.get("fit_seconds")) or 0.0
     found = []
     for plugin, hooks in totals.items():
         seconds = sum(hooks.values())
         worst = max(hooks, key=hooks.__getitem__)
         found.append(
-            (plugin, seconds, seconds / batches if batches else 0.0, seconds / trained if trained else 0.0, worst)
+            (plugin, seconds, seconds / batches if batches else 0.0, seconds / fitted if fitted else 0.0, worst)
         )
     return sorted(found, key=lambda each: -each[1])
 
@@ -205,7 +204,11 @@ def _profile(found: Mapping[str, Any]) -> Markup:
         over = "" if batches is None else f" over {batches:,.0f} batches"
         parts.append(tag("p", f"A batch took {_seconds(seconds)}{over}."))
     parts.append(table(["part of the step", "", "share"], rows, "numbers") if rows else hint("It has no shares."))
-    plugins = {str(name): float(each) for name, each in _mapping(found.get("plugins")).items() if _share(each)}
+    given = {
+        name: each.get("share") if isinstance(each, dict) else each
+        for name, each in _mapping(found.get("plugins")).items()
+    }
+    plugins = {str(name): float(each) for name, each in given.items() if _share(each)}
     if plugins:
         listed = sorted(plugins.items(), key=lambda each: -each[1])
         parts.append(

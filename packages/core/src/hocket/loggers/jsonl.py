@@ -74,7 +74,7 @@ class JSONLinesLogger(Logger):
         if self._resumed:
             self._lines.truncate(path, state.run.id)
             self._media.truncate(path, state.run.id)
-            self._resumed = False
+            self._summary, self._resumed = RunSummary(), False
         self._summary.begin(path, state)
 
     def log_hyperparameters(self, state: State, parameters: Mapping[str, Any]) -> None:
@@ -111,7 +111,9 @@ class JSONLinesLogger(Logger):
 
     def exception(self, state: State) -> None:
         """Write the summary of the run, which names the exception."""
-        self._summary.end(state, "interrupted" if isinstance(state.exception, KeyboardInterrupt) else "failed")
+        self._summary.end(
+            state, "interrupted" if isinstance(state.exception, KeyboardInterrupt | SystemExit) else "failed"
+        )
 
     def close(self, state: State) -> None:
         """Close the files; the next write opens them again."""

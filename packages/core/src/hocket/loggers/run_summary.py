@@ -29,16 +29,20 @@ class RunSummary:
         self._content: dict[str, Any] = {}
         #: The latest, least and greatest finite value of each metric.
         self._values: dict[str, list[float]] = {}
+        self._read = False
+        #: Seconds of the earlier fits of this process, and when the current one began.
+        self._seconds, self._began = 0.0, 0.0
 
     def begin(self, metrics: Path, state: State) -> None:
         """Write that the run is being trained. ``metrics`` is the file of its metrics, whose earlier lines are read."""
         self._path = metrics.with_name(SUMMARY) if metrics.stem == "metrics" else None
         if self._path is None:  # another file of the same run, or another rank
             return
-        self._values = {}
-        if metrics.exists():
+        if not self._read:
+            self._read, self._values = True, {}
             for line in objects(metrics):
                 self.add({name: value for name, value in line.items() if name not in POSITION})
+        self._began = time.time()
         listings = (getattr(each.obj, "listing", None) for each in state.bus.attachments)
         best = next((each.rule for each in listings if each is not None), None)
         self._content = {
@@ -46,7 +50,7 @@ class RunSummary:
             "run": state.run.id,
             "name": state.run.name,
             "process": {"host": socket.gethostname(), "pid": os.getpid(), "started": started(os.getpid())},
-            "fit_began": time.time(),
+            "fit_began": self._began,
             "duration": None if state.max_duration is None else str(state.max_duration),
             "best": best,
             "plan": _plan(state),
@@ -72,9 +76,9 @@ class RunSummary:
     def end(self, state: State, status: str) -> None:
         """Write how the fit ended. Does nothing if none began."""
         if self._path is not None:
+            self._seconds += time.time() - self._began
             self._write(state, status)
-            if status != "finished":
-                self._path = None
+            self._path = None
 
     def _write(self, state: State, status: str) -> None:
         assert self._path is not None
@@ -95,6 +99,7 @@ class RunSummary:
             "evaluated": sorted(state.metrics),
             "values": self._values,
             "costs": costs,
+            "fit_seconds": self._seconds,
         }  # fmt: skip
         temporary = self._path.with_name(f".{SUMMARY}.{os.getpid()}")
         temporary.write_text(encode(content) + "\n", encoding="utf-8")
