@@ -135,7 +135,14 @@ class Accumulator:
 
     def prepared(self, tensor: Tensor) -> Tensor:
         """Return a scalar tensor in the dtype of `precise`, without its graph."""
-        return full(tensor.detach()).to(self._device, self._dtype, non_blocking=self._device.type == "cuda").reshape(())
+        tensor = tensor.detach()
+        if type(tensor) is not Tensor:
+            tensor = full(tensor)
+        if tensor.dim():
+            tensor = tensor.reshape(())
+        if tensor.device != self._device:
+            tensor = tensor.to(self._device, non_blocking=self._device.type == "cuda")
+        return tensor if tensor.dtype is self._dtype else tensor.to(self._dtype)
 
 
 class Mean(Accumulator):
@@ -264,7 +271,7 @@ class _Extreme(Accumulator):
             self._number = value if self._number is None else self._of((self._number, value))
         else:
             value = self.prepared(value)  # type: ignore[arg-type]
-            self._tensor = value if self._tensor is None else self._of_tensors(self._tensor, value)
+            self._tensor = value.clone() if self._tensor is None else self._of_tensors(self._tensor, value)
 
     def tensors(self) -> list[Tensor]:
         """See `Accumulator.tensors`."""
@@ -327,7 +334,7 @@ class Last(_Extreme):
         if type(value) is float:
             self._number = value
         else:
-            self._tensor = self.prepared(value)  # type: ignore[arg-type]
+            self._tensor = self.prepared(value).clone()  # type: ignore[arg-type]
 
     @staticmethod
     def _of(numbers: Iterable[float]) -> float:
