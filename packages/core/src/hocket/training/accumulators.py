@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
@@ -364,6 +365,13 @@ class OfMetric(Accumulator):
         if self.metric is value:
             return
         self._metric = adapted(value)
+        if self._saved and not self._metric.combines:
+            warnings.warn(
+                f"The logged metric {type(value).__name__} has no merge_state(others), so what it saw before the checkpoint is "
+                "lost, and this interval begins where the run was resumed. Give it merge_state, or use a torchmetrics metric.",
+                stacklevel=5,
+            )
+            self._saved = []
         for state in self._saved:
             earlier = adapted(copy.deepcopy(value))
             earlier.metric.reset()
