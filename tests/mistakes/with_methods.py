@@ -288,7 +288,7 @@ MISTAKES = [
     Mistake("self.log(batch_size=)", lambda: logs(lambda task, out: task.log("x", 1.0, batch_size=4)), "batch_size=", "reduce=", "weight="),
     Mistake("self.log(nonsense=)", lambda: logs(lambda task, out: task.log("x", 1.0, colour="red")), "colour=", "reduce=, over= and weight=", "unknown"),
     Mistake("self.log_dict", lambda: logs(lambda task, out: task.log_dict({"x": 1.0})), "'log_dict' belongs to Lightning", None, "self.log({'name': value})"),
-    Mistake("self.log of a batch", lambda: logs(lambda task, out: task.log("scores", out)), "a tensor of shape (4, 3)", "one number", "mean()"),
+    Mistake("self.log of a batch", lambda: logs(lambda task, out: task.log("scores", out)), "a tensor of shape (8, 3)", "one number", "mean()"),
     Mistake("self.log of a text", lambda: logs(lambda task, out: task.log("phase", "warm-up")), "'warm-up'", "numbers", "Log numbers"),
     Mistake("self.log without a value", lambda: logs(lambda task, out: task.log("accuracy")), "no value", None, "self.log('accuracy', value)"),
     Mistake("self.log(reduce='avg')", lambda: logs(lambda task, out: task.log("x", 1.0, reduce="avg")), "reduce='avg'", "'mean', 'sum', 'min', 'max', 'last'", "reduce='mean'"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
@@ -135,7 +136,14 @@ class Accumulator:
 
     def prepared(self, tensor: Tensor) -> Tensor:
         """Return a scalar tensor in the dtype of `precise`, without its graph."""
-        return full(tensor.detach()).to(self._device, self._dtype, non_blocking=self._device.type == "cuda").reshape(())
+        tensor = tensor.detach()
+        if type(tensor) is not Tensor:
+            tensor = full(tensor)
+        if tensor.dim():
+            tensor = tensor.reshape(())
+        if tensor.device != self._device:
+            tensor = tensor.to(self._device, non_blocking=self._device.type == "cuda")
+        return tensor if tensor.dtype is self._dtype else tensor.to(self._dtype)
 
 
 class Mean(Accumulator):
@@ -264,7 +272,7 @@ class _Extreme(Accumulator):
             self._number = value if self._number is None else self._of((self._number, value))
         else:
             value = self.prepared(value)  # type: ignore[arg-type]
-            self._tensor = value if self._tensor is None else self._of_tensors(self._tensor, value)
+            self._tensor = value.clone() if self._tensor is None else self._of_tensors(self._tensor, value)
 
     def tensors(self) -> list[Tensor]:
         """See `Accumulator.tensors`."""
@@ -327,7 +335,7 @@ class Last(_Extreme):
         if type(value) is float:
             self._number = value
         else:
-            self._tensor = self.prepared(value)  # type: ignore[arg-type]
+            self._tensor = self.prepared(value).clone()  # type: ignore[arg-type]
 
     @staticmethod
     def _of(numbers: Iterable[float]) -> float:
@@ -357,6 +365,13 @@ class OfMetric(Accumulator):
         if self.metric is value:
             return
         self._metric = adapted(value)
+        if self._saved and not self._metric.combines:
+            warnings.warn(
+                f"The logged metric {type(value).__name__} has no merge_state(others), so what it saw before the checkpoint is "
+                "lost, and this interval begins where the run was resumed. Give it merge_state, or use a torchmetrics metric.",
+                stacklevel=5,
+            )
+            self._saved = []
         for state in self._saved:
             earlier = adapted(copy.deepcopy(value))
             earlier.metric.reset()

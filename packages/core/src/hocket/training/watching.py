@@ -7,8 +7,6 @@ import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
-from hocket.task import SupervisedTask
-
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -93,9 +91,9 @@ def check_name(state: State, who: str, name: str) -> None:
 
 
 def may_log(state: State) -> bool:
-    """Whether there is code of users that may log values of evaluation sets: a Task, or a plug-in that hocket does not bring."""
-    plugins = (each.obj for each in state.bus.attachments if each.kind in ("algorithms", "callbacks"))
-    return type(state.task) is not SupervisedTask or any(type(each).__module__[:6] != "hocket" for each in plugins)
+    """Whether values of evaluation sets may be logged by code that is not hocket's: a Task, algorithm or callback."""
+    plugins = [each.obj for each in state.bus.attachments if each.kind in ("algorithms", "callbacks")]
+    return any(not type(each).__module__.startswith("hocket") for each in [state.task, *plugins])
 
 
 def _metrics_like(state: State, name: str) -> list[str]:
