@@ -20,7 +20,13 @@ from hocket.loggers.memory import MemoryLogger
 def fit(*callbacks: Any, model: nn.Module | None = None, batches: int = 8, **changes: Any) -> MemoryLogger:
     logger = MemoryLogger()
     data = [(torch.randn(16, 64), torch.randn(16, 64)) for _ in range(batches)]
-    arguments = {"loss": F.mse_loss, "optimizer": "adamw(lr=1e-3)", "train_data": data, "duration": "1ep", "log_every": "4ba"}
+    arguments = {
+        "loss": F.mse_loss,
+        "optimizer": "adamw(lr=1e-3)",
+        "train_data": data,
+        "duration": "1ep",
+        "log_every": "4ba",
+    }
     model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64)) if model is None else model
     with hocket.Trainer(
         model=model, callbacks=list(callbacks), loggers=[logger], **{**arguments, **changes}

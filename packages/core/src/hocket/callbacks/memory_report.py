@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from hocket.callback import Callback
+from hocket.callbacks.memory_monitor import resident_peak
 from hocket.data.nesting import map_tensors
 from hocket.distributed.dtensors import local
 from hocket.state import State
@@ -175,7 +176,9 @@ def _table(state: State) -> list[str]:
 
 def _allocator(state: State) -> list[str]:
     if state.device.type != "cuda":
-        return ["", "Activations and other tensors are not listed: this device does not say what is allocated."]
+        peak = resident_peak().get("resident_peak")
+        used = "" if peak is None else f" This process has used at most {_size(peak)} of the host's memory."
+        return ["", f"Activations and other tensors are not listed: the device does not know what they are.{used}"]
     allocated, peak = torch.cuda.memory_allocated(state.device), torch.cuda.max_memory_allocated(state.device)
     free, total = torch.cuda.mem_get_info(state.device)
     return [
