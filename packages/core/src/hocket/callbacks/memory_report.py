@@ -53,6 +53,8 @@ class MemoryReport(Callback):
         self._record, self._entries = record, batches(entries, "entries")
         self._recording = False
         self._evaluating: str | None = None
+        if at is not None:  # otherwise no step calls it
+            self.batch_end = self._write_at
 
     def fit_start(self, state: State) -> None:
         """Begin to record, on CUDA."""
@@ -60,8 +62,7 @@ class MemoryReport(Callback):
             torch.cuda.memory._record_memory_history(max_entries=self._entries, stacks="python")
             self._recording = True
 
-    def batch_end(self, state: State) -> None:
-        """Write the report that ``at`` asked for."""
+    def _write_at(self, state: State) -> None:
         if self._at == state.timestamp.batch:
             self.write(state)
 
