@@ -134,9 +134,9 @@ WORKLOADS = {
     "wide mlp": Workload(
         lambda: nn.Sequential(nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 10)),
         lambda: (torch.randn(96, 256), torch.randint(10, (96,))),
-        steps=450,
-        warmup=50,
-        block=50,
+        steps=900,
+        warmup=100,
+        block=100,
     ),
     "resnet18": Workload(resnet18, images, steps=7, warmup=1, block=1),
     # For benchmarks/gpu.py, and small versions of both to try it with.

@@ -46,6 +46,8 @@ MONITORS = {
 }
 EVERYTHING = [
     "lr-monitor", "speed-monitor", "memory-monitor", "nan-monitor", "optimizer-monitor", "runtime-estimator",
+    "gradient-monitor", "activation-monitor", "memory-report", "system-monitor", "energy-monitor", "time-monitor", "heartbeat",
+    {"threshold-stopper": {"monitor": "train/loss", "above": 1e9}}, {"sample-visualizer": {"on": "train"}},
 ]  # fmt: skip
 
 #: Case -> (what runs it, microbatches of the hand-written loop beside it).

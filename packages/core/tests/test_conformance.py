@@ -115,7 +115,7 @@ class TestHeartbeat(CallbackConformance):
 
 class TestThresholdStopper(CallbackConformance):
     def make(self):
-        return ThresholdStopper("train/loss", above=1e9)
+        return ThresholdStopper("eval/loss", above=1e9)
 
 
 class TestSampleVisualizer(CallbackConformance):

@@ -26,7 +26,7 @@ class Heartbeat(Callback):
     |---|---|
     | ``status`` | ``"running"``; ``"finished"``: the fit is over; ``"interrupted"``: by Control-C or a signal; ``"failed"`` |
     | ``error`` | type and message of the exception, or null |
-    | ``time``, ``advanced`` | when the file was written, and when a batch ended last; seconds since 1970 |
+    | ``time``, ``advanced`` | when it was written, and when a batch was last noticed to have ended; seconds since 1970 |
     | ``seconds`` | the interval |
     | ``epoch``, ``batch``, ``sample`` | the position in training |
     | ``evaluating`` | the label of the current evaluation set, or null |
@@ -57,24 +57,22 @@ class Heartbeat(Callback):
         self._ticking = Ticking(seconds, self._beat, "heartbeat")
         self._file = Path()
         self._state: State | None = None
-        #: When a batch ended last, and what of that the file says.
-        self._advanced = self._written = 0.0
+        #: Batches of evaluations so far; the place in training that was noted last, and when.
+        self._evaluated = 0
+        self._place: tuple[int, int, int] | None = None
+        self._advanced = 0.0
 
     def fit_start(self, state: State) -> None:
         """Write the file, and start the thread."""
         if state.strategy.rank:
             return
         self._file = state.run_folder / "heartbeat.json" if self._path is None else self._path
-        self._state, self._advanced = state, time.time()
+        self._state, self._place = state, None
         self._ticking.start()
 
-    def batch_end(self, state: State) -> None:
-        """Note that training advances."""
-        self._advanced = time.time()
-
     def eval_batch_end(self, state: State) -> None:
-        """Note that the evaluation advances."""
-        self._advanced = time.time()
+        """Note that the evaluation advances; the thread reads the position of training itself, which costs no step."""
+        self._evaluated += 1
 
     def after_fit(self, state: State) -> None:
         """Note the end."""
@@ -91,19 +89,27 @@ class Heartbeat(Callback):
         self._state = None
 
     def _beat(self) -> None:
-        if self._state is not None and self._advanced != self._written:
+        if self._state is not None and self._advances(self._state):
             self._write(self._state, "running")
+
+    def _advances(self, state: State) -> bool:
+        now, before = state.timestamp, self._place
+        self._place = now.epoch, now.batch, self._evaluated
+        if advances := self._place != before:
+            self._advanced = time.time()
+        return advances
 
     def _end(self, state: State, status: str) -> None:
         self._ticking.stop()
         if self._state is not None:
+            self._advances(state)
             self._write(state, status)
 
     def _write(self, state: State, status: str) -> None:
-        now, advanced, error = state.timestamp, self._advanced, state.exception
+        now, error = state.timestamp, state.exception
         beat: dict[str, Any] = {
             "status": status, "error": f"{type(error).__name__}: {error}" if error is not None else None,
-            "time": time.time(), "advanced": advanced, "seconds": self._seconds,
+            "time": time.time(), "advanced": self._advanced, "seconds": self._seconds,
             "epoch": now.epoch, "batch": now.batch, "sample": now.sample, "evaluating": state.eval_label,
             "run": state.run.id, "name": state.run.name, "host": socket.gethostname(), "pid": os.getpid(),
         }  # fmt: skip
@@ -111,4 +117,3 @@ class Heartbeat(Callback):
         temporary = self._file.with_name(f".{self._file.name}.{os.getpid()}")
         temporary.write_text(json.dumps(beat) + "\n", encoding="utf-8")
         temporary.replace(self._file)
-        self._written = advanced

@@ -28,11 +28,12 @@ class MemoryMonitor(Periodic):
         super().__init__(every)
 
     def _report(self, state: State) -> None:
-        figures = {**_resident_peak(), **state.device_kind.memory()}
+        figures = {**resident_peak(), **state.device_kind.memory()}
         state.log({f"memory/{name}": value for name, value in figures.items()})
 
 
-def _resident_peak() -> dict[str, float]:
+def resident_peak() -> dict[str, float]:
+    """Return the largest number of resident bytes of this process so far, as ``resident_peak``; empty if it is unknown."""
     try:
         import resource
     except ImportError:

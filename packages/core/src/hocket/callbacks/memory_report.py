@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from hocket.callback import Callback
+from hocket.callbacks.memory_monitor import resident_peak
 from hocket.data.nesting import map_tensors
 from hocket.distributed.dtensors import local
 from hocket.state import State
@@ -52,6 +53,8 @@ class MemoryReport(Callback):
         self._record, self._entries = record, batches(entries, "entries")
         self._recording = False
         self._evaluating: str | None = None
+        if at is not None:  # otherwise no step calls it
+            self.batch_end = self._write_at
 
     def fit_start(self, state: State) -> None:
         """Begin to record, on CUDA."""
@@ -59,8 +62,7 @@ class MemoryReport(Callback):
             torch.cuda.memory._record_memory_history(max_entries=self._entries, stacks="python")
             self._recording = True
 
-    def batch_end(self, state: State) -> None:
-        """Write the report that ``at`` asked for."""
+    def _write_at(self, state: State) -> None:
         if self._at == state.timestamp.batch:
             self.write(state)
 
@@ -175,7 +177,9 @@ def _table(state: State) -> list[str]:
 
 def _allocator(state: State) -> list[str]:
     if state.device.type != "cuda":
-        return ["", "Activations and other tensors are not listed: this device does not say what is allocated."]
+        peak = resident_peak().get("resident_peak")
+        used = "" if peak is None else f" This process has used at most {_size(peak)} of the host's memory."
+        return ["", f"Activations and other tensors are not listed: the device does not know what they are.{used}"]
     allocated, peak = torch.cuda.memory_allocated(state.device), torch.cuda.max_memory_allocated(state.device)
     free, total = torch.cuda.mem_get_info(state.device)
     return [

@@ -74,6 +74,8 @@ class SampleVisualizer(Callback):
         #: Inputs, targets and predictions, copied and still on the device.
         self._taken: list[tuple[Any, Any, Any]] = []
         self._complete = False
+        if on == "train":  # otherwise no step calls them
+            self.batch_start, self.after_forward, self.batch_end = self._begin, self._take_more, self._end
 
     def fit_start(self, state: State) -> None:
         """Check that the evaluation set exists."""
@@ -85,18 +87,15 @@ class SampleVisualizer(Callback):
 
     # --- taking samples
 
-    def batch_start(self, state: State) -> None:
-        """Begin with the first samples of a training batch."""
-        if self._on == "train" and (state.timestamp.batch + 1) % self._every == 0:
+    def _begin(self, state: State) -> None:
+        if (state.timestamp.batch + 1) % self._every == 0:
             self._taken, self._complete = [], False
 
-    def after_forward(self, state: State) -> None:
-        """Take samples of a training batch."""
-        if self._on == "train" and not self._complete and (state.timestamp.batch + 1) % self._every == 0:
+    def _take_more(self, state: State) -> None:
+        if not self._complete and (state.timestamp.batch + 1) % self._every == 0:
             self._take(state)
 
-    def batch_end(self, state: State) -> None:
-        """Take no more samples of this batch."""
+    def _end(self, state: State) -> None:
         self._complete = bool(self._taken)
 
     def eval_start(self, state: State) -> None:

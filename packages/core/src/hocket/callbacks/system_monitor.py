@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import shutil
-import threading
 import time
+from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -64,8 +64,7 @@ class SystemMonitor(Periodic):
                 name="psutil",
             )
         self._ticking = Ticking(seconds, self._sample, "system-monitor")
-        self._lock = threading.Lock()
-        self._samples: list[dict[str, float]] = []
+        self._samples: deque[dict[str, float]] = deque()  # its operations are atomic
         self._source: _Host | None = None
 
     def fit_start(self, state: State) -> None:
@@ -78,15 +77,10 @@ class SystemMonitor(Periodic):
 
     def _sample(self) -> None:
         assert self._source is not None
-        sample = self._source.sample()
-        with self._lock:
-            self._samples.append(sample)
+        self._samples.append(self._source.sample())
 
     def _report(self, state: State) -> None:
-        if not self._samples:
-            return
-        with self._lock:
-            samples, self._samples = self._samples, []
+        samples = [self._samples.popleft() for _ in range(len(self._samples))]
         for name in dict.fromkeys(name for sample in samples for name in sample):
             values = [sample[name] for sample in samples if name in sample]
             if name == "disk_free":

@@ -26,7 +26,7 @@ class Ticking:
             )
         self._seconds, self._call, self._who = seconds, call, who
         self._thread: threading.Thread | None = None
-        self._ending = threading.Event()
+        self._ending: threading.Event | None = None  # made when needed, because it cannot be pickled
         self._process = 0
 
     def start(self) -> None:
@@ -35,15 +35,16 @@ class Ticking:
             return
         if not self._tick():
             return
-        self._process, self._ending = os.getpid(), threading.Event()
-        self._thread = threading.Thread(target=self._run, args=(self._ending,), name=f"hocket {self._who}", daemon=True)
+        self._process, self._ending = os.getpid(), (ending := threading.Event())
+        self._thread = threading.Thread(target=self._run, args=(ending,), name=f"hocket {self._who}", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
         """End the thread, after the current call. May be called twice."""
-        thread, self._thread = self._thread, None
-        if thread is not None and self._process == os.getpid():
-            self._ending.set()
+        thread, ending = self._thread, self._ending
+        self._thread = self._ending = None
+        if thread is not None and ending is not None and self._process == os.getpid():
+            ending.set()
             thread.join(timeout=10.0)
 
     def _run(self, ending: threading.Event) -> None:
