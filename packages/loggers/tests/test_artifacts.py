@@ -7,6 +7,7 @@ import torch
 
 import hocket
 from hocket.plugins.delivery import LoggerWarning
+from hocket.testkit import LoggerConformance
 from hocket_loggers import ArtifactsLogger
 
 fsspec = pytest.importorskip("fsspec")
@@ -96,3 +97,23 @@ def test_where_nothing_can_be_written_training_goes_on(tmp_path):
 def test_what_is_no_url():
     with pytest.raises(ValueError, match=r"'runs' is none\. Write 's3://bucket/folder', or 'file:///"):
         ArtifactsLogger("runs")
+
+
+class TestArtifacts(LoggerConformance):
+    exempt = dict.fromkeys(
+        (
+            "test_writes_down_what_is_logged",
+            "test_goes_on_after_it_was_closed",
+            "test_two_runs_do_not_mix",
+            "test_values_that_are_not_finite",
+        ),
+        "it writes no metrics",
+    )
+
+    def make(self):
+        return ArtifactsLogger("memory://artifacts")
+
+    @pytest.fixture(autouse=True)
+    def _empty(self):
+        yield
+        fsspec.filesystem("memory").store.clear()

@@ -63,8 +63,9 @@ def test_every_record(state_in, tmp_path):
     assert {"lr": 0.1, "algorithms/ema/half_life": "50ba"}.items() <= {
         each["paramName"]: each["paramValue"] for each in parameters
     }.items()
-    files = {payload["additional_params"]["fileName"]: data for kind, payload, data in found if kind == "file_upload"}
-    with Image.open(io.BytesIO(next(data for name, data in files.items() if "samples/0" in name))) as opened:
+    uploads = [(payload["additional_params"], data) for kind, payload, data in found if kind == "file_upload"]
+    files = {about.get("fileName") or about["figName"]: data for about, data in uploads}
+    with Image.open(io.BytesIO(files["samples/0"])) as opened:
         assert opened.size == (5, 4) and opened.convert("RGB").getpixel((0, 0)) == tuple(image[:, 0, 0].tolist())
     table = list(csv.reader(io.StringIO(files["generated-2.csv"].decode())))
     assert table == [["text", "score"], ["a|b", "0.5"], ["two\nlines", "1"]]

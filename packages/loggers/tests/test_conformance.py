@@ -2,12 +2,11 @@
 
 import csv
 
-import fsspec
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from hocket.testkit import LoggerConformance
-from hocket_loggers import ArtifactsLogger, CSVLogger, TensorBoardLogger, WebhookLogger
+from hocket_loggers import CSVLogger, TensorBoardLogger, WebhookLogger
 
 _NO_METRICS = dict.fromkeys(
     (
@@ -41,18 +40,6 @@ class TestCSV(LoggerConformance):
                     if cell:
                         values.setdefault(name, []).append(float(cell))
         return values
-
-
-class TestArtifacts(LoggerConformance):
-    exempt = _NO_METRICS
-
-    def make(self):
-        return ArtifactsLogger("memory://artifacts")
-
-    @pytest.fixture(autouse=True)
-    def _empty(self):
-        yield
-        fsspec.filesystem("memory").store.clear()
 
 
 class TestWebhook(LoggerConformance):

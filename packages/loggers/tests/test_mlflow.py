@@ -88,8 +88,8 @@ def test_every_record(uri, state_in, tmp_path, monkeypatch):
     parameters = {"lr": 0.1, "algorithms": {"ema": {"half_life": "50ba"}}, "none": None, "long": "x" * 7000}
     logger.log_hyperparameters(at(0), parameters)
     logger.log_metrics(at(1), {"train/loss": 0.1 + 0.2, "100% odd": 1, "epoch": 5})
-    logger.log_rows([(at(batch), {"train/loss": 1 / batch}) for batch in range(2, 2000)])
-    logger.log_metrics(at(2000), {"train/loss": math.nan})
+    logger.log_rows([(at(batch), {"train/loss": 1 / batch}) for batch in range(2, 300)])
+    logger.log_metrics(at(300), {"train/loss": math.nan})
     images = [torch.randint(256, (3, 4, 5), dtype=torch.uint8), torch.rand(1, 2, 2).bfloat16()]
     logger.log_images(at(2), "samples", images)
     logger.log_table(at(2), "tables/generated", ["text", "score"], [["a|b", 0.5], [None, 1]])
@@ -106,8 +106,8 @@ def test_every_record(uri, state_in, tmp_path, monkeypatch):
     assert run.info.status == "FINISHED" and run.info.run_name == "run" and run.data.tags["team"] == "vision"
     assert run.data.params["lr"] == "0.1" and run.data.params["algorithms/ema/half_life"] == "50ba"
     losses = values(client, run, "train/loss")
-    assert losses[:-1] == [(1, 0.1 + 0.2), *((batch, 1 / batch) for batch in range(2, 2000))]
-    assert losses[-1][0] == 2000 and math.isnan(losses[-1][1])
+    assert losses[:-1] == [(1, 0.1 + 0.2), *((batch, 1 / batch) for batch in range(2, 300))]
+    assert losses[-1][0] == 300 and math.isnan(losses[-1][1])
     assert values(client, run, "100_ odd") == [(1, 1.0)] and values(client, run, "metric/epoch") == [(1, 5.0)]
     assert values(client, run, "sample")[:2] == [(1, 4), (2, 8)] and values(client, run, "epoch")[9] == (10, 1)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 
 import pytest
 import torch
@@ -13,7 +14,9 @@ from hocket_loggers import WandbLogger
 
 wandb = pytest.importorskip("wandb")
 
-from hocket_loggers.wandb import read  # noqa: E402  # needs the package when it is called, and is of no use without
+from wandb.proto import wandb_internal_pb2  # noqa: E402
+
+from hocket_loggers.wandb import _records, read  # noqa: E402
 
 POSITION = {"batch", "epoch", "sample", "token", "seconds"}
 
@@ -34,12 +37,21 @@ def _end_the_service():
     wandb.teardown()
 
 
-def rows(folder):
-    return [row for file in sorted((folder / "wandb").glob("offline-run-*/*.wandb")) for row in read(file)]
+def rows(folder, killed=0):
+    """The rows of all files, once W&B's service has ended all but `killed` of them."""
+    files = sorted((folder / "wandb").glob("offline-run-*/*.wandb"))
+    for file in files[killed:]:
+        for _ in range(300):
+            if any(
+                wandb_internal_pb2.Record.FromString(record).HasField("exit") for record in _records(file.read_bytes())
+            ):
+                break
+            time.sleep(0.1)
+    return [row for file in files for row in read(file)]
 
 
-def values(folder, name):
-    return [(row["batch"], row[name]) for row in rows(folder) if name in row]
+def values(folder, name, killed=0):
+    return [(row["batch"], row[name]) for row in rows(folder, killed) if name in row]
 
 
 def test_every_record(state_in, tmp_path):
@@ -78,7 +90,7 @@ def test_every_record(state_in, tmp_path):
 
 def test_a_killed_run_continues_and_has_each_value_once(killed_and_resumed, tmp_path):
     losses = killed_and_resumed({"wandb": {"mode": "offline"}}, patience=3.0)
-    assert values(tmp_path / "run", "train/loss") == losses
+    assert values(tmp_path / "run", "train/loss", killed=1) == losses
     files = [file.name for file in (tmp_path / "run").glob("wandb/offline-run-*/*.wandb")]
     assert len(files) == 2 and len(set(files)) == 1, "two files of one run, which wandb sync joins"
 

@@ -67,7 +67,9 @@ class CometLogger(Logger):
         self._project, self._workspace, self._online = project, workspace, online
         self._folder = None if folder is None else Path(folder)
         self._experiment: CometExperiment | None = None
-        self._written = Written(0, {})
+        self._written = Written()
+        #: Whether this process has begun or continued the run before.
+        self._began = False
 
     def log_hyperparameters(self, state: State, parameters: Mapping[str, Any]) -> None:
         """Write parameters by ``outer/inner``."""
@@ -131,7 +133,7 @@ class CometLogger(Logger):
             if not self._online:
                 folder.mkdir(parents=True, exist_ok=True)
                 _complete(self._note(state))
-                last = _last_batches(folder, state.run.id)
+                last = {} if self._began else _last_batches(folder, state.run.id)
             config = comet_ml.ExperimentConfig(
                 name=state.run_name,
                 offline_directory=str(folder),
@@ -147,7 +149,7 @@ class CometLogger(Logger):
             if not self._online:  # for `_complete`, if this process is killed
                 experiment._write_experiment_meta_file()
                 self._note(state).write_text(experiment.tmpdir)
-            self._experiment, self._written = experiment, Written(state.timestamp.batch, last)
+            self._experiment, self._written, self._began = experiment, Written(last), True
         return self._experiment
 
     def _archives(self, state: State) -> Path:
@@ -163,6 +165,11 @@ def _complete(note: Path) -> None:
     if note.exists() and (folder := Path(note.read_text())).is_dir():
         shutil.make_archive(str(note.with_name(f"{note.stem}-{folder.name}")), "zip", folder)
         shutil.rmtree(folder)
+    for archive in note.parent.glob(f"{note.stem}*.zip"):
+        with zipfile.ZipFile(archive) as opened:
+            empty = not opened.namelist()
+        if empty:  # Comet makes the file when a process begins, and fills it when the process ends
+            archive.unlink()
     note.unlink(missing_ok=True)
 
 

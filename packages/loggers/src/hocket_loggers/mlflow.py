@@ -58,7 +58,9 @@ class MLflowLogger(Logger):
         self._uri, self._experiment, self._tags = tracking_uri, experiment, dict(tags or {})
         self._client: MlflowClient | None = None
         self._run = ""
-        self._written = Written(0, {})
+        self._written = Written()
+        #: Whether this process has begun or continued the run before.
+        self._began = False
         self._failed = False
 
     def log_hyperparameters(self, state: State, parameters: Mapping[str, Any]) -> None:
@@ -140,15 +142,15 @@ class MLflowLogger(Logger):
             found = client.get_experiment_by_name(self._experiment)
             experiment = client.create_experiment(self._experiment) if found is None else found.experiment_id
             runs = client.search_runs([experiment], f"tags.`{_TAG}` = '{state.run.id}'", max_results=1)
-            if runs:
-                self._run = runs[0].info.run_id
-                client.update_run(self._run, "RUNNING")
-                histories = {name: client.get_metric_history(self._run, name) for name in runs[0].data.metrics}
-                last = {name: max(metric.step for metric in history) for name, history in histories.items() if history}
-                self._written = Written(state.timestamp.batch, last)
-            else:
+            last: dict[str, int] = {}
+            if not runs:
                 run = client.create_run(experiment, tags={**self._tags, _TAG: state.run.id}, run_name=state.run_name)
-                self._run, self._written = run.info.run_id, Written(0, {})
+            else:
+                run = runs[0]
+                client.update_run(run.info.run_id, "RUNNING")
+                for name in () if self._began else run.data.metrics:
+                    last[name] = max(metric.step for metric in client.get_metric_history(run.info.run_id, name))
+            self._run, self._written, self._began = run.info.run_id, Written(last), True
             self._client = client
         return self._client
 

@@ -77,15 +77,13 @@ class Written:
     A resumed run computes these values again. Vendors that keep both would show each twice, so the second is skipped.
 
     Args:
-        batch: the batch at which this process begins to write.
-        last: the last batch at which the vendor has a value, by name.
+        last: the last batch at which the vendor has a value, by name; empty for a run that this process has begun, or
+            continues after it was closed.
     """
 
-    def __init__(self, batch: int, last: Mapping[str, int]) -> None:
-        self._batch, self._last = batch, {name: step for name, step in last.items() if step > batch}
+    def __init__(self, last: Mapping[str, int] | None = None) -> None:
+        self._last = last or {}
 
     def missing(self, batch: int, values: Mapping[str, _Value]) -> dict[str, _Value]:
         """Return the values that have not been written at this batch."""
-        if batch <= self._batch or not self._last:
-            return dict(values)
-        return {name: value for name, value in values.items() if self._last.get(name, 0) < batch}
+        return {name: value for name, value in values.items() if self._last.get(name, -1) < batch}

@@ -45,7 +45,9 @@ class TrackioLogger(Logger):
         self._project, self._server_url = project, server_url
         self._config: dict[str, Any] = {}
         self._run: trackio.Run | None = None
-        self._written = Written(0, {})
+        self._written = Written()
+        #: Whether this process has begun or continued the run before.
+        self._began = False
 
     def log_hyperparameters(self, state: State, parameters: Mapping[str, Any]) -> None:
         """Set the run's config."""
@@ -109,7 +111,8 @@ class TrackioLogger(Logger):
                 auto_log_gpu=False, auto_log_cpu=False,
             )  # fmt: skip
             last: dict[str, int] = {}
-            for row in trackio.SQLiteStorage.get_logs(self._project, name) if self._server_url is None else ():
-                last |= dict.fromkeys(row, row["step"])
-            self._written = Written(state.timestamp.batch, last)
+            if self._server_url is None and not self._began:
+                for row in trackio.SQLiteStorage.get_logs(self._project, name):
+                    last |= dict.fromkeys(row, row["step"])
+            self._written, self._began = Written(last), True
         return self._run

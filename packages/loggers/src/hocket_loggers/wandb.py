@@ -61,7 +61,9 @@ class WandbLogger(Logger):
         self._project, self._entity, self._mode = project, entity, mode
         self._folder, self._settings = None if folder is None else Path(folder), dict(settings or {})
         self._run: wandb.Run | None = None
-        self._written = Written(0, {})
+        self._written = Written()
+        #: Whether this process has begun or continued the run before.
+        self._began = False
         self._failed = False
 
     def log_hyperparameters(self, state: State, parameters: Mapping[str, Any]) -> None:
@@ -136,7 +138,7 @@ class WandbLogger(Logger):
             import wandb
 
             parent = state.run_folder if self._folder is None else self._folder
-            last = _last_batches(parent / "wandb", state.run.id)
+            last = {} if self._began else _last_batches(parent / "wandb", state.run.id)
             # hocket may run several Trainers, and owns the output and the signals of the process.
             settings = wandb.Settings(**{"console": "off", "silent": True, **self._settings})
             run = wandb.init(
@@ -145,9 +147,9 @@ class WandbLogger(Logger):
             )  # fmt: skip
             run.define_metric("batch", hidden=True)
             run.define_metric("*", step_metric="batch")
-            if not last and run.resumed and isinstance(batch := run.summary.get("batch"), int):
+            if not (last or self._began) and run.resumed and isinstance(batch := run.summary.get("batch"), int):
                 last = dict.fromkeys(run.summary.keys(), batch - 1)
-            self._written, self._run = Written(state.timestamp.batch, last), run
+            self._run, self._written, self._began = run, Written(last), True
         return self._run
 
 
