@@ -1,0 +1,169 @@
+"""The runs below some folders, from what is on disk."""
+
+from __future__ import annotations
+
+import math
+import os
+import socket
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from hocket.runs import files
+
+#: How many folders deep runs are searched.
+_DEPTH = 3
+#: Seconds after which a run on another machine counts as silent.
+_SILENT = 600.0
+
+
+@dataclass(slots=True)
+class RunOnDisk:
+    """A run, as far as its files say."""
+
+    folder: Path
+    name: str
+    #: Seconds since 1970, or None if unknown.
+    began: float | None
+    #: ``finished``, ``failed``, ``interrupted``, ``running``, ``killed``, ``silent`` or ``unknown``, and how that is known.
+    status: str
+    reason: str
+    position: Mapping[str, float] = field(default_factory=dict)
+    #: Latest, least and greatest value of each metric.
+    values: Mapping[str, tuple[float, float, float]] = field(default_factory=dict)
+    #: The metrics of the latest evaluation.
+    evaluated: tuple[str, ...] = ()
+    #: The metric that ranks checkpoints, and ``max`` or ``min``.
+    best: tuple[str, str] | None = None
+
+
+def find(folders: Iterable[Path]) -> list[Path]:
+    """Return the folders of runs: those given, and those below them, at most three folders deep. Sorted by path."""
+    found: dict[Path, None] = {}
+    for folder in folders:
+        found.update(dict.fromkeys(_below(folder, _DEPTH)))
+    return sorted(found)
+
+
+def _below(folder: Path, depth: int) -> Iterable[Path]:
+    try:
+        entries = list(os.scandir(folder))
+    except OSError:
+        return
+    names = {each.name for each in entries}
+    if names & {files.MARK, files.METRICS, files.SUMMARY}:
+        yield folder
+    elif depth and "manifest.json" not in names:  # not within a checkpoint
+        for each in entries:
+            if each.name[0] != "." and each.is_dir(follow_symlinks=False):
+                yield from _below(folder / each.name, depth - 1)
+
+
+def read(folder: Path) -> RunOnDisk:
+    """Return what the files of a run say. Never raises because of their content."""
+    mark, summary = files.content(folder / files.MARK), files.content(folder / files.SUMMARY)
+    if summary.get("run") != mark.get("run", summary.get("run")):
+        summary = {}  # of an earlier run in this folder
+    status, reason = status_of(folder, summary)
+    position, values = _numbers(summary.get("position")), _values(summary.get("values"))
+    if status not in ("finished", "failed", "interrupted"):  # what was logged since the summary was written
+        position, values = _scanned(folder / files.METRICS)
+    best, evaluated = summary.get("best"), summary.get("evaluated")
+    ranked = [each for each in best if isinstance(each, str)] if isinstance(best, list) else []
+    return RunOnDisk(
+        folder=folder,
+        name=str(mark.get("name") or summary.get("name") or folder.name),
+        began=_began(mark, summary),
+        status=status,
+        reason=reason,
+        position=position,
+        values=values,
+        evaluated=tuple(map(str, evaluated)) if isinstance(evaluated, list) else (),
+        best=(ranked[0], ranked[1]) if len(ranked) == 2 else None,
+    )
+
+
+def status_of(folder: Path, summary: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the status of a run and how it is known.
+
+    A process of this machine exists or not. Of other machines only the time of the last line is known.
+    """
+    status = summary.get("status")
+    if status in ("finished", "failed", "interrupted"):
+        error = summary.get("error") or summary.get("stop_reason")
+        return status, str(error) if error else "its summary says so"
+    if status != "running":
+        return "unknown", f"there is no {files.SUMMARY}, which the logger 'jsonl' writes"
+    process = summary.get("process")
+    process = process if isinstance(process, dict) else {}
+    age = time.time() - max((_changed(folder / name) for name in (files.SUMMARY, files.METRICS)), default=0.0)
+    if process.get("host") == socket.gethostname() and isinstance(process.get("pid"), int):
+        ticks = files.started(process["pid"])
+        if ticks is not None and ticks == process.get("started"):
+            return "running", f"process {process['pid']} exists"
+        if process.get("started") is not None:
+            return "killed", f"process {process['pid']} ended without a word"
+    where = f"it was begun on {process.get('host', 'an unknown machine')}, and last wrote {duration(age)} ago"
+    return ("running" if age < _SILENT else "silent"), where
+
+
+def latest_of(values: Mapping[str, tuple[float, float, float]], name: str) -> float | None:
+    """Return the latest value of a metric, or None."""
+    found = values.get(name)
+    return None if found is None else found[0]
+
+
+def duration(seconds: float) -> str:
+    """Return a duration in words: ``4.2 s``, ``3 min 20 s``, ``2 h 5 min``, ``3 d 4 h``."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    for unit, size, part, below in (("min", 60, "s", 1), ("h", 3600, "min", 60), ("d", 86400, "h", 3600)):
+        if seconds < size * {"min": 60, "h": 24, "d": math.inf}[unit]:
+            return f"{int(seconds // size)} {unit} {int(seconds % size // below)} {part}"
+    return ""
+
+
+def _began(mark: Mapping[str, Any], summary: Mapping[str, Any]) -> float | None:
+    try:
+        return datetime.fromisoformat(mark["began"]).timestamp()
+    except (KeyError, TypeError, ValueError, OverflowError, OSError):
+        return files.finite(summary.get("fit_began"))
+
+
+def _changed(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def _numbers(value: Any) -> dict[str, float]:
+    found = {name: files.finite(each) for name, each in value.items()} if isinstance(value, dict) else {}
+    return {name: each for name, each in found.items() if name in files.POSITION and each is not None}
+
+
+def _values(value: Any) -> dict[str, tuple[float, float, float]]:
+    found: dict[str, tuple[float, float, float]] = {}
+    for name, each in value.items() if isinstance(value, dict) else ():
+        numbers = [number for part in each if (number := files.finite(part)) is not None] if isinstance(each, list) else []
+        if len(numbers) == 3:
+            found[name] = (numbers[0], numbers[1], numbers[2])
+    return found
+
+
+def _scanned(path: Path) -> tuple[dict[str, float], dict[str, tuple[float, float, float]]]:
+    """Return the last position, and latest, least and greatest values, from the file itself."""
+    position: dict[str, float] = {}
+    values: dict[str, tuple[float, float, float]] = {}
+    for line in files.objects(path):
+        if "batch" in line:
+            position = _numbers(line)
+        for name, value in line.items():
+            if name in files.POSITION or (latest := files.finite(value)) is None:
+                continue
+            _, least, most = values.get(name, (latest, latest, latest))
+            values[name] = (latest, min(least, latest), max(most, latest))
+    return position, values
