@@ -7,45 +7,90 @@ from typing import Any
 import torch
 import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers
-from torch import Tensor
+from torch import Tensor, nn
 
 import hocket
 
-VOCABULARY, LENGTH, SAMPLES = 31, 9, 6
-WIDTH: dict[str, Any] = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 24}
-LLAMA: dict[str, Any] = {**WIDTH, "num_key_value_heads": 2, "vocab_size": VOCABULARY, "max_position_embeddings": 32}
+VOCABULARY, LENGTH, SAMPLES = 61, 9, 6
+#: Positions that the models have learned, and the window of Mistral.
+TRAINED, WINDOW = 32, 5
+
+#: Classes by the names that tests use; `tiny` takes others by the name of the class.
+CLASSES = {
+    "gpt2": "GPT2LMHeadModel", "bert": "BertForMaskedLM", "roberta": "RobertaForMaskedLM", "opt": "OPTForCausalLM",
+    "neox": "GPTNeoXForCausalLM", "llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM", "gemma": "GemmaForCausalLM", "gemma2": "Gemma2ForCausalLM", "gemma3": "Gemma3ForCausalLM",
+    "mixtral": "MixtralForCausalLM", "cohere": "CohereForCausalLM", "granite": "GraniteForCausalLM",
+    "mamba": "MambaForCausalLM", "t5": "T5ForConditionalGeneration", "bert decoder": "BertLMHeadModel",
+    "classifier": "BertForSequenceClassification", "tokens": "BertForTokenClassification",
+}  # fmt: skip
+_OPTIONS: dict[str, dict[str, Any]] = {
+    "bert decoder": {"is_decoder": True}, "mixtral": {"output_router_logits": True}, "qwen2": {"tie_word_embeddings": True},
+    "classifier": {"num_labels": 3}, "tokens": {"num_labels": 3},
+}  # fmt: skip
+_NO_DROPOUT = dict.fromkeys((
+    "resid_pdrop", "embd_pdrop", "attn_pdrop", "hidden_dropout_prob", "attention_probs_dropout_prob", "dropout", "dropout_rate",
+), 0.0)  # fmt: skip
 
 
-def model(family: str, **options: Any) -> Any:
-    """A tiny model without dropout, the same at every call."""
+def _sizes(kind: str, width: int, heads: int) -> dict[str, Any]:
+    """Return the arguments that configurations of a ``model_type`` name in their own way."""
+    if kind == "t5":
+        return {"d_kv": width // heads, "d_ff": 32, "num_layers": 2, "decoder_start_token_id": 0}
+    if kind in ("gpt2", "opt", "roberta"):
+        # RoBERTa counts positions from its padding token's 1 on.
+        own = {"gpt2": {"n_inner": 32}, "opt": {"ffn_dim": 32, "word_embed_proj_dim": width}}
+        return own.get(kind, {"max_position_embeddings": TRAINED + 2, "pad_token_id": 1})
+    if kind in ("bert", "gpt_neox", "mamba"):
+        return {}
+    window = {"sliding_window": WINDOW} if kind in ("mistral", "gemma3_text") else {}
+    return {"head_dim": width // heads, "num_key_value_heads": 1 if heads % 2 else heads // 2, **window}
+
+
+def tiny(
+    family: str, implementation: str | None = None, heads: int = 4, *,
+    head_dim: int = 6, scale: float = 3, embeddings: float = 1, **options: Any,
+) -> Any:  # fmt: skip
+    """Return a model of 2 layers, the same at every call, in evaluation mode; llamas have half as many heads for keys.
+
+    Args:
+        family: one of `CLASSES`, or the name of a class of transformers.
+        implementation: of attention; None for the one that transformers chooses.
+        scale: a factor of the weights of layers, so that attention is far from uniform; with 1 biases stay 0, too.
+        embeddings: a factor of embeddings and the output layer, so that logits are far from each other.
+        options: of the configuration; without any there is no dropout.
+    """
+    kind = getattr(transformers, CLASSES.get(family, family))
+    width, configuration = heads * head_dim, kind.config_class if family != "gemma3" else transformers.Gemma3TextConfig
+    size = {
+        "vocab_size": VOCABULARY, "hidden_size": width, "intermediate_size": 32, "num_hidden_layers": 2,
+        "num_attention_heads": heads, "max_position_embeddings": TRAINED, "bos_token_id": 0, "eos_token_id": 0,
+        "pad_token_id": 0, **_NO_DROPOUT, **_sizes(configuration.model_type, width, heads),
+        **_OPTIONS.get(family, {}), **options,
+    }  # fmt: skip
     torch.manual_seed(0)
-    special: dict[str, Any] = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0, **options}
-    bert = {**WIDTH, "vocab_size": VOCABULARY, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-    made: Any
-    if family == "gpt2":
-        size = {"n_layer": 2, "n_head": 4, "n_embd": 16, "n_positions": 32, "vocab_size": VOCABULARY}
-        drop = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
-        made = transformers.GPT2LMHeadModel(transformers.GPT2Config(**size, **{**drop, **special}))
-    elif family == "bert":
-        made = transformers.BertForMaskedLM(transformers.BertConfig(**bert, **special))
-    elif family == "t5":
-        size = {"d_model": 16, "d_kv": 4, "d_ff": 24, "num_layers": 2, "num_heads": 4, "vocab_size": VOCABULARY}
-        config = transformers.T5Config(**size, dropout_rate=0.0, decoder_start_token_id=0, pad_token_id=0, **options)
-        made = transformers.T5ForConditionalGeneration(config)
-    elif family == "llama":
-        made = transformers.LlamaForCausalLM(transformers.LlamaConfig(**LLAMA, **special))
-    elif family == "neox":
-        size = {**WIDTH, "vocab_size": VOCABULARY, "max_position_embeddings": 32}
-        made = transformers.GPTNeoXForCausalLM(transformers.GPTNeoXConfig(**size, **special))
-    elif family == "qwen":
-        made = transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**LLAMA, head_dim=4, **special))
-    elif family == "classifier":
-        made = transformers.BertForSequenceClassification(
-            transformers.BertConfig(**{**bert, "num_labels": 3, **special})
-        )
-    else:
-        made = transformers.BertForTokenClassification(transformers.BertConfig(**{**bert, "num_labels": 3, **special}))
-    return made.train()
+    attention = {} if implementation is None else {"attn_implementation": implementation}
+    model = kind._from_config(configuration(**size), **attention).eval()
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if scale != 1 and name.endswith("bias"):
+                parameter.copy_(0.3 * torch.randn(parameter.shape, generator=generator))
+            elif parameter.dim() > 1 and family != "t5":  # whose weights are large
+                outer = any(part in name for part in ("lm_head", "embed", "wte", "wpe"))
+                parameter.mul_(embeddings if outer else scale)
+    return model
+
+
+def gradients(model: nn.Module) -> dict[str, Tensor]:
+    """Return the gradients of a model's parameters by name."""
+    return {name: each.grad for name, each in model.named_parameters() if each.grad is not None}
+
+
+TOKENS = torch.randint(5, VOCABULARY, (3, 9), generator=torch.Generator().manual_seed(3))
+#: Labels of TOKENS: a row without its beginning, one without its end.
+LABELS = TOKENS.clone()
+LABELS[0, :4] = LABELS[2, 6:] = -100
 
 
 def batch(family: str) -> dict[str, Tensor]:
@@ -66,7 +111,7 @@ def batch(family: str) -> dict[str, Tensor]:
     return {"input_ids": tokens.where(mask.bool(), 0), "attention_mask": mask, "labels": labels}
 
 
-FAMILIES = ("gpt2", "bert", "t5", "llama", "qwen", "classifier", "tokens")
+FAMILIES = ("gpt2", "bert", "t5", "llama", "qwen3", "classifier", "tokens")
 
 
 def adamw(parameters: Any) -> torch.optim.AdamW:
@@ -80,8 +125,8 @@ def trainer(task: Any, data: Any, folder: Any, **more: Any) -> hocket.Trainer:
     )
 
 
-def tokenizer(size: int = 31) -> transformers.PreTrainedTokenizerFast:
-    """Words w3 to w30; 0 ends a text, 1 pads, 2 is unknown."""
+def tokenizer(size: int = VOCABULARY) -> transformers.PreTrainedTokenizerFast:
+    """Words w3, w4 and so on; 0 ends a text, 1 pads, 2 is unknown."""
     vocabulary = {"<end>": 0, "<pad>": 1, "<unknown>": 2, **{f"w{i}": i for i in range(3, size)}}
     made = Tokenizer(models.WordLevel(vocabulary, unk_token="<unknown>"))
     made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()

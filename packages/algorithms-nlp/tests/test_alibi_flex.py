@@ -31,7 +31,7 @@ def test_scores_get_the_bias_of_their_head_and_distance(causal) -> None:
 
 
 @pytest.mark.parametrize("static", [False, True])
-@pytest.mark.parametrize("family_with_flex", ["opt", "gpt_neox", "llama", "mistral"])
+@pytest.mark.parametrize("family_with_flex", ["opt", "neox", "llama", "mistral"])
 def test_key_value_cache_in_pieces_gives_the_whole(build, unfused, family_with_flex, tokens, static) -> None:
     model, _ = alibi(build(family_with_flex, "flex_attention").double(), 40)
     plain, _ = alibi(build(family_with_flex, "sdpa").double(), 40)

@@ -31,7 +31,7 @@ POSITIONS = {
     "bert": "bert.embeddings.position_embeddings",
     "roberta": "roberta.embeddings.position_embeddings",
     "opt": "model.decoder.embed_positions",
-    "gpt_neox": "gpt_neox.rotary_emb",
+    "neox": "gpt_neox.rotary_emb",
     "llama": "model.rotary_emb",
     "mistral": "model.rotary_emb",
     "qwen3": "model.rotary_emb",

@@ -39,6 +39,7 @@ def test_numbers(algorithm: Any, others: dict[str, Any], name: str, whole: bool,
     of_type = (
         f"^{algorithm.__name__} was given {name}=.*: give a {'whole' if whole else 'finite'} number .*Write .*{name}="
     )
+    wrong: Any
     for wrong in (
         "16",
         "much",

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from tiny_models import LABELS, TOKENS, gradients, tiny
+from language import LABELS, TOKENS, gradients, tiny
 from torch import Tensor, nn
 
 import hocket
@@ -218,7 +218,7 @@ def test_generation_is_unchanged() -> None:
         ("granite", {"logits_scaling": 1.0}, "changes the logits"),
         ("bert", {}, "does not pass its logits unchanged to self.loss_function"),
         ("t5", {}, "is an encoder-decoder"),
-        ("double heads", {}, "does not pass its logits unchanged"),
+        ("GPT2DoubleHeadsModel", {}, "does not pass its logits unchanged"),
     ],
 )
 def test_models_with_another_loss_are_refused_unchanged(family, options, why) -> None:
@@ -287,7 +287,7 @@ def test_importing_loads_no_transformers() -> None:
 def test_a_step_at_a_vocabulary_of_50_000_takes_at_most_0_4_of_the_memory(peak_memory) -> None:
     tokens = torch.randint(50_000, (2, 512), generator=torch.Generator().manual_seed(0))
     found = []
-    plain = tiny("gpt2", vocab_size=50_000, n_positions=512).train()
+    plain = tiny("gpt2", vocab_size=50_000, max_position_embeddings=512).train()
     for model in (fused_cross_entropy(copy.deepcopy(plain))[0], plain):
 
         def step(model: Any = model) -> Tensor:

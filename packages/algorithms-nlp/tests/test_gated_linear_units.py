@@ -94,7 +94,7 @@ def test_identity_begins_as_the_model_was_and_learns_the_gate(tiny: Any, tokens:
     optimizer.step()
     for _, first, _ in layers_of(model, family):
         rows = first.gate.weight[first.gate.weight.any(1)]  # without units that relu switches off
-        assert len(rows) > 30 and len(rows.unique(dim=0)) == len(rows)
+        assert len(rows) > 20 and len(rows.unique(dim=0)) == len(rows)
     assert not torch.equal(model(tokens).logits, before)
 
 
@@ -102,7 +102,7 @@ def test_identity_begins_as_the_model_was_and_learns_the_gate(tiny: Any, tokens:
 def test_the_paper_has_no_biases(tiny: Any, tokens: Tensor, family: str) -> None:
     model = tiny(family).eval()
     gated_linear_units(model, init="normal", bias=False, gate_bias=False)
-    inputs = torch.randn(3, 32 if family in ("opt", "neox") else 16)
+    inputs = torch.randn(3, 32)
     for name, first, _ in layers_of(model, family):
         assert f"{name}.bias" not in model.state_dict() and first.gate.bias is None
         weight = first.weight.T if family == "gpt2" else first.weight

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from language import SAMPLES, adamw, batch, model, tokenizer, trainer
+from language import SAMPLES, adamw, batch, tiny, tokenizer, trainer
 from torch.utils.data import DataLoader
 
 import hocket
@@ -53,7 +53,7 @@ class Texts:
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
 def test_causal_models_continue_the_prompt_of_each_row(family: str, tmp_path: Any) -> None:
     words = tokenizer()
-    task = HuggingFaceTask(model(family), words, generate=GREEDY, text_metrics={"texts": Texts()})
+    task = HuggingFaceTask(tiny(family), words, generate=GREEDY, text_metrics={"texts": Texts()})
     made = trainer(task, [answers()], tmp_path)
     found = made.evaluate([answers()])
     assert found["eval/texts"] == SAMPLES and {"eval/loss", "eval/perplexity"} <= set(found)
@@ -70,7 +70,7 @@ def test_causal_models_continue_the_prompt_of_each_row(family: str, tmp_path: An
 
 
 def test_encoder_decoders_answer_the_input(tmp_path: Any) -> None:
-    task = HuggingFaceTask(model("t5"), tokenizer(), generate=GREEDY)
+    task = HuggingFaceTask(tiny("t5"), tokenizer(), generate=GREEDY)
     task.eval()
     whole = batch("t5")
     found = task.eval_forward(whole)["generated"]
@@ -81,7 +81,7 @@ def test_encoder_decoders_answer_the_input(tmp_path: Any) -> None:
 
 def test_metrics_of_torchmetrics(tmp_path: Any) -> None:
     text = pytest.importorskip("torchmetrics.text")
-    task = HuggingFaceTask(model("gpt2"), tokenizer(), generate=GREEDY, text_metrics={"errors": text.WordErrorRate()})
+    task = HuggingFaceTask(tiny("gpt2"), tokenizer(), generate=GREEDY, text_metrics={"errors": text.WordErrorRate()})
     found = trainer(task, [answers()], tmp_path).evaluate([answers()])
     assert found["eval/errors"] > 0
 
@@ -105,7 +105,7 @@ def test_the_callback_logs_texts_and_leaves_training_alone(tmp_path: Any, capsys
     runs, tables = [], []
     for callbacks in ([sampled], []):
         logger = MemoryLogger()
-        plain = model("gpt2", resid_pdrop=0.5)
+        plain = tiny("gpt2", resid_pdrop=0.5)
         task = HuggingFaceTask(plain, tokenizer())
         made = trainer(
             task, [batch("gpt2")] * 2, tmp_path / str(len(runs)), callbacks=callbacks, loggers=[logger], seed=3
@@ -124,7 +124,7 @@ def test_two_ranks_generate_what_one_does(strategy: Any, tmp_path: Any) -> None:
     pytest.importorskip("hocket_strategies")
 
     def evaluate(rank: int) -> list[Any]:
-        task = HuggingFaceTask(model("gpt2"), tokenizer(), generate=GREEDY)
+        task = HuggingFaceTask(tiny("gpt2"), tokenizer(), generate=GREEDY)
         whole = answers()
         samples: Any = [{name: value[i] for name, value in whole.items()} for i in range(SAMPLES)]
         made = hocket.Trainer(
@@ -138,28 +138,28 @@ def test_two_ranks_generate_what_one_does(strategy: Any, tmp_path: Any) -> None:
         texts = made.predict(DataLoader(samples, 3))
         callback = Generate(["w3 w4", "w5"], every="1ba", **GREEDY)
         other = hocket.Trainer(
-            model=HuggingFaceTask(model("gpt2"), tokenizer()), optimizer=adamw, strategy=strategy, device="cpu",
+            model=HuggingFaceTask(tiny("gpt2"), tokenizer()), optimizer=adamw, strategy=strategy, device="cpu",
             folder=tmp_path, train_data=DataLoader(samples, 3), callbacks=[callback], duration="1ba",
         )  # fmt: skip
         other.fit()
         return [each["generated"].tolist() for each in texts]
 
     first, _ = run_ranks(evaluate, 2)
-    task = HuggingFaceTask(model("gpt2"), tokenizer(), generate=GREEDY).eval()
+    task = HuggingFaceTask(tiny("gpt2"), tokenizer(), generate=GREEDY).eval()
     whole = task.eval_forward({name: value[:3] for name, value in answers().items()})["generated"]
     assert first[0][: len(whole)] == whole.tolist()[: len(first[0])] or len(first[0]) < len(whole)
 
 
 def test_the_callback_generates_with_the_averages_of_ema(tmp_path: Any) -> None:
     pytest.importorskip("hocket_general")
-    task = HuggingFaceTask(model("llama"), tokenizer())
+    task = HuggingFaceTask(tiny("llama"), tokenizer())
     logger = MemoryLogger()
     made = trainer(
         task, [batch("llama")] * 12, tmp_path, algorithms=[{"ema": {"half_life": "100ba"}}], loggers=[logger],
         callbacks=[Generate(["w3 w4"], every="12ba", **GREEDY)],
     )  # fmt: skip
     made.fit()
-    averaged = model("llama").eval()
+    averaged = tiny("llama").eval()
     averaged.load_state_dict(made.model_state_dict(evaluated=True))
     words = tokenizer()
     want, raw = (
@@ -172,7 +172,7 @@ def test_the_callback_generates_with_the_averages_of_ema(tmp_path: Any) -> None:
 def test_texts_of_labels_have_no_token_for_what_does_not_count() -> None:
     words = tokenizer()
     words.pad_token = words.eos_token = None
-    task = HuggingFaceTask(model("gpt2"), words)
+    task = HuggingFaceTask(tiny("gpt2"), words)
     assert task._decoded(torch.tensor([[-100, 7, -100, 8, -100]])) == ["w7 w8"]
 
 
@@ -184,7 +184,7 @@ def test_other_inputs_reach_generate(tmp_path: Any) -> None:
     encoder = transformers.ViTConfig(
         hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, image_size=8, patch_size=4
     )
-    decoder = model("gpt2").config
+    decoder = tiny("gpt2").config
     decoder.is_decoder = decoder.add_cross_attention = True
     config = transformers.VisionEncoderDecoderConfig.from_encoder_decoder_configs(encoder, decoder)
     both = transformers.VisionEncoderDecoderModel(config).eval()
@@ -204,13 +204,13 @@ def test_other_inputs_reach_generate(tmp_path: Any) -> None:
 
 def test_a_model_that_cannot_generate() -> None:
     with pytest.raises(TypeError, match=r"generate= generates text, and BertForSequenceClassification cannot"):
-        HuggingFaceTask(model("classifier"), tokenizer(), generate=GREEDY)
+        HuggingFaceTask(tiny("classifier"), tokenizer(), generate=GREEDY)
 
 
 @pytest.mark.parametrize("options", [{"num_return_sequences": 2, "do_sample": True}, {"return_dict_in_generate": True}])
 def test_options_with_other_results(options: Any) -> None:
     with pytest.raises(ValueError, match="gives one text for each row"):
-        HuggingFaceTask(model("gpt2"), tokenizer(), generate=options)
+        HuggingFaceTask(tiny("gpt2"), tokenizer(), generate=options)
 
 
 def test_a_length_is_not_replaced() -> None:
@@ -219,12 +219,12 @@ def test_a_length_is_not_replaced() -> None:
 
 def test_text_metrics_without_a_tokenizer() -> None:
     with pytest.raises(ValueError, match=r"no tokenizer to decode them. Pass tokenizer="):
-        HuggingFaceTask(model("gpt2"), text_metrics={"texts": Texts()})
+        HuggingFaceTask(tiny("gpt2"), text_metrics={"texts": Texts()})
 
 
 def test_the_callback_without_a_tokenizer(tmp_path: Any) -> None:
     with pytest.raises(TypeError, match=r"needs a tokenizer, and the model is HuggingFaceTask"):
-        trainer(HuggingFaceTask(model("gpt2")), [batch("gpt2")], tmp_path, callbacks=[Generate(["w3"])])
+        trainer(HuggingFaceTask(tiny("gpt2")), [batch("gpt2")], tmp_path, callbacks=[Generate(["w3"])])
 
 
 @pytest.mark.parametrize("prompts, error", [("w3", TypeError), ([], ValueError), ([""], ValueError)])

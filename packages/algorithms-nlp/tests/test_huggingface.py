@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from language import FAMILIES, LLAMA, SAMPLES, VOCABULARY, WIDTH, adamw, batch, model, trainer
+from language import FAMILIES, SAMPLES, VOCABULARY, adamw, batch, tiny, trainer
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -20,7 +20,7 @@ from hocket_nlp import HuggingFaceTask
 
 def by_transformers(family: str) -> dict[str, Tensor]:
     """One step of plain transformers on the whole batch."""
-    plain = model(family)
+    plain = tiny(family)
     optimizer = adamw(plain.parameters())
     plain(**batch(family)).loss.backward()
     optimizer.step()
@@ -29,7 +29,7 @@ def by_transformers(family: str) -> dict[str, Tensor]:
 
 def by_hocket(family: str, microbatch: int | None, ranks: int, folder: Any, wrapped: bool = True) -> dict[str, Tensor]:
     def train(rank: int) -> dict[str, Tensor]:
-        plain = model(family)
+        plain = tiny(family)
         whole = batch(family)
         samples: Any = [{name: value[i] for name, value in whole.items()} for i in range(SAMPLES)]
         hocket.Trainer(
@@ -71,7 +71,7 @@ def test_a_model_without_the_task_is_weighted_alike(family: str, tmp_path: Any) 
 
 
 def evaluated(family: str, batches: list[Any], folder: Any, **more: Any) -> dict[str, float]:
-    return trainer(HuggingFaceTask(model(family)), [batch(family)], folder, **more).evaluate(batches)
+    return trainer(HuggingFaceTask(tiny(family)), [batch(family)], folder, **more).evaluate(batches)
 
 
 @pytest.mark.parametrize("family", ["gpt2", "bert", "t5", "llama"])
@@ -80,7 +80,7 @@ def test_metrics_are_over_the_labels_that_count(family: str, tmp_path: Any) -> N
     parts = [{name: value[part] for name, value in whole.items()} for part in (slice(0, 1), slice(1, 6))]
     found = evaluated(family, parts, tmp_path)
     with torch.no_grad():
-        logits = model(family).eval()(**whole).logits.double()
+        logits = tiny(family).eval()(**whole).logits.double()
     labels = whole["labels"]
     if family in ("gpt2", "llama"):
         logits, labels = logits[:, :-1], labels[:, 1:]
@@ -96,7 +96,7 @@ def test_other_metrics_get_the_labels_that_count_shifted(tmp_path: Any) -> None:
     metric = classification.MulticlassAccuracy(VOCABULARY, top_k=5, average="micro")
     found = evaluated("gpt2", [batch("gpt2")], tmp_path, metrics={"top5": metric})
     with torch.no_grad():
-        logits = model("gpt2").eval()(**batch("gpt2")).logits[:, :-1]
+        logits = tiny("gpt2").eval()(**batch("gpt2")).logits[:, :-1]
     labels = batch("gpt2")["labels"][:, 1:]
     count = labels != -100
     right = (logits.topk(5).indices == labels[..., None]).any(-1)[count]
@@ -107,10 +107,10 @@ def test_as_many_classes_as_tokens(tmp_path: Any) -> None:
     """Dimension 1 of the logits is the sequence, of whatever length."""
     whole = batch("tokens")
     whole["labels"] = torch.arange(SAMPLES * 9).reshape(SAMPLES, 9) % 9
-    task = HuggingFaceTask(model("tokens", num_labels=9))
+    task = HuggingFaceTask(tiny("tokens", num_labels=9))
     found = trainer(task, [whole], tmp_path, metrics={"named": "accuracy"}).evaluate([whole])
     with torch.no_grad():
-        right = model("tokens", num_labels=9).eval()(**whole).logits.argmax(-1) == whole["labels"]
+        right = tiny("tokens", num_labels=9).eval()(**whole).logits.argmax(-1) == whole["labels"]
     assert found["eval/accuracy"] == pytest.approx(float(right.double().mean()))
 
 
@@ -118,12 +118,12 @@ def test_a_metric_by_name(tmp_path: Any) -> None:
     found = evaluated("classifier", [batch("classifier")], tmp_path, metrics="accuracy")
     with torch.no_grad():
         whole = batch("classifier")
-        right = model("classifier").eval()(**whole).logits.argmax(-1) == whole["labels"]
+        right = tiny("classifier").eval()(**whole).logits.argmax(-1) == whole["labels"]
     assert found["eval/accuracy"] == pytest.approx(float(right.double().mean()))
 
 
 def test_tokens_are_those_that_are_not_padding(tmp_path: Any) -> None:
-    made = trainer(HuggingFaceTask(model("gpt2")), [batch("gpt2")] * 2, tmp_path)
+    made = trainer(HuggingFaceTask(tiny("gpt2")), [batch("gpt2")] * 2, tmp_path)
     made.fit()
     assert made.state.timestamp.token == 2 * (9 + 2 + 5 + 1 + 8 + 3)
     assert made.state.timestamp.sample == 2 * SAMPLES
@@ -132,7 +132,7 @@ def test_tokens_are_those_that_are_not_padding(tmp_path: Any) -> None:
 def test_causal_models_without_labels_predict_their_inputs(tmp_path: Any, capsys: Any) -> None:
     whole = batch("gpt2")
     without = {name: value for name, value in whole.items() if name != "labels"}
-    one, other = HuggingFaceTask(model("gpt2")), HuggingFaceTask(model("gpt2"))
+    one, other = HuggingFaceTask(tiny("gpt2")), HuggingFaceTask(tiny("gpt2"))
     trainer(one, [without] * 2, tmp_path / "a", microbatch=1).fit()
     trainer(other, [whole] * 2, tmp_path / "b", microbatch=1).fit()
     torch.testing.assert_close(one.state_dict(), other.state_dict(), rtol=0, atol=0)
@@ -140,35 +140,35 @@ def test_causal_models_without_labels_predict_their_inputs(tmp_path: Any, capsys
 
 
 def test_entries_that_the_model_does_not_take_are_omitted(tmp_path: Any, capsys: Any) -> None:
-    made = trainer(HuggingFaceTask(model("gpt2")), [{**batch("gpt2"), "length": torch.ones(SAMPLES)}] * 2, tmp_path)
+    made = trainer(HuggingFaceTask(tiny("gpt2")), [{**batch("gpt2"), "length": torch.ones(SAMPLES)}] * 2, tmp_path)
     made.fit()
     assert capsys.readouterr().err.count("'length', which GPT2LMHeadModel does not take") == 1
 
 
 def test_tensors_and_batch_encodings_are_batches(tmp_path: Any) -> None:
     whole = batch("gpt2")
-    trainer(HuggingFaceTask(model("gpt2")), [transformers.BatchEncoding(whole)], tmp_path / "a", microbatch=4).fit()
-    trainer(HuggingFaceTask(model("gpt2")), [whole["input_ids"]], tmp_path / "b", microbatch=4).fit()
+    trainer(HuggingFaceTask(tiny("gpt2")), [transformers.BatchEncoding(whole)], tmp_path / "a", microbatch=4).fit()
+    trainer(HuggingFaceTask(tiny("gpt2")), [whole["input_ids"]], tmp_path / "b", microbatch=4).fit()
 
 
 def test_a_model_of_from_pretrained_is_put_into_train_mode_and_frozen_parts_are_not(tmp_path: Any) -> None:
-    task = HuggingFaceTask(model("gpt2").eval())
+    task = HuggingFaceTask(tiny("gpt2").eval())
     trainer(task, [batch("gpt2")], tmp_path).fit()  # without the warning about eval mode
     assert task.network.training
-    kept = model("gpt2")
+    kept = tiny("gpt2").train()
     kept.transformer.h[0].eval()
     assert not HuggingFaceTask(kept).network.transformer.h[0].training
 
 
 def test_tied_weights_stay_tied(tmp_path: Any) -> None:
-    plain = model("gpt2")
+    plain = tiny("gpt2")
     trainer(HuggingFaceTask(plain), [batch("gpt2")], tmp_path).fit()
     assert plain.lm_head.weight is plain.transformer.wte.weight
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama", "t5"])
 def test_gradient_checkpointing_changes_nothing(family: str, tmp_path: Any) -> None:
-    checkpointed, plain = model(family), model(family)
+    checkpointed, plain = tiny(family), tiny(family)
     checkpointed.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     for each, name in ((checkpointed, "a"), (plain, "b")):
         trainer(HuggingFaceTask(each), [batch(family)] * 2, tmp_path / name, microbatch=2).fit()
@@ -180,18 +180,18 @@ def test_gradient_checkpointing_changes_nothing(family: str, tmp_path: Any) -> N
 
 def test_a_model_without_a_head() -> None:
     with pytest.raises(TypeError, match=r"GPT2Model\.forward takes none.*GPT2ForSequenceClassification"):
-        HuggingFaceTask(model("gpt2").transformer)
+        HuggingFaceTask(tiny("gpt2").transformer)
 
 
 def test_a_tokenizer_with_more_tokens_than_embeddings() -> None:
     from tokenizers import Tokenizer, models
 
-    words = Tokenizer(models.WordLevel({str(i): i for i in range(40)}, unk_token="0"))
+    words = Tokenizer(models.WordLevel({str(i): i for i in range(70)}, unk_token="0"))
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=words)
     with pytest.raises(
-        ValueError, match=r"40 tokens, and GPT2LMHeadModel has embeddings for 31.*resize_token_embeddings"
+        ValueError, match=r"70 tokens, and GPT2LMHeadModel has embeddings for 61.*resize_token_embeddings"
     ):
-        HuggingFaceTask(model("gpt2"), tokenizer)
+        HuggingFaceTask(tiny("gpt2"), tokenizer)
 
 
 def test_a_batch_without_labels(tmp_path: Any) -> None:
@@ -199,19 +199,17 @@ def test_a_batch_without_labels(tmp_path: Any) -> None:
     with pytest.raises(
         ValueError, match=r"'input_ids', 'attention_mask', and no 'labels'.*DataCollatorForLanguageModeling"
     ):
-        trainer(HuggingFaceTask(model("bert")), [without], tmp_path).fit()
+        trainer(HuggingFaceTask(tiny("bert")), [without], tmp_path).fit()
 
 
 def test_a_batch_that_is_no_mapping(tmp_path: Any) -> None:
     tokens = batch("gpt2")["input_ids"]
     with pytest.raises(TypeError, match=r"batch of list.*\{'input_ids': …"):
-        trainer(HuggingFaceTask(model("gpt2")), [[tokens, tokens]], tmp_path).fit()
+        trainer(HuggingFaceTask(tiny("gpt2")), [[tokens, tokens]], tmp_path).fit()
 
 
 def mixture_of_experts() -> Any:
-    torch.manual_seed(0)
-    experts = {"num_local_experts": 2, "num_experts_per_tok": 1, "output_router_logits": True}
-    return transformers.MixtralForCausalLM(transformers.MixtralConfig(**LLAMA, **experts, pad_token_id=0)).train()
+    return tiny("mixtral", num_local_experts=2, num_experts_per_tok=1)
 
 
 def test_a_loss_that_is_more_than_a_mean_over_labels_is_not_divided(tmp_path: Any) -> None:
@@ -226,21 +224,15 @@ def test_a_loss_that_is_more_than_a_mean_over_labels_is_not_divided(tmp_path: An
 
 
 def test_checkpoints_hold_the_weights_under_the_names_of_the_model(tmp_path: Any) -> None:
-    made = trainer(HuggingFaceTask(model("gpt2")), [batch("gpt2")] * 2, tmp_path, checkpoints=str(tmp_path / "saved"))
+    made = trainer(HuggingFaceTask(tiny("gpt2")), [batch("gpt2")] * 2, tmp_path, checkpoints=str(tmp_path / "saved"))
     made.fit()
     made.close()
-    plain = model("gpt2")
+    plain = tiny("gpt2")
     load_weights(plain, read_weights(tmp_path / "saved" / "latest"))
     torch.testing.assert_close(plain.state_dict(), made.model_state_dict(), rtol=0, atol=0)
 
 
 # --- kinds of models
-
-
-def bert(head: str, **options: Any) -> Any:
-    torch.manual_seed(0)
-    off = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "vocab_size": VOCABULARY}
-    return getattr(transformers, head)(transformers.BertConfig(**WIDTH, **off, **options)).train()
 
 
 def inputs() -> dict[str, Tensor]:
@@ -264,19 +256,19 @@ def test_answers_to_questions_are_counted(tmp_path: Any) -> None:
         "start_positions": torch.tensor([1, 0, 2, 9, 3, 1]),
         "end_positions": torch.tensor([2, 1, 3, 9, 4, 2]),
     }
-    divided_like_whole(lambda: bert("BertForQuestionAnswering"), whole, tmp_path)
+    divided_like_whole(lambda: tiny("BertForQuestionAnswering"), whole, tmp_path)
 
 
 @pytest.mark.parametrize("labels", [torch.rand(SAMPLES, 1), torch.rand(SAMPLES)])
 def test_regression_has_no_accuracy(labels: Tensor, tmp_path: Any) -> None:
-    make = lambda: bert("BertForSequenceClassification", num_labels=1)  # noqa: E731
+    make = lambda: tiny("BertForSequenceClassification", num_labels=1)  # noqa: E731
     divided_like_whole(make, {**inputs(), "labels": labels}, tmp_path)
     found = trainer(HuggingFaceTask(make()), [inputs()], tmp_path).evaluate([{**inputs(), "labels": labels}])
     assert set(found) == {"eval/loss"}
 
 
 def test_several_classes_at_once(tmp_path: Any) -> None:
-    make = lambda: bert("BertForSequenceClassification", num_labels=3)  # noqa: E731
+    make = lambda: tiny("BertForSequenceClassification", num_labels=3)  # noqa: E731
     whole = {**inputs(), "labels": (torch.arange(SAMPLES * 3).reshape(SAMPLES, 3) % 2).float()}
     divided_like_whole(make, whole, tmp_path)
     found = trainer(HuggingFaceTask(make()), [whole], tmp_path).evaluate([whole])
@@ -311,21 +303,21 @@ def test_perplexity_of_a_mixture_of_experts_is_that_of_the_next_tokens(tmp_path:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_weights_in_16_bits_are_divided(family: str, tmp_path: Any) -> None:
     pytest.importorskip("hocket_strategies")
-    trainer(HuggingFaceTask(model(family)), [batch(family)], tmp_path, microbatch=2, precision="bf16-true").fit()
+    trainer(HuggingFaceTask(tiny(family)), [batch(family)], tmp_path, microbatch=2, precision="bf16-true").fit()
 
 
 def test_names_of_a_class_are_those_of_its_bases() -> None:
     class Mine(transformers.GPT2LMHeadModel):
         pass
 
-    assert set(HuggingFaceTask(Mine(model("gpt2").config)).metrics("eval")) == {"perplexity", "accuracy"}
+    assert set(HuggingFaceTask(Mine(tiny("gpt2").config)).metrics("eval")) == {"perplexity", "accuracy"}
 
 
 def test_tokens_of_several_choices(tmp_path: Any) -> None:
     tokens = torch.ones(2, 3, 9, dtype=torch.int64)
     mask = torch.zeros_like(tokens)
     mask[..., :4] = 1
-    counts = HuggingFaceTask(bert("BertForMultipleChoice")).count({"input_ids": tokens, "attention_mask": mask})
+    counts = HuggingFaceTask(tiny("BertForMultipleChoice")).count({"input_ids": tokens, "attention_mask": mask})
     assert counts == (2, 24)
 
 
@@ -344,18 +336,18 @@ def test_what_is_no_model(given: Any, match: str) -> None:
 
 def test_a_wrapped_model() -> None:
     with pytest.raises(TypeError, match=r"OptimizedModule, which wraps a model.*compile="):
-        HuggingFaceTask(torch.compile(model("gpt2")))
+        HuggingFaceTask(torch.compile(tiny("gpt2")))
     with pytest.raises(TypeError, match=r"HuggingFaceTask, which wraps a model"):
-        HuggingFaceTask(HuggingFaceTask(model("gpt2")))
+        HuggingFaceTask(HuggingFaceTask(tiny("gpt2")))
 
 
 def test_what_is_no_tokenizer() -> None:
     with pytest.raises(TypeError, match=r"tokenizer='gpt2' is no tokenizer"):
-        HuggingFaceTask(model("gpt2"), "gpt2")
+        HuggingFaceTask(tiny("gpt2"), "gpt2")
 
 
 def test_a_label_under_another_name(tmp_path: Any) -> None:
     with pytest.raises(ValueError, match=r"Rename 'label' to 'labels'"):
         trainer(
-            HuggingFaceTask(model("classifier")), [{**inputs(), "label": torch.zeros(6, dtype=torch.int64)}], tmp_path
+            HuggingFaceTask(tiny("classifier")), [{**inputs(), "label": torch.zeros(6, dtype=torch.int64)}], tmp_path
         ).fit()

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from language import SAMPLES, adamw, batch, model
+from language import SAMPLES, adamw, batch, tiny
 from torch.utils.data import DataLoader
 
 import hocket
@@ -23,7 +23,7 @@ def run(family: str, folder: Path, task: HuggingFaceTask | None = None, **more: 
     whole = batch(family)
     samples: Any = [{name: value[i % SAMPLES] for name, value in whole.items()} for i in range(10)]
     return hocket.Trainer(
-        model=HuggingFaceTask(model(family)) if task is None else task, optimizer=adamw, device="cpu", folder=folder, seed=2,
+        model=HuggingFaceTask(tiny(family)) if task is None else task, optimizer=adamw, device="cpu", folder=folder, seed=2,
         **{"train_data": DataLoader(samples, 4, shuffle=True), "global_batch": 4, "duration": "2ep", **more},
     )  # fmt: skip
 
@@ -60,7 +60,7 @@ def test_new_weights_of_a_rank_without_storage_are_those_of_rank_0(algorithm: An
     pytest.importorskip("hocket_strategies")
 
     def train(rank: int, somewhere: str = "meta") -> dict[str, torch.Tensor]:
-        made = model("neox")
+        made = tiny("neox")
         for name, parameter in made.named_parameters():
             parameter.data.add_(len(name) * 0.01)
         settings: Any = {"algorithms": [algorithm], "strategy": "fsdp"}
@@ -82,7 +82,7 @@ def test_a_killed_run_resumes_bitwise(family: str, peft: Any, tmp_path: Path) ->
     def task() -> HuggingFaceTask:
         drop = "resid_pdrop" if family == "gpt2" else "attention_dropout"
         torch.manual_seed(3)
-        return HuggingFaceTask(model(family, **{drop: 0.3}), peft=peft)
+        return HuggingFaceTask(tiny(family, **{drop: 0.3}), peft=peft)
 
     class Kill(hocket.Callback):
         def before_backward(self, state: Any) -> None:
@@ -115,7 +115,7 @@ def test_labels_that_the_task_makes_are_those_that_algorithms_see(algorithm: Any
         data = [full, whole, whole]
         if name == "given":
             data = [{**b, "labels": b["input_ids"].masked_fill(b["attention_mask"] == 0, -100)} for b in data]
-        task = HuggingFaceTask(model(family))
+        task = HuggingFaceTask(tiny(family))
         settings: Any = {"algorithms": [algorithm], "global_batch": None, "duration": "1ep"}
         run(family, tmp_path / name, task, **{**settings, "train_data": data}).fit()
         weights.append(task.network.state_dict())
@@ -126,13 +126,13 @@ def test_labels_that_the_task_makes_are_those_that_algorithms_see(algorithm: Any
 def test_new_weights_beside_adapters_are_refused(algorithm: str, tmp_path: Path) -> None:
     """Folders of adapters would not hold them."""
     pytest.importorskip("peft")
-    task = HuggingFaceTask(model("gpt2"), peft={"r": 2, "fan_in_fan_out": True})
+    task = HuggingFaceTask(tiny("gpt2"), peft={"r": 2, "fan_in_fan_out": True})
     with pytest.raises(ValueError, match="adapters, which peft saves and merges alone"):
         run("gpt2", tmp_path, task, algorithms=[algorithm])
 
 
 def test_a_model_whose_rotary_positions_cannot_be_scaled_stays_as_it_was() -> None:
-    made = model("llama")
+    made = tiny("llama")
     made.config.rope_parameters["partial_rotary_factor"] = "none"
     made.model.rotary_emb.config = made.config
     before = dict(made.config.rope_parameters)

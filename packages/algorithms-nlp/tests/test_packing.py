@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny_models import gradients, tiny
+from language import gradients, tiny
 from torch import Tensor, nn
 from transformers import BatchEncoding
 
@@ -234,7 +234,7 @@ def test_without_use_cache_false_a_model_would_mix_documents() -> None:
     ("family", "implementation", "layout"),
     [
         ("gpt2", "sdpa", Layout(True, 0)),
-        ("double heads", "eager", Layout(True, 0)),
+        ("GPT2DoubleHeadsModel", "eager", Layout(True, 0)),
         ("mixtral", "sdpa", Layout(True, 0)),
         ("cohere", "eager", Layout(True, 0)),
         ("bert", "sdpa", Layout(False, 0)),
@@ -255,7 +255,7 @@ def test_the_layout_is_found_in_any_dtype(family, implementation, layout) -> Non
         ("bert decoder", "sdpa", "documents in a row attend to each other"),
         ("mamba", "eager", "documents in a row attend to each other"),
         ("t5", "eager", "is an encoder-decoder"),
-        ("gpt2 classifier", "sdpa", "does not return one output for each token"),
+        ("GPT2ForSequenceClassification", "sdpa", "does not return one output for each token"),
     ],
 )
 def test_models_that_would_mix_documents_are_refused(family, implementation, why) -> None:
@@ -271,7 +271,7 @@ def test_other_trials_that_fail() -> None:
     with pytest.raises(ValueError, match="meta device"):
         layout_of(tiny("gpt2").to("meta"), pack)
     with pytest.raises(ValueError, match=r"failed \(IndexError"):
-        layout_of(tiny("gpt2", n_positions=2), pack)
+        layout_of(tiny("gpt2", max_position_embeddings=2), pack)
     pair = nn.ModuleList([tiny("gpt2"), tiny("bert")])
     with pytest.raises(ValueError, match="packed in different ways"):
         layout_of(pair, pack)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from language import SAMPLES, adamw, batch, model, tokenizer, trainer
+from language import SAMPLES, adamw, batch, tiny, tokenizer, trainer
 from safetensors.torch import load_file
 from torch.utils.data import DataLoader
 
@@ -21,7 +21,7 @@ from hocket_nlp.functional import gated_linear_units, qk_norm
 
 @pytest.mark.parametrize("family", ["gpt2", "bert", "t5", "llama"])
 def test_a_folder_gives_the_model_back_bitwise(family: str, tmp_path: Any) -> None:
-    task = HuggingFaceTask(model(family), tokenizer())
+    task = HuggingFaceTask(tiny(family), tokenizer())
     trainer(task, [batch(family)], tmp_path / "run", callbacks=["save-pretrained"]).fit()
     (folder,) = (tmp_path / "run").glob("**/huggingface")
     loaded = type(task.network).from_pretrained(folder)
@@ -31,7 +31,7 @@ def test_a_folder_gives_the_model_back_bitwise(family: str, tmp_path: Any) -> No
 
 
 def test_a_folder_is_replaced_at_each_interval(tmp_path: Any) -> None:
-    task = HuggingFaceTask(model("gpt2"))
+    task = HuggingFaceTask(tiny("gpt2"))
     found = []
 
     class Read(hocket.Callback):
@@ -52,13 +52,13 @@ def test_sharded_weights_are_gathered(strategy: Any, tmp_path: Any) -> None:
         whole = batch("gpt2")
         samples: Any = [{name: value[i] for name, value in whole.items()} for i in range(SAMPLES)]
         hocket.Trainer(
-            model=HuggingFaceTask(model("gpt2")), train_data=DataLoader(samples, SAMPLES), global_batch=SAMPLES,
+            model=HuggingFaceTask(tiny("gpt2")), train_data=DataLoader(samples, SAMPLES), global_batch=SAMPLES,
             optimizer=adamw, strategy=strategy, duration="1ba", device="cpu", folder=tmp_path / "run",
             callbacks=[SavePretrained(str(tmp_path / "mine"))],
         ).fit()  # fmt: skip
 
     run_ranks(train, 2)
-    plain = model("gpt2")
+    plain = tiny("gpt2")
     trainer(HuggingFaceTask(plain), [batch("gpt2")], tmp_path).fit()
     loaded = transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "mine")
     torch.testing.assert_close(loaded.state_dict(), plain.state_dict(), rtol=0, atol=1e-6)
@@ -66,7 +66,7 @@ def test_sharded_weights_are_gathered(strategy: Any, tmp_path: Any) -> None:
 
 def test_the_averages_of_ema_are_what_is_written(tmp_path: Any) -> None:
     pytest.importorskip("hocket_general")
-    task = HuggingFaceTask(model("gpt2"))
+    task = HuggingFaceTask(tiny("gpt2"))
     made = trainer(
         task, [batch("gpt2")] * 3, tmp_path, algorithms=[{"ema": {"half_life": "1ba"}}],
         callbacks=[SavePretrained(str(tmp_path / "mine"), every="1ba")],
@@ -90,12 +90,12 @@ def test_another_folder_is_not_replaced(what: str, tmp_path: Any) -> None:
         (mine / "inside").mkdir(parents=True)
         (mine / "config.json" if what == "checkpoints" else mine / "precious.txt").write_text("{}")
     with pytest.raises(FileExistsError, match=r"mine is there, and is not an earlier Hugging Face folder"):
-        trainer(HuggingFaceTask(model("gpt2")), [batch("gpt2")], tmp_path, callbacks=[SavePretrained(mine)])
+        trainer(HuggingFaceTask(tiny("gpt2")), [batch("gpt2")], tmp_path, callbacks=[SavePretrained(mine)])
     assert mine.exists()
 
 
 def test_weights_of_another_model(tmp_path: Any) -> None:
-    task = HuggingFaceTask(model("gpt2"))
+    task = HuggingFaceTask(tiny("gpt2"))
     with pytest.raises(ValueError, match=r"not those of GPT2LMHeadModel, which has or lacks"):
         task.save_pretrained(tmp_path / "mine", {"foo": torch.ones(1)})
     assert not (tmp_path / "mine").exists()
@@ -106,28 +106,26 @@ def test_weights_of_another_model(tmp_path: Any) -> None:
 
 def test_the_new_head_of_a_classifier_is_trained_and_saved(tmp_path: Any) -> None:
     peft = pytest.importorskip("peft")
-    task = HuggingFaceTask(model("classifier"), peft={"r": 2, "target_modules": ["query"]})
+    task = HuggingFaceTask(tiny("classifier"), peft={"r": 2, "target_modules": ["query"]})
     trainer(task, [batch("classifier")] * 3, tmp_path, callbacks=[SavePretrained(tmp_path / "mine")]).fit()
-    base = model("classifier")
+    base = tiny("classifier")
     with torch.no_grad():
         base.classifier.weight.normal_()
     loaded = peft.PeftModel.from_pretrained(base, str(tmp_path / "mine")).eval()
     task.network.eval()
     with torch.no_grad():
         assert torch.equal(loaded(**batch("classifier")).logits, task.network(**batch("classifier")).logits)
-    assert not torch.equal(task.network.classifier.weight, model("classifier").classifier.weight)
+    assert not torch.equal(task.network.classifier.weight, tiny("classifier").classifier.weight)
 
 
 def lora(**options: Any) -> HuggingFaceTask:
     pytest.importorskip("peft")
     torch.manual_seed(4)
-    return HuggingFaceTask(
-        model("llama"), tokenizer(), peft={"r": 2, "target_modules": ["q_proj", "v_proj"], **options}
-    )
+    return HuggingFaceTask(tiny("llama"), tokenizer(), peft={"r": 2, "target_modules": ["q_proj", "v_proj"], **options})
 
 
 def test_adapters_alone_are_trained(tmp_path: Any) -> None:
-    task, before = lora(), model("llama").state_dict()
+    task, before = lora(), tiny("llama").state_dict()
     trainer(task, [batch("llama")] * 3, tmp_path, microbatch=2).fit()
     state = task.network.state_dict()
     for name, value in state.items():
@@ -185,9 +183,9 @@ def test_the_folder_of_adapters_is_that_of_peft(tmp_path: Any) -> None:
     weights = load_file(tmp_path / "mine" / "adapter_model.safetensors")
     assert weights and all("lora" in name for name in weights)
     assert not (tmp_path / "mine" / "model.safetensors").exists()
-    loaded = peft.PeftModel.from_pretrained(model("llama"), str(tmp_path / "mine"))
+    loaded = peft.PeftModel.from_pretrained(tiny("llama"), str(tmp_path / "mine"))
     torch.testing.assert_close(loaded.state_dict(), task.network.state_dict(), rtol=0, atol=0)
-    again = HuggingFaceTask(peft.PeftModel.from_pretrained(model("llama"), str(tmp_path / "mine"), is_trainable=True))
+    again = HuggingFaceTask(peft.PeftModel.from_pretrained(tiny("llama"), str(tmp_path / "mine"), is_trainable=True))
     assert again.checkpoints_only == "trainable"
 
 
@@ -195,7 +193,7 @@ def test_the_folder_of_adapters_is_that_of_peft(tmp_path: Any) -> None:
 @pytest.mark.parametrize("given", [True, False])
 def test_adapters_whose_merged_weights_compute_something_else_are_refused(surgery: Any, given: bool) -> None:
     peft = pytest.importorskip("peft")
-    made, _ = surgery(model("gpt2"))
+    made, _ = surgery(tiny("gpt2"))
     names, targets = list(made.state_dict()), ["c_attn", "c_fc"]
     settings = {"r": 2, "fan_in_fan_out": True, "init_lora_weights": False, "target_modules": targets}
     with pytest.raises(ValueError, match=r"an adapter there would .*without c_(attn|fc), such as"):
@@ -221,7 +219,7 @@ def test_adapters_whose_merged_weights_compute_something_else_are_refused(surger
 def test_configurations_that_are_none(config: Any, error: Any, match: str) -> None:
     pytest.importorskip("peft")
     with pytest.raises(error, match=match):
-        HuggingFaceTask(model("llama"), peft=config)
+        HuggingFaceTask(tiny("llama"), peft=config)
 
 
 def test_without_peft(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -229,4 +227,4 @@ def test_without_peft(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setitem(sys.modules, "peft", None)
     with pytest.raises(ImportError, match=r"pip install 'hocket-algorithms-nlp\[peft\]'"):
-        HuggingFaceTask(model("llama"), peft={"r": 2})
+        HuggingFaceTask(tiny("llama"), peft={"r": 2})

@@ -87,8 +87,7 @@ def by_hand(attention: Any, x: Tensor, d: int, kind: str, rotary: int, causal: b
 def test_attention_is_that_of_the_formula(
     tiny: Any, tokens: Tensor, family: str, implementation: str, kind: Any
 ) -> None:
-    model = tiny(family).double().eval()
-    model.set_attn_implementation(implementation)
+    model = tiny(family, implementation, scale=3).double()
     _, replaced = qk_norm(model, norm=kind)
     assert len(replaced) == (2 if family in ("gpt2", "neox") else 4)
     generator = torch.Generator().manual_seed(5)
@@ -103,11 +102,10 @@ def test_attention_is_that_of_the_formula(
     for attention in attentions_of(model):
         attention.register_forward_hook(note, with_kwargs=True)
     model(tokens)
-    d = 4 if family in ("gpt2", "bert", "roberta") else 8
     assert len(seen) == 2
     for attention, (inputs, output) in seen.items():
         rotary = {"llama": 8, "neox": 2}.get(family, 0)
-        expected = by_hand(attention, inputs, d, kind, rotary, causal="bert" not in family)
+        expected = by_hand(attention, inputs, 8, kind, rotary, causal="bert" not in family)
         # transformers computes rotations, and with "eager" softmax, in float32.
         torch.testing.assert_close(output, expected, rtol=0, atol=2e-6 if implementation == "eager" else 1e-7)
 
@@ -148,8 +146,7 @@ def test_logits_are_bounded_however_large_the_weights(tiny: Any, tokens: Tensor,
     transformers.AttentionInterface.register("record", record)
     model.set_attn_implementation("record")
     model(tokens)
-    d = 4 if family in ("gpt2", "bert", "roberta") else 8
-    assert len(scores) == 2 and max(scores) <= d**0.5 * 1.0001
+    assert len(scores) == 2 and max(scores) <= 8**0.5 * 1.0001
     assert max(scores) > 0.5
 
 

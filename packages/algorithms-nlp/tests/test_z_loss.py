@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from tiny_models import LABELS, TOKENS, tiny
+from language import LABELS, TOKENS, tiny
 from torch import Tensor, nn
 
 import hocket
@@ -122,7 +122,7 @@ OWN: dict[str, tuple[dict[str, Tensor], bool]] = {
     "llama": ({"input_ids": TOKENS, "labels": LABELS}, True),
     "bert": ({"input_ids": TOKENS, "labels": LABELS}, False),
     "t5": ({"input_ids": TOKENS, "labels": decoder_labels()}, False),
-    "bert classifier": ({"input_ids": TOKENS, "labels": torch.tensor([0, 2, 1])}, False),
+    "classifier": ({"input_ids": TOKENS, "labels": torch.tensor([0, 2, 1])}, False),
 }
 
 
