@@ -18,6 +18,12 @@ def args(folder: Path) -> argparse.Namespace:
     return argparse.Namespace(folder=str(folder), json=True)
 
 
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Machines that run tests are busy."""
+    monkeypatch.setattr(health, "_RENDEZVOUS", 200.0)
+
+
 def test_two_processes_reach_each_other_over_gloo(tmp_path: Path) -> None:
     found = list(health._backends(args(tmp_path)))
     assert found[0].status == "ok" and "gloo" in found[0].text, found
@@ -31,7 +37,7 @@ def test_a_backend_that_cannot_be_reached_is_a_problem(tmp_path: Path, monkeypat
 
 def test_the_disk_is_that_of_the_folder_and_nothing_stays_there(tmp_path: Path) -> None:
     (found,) = health._disk(args(tmp_path / "not" / "there" / "yet"))
-    assert found.status != "PROBLEM" and f"{tmp_path}/not" in found.text and "MB/s" in found.text
+    assert found.status != "PROBLEM" and f"{tmp_path}: " in found.text and "MB/s" in found.text
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "file").write_text("")
     (found,) = health._disk(args(tmp_path / "file"))

@@ -283,26 +283,50 @@ def test_a_metric_that_does_not_exist_ends_the_sweep_after_the_first_trial(run: 
     assert len(record("c-sweep")["trials"]) == 1
 
 
+def test_a_trial_that_the_study_prunes_stops_and_says_so(run: Run) -> None:
+    """The median pruner waits for five trials; a sixth that is worse than their median ends at its first evaluation."""
+    pytest.importorskip("optuna")
+    from hocket.sweeps.optuna import Study
+
+    journal, space = Path("optuna.journal"), {"optimizer.sgd.lr": Choices((0.1, 0.2))}
+    study = Study(journal, "min", "median")
+    for _ in range(5):
+        number, values = study.ask(space, "grid", 0, {"optimizer.sgd.lr": 0.2})
+        assert values == {"optimizer.sgd.lr": 0.2}
+        assert not any(study.report(number, 1e-6, step) for step in (2, 4, 6, 8))
+        study.tell(number, 1e-6, pruned=False)
+    number, _ = study.ask(space, "grid", 0, {"optimizer.sgd.lr": 0.1})
+    prune = {"journal": str(journal), "mode": "min", "pruner": "median", "trial": number}
+    Path("t.json").write_text(json.dumps({"metric": "test/loss", "result": "result.json", "prune": prune}))
+    code, _, said = run("train", "c.yaml", "duration=4ep", "--trial", "t.json")
+    assert code == 0 and "done at ep 1 ba 2" in said
+    result = json.loads(Path("result.json").read_text())
+    assert result["pruned"] and result["metrics"]["test/loss"] > 1e-6
+
+
 @pytest.mark.long
-def test_optuna_samples_and_prunes_in_a_study_that_its_own_reader_opens(run: Run) -> None:
+def test_a_study_of_optuna_is_read_by_optuna(run: Run) -> None:
     optuna = pytest.importorskip("optuna")
-    values = "optimizer.sgd.lr=0.1,0.1,0.1,0.1,0.1,0.0000001"
-    code, _, said = run("sweep", "c.yaml", values, "duration=4ep", *METRIC, "--prune", "--name", "pruned")
-    assert code == 0, said
-    trials = record("pruned")["trials"]
-    # The median pruner waits for five trials; the sixth does not learn.
-    assert [each["status"] for each in trials] == ["finished"] * 5 + ["pruned"]
+    values = "optimizer.sgd.lr=loguniform(1e-3,1)"
     code, _, said = run(
-        "sweep", "c.yaml", "optimizer.sgd.lr=loguniform(1e-3,1)", "duration=1ep", *METRIC, "--sampler", "tpe", "--trials", "3",
-        "--name", "tpe",
-    )  # fmt: skip
+        "sweep",
+        "c.yaml",
+        values,
+        "duration=1ep",
+        *METRIC,
+        "--sampler",
+        "tpe",
+        "--trials",
+        "2",
+        "--prune",
+        "--name",
+        "tpe",
+    )
     assert code == 0, said
-    for name in ("pruned", "tpe"):
-        backend = optuna.storages.journal.JournalFileBackend(f"runs/{name}/.sweep/optuna.journal")
-        study = optuna.load_study(study_name="sweep", storage=optuna.storages.JournalStorage(backend))
-        assert [each.value for each in study.trials] == [each["value"] for each in record(name)["trials"]]
-        assert study.best_value == min(each["value"] for each in record(name)["trials"] if each["status"] == "finished")
-    suggested = [each["parameters"]["optimizer.sgd.lr"] for each in record("tpe")["trials"]]
-    sampler = optuna.samplers.TPESampler(seed=0)
-    reference = optuna.create_study(sampler=sampler)
-    assert suggested[0] == reference.ask().suggest_float("optimizer.sgd.lr", 1e-3, 1, log=True)
+    backend = optuna.storages.journal.JournalFileBackend("runs/tpe/.sweep/optuna.journal")
+    study = optuna.load_study(study_name="sweep", storage=optuna.storages.JournalStorage(backend))
+    assert [each.value for each in study.trials] == [each["value"] for each in record("tpe")["trials"]]
+    assert all(each.intermediate_values for each in study.trials)
+    reference = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=0)).ask()
+    first = record("tpe")["trials"][0]["parameters"]["optimizer.sgd.lr"]
+    assert first == reference.suggest_float("optimizer.sgd.lr", 1e-3, 1, log=True)

@@ -39,12 +39,12 @@ def examine(kind: str | None = None, timeout: float = TIMEOUT) -> list[dict[str,
     probed: dict[Entry, dict[str, Any]] = {}
     shows = sys.stderr.isatty()
 
-    def found(entry: Entry, answer: dict[str, Any]) -> None:
+    def note(entry: Entry, answer: dict[str, Any]) -> None:
         probed[entry] = answer
         if shows:
             print(f"\r{len(probed)} of {len(usable)} plug-ins imported", end="", file=sys.stderr, flush=True)
 
-    probe(usable, timeout, found)
+    probe(usable, timeout, note)
     if shows:
         print("\r\033[K", end="", file=sys.stderr, flush=True)
     report = []

@@ -44,7 +44,7 @@ class Study:
         pruner = getattr(optuna.pruners, PRUNERS[prune])() if prune else optuna.pruners.NopPruner()
         self._storage = optuna.storages.JournalStorage(JournalFileBackend(str(journal)))
         self._study = optuna.create_study(
-            storage=self._storage, study_name=_STUDY, direction={"min": "minimize", "max": "maximize"}[mode], pruner=pruner,
+            storage=self._storage, study_name=_STUDY, direction="minimize" if mode == "min" else "maximize", pruner=pruner,
             load_if_exists=True,
         )  # fmt: skip
 
