@@ -89,7 +89,7 @@ def test_every_record(state_in, tmp_path):
 
 
 def test_a_killed_run_continues_and_has_each_value_once(killed_and_resumed, tmp_path):
-    losses = killed_and_resumed({"wandb": {"mode": "offline"}}, patience=3.0)
+    losses = killed_and_resumed({"wandb": {"mode": "offline"}}, patience=20.0)  # W&B writes the file every 15 s
     assert values(tmp_path / "run", "train/loss", killed=1) == losses
     files = [file.name for file in (tmp_path / "run").glob("wandb/offline-run-*/*.wandb")]
     assert len(files) == 2 and len(set(files)) == 1, "two files of one run, which wandb sync joins"

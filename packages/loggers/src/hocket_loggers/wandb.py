@@ -23,7 +23,8 @@ class WandbLogger(Logger):
 
     The run's id at W&B is that of hocket's run, so a resumed run continues it. Rows that a killed process wrote after
     the checkpoint are kept, and not written again: they are looked up in the offline files, or in the summary of the run
-    at W&B; there the values of its last batch may appear twice.
+    at W&B; there the values of its last batch may appear twice. W&B's service writes an offline file about every 15 seconds,
+    so that file lacks what a killed process logged in its last seconds, unless the resumed run computes it again.
 
     Args:
         project: the project at W&B.
