@@ -4,26 +4,35 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+from torch.autograd import _get_sequence_nr
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.nn.parameter import is_lazy
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from hocket import display
+from hocket.callback import Callback
 from hocket.data.nesting import map_tensors
+from hocket.data.windows import Window
 from hocket.help.arguments import understood
 from hocket.losses import as_loss
 from hocket.memory.estimate import aligned, shown
 from hocket.memory.hollow import Hollow
+from hocket.plugins.spec import Attachment
 from hocket.task import Task, task_of
 from hocket.training import seeding
+
+if TYPE_CHECKING:
+    from hocket.state import State
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -59,7 +68,9 @@ class ModelSummary:
         return self.layers[0]
 
     def __str__(self) -> str:
-        rows = [["module", "type", "output", "calls", "parameters", "trainable", "buffers", "size", "forward", "backward"]]
+        rows = [
+            ["module", "type", "output", "calls", "parameters", "trainable", "buffers", "size", "forward", "backward"]
+        ]
         for each in self.layers[1:] + self.layers[:1]:
             depth = each.name.count(".") if each.name else 0
             rows.append([
@@ -184,6 +195,23 @@ def _hollow_copy(task: Task, hollow: Hollow, device: torch.device) -> Task:
             module.__class__ = own
 
 
+class _ByNode(TorchDispatchMode):
+    """Count the FLOPs of a backward pass by the numbers of the graph's nodes."""
+
+    def __init__(self, counter: FlopCounterMode, found: Counter[int]) -> None:
+        super().__init__()
+        self._counter, self._found = counter, found
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operation, and count it for the current node."""
+        before = self._counter.get_total_flops()
+        made = function(*args, **(kwargs or {}))
+        node = torch._C._current_autograd_node()
+        if node is not None and (flops := self._counter.get_total_flops() - before):
+            self._found[node._sequence_nr()] += flops
+        return made
+
+
 class _Run:
     """A step of a model without storage."""
 
@@ -193,20 +221,31 @@ class _Run:
         self.calls: Counter[nn.Module] = Counter()
         self.outputs: dict[nn.Module, tuple[tuple[int, ...], ...]] = {}
         self.forward: Counter[nn.Module] = Counter()
+        #: By node of the graph: the FLOPs of its backward; and the nodes of each call of a module.
+        self.backward: Counter[int] = Counter()
+        self.nodes: dict[nn.Module, list[range]] = {}
         self.notes: list[str] = []
 
     def summary(
         self, batch: Any, depth: int | None, backward: bool, convert: Any, context: Any, device: torch.device
     ) -> ModelSummary:
+        if batch is None:
+            self.notes.append(
+                "Without forward(batch), there are no output shapes and FLOPs: train_batch takes the steps."
+            )
+            return ModelSummary(tuple(self._layers(depth)), tuple(self.notes))
         try:
             with self.hollow, self._hooks(), self.counter:
                 with context():
                     outputs = self.task(convert(map_tensors(lambda tensor: tensor.to(device), batch)))
                 loss = self._loss(outputs, batch, context) if backward else None
                 sums: list[Tensor] = []
-                map_tensors(lambda t: sums.append(t.sum()) if t.requires_grad else None, outputs if loss is None else loss)
+                map_tensors(
+                    lambda t: sums.append(t.sum()) if t.requires_grad else None, outputs if loss is None else loss
+                )
                 if sums:
-                    torch.stack([each.float() for each in sums]).sum().backward()
+                    with _ByNode(self.counter, self.backward):
+                        torch.stack([each.float() for each in sums]).sum().backward()
         except (DataDependentOutputException, DynamicOutputShapeException) as error:
             raise ValueError(
                 f"The summary of {type(self.model).__name__} needs the result of {error.func}, which depends on values, and "
@@ -224,14 +263,17 @@ class _Run:
 
     @contextmanager
     def _hooks(self) -> Iterator[None]:
-        started: list[int] = []
+        """Record calls, and which nodes of the graph each module makes: autograd numbers them in order."""
+        started: list[tuple[int, int]] = []
 
         def before(module: nn.Module, inputs: Any) -> None:
-            started.append(self.counter.get_total_flops())
+            started.append((self.counter.get_total_flops(), _get_sequence_nr()))
 
         def after(module: nn.Module, inputs: Any, outputs: Any) -> None:
+            flops, node = started.pop()
             self.calls[module] += 1
-            self.forward[module] += self.counter.get_total_flops() - started.pop()
+            self.forward[module] += self.counter.get_total_flops() - flops
+            self.nodes.setdefault(module, []).append(range(node, _get_sequence_nr()))
             if module not in self.outputs:
                 shapes: list[tuple[int, ...]] = []
                 map_tensors(lambda tensor: shapes.append(tuple(tensor.shape)), outputs)
@@ -248,16 +290,12 @@ class _Run:
                 handle.remove()
 
     def _layers(self, depth: int | None) -> Iterator[Layer]:
-        counts = {name: sum(each.values()) for name, each in self.counter.get_flop_counts().items()}
-        root = type(self.task).__name__
-        prefixes = {module: name for name, module in self.task.named_modules()}
         for name, module in self.model.named_modules():
             if depth is not None and name and name.count(".") >= depth:
                 continue
-            full = ".".join([root, *filter(None, [prefixes.get(module, name)])])
             parameters, buffers = list(module.parameters()), list(module.buffers())
-            forward = self.forward[module]
-            total = counts.get("Global" if module is self.model else full, forward)
+            made = self.nodes.get(module, [])
+            backward = sum(flops for node, flops in self.backward.items() if any(node in nodes for nodes in made))
             yield Layer(
                 name=name,
                 kind=type(module).__name__,
@@ -267,6 +305,50 @@ class _Run:
                 trainable=sum(each.numel() for each in parameters if each.requires_grad),
                 buffers=sum(each.numel() for each in buffers),
                 bytes=sum(each.nbytes for each in [*parameters, *buffers]),
-                forward_flops=forward,
-                backward_flops=max(total - forward, 0),
+                forward_flops=self.forward[module],
+                backward_flops=backward,
             )
+
+
+def of_state(state: State, batch: Any, depth: int | None = 3, hollow: Hollow | None = None) -> ModelSummary:
+    """Return the summary of a run's model, as its task and precision compute it."""
+    task = state.task
+    if task.owns_steps and type(task).forward is Task.forward:
+        return summarize(task, None, depth=depth)
+    return summarize(
+        task,
+        batch,
+        depth=depth,
+        backward=type(task).loss is not Task.loss,
+        convert=state.bus.convert_batch,
+        context=state.bus.forward_context,
+        hollow=hollow,
+    )
+
+
+class ShowSummary(Callback):
+    """Shows the summary of the model once, when the first batch has been loaded."""
+
+    def __init__(self) -> None:
+        self._shown = False
+
+    @classmethod
+    def attachment(cls) -> Attachment:
+        """Return it as an attached plug-in."""
+        return Attachment("callbacks", "model-summary", cls())
+
+    def batch_start(self, state: State) -> None:
+        """Show it on rank 0."""
+        if self._shown or state.strategy.rank:
+            return
+        self._shown = True
+        batch = state.batch.batches[0] if isinstance(state.batch, Window) else state.batch
+        try:
+            lines = str(of_state(state, batch)).splitlines()
+        except Exception as error:
+            warnings.warn(f"The model cannot be summarized: {error}", stacklevel=2)
+            return
+        if state.bus.listeners("log_summary"):
+            state.bus.log_summary(state, lines)
+        else:
+            print("\n".join(lines), flush=True)

@@ -19,9 +19,13 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the configuration, the strategies to compare, and the memory that there is."""
     add_configuration(parser)
-    parser.add_argument("--strategies", help="strategies to compare, such as single,ddp,fsdp; default: the configuration's")
+    parser.add_argument(
+        "--strategies", help="strategies to compare, such as single,ddp,fsdp; default: the configuration's"
+    )
     parser.add_argument("--ranks", type=int, help="number of ranks; default: devices of the configuration, or 1")
-    parser.add_argument("--memory", help="memory of a device, such as 24GiB, to find the largest microbatch for; default: this one's")
+    parser.add_argument(
+        "--memory", help="memory of a device, such as 24GiB, to find the largest microbatch for; default: this one's"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON, with all sizes in bytes")
 
 
@@ -46,9 +50,7 @@ def run(args: argparse.Namespace) -> int:
         world = 1 if strategy == "single" else ranks
         label = (strategy or "run") + (f" x {world}" if world > 1 else "")
 
-        def make(
-            stage: Stage, arguments: dict[str, Any], strategy: str = strategy
-        ) -> AbstractContextManager[Trainer]:
+        def make(stage: Stage, arguments: dict[str, Any], strategy: str = strategy) -> AbstractContextManager[Trainer]:
             from hocket.cli.rehearsing import trainer_of
 
             return trainer_of(args, stage, strategy, arguments)
