@@ -12,7 +12,14 @@ import pytest
 import torch
 from pages import ROOT, blocks, write_files
 
-PAGES = ("README.md", "docs/your-model.md", "docs/evaluation.md", "docs/language.md", "docs/optimizers.md")
+PAGES = (
+    "README.md",
+    "docs/your-model.md",
+    "docs/evaluation.md",
+    "docs/language.md",
+    "docs/optimizers.md",
+    "docs/estimating.md",
+)
 
 
 @pytest.mark.parametrize("name", PAGES)
