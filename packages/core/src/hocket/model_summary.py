@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
-from torch.autograd import _get_sequence_nr
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -24,7 +23,6 @@ from hocket.callback import Callback
 from hocket.data.nesting import map_tensors
 from hocket.data.windows import Window
 from hocket.help.arguments import understood
-from hocket.losses import as_loss
 from hocket.memory.estimate import aligned, shown
 from hocket.memory.hollow import Hollow
 from hocket.plugins.spec import Attachment
@@ -115,15 +113,16 @@ def model_summary(
 ) -> ModelSummary:
     """Return a summary of ``model`` for ``batch``, by module.
 
-    A copy of the model without storage runs forward, loss and backward, so nothing is computed or allocated, and model,
+    A copy of the model without storage runs forward and loss, so nothing is computed or allocated, and model,
     random numbers and modes stay bitwise as they were. FLOPs are those of matrix products, convolutions and attention, as
-    `torch.utils.flop_counter.FlopCounterMode` counts them: a multiplication and an addition are two. Shared parameters count
+    `torch.utils.flop_counter.FlopCounterMode` counts them: a multiplication and an addition are two. Those of the backward
+    pass follow from the operands that need gradients; recomputation by activation checkpointing is not among them. Shared parameters count
     once in each sum. Sharded parameters (DTensor) count in full.
 
     Args:
         model: an `nn.Module` or a `hocket.Task`, on any device, the meta device too.
         batch: a batch as training has it, real or on the meta device; only shapes and dtypes are used.
-        loss, inputs, targets: as in `hocket.Trainer`. Without a loss, the backward pass is that of the sum of the outputs.
+        loss, inputs, targets: as in `hocket.Trainer`. A loss counts if it computes products.
         depth: levels of modules to list; None for all.
 
     Raises:
@@ -153,7 +152,7 @@ def summarize(
     """Return the summary of a task; see `model_summary`.
 
     Args:
-        backward: whether the task has a loss; otherwise the outputs are summed.
+        backward: whether the task has a loss.
         convert, context: what the precision does with a batch, and its context of a forward pass.
         hollow: the mode of the task's tensors, if they have no storage already.
     """
@@ -195,20 +194,30 @@ def _hollow_copy(task: Task, hollow: Hollow, device: torch.device) -> Task:
             module.__class__ = own
 
 
-class _ByNode(TorchDispatchMode):
-    """Count the FLOPs of a backward pass by the numbers of the graph's nodes."""
+class _Backward(TorchDispatchMode):
+    """Count what the backward pass of each operation will take: as much for each operand with a gradient as its forward.
 
-    def __init__(self, counter: FlopCounterMode, found: Counter[int]) -> None:
+    No backward pass runs, because torch would start threads for it, after which no process could be forked any more.
+    Attention recomputes one of its two products (Dao et al. 2022, arXiv 2205.14135, appendix B): five products for two.
+    """
+
+    def __init__(self, counter: FlopCounterMode) -> None:
         super().__init__()
-        self._counter, self._found = counter, found
+        self._counter = counter
+        self.flops = 0
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operation, and count it for the current node."""
+        """Run an operation, and count it."""
         before = self._counter.get_total_flops()
         made = function(*args, **(kwargs or {}))
-        node = torch._C._current_autograd_node()
-        if node is not None and (flops := self._counter.get_total_flops() - before):
-            self._found[node._sequence_nr()] += flops
+        flops = self._counter.get_total_flops() - before
+        if flops and torch.is_grad_enabled():
+            tensors = [each for each in args if isinstance(each, Tensor)]
+            if "attention" in str(function):
+                self.flops += flops * 5 // 2 if any(each.requires_grad for each in tensors) else 0
+            else:  # a bias takes no product
+                factors = tensors[-2:] if "addmm" in str(function) or "addbmm" in str(function) else tensors[:2]
+                self.flops += flops * sum(each.requires_grad for each in factors)
         return made
 
 
@@ -221,9 +230,8 @@ class _Run:
         self.calls: Counter[nn.Module] = Counter()
         self.outputs: dict[nn.Module, tuple[tuple[int, ...], ...]] = {}
         self.forward: Counter[nn.Module] = Counter()
-        #: By node of the graph: the FLOPs of its backward; and the nodes of each call of a module.
-        self.backward: Counter[int] = Counter()
-        self.nodes: dict[nn.Module, list[range]] = {}
+        self.operations = _Backward(self.counter)
+        self.backward: Counter[nn.Module] = Counter()
         self.notes: list[str] = []
 
     def summary(
@@ -235,17 +243,11 @@ class _Run:
             )
             return ModelSummary(tuple(self._layers(depth)), tuple(self.notes))
         try:
-            with self.hollow, self._hooks(), self.counter:
+            with self.hollow, self._hooks(), self.counter, self.operations:
                 with context():
                     outputs = self.task(convert(map_tensors(lambda tensor: tensor.to(device), batch)))
-                loss = self._loss(outputs, batch, context) if backward else None
-                sums: list[Tensor] = []
-                map_tensors(
-                    lambda t: sums.append(t.sum()) if t.requires_grad else None, outputs if loss is None else loss
-                )
-                if sums:
-                    with _ByNode(self.counter, self.backward):
-                        torch.stack([each.float() for each in sums]).sum().backward()
+                if backward:
+                    self._loss(outputs, batch, context)
         except (DataDependentOutputException, DynamicOutputShapeException) as error:
             raise ValueError(
                 f"The summary of {type(self.model).__name__} needs the result of {error.func}, which depends on values, and "
@@ -253,27 +255,29 @@ class _Run:
             ) from error
         return ModelSummary(tuple(self._layers(depth)), tuple(self.notes))
 
-    def _loss(self, outputs: Any, batch: Any, context: Any) -> Tensor | None:
+    def _loss(self, outputs: Any, batch: Any, context: Any) -> None:
+        before = self.counter.get_total_flops(), self.operations.flops
         try:
             with context():
-                return as_loss(self.task.loss(outputs, batch)).value
+                self.task.loss(outputs, batch)
         except (DataDependentOutputException, DynamicOutputShapeException):
-            self.notes.append("The loss depends on values; the backward pass is that of the sum of the outputs.")
-            return None
+            self.notes.append("The loss depends on values and is not counted.")
+        self.forward[self.model] += self.counter.get_total_flops() - before[0]
+        self.backward[self.model] += self.operations.flops - before[1]
 
     @contextmanager
     def _hooks(self) -> Iterator[None]:
-        """Record calls, and which nodes of the graph each module makes: autograd numbers them in order."""
+        """Record the calls of modules."""
         started: list[tuple[int, int]] = []
 
         def before(module: nn.Module, inputs: Any) -> None:
-            started.append((self.counter.get_total_flops(), _get_sequence_nr()))
+            started.append((self.counter.get_total_flops(), self.operations.flops))
 
         def after(module: nn.Module, inputs: Any, outputs: Any) -> None:
-            flops, node = started.pop()
+            flops, backward = started.pop()
             self.calls[module] += 1
             self.forward[module] += self.counter.get_total_flops() - flops
-            self.nodes.setdefault(module, []).append(range(node, _get_sequence_nr()))
+            self.backward[module] += self.operations.flops - backward
             if module not in self.outputs:
                 shapes: list[tuple[int, ...]] = []
                 map_tensors(lambda tensor: shapes.append(tuple(tensor.shape)), outputs)
@@ -294,8 +298,6 @@ class _Run:
             if depth is not None and name and name.count(".") >= depth:
                 continue
             parameters, buffers = list(module.parameters()), list(module.buffers())
-            made = self.nodes.get(module, [])
-            backward = sum(flops for node, flops in self.backward.items() if any(node in nodes for nodes in made))
             yield Layer(
                 name=name,
                 kind=type(module).__name__,
@@ -306,7 +308,7 @@ class _Run:
                 buffers=sum(each.numel() for each in buffers),
                 bytes=sum(each.nbytes for each in [*parameters, *buffers]),
                 forward_flops=self.forward[module],
-                backward_flops=backward,
+                backward_flops=self.backward[module],
             )
 
 
