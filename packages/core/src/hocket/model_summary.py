@@ -113,11 +113,11 @@ def model_summary(
 ) -> ModelSummary:
     """Return a summary of ``model`` for ``batch``, by module.
 
-    A copy of the model without storage runs forward and loss, so nothing is computed or allocated, and model,
-    random numbers and modes stay bitwise as they were. FLOPs are those of matrix products, convolutions and attention, as
+    A copy of the model without storage runs forward and loss, so nothing is computed or allocated, and model, random numbers
+    and modes stay bitwise as they were. FLOPs are those of matrix products, convolutions and attention, as
     `torch.utils.flop_counter.FlopCounterMode` counts them: a multiplication and an addition are two. Those of the backward
-    pass follow from the operands that need gradients; recomputation by activation checkpointing is not among them. Shared parameters count
-    once in each sum. Sharded parameters (DTensor) count in full.
+    pass follow from the operands that need gradients, without the recomputation of activation checkpointing. Shared
+    parameters count once in each row. Sharded parameters (DTensor) count in full.
 
     Args:
         model: an `nn.Module` or a `hocket.Task`, on any device, the meta device too.

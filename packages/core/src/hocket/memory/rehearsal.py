@@ -34,7 +34,8 @@ from hocket.trainer import Trainer
 ARGUMENTS: dict[str, Any] = {
     "overfit": 1, "duration": "2ba", "min_duration": None, "eval_data": None, "eval_every": None, "sanity_eval": 0,
     "fast_dev_run": None, "limit_train": None, "callbacks": [], "loggers": [], "checkpoints": None, "resume": None,
-    "compile": False, "log_every": "1000ba", "devices": None, "profile_plugins": False, "detect_anomaly": False, "summary": False,
+    "compile": False, "log_every": "1000ba", "devices": None, "profile_plugins": False, "detect_anomaly": False,
+    "summary": False,
 }  # fmt: skip
 #: What the parts of a step are called in estimates, by the name of the action.
 _PHASES = {
@@ -148,7 +149,7 @@ class _Done(Exception):
     """Ends the rehearsal."""
 
 
-#: Makes the Trainer of a rehearsal, with the model from `Stage.model`, in `Stage.modes`, and with the arguments that it is given.
+#: Makes the Trainer of a rehearsal: with the model from `Stage.model`, in `Stage.modes`, with the given arguments.
 Make = Callable[[Stage, dict[str, Any]], AbstractContextManager[Trainer]]
 
 
@@ -173,6 +174,8 @@ def rehearse(make: Make, ranks: int = 1, microbatch: int | None = None) -> Rehea
                 return f"The result of {cause.func} depends on values, not only on shapes. {_INSTEAD}"
             if isinstance(cause, DataDependentError):
                 return f"{cause} {_INSTEAD}"
+            if "autograd's threading" in str(error):
+                return "This process has computed gradients before, so that it cannot be forked. Estimate in a new one."
             if explains(error):
                 return str(error)
             raise
@@ -215,7 +218,7 @@ def _rehearse(make: Make, ranks: int, arguments: dict[str, Any]) -> Rehearsal:
 
 def _listen(stage: Stage, trainer: Trainer, kinds: dict[str, set[int]]) -> None:
     """Have the actions of the Trainer run without storage, and record what is what."""
-    state, bus, ledger = trainer.state, trainer.state.bus, stage.ledger
+    bus, ledger = trainer.state.bus, stage.ledger
     loop = trainer._loop
     loop._guard = _Finite()  # type: ignore[assignment]  # it reads values
 
