@@ -12,7 +12,7 @@ from hocket.cli.command import Command
 from hocket.cli.template import print_config
 
 if TYPE_CHECKING:
-    from hocket.memory.rehearsal import Rehearsal, Stage
+    from hocket.memory.rehearsal import Make, Rehearsal, Stage
     from hocket.trainer import Trainer
 
 
@@ -59,9 +59,11 @@ def run(args: argparse.Namespace) -> int:
         if limit := available or first.memory:
             memory[label] = limit
             if available is not None or first.peak > limit:
-                microbatches[label] = largest_microbatch(
-                    first, lambda size, world=world, make=make: rehearse(make, world, size), limit
-                )
+
+                def at(size: int, make: Make = make, world: int = world) -> Rehearsal:
+                    return rehearse(make, world, size)
+
+                microbatches[label] = largest_microbatch(first, at, limit)
     if args.json:
         print(json.dumps(as_json(rehearsals, microbatches), indent=2))
     else:

@@ -140,7 +140,7 @@ class Ledger(TorchDispatchMode):
             self._resized(storage)
             return result
 
-        torch.UntypedStorage.resize_ = recorded  # type: ignore[method-assign]
+        torch.UntypedStorage.resize_ = recorded  # type: ignore[method-assign, assignment]
         try:
             yield
         finally:

@@ -218,7 +218,8 @@ def _rehearse(make: Make, ranks: int, arguments: dict[str, Any]) -> Rehearsal:
 
 def _listen(stage: Stage, trainer: Trainer, kinds: dict[str, set[int]]) -> None:
     """Have the actions of the Trainer run without storage, and record what is what."""
-    bus, ledger = trainer.state.bus, stage.ledger
+    ledger = stage.ledger
+    bus: Any = trainer.state.bus  # whose actions are replaced
     loop = trainer._loop
     loop._guard = _Finite()  # type: ignore[assignment]  # it reads values
 
