@@ -24,6 +24,7 @@ PAGES = (
     "docs/profiling.md",
     "docs/sweeps.md",
     "docs/report.md",
+    "docs/estimating.md",
 )
 
 

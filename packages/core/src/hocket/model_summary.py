@@ -4,26 +4,33 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.nn.parameter import is_lazy
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from hocket import display
+from hocket.callback import Callback
 from hocket.data.nesting import map_tensors
+from hocket.data.windows import Window
 from hocket.help.arguments import understood
-from hocket.losses import as_loss
 from hocket.memory.estimate import aligned, shown
 from hocket.memory.hollow import Hollow
+from hocket.plugins.spec import Attachment
 from hocket.task import Task, task_of
 from hocket.training import seeding
+
+if TYPE_CHECKING:
+    from hocket.state import State
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -59,7 +66,9 @@ class ModelSummary:
         return self.layers[0]
 
     def __str__(self) -> str:
-        rows = [["module", "type", "output", "calls", "parameters", "trainable", "buffers", "size", "forward", "backward"]]
+        rows = [
+            ["module", "type", "output", "calls", "parameters", "trainable", "buffers", "size", "forward", "backward"]
+        ]
         for each in self.layers[1:] + self.layers[:1]:
             depth = each.name.count(".") if each.name else 0
             rows.append([
@@ -104,15 +113,16 @@ def model_summary(
 ) -> ModelSummary:
     """Return a summary of ``model`` for ``batch``, by module.
 
-    A copy of the model without storage runs forward, loss and backward, so nothing is computed or allocated, and model,
-    random numbers and modes stay bitwise as they were. FLOPs are those of matrix products, convolutions and attention, as
-    `torch.utils.flop_counter.FlopCounterMode` counts them: a multiplication and an addition are two. Shared parameters count
-    once in each sum. Sharded parameters (DTensor) count in full.
+    A copy of the model without storage runs forward and loss, so nothing is computed or allocated, and model, random numbers
+    and modes stay bitwise as they were. FLOPs are those of matrix products, convolutions and attention, as
+    `torch.utils.flop_counter.FlopCounterMode` counts them: a multiplication and an addition are two. Those of the backward
+    pass follow from the operands that need gradients, without the recomputation of activation checkpointing. Shared
+    parameters count once in each row. Sharded parameters (DTensor) count in full.
 
     Args:
         model: an `nn.Module` or a `hocket.Task`, on any device, the meta device too.
         batch: a batch as training has it, real or on the meta device; only shapes and dtypes are used.
-        loss, inputs, targets: as in `hocket.Trainer`. Without a loss, the backward pass is that of the sum of the outputs.
+        loss, inputs, targets: as in `hocket.Trainer`. A loss counts if it computes products.
         depth: levels of modules to list; None for all.
 
     Raises:
@@ -142,7 +152,7 @@ def summarize(
     """Return the summary of a task; see `model_summary`.
 
     Args:
-        backward: whether the task has a loss; otherwise the outputs are summed.
+        backward: whether the task has a loss.
         convert, context: what the precision does with a batch, and its context of a forward pass.
         hollow: the mode of the task's tensors, if they have no storage already.
     """
@@ -184,6 +194,33 @@ def _hollow_copy(task: Task, hollow: Hollow, device: torch.device) -> Task:
             module.__class__ = own
 
 
+class _Backward(TorchDispatchMode):
+    """Count what the backward pass of each operation will take: as much for each operand with a gradient as its forward.
+
+    No backward pass runs, because torch would start threads for it, after which no process could be forked any more.
+    Attention recomputes one of its two products (Dao et al. 2022, arXiv 2205.14135, appendix B): five products for two.
+    """
+
+    def __init__(self, counter: FlopCounterMode) -> None:
+        super().__init__()
+        self._counter = counter
+        self.flops = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operation, and count it."""
+        before = self._counter.get_total_flops()
+        made = function(*args, **(kwargs or {}))
+        flops = self._counter.get_total_flops() - before
+        if flops and torch.is_grad_enabled():
+            tensors = [each for each in args if isinstance(each, Tensor)]
+            if "attention" in str(function):
+                self.flops += flops * 5 // 2 if any(each.requires_grad for each in tensors) else 0
+            else:  # a bias takes no product
+                factors = tensors[-2:] if "addmm" in str(function) or "addbmm" in str(function) else tensors[:2]
+                self.flops += flops * sum(each.requires_grad for each in factors)
+        return made
+
+
 class _Run:
     """A step of a model without storage."""
 
@@ -193,20 +230,24 @@ class _Run:
         self.calls: Counter[nn.Module] = Counter()
         self.outputs: dict[nn.Module, tuple[tuple[int, ...], ...]] = {}
         self.forward: Counter[nn.Module] = Counter()
+        self.operations = _Backward(self.counter)
+        self.backward: Counter[nn.Module] = Counter()
         self.notes: list[str] = []
 
     def summary(
         self, batch: Any, depth: int | None, backward: bool, convert: Any, context: Any, device: torch.device
     ) -> ModelSummary:
+        if batch is None:
+            self.notes.append(
+                "Without forward(batch), there are no output shapes and FLOPs: train_batch takes the steps."
+            )
+            return ModelSummary(tuple(self._layers(depth)), tuple(self.notes))
         try:
-            with self.hollow, self._hooks(), self.counter:
+            with self.hollow, self._hooks(), self.counter, self.operations:
                 with context():
                     outputs = self.task(convert(map_tensors(lambda tensor: tensor.to(device), batch)))
-                loss = self._loss(outputs, batch, context) if backward else None
-                sums: list[Tensor] = []
-                map_tensors(lambda t: sums.append(t.sum()) if t.requires_grad else None, outputs if loss is None else loss)
-                if sums:
-                    torch.stack([each.float() for each in sums]).sum().backward()
+                if backward:
+                    self._loss(outputs, batch, context)
         except (DataDependentOutputException, DynamicOutputShapeException) as error:
             raise ValueError(
                 f"The summary of {type(self.model).__name__} needs the result of {error.func}, which depends on values, and "
@@ -214,24 +255,29 @@ class _Run:
             ) from error
         return ModelSummary(tuple(self._layers(depth)), tuple(self.notes))
 
-    def _loss(self, outputs: Any, batch: Any, context: Any) -> Tensor | None:
+    def _loss(self, outputs: Any, batch: Any, context: Any) -> None:
+        before = self.counter.get_total_flops(), self.operations.flops
         try:
             with context():
-                return as_loss(self.task.loss(outputs, batch)).value
+                self.task.loss(outputs, batch)
         except (DataDependentOutputException, DynamicOutputShapeException):
-            self.notes.append("The loss depends on values; the backward pass is that of the sum of the outputs.")
-            return None
+            self.notes.append("The loss depends on values and is not counted.")
+        self.forward[self.model] += self.counter.get_total_flops() - before[0]
+        self.backward[self.model] += self.operations.flops - before[1]
 
     @contextmanager
     def _hooks(self) -> Iterator[None]:
-        started: list[int] = []
+        """Record the calls of modules."""
+        started: list[tuple[int, int]] = []
 
         def before(module: nn.Module, inputs: Any) -> None:
-            started.append(self.counter.get_total_flops())
+            started.append((self.counter.get_total_flops(), self.operations.flops))
 
         def after(module: nn.Module, inputs: Any, outputs: Any) -> None:
+            flops, backward = started.pop()
             self.calls[module] += 1
-            self.forward[module] += self.counter.get_total_flops() - started.pop()
+            self.forward[module] += self.counter.get_total_flops() - flops
+            self.backward[module] += self.operations.flops - backward
             if module not in self.outputs:
                 shapes: list[tuple[int, ...]] = []
                 map_tensors(lambda tensor: shapes.append(tuple(tensor.shape)), outputs)
@@ -248,16 +294,10 @@ class _Run:
                 handle.remove()
 
     def _layers(self, depth: int | None) -> Iterator[Layer]:
-        counts = {name: sum(each.values()) for name, each in self.counter.get_flop_counts().items()}
-        root = type(self.task).__name__
-        prefixes = {module: name for name, module in self.task.named_modules()}
         for name, module in self.model.named_modules():
             if depth is not None and name and name.count(".") >= depth:
                 continue
-            full = ".".join([root, *filter(None, [prefixes.get(module, name)])])
             parameters, buffers = list(module.parameters()), list(module.buffers())
-            forward = self.forward[module]
-            total = counts.get("Global" if module is self.model else full, forward)
             yield Layer(
                 name=name,
                 kind=type(module).__name__,
@@ -267,6 +307,50 @@ class _Run:
                 trainable=sum(each.numel() for each in parameters if each.requires_grad),
                 buffers=sum(each.numel() for each in buffers),
                 bytes=sum(each.nbytes for each in [*parameters, *buffers]),
-                forward_flops=forward,
-                backward_flops=max(total - forward, 0),
+                forward_flops=self.forward[module],
+                backward_flops=self.backward[module],
             )
+
+
+def of_state(state: State, batch: Any, depth: int | None = 3, hollow: Hollow | None = None) -> ModelSummary:
+    """Return the summary of a run's model, as its task and precision compute it."""
+    task = state.task
+    if task.owns_steps and type(task).forward is Task.forward:
+        return summarize(task, None, depth=depth)
+    return summarize(
+        task,
+        batch,
+        depth=depth,
+        backward=type(task).loss is not Task.loss,
+        convert=state.bus.convert_batch,
+        context=state.bus.forward_context,
+        hollow=hollow,
+    )
+
+
+class ShowSummary(Callback):
+    """Shows the summary of the model once, when the first batch has been loaded."""
+
+    def __init__(self) -> None:
+        self._shown = False
+
+    @classmethod
+    def attachment(cls) -> Attachment:
+        """Return it as an attached plug-in."""
+        return Attachment("callbacks", "model-summary", cls())
+
+    def batch_start(self, state: State) -> None:
+        """Show it on rank 0."""
+        if self._shown or state.strategy.rank:
+            return
+        self._shown = True
+        batch = state.batch.batches[0] if isinstance(state.batch, Window) else state.batch
+        try:
+            lines = str(of_state(state, batch)).splitlines()
+        except Exception as error:
+            warnings.warn(f"The model cannot be summarized: {error}", stacklevel=2)
+            return
+        if state.bus.listeners("log_summary"):
+            state.bus.log_summary(state, lines)
+        else:
+            print("\n".join(lines), flush=True)

@@ -146,6 +146,8 @@ class Trainer:
             nothing: no checkpoint, no file, no row of a logger.
         overfit: train only on the first this many batches, the same in every epoch, as a test that writes nothing either.
         detect_anomaly: enable torch's (slow) anomaly detection, which names the forward operation behind a NaN gradient.
+        summary: show layers, output shapes, parameters and FLOPs of the model once, before the first step; see
+            `hocket.model_summary`.
         sanity_eval: evaluate this many batches of every evaluation set before training, and discard the results. Callbacks
             and loggers are not called.
 
@@ -219,6 +221,7 @@ class Trainer:
         overfit: int | None = None,
         detect_anomaly: bool = False,
         sanity_eval: int = 0,
+        summary: bool = False,
     ) -> None:
         given = {name: value for name, value in locals().items() if name not in ("self", "model", "__class__")}
         #: The arguments, checked.
@@ -253,6 +256,10 @@ class Trainer:
 
             remembered = settings.folder / "microbatch.json" if settings.lasting else None
             parts.attachments.append(AutoMicrobatch.attachment(remembered))
+        if summary:
+            from hocket.model_summary import ShowSummary
+
+            parts.attachments.append(ShowSummary.attachment())
         self._limits = Limits(settings.limits) if settings.limits else None
         if self._limits is not None:
             parts.attachments.append(self._limits.attachment())

@@ -12,16 +12,20 @@ from hocket.cli.command import Command
 from hocket.cli.template import print_config
 
 if TYPE_CHECKING:
-    from hocket.memory.rehearsal import Rehearsal, Stage
+    from hocket.memory.rehearsal import Make, Rehearsal, Stage
     from hocket.trainer import Trainer
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the configuration, the strategies to compare, and the memory that there is."""
     add_configuration(parser)
-    parser.add_argument("--strategies", help="strategies to compare, such as single,ddp,fsdp; default: the configuration's")
+    parser.add_argument(
+        "--strategies", help="strategies to compare, such as single,ddp,fsdp; default: the configuration's"
+    )
     parser.add_argument("--ranks", type=int, help="number of ranks; default: devices of the configuration, or 1")
-    parser.add_argument("--memory", help="memory of a device, such as 24GiB, to find the largest microbatch for; default: this one's")
+    parser.add_argument(
+        "--memory", help="memory of a device, such as 24GiB, to find the largest microbatch for; default: this one's"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON, with all sizes in bytes")
 
 
@@ -46,9 +50,7 @@ def run(args: argparse.Namespace) -> int:
         world = 1 if strategy == "single" else ranks
         label = (strategy or "run") + (f" x {world}" if world > 1 else "")
 
-        def make(
-            stage: Stage, arguments: dict[str, Any], strategy: str = strategy
-        ) -> AbstractContextManager[Trainer]:
+        def make(stage: Stage, arguments: dict[str, Any], strategy: str = strategy) -> AbstractContextManager[Trainer]:
             from hocket.cli.rehearsing import trainer_of
 
             return trainer_of(args, stage, strategy, arguments)
@@ -57,9 +59,11 @@ def run(args: argparse.Namespace) -> int:
         if limit := available or first.memory:
             memory[label] = limit
             if available is not None or first.peak > limit:
-                microbatches[label] = largest_microbatch(
-                    first, lambda size, world=world, make=make: rehearse(make, world, size), limit
-                )
+
+                def at(size: int, make: Make = make, world: int = world) -> Rehearsal:
+                    return rehearse(make, world, size)
+
+                microbatches[label] = largest_microbatch(first, at, limit)
     if args.json:
         print(json.dumps(as_json(rehearsals, microbatches), indent=2))
     else:

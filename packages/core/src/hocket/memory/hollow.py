@@ -76,7 +76,7 @@ class Hollow(FakeTensorMode):
             self._small = small
 
     def view(self, tensor: Tensor, known: dict[int, tuple[Tensor, Tensor]]) -> Tensor:
-        """Return a hollow tensor that shares memory with others of ``known`` as the real ones do; add its memory to ``known``."""
+        """Return a hollow tensor that shares memory with those in ``known`` as the real ones do; add its memory there."""
         if isinstance(tensor, FakeTensor) or tensor.layout is not torch.strided:
             return tensor
         storage = tensor.untyped_storage()

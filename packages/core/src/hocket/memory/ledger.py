@@ -140,7 +140,7 @@ class Ledger(TorchDispatchMode):
             self._resized(storage)
             return result
 
-        torch.UntypedStorage.resize_ = recorded  # type: ignore[method-assign]
+        torch.UntypedStorage.resize_ = recorded  # type: ignore[method-assign, assignment]
         try:
             yield
         finally:
@@ -153,7 +153,7 @@ class Ledger(TorchDispatchMode):
         return {self._living[id(s)] for each in tensors for s in _storages(each) if id(s) in self._living}
 
     def peak(self, device: str) -> tuple[int, int, set[int]]:
-        """Return the most bytes at once on a kind of device, the number of the allocation that reached them, and those alive."""
+        """Return the most bytes at once on a kind of device, the allocation that reached them, and those alive then."""
         now, most, position = 0, 0, 0
         for at, (number, allocated) in enumerate(self.events):
             each = self.allocations[number]

@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensor
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.optim.optimizer import _foreach_supported_types
 
 from hocket.cli.errors import explains
 from hocket.data.nesting import map_tensors
@@ -34,9 +35,16 @@ ARGUMENTS: dict[str, Any] = {
     "overfit": 1, "duration": "2ba", "min_duration": None, "eval_data": None, "eval_every": None, "sanity_eval": 0,
     "fast_dev_run": None, "limit_train": None, "callbacks": [], "loggers": [], "checkpoints": None, "resume": None,
     "compile": False, "log_every": "1000ba", "devices": None, "profile_plugins": False, "detect_anomaly": False,
+    "summary": False,
 }  # fmt: skip
 #: What the parts of a step are called in estimates, by the name of the action.
-_PHASES = {"gradients": "forward", "forward": "forward", "loss": "loss", "backward": "backward", "optimizer_step": "step"}
+_PHASES = {
+    "gradients": "forward",
+    "forward": "forward",
+    "loss": "loss",
+    "backward": "backward",
+    "optimizer_step": "step",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +93,33 @@ class Stage:
                 model = make()
         except Exception:
             model = make()
-            self.notes.append(f"{type(model).__name__} was made on the CPU first, because its constructor reads values.")
+            self.notes.append(
+                f"{type(model).__name__} was made on the CPU first, because its constructor reads values."
+            )
         self.hollow.hollow_out(model)
         return model
+
+    @contextmanager
+    def swapping(self) -> Iterator[None]:
+        """Have ``module.to`` and ``module.half`` convert hollow parameters, and let optimizers step on them together.
+
+        torch refuses the first if there is a weak reference, and the second for classes that it does not know.
+        """
+        swap = torch.utils.swap_tensors
+
+        def swapped(old: Tensor, new: Tensor) -> None:
+            if isinstance(old, FakeTensor):
+                old.data = new.data
+            else:
+                swap(old, new)
+
+        torch.utils.swap_tensors = swapped
+        _foreach_supported_types.append(FakeTensor)
+        try:
+            yield
+        finally:
+            torch.utils.swap_tensors = swap
+            _foreach_supported_types.remove(FakeTensor)
 
     def modules(self, model: nn.Module) -> None:
         """Name modules in the record."""
@@ -117,7 +149,7 @@ class _Done(Exception):
     """Ends the rehearsal."""
 
 
-#: Makes the Trainer of a rehearsal, with the model from `Stage.model`, in `Stage.modes`, and with the arguments that it is given.
+#: Makes the Trainer of a rehearsal: with the model from `Stage.model`, in `Stage.modes`, with the given arguments.
 Make = Callable[[Stage, dict[str, Any]], AbstractContextManager[Trainer]]
 
 
@@ -142,6 +174,8 @@ def rehearse(make: Make, ranks: int = 1, microbatch: int | None = None) -> Rehea
                 return f"The result of {cause.func} depends on values, not only on shapes. {_INSTEAD}"
             if isinstance(cause, DataDependentError):
                 return f"{cause} {_INSTEAD}"
+            if "autograd's threading" in str(error):
+                return "This process has computed gradients before, so that it cannot be forked. Estimate in a new one."
             if explains(error):
                 return str(error)
             raise
@@ -165,7 +199,7 @@ def _rehearse(make: Make, ranks: int, arguments: dict[str, Any]) -> Rehearsal:
     ledger = stage.ledger
     with ExitStack() as stack:
         stack.enter_context(ledger.resizing())
-        stack.enter_context(_swapping())
+        stack.enter_context(stage.swapping())
         if ranks > 1:
             stack.enter_context(_simulated(ranks))
         stack.enter_context(stage.hooks())
@@ -184,7 +218,8 @@ def _rehearse(make: Make, ranks: int, arguments: dict[str, Any]) -> Rehearsal:
 
 def _listen(stage: Stage, trainer: Trainer, kinds: dict[str, set[int]]) -> None:
     """Have the actions of the Trainer run without storage, and record what is what."""
-    state, bus, ledger = trainer.state, trainer.state.bus, stage.ledger
+    ledger = stage.ledger
+    bus: Any = trainer.state.bus  # whose actions are replaced
     loop = trainer._loop
     loop._guard = _Finite()  # type: ignore[assignment]  # it reads values
 
@@ -284,7 +319,9 @@ def _owners(state: State, ledger: Ledger) -> dict[int, str]:
         number: f"{name}.{own}".lstrip(".")
         for name, module in state.model.named_modules()
         for own, parameter in module.named_parameters(recurse=False)
-        for number in ledger.numbers([parameter, *([] if parameter.grad is None else [parameter.grad]), *_tensors(states.get(parameter, []))])
+        for number in ledger.numbers(
+            [parameter, *([] if parameter.grad is None else [parameter.grad]), *_tensors(states.get(parameter, []))]
+        )
     }
 
 
@@ -303,24 +340,6 @@ class _Finite:
     def interval_end(self, state: Any) -> None: ...
 
     def fit_end(self, state: Any) -> None: ...
-
-
-@contextmanager
-def _swapping() -> Iterator[None]:
-    """Have ``module.to`` and ``module.half`` convert hollow parameters, which torch refuses if there is a weak reference."""
-    swap = torch.utils.swap_tensors
-
-    def swapped(old: Tensor, new: Tensor) -> None:
-        if not isinstance(old, FakeTensor):
-            swap(old, new)
-        else:
-            old.data = new.data
-
-    torch.utils.swap_tensors = swapped
-    try:
-        yield
-    finally:
-        torch.utils.swap_tensors = swap
 
 
 @contextmanager

@@ -1,0 +1,35 @@
+"""``hocket summary config.yaml``."""
+
+from __future__ import annotations
+
+import argparse
+
+from hocket.cli.arguments import add_arguments as add_configuration
+from hocket.cli.command import Command
+from hocket.cli.template import print_config
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the configuration and the levels of modules."""
+    add_configuration(parser)
+    parser.add_argument("--depth", type=int, default=3, help="levels of modules to list; default: 3")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print layers, shapes, parameters and FLOPs of the model, for the first batch of the training data."""
+    if args.print_config:
+        return print_config(args)
+    from hocket.cli.rehearsing import trainer_of
+    from hocket.memory.rehearsal import ARGUMENTS, Stage
+    from hocket.model_summary import of_state
+
+    stage = Stage()
+    with stage.swapping(), trainer_of(args, stage, "single", dict(ARGUMENTS)) as trainer:
+        state = trainer.state
+        print(of_state(state, next(iter(state.train_loader)), args.depth, stage.hollow))
+        for note in stage.notes:
+            print(note)
+    return 0
+
+
+command = Command("Print layers, output shapes, parameters and FLOPs of a model", add_arguments, run)

@@ -1,0 +1,181 @@
+"""Estimated peaks beside those that torch's profiler measures in real training, and what estimates refuse."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.profiler import ProfilerActivity, profile
+
+import hocket
+from hocket.launching.forks import fork
+from hocket.memory.estimate import largest_microbatch, size_of
+from hocket.memory.rehearsal import EstimateError, Rehearsal, Stage, rehearse
+from hocket.testkit import run_ranks
+
+#: A model, the arguments that it needs, and a batch.
+Case = tuple[Callable[[], nn.Module], dict[str, Any], Any]
+
+
+def mlp(samples: int = 256) -> Case:
+    def model() -> nn.Module:
+        return nn.Sequential(*[each for _ in range(4) for each in (nn.Linear(256, 256), nn.GELU())])
+
+    return model, {"loss": "mse_loss"}, (torch.randn(samples, 256), torch.randn(samples, 256))
+
+
+def small() -> Case:
+    """A batch so small that the peak is in the optimizer's step, where all gradients exist."""
+    return mlp(8)
+
+
+def resnet() -> Case:
+    torchvision = pytest.importorskip("torchvision")
+    batch = torch.randn(16, 3, 128, 128), torch.randint(10, (16,))
+    return lambda: torchvision.models.resnet18(num_classes=10), {"loss": "cross_entropy"}, batch
+
+
+def gpt() -> Case:
+    transformers = pytest.importorskip("transformers")
+    nlp = pytest.importorskip("hocket_nlp")
+    config = transformers.GPT2Config(
+        n_layer=2, n_head=4, n_embd=128, vocab_size=1000, n_positions=128, bos_token_id=0, eos_token_id=0
+    )
+    tokens = torch.randint(1000, (8, 128))
+    batch = {"input_ids": tokens, "labels": tokens}
+    return lambda: nlp.HuggingFaceTask(transformers.GPT2LMHeadModel(config)), {}, batch
+
+
+def rehearsed(case: str, ranks: int, given: dict[str, Any]) -> Rehearsal:
+    model, arguments, batch = globals()[case]()
+
+    def make(stage: Stage, others: dict[str, Any]) -> AbstractContextManager[hocket.Trainer]:
+        made = stage.model(model)
+        data = torch.utils.data.DataLoader([batch] * 4, batch_size=None)
+        with stage.modes():
+            return hocket.Trainer(made, data, device="cpu", **{**arguments, **given, **others})
+
+    return rehearse(make, ranks)
+
+
+def estimated(case: str, ranks: int = 1, **given: Any) -> Rehearsal:
+    """Rehearse in a new process, as the command line does: forks of one that has run backward cannot."""
+    code = (
+        f"import json, sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import dataclasses, test_estimate as t\n"
+        f"print(json.dumps(dataclasses.asdict(t.rehearsed({case!r}, {ranks}, {given!r}))))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    if done.returncode:
+        raise EstimateError(done.stderr.splitlines()[-1])
+    return Rehearsal(**json.loads(done.stdout.splitlines()[-1]))
+
+
+def measured(case: Callable[[], Case], ranks: int, folder: Any, **given: Any) -> int:
+    """The most bytes that torch allocates on rank 0 in three steps."""
+
+    def train(rank: int) -> int:
+        import gc
+
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+            model, arguments, batch = case()
+            data = torch.utils.data.DataLoader([batch] * 8, batch_size=None)
+            trainer = hocket.Trainer(
+                model(), data, device="cpu", duration="3ba", eval_every=None, folder=folder, **arguments, **given
+            )
+            gc.collect()
+            trainer.fit()
+        events = [each for each in profiled.profiler.kineto_results.events() if each.name() == "[memory]"]
+        return max(itertools.accumulate(each.nbytes() for each in sorted(events, key=lambda each: each.start_ns())))
+
+    return fork(train, 1, variables={})[0] if ranks == 1 else run_ranks(train, ranks)[0]
+
+
+CASES = [
+    (mlp, "single", {}),
+    *(pytest.param(*case, marks=pytest.mark.long) for case in [
+        (mlp, "ddp", {}), (mlp, "fsdp", {}),
+        (mlp, "single", {"optimizer": "sgd(lr=0.1, momentum=0.9)"}),
+        (resnet, "single", {}), (resnet, "ddp", {}), (resnet, "fsdp", {}),
+        (gpt, "single", {}), (gpt, "ddp", {}), (gpt, "fsdp", {}),
+        (gpt, "single", {"precision": "bf16"}),
+        (gpt, "single", {"algorithms": ["activation-checkpointing"], "microbatch": 2}),
+        (gpt, "fsdp", {"algorithms": ["activation-checkpointing"], "microbatch": 2}),
+    ]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("case", "strategy", "given"), CASES)
+def test_the_peak_is_within_15_percent_of_the_measured_one(
+    case: Callable[[], Case], strategy: str, given: dict[str, Any], tmp_path: Any
+) -> None:
+    if strategy != "single":
+        pytest.importorskip("hocket_strategies")
+    ranks = 1 if strategy == "single" else 2
+    given = {"optimizer": "adamw(lr=1e-3)", "strategy": strategy, **given}
+    guess, truth = estimated(case.__name__, ranks, **given), measured(case, ranks, tmp_path, **given)
+    assert 0.85 < guess.peak / truth < 1.15, (guess, truth)
+    assert sum(guess.kinds.values()) == guess.peak
+
+
+def test_the_kinds_are_those_of_a_hand_count() -> None:
+    found = estimated("small", optimizer="adamw(lr=1e-3)")
+    weights = 4 * 4 * (256 * 256 + 256)
+    assert found.kinds["parameters"] == weights
+    assert found.kinds["gradients"] == weights
+    assert found.kinds["optimizer"] == 2 * weights + 8 * 4  # and a count of steps for each tensor
+    assert found.kinds["batch"] == 2 * 4 * 8 * 256
+
+
+class Gated(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(256, 256)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.layer(inputs) if inputs.sum() > 0 else inputs * self.layer.bias
+
+
+def gated() -> Case:
+    return Gated, *mlp()[1:]
+
+
+def test_a_model_that_reads_values_is_refused_by_its_line() -> None:
+    with pytest.raises(EstimateError, match=r"Gated\.forward .*test_estimate\.py:\d+"):
+        estimated("gated", optimizer="sgd(lr=0.1)")
+
+
+def test_the_largest_microbatch_is_that_of_a_search_through_all_sizes() -> None:
+    asked = []
+
+    def at(size: int) -> Any:
+        asked.append(size)
+        return _of(1000 + 10 * size + size % 3)
+
+    def _of(peak: int) -> Any:
+        return type("R", (), {"peak": peak, "samples": 64, "microbatch": 64})
+
+    for memory in (900, 1010, 1011, 1300, 1641, 2000):
+        best = max((size for size in range(1, 65) if at(size).peak <= memory), default=0)
+        asked.clear()
+        assert largest_microbatch(at(64), at, memory) == best
+        assert len(asked) < 12
+
+
+@pytest.mark.parametrize(("text", "size"), [("24GiB", 24 * 2**30), ("80 GB", 80 * 10**9), ("500mib", 500 * 2**20)])
+def test_sizes(text: str, size: int) -> None:
+    assert size_of(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "24 parsecs", "-3GiB", "0GB"])
+def test_other_sizes_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="--memory"):
+        size_of(text)
