@@ -113,7 +113,8 @@ def measure(name: str, seed: int, overrides: Sequence[str]) -> dict[str, Any]:
         found |= {"tokens": last["token"], "seconds": last["seconds"]}
     else:
         found["tokens"] = measure(variant.weights_of, seed, overrides)["tokens"]
-    found["commit"] = commit()  # of the code that ran, which may be older than the page
+    # Of this run, which may be older than the page.
+    found |= {"commit": commit(), "cpu": made_with()["machine"]["cpu"]}
     file.write_text(json.dumps({"settings": key, "found": found}))
     print(
         f"{name}, seed {seed}: {', '.join(f'{key} {value}' for key, value in found.items())}",
