@@ -41,11 +41,13 @@ class Variant(NamedTuple):
     weights_of: str | None = None
 
 
+_ALIBI = "{alibi: {max_sequence_length: 512}}"
 VARIANTS = {
     "learned positions": Variant("gpt.yaml", ("algorithms=[]",)),
     "ALiBi": Variant("gpt.yaml"),
-    "ALiBi, sequence-length warm-up": Variant(
-        "gpt.yaml", ("algorithms=[{alibi: {max_sequence_length: 512}}, seq-length-warmup]",)
+    "ALiBi, sequence-length warm-up, truncated": Variant("gpt.yaml", (f"algorithms=[{_ALIBI}, seq-length-warmup]",)),
+    "ALiBi, sequence-length warm-up, reshaped": Variant(
+        "gpt.yaml", (f"algorithms=[{_ALIBI}, {{seq-length-warmup: {{truncate: false}}}}]",)
     ),
     "RoPE": Variant("rope.yaml"),
     "RoPE, YaRN in evaluation": Variant("rope.yaml", ("algorithms=[{rope-scaling: {factor: 4}}]",), weights_of="RoPE"),
@@ -111,7 +113,8 @@ def measure(name: str, seed: int, overrides: Sequence[str]) -> dict[str, Any]:
         found |= {"tokens": last["token"], "seconds": last["seconds"]}
     else:
         found["tokens"] = measure(variant.weights_of, seed, overrides)["tokens"]
-    found["commit"] = commit()  # of the code that ran, which may be older than the page
+    # Of this run, which may be older than the page.
+    found |= {"commit": commit(), "cpu": made_with()["machine"]["cpu"]}
     file.write_text(json.dumps({"settings": key, "found": found}))
     print(
         f"{name}, seed {seed}: {', '.join(f'{key} {value}' for key, value in found.items())}",

@@ -18,7 +18,8 @@ ROOT = Path(__file__).parents[1]
 VALUES = {
     "learned-positions": (20.0, 90.0, 500.0),
     "alibi": (20.0, 19.0, 18.0),
-    "alibi-sequence-length-warm-up": (21.0, 20.0, 19.0),
+    "alibi-sequence-length-warm-up-truncated": (21.0, 20.0, 19.0),
+    "alibi-sequence-length-warm-up-reshaped": (21.0, 20.0, 19.0),
     "rope": (20.0, 30.0, 60.0),
     "rope-yarn-in-evaluation": (20.0, 22.0, 25.0),
 }
@@ -80,12 +81,12 @@ def test_each_kind_is_trained_once_for_each_seed_and_yarn_is_rope_evaluated_agai
 ) -> None:
     assert extrapolation.main(["--seeds", "1", "2"]) == 0
     kinds = [(words[0], Path(words[1]).name) for words in ran]
-    assert kinds == [("train", "gpt.yaml")] * 6 + [("train", "rope.yaml")] * 2 + [("evaluate", "rope.yaml")] * 2
+    assert kinds == [("train", "gpt.yaml")] * 8 + [("train", "rope.yaml")] * 2 + [("evaluate", "rope.yaml")] * 2
     ran.clear()
     assert extrapolation.main(["--seeds", "1", "2"]) == 0
     assert not ran, "finished runs are kept"
     assert extrapolation.main(["duration=9ba", "--seeds", "1", "2"]) == 0
-    assert len(ran) == 10 and all("duration=9ba" in words for words in ran)
+    assert len(ran) == 12 and all("duration=9ba" in words for words in ran)
 
 
 def test_the_table_has_means_over_seeds_and_a_ratio(extrapolation: Any, ran: list[list[str]], capsys: Any) -> None:
