@@ -208,7 +208,7 @@ def _profile(found: Mapping[str, Any]) -> Markup:
         name: each.get("share") if isinstance(each, dict) else each
         for name, each in _mapping(found.get("plugins")).items()
     }
-    plugins = {str(name): float(each) for name, each in given.items() if _share(each)}
+    plugins = {str(name): float(each) for name, each in given.items() if each is not None and _share(each)}
     if plugins:
         listed = sorted(plugins.items(), key=lambda each: -each[1])
         parts.append(

@@ -83,7 +83,7 @@ class Samples:
         rows = line.get("rows")
         if not isinstance(columns, list) or not isinstance(rows, list):
             return hint("This table cannot be read.")
-        body = []
+        body: list[list[str]] = []
         for row in (each for each in rows if isinstance(each, list)):
             cells = ["" if cell is None else f"{cell:.6g}" if isinstance(cell, float) else str(cell) for cell in row]
             self._characters -= sum(map(len, cells))
