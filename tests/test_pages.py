@@ -56,7 +56,7 @@ def _commands(text: str, folder: Path) -> int:
     """Run the lines that begin with ``$ hocket``, and return their number."""
     lines = [line.removeprefix("$ ") for line in text.splitlines() if line.startswith("$ hocket")]
     for line in lines:
-        command = [sys.executable, "-m", "hocket.cli", *shlex.split(line, comments=True)[1:]]
+        command = [sys.executable, "-m", "hocket", *shlex.split(line, comments=True)[1:]]
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, env=os.environ, timeout=120)
         assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"
     return len(lines)
