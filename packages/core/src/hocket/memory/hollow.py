@@ -1,6 +1,6 @@
 """Tensors without storage: shapes, dtypes and devices of a computation, which takes no memory and next to no time.
 
-torch's FakeTensorMode does the work; its module is private to torch and unchanged in 2.9 to 2.15.
+torch's FakeTensorMode does the work. It is in a private module of torch.
 """
 
 from __future__ import annotations
