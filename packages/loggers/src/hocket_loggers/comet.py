@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import io
 import json
 import shutil
@@ -94,8 +95,11 @@ class CometLogger(Logger):
 
     def log_table(self, state: State, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
         """Write the CSV file ``name-batch.csv``."""
-        file = f"{name}-{state.timestamp.batch}.csv"
-        self._open(state).log_table(file, tabular_data=[list(row) for row in rows], headers=list(columns))
+        file = io.StringIO()
+        csv.writer(file, lineterminator="\n").writerows([columns, *rows])  # Comet's log_table refuses an empty table
+        file.seek(0)
+        batch = state.timestamp.batch
+        self._open(state).log_asset(file, file_name=f"{name}-{batch}.csv", step=batch)
 
     def log_text(self, state: State, name: str, text: str) -> None:
         """Write a text, with its name as metadata."""

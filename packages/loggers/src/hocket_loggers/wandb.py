@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -142,10 +143,12 @@ class WandbLogger(Logger):
             last = {} if self._began else _last_batches(parent / "wandb", state.run.id)
             # hocket may run several Trainers, and owns the output and the signals of the process.
             settings = wandb.Settings(**{"console": "off", "silent": True, **self._settings})
+            excepthook = sys.excepthook
             run = wandb.init(
                 project=self._project, entity=self._entity, mode=self._mode, dir=str(parent), id=state.run.id,
                 name=state.run_name, resume="allow", reinit="create_new", settings=settings,
             )  # fmt: skip
+            sys.excepthook = excepthook  # W&B's own marks runs as failed, as `exception` does
             run.define_metric("batch", hidden=True)
             run.define_metric("*", step_metric="batch")
             if not (last or self._began) and run.resumed and isinstance(batch := run.summary.get("batch"), int):
