@@ -76,7 +76,7 @@ def largest_microbatch(first: Rehearsal, at: Callable[[int], Rehearsal], memory:
 
 
 def table(rehearsals: Mapping[str, Rehearsal], microbatches: Mapping[str, int], memory: Mapping[str, int]) -> str:
-    """Return the estimates side by side, the largest parts of the first, and what is not counted."""
+    """Return the estimates side by side, the largest parts of the first, and the omitted parts."""
     first = next(iter(rehearsals.values()))
     rows: list[list[str]] = [["", *rehearsals]]
     rows += [[kind, *(shown(each.kinds[kind]) for each in rehearsals.values())] for kind in first.kinds]

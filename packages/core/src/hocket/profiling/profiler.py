@@ -33,7 +33,7 @@ class Profiler(Callback):
         trace: whether to record with `torch.profiler`. Without, communication within the backward pass and the device's time
             are unknown.
         shapes, stack: whether the trace has the shapes of inputs, and Python's stack, which makes it larger and slower.
-        megabytes: the maximum size of the traces of all ranks together. Of a larger one, the last batches are left out.
+        megabytes: the maximum size of the traces of all ranks together. The last batches of a larger one are omitted.
 
     Raises:
         TimeError: ``window`` is not such a text.

@@ -44,7 +44,7 @@ class Trace:
         return cls(json.loads(path.read_bytes()))
 
     def write(self, path: Path, limit: int) -> tuple[str, bool]:
-        """Write it, compressed, in at most ``limit`` bytes. Return what was left out, or empty, and whether it was written."""
+        """Write it, compressed, in at most ``limit`` bytes. Return what was omitted, or empty, and whether it was written."""
         packed, steps = self._packed(self._content["traceEvents"]), len(self._steps)
         kept = steps
         while len(packed) > limit:
