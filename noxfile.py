@@ -127,7 +127,9 @@ def demo(session: nox.Session) -> None:
     """Train on scikit-learn's handwritten digits, plain and with algorithms picked by name (about two minutes)."""
     settle(session, threads=2)
     # The demo is one long process: compiling all of torch ahead of it would cost more than it saves.
-    install_editable(session, (CORE, GENERAL, VISION, LOGGERS, REPORT), "torchmetrics", "scikit-learn", compile_bytecode=False)
+    install_editable(
+        session, (CORE, GENERAL, VISION, LOGGERS, REPORT), "torchmetrics", "scikit-learn", compile_bytecode=False
+    )
     session.run("python", "examples/digits.py", *session.posargs)
 
 

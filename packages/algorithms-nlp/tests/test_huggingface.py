@@ -259,6 +259,17 @@ def test_answers_to_questions_are_counted(tmp_path: Any) -> None:
     divided_like_whole(lambda: tiny("BertForQuestionAnswering"), whole, tmp_path)
 
 
+def test_an_answer_with_one_end_outside_of_the_text_is_refused(tmp_path: Any) -> None:
+    """Start and end are means over different numbers of answers, so that the gradient would depend on microbatches."""
+    positions = {
+        "start_positions": torch.tensor([1, 0, 2, 6, 3, 1]),
+        "end_positions": torch.tensor([2, 1, 3, 9, 4, 2]),
+    }
+    task = HuggingFaceTask(tiny("BertForQuestionAnswering"))
+    with pytest.raises(ValueError, match=r"Row 3 .* from 6 to 9, of which one end is outside of the 9 tokens"):
+        trainer(task, [{**inputs(), **positions}], tmp_path).fit()
+
+
 @pytest.mark.parametrize("labels", [torch.rand(SAMPLES, 1), torch.rand(SAMPLES)])
 def test_regression_has_no_accuracy(labels: Tensor, tmp_path: Any) -> None:
     make = lambda: tiny("BertForSequenceClassification", num_labels=1)  # noqa: E731

@@ -210,6 +210,7 @@ class HuggingFaceTask(SupervisedTask):
     def count(self, batch: Batch) -> int | Counts:
         """Return the number of samples, and of tokens that are not padding."""
         counts = batches.count(batch)
+        _check_answers(batch)
         mask, tokens = (
             batch.get(name) if isinstance(batch, Mapping) else None for name in ("attention_mask", "input_ids")
         )
@@ -295,6 +296,23 @@ class HuggingFaceTask(SupervisedTask):
             if dist.is_initialized() and dist.get_rank():
                 return
             print(f"hocket: {text}", file=sys.stderr, flush=True)
+
+
+def _check_answers(batch: Batch) -> None:
+    """Raise ValueError for an answer of which only one end is in the text: two means over different numbers have no weight."""
+    names = ("start_positions", "end_positions", "input_ids")
+    given: list[Any] = [batch.get(name) if isinstance(batch, Mapping) else None for name in names]
+    if not all(isinstance(each, Tensor) and each.device.type == "cpu" for each in given):
+        return  # looking at tensors of a device would wait for it
+    *ends, tokens = given
+    start, end = (each < tokens.shape[1] for each in ends)
+    if start.shape == end.shape and (start != end).any():
+        row = int((start != end).flatten().nonzero()[0])
+        raise ValueError(
+            f"Row {row} of a batch has an answer from {int(ends[0].flatten()[row])} to {int(ends[1].flatten()[row])}, of which "
+            f"one end is outside of the {tokens.shape[1]} tokens. The model would ignore that end only, and the gradient would "
+            f"depend on how batches are divided. Set both positions to {tokens.shape[1]} to ignore the answer, or both to 0."
+        )
 
 
 def _answers(batch: Mapping[str, Any], length: int) -> Tensor:

@@ -10,7 +10,7 @@ from hocket.algorithm import Algorithm, Phase
 from hocket.hookspecs import Event
 from hocket.surgery import NoEffectWarning
 from hocket.time import Time, Unit
-from hocket_nlp.arguments import switch, whole_number
+from hocket_nlp.arguments import number, switch, whole_number
 from hocket_nlp.sequence_length import IGNORED, batch_and_length, reshape_sequences, tensors_named, truncate_sequences
 
 if TYPE_CHECKING:
@@ -29,18 +29,18 @@ def warmup_sequence_length(done: float, max_seq_length: int, min_seq_length: int
         max_seq_length: the length after the warm-up, and before it if that is below ``min_seq_length``.
 
     Raises:
-        ValueError: ``done`` is negative, or a length or the step is not positive.
+        TypeError, ValueError: ``done`` is not a number of at least 0, or a length or the step is not a positive whole number.
 
     Example:
         >>> from hocket_nlp.functional import warmup_sequence_length
         >>> [warmup_sequence_length(done / 4, max_seq_length=32) for done in range(6)]
         [8, 8, 16, 24, 32, 32]
     """
-    if not done >= 0 or min(max_seq_length, min_seq_length, step_size) < 1:
-        raise ValueError(
-            f"done={done}, max_seq_length={max_seq_length}, min_seq_length={min_seq_length}, step_size={step_size}: done is "
-            "the fraction of the warm-up that is over, 0 or more, and the others are numbers of tokens, at least 1."
-        )
+    who = "warmup_sequence_length"
+    done = number(who, "done", done, 0.5, least=0)
+    max_seq_length = whole_number(who, "max_seq_length", max_seq_length, 1024)
+    min_seq_length = whole_number(who, "min_seq_length", min_seq_length, 8)
+    step_size = whole_number(who, "step_size", step_size, 8)
     if done >= 1 or max_seq_length <= min_seq_length:
         return max_seq_length
     steps = math.floor((max_seq_length - min_seq_length) * done / step_size + 1e-9)

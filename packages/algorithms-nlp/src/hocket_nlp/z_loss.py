@@ -53,7 +53,7 @@ def z_loss(
         A scalar. The mean over no label at all is NaN, with gradients of zero.
 
     Raises:
-        ValueError: labels of another shape.
+        TypeError, ValueError: the coefficient is not a number above 0, or the labels have another shape.
 
     Example:
         >>> import torch
@@ -61,6 +61,7 @@ def z_loss(
         >>> z_loss(torch.zeros(2, 4), torch.tensor([3, -100]), coefficient=1.0)  # log(4) squared
         tensor(1.9218)
     """
+    coefficient = number("z_loss", "coefficient", coefficient, 1e-4)
     with torch.autocast(logits.device.type, enabled=False):
         squares = logits.to(torch.promote_types(logits.dtype, torch.float32)).logsumexp(class_dim).square()
         if labels is None:

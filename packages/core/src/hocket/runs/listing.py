@@ -148,7 +148,9 @@ def _numbers(value: Any) -> dict[str, float]:
 def _values(value: Any) -> dict[str, tuple[float, float, float]]:
     found: dict[str, tuple[float, float, float]] = {}
     for name, each in value.items() if isinstance(value, dict) else ():
-        numbers = [number for part in each if (number := files.finite(part)) is not None] if isinstance(each, list) else []
+        numbers = (
+            [number for part in each if (number := files.finite(part)) is not None] if isinstance(each, list) else []
+        )
         if len(numbers) == 3:
             found[name] = (numbers[0], numbers[1], numbers[2])
     return found
