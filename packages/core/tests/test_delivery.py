@@ -268,6 +268,25 @@ def test_a_logger_that_hangs_holds_nobody_up(tmp_path: Path, hook: str) -> None:
         go.set()
 
 
+def test_events_are_counted_beside_rows_and_a_failing_flush_is_not(tmp_path: Path) -> None:
+    class Full(Raises):
+        def fit_end(self, state: Any) -> None:
+            raise OSError("No space left on device")
+
+        flush = close = fit_end
+
+    class Flushes(hocket.Logger):
+        def flush(self, state: Any) -> None:
+            raise OSError("No space left on device")
+
+    with pytest.warns(LoggerWarning) as told:
+        make(tmp_path, Full(), Flushes()).fit()
+    texts = [str(each.message) for each in told]
+    assert [text.partition("is incomplete: ")[2] for text in texts if "incomplete" in text] == [
+        "10 rows and 1 event dropped."
+    ]
+
+
 def test_what_waits_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(delivery, "_MAX_QUEUED", 4)
     go = threading.Event()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+
 import pytest
 import torch
 
@@ -97,6 +99,20 @@ def test_where_nothing_can_be_written_training_goes_on(tmp_path):
 def test_what_is_no_url():
     with pytest.raises(ValueError, match=r"'runs' is none\. Write 's3://bucket/folder', or 'file:///"):
         ArtifactsLogger("runs")
+
+
+def test_a_protocol_that_nobody_knows():
+    with pytest.raises(ValueError, match=r"no protocol 'memori'\. Write 'memory://…', or one of .*, s3, "):
+        ArtifactsLogger("memori://copies")
+    ArtifactsLogger("simplecache::memory://copies")
+
+
+def test_a_protocol_whose_package_is_not_installed(monkeypatch):
+    registry = importlib.import_module("fsspec.registry")  # `fsspec.registry` is a mapping
+    far = {"class": "not_there.FileSystem", "err": "Install not_there"}
+    monkeypatch.setitem(registry.known_implementations, "far", far)
+    with pytest.raises(ModuleNotFoundError, match=r"Install not_there\. Install fsspec's package for far:// with pip"):
+        ArtifactsLogger("far://copies")
 
 
 class TestArtifacts(LoggerConformance):

@@ -6,7 +6,10 @@ import csv
 import math
 
 import pytest
+import torch
 
+import hocket
+from hocket.loggers.memory import MemoryLogger
 from hocket_loggers import CSVLogger
 
 
@@ -26,6 +29,40 @@ def test_columns_appear_later(state_in, tmp_path):
     assert float(second["test/accuracy"]) == 0.1 + 0.2 and math.isnan(float(second["train/loss"]))
     assert second["metric/epoch"] == "7" and second["epoch"] == "0"
     assert not list(tmp_path.glob("*.partial"))
+
+
+@pytest.mark.parametrize(
+    "name", ["", "..", ".csv", ".a.csv", "a/b.csv", "../b.csv", "/b.csv", "a\\b.csv", "run.json", "metrics.jsonl"]
+)
+def test_the_name_is_that_of_a_csv_file_in_the_folder(name):
+    with pytest.raises(ValueError, match=r"was given filename=.*within the run's folder.*Write filename='\w+\.csv'"):
+        CSVLogger(name)
+    assert CSVLogger("my run.v2.csv").filename == "my run.v2.csv"
+
+
+@pytest.mark.parametrize(
+    "first, second, same",
+    [
+        ("csv", {"csv": {"filename": "metrics.csv"}}, True),
+        (CSVLogger(), "csv(filename=metrics.csv)", True),
+        (CSVLogger("a.csv"), CSVLogger("a.csv"), True),
+        ("jsonl", {"jsonl": {"filename": "metrics.jsonl"}}, True),
+        (CSVLogger("a.csv"), CSVLogger("b.csv"), False),
+        (MemoryLogger(), MemoryLogger(), False),
+    ],
+)
+def test_no_two_write_one_file(tmp_path, first, second, same):
+    def make():
+        return hocket.Trainer(
+            model=torch.nn.Linear(1, 1), loss=torch.nn.MSELoss(), optimizer="sgd(lr=0.1)", duration="1ep", device="cpu",
+            train_data=[(torch.ones(1, 1), torch.ones(1, 1))], folder=tmp_path, loggers=[first, second],
+        )  # fmt: skip
+
+    if same:
+        with pytest.raises(ValueError, match="twice with the same arguments"):
+            make()
+    else:
+        make().close()
 
 
 def test_pandas_reads_it(state_in, tmp_path):

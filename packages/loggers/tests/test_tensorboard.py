@@ -143,8 +143,9 @@ def test_closing_twice_and_going_on(logger, tmp_path):
     assert scalars(events, "x") == [(1, 1.0), (2, 2.0)] and scalars(events, "y") == [(2, 5.0)]
 
 
+@pytest.mark.parametrize("opened_at", ["the first row", "fit_start"])
 @pytest.mark.parametrize("made", [0, 9])
-def test_a_resumed_run_replaces_what_it_does_again(tmp_path, monkeypatch, made):
+def test_a_resumed_run_replaces_what_it_does_again(tmp_path, monkeypatch, made, opened_at):
     """Stopped after batch 6 with a checkpoint of batch 4, resumed within the same second.
 
     Names of files end with how many this process has made, and 10 comes before 9 where names are sorted.
@@ -155,11 +156,38 @@ def test_a_resumed_run_replaces_what_it_does_again(tmp_path, monkeypatch, made):
     for batch in (2, 4, 6):
         stopped.log_metrics(state_in(tmp_path, batch), {"x": batch})
     stopped.close(state_in(tmp_path, 6))
-    resumed._writer(state_in(tmp_path, 4))
+    resumed.fit_start(state_in(tmp_path, 4))
+    if opened_at == "fit_start":
+        resumed._writer(state_in(tmp_path, 4))
     for batch in (6, 8):
         resumed.log_metrics(state_in(tmp_path, batch), {"x": 10 * batch})
     resumed.close(state_in(tmp_path, 8))
-    assert scalars(read(tmp_path / "tensorboard"), "x") == [(2, 2.0), (4, 4.0), (6, 60.0), (8, 80.0)]
+    resumed.log_metrics(state_in(tmp_path, 8), {"y": 5.0})  # as an evaluation after close, which is no fit
+    resumed.close(state_in(tmp_path, 8))
+    events = read(tmp_path / "tensorboard")
+    assert scalars(events, "x") == [(2, 2.0), (4, 4.0), (6, 60.0), (8, 80.0)] and scalars(events, "y") == [(8, 5.0)]
+
+
+def test_a_run_that_resumes_from_a_checkpoint_shows_each_value_once(tmp_path):
+    def fit(duration, *callbacks):
+        with hocket.Trainer(
+            model=nn.Linear(1, 1), loss=nn.functional.mse_loss, train_data=[(torch.ones(2, 1), torch.zeros(2, 1))] * 8,
+            optimizer="sgd(lr=0.1)", duration=duration, log_every="2ba", loggers=["tensorboard"], device="cpu",
+            run_name="a", folder=tmp_path, resume="auto", callbacks=callbacks,
+            checkpoints=hocket.Checkpoints(tmp_path / "checkpoints", every="4ba"),
+        ) as trainer:  # fmt: skip
+            trainer.fit()
+
+    class Break(hocket.Callback):
+        def batch_end(self, state):
+            if state.timestamp.batch == 7:
+                raise ConnectionError("the machine is taken away")
+
+    with pytest.raises(ConnectionError):
+        fit("8ba", Break())
+    fit("8ba")
+    events = read(tmp_path / "a" / "tensorboard")
+    assert [step for step, _ in scalars(events, "train/loss")] == [2, 4, 6, 8]
 
 
 def test_without_tensorboard_it_says_what_to_type(monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import urllib.error
 
 import pytest
@@ -69,6 +70,37 @@ def test_retries_are_bounded(tmp_path, monkeypatch, state_in, chat):
     with pytest.raises(urllib.error.HTTPError) as raised:
         logger.fit_start(state)
     assert len(chat.bodies) == 7 and "secret" not in str(raised.value), "what is wrong will be wrong again"
+
+
+def test_a_server_that_hangs_gets_the_last_message_before_the_deadline(tmp_path, monkeypatch, silent_server, state_in):
+    """Everything is ten times as fast as for a user."""
+    tried = []
+    opened = webhook.urllib.request.urlopen
+
+    def urlopen(request, timeout):
+        tried.append(json.loads(request.data)["text"].split()[1])
+        return opened(request, timeout=timeout)
+
+    monkeypatch.setattr(webhook.urllib.request, "urlopen", urlopen)
+    sleep = webhook.time.sleep
+    monkeypatch.setattr(webhook.time, "sleep", lambda seconds: sleep(seconds / 10))
+    monkeypatch.setattr(webhook, "_TIMEOUT_SECONDS", webhook._TIMEOUT_SECONDS / 10)
+    monkeypatch.setattr(WebhookLogger, "deadline", WebhookLogger.deadline / 10)
+    with pytest.warns(LoggerWarning) as told, trainer(tmp_path, silent_server, eval_every="1ba") as run:
+        run.fit()
+    assert tried == ["started"] * 3 + ["finished"] * 3
+    texts = [str(each.message) for each in told]
+    assert any("6 events dropped" in text for text in texts) and not any("is still in" in text for text in texts)
+
+
+def test_a_message_that_was_not_delivered_is_counted(tmp_path, chat):
+    chat.answers = [404]
+    with (
+        pytest.warns(LoggerWarning) as told,
+        trainer(tmp_path, "", loggers=[WebhookLogger(chat.url, ["failed", "finished"])]) as run,
+    ):
+        run.fit()
+    assert any("incomplete: 1 event dropped." in str(each.message) for each in told)
 
 
 def test_nobody_listens(tmp_path, monkeypatch, chat):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import warnings
 from collections.abc import Mapping, Sequence
@@ -88,16 +89,30 @@ def without_writing_loggers(parts: Parts) -> Parts:
 
 
 def _check_twice(attachments: Sequence[Attachment]) -> None:
-    """Raise ValueError for a logger that is given by name twice with the same arguments: both would write to one file."""
-    seen: list[tuple[str, Any]] = []
+    """Raise ValueError for a logger that is given twice with the same arguments: both would write to one file."""
+    seen: list[tuple[type, Any]] = []
     for each in attachments:
-        if not each.instance and (each.name, each.config) in seen:
+        arguments = _arguments(each)
+        if arguments is not None and (type(each.obj), arguments) in seen:
             raise ValueError(
                 f"loggers has {each.name!r} twice with the same arguments, which would write every row twice. Remove one, or "
                 "give them different arguments."
             )
-        if not each.instance:
-            seen.append((each.name, each.config))
+        seen.append((type(each.obj), arguments))
+
+
+def _arguments(attachment: Attachment) -> dict[str, Any] | None:
+    """Return the arguments of a logger with the defaults of others, or None if they are unknown.
+
+    An instance may only write to memory, where two are fine, so its arguments are compared only if it has a ``filename``.
+    """
+    if attachment.instance and not hasattr(attachment.obj, "filename"):
+        return None
+    parameters = inspect.signature(type(attachment.obj)).parameters
+    if not attachment.instance:
+        return {name: each.default for name, each in parameters.items()} | dict(attachment.config)
+    known = all(hasattr(attachment.obj, name) for name in parameters)
+    return {name: getattr(attachment.obj, name) for name in parameters} if known else None
 
 
 def _distinct(attachments: list[Attachment]) -> list[Attachment]:

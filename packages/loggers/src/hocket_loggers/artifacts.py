@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import time
 from collections.abc import Mapping
@@ -39,8 +40,8 @@ class ArtifactsLogger(Logger):
         options: for the file system, as in ``fsspec.filesystem``.
 
     Raises:
-        ModuleNotFoundError: the package fsspec is not installed.
-        ValueError: the address is not a URL.
+        ModuleNotFoundError: the package fsspec is not installed, or the one that it needs for the URL.
+        ValueError: the address is not a URL, or fsspec does not know its protocol.
 
     Example:
         >>> import hocket, hocket_loggers, torch
@@ -61,6 +62,8 @@ class ArtifactsLogger(Logger):
                 f"The logger 'artifacts' copies to a URL, and {url!r} is none. Write 's3://bucket/folder', or "
                 f"'{Path(url).absolute().as_uri()}' for a folder."
             )
+        for part in url.split("::"):
+            _check_protocol(url, part.partition("://")[0])
         self._url, self._checkpoints, self._options = url.rstrip("/"), checkpoints, dict(options or {})
         self.deadline = deadline
         self._places: dict[str, Remote] = {}
@@ -121,6 +124,24 @@ class ArtifactsLogger(Logger):
         if what not in self._places:
             self._places[what] = Remote(f"{self._url}/{state.run_name}/{what}", **self._options)
         return self._places[what]
+
+
+def _check_protocol(url: str, protocol: str) -> None:
+    import fsspec
+
+    if protocol not in (known := fsspec.available_protocols()):
+        near = difflib.get_close_matches(protocol, known, 1)
+        raise ValueError(
+            f"The logger 'artifacts' was given {url!r}, but fsspec knows no protocol {protocol!r}. Write "
+            f"'{near[0] if near else 's3'}://…', or one of {', '.join(sorted(known))}."
+        )
+    try:
+        fsspec.get_filesystem_class(protocol)
+    except ImportError as error:
+        package = "'hocket[remote]'" if protocol == "s3" else f"fsspec's package for {protocol}://"
+        raise ModuleNotFoundError(
+            f"The logger 'artifacts' cannot reach {url!r}: {error}. Install {package} with pip."
+        ) from error
 
 
 def _stated(file: Path) -> File:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import os
+import re
 import sys
 import zlib
 from collections.abc import Iterator, Mapping
@@ -26,7 +27,10 @@ class CSVLogger(Logger):
     records other than metrics: the logger ``jsonl`` also writes hyperparameters.
 
     Args:
-        filename: the name of the file within the run's folder.
+        filename: the name of the file within the run's folder, which ends with ``.csv``.
+
+    Raises:
+        ValueError: the name is a path, is hidden, or ends with something else.
 
     Example:
         >>> import csv, hocket, torch
@@ -42,6 +46,12 @@ class CSVLogger(Logger):
     synchronous = True  # a checkpoint records the number of lines
 
     def __init__(self, filename: str = "metrics.csv") -> None:
+        if not re.fullmatch(r"[^./\\\0][^/\\\0]*\.csv", filename):
+            name = re.split(r"[/\\]", filename)[-1].partition(".")[0] or "metrics"
+            raise ValueError(
+                f"The logger 'csv' was given filename={filename!r}; it takes the name of a file within the run's folder that "
+                f"ends with '.csv' and does not begin with a dot. Write filename='{name}.csv'."
+            )
         self.filename = filename
         self._file: IO[str] | None = None
         self._columns: list[str] = []

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hocket import Logger
-from hocket_loggers.records import flat, markdown, require
+from hocket_loggers.records import Written, flat, markdown, require
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -48,6 +48,15 @@ class TensorBoardLogger(Logger):
         self._folder = None if folder is None else Path(folder)
         self._flush_seconds = flush_seconds
         self._open: SummaryWriter | None = None
+        #: The batch at which a fit began or resumed, until the event file is closed.
+        self._start: int | None = None
+        #: The values up to there that an earlier process wrote, or None before this one has written any.
+        self._written: Written | None = None
+
+    def fit_start(self, state: State) -> None:
+        """Note the batch: what an earlier process wrote after it is written again."""
+        if self._open is None:
+            self._start = state.timestamp.batch
 
     # --- writing
 
@@ -66,7 +75,9 @@ class TensorBoardLogger(Logger):
     def log_metrics(self, state: State, metrics: Mapping[str, float]) -> None:
         """See :meth:`hocket.hookspecs.Loggers.log_metrics`."""
         writer, step = self._writer(state), state.timestamp.batch
-        for name, value in metrics.items():
+        assert self._written is not None
+        # A checkpoint may have been written before or after the values of its batch.
+        for name, value in self._written.missing(step, metrics).items():
             writer.add_scalar(name, value, step)
 
     def log_images(self, state: State, name: str, images: Sequence[Any]) -> None:
@@ -112,7 +123,8 @@ class TensorBoardLogger(Logger):
         """Close the event file; later values start another one in the same folder."""
         if self._open is not None:
             self._open.close()
-            self._open = None
+            self._open = self._start = None
+            self._written = Written()
 
     def _writer(self, state: State) -> SummaryWriter:
         if self._open is None:
@@ -120,13 +132,25 @@ class TensorBoardLogger(Logger):
 
             folder = state.run_folder / "tensorboard" if self._folder is None else self._folder / state.run_name
             # TensorBoard then discards the values of an earlier run after the step at which this one starts.
+            start = state.timestamp.batch if self._start is None else self._start
             before = [file.name for file in folder.glob("*tfevents*")]
+            if self._written is None:
+                self._written = Written(_last_steps(folder, start) if before and start else None)
             # It reads files in the order of their names, which begin with the second of their creation.
             if any(name.startswith(f"events.out.tfevents.{int(time.time()):010d}") for name in before):
                 time.sleep(1 - time.time() % 1)
             self._open = SummaryWriter(
                 str(folder),
-                purge_step=state.timestamp.batch + 1 if before else None,
+                purge_step=start + 1 if before else None,
                 flush_secs=self._flush_seconds,
             )
         return self._open
+
+
+def _last_steps(folder: Path, until: int) -> dict[str, int]:
+    """Return the last step up to ``until`` at which the event files have a scalar, by name."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder), size_guidance={"scalars": 0}).Reload()
+    steps = {name: [event.step for event in events.Scalars(name)] for name in events.Tags()["scalars"]}
+    return {name: max((step for step in each if step <= until), default=-1) for name, each in steps.items()}

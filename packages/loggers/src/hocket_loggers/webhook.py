@@ -12,9 +12,13 @@ from collections.abc import Sequence
 
 from hocket import Logger, State
 
-#: Requests for one message, with a wait of 1 s, 2 s … between them.
+#: Requests for one message, with a wait of 0.5 s and 1 s between them.
 _ATTEMPTS = 3
-_TIMEOUT_SECONDS = 5.0
+_TIMEOUT_SECONDS = 3.0
+#: Seconds after which a message is not tried again. A request takes a multiple of the timeout if a host has several addresses.
+_MESSAGE_SECONDS = 9.0
+#: Seconds after a message failed in which the metrics of evaluations are not posted, so that the end of the run is.
+_PAUSE_SECONDS = 30.0
 #: Characters of an error in a message; Slack cuts texts at 40,000.
 _LONGEST = 2000
 
@@ -23,7 +27,8 @@ class WebhookLogger(Logger):
     """Post a message when a run starts, has evaluated, fails or finishes: JSON ``{"text": …}``, as Slack takes it.
 
     Slack, Mattermost, Rocket.Chat, Google Chat and ntfy accept this body. A request that fails because of the network or the
-    server is repeated twice. No metrics are sent between evaluations, and no images, tables or files.
+    server is repeated twice. After that, the metrics of evaluations are dropped for 30 seconds, so that the last message is
+    tried before the run ends. No metrics are sent between evaluations, and no images, tables or files.
 
     Args:
         url: the address, which usually contains a secret; None for that of the environment variable ``HOCKET_WEBHOOK_URL``,
@@ -39,6 +44,8 @@ class WebhookLogger(Logger):
     """
 
     EVENTS = ("started", "evaluated", "failed", "finished")
+
+    deadline = 30.0  # enough for a message that is under way and the last one, if nobody answers
 
     def __init__(self, url: str | None = None, events: Sequence[str] = EVENTS) -> None:
         self._url = os.environ.get("HOCKET_WEBHOOK_URL", "") if url is None else url
@@ -56,6 +63,8 @@ class WebhookLogger(Logger):
                 f"events has {wrong}; give a list of {', '.join(self.EVENTS)}, such as events=['failed', 'finished']."
             )
         self._events = frozenset(events)
+        #: When a message last failed.
+        self._failed = float("-inf")
 
     def fit_start(self, state: State) -> None:
         """Post where the run starts or continues."""
@@ -82,17 +91,20 @@ class WebhookLogger(Logger):
             return
         body = json.dumps({"text": f"{state.run_name}{text.rstrip(' :')}"}).encode()
         request = urllib.request.Request(self._url, body, {"Content-Type": "application/json"})
+        began = time.monotonic()
+        if event == "evaluated" and began - self._failed < _PAUSE_SECONDS:
+            raise ConnectionError("the message before could not be delivered")
         for attempt in range(1, _ATTEMPTS + 1):
             try:
                 with urllib.request.urlopen(request, timeout=_TIMEOUT_SECONDS):
                     return
-            except urllib.error.HTTPError as error:
-                if attempt == _ATTEMPTS or (error.code < 500 and error.code != 429):
+            except OSError as error:
+                code = error.code if isinstance(error, urllib.error.HTTPError) else 500
+                last = attempt == _ATTEMPTS or time.monotonic() - began > _MESSAGE_SECONDS
+                if last or (code < 500 and code != 429):
+                    self._failed = time.monotonic()
                     raise
-            except OSError:
-                if attempt == _ATTEMPTS:
-                    raise
-            time.sleep(attempt)
+            time.sleep(attempt / 2)
 
 
 def _position(state: State) -> str:

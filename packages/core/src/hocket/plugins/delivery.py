@@ -6,7 +6,7 @@ import os
 import threading
 import traceback
 import warnings
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -22,15 +22,17 @@ _BETWEEN_BATCHES = {name for name in vars(Loggers) if not name.startswith("_")} 
     "fit_start", "fit_end", "epoch_start", "epoch_end", "eval_standalone_start", "eval_standalone_end", "eval_before_all",
     "eval_start", "eval_end", "eval_after_all", "predict_start", "predict_end", "exception", "close",
 }  # fmt: skip
+#: Hooks that carry nothing to write.
+_EMPTY = {"flush", "close"}
 _COLLECTIVES = {name for name in vars(StrategyHooks) if not name.startswith("_")}
 
 
 class LoggerWarning(UserWarning):
-    """A logger raised or was too slow, and some of its rows are lost."""
+    """A logger raised or was too slow, and some of its rows or events are lost."""
 
 
 class Delivery:
-    """Call the hooks of one logger, in order. The first exception becomes a warning; later ones only count dropped rows.
+    """Call the hooks of one logger, in order. The first exception becomes a warning; later ones only count what is dropped.
 
     By default a logger runs in its own thread, with a snapshot of the state, and `finish` waits for it. A logger is called
     synchronously if it sets ``synchronous`` or ``all_ranks``, or has hooks that are called while a batch is in progress.
@@ -57,9 +59,11 @@ class Delivery:
         self._calls: deque[tuple[str, Callable[..., Any], tuple[Any, ...]]] = deque()
         self._thread: threading.Thread | None = None
         self._ending = False
-        #: The hook that the thread is executing, or empty, and how many rows it was given.
+        #: The hook that the thread is executing, or empty, and how much it was given to write.
         self._busy, self._in_progress = "", 0
-        self._dropped = self._written = 0
+        #: What is lost, by kind: rows, or events such as the end of a fit.
+        self._dropped: Counter[str] = Counter()
+        self._written = 0
         #: The value of `_written` at the last timeout; `finish` waits again only once it has grown.
         self._stuck_at = -1
         self._message = ""
@@ -74,7 +78,7 @@ class Delivery:
                 try:
                     function(*args)
                 except Exception as error:
-                    self._failed(hook, error, hook.startswith("log_"))
+                    self._failed(hook, error, int(hook not in _EMPTY))
                     self._raise_pending()
 
         else:
@@ -85,21 +89,22 @@ class Delivery:
         return call
 
     def finish(self, closing: bool) -> None:
-        """Wait up to ``deadline`` seconds for pending rows, and warn about dropped ones.
+        """Wait up to ``deadline`` seconds for pending calls, and warn about dropped rows and events.
 
         Args:
-            closing: whether to drop rows that are still pending after the deadline, instead of leaving them to the thread.
+            closing: whether to drop calls that are still pending after the deadline, instead of leaving them to the thread.
         """
         unconfirmed = 0
         if self._process == os.getpid() and (thread := self._thread):
             with self._changed:
                 late = self._stuck_at != self._written and not self._changed.wait_for(self._idle, self._deadline)
-                waiting = sum(hook.startswith("log_") for hook, *_ in self._calls)
+                waiting = Counter(_kind(hook) for hook, *_ in self._calls if hook not in _EMPTY)
                 if late:
                     self._stuck_at = self._written
                     self._add_message(
-                        f"{self._who} is still in {self._busy}() after {self._deadline:g} s, with {waiting} rows to write. "
-                        "The run stops waiting for it; rows not written when the logger is closed are dropped."
+                        f"{self._who} is still in {self._busy}() after {self._deadline:g} s, with "
+                        f"{_amounts(waiting)} to write. The run stops waiting for it; what is not written when the logger is "
+                        "closed is dropped."
                     )
                 if closing:
                     self._calls.clear()
@@ -109,11 +114,10 @@ class Delivery:
                     self._changed.notify_all()
             if closing and not self._busy:
                 thread.join()
-        if self._dropped or unconfirmed:
-            rows = "1 row" if self._dropped == 1 else f"{self._dropped} rows"
+        if self._dropped.total() or unconfirmed:
             further = f", and {unconfirmed} more may not have arrived" if unconfirmed else ""
-            self._add_message(f"{self._who} is incomplete: {rows} dropped{further}.")
-            self._dropped = 0
+            self._add_message(f"{self._who} is incomplete: {_amounts(self._dropped)} dropped{further}.")
+            self._dropped.clear()
         self._raise_pending()
 
     # --- the thread
@@ -130,7 +134,7 @@ class Delivery:
                 self._calls.append((hook, function, taken))
                 self._changed.notify_all()
             else:
-                self._dropped += hook.startswith("log_")
+                self._dropped[_kind(hook)] += hook not in _EMPTY
                 self._warn_once(f"{self._who} is slower than training: {_MAX_QUEUED} calls are queued for it.")
             if self._thread is None:
                 self._start()
@@ -162,10 +166,10 @@ class Delivery:
                 self._changed.notify_all()
 
     def _next(self) -> tuple[str, Callable[..., Any], tuple[Any, ...], int]:
-        """Take the next call from the queue, or the next rows of metrics as one call, and the number of its rows."""
+        """Take the next call from the queue, or the next rows of metrics as one call, and how many they are."""
         hook, function, args = self._calls.popleft()
         if hook != "log_metrics" or self._log_rows is None:
-            return hook, function, args, int(hook.startswith("log_"))
+            return hook, function, args, int(hook not in _EMPTY)
         rows = [args]
         while self._calls and self._calls[0][0] == hook:
             rows.append(self._calls.popleft()[2])
@@ -186,16 +190,14 @@ class Delivery:
 
     def _failed(self, hook: str, error: Exception, rows: int) -> None:
         with self._changed:
-            self._dropped += rows
+            self._dropped[_kind(hook)] += rows
         at = traceback.extract_tb(error.__traceback__)[-1]
         self._warn_once(f"{self._who} raised {type(error).__name__} in {hook}(): {error} ({at.filename}:{at.lineno}).")
 
     def _warn_once(self, what: str) -> None:
         if not self._warned:
             self._warned = True
-            self._add_message(
-                f"{what} Training continues; rows that this logger fails to write are dropped and counted."
-            )
+            self._add_message(f"{what} Training continues; what this logger fails to write is dropped and counted.")
 
     def _add_message(self, message: str) -> None:
         with self._changed:
@@ -210,6 +212,16 @@ class Delivery:
         if self._exit is not None:
             pending, self._exit = self._exit, None
             raise pending
+
+
+def _kind(hook: str) -> str:
+    return "row" if hook.startswith("log_") else "event"
+
+
+def _amounts(counts: Counter[str]) -> str:
+    """Return ``"2 rows and 1 event"``; no rows are ``"0 rows"`` if there are no events either."""
+    some = {kind: number for kind, number in sorted(counts.items(), reverse=True) if number} or {"row": 0}
+    return " and ".join(f"{number} {kind}{'' if number == 1 else 's'}" for kind, number in some.items())
 
 
 class _BusWithoutCollectives:
