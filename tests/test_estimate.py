@@ -179,3 +179,31 @@ def test_sizes(text: str, size: int) -> None:
 def test_other_sizes_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="--memory"):
         size_of(text)
+
+
+MODULE = """
+import torch
+def model(): return torch.nn.Linear(1000, 1000, bias=False)
+def data(): return [(torch.ones(4, 1000), torch.ones(4, 1000))]
+"""
+
+
+def test_the_commands_read_a_file(tmp_path: Path) -> None:
+    """4 MB of weights and of gradients, and 8 of Adam's averages; a process of its own, which has run no backward pass."""
+    (tmp_path / "described.py").write_text(MODULE)
+    text = (
+        "{model: described:model, train_data: described:data, loss: mse_loss, optimizer: adamw(lr=0.1), duration: 1ep}"
+    )
+    (tmp_path / "c.yaml").write_text(text)
+    said = []
+    for words in (["estimate", "c.yaml", "--json"], ["summary", "c.yaml"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "hocket", *words], cwd=tmp_path, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        said.append(done.stdout)
+    (found,) = json.loads(said[0]).values()
+    assert {name: found["kinds"][name] for name in ("parameters", "gradients", "optimizer")} == {
+        "parameters": 4_000_000, "gradients": 4_000_000, "optimizer": 8_000_004,
+    }  # fmt: skip
+    assert "1,000,000" in said[1]

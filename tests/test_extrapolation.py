@@ -130,5 +130,6 @@ def test_publishing_writes_json_and_replaces_the_block_of_each_card(
     assert "21.00 ± 1.41" in block and "2 seeds each, on the library of Python 3.x: 3 files and 4,000 tokens" in block
     found = json.loads((tmp_path / "docs" / "evidence" / "extrapolation.json").read_text())
     assert found["variants"]["RoPE"]["runs"]["2"].pop("commit") == extrapolation.commit()
+    assert found["variants"]["RoPE"]["runs"]["2"].pop("cpu") == found["machine"]["cpu"]
     assert found["variants"]["RoPE"]["runs"]["2"] == {"1x": 22, "2x": 32, "4x": 62, "tokens": 2_400_000, "seconds": 100}
     assert {"machine", "versions", "corpus", "settings", "seeds"} <= found.keys()

@@ -45,6 +45,9 @@ ASSIGNED = {
     "training/loop_steps.py": {"prepared", "parameters", "optimizers", "optimizer_names", "clipping", "loss_reduction"},
     "training/microbatch.py": {"prepared", "logged"},  # while it tries
     "training/windows.py": {"microbatch"},  # of a window
+    "cli/config.py": {"config"},
+    "cli/train.py": {"config"},  # with what an earlier part of the run had
+    "memory/rehearsal.py": {"loss_reduction"},
     "checkpoints/resuming.py": {"run", "folder", "resumed_from"},
     "summary.py": {"resumed_from"},  # shown once
     "strategies/src/hocket_strategies/deepspeed.py": {"microbatch"},  # as its configuration says

@@ -111,6 +111,14 @@ def test_what_has_changed_is_said_in_one_line(run: Run) -> None:
         assert words in line
 
 
+def test_a_run_that_was_resumed_with_other_values_says_so_when_it_is_repeated(run: Run) -> None:
+    assert run("train", "c.yaml", "duration=1ep", "resume=auto")[0] == 0
+    assert "changed" not in yaml.safe_load(Path("runs/a/config.yaml").read_text())["x-hocket"]
+    assert run("train", "c.yaml", "duration=2ep", "resume=auto")[0] == 0
+    code, _, said = run("train", "--from", "runs/a")
+    assert code == 0 and "perhaps not bit for bit: duration changed when the run was resumed" in said
+
+
 def test_the_record_has_every_key_and_what_it_was_made_from(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOCKET_OVERRIDES", "duration=2ep 'schedule=linear'")
     code, _, said = run("train", "c.yaml", "duration=1ep")

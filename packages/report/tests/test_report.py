@@ -234,6 +234,8 @@ def test_a_run_without_anything_says_what_to_add() -> None:
         (["runs"], "It has runs: hocket report runs/a"),
         (["file"], "file is a file"),
         (["runs/a", "--output", "b.html"], "--out"),
+        (["runs/a", "-o", "config.yaml"], "Write config.html"),
+        (["runs/a", "-o", "mine.html"], "is no report, so it is not replaced"),
         ([], "needs run"),
     ],
 )
@@ -241,8 +243,10 @@ def test_mistakes_are_explained(words: list[str], said: str, capsys: pytest.Capt
     Path("runs/a").mkdir(parents=True)
     Path("runs/a/metrics.jsonl").touch()
     Path("file").touch()
+    Path("mine.html").write_text("<p>mine")
     assert main(["report", *words]) == 2
     assert said in capsys.readouterr().err
+    assert Path("mine.html").read_text() == "<p>mine"
 
 
 def test_the_command_writes_the_page(capsys: pytest.CaptureFixture[str]) -> None:

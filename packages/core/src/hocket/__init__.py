@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from hocket.launching.forks import launch
     from hocket.logger import Logger
     from hocket.losses import Apart, Loss
-    from hocket.model_summary import model_summary
+    from hocket.model_table import model_summary
     from hocket.precision import Precision
     from hocket.result import Result
     from hocket.runtime import Runtime
@@ -63,7 +63,7 @@ _PUBLIC = {
     "data": "",
     "hookimpl": "hocket.hookspecs",
     "launch": "hocket.launching.forks",
-    "model_summary": "hocket.model_summary",
+    "model_summary": "hocket.model_table",
     "plugins": "",
     "testkit": "",
 }

@@ -257,7 +257,7 @@ class Trainer:
             remembered = settings.folder / "microbatch.json" if settings.lasting else None
             parts.attachments.append(AutoMicrobatch.attachment(remembered))
         if summary:
-            from hocket.model_summary import ShowSummary
+            from hocket.model_table import ShowSummary
 
             parts.attachments.append(ShowSummary.attachment())
         self._limits = Limits(settings.limits) if settings.limits else None

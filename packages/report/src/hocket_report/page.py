@@ -16,8 +16,13 @@ from hocket_report.markup import Markup, code, escape, hint, joined, section, ta
 from hocket_report.reading import Run
 from hocket_report.samples import Samples
 
+#: By which an earlier report is recognised, which may be replaced.
+_MARK = '<meta name="generator" content="hocket report">'
 
-def write(folders: Iterable[str | os.PathLike[str]], out: str | os.PathLike[str] = "report.html") -> Path:
+
+def write(
+    folders: str | os.PathLike[str] | Iterable[str | os.PathLike[str]], out: str | os.PathLike[str] = "report.html"
+) -> Path:
     """Write a page about one run, or a comparison of several, and return its path.
 
     The page is at most about 3 MB, also for long runs, of which curves and samples are reduced; it says so.
@@ -27,7 +32,7 @@ def write(folders: Iterable[str | os.PathLike[str]], out: str | os.PathLike[str]
         out: the file to write; its folder is made.
 
     Raises:
-        ValueError: a folder is no run's, or none was given.
+        ValueError: a folder is no run's, or none was given; or ``out`` is no name of a page, or a file that is no report.
 
     Example:
         >>> import hocket, torch
@@ -39,16 +44,30 @@ def write(folders: Iterable[str | os.PathLike[str]], out: str | os.PathLike[str]
         >>> write([trainer.fit().run_folder], "report.html").name
         'report.html'
     """
-    runs = [reading.read(Path(folder)) for folder in folders]
+    given = [folders] if isinstance(folders, str | os.PathLike) else folders
+    runs = [reading.read(Path(folder)) for folder in given]
     if not runs:
         raise ValueError("A report needs the folder of a run, such as runs/a; `hocket runs` lists them.")
     path = Path(out)
+    _check(path)
     text = render(runs)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     temporary.write_text(text, encoding="utf-8")
     temporary.replace(path)
     return path
+
+
+def _check(path: Path) -> None:
+    """Raise ValueError unless a page can be written there without replacing anything but an earlier report."""
+    if path.suffix not in (".html", ".htm"):
+        raise ValueError(
+            f"A report is an HTML page, and '{path}' does not end in .html. Write {path.with_suffix('.html')}."
+        )
+    if path.is_dir() or (path.exists() and _MARK.encode() not in path.read_bytes()[:2000]):
+        raise ValueError(
+            f"'{path}' exists and is no report, so it is not replaced. Write another name, such as report.html."
+        )
 
 
 def render(runs: list[Run]) -> str:
@@ -131,7 +150,7 @@ def _document(title: str, body: Markup, data: dict[str, Any], scripts: list[str]
     return "\n".join(
         [
             "<!DOCTYPE html>",
-            '<html lang="en"><head><meta charset="utf-8">',
+            f'<html lang="en"><head><meta charset="utf-8">{_MARK}',
             f'<meta http-equiv="Content-Security-Policy" content="{escape(policy)}">',
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
             '<meta name="color-scheme" content="light dark">',

@@ -43,6 +43,11 @@ def checking() -> Iterator[None]:
         _CHECKING.reset(token)
 
 
+def is_checking() -> bool:
+    """Whether values are only checked (`checking`): objects are then None."""
+    return _CHECKING.get()
+
+
 def build(node: Node, hint: Any, at: str) -> Any:
     """Return the value of a node with all objects in it made.
 

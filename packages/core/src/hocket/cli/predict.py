@@ -33,8 +33,20 @@ def run(args: argparse.Namespace) -> int:
             "Trainer.predict."
         )
     import torch
+    from safetensors import SafetensorError, safe_open
     from safetensors.torch import save_file
 
+    if Path(args.out).exists():
+        try:
+            with safe_open(args.out, "pt") as file:
+                earlier = list(file.keys()) == ["outputs"]
+        except (OSError, SafetensorError):
+            earlier = False
+        if not earlier:
+            raise PluginError(
+                f"--out {args.out} exists and holds no outputs of an earlier prediction, such as weights; it is not replaced. "
+                "Write another file, such as --out outputs.safetensors."
+            )
     with trainer_with_weights(args) as (trainer, checkpoint):
         outputs = trainer.predict(_data(trainer, args.set), checkpoint=checkpoint)
         if not all(isinstance(each, torch.Tensor) for each in outputs):

@@ -111,6 +111,23 @@ def _digest(file: str | None) -> str | None:
         return None
 
 
+def continued(file: Path, now: str) -> str:
+    """Return the text of a run's ``config.yaml`` with the keys that changed since the run wrote ``file``, before it resumed.
+
+    They are those of all its parts, so that a repetition can say that it will differ.
+    """
+    try:
+        before, after = (parse(text, str(file)).plain() for text in (file.read_text(encoding="utf-8"), now))
+    except (OSError, ConfigError, UnicodeDecodeError):
+        return now
+    was, made = before.pop(KEY, None) or {}, after.pop(KEY)
+    if was.get("run") != made["run"]:
+        return now
+    differ = {key for key in before.keys() | after.keys() if before.get(key) != after.get(key)}
+    changed = sorted({*was.get("changed", ()), *differ - {"resume", "run_name"}})
+    return text(after, {**made, "changed": changed}) if changed else now
+
+
 def write(folder: Path, text: str) -> None:
     """Write ``config.yaml`` into the folder of a run, atomically."""
     temporary = folder / f".{NAME}.{os.getpid()}"
@@ -228,6 +245,10 @@ def differences(made: Mapping[str, Any], now: Mapping[str, Any], seed: int | Non
     file = made.get("file")
     if isinstance(file, str) and made.get("sha256") != _digest(file):
         found.append(f"{file} has changed or moved since, and the recorded configuration is used")
+    if changed := made.get("changed"):
+        found.append(
+            f"{', '.join(map(str, changed))} changed when the run was resumed, and the last values are used throughout"
+        )
     if seed is None:
         found.append("it has no seed= and draws from the global random numbers, which are not recorded")
     return f", perhaps not bit for bit: {'; '.join(found)}" if found else ""

@@ -9,6 +9,7 @@ from typing import Any
 
 from hocket.cli.config import Configuration, trainer_from
 from hocket.cli.document import Node
+from hocket.cli.objects import is_checking
 from hocket.memory.rehearsal import ARGUMENTS, EstimateError, Stage
 from hocket.trainer import Trainer
 
@@ -31,7 +32,7 @@ class _Rehearsed(Configuration):
             del self._given[key]
 
     def _value(self, key: str) -> Any:
-        if key == "model":
+        if key == "model" and not is_checking():
             return self._stage.model(lambda: super(_Rehearsed, self)._value(key))
         value = super()._value(key)
         if key == "strategy" and self._strategy not in ("", _name(value)):

@@ -21,7 +21,7 @@ def run(args: argparse.Namespace) -> int:
         return print_config(args)
     from hocket.cli.rehearsing import trainer_of
     from hocket.memory.rehearsal import ARGUMENTS, Stage
-    from hocket.model_summary import of_state
+    from hocket.model_table import of_state
 
     stage = Stage()
     with stage.swapping(), trainer_of(args, stage, "single", dict(ARGUMENTS)) as trainer:

@@ -70,7 +70,8 @@ def _record(trainer: Trainer, args: argparse.Namespace) -> None:
     state = trainer.state
     folder = state.folder
     if folder.lasting and state.strategy.rank == 0 and state.config is not None:
-        recorded.write(folder.claim(), state.config)
+        state.config = recorded.continued(folder.claim() / recorded.NAME, state.config)
+        recorded.write(folder.path, state.config)
     changes = [each for each in args.changes if not each.startswith("resume=")]
     config = str(folder.path / recorded.NAME) if args.source is not None else args.config
     trainer.command = ("hocket", "train", config, *([] if args.source is not None else changes), "resume=auto")

@@ -21,6 +21,7 @@ def size_of(text: str) -> int:
     """Return the bytes of a size, such as ``24GiB``, ``80 GB`` or ``500MiB``. Raises ValueError.
 
     Example:
+        >>> from hocket.memory.estimate import size_of
         >>> size_of("24GiB")
         25769803776
     """
@@ -38,6 +39,7 @@ def shown(size: int) -> str:
     """Return bytes for people.
 
     Example:
+        >>> from hocket.memory.estimate import shown
         >>> shown(25769803776), shown(512)
         ('24.00 GiB', '512 B')
     """

@@ -124,6 +124,7 @@ def parse(window: str) -> tuple[int, Time]:
     """Return the number of batches of a window, and the time after which it begins.
 
     Example:
+        >>> from hocket.profiling.profiler import parse
         >>> parse("5ba after 1ep")
         (5, Time(value=1, unit=<Unit.EPOCH: 'ep'>))
     """

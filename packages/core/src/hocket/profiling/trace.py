@@ -135,6 +135,7 @@ def union(intervals: Iterable[tuple[float, float]]) -> Intervals:
     """Return the union, as disjoint intervals in order.
 
     Example:
+        >>> from hocket.profiling.trace import union
         >>> union([(4, 6), (0, 2), (1, 3)])
         [(0, 3), (4, 6)]
     """
@@ -164,6 +165,7 @@ def subtract(one: Intervals, other: Intervals) -> Intervals:
     """Return the part of one union that is outside of another.
 
     Example:
+        >>> from hocket.profiling.trace import subtract
         >>> subtract([(0, 10)], [(2, 3), (5, 12)])
         [(0, 2), (3, 5)]
     """

@@ -92,6 +92,7 @@ def flops(number: int) -> str:
     """Return a number of floating-point operations for people.
 
     Example:
+        >>> from hocket.model_table import flops
         >>> flops(3_628_146_688)
         '3.63 GFLOP'
     """
