@@ -165,7 +165,7 @@ MISTAKES = [
     # loggers
     Mistake("loggers=True", lambda: trainer(loggers=True), "loggers=True", "a list of names", "loggers=['"),
     name("loggers", "tqdm", "'progress'"),
-    name("loggers", "csv", "'jsonl'"),
+    name("loggers", "json", "'jsonl'"),
     name("loggers", "TensorBoard", "'tensorboard'"),
     name("loggers", "neptune", "Write one of the installed"),
     Mistake("a file as logger", lambda: trainer(loggers=[of_library("wandb.sdk.wandb_run", "Run", log=nothing)()]), "Run", "Weights & Biases", "hocket.Logger"),

@@ -108,6 +108,7 @@ def test_every_argument_is_a_hyperparameter_or_a_part() -> None:
     assert set(found.of_all_ranks()) == {
         "loss_reduction", "inputs", "targets", "outputs", "accumulate", "global_batch", "schedule", "schedule_every",
         "duration", "min_duration", "eval_every", "log_every", "clip_gradients", "nonfinite", "seed", "deterministic",
-        "compile", "run_name", "limit_train", "limit_eval", "limit_predict", "fast_dev_run", "overfit", "sanity_eval", "summary",
+        "compile", "run_name", "limit_train", "limit_eval", "limit_predict", "fast_dev_run", "overfit", "sanity_eval",
+        "summary",
     }  # fmt: skip
     assert found.hyperparameters([])["optimizer"] == "SGD"

@@ -123,7 +123,7 @@ def chat():
     server.server_close()
 
 
-class _Server(http.server.ThreadingHTTPServer):
+class _Server(http.server.HTTPServer):
     """Keeps the bodies, and answers with the next of `answers`, or 200."""
 
     def __init__(self) -> None:
