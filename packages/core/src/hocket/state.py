@@ -443,7 +443,7 @@ class State:
         if reduce != "last" or over != "interval" or weight is not None:
             self.aggregates.log(values, reduce, over, weight)
             return
-        if not values.keys() <= self.aggregates.plain:
+        if not self.aggregates.plain.issuperset(values):
             self.aggregates.claim(values)
         scalars.log(self, values)
 
