@@ -401,6 +401,43 @@ def test_a_metric_of_the_same_name_is_refused() -> None:
         task_trainer(Net(how), train_metrics="accuracy").fit()
 
 
+@pytest.mark.parametrize("reduce", ["last", "max"])
+@pytest.mark.parametrize("name", ["train/loss", "train/ce", "train/accuracy", "test/loss", "test/accuracy"])
+@pytest.mark.parametrize("event", ["batch_end", "eval_end"])
+def test_no_plugin_replaces_what_the_loop_measures(event: str, name: str, reduce: Any) -> None:
+    class Logs(hocket.Callback):
+        pass
+
+    class Named(Net):
+        def loss(self, outputs: Tensor, batch: Any) -> Any:
+            loss = super().loss(outputs, batch)
+            return {"ce": loss, "half": loss / 2}
+
+    setattr(Logs, event, lambda self, state: state.log({"mine": 1.0, name: 0.001}, reduce=reduce))
+    trainer = task_trainer(
+        Named(), callbacks=[Logs()], eval_data={"test": make_data()}, metrics="accuracy", train_metrics="accuracy"
+    )
+    if event == "eval_end" and reduce == "max" and name.startswith("train/"):
+        assert f"test/{name}" in trainer.fit("1ep").metrics
+        return
+    with pytest.raises(ValueError, match=f"'{name}' is (the|a) (loss|metric) of .*'{name.replace('/', '/my_')}'"):
+        trainer.fit("1ep")
+
+
+def test_mistakes_in_state_log() -> None:
+    log: Any = task_trainer(Net()).state.log
+    with pytest.raises(TypeError, match=r"under the name 3; names are texts.*state\.log\({'accuracy': value}\)"):
+        log({3: 1.0})
+    for arguments in ({}, {"reduce": "mean"}):
+        with pytest.raises(TypeError, match=r"Write state\.log\({'a': 1\.0}\)"):
+            log("a", 1.0, **arguments)
+        with pytest.raises(TypeError, match=r"Write state\.log\({'a': value}\)"):
+            log("a", **arguments)
+    for weight in (-1, -1.0, math.nan, math.inf):
+        with pytest.raises(ValueError, match=r"weight= was given (-1|nan|inf); it is 0 or more"):
+            log({"a": 1.0}, reduce="mean", weight=weight)
+
+
 # --- the arithmetic, against exact fractions
 
 _numbers = st.floats(-1e6, 1e6, allow_nan=False, width=32).map(float)

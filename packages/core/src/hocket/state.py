@@ -12,12 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from hocket.help import attributes
-from hocket.help.objects import short
+from hocket.help import logged as help_logged
 from hocket.history import Recorder
 from hocket.plugins.errors import PlanError
 from hocket.plugins.kinds import singular
 from hocket.time import Time, Unit
 from hocket.timestamp import Timestamp
+from hocket.training import scalars
 from hocket.training.aggregates import Aggregates, Over
 from hocket.training.borrowing import BorrowedTensors
 from hocket.training.generators import Generators
@@ -403,7 +404,7 @@ class State:
     def log(
         self,
         values: Mapping[str, Any],
-        *,
+        *more: Any,
         reduce: Reduce = "last",
         over: Over = "interval",
         weight: float | Tensor | None = None,
@@ -417,6 +418,7 @@ class State:
         Args:
             values: numbers, scalar tensors, or metrics (objects with ``update``, ``compute`` and ``reset``) that the caller
                 updates.
+            more: nothing; a name and a value apart are refused.
             reduce: ``"mean"``, ``"sum"``, ``"min"``, ``"max"``, ``"last"``; ``"metric"`` for metrics. Padding does not count.
             over: ``"interval"``; ``"epoch"``, logged as ``train/name``; or both as a tuple. In an evaluation a reduction is
                 over the set, logged as ``label/name``; values without one are logged by their own name.
@@ -425,7 +427,7 @@ class State:
 
         Raises:
             TypeError: a value is not a single number, or a name not a text.
-            ValueError: the reduction is unknown, or the name is that of something else.
+            ValueError: the reduction is unknown, or the name is that of something else, such as a loss.
 
         Example:
             >>> import hocket
@@ -436,17 +438,14 @@ class State:
             ...     def after_loss(self, state):
             ...         state.log({"loss/largest": state.loss}, reduce="max", over=("interval", "epoch"))
         """
+        if more or (type(values) is not dict and not isinstance(values, Mapping)):
+            raise help_logged.unnamed((values, *more))
         if reduce != "last" or over != "interval" or weight is not None:
             self.aggregates.log(values, reduce, over, weight)
             return
-        try:
-            self.logged.update(values)
-        except (TypeError, ValueError):
-            raise TypeError(
-                f"state.log was given {short(values)}; it takes values by name. Write state.log({{'name': value}})."
-            ) from None
-        if self.watched.names:
-            self.watched.update(values)
+        if not self.aggregates.plain.issuperset(values):
+            self.aggregates.claim(values)
+        scalars.log(self, values)
 
     def unlogged(self) -> AbstractContextManager[None]:
         """Return a context in which `hocket.Task.log` and reductions of `log` count nothing.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -31,12 +32,18 @@ def over(given: Any) -> tuple[str, ...]:
     return tuple(dict.fromkeys(asked))
 
 
-def check(name: Any, reduce: Any, weight: Any) -> None:
-    """Raise TypeError or ValueError for a name, a reduction or a weight that cannot be."""
+def check_name(name: Any) -> None:
+    """Raise TypeError for a name that is no text."""
     if not isinstance(name, str) or not name:
         raise TypeError(
-            f"A value was logged under the name {short(name)}; names are texts. Write self.log('accuracy', value)."
+            f"A value was logged under the name {short(name)}; names are texts. Write self.log('accuracy', value), or "
+            "state.log({'accuracy': value}) in a callback."
         )
+
+
+def check(name: Any, reduce: Any, weight: Any) -> None:
+    """Raise TypeError or ValueError for a name, a reduction or a weight that cannot be."""
+    check_name(name)
     if reduce not in _REDUCTIONS:
         text = reduce if isinstance(reduce, str) else getattr(reduce, "__name__", "")
         raise ValueError(
@@ -55,19 +62,33 @@ def check(name: Any, reduce: Any, weight: Any) -> None:
         )
 
 
-def weight(given: Any, reduce: Any) -> float | Tensor:
-    """Return a weight as a float or a scalar tensor. Raises TypeError."""
+def weight(given: Any) -> float | Tensor:
+    """Return a weight as a float or a scalar tensor, whose value is not read. Raises TypeError and ValueError."""
     if isinstance(given, Tensor) and given.numel() == 1:
         return given
     if isinstance(given, str | Tensor):
         found = f"a tensor of shape {tuple(given.shape)}" if isinstance(given, Tensor) else repr(given)
         raise TypeError(f"weight= was given {found}; it is one number. Write weight=len(targets), for instance.")
     try:
-        return float(given)
+        number = float(given)
     except (TypeError, ValueError):
         raise TypeError(
             f"weight= was given {short(given)}; it is one number. Write weight=len(targets), for instance."
         ) from None
+    if not 0 <= number < math.inf:
+        raise ValueError(
+            f"weight= was given {number:g}; it is 0 or more, and finite. Write weight=len(targets), for instance; with 0 "
+            "the value does not count."
+        )
+    return number
+
+
+def unnamed(given: tuple[Any, ...]) -> TypeError:
+    """Return the error for arguments of ``state.log`` that are no mapping."""
+    name, value = repr(given[0]) if isinstance(given[0], str) else "'name'", short(given[1]) if given[1:] else "value"
+    return TypeError(
+        f"state.log was given {', '.join(map(short, given))}; it takes values by name. Write state.log({{{name}: {value}}})."
+    )
 
 
 def not_a_number(name: str, value: Any) -> TypeError:
@@ -82,7 +103,7 @@ def not_a_number(name: str, value: Any) -> TypeError:
     elif callable(getattr(value, "compute", None)):
         found, write = f"the metric {type(value).__name__}", "Omit reduce=, or write reduce='metric'."
     else:
-        found, write = f"{short(value)}", "Log numbers or tensors of one element; loggers take texts by log_texts."
+        found, write = f"{short(value)}", "Log numbers or tensors of one element; loggers take texts by log_text."
     return TypeError(f"{name!r} was logged as {found}. {write}")
 
 
@@ -130,7 +151,8 @@ def differs(name: str, over: str, reduce: str, by_rank: Mapping[int, str], world
     where = [*others, *([f"not on {_ranks(lacking)}"] if lacking else [])]
     return (
         f"{name!r} was logged with reduce={reduce!r} on {_ranks(have)}, and {' and '.join(where)}, in the same {over}. Its "
-        f"value is that of {_ranks(have)}. Log it in the same way on all ranks; where there is nothing to count, with weight=0."
+        f"value is that of {_ranks(have)}. Log it in the same way on all ranks"
+        + ("; where there is nothing to count, with weight=0." if reduce == "mean" else ".")
     )
 
 

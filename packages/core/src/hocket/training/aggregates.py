@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -30,7 +30,7 @@ class _Scope:
     def __init__(self, over: str, reserved: Mapping[str, str] | None = None) -> None:
         self.over = over
         self.accumulators: dict[str, Accumulator] = {}
-        #: Names that are measured otherwise, and by what.
+        #: Further names that are measured otherwise, and by what.
         self.reserved: dict[str, str] = dict(reserved or {})
 
     @property
@@ -67,6 +67,10 @@ class Aggregates:
         #: Which of training and evaluation logs a metric object, by id.
         self._owners: dict[int, tuple[Any, str]] = {}
         self._warned: set[str] = set()
+        #: Names that the loop measures, and as what.
+        self.reserved: dict[str, str] = {}
+        #: Names that plug-ins have logged without a reduction.
+        self.plain: set[str] = set()
 
     def __reduce__(self) -> Any:
         return type(None), ()
@@ -94,9 +98,7 @@ class Aggregates:
             samples = 1
         elif samples == -1:
             samples = self.samples = count(self._state, self._state.batch).samples
-        counted: Any = float(samples) if weight is None else weight
-        if type(counted) is not float:
-            counted = help_logged.weight(counted, reduce)
+        counted: Any = float(samples) if weight is None else help_logged.weight(weight)
         counts = samples and not (type(counted) is float and counted == 0.0)
         for name, value in values.items():
             key = (name, reduce, over if type(over) is str else tuple(over), of_task)
@@ -156,7 +158,7 @@ class Aggregates:
         return tuple(found)
 
     def _in(self, scope: _Scope, name: str, reduce: str) -> Accumulator:
-        if by := scope.reserved.get(name):
+        if by := self.reserved.get(name) or scope.reserved.get(name):
             raise help_logged.reserved(name, by)
         there = scope.accumulators.get(name)
         other = self._epoch if scope is self._interval else self._interval if scope is self._epoch else None
@@ -228,10 +230,23 @@ class Aggregates:
             self._set.clear()
             self._set, self._known, self.samples = outer, {}, samples
 
-    def reserve(self, over: str, names: Mapping[str, str]) -> None:
-        """Refuse names that are measured otherwise, each with what measures it."""
-        (self._interval if over == "interval" else self._epoch).reserved.update(names)
+    def reserve(self, names: Mapping[str, str]) -> None:
+        """Keep names, each with what it is, for the loop. Raises ValueError for one that a plug-in or Task has logged."""
+        if names.keys() <= self.reserved.keys():
+            return
+        for name, by in names.items():
+            if name in self.plain or name in self._interval.accumulators or name in self._epoch.accumulators:
+                raise help_logged.reserved(name, by)
+        self.reserved.update(names)
         self._known = {}
+
+    def claim(self, names: Iterable[str]) -> None:
+        """Note names that are logged without a reduction. Raises TypeError, and ValueError for a name of the loop."""
+        for name in names:
+            help_logged.check_name(name)
+            if by := self.reserved.get(name):
+                raise help_logged.reserved(name, by)
+        self.plain.update(names)
 
     def reduce_interval(self) -> dict[str, float]:
         """Return the values of the logging interval over all ranks, and begin the next. All ranks call it together."""
@@ -321,7 +336,7 @@ class Aggregates:
 
     def load_state_dicts(self, trees: Sequence[Mapping[str, Any]]) -> None:
         """Continue from the states of several ranks, which are added up."""
-        self._interval, self._epoch = (_Scope(each.over, each.reserved) for each in (self._interval, self._epoch))
+        self._interval, self._epoch = _Scope("interval"), _Scope("epoch")
         self._known = {}
         for tree in trees:
             for scope in (self._interval, self._epoch):

@@ -70,6 +70,7 @@ class PreparedSet:
         self.data = given.data
         self.source: Source = adapt(prepared(given.data, state.bus.prepare_data, False), given=given.data)
         self.metrics = MetricSet(label, metrics if given.metrics is None else given.metrics, state)
+        state.aggregates.reserve({f"{label}/loss": f"the loss of '{label}'", **self.metrics.reserved})
         self.every = every if given.every is None else given.every
         self.limit = limited(self.source, limit, "limit_eval")
         if isinstance(given.data, ENDLESS) and self.limit is None:
@@ -162,7 +163,7 @@ def evaluate(
     in ``state`` and the global random numbers are restored.
     """
     values = _evaluate_sets(state, sets, between)
-    state.log(values)
+    scalars.log(state, values)
     scalars.flush(state)
     return values
 
@@ -187,12 +188,11 @@ def _evaluate_sets(
         bus.eval_before_all(state)
         for label, evaluated in sets.items():
             state.eval_label = label
-            measured = {f"{label}/loss": f"the loss of '{label}'", **evaluated.metrics.reserved}
-            with state.aggregates.evaluation(measured):
+            with state.aggregates.evaluation({}):
                 bus.eval_start(state)
                 values.update(new := _evaluate_set(state, label, evaluated, between))
             state.metrics.update(new)
-            with state.aggregates.evaluation(measured | dict.fromkeys(new, "measured before eval_end")):
+            with state.aggregates.evaluation(dict.fromkeys(new, "measured before eval_end")):
                 bus.eval_end(state)
                 if bus.listeners("eval_end"):
                     values.update(new := _logged(state))

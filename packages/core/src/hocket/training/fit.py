@@ -159,8 +159,7 @@ class FitLoop:
         train_mode(state.task)
         state.parameters = list(state.task.parameters())
         state.aggregates.samples = None
-        state.aggregates.reserve("interval", {"train/loss": _LOSS})
-        state.aggregates.reserve("epoch", {"train/loss": _LOSS, **self.metrics.reserved})
+        state.aggregates.reserve({"train/loss": _LOSS, **self.metrics.reserved})
         intervals = [self._log_every, *(each.every for each in state.eval_sets.values())]
         self._active_metrics = self.metrics if self.metrics else None
         self._by_duration = any(each.every is not None and each.every.unit is Unit.DURATION for each in intervals)
@@ -423,14 +422,14 @@ class FitLoop:
 
     def _note(self, values: Mapping[str, float]) -> None:
         self.state.metrics.update(values)
-        self.state.log(values)
+        scalars.log(self.state, values)
 
     def _write_logs(self) -> None:
         if self.state.loss is not None and self._written_at != self.state.timestamp.batch:
             self._written_at = self.state.timestamp.batch
             if self.steps is None:  # steps of a `train_batch` log their own losses
-                self.state.log({"train/loss": self.state.loss})
-                self.state.log({f"train/{name}": value for name, value in self.state.loss_parts.items()})
+                parts = {f"train/{name}": value for name, value in self.state.loss_parts.items()}
+                scalars.log_losses(self.state, {"train/loss": self.state.loss, **parts})
         self._guard.interval_end(self.state)
         scalars.reduce_interval(self.state)
         scalars.flush(self.state)

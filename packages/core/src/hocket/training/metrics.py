@@ -117,7 +117,7 @@ class MetricSet:
                 each = adapted(copy.deepcopy(first))
                 each.merge(others)
             values.update(scalars.named(f"{self._label}/{name}", each.metric.compute()))
-        return scalars.to_floats(values)
+        return self._floats(values)
 
     def _compute_together(self) -> dict[str, float]:
         """Compute from the sums of all ranks: torchmetrics with list states would wait forever for a rank without updates."""
@@ -129,6 +129,11 @@ class MetricSet:
             with each.alone():
                 values.update(scalars.named(f"{self._label}/{name}", each.metric.compute()))
         self.load_state_dicts([mine])
+        return self._floats(values)
+
+    def _floats(self, values: dict[str, Any]) -> dict[str, float]:
+        # A metric may return several values, whose names are known only now.
+        self._state.aggregates.reserve(dict.fromkeys(values, f"a metric of '{self._label}'"))
         return scalars.to_floats(values)
 
     # --- checkpoints

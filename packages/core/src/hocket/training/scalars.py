@@ -25,13 +25,26 @@ def flush(state: State) -> None:
         state.bus.log_metrics(state, numbers)
 
 
+def log(state: State, values: Mapping[str, Any]) -> None:
+    """Log values under any names; plug-ins use `State.log`, which keeps the names of the loop."""
+    state.logged.update(values)
+    if state.watched.names:
+        state.watched.update(values)
+
+
+def log_losses(state: State, losses: Mapping[str, torch.Tensor]) -> None:
+    """Log losses of training, whose names are known from the first batch on."""
+    state.aggregates.reserve(dict.fromkeys(losses, "a loss of training"))
+    log(state, losses)
+
+
 def reduce_interval(state: State) -> None:
     """Log the values of the logging interval that were logged with a reduction, over all ranks."""
     values = state.aggregates.reduce_interval()
     if values:
         if twice := [name for name in values if name in state.logged]:
             warnings.warn(help_logged.twice(twice), stacklevel=2)
-        state.log(values)
+        log(state, values)
 
 
 def to_floats(values: dict[str, Any]) -> dict[str, float]:

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from hocket.help import failures
-from hocket.training import by_hand
+from hocket.training import by_hand, scalars
 from hocket.training.by_hand import ByHand
 from hocket.training.step import Step
 from hocket.training.steps import StepResult, Steps
@@ -264,7 +264,8 @@ class TaskSteps(Steps):
     def _log(self, step: Step) -> None:
         prefix = f"train/{step.name}" if step.name and len(self._state.optimizers) > 1 else "train"
         assert step.loss is not None
-        self._state.log({f"{prefix}/loss": step.loss, **{f"{prefix}/{name}": v for name, v in step.losses.items()}})
+        parts = {f"{prefix}/{name}": value for name, value in step.losses.items()}
+        scalars.log_losses(self._state, {f"{prefix}/loss": step.loss, **parts})
 
     @contextmanager
     def _within(self) -> Iterator[None]:
