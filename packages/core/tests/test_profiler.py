@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import inspect
 import json
+import sys
 import time
 import warnings
 from pathlib import Path
@@ -30,6 +31,13 @@ from hocket.time import Time, TimeError, Unit
 
 #: Seconds that a culprit sleeps in each batch; all else takes a millisecond or two.
 SLOW = 0.04
+
+
+@pytest.fixture(autouse=True)
+def _nothing_compiled() -> None:
+    """Other tests of this process may have compiled code, under which lines that wait are not searched for."""
+    if dynamo := sys.modules.get("torch._dynamo.utils"):
+        dynamo.counters.clear()
 
 
 class Wide(hocket.Task):
