@@ -161,7 +161,7 @@ class Zone:
 
 
 def zones(powercap: Path) -> list[Zone]:
-    """Return the counters of packages and of memory, which add up to the processors' energy; those that may be read.
+    """Return the counters of packages and of memory, which add up to the processors' energy, if readable.
 
     Other zones are parts of a package (core, uncore), contain packages (psys), or read the same counters another way (mmio).
     """

@@ -64,7 +64,7 @@ def gpus() -> list[GPU]:
 
     try:
         pynvml.nvmlInit()
-        # By UUID: NVML numbers all GPUs of the host, and torch those that CUDA_VISIBLE_DEVICES leaves.
+        # By UUID: NVML numbers all GPUs of the host, and torch the ones visible in CUDA_VISIBLE_DEVICES.
         uuids = [torch.cuda.get_device_properties(index).uuid for index in range(torch.cuda.device_count())]
         return [GPU(pynvml, pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")) for uuid in uuids]
     except pynvml.NVMLError as error:

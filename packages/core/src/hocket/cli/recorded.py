@@ -144,7 +144,7 @@ def write(folder: Path, text: str) -> None:
 def read(place: str) -> tuple[Node, dict[str, Any]]:
     """Return the configuration of a run, from its folder, a checkpoint or a folder of checkpoints, and what it was made from.
 
-    Raises ConfigError if there is none.
+    Raises ConfigError if no configuration is found.
     """
     file = Path(place)
     file = file / NAME if file.is_dir() else file
