@@ -80,7 +80,10 @@ def estimated(case: str, ranks: int = 1, **given: Any) -> Rehearsal:
 
 
 def measured(case: Callable[[], Case], ranks: int, folder: Any, **given: Any) -> int:
-    """The most bytes that torch allocates on rank 0 in three steps."""
+    """The most bytes that torch allocates on rank 0 in three steps.
+
+    The profiler does not see what gloo's own threads free, so that what is freed there seems to remain: the lower of two runs.
+    """
 
     def train(rank: int) -> int:
         import gc
@@ -96,7 +99,7 @@ def measured(case: Callable[[], Case], ranks: int, folder: Any, **given: Any) ->
         events = [each for each in profiled.profiler.kineto_results.events() if each.name() == "[memory]"]
         return max(itertools.accumulate(each.nbytes() for each in sorted(events, key=lambda each: each.start_ns())))
 
-    return fork(train, 1, variables={})[0] if ranks == 1 else run_ranks(train, ranks)[0]
+    return fork(train, 1, variables={})[0] if ranks == 1 else min(run_ranks(train, ranks)[0] for _ in range(2))
 
 
 CASES = [

@@ -22,9 +22,9 @@ PAGES = (
     "docs/loggers.md",
     "docs/monitors.md",
     "docs/profiling.md",
-    "docs/sweeps.md",
+    pytest.param("docs/sweeps.md", marks=pytest.mark.long),  # a dozen processes
     "docs/report.md",
-    "docs/estimating.md",
+    pytest.param("docs/estimating.md", marks=pytest.mark.long),
 )
 
 

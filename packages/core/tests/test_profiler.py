@@ -27,6 +27,7 @@ from hocket.profiling.causes import causes_of
 from hocket.profiling.phases import PHASES
 from hocket.profiling.profiler import Profiler, parse
 from hocket.profiling.trace import Trace
+from hocket.profiling.waits import Waits
 from hocket.time import Time, TimeError, Unit
 
 #: Seconds that a culprit sleeps in each batch; all else takes a millisecond or two.
@@ -326,6 +327,25 @@ def test_results_are_bitwise_the_same(tmp_path: Path) -> None:
     )
     one, other = plain.fit(), profiled.fit()
     assert same(weights(plain), weights(profiled)) and one.metrics == other.metrics
+
+
+def test_code_is_not_compiled_while_waits_are_searched_for() -> None:
+    """Under a mode for functions, dynamo of torch 2.15 omits the sum from the code that it compiles."""
+
+    @torch.compile(backend="eager")
+    def compiled(x: torch.Tensor) -> torch.Tensor:
+        return (x * 2).sin().sum()
+
+    x = torch.ones(3)
+    expected = (x * 2).sin().sum()
+    waits = Waits(simulate=True)
+    for _ in range(2):  # before it is compiled, and after
+        waits.begin()
+        watched = compiled(x)
+        value = watched.item()
+        waits.end()
+        assert same(watched, expected) and value == expected.item() and same(compiled(x), expected)
+    assert sum(waits.found.values()) == 2
 
 
 # --- several ranks

@@ -226,6 +226,7 @@ def test_runs_are_listed(runs: None, capsys: pytest.CaptureFixture[str]) -> None
         (["--metrics", "tset/accuracy"], "Did you mean 'test/accuracy'?"),
         (["--filter", "test/acc>0.5"], "Did you mean 'test/accuracy'?"),
         (["--filter", "test/accuracy>high"], "not a number"),
+        (["--filter", "finshed"], "Did you mean 'finished'?"),
         (["absent"], "there is no folder 'absent'"),
         (["runs/other"], "There is no run in runs/other"),
     ],

@@ -199,7 +199,7 @@ def test_a_failed_trial_does_not_end_the_sweep_and_finished_ones_are_not_repeate
     before = Path("runs/c-sweep/trial-001/weights.safetensors").stat()
     assert run(*command)[0] == 0
     assert Path("runs/c-sweep/trial-001/weights.safetensors").stat() == before
-    code, _, said = run(*command, "model.width=3,4")
+    code, _, said = run("sweep", "c.yaml", "model.width=3,4", *command[3:])
     assert code == 2 and "has another sweep: parameters was" in said and "--name" in said
 
 
@@ -277,10 +277,42 @@ def test_an_interrupted_sweep_resumes_its_trial_and_ends_as_if_it_had_not_been(n
 
 
 @pytest.mark.long
-def test_a_metric_that_does_not_exist_ends_the_sweep_after_the_first_trial(run: Run) -> None:
-    code, _, said = run("sweep", "c.yaml", "seed=1,2,3", "duration=1ep", "--metric", "test/los", "--mode", "min")
-    assert code == 2 and "Did you mean 'test/loss'?" in said
-    assert len(record("c-sweep")["trials"]) == 1
+@pytest.mark.parametrize(
+    ("metric", "says", "trained"),
+    [("test/los", "Write 'test/loss'", False), ("train/los", "Did you mean 'train/loss'?", True)],
+)
+def test_a_metric_that_does_not_exist_ends_the_sweep_in_the_first_trial(
+    run: Run, metric: str, says: str, trained: bool
+) -> None:
+    code, _, said = run("sweep", "c.yaml", "seed=1,2,3", "duration=1ep", "--metric", metric, "--mode", "min")
+    assert code == 2 and says in said
+    (trial,) = record("c-sweep")["trials"]
+    assert bool(trial["metrics"]) == trained
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["model.width=4,8", "model.width=16"], "'model.width' is given twice"),
+        (["model.width=4,8", "model.width=16,32"], "'model.width' is given twice"),
+        (["model.width=uniform(4,8)", "--trials", "2"], "model.width"),  # an integer, which both bounds are
+    ],
+)
+def test_parameters_that_cannot_be_meant_are_refused_before_the_first_trial(
+    run: Run, arguments: list[str], says: str
+) -> None:
+    code, _, said = run("sweep", "c.yaml", *arguments, *METRIC)
+    assert code == 2 and says in said and not Path("runs").exists()
+
+
+def test_a_key_twice_in_a_file_and_a_file_without_parameters_are_refused(run: Run) -> None:
+    head = "config: c.yaml\nmetric: test/loss\nmode: min\n"
+    Path("s.yaml").write_text(head + "parameters: {duration: [1ep, 2ep]}\noverrides: {duration: 1ep}\n")
+    code, _, said = run("sweep", "s.yaml")
+    assert code == 2 and "'duration' is given twice" in said
+    Path("s.yaml").write_text(head + "parametrs: {seed: [1, 2]}\n")
+    code, _, said = run("sweep", "s.yaml")
+    assert code == 2 and "'parametrs' is not a key of a sweep" in said and "parameters" in said
 
 
 def test_a_trial_that_the_study_prunes_stops_and_says_so(run: Run) -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import hocket
+from hocket.loggers.jsonl import JSONLinesLogger
 from hocket.loggers.memory import MemoryLogger
 from hocket_loggers import CSVLogger
 
@@ -37,6 +38,8 @@ def test_columns_appear_later(state_in, tmp_path):
 def test_the_name_is_that_of_a_csv_file_in_the_folder(name):
     with pytest.raises(ValueError, match=r"was given filename=.*within the run's folder.*Write filename='\w+\.csv'"):
         CSVLogger(name)
+    with pytest.raises(ValueError, match=r"was given filename=.*within the run's folder.*Write filename='\w+\.jsonl'"):
+        JSONLinesLogger(name.replace("metrics.jsonl", "metrics.csv"))
     assert CSVLogger("my run.v2.csv").filename == "my run.v2.csv"
 
 
@@ -76,6 +79,7 @@ def test_pandas_reads_it(state_in, tmp_path):
     assert table["sample"].tolist() == [4, 8, 12]
 
 
+@pytest.mark.long
 def test_a_killed_run_has_each_line_once(killed_and_resumed, tmp_path):
     losses = killed_and_resumed("csv", patience=0.0)
     written = rows(tmp_path / "run" / "metrics.csv")

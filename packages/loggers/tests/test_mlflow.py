@@ -21,7 +21,10 @@ from hocket_loggers import MLflowLogger
 
 mlflow = pytest.importorskip("mlflow")
 
-pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
+pytestmark = [
+    pytest.mark.usefixtures("in_an_empty_folder"),
+    pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning"),
+]
 
 
 @pytest.fixture(autouse=True)

@@ -214,6 +214,19 @@ def test_files_of_any_content_make_a_page(monkeypatch: pytest.MonkeyPatch) -> No
         Page(write([folder, folder]))
 
 
+def test_damaged_files_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    train()
+    lines = Path("runs/a/metrics.jsonl").read_bytes().splitlines(keepends=True)
+    Path("runs/a/metrics.jsonl").write_bytes(b"".join([*lines[:2], b"\xff\x00\n", *lines[2:], b'{"batch": 3, "los']))
+    Path("runs/a/summary.json").write_text("{")
+    write("runs/a")
+    said = capsys.readouterr().err.splitlines()
+    assert said == [
+        "hocket: runs/a/summary.json is damaged, and not in the report.",
+        "hocket: 1 lines of runs/a/metrics.jsonl are damaged, and not in the report.",
+    ]
+
+
 def test_a_run_without_anything_says_what_to_add() -> None:
     Path("runs/empty").mkdir(parents=True)
     Path("runs/empty/metrics.jsonl").touch()

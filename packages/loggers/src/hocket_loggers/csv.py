@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import os
-import re
 import sys
 import zlib
 from collections.abc import Iterator, Mapping
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from hocket import Logger, State
+from hocket.logger import check_filename
 from hocket_loggers.records import position
 
 
@@ -46,12 +46,7 @@ class CSVLogger(Logger):
     synchronous = True  # a checkpoint records the number of lines
 
     def __init__(self, filename: str = "metrics.csv") -> None:
-        if not re.fullmatch(r"[^./\\\0][^/\\\0]*\.csv", filename):
-            name = re.split(r"[/\\]", filename)[-1].partition(".")[0] or "metrics"
-            raise ValueError(
-                f"The logger 'csv' was given filename={filename!r}; it takes the name of a file within the run's folder that "
-                f"ends with '.csv' and does not begin with a dot. Write filename='{name}.csv'."
-            )
+        check_filename("csv", filename, ".csv")
         self.filename = filename
         self._file: IO[str] | None = None
         self._columns: list[str] = []

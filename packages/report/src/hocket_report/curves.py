@@ -32,6 +32,8 @@ class Logged:
     positions: dict[str, array[float]] = field(default_factory=lambda: {name: array("d") for name in files.POSITION})
     series: dict[str, tuple[array[int], array[float]]] = field(default_factory=dict)
     hyperparameters: dict[str, Any] = field(default_factory=dict)
+    #: Lines that are no JSON objects, without one that a killed run left incomplete.
+    damaged: int = 0
 
     @property
     def rows(self) -> int:
@@ -58,9 +60,11 @@ class Logged:
 
 
 def read(path: Path) -> Logged:
-    """Read a file of metrics. Lines that are incomplete or of another kind are skipped."""
+    """Read a file of metrics. Lines that are damaged, incomplete or of another kind are skipped."""
     logged = Logged()
-    for line in files.objects(path):
+    for line in files.lines(path):
+        if not line:
+            logged.damaged += 1
         if isinstance(line.get("hyperparameters"), dict):
             logged.hyperparameters = logged.hyperparameters or line["hyperparameters"]
         position = {name: files.finite(line.get(name)) for name in files.POSITION}

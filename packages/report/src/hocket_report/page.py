@@ -6,6 +6,7 @@ import base64
 import hashlib
 import json
 import os
+import sys
 from collections.abc import Iterable
 from importlib import resources
 from pathlib import Path
@@ -25,7 +26,8 @@ def write(
 ) -> Path:
     """Write a page about one run, or a comparison of several, and return its path.
 
-    The page is at most about 3 MB, also for long runs, of which curves and samples are reduced; it says so.
+    The page is at most about 3 MB, also for long runs, of which curves and samples are reduced; it says so. Damaged files are
+    named on stderr.
 
     Args:
         folders: the folders of the runs, with what the logger ``jsonl`` has written there.
@@ -50,6 +52,8 @@ def write(
         raise ValueError("A report needs the folder of a run, such as runs/a; `hocket runs` lists them.")
     path = Path(out)
     _check(path)
+    for line in (line for run in runs for line in run.damaged):
+        print(f"hocket: {line}, and not in the report.", file=sys.stderr)
     text = render(runs)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")

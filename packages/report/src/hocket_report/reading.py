@@ -29,6 +29,8 @@ class Run:
     #: Where the checkpoints are if they cannot be listed, such as a URL.
     checkpoints_elsewhere: str
     media: list[dict[str, Any]]
+    #: What cannot be read and is not shown.
+    damaged: list[str]
 
     @property
     def folder(self) -> Path:
@@ -64,7 +66,20 @@ def read(folder: Path) -> Run:
         checkpoints=checkpoints,
         checkpoints_elsewhere=elsewhere,
         media=list(files.objects(folder / files.MEDIA / files.METRICS)),
+        damaged=_damaged(folder, logged),
     )
+
+
+def _damaged(folder: Path, logged: curves.Logged) -> list[str]:
+    names = (files.MARK, files.SUMMARY, "profile/summary.json")
+    found = [
+        f"{folder / name} is damaged"
+        for name in names
+        if (folder / name).is_file() and not files.content(folder / name)
+    ]
+    if logged.damaged:
+        found.append(f"{logged.damaged} lines of {folder / files.METRICS} are damaged")
+    return found
 
 
 def _configuration(folder: Path, logged: curves.Logged) -> tuple[dict[str, str], str]:

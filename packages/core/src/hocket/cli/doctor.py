@@ -32,12 +32,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 def examine(kind: str | None = None, timeout: float = TIMEOUT) -> list[dict[str, Any]]:
-    """Import each plug-in in its own process, with progress on a terminal, and return a report of each."""
+    """Import each plug-in in its own process, show progress, and return a report of each."""
     allowed = switches.current()
     entries = catalog.entries(kind)
     usable = [entry for entry in entries if status(entry, allowed) == "usable" and entry.obj is None]
     probed: dict[Entry, dict[str, Any]] = {}
     shows = sys.stderr.isatty()
+    if not shows:
+        print(f"hocket: importing {len(usable)} plug-ins, each in a process of its own", file=sys.stderr, flush=True)
 
     def note(entry: Entry, answer: dict[str, Any]) -> None:
         probed[entry] = answer

@@ -83,8 +83,16 @@ def _known(runs: Sequence[RunOnDisk], name: str, also: Sequence[str] = ()) -> st
 def _filtered(runs: list[RunOnDisk], condition: str) -> list[RunOnDisk]:
     found = re.fullmatch(r"\s*(.+?)\s*(>=|<=|!=|==|>|<|=)\s*(.+?)\s*", condition)
     if found is None:
-        statuses = [each for each in runs if each.status == condition]
-        return statuses or [each for each in runs if fnmatch.fnmatchcase(each.name, condition)]
+        passing = [each for each in runs if each.status == condition or fnmatch.fnmatchcase(each.name, condition)]
+        if runs and not passing and not set("*?[") & set(condition):
+            known = dict.fromkeys([*listing.STATUSES, *(each.name for each in runs)])
+            near = difflib.get_close_matches(condition, known, 1, 0.5)
+            raise PluginError(
+                f"--filter {condition!r}: no run here has this name or status. "
+                f"{f'Did you mean {near[0]!r}? ' if near else ''}Statuses are {', '.join(listing.STATUSES)}; a pattern has "
+                "an asterisk, such as 'sweep-*'."
+            )
+        return passing
     name, comparison, text = found.groups()
     try:
         bound = float(text)

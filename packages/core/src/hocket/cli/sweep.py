@@ -6,7 +6,8 @@ import argparse
 import contextlib
 import itertools
 import sys
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -123,7 +124,7 @@ def _described(args: argparse.Namespace) -> Sweep:
     fixed: list[str] = []
     config, stem = args.config, Path(args.config).stem
     name = f"{stem}-sweep"
-    if "parameters" in root.value:
+    if root.value.keys() & {"parameters", "config"}:
         given = _of_file(root)
         name = stem
         config = str(Path(args.config).parent / given.pop("config"))
@@ -134,12 +135,17 @@ def _described(args: argparse.Namespace) -> Sweep:
             )
         space = {str(key): of_node(node, str(key)) for key, node in parameters.value.items()}
         fixed = given.pop("overrides", [])
+    _refuse_twice([*space, *map(_key, fixed)], f"parameters and overrides of {args.config}")
+    _refuse_twice(map(_key, args.changes), "the command line")
     for change in args.changes:
         key, _, text = change.partition("=")
         values = of_text(key, text)
+        if key in space:
+            print(f"hocket: {key}={text} takes the place of its values in {args.config}.", file=sys.stderr)
+            del space[key]
+        fixed = [each for each in fixed if _key(each) != key]
         if values is None:
             fixed.append(change)
-            space.pop(key, None)
         else:
             space[key] = values
     options = {key: getattr(args, key) for key in ("metric", "mode", "sampler", "trials", "seed", "jobs", "name")}
@@ -158,6 +164,19 @@ def _described(args: argparse.Namespace) -> Sweep:
         print("hocket: There are ranges among the values, so the sampler is random.", file=sys.stderr)
     _check_sweep(sweep)
     return sweep
+
+
+def _key(change: str) -> str:
+    return change.partition("=")[0]
+
+
+def _refuse_twice(keys: Iterable[str], where: str) -> None:
+    """Raise ConfigError for a key that is given twice in one place."""
+    from hocket.cli.document import ConfigError
+
+    for key, number in Counter(keys).items():
+        if number > 1:
+            raise ConfigError(where, f"'{key}' is given twice. Write it once, with all values to try or with one.")
 
 
 _KEYS = ("config", "parameters", "overrides", "metric", "mode", "sampler", "trials", "seed", "prune", "jobs", "name")
@@ -186,6 +205,10 @@ def _of_file(root: Node) -> dict[str, Any]:
     if "config" not in found:
         raise ConfigError(
             root.where, "There is no config. Add a line such as `config: config.yaml`, relative to this file."
+        )
+    if "parameters" not in root.value:
+        raise ConfigError(
+            root.where, "There are no parameters. Add values to try, such as `parameters: {seed: [1, 2, 3]}`."
         )
     if "overrides" in root.value:
         inside = root.value["overrides"]
@@ -246,7 +269,7 @@ def _check(sweep: Sweep) -> None:
         sweep.resumable = True
         sweep.checkpoints = "checkpoints.folder" if isinstance(checkpoints.value, dict) else "checkpoints"
     for key, values in sweep.space.items():
-        for value in values.ends():
+        for value in values.samples():
             read(f"{key}={flow(value)}")
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hocket.logger import Logger
+from hocket.logger import Logger, check_filename
 from hocket.loggers.lines import LinesFile, strict
 from hocket.loggers.media import Media
 from hocket.loggers.run_summary import RunSummary
@@ -33,7 +33,10 @@ class JSONLinesLogger(Logger):
     JavaScript can convert to numbers.
 
     Args:
-        filename: the name of the file within the run's folder.
+        filename: the name of the file within the run's folder, which ends with ``.jsonl``.
+
+    Raises:
+        ValueError: the name is a path, is hidden, or ends with something else.
 
     Example:
         >>> import hocket, json, torch
@@ -49,6 +52,7 @@ class JSONLinesLogger(Logger):
     synchronous = True  # a checkpoint records the length of the files
 
     def __init__(self, filename: str = "metrics.jsonl") -> None:
+        check_filename("jsonl", filename, ".jsonl")
         self.filename = filename
         self._lines, self._media, self._summary = LinesFile(), Media(), RunSummary()
         self._resumed = False

@@ -57,8 +57,6 @@ class Ledger(TorchDispatchMode):
         self.events: list[tuple[int, bool]] = []
         self.phase = "setup"
         self.module = ""
-        #: The allocation of a collective that may still run.
-        self._in_progress: int | None = None
         #: By the id of living storage: the number of its latest allocation.
         self._living: dict[int, int] = {}
 
@@ -74,20 +72,10 @@ class Ledger(TorchDispatchMode):
         if function.overloadpacket is torch.ops.aten.all and _is_fake(made):
             made._of_all = True
         if (scratch := _SCRATCH.get(str(function))) is not None and args[0].device.type == "cpu":
-            self._scratch(scratch(*args), function.namespace == "c10d")
+            number = len(self.allocations)
+            self.allocations.append(Allocation(scratch(*args), "cpu", self.phase, self.module))
+            self.events += [(number, True), (number, False)]
         return made
-
-    def _scratch(self, size: int, collective: bool) -> None:
-        """Record memory for as long as a kernel runs. A thread may compute a collective until the next one begins."""
-        if collective and self._in_progress is not None:
-            self.events.append((self._in_progress, False))
-        number = len(self.allocations)
-        self.allocations.append(Allocation(size, "cpu", self.phase, self.module))
-        self.events.append((number, True))
-        if collective:
-            self._in_progress = number
-        else:
-            self.events.append((number, False))
 
     def see(self, tree: Any) -> None:
         """Record the storage of tensors, unless it is known."""

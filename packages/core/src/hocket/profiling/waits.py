@@ -44,6 +44,7 @@ class Waits(TorchFunctionMode):
 
     It sees the functions of torch that Python calls, and changes nothing about them. Without an accelerator, all tensors count
     as the device's, except those that were made in between from host memory only, such as a draw of a CPU generator.
+    Nothing is compiled while it watches, because torch 2.15 compiles wrongly under such a mode: it omits operations.
 
     Args:
         simulate: whether tensors on the CPU stand for the device's.
@@ -54,12 +55,14 @@ class Waits(TorchFunctionMode):
         self._simulate = simulate
         self._on_host: Any = WeakTensorKeyDictionary()
         self._entered = False
+        self._eager: Any = None
         self.found: Counter[Wait] = Counter()
 
     def begin(self) -> None:
         """Watch the calls of this thread from now on."""
         if not self._entered:
             self._entered = True
+            self._eager = torch.compiler.set_stance("force_eager")
             self.__enter__()
 
     def end(self) -> None:
@@ -67,6 +70,7 @@ class Waits(TorchFunctionMode):
         if self._entered:
             self._entered = False
             self.__exit__(None, None, None)
+            self._eager.__exit__(None, None, None)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

@@ -60,7 +60,9 @@ class Window:
         self._found: list[Counter[Wait]] = []
         if _compiled(state):
             self._waits = None
-            self._notes.append("Lines that wait for the device were not searched for, because code is compiled.")
+            self._notes.append(
+                "Lines that wait for the device were not searched for, because this process has compiled code."
+            )
         self._profile = self._started(state) if settings.trace else None
         self._watching = False
 
@@ -314,7 +316,7 @@ def _facts(state: State) -> dict[str, Any]:
 
 
 def _compiled(state: State) -> bool:
-    """Whether torch.compile is used in this process."""
+    """Whether the model is compiled, or code was compiled in this process, whose use cannot be seen."""
     if any(getattr(module, "_compiled_call_impl", None) is not None for module in state.task.modules()):
         return True
     dynamo: Any = sys.modules.get("torch._dynamo.utils")

@@ -28,9 +28,15 @@ def parsed(line: bytes | str) -> dict[str, Any]:
 
 def objects(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the JSON objects of a file of lines, without lines that are none; nothing if it cannot be read."""
+    return filter(None, lines(path))
+
+
+def lines(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the JSON object of each line, an empty one for a line that is none, but for the last line if it has no end."""
     with suppress(OSError), path.open("rb") as file:
         for line in file:
-            if found := parsed(line):
+            found = parsed(line)
+            if found or line.endswith(b"\n"):
                 yield found
 
 

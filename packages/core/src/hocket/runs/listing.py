@@ -18,6 +18,7 @@ from hocket.runs import files
 _DEPTH = 3
 #: Seconds after which a run on another machine counts as silent.
 _SILENT = 600.0
+STATUSES = ("finished", "failed", "interrupted", "running", "killed", "silent", "unknown")
 
 
 @dataclass(slots=True)
@@ -28,7 +29,7 @@ class RunOnDisk:
     name: str
     #: Seconds since 1970, or None if unknown.
     began: float | None
-    #: ``finished``, ``failed``, ``interrupted``, ``running``, ``killed``, ``silent`` or ``unknown``, and how that is known.
+    #: One of `STATUSES`, and how that is known.
     status: str
     reason: str
     position: Mapping[str, float] = field(default_factory=dict)

@@ -38,6 +38,8 @@ class Running:
         write(about, {"metric": self._metric, "result": str(self._result.resolve()), "prune": prune})
         self._file: IO[bytes] = self._output.open("ab")
         self._began = time.monotonic()
+        #: Why no trial can have the metric, if this one says so.
+        self.no_metric = ""
         command = [sys.executable, "-m", "hocket", "train", *arguments, "--trial", str(about)]
         self._process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=self._file, stderr=subprocess.STDOUT, env=os.environ.copy()
@@ -61,6 +63,8 @@ class Running:
         elif interrupted:
             entry.status = "interrupted"
         else:
+            if result is not None:
+                self.no_metric = result.get("no_metric", "")
             how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
             entry.status, entry.error = "failed", f"{how}: {self._last_line()}"
         return True
@@ -109,7 +113,7 @@ def run(
                 running.remove(each)
                 record.save()
                 ended(each.entry)
-                _check_metric(record, each.entry)
+                _check_metric(record, each)
             if len(received) > sent:
                 sent, until = len(received), time.monotonic() + PATIENCE
                 # A terminal sends Control-C to the trials, too: a second signal would end them at once.
@@ -127,10 +131,12 @@ def run(
             each.stop(signal.SIGTERM)
 
 
-def _check_metric(record: Record, entry: Entry) -> None:
+def _check_metric(record: Record, trial: Running) -> None:
     from hocket.cli.document import suggestion
 
-    metric = record.definition["metric"]
+    metric, entry = record.definition["metric"], trial.entry
+    if trial.no_metric:
+        raise NoMetric(f"{trial.no_metric} Give it as --metric, and another --name.")
     if entry.metrics and metric not in entry.metrics and not any(each.status == "finished" for each in record.trials):
         raise NoMetric(
             f"Trials have no metric '{metric}'. {suggestion(metric, entry.metrics)} Give it as --metric, and another --name."

@@ -27,7 +27,7 @@ class Choices:
         """Return one at random."""
         return self.values[numbers.randrange(len(self.values))]
 
-    def ends(self) -> tuple[Any, ...]:
+    def samples(self) -> tuple[Any, ...]:
         """Return the values to check before the first trial."""
         return self.values
 
@@ -54,9 +54,9 @@ class Range:
             drawn = math.exp(numbers.uniform(math.log(self.low), math.log(self.high)))
         return min(max(float(f"{drawn:.6g}"), self.low), self.high)
 
-    def ends(self) -> tuple[Any, ...]:
-        """Return the values to check before the first trial."""
-        return self.low, self.high
+    def samples(self) -> tuple[Any, ...]:
+        """Return the values to check before the first trial: the bounds, which may be integers, and a real number."""
+        return (self.low, self.high) if self.form == "int" else (self.low, self.draw(random.Random(0)), self.high)
 
     def plain(self) -> Any:
         """Return it as YAML."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from hocket.callback import Callback
 from hocket.training.requests import Decision
+from hocket.training.watching import check_name
 
 if TYPE_CHECKING:
     from hocket.result import Result
@@ -26,6 +27,15 @@ class Trial(Callback):
     def __init__(self, file: str) -> None:
         self._about = json.loads(Path(file).read_text(encoding="utf-8"))
         self.pruned = False
+
+    def fit_start(self, state: State) -> None:
+        """Refuse a metric that no evaluation has, before training, and have the sweep end."""
+        try:
+            check_name(state, "The sweep", self._about["metric"])
+        except ValueError as error:
+            if state.strategy.rank == 0:
+                write(Path(self._about["result"]), {"no_metric": str(error)})
+            raise
 
     def eval_after_all(self, state: State) -> None:
         """Report the metric; the first rank decides."""

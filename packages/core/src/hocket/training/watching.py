@@ -83,6 +83,15 @@ def check_name(state: State, who: str, name: str) -> None:
             f"{metric!r} in the Trainer, or metrics={{{metric!r}: …}} for one that hocket does not know; or monitor "
             f"'{label}/loss'."
         )
+    if label is not None and not may_log(state):
+        measured = {"loss", *state.eval_sets[label].metrics.names}
+        own = name.removeprefix(f"{label}/")
+        near = [] if own in measured else difflib.get_close_matches(own, measured, 1, 0.85)
+        if near:
+            raise ValueError(
+                f"{who} monitors '{name}', which evaluation does not measure. Write '{label}/{near[0]}'; it measures "
+                f"{', '.join(f'{label}/{each}' for each in sorted(measured))}."
+            )
     if "/" not in name and (meant := _metrics_like(state, name)):
         raise ValueError(
             f"{who} monitors '{name}', but metrics of evaluation sets are named 'label/name'. Write "
