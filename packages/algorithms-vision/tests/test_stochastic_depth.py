@@ -55,7 +55,7 @@ class TestStochasticDepth(AlgorithmConformance):
         return network()
 
     def optimizer(self, parameters):
-        return torch.optim.Adam(parameters, lr=0.01)
+        return torch.optim.Adam(parameters, lr=0.003)
 
 
 @pytest.mark.long
