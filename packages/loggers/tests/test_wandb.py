@@ -88,7 +88,8 @@ def test_every_record(state_in, tmp_path):
     assert b"half_life" in raw and b"50ba" in raw and b"a-file" in raw
 
 
-def test_a_killed_run_continues_and_has_each_value_once(killed_and_resumed, tmp_path):
+def test_a_killed_run_continues_and_has_each_value_once(killed_and_resumed, tmp_path, monkeypatch):
+    monkeypatch.delenv("WANDB_SERVICE", raising=False)  # of this process, which would outlive the one that is killed
     losses = killed_and_resumed({"wandb": {"mode": "offline"}}, patience=20.0)  # W&B writes the file every 15 s
     assert values(tmp_path / "run", "train/loss", killed=1) == losses
     files = [file.name for file in (tmp_path / "run").glob("wandb/offline-run-*/*.wandb")]
