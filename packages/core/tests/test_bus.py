@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from types import SimpleNamespace
 from typing import Any
 
 import pluggy
@@ -236,6 +237,50 @@ def test_on_exception_and_close_everyone_runs() -> None:
         bus_of(Fails(0), Fails(1), Fails(2)).close(State())
     assert heard == [0, 1, 2]
     assert [note for note in raised.value.__notes__ if "number 1" in note and "'p1'" in note]
+
+
+@given(every=st.integers(1, 7), other=st.integers(1, 7), alone=st.booleans())
+def test_a_plugin_is_called_in_each_nth_batch(every: int, other: int, alone: bool) -> None:
+    called: list[tuple[str, int, int]] = []
+
+    class Rare(Callback):
+        def __init__(self, n: int) -> None:
+            self.every_batches, self.n = {"before_forward": n, "batch_end": n}, n
+
+        def before_forward(self, state: Any) -> None:
+            called.append(("before_forward", self.n, state.timestamp.batch))
+
+        def batch_end(self, state: Any) -> None:
+            called.append(("batch_end", self.n, state.timestamp.batch))
+
+        def epoch_end(self, state: Any) -> None:
+            called.append(("epoch_end", self.n, state.timestamp.batch))
+
+    bus = bus_of(Rare(every)) if alone else bus_of(Rare(every), Rare(other))
+    expected = []
+    for batch in range(20):
+        bus.before_forward(SimpleNamespace(timestamp=SimpleNamespace(batch=batch)))
+        bus.batch_end(SimpleNamespace(timestamp=SimpleNamespace(batch=batch + 1)))  # which is counted by then
+        bus.epoch_end(SimpleNamespace(timestamp=SimpleNamespace(batch=batch + 1)))
+        numbers = [every] if alone else [every, other]
+        due = [n for n in numbers if (batch + 1) % n == 0]
+        expected += [("before_forward", n, batch) for n in due]
+        expected += [("batch_end", n, batch + 1) for n in due]
+        expected += [("epoch_end", n, batch + 1) for n in numbers]
+    assert sorted(called) == sorted(expected)
+
+
+@pytest.mark.parametrize("every", [{"batch_end": 0}, {"batch_end": 1.5}, {"epoch_end": 2}])
+def test_other_numbers_and_events_are_refused(every: dict[str, Any]) -> None:
+    class Rare(Callback):
+        every_batches = every
+
+        def batch_end(self) -> None: ...
+
+        def epoch_end(self) -> None: ...
+
+    with pytest.raises(HookError, match=r"has every_batches=.* Give events from batch_start to batch_end the number"):
+        bus_of(Rare())
 
 
 def test_costs_are_counted() -> None:

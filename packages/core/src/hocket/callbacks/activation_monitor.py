@@ -64,7 +64,8 @@ class ActivationMonitor(Callback):
         types: str | Sequence[str] | None = None,
         histograms: bool = False,
     ) -> None:
-        self._every = batches(every)
+        events = ("before_train_batch", "before_forward", "before_backward", "after_train_batch", "batch_end")
+        self.every_batches = dict.fromkeys(events, batches(every))
         self._patterns = patterns_of(layers)
         self._types = None if types is None else {types} if isinstance(types, str) else set(types)
         self._histograms = Histograms() if histograms else None
@@ -104,8 +105,7 @@ class ActivationMonitor(Callback):
     def before_train_batch(self, state: State) -> None:
         """Begin to measure, unless the gradients of this batch were measured; only steps of a train_batch add up."""
         self._current = {}
-        again = self._measured and state.step.optimizers is None
-        self._measuring = (state.timestamp.batch + 1) % self._every == 0 and not again
+        self._measuring = not self._measured or state.step.optimizers is not None
 
     def before_forward(self, state: State) -> None:
         """Register the hooks."""

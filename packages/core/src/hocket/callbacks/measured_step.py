@@ -20,6 +20,7 @@ class MeasuredStep(Callback):
 
     def __init__(self, every: int) -> None:
         self._every = batches(every)
+        self.every_batches = dict.fromkeys(("before_train_batch", "after_train_batch", "batch_end"), self._every)
         #: The measured parameters, and copies of their values before the batch.
         self._before: tuple[list[nn.Parameter], list[Tensor]] | None = None
 
@@ -34,7 +35,7 @@ class MeasuredStep(Callback):
 
     def before_train_batch(self, state: State) -> None:
         """Copy the weights, on the first call for a batch only: a step may compute gradients again at perturbed weights."""
-        if self._before is None and (state.timestamp.batch + 1) % self._every == 0:
+        if self._before is None:
             parameters = self._parameters(state)
             self._before = parameters, [parameter.detach().clone() for parameter in parameters]
 

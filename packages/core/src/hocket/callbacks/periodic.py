@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hocket.callback import Callback
 from hocket.state import State
-from hocket.time import interval_of
+from hocket.time import Unit, interval_of
 from hocket.training.due import Due
 
 
@@ -16,7 +16,11 @@ class Periodic(Callback):
     """
 
     def __init__(self, every: str) -> None:
-        self._due = Due(interval_of(every, "every", optional=False))
+        interval = interval_of(every, "every", optional=False)
+        self._due = Due(interval)
+        time = interval.every
+        if time is not None and time.unit is Unit.BATCH and type(self).batch_end is Periodic.batch_end:
+            self.every_batches = {"batch_end": int(time.value)}
 
     def _report(self, state: State) -> None:
         raise NotImplementedError

@@ -67,15 +67,17 @@ class SampleVisualizer(Callback):
         predict: Callable[[Any, Any], Any] | None = None,
         decode: Callable[[Any], str] | None = None,
     ) -> None:
-        self._on, self._every, self._samples = on, batches(every), batches(samples, "samples")
+        self._on, self._samples = on, batches(samples, "samples")
         self._inputs = BatchPart("sample-visualizer", "input", input_key)
         self._targets = BatchPart("sample-visualizer", "target", target_key)
         self._predict, self._decode = predict, decode
         #: Inputs, targets and predictions, copied and still on the device.
         self._taken: list[tuple[Any, Any, Any]] = []
         self._complete = False
+        every = batches(every)
         if on == "train":  # otherwise no step calls them
             self.batch_start, self.after_forward, self.batch_end = self._begin, self._take_more, self._end
+            self.every_batches = dict.fromkeys(("batch_start", "after_forward", "batch_end"), every)
 
     def fit_start(self, state: State) -> None:
         """Check that the evaluation set exists."""
@@ -88,11 +90,10 @@ class SampleVisualizer(Callback):
     # --- taking samples
 
     def _begin(self, state: State) -> None:
-        if (state.timestamp.batch + 1) % self._every == 0:
-            self._taken, self._complete = [], False
+        self._taken, self._complete = [], False
 
     def _take_more(self, state: State) -> None:
-        if not self._complete and (state.timestamp.batch + 1) % self._every == 0:
+        if not self._complete:
             self._take(state)
 
     def _end(self, state: State) -> None:

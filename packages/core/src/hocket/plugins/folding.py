@@ -36,9 +36,16 @@ def silent(*args: Any) -> None:
     """Do nothing: the hook has no listeners."""
 
 
-def all_of(calls: list[tuple[Callable[..., Any], str]]) -> Callable[..., Any]:
+def all_of(calls: list[tuple[Callable[..., Any], str]], every: list[int], counted: bool) -> Callable[..., Any]:
+    """Call every listener; one with n in ``every`` is called in each n-th batch.
+
+    Args:
+        counted: whether the current batch is counted in the timestamp.
+    """
     if not calls:
         return silent
+    if any(n > 1 for n in every):
+        return _gated(tuple((*call, n) for call, n in zip(calls, every, strict=True)), 0 if counted else 1)
     if len(calls) == 1:
         return noted(*calls[0])
     listeners = tuple(calls)
@@ -48,6 +55,20 @@ def all_of(calls: list[tuple[Callable[..., Any], str]]) -> Callable[..., Any]:
         try:
             for call, whose in listeners:  # noqa: B007  # the except clause reads `whose`
                 call(*args)
+        except BaseException as error:
+            note(error, whose)
+            raise
+
+    return run
+
+
+def _gated(listeners: tuple[tuple[Callable[..., Any], str, int], ...], ahead: int) -> Callable[..., Any]:
+    def run(state: Any, *args: Any) -> None:
+        batch, whose = state.timestamp.batch + ahead, ""
+        try:
+            for call, whose, every in listeners:  # noqa: B007  # the except clause reads `whose`
+                if every == 1 or batch % every == 0:
+                    call(state, *args)
         except BaseException as error:
             note(error, whose)
             raise
