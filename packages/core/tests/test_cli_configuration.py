@@ -609,6 +609,25 @@ def test_overrides_that_name_nothing(hocket: Hocket, change: str, words: list[st
         assert code == 0, said
 
 
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("loss=croos_entropy", ["loss=croos_entropy", "Did you mean 'cross_entropy'"]),
+        ("metrics=[acuracy]", ["acuracy", "accuracy, mae, mse"]),
+        ("train_metrics=acuracy", ["acuracy", "accuracy, mae, mse"]),
+    ],
+)
+def test_names_of_losses_and_metrics_are_checked_before_anything_is_made(
+    hocket: Hocket, change: str, words: list[str]
+) -> None:
+    text = changed(model="mine:Net", train_data="mine:loader", eval_data={"test": "mine:loader"})
+    Path("mine.py").write_text(
+        Path("mine.py").read_text() + "\n\ndef loader(*args, **named):\n    raise SystemExit('made')\n"
+    )
+    code, _, said = hocket(text, "train", change)
+    assert code == 2 and all(each in said for each in words) and "made" not in said, said
+
+
 def test_a_metric_by_its_name(hocket: Hocket) -> None:
     text = changed(eval_data={"test": "mine:loader"}, metrics={"error": "mse"}, run_name="r", loggers=[])
     code, said, failed = hocket(text, "train", "duration=1ba")

@@ -26,13 +26,13 @@ from hocket.cli.objects import arguments, blamed, build, call, checking, default
 from hocket.cli.overrides import as_node, source
 from hocket.cli.recorded import Source
 from hocket.data.module import is_module
-from hocket.help import names
+from hocket.help import names, objects
 from hocket.optim.groups import OPTIONS, check_groups
 from hocket.plugins import Entry, PluginConfigError, PluginError, catalog, signatures
 from hocket.plugins.spec import parse_spec
 from hocket.settings import Settings
 from hocket.trainer import Trainer
-from hocket.training.simple_metrics import METRICS
+from hocket.training import simple_metrics
 
 #: What to write for keys that a command needs.
 _EXAMPLES = {
@@ -129,7 +129,7 @@ class Configuration:
         }
         self._hints = signatures.hints(Trainer, _NAMES)
         for key in ("metrics", "train_metrics"):
-            self._hints[key] = Mapping[str, Metric | Literal[tuple(METRICS)]] | self._hints[key]  # type: ignore[misc, valid-type]
+            self._hints[key] = Mapping[str, Metric | Literal[tuple(simple_metrics.METRICS)]] | self._hints[key]  # type: ignore[misc, valid-type]
         #: The plug-ins by kind and name, and their arguments.
         self._plugins: list[tuple[str, str, Node]] = []
         #: The names of their classes, and their arguments.
@@ -156,9 +156,26 @@ class Configuration:
                 raise ConfigError(where, f"There is no {key}. Add a line such as `{_EXAMPLES[key]}`.")
         with checking():
             self._objects()
+        self._check_names()
         self._plugins.clear()
         self._classes.clear()
         return settings
+
+    def _check_names(self) -> None:
+        """Check losses and metrics that are given by a name of hocket's. Raises ConfigError."""
+        for key, find, convert in (
+            ("loss", objects.named_loss, objects.loss),
+            ("metrics", simple_metrics.find, objects.metrics),
+            ("train_metrics", simple_metrics.find, objects.metrics),
+        ):
+            node = self._given.get(key, Node(None, "", ""))
+            for each in node.value if isinstance(node.value, list) else [node]:
+                name = each.value
+                if isinstance(name, str) and reference(each, dotted=True) is None and find(name) is None:
+                    try:
+                        convert(name, {})
+                    except ValueError as error:
+                        raise ConfigError(each.where, in_yaml(str(error), each.where.startswith("'"))) from None
 
     def resolved(self) -> dict[str, Any]:
         """Return every key with its value, and named plug-ins with all arguments, as plain data. Raises ConfigError."""
