@@ -279,7 +279,7 @@ def test_an_interrupted_sweep_resumes_its_trial_and_ends_as_if_it_had_not_been(n
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("metric", "says", "trained"),
-    [("test/los", "Write 'test/loss'", False), ("train/los", "Did you mean 'train/loss'?", True)],
+    [("test/los", "monitor 'test/loss'", False), ("train/los", "Did you mean 'train/loss'?", True)],
 )
 def test_a_metric_that_does_not_exist_ends_the_sweep_in_the_first_trial(
     run: Run, metric: str, says: str, trained: bool
