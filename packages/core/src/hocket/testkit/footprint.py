@@ -8,6 +8,7 @@ import random
 import signal
 import sys
 import threading
+from collections import Counter
 from typing import Any
 
 import torch
@@ -19,6 +20,8 @@ _GLOBAL_HOOKS = (
     "_global_backward_hooks",
     "_global_backward_pre_hooks",
 )
+
+_THREADS = "running threads"
 
 
 def footprint() -> dict[str, Any]:
@@ -32,7 +35,7 @@ def footprint() -> dict[str, Any]:
         "the root logger": (root.level, [repr(handler) for handler in root.handlers]),
         "logging.disable": logging.root.manager.disable,
         "sys.excepthook": repr(sys.excepthook),
-        "running threads": sorted(thread.name for thread in threading.enumerate()),
+        _THREADS: sorted(thread.name for thread in threading.enumerate()),
         "the global random numbers": _random_numbers(),
         "torch's default dtype": str(torch.get_default_dtype()),
         "torch's default device": str(torch.get_default_device()),
@@ -61,5 +64,9 @@ def _random_numbers() -> list[Any]:
 
 
 def changed(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
-    """Return the names of the entries that differ between two footprints."""
-    return [name for name in before if before[name] != after[name]]
+    """Return the names of the entries that differ between two footprints. Threads may end meanwhile, such as idle ones."""
+    return [
+        name
+        for name in before
+        if (Counter(after[name]) - Counter(before[name]) if name == _THREADS else before[name] != after[name])
+    ]
