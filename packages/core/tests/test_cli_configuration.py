@@ -592,7 +592,8 @@ def test_every_key_is_printed_with_its_documentation(capsys: pytest.CaptureFixtu
     ("change", "words"),
     [
         ("eval_data.tst.count=3", ["eval_data has no set 'tst'; known: test", "eval_data.tst=…"]),
-        ("callbacks.1.patience=1", ["callbacks.1 is 'early-stopping'", "Write callbacks.1.early-stopping.…"]),
+        ("optimizer.momentum=0.9", ["optimizer is 'sgd'", "Write optimizer.sgd.momentum=0.9."]),
+        ("callbacks.1.patience=1", ["callbacks.1 is 'early-stopping'", "Write callbacks.1.early-stopping.patience=1."]),
         ("optimizer={adamw: {lr: 0.1}, sgd: {lr: 0.1}}", ["adamw, sgd are 2 optimizers", "head: {sgd: {lr: 0.1}}"]),
         ("metrics={acc: acuracy}", ["'acuracy'", "'accuracy', 'mae' or 'mse'"]),
     ],

@@ -197,9 +197,10 @@ def _inside(node: Node, name: str, at: str, where: str) -> Node:
     one = at in KINDS or (kind in KINDS and item.isdecimal())  # not the arguments of a plug-in
     if isinstance(node.value, dict) and one and len(node.value) == 1 and name not in node.value:
         (given,) = node.value
-        raise ConfigError(
-            where, f"{at} is '{given}', not '{name}'. Write {at}.{given}.…, or {at}={name} to replace it."
-        )
+        write = where.strip("'").replace(f"{at}.", f"{at}.{given}.", 1)
+        if any(each.name == name for each in catalog.entries(KINDS[kind])):
+            write = f"{at}.{given}.…, or {at}={name} to replace it"
+        raise ConfigError(where, f"{at} is '{given}', not '{name}'. Write {write}.")
     return node
 
 
