@@ -222,8 +222,8 @@ def test_damaged_files_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     write("runs/a")
     said = capsys.readouterr().err.splitlines()
     assert said == [
-        "hocket: runs/a/summary.json is damaged, and not in the report.",
-        "hocket: 1 lines of runs/a/metrics.jsonl are damaged, and not in the report.",
+        "hocket: runs/a/summary.json is damaged; the report leaves that out.",
+        "hocket: runs/a/metrics.jsonl has 1 line that cannot be read; the report leaves that out.",
     ]
 
 

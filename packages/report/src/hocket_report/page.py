@@ -53,7 +53,7 @@ def write(
     path = Path(out)
     _check(path)
     for line in (line for run in runs for line in run.damaged):
-        print(f"hocket: {line}, and not in the report.", file=sys.stderr)
+        print(f"hocket: {line}; the report leaves that out.", file=sys.stderr)
     text = render(runs)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")

@@ -78,7 +78,8 @@ def _damaged(folder: Path, logged: curves.Logged) -> list[str]:
         if (folder / name).is_file() and not files.content(folder / name)
     ]
     if logged.damaged:
-        found.append(f"{logged.damaged} lines of {folder / files.METRICS} are damaged")
+        lines = "1 line" if logged.damaged == 1 else f"{logged.damaged} lines"
+        found.append(f"{folder / files.METRICS} has {lines} that cannot be read")
     return found
 
 
