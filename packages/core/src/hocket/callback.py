@@ -25,8 +25,8 @@ class Callback:
         ...         return outputs
     """
 
-    #: Events from ``batch_start`` to ``batch_end`` that are called in every n-th batch only, with n, such as
-    #: ``{"batch_end": 10}``. A step without a call costs a tenth of one with a call that finds nothing to do.
+    #: Intervals in batches by event, from ``batch_start`` to ``batch_end``: ``{"batch_end": 10}`` calls ``batch_end`` in
+    #: batches 10, 20 and so on only.
     every_batches: Mapping[str, int] = MappingProxyType({})
 
     def state_dict(self) -> dict[str, Any]:

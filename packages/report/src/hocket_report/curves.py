@@ -32,7 +32,7 @@ class Logged:
     positions: dict[str, array[float]] = field(default_factory=lambda: {name: array("d") for name in files.POSITION})
     series: dict[str, tuple[array[int], array[float]]] = field(default_factory=dict)
     hyperparameters: dict[str, Any] = field(default_factory=dict)
-    #: Lines that are no JSON objects, without one that a killed run left incomplete.
+    #: Number of malformed lines, without a truncated last line, which a killed run leaves.
     damaged: int = 0
 
     @property
@@ -60,7 +60,7 @@ class Logged:
 
 
 def read(path: Path) -> Logged:
-    """Read a file of metrics. Lines that are damaged, incomplete or of another kind are skipped."""
+    """Read a file of metrics. Skip malformed lines, and lines of another kind."""
     logged = Logged()
     for line in files.lines(path):
         if not line:

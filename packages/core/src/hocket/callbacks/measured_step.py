@@ -19,8 +19,7 @@ class MeasuredStep(Callback):
     """
 
     def __init__(self, every: int) -> None:
-        self._every = batches(every)
-        self.every_batches = dict.fromkeys(("before_train_batch", "after_train_batch", "batch_end"), self._every)
+        self.every_batches = dict.fromkeys(("before_train_batch", "after_train_batch", "batch_end"), batches(every))
         #: The measured parameters, and copies of their values before the batch.
         self._before: tuple[list[nn.Parameter], list[Tensor]] | None = None
 

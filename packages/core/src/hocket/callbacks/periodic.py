@@ -19,6 +19,7 @@ class Periodic(Callback):
         interval = interval_of(every, "every", optional=False)
         self._due = Due(interval)
         time = interval.every
+        # A subclass that overrides `batch_end` may have something to do in every batch.
         if time is not None and time.unit is Unit.BATCH and type(self).batch_end is Periodic.batch_end:
             self.every_batches = {"batch_end": int(time.value)}
 

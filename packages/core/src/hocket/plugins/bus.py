@@ -232,7 +232,7 @@ class Bus(_Hooks):
         return function, "" if attachment.kind in _TRANSPARENT else origin_of(attachment, hook)
 
     def _every(self, hook: str, impl: pluggy.HookImpl) -> int:
-        """Return the number of batches of which each last one calls an implementation; see `hocket.Callback.every_batches`."""
+        """Return the interval in batches between calls of an implementation; see `hocket.Callback.every_batches`."""
         attachment = self._attachments[impl.plugin_name]
         every: int = (getattr(attachment.obj, "every_batches", None) or {}).get(hook, 1)
         if every != 1 and (hook not in _IN_A_BATCH or type(every) is not int or every < 1):

@@ -37,10 +37,11 @@ def silent(*args: Any) -> None:
 
 
 def all_of(calls: list[tuple[Callable[..., Any], str]], every: list[int], counted: bool) -> Callable[..., Any]:
-    """Call every listener; one with n in ``every`` is called in each n-th batch.
+    """Call every listener at its interval.
 
     Args:
-        counted: whether the current batch is counted in the timestamp.
+        every: the interval of each listener, in batches.
+        counted: whether the timestamp counts the current batch already.
     """
     if not calls:
         return silent

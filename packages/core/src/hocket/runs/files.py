@@ -27,12 +27,12 @@ def parsed(line: bytes | str) -> dict[str, Any]:
 
 
 def objects(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the JSON objects of a file of lines, without lines that are none; nothing if it cannot be read."""
+    """Yield the objects of a JSON Lines file, and skip malformed lines. An unreadable file yields nothing."""
     return filter(None, lines(path))
 
 
 def lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the JSON object of each line, an empty one for a line that is none, but for the last line if it has no end."""
+    """Parse each line of a JSON Lines file. Yield an empty dict for a malformed line, and skip a truncated last line."""
     with suppress(OSError), path.open("rb") as file:
         for line in file:
             found = parsed(line)
