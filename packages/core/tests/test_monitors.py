@@ -376,7 +376,8 @@ def powercap(folder: Path, counters: dict[str, tuple[str, int]]) -> None:
     for zone, (name, energy) in counters.items():
         (folder / zone).mkdir(exist_ok=True)
         (folder / zone / "name").write_text(f"{name}\n")
-        (folder / zone / "energy_uj").write_text(f"{energy}\n")
+        (folder / zone / "new").write_text(f"{energy}\n")
+        (folder / zone / "new").replace(folder / zone / "energy_uj")  # the monitor's thread never reads half a file
         (folder / zone / "max_energy_range_uj").write_text("262143328850\n")
 
 

@@ -61,9 +61,6 @@ class SpeedMonitor(Periodic):
         self._each: list[float] = []
         #: The peak of one device if MFU is logged, else None.
         self._peak: float | None = None
-        if flops_per_sample is not None:  # otherwise no step calls them
-            self.after_dataloader, self.batch_end = self._loaded, self._trained  # type: ignore[method-assign]
-            self.every_batches = {}
 
     def fit_start(self, state: State) -> None:
         """Restart the measurement."""
@@ -80,13 +77,13 @@ class SpeedMonitor(Periodic):
                 )
 
     @hookimpl(tryfirst=True)
-    def _loaded(self, state: State) -> None:
+    def after_dataloader(self, state: State) -> None:
         """Compute the operations per sample from the batch as loaded, before algorithms change it."""
         if self._peak is not None and self._flops_per_sample is not None:
             given = self._flops_per_sample
             self._each.append(given(state.batch) if callable(given) else given)
 
-    def _trained(self, state: State) -> None:
+    def batch_end(self, state: State) -> None:
         """Count the batch, and log if the interval is due."""
         if self._each:
             self._flops += sum(self._each) / len(self._each) * state.batch_samples
