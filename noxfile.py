@@ -45,7 +45,8 @@ NLP = Package("algorithms-nlp", "hocket-algorithms-nlp", "[peft]")
 STRATEGIES = Package("strategies", "hocket-strategies", "[torchao]")
 LOGGERS = Package("loggers", "hocket-loggers", "[tensorboard]")
 REPORT = Package("report", "hocket-report")
-PACKAGES = (CORE, GENERAL, VISION, NLP, STRATEGIES, LOGGERS, REPORT)
+MIGRATION = Package("migration", "hocket-migration")
+PACKAGES = (CORE, GENERAL, VISION, NLP, STRATEGIES, LOGGERS, REPORT, MIGRATION)
 
 
 def settle(session: nox.Session, threads: int = 1) -> None:
@@ -265,7 +266,7 @@ def distributions(session: nox.Session) -> None:
     settle(session)
     wheels = build(session, PACKAGES, ROOT / "dist")
     session.run("python", "-I", str(ROOT / ".ci/check_wheels.py"), str(ROOT), *map(str, wheels.values()))
-    everything = f"hocket[general,vision,nlp,strategies,loggers,tensorboard,report] @ {wheels[CORE].as_uri()}"
+    everything = f"hocket[general,vision,nlp,strategies,loggers,tensorboard,report,migration] @ {wheels[CORE].as_uri()}"
     install(session, everything, siblings=located(wheels), compile_bytecode=False)
     check_origin(session, PACKAGES, ROOT / "dist")
     with session.chdir(scratch(session)):

@@ -18,7 +18,7 @@ MODULES = (
     "hocket.schedules", "hocket.time", "hocket.distributed.dtensors", "hocket.launching", "hocket.strategies",
     "hocket.precision", "hocket.devices", "hocket.cli", "hocket_general", "hocket_general.functional", "hocket_vision",
     "hocket_vision.functional", "hocket_vision.models", "hocket_vision.datasets", "hocket_nlp", "hocket_nlp.functional",
-    "hocket_strategies", "hocket_loggers", "hocket_report",
+    "hocket_strategies", "hocket_loggers", "hocket_report", "hocket_migration",
 )  # fmt: skip
 
 
