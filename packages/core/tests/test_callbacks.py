@@ -184,6 +184,25 @@ def test_every_group_of_every_optimizer() -> None:
     assert optimizers[1].param_groups[0]["lr"] is rate
 
 
+def test_a_group_that_is_added_while_training() -> None:
+    class Unfreeze(hocket.Callback):
+        def batch_start(self, state: hocket.State) -> None:
+            if state.timestamp.batch == 2:
+                state.optimizers[0].add_param_group({"params": [state.model[2].weight], "lr": 0.25})
+
+    model, logger = network(), MemoryLogger()
+    trainer = make(
+        model=model,
+        optimizer=torch.optim.SGD(model[0].parameters(), lr=0.5),
+        callbacks=[Unfreeze(), "lr-monitor"],
+        loggers=[logger],
+        duration="4ba",
+    )
+    trainer.fit()
+    assert logger.metrics["lr/group0"] == [(batch, 0.5) for batch in (1, 2, 3, 4)]
+    assert logger.metrics["lr/group1"] == [(batch, 0.25) for batch in (3, 4)]
+
+
 # --- norms
 
 
@@ -267,7 +286,7 @@ def test_parameters_and_buffers_are_named_where_asked_for() -> None:
 def test_a_gradient_between_two_looks(at: int) -> None:
     """It is found in its own batch where that is looked at, and in the next otherwise: by what it has spoilt."""
     model = Root()
-    trainer = make(model=model, callbacks=["nan-monitor"], duration="30ba")
+    trainer = make(model=model, callbacks=[{"nan-monitor": {"every": 10}}], duration="30ba")
     trainer.fit(f"{at}ba")
     with torch.no_grad():
         model.root[1] = 0.0

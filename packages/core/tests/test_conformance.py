@@ -47,8 +47,6 @@ class TestMemoryMonitor(CallbackConformance):
 
 
 class TestNaNMonitor(CallbackConformance):
-    exempt = {"test_does_not_wait_for_the_device": "on a CPU, where nobody has to wait, it looks at every loss"}
-
     def make(self):
         return NaNMonitor()
 

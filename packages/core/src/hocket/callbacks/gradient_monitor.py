@@ -50,7 +50,7 @@ class GradientMonitor(MeasuredStep):
 
     def __init__(
         self,
-        every: int = 50,
+        every: int = 100,
         layers: str | Sequence[str] = "*",
         by: Literal["module", "parameter"] = "module",
         histograms: bool = False,
@@ -96,9 +96,10 @@ class GradientMonitor(MeasuredStep):
             return
         update = iter(updates)
         changes = [[next(update) for _ in layer] for layer in self._layers.values()]
-        weights = norms([[parameter.detach() for parameter in layer] for layer in self._layers.values()])
+        layers = [[parameter.detach() for parameter in layer] for layer in self._layers.values()]
+        weights, change = norms([*layers, *changes]).chunk(2)
         _log(state, "weight_norm", self._layers, weights)
-        _log(state, "update_ratio", self._layers, norms(changes) / weights.clamp(min=torch.finfo(weights.dtype).tiny))
+        _log(state, "update_ratio", self._layers, change / weights.clamp(min=torch.finfo(weights.dtype).tiny))
 
     def log_metrics(self, state: State) -> None:
         """Pass the histograms to the loggers, at the end of a logging interval."""

@@ -29,16 +29,35 @@ class LRMonitor(Callback):
         [0.1, 0.075, 0.05, 0.025]
     """
 
+    def __init__(self) -> None:
+        #: The names of the groups of each optimizer; built once, because the rates are read in every step.
+        self._names: list[list[str]] = []
+
+    def fit_start(self, state: State) -> None:
+        """Name the parameter groups, since optimizers may have changed."""
+        self._names = []
+
     def after_train_batch(self, state: State) -> None:
         """Log the rates before the step, since schedules have not changed them yet."""
-        several = len(state.optimizers) > 1
+        groups = [optimizer.param_groups for optimizer in state.optimizers]
+        if [*map(len, groups)] != [*map(len, self._names)]:
+            self._names = _names(state)
         rates = {}
-        for name, optimizer in zip(state.optimizer_names, state.optimizers, strict=True):
-            named = f"optimizer{name}" if name.isdecimal() else name
-            prefix = f"lr/{named}/group" if several else "lr/group"
-            for index, group in enumerate(optimizer.param_groups):
+        for names, each in zip(self._names, groups, strict=True):
+            for name, group in zip(names, each, strict=True):
                 rate = group.get("lr")
                 if rate is not None:
                     # Schedules update a tensor rate in place, and logged tensors are read later.
-                    rates[f"{prefix}{index}"] = rate.clone() if isinstance(rate, Tensor) else rate
+                    rates[name] = rate.clone() if isinstance(rate, Tensor) else rate
         state.log(rates)
+
+
+def _names(state: State) -> list[list[str]]:
+    if len(state.optimizers) == 1:
+        prefixes = ["lr/group"]
+    else:
+        prefixes = [f"lr/{f'optimizer{name}' if name.isdecimal() else name}/group" for name in state.optimizer_names]
+    return [
+        [f"{prefix}{index}" for index in range(len(optimizer.param_groups))]
+        for prefix, optimizer in zip(prefixes, state.optimizers, strict=True)
+    ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 
 from torch import Tensor, nn
@@ -16,10 +15,10 @@ from hocket.time import batches
 class NaNMonitor(Callback):
     """Raise FloatingPointError naming non-finite gradients, and optionally non-finite parameters and buffers.
 
-    It runs before the Trainer's ``nonfinite=`` and gives more detail. It checks every tenth batch, and any batch whose loss
-    is non-finite. Non-finite values persist, since one non-finite gradient makes a weight, and then all losses, non-finite.
-    A check reads all gradients and waits for the device. To find the first non-finite gradient at that cost, write
-    ``{"nan-monitor": {"every": 1}}``. On devices other than the CPU no losses are checked between the intervals.
+    It runs before the Trainer's ``nonfinite=`` in every hundredth batch. When ``nonfinite="raise"`` ends a fit in another
+    batch, it adds the names as a note to that error. Non-finite values persist, since one non-finite gradient makes a weight,
+    and then all losses, non-finite. A check reads all gradients and waits for the device. To find the first non-finite
+    gradient at that cost, write ``{"nan-monitor": {"every": 1}}``.
 
     Gradients are checked before clipping, parameters and buffers before the step. Do not use it with precisions that scale
     the loss, unless ``gradients=False``: their gradients overflow occasionally, and they skip these steps themselves.
@@ -40,11 +39,13 @@ class NaNMonitor(Callback):
     """
 
     def __init__(
-        self, every: int = 10, gradients: bool = True, parameters: bool = False, buffers: bool = False
+        self, every: int = 100, gradients: bool = True, parameters: bool = False, buffers: bool = False
     ) -> None:
-        self._every = batches(every)
+        self.every_batches = {"after_train_batch": batches(every)}
         self._gradients, self._parameters, self._buffers = gradients, parameters, buffers
         self._named: list[tuple[str, nn.Parameter]] = []
+        #: The error that a check raised.
+        self._found: FloatingPointError | None = None
 
     def fit_start(self, state: State) -> None:
         """Collect the parameters by name, since algorithms may have changed the model."""
@@ -54,12 +55,19 @@ class NaNMonitor(Callback):
         """Check the gradients, which are complete, unscaled and not yet clipped."""
         if state.loss is None:
             return
-        bad = not state.device_kind.asynchronous and not math.isfinite(state.loss.item())
-        if not bad and (state.timestamp.batch + 1) % self._every:
-            return
         checked = self._tensors(state, self._parameters).values()
-        if bad or non_finite([tensor for tensors in checked for _, tensor in tensors]).item():
-            raise FloatingPointError(_message(state, self._tensors(state, True)))
+        if non_finite([tensor for tensors in checked for _, tensor in tensors]).item():
+            self._found = FloatingPointError(_message(state, self._tensors(state, True)))
+            raise self._found
+
+    def exception(self, state: State) -> None:
+        """Add the names to the error of ``nonfinite="raise"``."""
+        error, found = state.exception, self._found
+        self._found = None
+        if isinstance(error, FloatingPointError) and error is not found and state.loss is not None:
+            tensors = self._tensors(state, True)
+            if any(map(_bad, tensors.values())):
+                error.add_note(_message(state, tensors))
 
     def _tensors(self, state: State, parameters: bool) -> dict[str, list[tuple[str, Tensor]]]:
         """Return the tensors to check, by kind and name."""

@@ -38,7 +38,7 @@ class OptimizerMonitor(MeasuredStep):
         True
     """
 
-    def __init__(self, every: int = 50) -> None:
+    def __init__(self, every: int = 100) -> None:
         super().__init__(every)
 
     def _gradients(self, state: State, parameters: Sequence[nn.Parameter]) -> None:

@@ -19,9 +19,12 @@ class Periodic(Callback):
         interval = interval_of(every, "every", optional=False)
         self._due = Due(interval)
         time = interval.every
-        # A subclass that overrides `batch_end` may have something to do in every batch.
-        if time is not None and time.unit is Unit.BATCH and type(self).batch_end is Periodic.batch_end:
+        if time is not None and time.unit is Unit.BATCH and not self._in_every_batch():
             self.every_batches = {"batch_end": int(time.value)}
+
+    def _in_every_batch(self) -> bool:
+        """Whether `batch_end` has something to do in batches without a report."""
+        return type(self).batch_end is not Periodic.batch_end
 
     def _report(self, state: State) -> None:
         raise NotImplementedError

@@ -17,7 +17,7 @@ class RuntimeEstimator(Periodic):
     evaluation time of each set for every remaining evaluation, once the set has been evaluated.
 
     Args:
-        every: how often to log.
+        every: how often to log. The first interval in batches is part of the warm-up.
         skip: number of warm-up batches to exclude.
 
     Example:
@@ -27,34 +27,38 @@ class RuntimeEstimator(Periodic):
         >>> trainer = hocket.Trainer(model=model, callbacks=[RuntimeEstimator(every="1ep")], loggers=["console"], device="cpu")
     """
 
-    def __init__(self, every: str = "10ba", skip: int = 1) -> None:
+    def __init__(self, every: str = "50ba", skip: int = 1) -> None:
         super().__init__(every)
         self._skip = skip
-        self._batches = 0
-        self._from: tuple[float, float] = (
-            0.0,
-            0.0,
-        )  # fraction of the duration and seconds at the start of the measurement
+        self._first = 0  # batch at which the fit started
+        #: Fraction of the duration and seconds at the start of the measurement, None during the warm-up.
+        self._from: tuple[float, float] | None = None
         self._evaluating = 0.0
         self._evaluations: dict[str, tuple[int, float]] = {}  # by label: number of evaluations, and their seconds
 
     def fit_start(self, state: State) -> None:
         """Restart the measurement."""
         super().fit_start(state)
-        self._batches, self._evaluations = 0, {}
-        self._from = (state.elapsed(), state.timestamp.seconds)
+        self._first, self._from, self._evaluations = state.timestamp.batch, None, {}
+        self._begin(state)
+
+    def _in_every_batch(self) -> bool:
+        return False  # batch_end begins the measurement in the first batch in which it is called
+
+    def _begin(self, state: State) -> None:
+        if state.timestamp.batch - self._first >= self._skip:
+            self._from = (state.elapsed(), state.timestamp.seconds)
 
     def batch_end(self, state: State) -> None:
-        """Count the batch, and log if the interval is due."""
-        self._batches += 1
-        if self._batches <= self._skip:
-            self._from = (state.elapsed(), state.timestamp.seconds)
-        super().batch_end(state)
+        """Begin the measurement after the warm-up; later, log if the interval is due."""
+        if self._from is None:
+            self._begin(state)
+        else:
+            super().batch_end(state)
 
     def _report(self, state: State) -> None:
         elapsed = state.elapsed()
-        done = elapsed - self._from[0]
-        if done > 0:
+        if self._from is not None and (done := elapsed - self._from[0]) > 0:
             training = (state.timestamp.seconds - self._from[1]) / done * (1 - elapsed)
             state.log({"time/remaining_seconds": training + self._evaluation_seconds(state, elapsed)})
 

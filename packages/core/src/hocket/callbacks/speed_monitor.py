@@ -47,13 +47,13 @@ class SpeedMonitor(Periodic):
         flops_per_sample: float | Callable[[Any], float] | None = None,
         peak_flops: float | None = None,
     ) -> None:
+        self._flops_per_sample = flops_per_sample
         super().__init__(every)
         if not (flops_per_sample is None or isinstance(flops_per_sample, int | float) or callable(flops_per_sample)):
             raise TypeError(
                 f"flops_per_sample={flops_per_sample!r} is {type(flops_per_sample).__name__}; give a number such as 6e9, or "
                 "a function of a batch that returns one."
             )
-        self._flops_per_sample = flops_per_sample
         self._peak_flops = peak_flops
         self._since = Timestamp()
         self._flops = 0.0
@@ -61,6 +61,9 @@ class SpeedMonitor(Periodic):
         self._each: list[float] = []
         #: The peak of one device if MFU is logged, else None.
         self._peak: float | None = None
+
+    def _in_every_batch(self) -> bool:
+        return self._flops_per_sample is not None or type(self).batch_end is not SpeedMonitor.batch_end
 
     def fit_start(self, state: State) -> None:
         """Restart the measurement."""

@@ -88,7 +88,10 @@ class JSONLinesLogger(Logger):
     def log_metrics(self, state: State, metrics: Mapping[str, float]) -> None:
         """Write a line with the position and the values."""
         line = _position(state)
-        line |= {f"metric/{name}" if name in line else name: value for name, value in metrics.items()}
+        if line.keys().isdisjoint(metrics):
+            line.update(metrics)
+        else:
+            line |= {f"metric/{name}" if name in line else name: value for name, value in metrics.items()}
         self._write(state, line)
         self._summary.add(metrics)
 
@@ -130,10 +133,12 @@ class JSONLinesLogger(Logger):
         return path.with_name(f"{path.stem}.rank{rank}{path.suffix}") if rank else path
 
     def _write(self, state: State, line: Mapping[str, Any]) -> None:
-        self._lines.write(self._path(state), state.run.id, line)
+        if not self._lines.is_open:
+            self._lines.open(self._path(state), state.run.id)
+        self._lines.write(line)
 
 
 def _position(state: State) -> dict[str, Any]:
     now = state.timestamp
-    line: dict[str, Any] = {"epoch": now.epoch, "batch": now.batch, "sample": now.sample, "token": now.token}
-    return line | {"seconds": round(now.seconds, 6)}
+    seconds = round(now.seconds, 6)
+    return {"epoch": now.epoch, "batch": now.batch, "sample": now.sample, "token": now.token, "seconds": seconds}

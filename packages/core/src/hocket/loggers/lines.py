@@ -46,24 +46,28 @@ class LinesFile:
             file.truncate(self.size)
             return removed
 
-    def write(self, path: Path, run: str, line: Mapping[str, Any]) -> None:
-        """Append a line. A file of another run is renamed first. Raises OSError if the disk is full; the file is unchanged."""
-        if self._file is None:
-            path.parent.mkdir(exist_ok=True)
-            _keep(path, run)
-            self.size, self._sum = _mend(path)
-            self._file = path.open("ab", buffering=0)
-            if not self.size and self._header:
-                self._append({"run": run})
-        self._append(line)
+    @property
+    def is_open(self) -> bool:
+        """Whether :meth:`write` can be called."""
+        return self._file is not None
+
+    def open(self, path: Path, run: str) -> None:
+        """Open the file to append to it. A file of another run is renamed first."""
+        path.parent.mkdir(exist_ok=True)
+        _keep(path, run)
+        self.size, self._sum = _mend(path)
+        self._file = path.open("ab", buffering=0)
+        if not self.size and self._header:
+            self.write({"run": run})
 
     def close(self) -> None:
-        """Close the file; the next write opens it again."""
+        """Close the file."""
         if self._file is not None:
             self._file.close()
             self._file = None
 
-    def _append(self, line: Mapping[str, Any]) -> None:
+    def write(self, line: Mapping[str, Any]) -> None:
+        """Append a line to the open file. Raises OSError if the disk is full; the file is unchanged."""
         assert self._file is not None
         data = encode(line).encode() + b"\n"
         written = self._file.write(data)

@@ -52,7 +52,9 @@ class Media:
 
     def write(self, path: Path, run: str, line: Mapping[str, Any]) -> None:
         """Write a line."""
-        self._lines.write(_index(path), run, strict(line))
+        if not self._lines.is_open:
+            self._lines.open(_index(path), run)
+        self._lines.write(strict(line))
 
     def images(self, path: Path, run: str, line: dict[str, Any], images: Sequence[Any]) -> None:
         """Write images, and a line with their names."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -64,11 +65,14 @@ def all_of(calls: list[tuple[Callable[..., Any], str]], every: list[int], counte
 
 
 def _gated(listeners: tuple[tuple[Callable[..., Any], str, int], ...], ahead: int) -> Callable[..., Any]:
+    constant = tuple(each for each in listeners if each[-1] == 1)
+    common = math.gcd(*(every for _, _, every in listeners if every > 1))  # others are called in multiples of it only
+
     def run(state: Any, *args: Any) -> None:
         batch, whose = state.timestamp.batch + ahead, ""
         try:
-            for call, whose, every in listeners:  # noqa: B007  # the except clause reads `whose`
-                if every == 1 or batch % every == 0:
+            for call, whose, every in constant if batch % common else listeners:  # noqa: B007  # `whose` is read below
+                if batch % every == 0:
                     call(state, *args)
         except BaseException as error:
             note(error, whose)

@@ -18,6 +18,7 @@ class Due:
 
     def __init__(self, every: str | Interval | None) -> None:
         self._every = interval_of(every, "every")
+        self._reached = self._every.due
         self._by_duration = self._every.every is not None and self._every.every.unit is Unit.DURATION
         self._elapsed = 0.0
 
@@ -27,13 +28,14 @@ class Due:
             self._elapsed = state.elapsed()
 
     def __call__(self, state: State) -> bool:
+        if not self._by_duration:
+            return self._reached(state.previous, state.timestamp)
         due = self.peek(state)
-        if self._by_duration:
-            self._elapsed = state.elapsed()
+        self._elapsed = state.elapsed()
         return due
 
     def peek(self, state: State) -> bool:
         """Whether the next call returns True."""
         if not self._by_duration:
-            return self._every.due(state.previous, state.timestamp)
-        return self._every.due(state.previous, state.timestamp, self._elapsed, state.elapsed())
+            return self._reached(state.previous, state.timestamp)
+        return self._reached(state.previous, state.timestamp, self._elapsed, state.elapsed())
