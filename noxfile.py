@@ -204,7 +204,7 @@ def isolation(session: nox.Session, package: Package) -> None:
     settle(session)
     packages = tuple(dict.fromkeys((CORE, package)))
     install_wheels(session, build(session, packages, scratch(session) / "dist"), *TESTS, "pytest-xdist")
-    session.run("pytest", str(package.path / "tests"), *(session.posargs or (*beside_each_other(), "-m", "not long")))
+    session.run("pytest", str(package.path / "tests"), *beside_each_other(), "-m", "not long", *session.posargs)
 
 
 @nox.session(default=False)
