@@ -245,7 +245,7 @@ def ray(session: nox.Session) -> None:
     """Run the tests of the ray strategy, which `tests` skips (about three minutes)."""
     settle(session)
     install_editable(session, (CORE, replace(STRATEGIES, extra="[ray]")), *TESTS)
-    tests = ("test_ray.py", "test_ray_arguments.py")
+    tests = ("test_ray.py", "test_ray_arguments.py", "test_on_ray.py")
     session.run("pytest", *(str(STRATEGIES.path / "tests" / name) for name in tests), *session.posargs)
 
 

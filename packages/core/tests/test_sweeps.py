@@ -362,3 +362,16 @@ def test_a_study_of_optuna_is_read_by_optuna(run: Run) -> None:
     reference = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=0)).ask()
     first = record("tpe")["trials"][0]["parameters"]["optimizer.sgd.lr"]
     assert first == reference.suggest_float("optimizer.sgd.lr", 1e-3, 1, log=True)
+
+
+def test_a_prefix_runs_each_trial(run: Run, tmp_path: Path) -> None:
+    """The shell gets the trial's command as its arguments."""
+    assert run("sweep", "c.yaml", "seed=1,2", *METRIC, "--prefix", "sh -c 'echo through; exec \"$@\"' sh")[0] == 0
+    assert [each["status"] for each in record("c-sweep")["trials"]] == ["finished"] * 2
+    assert "through" in Path("runs/c-sweep/.sweep/trial-001.txt").read_text().splitlines()
+
+
+@pytest.mark.parametrize("prefix", ["srum --gpus 1", "sh -c 'a"])
+def test_a_prefix_that_is_no_command(run: Run, prefix: str) -> None:
+    code, _, error = run("sweep", "c.yaml", "seed=1,2", *METRIC, "--prefix", prefix)
+    assert code == 2 and f"--prefix {prefix!r}" in error and not Path("runs").exists()

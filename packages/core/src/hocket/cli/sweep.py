@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import contextlib
 import itertools
+import shlex
+import shutil
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -47,6 +49,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prune", action="store_true", help="end bad trials early, by Optuna's median pruner")
     parser.add_argument("--pruner", choices=PRUNERS, help="prune by this one of Optuna's")
     parser.add_argument("--jobs", type=int, metavar="N", help="number of trials at a time (default 1)")
+    parser.add_argument(
+        "--prefix", metavar="COMMAND", help="a command that runs each trial, such as 'srun --gpus 1' on a cluster"
+    )
     parser.add_argument("--name", help="the sweep's folder in that of the runs; by default, named after the file")
     parser.add_argument("--retry-failed", action="store_true", help="run failed trials again, too")
     parser.add_argument("--traceback", action="store_true", help="show the Python traceback of an error")
@@ -67,6 +72,7 @@ class Sweep:
     seed: int = 0
     prune: str | None = None
     jobs: int = 1
+    prefix: str = ""
     #: Set once the configuration is read.
     folder: Path = field(default_factory=Path)
     resumable: bool = False
@@ -100,6 +106,7 @@ def run(args: argparse.Namespace) -> int:
         interrupted = processes.run(
             record,
             _waiting(sweep, record, study, args.retry_failed),
+            shlex.split(sweep.prefix),
             lambda entry: _arguments(sweep, entry),
             lambda entry: _prune(sweep, entry),
             lambda entry: _ended(record, entry, study),
@@ -148,7 +155,9 @@ def _described(args: argparse.Namespace) -> Sweep:
             fixed.append(change)
         else:
             space[key] = values
-    options = {key: getattr(args, key) for key in ("metric", "mode", "sampler", "trials", "seed", "jobs", "name")}
+    options = {
+        key: getattr(args, key) for key in ("metric", "mode", "sampler", "trials", "seed", "jobs", "prefix", "name")
+    }
     given |= {key: value for key, value in options.items() if value is not None}
     prune = args.pruner or ("median" if args.prune else given.pop("prune", None))
     given.pop("prune", None)
@@ -179,7 +188,20 @@ def _refuse_twice(keys: Iterable[str], where: str) -> None:
             raise ConfigError(where, f"'{key}' is given twice. Write it once, with all values to try or with one.")
 
 
-_KEYS = ("config", "parameters", "overrides", "metric", "mode", "sampler", "trials", "seed", "prune", "jobs", "name")
+_KEYS = (
+    "config",
+    "parameters",
+    "overrides",
+    "metric",
+    "mode",
+    "sampler",
+    "trials",
+    "seed",
+    "prune",
+    "jobs",
+    "prefix",
+    "name",
+)
 
 
 def _of_file(root: Node) -> dict[str, Any]:
@@ -242,9 +264,22 @@ def _check_sweep(sweep: Sweep) -> None:
     from hocket.run_folder import check_name
 
     check_name(sweep.name)
+    _check_prefix(sweep.prefix)
     for key in [*sweep.space, *(each.partition("=")[0] for each in sweep.fixed)]:
         if key in ("run_name", "resume") or (key in sweep.space and key.partition(".")[0] in _OWN):
             raise PluginError(f"'{key}' is set by the sweep for each trial, which has its own folder. Remove it.")
+
+
+def _check_prefix(prefix: str) -> None:
+    try:
+        words = shlex.split(prefix)
+    except ValueError as error:
+        raise PluginError(f"--prefix {prefix!r} is not a command: {error}.") from None
+    if words and shutil.which(words[0]) is None:
+        raise PluginError(
+            f"--prefix {prefix!r} begins with {words[0]!r}, which is not a program here. Give a command that runs the command "
+            "after it, such as --prefix 'srun --gpus 1'."
+        )
 
 
 def _check(sweep: Sweep) -> None:

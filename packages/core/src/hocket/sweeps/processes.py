@@ -27,9 +27,15 @@ class NoMetric(PluginError):
 
 
 class Running:
-    """One trial's process."""
+    """One trial's process.
 
-    def __init__(self, record: Record, entry: Entry, arguments: list[str], prune: dict[str, Any] | None) -> None:
+    Args:
+        prefix: a command that runs the trial's command, which follows it, such as ``["srun", "--gpus", "1"]``.
+    """
+
+    def __init__(
+        self, record: Record, entry: Entry, prefix: list[str], arguments: list[str], prune: dict[str, Any] | None
+    ) -> None:
         private = record.folder / PRIVATE
         self.entry, self._metric = entry, record.definition["metric"]
         self._result, self._output = private / f"{entry.name}.result.json", private / f"{entry.name}.txt"
@@ -40,7 +46,7 @@ class Running:
         self._began = time.monotonic()
         #: Why no trial can have the metric, if this one says so.
         self.no_metric = ""
-        command = [sys.executable, "-m", "hocket", "train", *arguments, "--trial", str(about)]
+        command = [*prefix, sys.executable, "-m", "hocket", "train", *arguments, "--trial", str(about)]
         self._process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=self._file, stderr=subprocess.STDOUT, env=os.environ.copy()
         )
@@ -82,6 +88,7 @@ class Running:
 def run(
     record: Record,
     waiting: Iterator[Entry],
+    prefix: list[str],
     arguments: Callable[[Entry], list[str]],
     prune: Callable[[Entry], dict[str, Any] | None],
     ended: Callable[[Entry], None],
@@ -106,7 +113,7 @@ def run(
                 if entry not in record.trials:
                     record.trials.append(entry)
                 record.save()
-                running.append(Running(record, entry, arguments(entry), prune(entry)))
+                running.append(Running(record, entry, prefix, arguments(entry), prune(entry)))
             if not running:
                 return bool(received)
             for each in [each for each in running if each.over(bool(received))]:
