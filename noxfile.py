@@ -260,6 +260,19 @@ def backends(session: nox.Session) -> None:
     session.run("pytest", *paths, *session.posargs)
 
 
+@nox.session(default=False)
+def migration(session: nox.Session) -> None:
+    """Run the tests of hocket-migration beside the other frameworks, which `tests` skips (about … minutes)."""
+    settle(session)
+    frameworks = replace(MIGRATION, extra="[lightning,transformers,accelerate]")
+    packages = tuple(frameworks if package is MIGRATION else package for package in PACKAGES)
+    others = ("pytest-xdist", "torchmetrics", "torchvision", "scikit-learn")
+    install_editable(session, packages, *TESTS, *others, compile_bytecode=False)
+    composer = environment(session, "composer", "mosaicml", "torchvision", "scikit-learn", "setuptools<81")
+    session.env["COMPOSER_PYTHON"] = composer
+    session.run("pytest", str(MIGRATION.path / "tests"), *(session.posargs or beside_each_other()))
+
+
 @nox.session(name="build", default=False)
 def distributions(session: nox.Session) -> None:
     """Build all sdists and wheels into dist/, install them by core's extras, and use them far from the source tree."""
