@@ -268,9 +268,7 @@ def migration(session: nox.Session) -> None:
     packages = tuple(frameworks if package is MIGRATION else package for package in PACKAGES)
     others = ("pytest-xdist", "torchmetrics", "torchvision", "scikit-learn")
     install_editable(session, packages, *TESTS, *others, compile_bytecode=False)
-    composer = environment(session, "composer", "mosaicml", "torchvision", "scikit-learn", "setuptools<81")
-    session.env["COMPOSER_PYTHON"] = composer
-    session.run("pytest", str(MIGRATION.path / "tests"), *(session.posargs or beside_each_other()))
+    session.run("pytest", str(MIGRATION.path / "tests"), *beside_each_other(), *session.posargs)
 
 
 @nox.session(name="build", default=False)
