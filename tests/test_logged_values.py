@@ -393,6 +393,45 @@ def test_plain_and_reduced_values_of_one_name() -> None:
     assert result.history["x"] == [3.0]
 
 
+class Mean:
+    """A metric that ranks cannot combine."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        self.values: list[float] = []
+
+    def update(self, value: float) -> None:
+        self.values.append(value)
+
+    def compute(self) -> float:
+        return sum(self.values) / len(self.values)
+
+
+def test_metrics_that_fail_are_named() -> None:
+    metric = Mean()
+    fails = lambda task, outputs, batch: task.log("mine", metric)  # noqa: E731
+    with pytest.raises(ZeroDivisionError) as raised:
+        task_trainer(Net(fails)).fit("1ep")
+    assert "The metric Mean logged as 'train/mine' was computed." in raised.value.__notes__
+    for value in (3.0, torch.ones(())):
+        number = lambda task, outputs, batch, value=value: task.log("mine", value, reduce="metric")  # noqa: E731
+        with pytest.raises(TypeError, match=r"'mine' was logged as .* with reduce='metric'"):
+            task_trainer(Net(number)).fit("1ep")
+
+
+def test_a_metric_that_ranks_cannot_combine() -> None:
+    def each(rank: int) -> str:
+        metric = Mean()
+        how = lambda task, outputs, batch: (metric.update(1.0), task.log("mine", metric))  # noqa: E731
+        with pytest.raises(TypeError) as raised:
+            task_trainer(Net(how), strategy="ddp").fit("1ep")
+        return str(raised.value)
+
+    assert all("logged as 'mine' cannot be combined over 2 ranks" in said for said in ranks(2, each))
+
+
 def test_a_metric_of_the_same_name_is_refused() -> None:
     how = lambda task, outputs, batch: task.log("accuracy", 1.0, over="epoch")  # noqa: E731
     with pytest.raises(ValueError, match=r"'test/accuracy' is a metric of 'test'.*'test/my_accuracy'"):

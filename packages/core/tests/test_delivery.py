@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import sys
 import threading
 import time
 from pathlib import Path
@@ -336,8 +337,11 @@ def test_what_was_dropped_when_it_was_closed_is_not_written_later(tmp_path: Path
     assert [batch for batch, _ in logger.rows] == [1] and "9 rows dropped" in str(told[-1].message)
 
 
-@pytest.mark.parametrize("placed", [True, False])
-@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()], ids=["exit", "Ctrl-C"])
+@pytest.mark.parametrize(
+    ("placed", "error"),
+    [(True, SystemExit(3)), (True, KeyboardInterrupt()), (False, KeyboardInterrupt())],
+    ids=["exit", "Ctrl-C", "Ctrl-C in a thread"],
+)
 def test_who_wants_to_end_the_run_does(tmp_path: Path, placed: bool, error: BaseException) -> None:
     class Ends(hocket.Logger):
         synchronous = placed
@@ -347,6 +351,17 @@ def test_who_wants_to_end_the_run_does(tmp_path: Path, placed: bool, error: Base
 
     with pytest.raises(type(error)):
         make(tmp_path, Ends()).fit()
+
+
+def test_a_client_that_exits_in_its_thread(tmp_path: Path) -> None:
+    """Signals arrive in the main thread only, so it is not the run that shall end."""
+
+    class Exits(hocket.Logger):
+        def log_metrics(self, state: Any) -> None:
+            sys.exit(3)
+
+    with pytest.warns(LoggerWarning, match=r"raised SystemExit in log_metrics\(\): 3"):
+        assert make(tmp_path, Exits()).fit().timestamp.batch == 10
 
 
 def test_a_thread_calls_no_collectives(tmp_path: Path) -> None:

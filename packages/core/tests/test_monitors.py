@@ -25,6 +25,7 @@ from hocket.callbacks.gradient_monitor import GradientMonitor
 from hocket.callbacks.heartbeat import Heartbeat
 from hocket.callbacks.histograms import EDGES, histogram
 from hocket.callbacks.memory_report import MemoryReport, held
+from hocket.callbacks.optimizer_monitor import OptimizerMonitor
 from hocket.callbacks.sample_visualizer import SampleVisualizer
 from hocket.callbacks.system_monitor import SystemMonitor
 from hocket.callbacks.threshold_stopper import ThresholdStopper
@@ -61,7 +62,54 @@ def values(logger: MemoryLogger, name: str) -> list[float]:
     return [value for _, value in logger.metrics[name]]
 
 
+class Keeps(hocket.Logger):
+    """The counts of histograms by name."""
+
+    def __init__(self) -> None:
+        self.histograms: dict[str, Any] = {}
+
+    def log_histogram(self, state: hocket.State, name: str, counts: Any) -> None:
+        self.histograms[name] = counts
+
+
+class TwoNets(hocket.Task):
+    """Two models with an optimizer and a step each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = network(), network()
+
+    def configure_optimizers(self) -> Any:
+        return {
+            "a": torch.optim.SGD(self.first.parameters(), lr=0.1),
+            "b": torch.optim.Adam(self.second.parameters(), lr=0.1),
+        }
+
+    def train_batch(self, batch: Any, step: Any) -> None:
+        step(lambda batch: F.mse_loss(self.first(batch[0]), batch[1]), batch, "a")
+        step(lambda batch: F.mse_loss(self.second(batch[0]), batch[1]), batch, "b")
+
+
 # --- gradients
+
+
+def test_totals_are_over_the_steps_of_a_batch() -> None:
+    logger = fit(OptimizerMonitor(every=1), model=TwoNets(), loss=None, optimizer=None, duration="1ba")
+    task, (inputs, targets) = TwoNets(), batches()[0]
+    optimizers = task.configure_optimizers()
+    before = [p.detach().clone() for p in task.parameters()]
+    for model, optimizer in ((task.first, optimizers["a"]), (task.second, optimizers["b"])):
+        F.mse_loss(model(inputs), targets).backward()
+        optimizer.step()
+    parameters = [p.detach() for p in task.parameters()]
+    expected = {
+        "gradient_norm": [p.grad for p in task.parameters()],
+        "weight_norm": parameters,
+        "update_norm": [new - old for new, old in zip(parameters, before, strict=True)],
+    }
+    for name, tensors in expected.items():
+        total = torch.cat([tensor.flatten() for tensor in tensors]).norm().item()
+        assert values(logger, f"optimizer/{name}") == pytest.approx([total], rel=1e-6), name
 
 
 def test_norms_of_layers_are_those_of_a_plain_loop() -> None:
@@ -127,6 +175,17 @@ def test_histograms_count_like_numpy() -> None:
     extremes = histogram(torch.tensor([math.inf, -math.inf, math.nan, 1e30, -0.0]))
     assert (extremes[0], extremes[-1], extremes[len(extremes) // 2]) == (1, 2, 1)
     assert histogram(tensor.bfloat16()).sum() == 5000
+
+
+def test_histograms_of_sparse_gradients() -> None:
+    """The stored elements are counted: those of the rows that the batch has."""
+    model, logger = nn.EmbeddingBag(10, 3, sparse=True), Keeps()
+    make_trainer(
+        model=model, loss=lambda outputs, targets: (outputs * targets).sum(), optimizer="sgd(lr=0.1)", device="cpu",
+        train_data=[(torch.tensor([[1, 2], [2, 3]]), torch.ones(2, 3))], log_every="1ba",
+        callbacks=[GradientMonitor(every=1, histograms=True)], loggers=[logger],
+    ).fit("1ep")  # fmt: skip
+    assert sum(logger.histograms["gradient/histogram/model"]) == 3 * 3
 
 
 def test_histograms_reach_the_loggers_in_the_logging_interval_only() -> None:
@@ -497,6 +556,12 @@ def test_a_heartbeat_ages_while_training_hangs(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [file]
 
 
+def test_a_heartbeat_that_cannot_be_written_ends_no_run(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.warns(UserWarning, match="heartbeat stopped: .*Training continues without it"):
+        fit(Heartbeat(path=tmp_path / "file" / "beat.json"))
+
+
 @pytest.mark.parametrize(
     ("error", "status"),
     [(RuntimeError("broken"), "failed"), (KeyboardInterrupt(), "interrupted"), (SystemExit(3), "interrupted")],
@@ -575,8 +640,11 @@ def test_thresholds_that_cannot_be_crossed_are_said() -> None:
             ThresholdStopper("train/loss", **options)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="no evaluation set of that name"):
         fit(ThresholdStopper("test/loss", above=1.0))
-    with pytest.warns(UserWarning, match="threshold-stopper monitors 'train/los'.*Write 'train/loss'"):
-        fit(ThresholdStopper("train/los", above=1.0))
+    with pytest.raises(ValueError, match="above=1 and below=5, between which every value"):
+        ThresholdStopper("train/loss", above=1, below=5)
+    for duration in ("1ep", "2ep"):
+        with pytest.warns(UserWarning, match="threshold-stopper monitors 'train/los'.*Write 'train/loss'"):
+            fit(ThresholdStopper("train/los", above=1.0), duration=duration)
 
 
 # --- samples

@@ -19,6 +19,7 @@ import hocket
 from hocket.cli import main
 from hocket.loggers.lines import LinesFile
 from hocket.loggers.png import png
+from hocket.plugins.delivery import LoggerWarning
 from hocket.runs import files, listing
 
 pytestmark = pytest.mark.usefixtures("in_an_empty_folder")
@@ -166,6 +167,29 @@ def test_the_summary_of_a_resumed_run_counts_the_lines_before_it() -> None:
     assert resumed.values == straight.values
 
 
+def test_the_summary_of_a_diverged_run() -> None:
+    """The latest value is NaN, though least and greatest are finite; as in the file of metrics."""
+
+    class Diverges(hocket.Callback):
+        def batch_end(self, state: hocket.State) -> None:
+            state.log({"value": math.nan if state.timestamp.batch > 6 else float(state.timestamp.batch)})
+
+    folder = make(callbacks=[Diverges()]).fit().run_folder
+    for _ in range(2):
+        latest, least, greatest = listing.read(folder).values["value"]
+        assert math.isnan(latest) and (least, greatest) == (1.0, 6.0)
+        (folder / "summary.json").unlink(missing_ok=True)
+
+
+def test_a_removed_file_is_said() -> None:
+    class Removes(hocket.Callback):
+        def fit_end(self, state: hocket.State) -> None:
+            (state.run_folder / "metrics.jsonl").unlink()
+
+    with pytest.warns(LoggerWarning, match=r"metrics\.jsonl was removed while the run wrote it"):
+        make(callbacks=[Removes()]).fit()
+
+
 def test_the_status_is_that_of_the_process() -> None:
     make(duration="1ep").fit()
     path = Path("runs/a/summary.json")
@@ -209,9 +233,10 @@ def listed(capsys: pytest.CaptureFixture[str], *words: str) -> list[list[str]]:
 def test_runs_are_listed(runs: None, capsys: pytest.CaptureFixture[str]) -> None:
     head, *rows = listed(capsys, "--sort", "test/accuracy", "--metrics", "test/accuracy")
     assert head == ["name", "began", "status", "position", "trained", "test/accuracy", "highest", "test/accuracy"]
-    assert [row[0] for row in rows] == ["r1", "r2", "r0"]  # the latest finite values: 0.95, 0.6, 0.5
+    assert [row[0] for row in rows] == ["r1", "r0", "r2"]  # 0.95, 0.5 and NaN, which is never best
+    assert rows[2][-2:] == ["nan", "0.6"]
     assert rows[0][1:] == ["unknown", "ep", "2", "ba", "10", "2", "h", "1", "min", "0.95", "0.95"]
-    assert [row[0] for row in listed(capsys, "--filter", "test/accuracy>=0.6")[1:]] == ["r1", "r2"]
+    assert [row[0] for row in listed(capsys, "--filter", "test/accuracy>=0.5")[1:]] == ["r0", "r1"]
     assert [row[0] for row in listed(capsys, "runs/sweep/r0", "runs", "--filter", "r[02]")[1:]] == ["r0", "r2"]
     assert listed(capsys, "--filter", "nothing*") == [["No", "run", "passes", "the", "filters."]]
     assert main(["runs", "--json", "--filter", "r1"]) == 0

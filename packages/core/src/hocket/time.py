@@ -363,6 +363,10 @@ def interval_of(given: str | Time | Interval | int | None, argument: str, option
 
 def batches(given: int, argument: str = "every") -> int:
     """Check an argument that is a number of batches, and return it. Raises ValueError unless it is a positive int."""
+    if isinstance(given, str) and given.removesuffix("ba").isdecimal() and given.endswith("ba"):
+        raise ValueError(
+            f"{argument}={given!r} is not a number of batches; write {argument}={given.removesuffix('ba')}."
+        )
     if type(given) is not int or given < 1:
         raise ValueError(f"{argument}={given!r} is not a number of batches; give an int of 1 or more, such as 10.")
     return given

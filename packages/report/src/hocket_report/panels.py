@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -73,7 +74,9 @@ def overview(runs: Sequence[Run]) -> Markup:
         ]
         for name in shown:
             value = listing.latest_of(run.about.values, name)
-            text = "" if value is None else f"{value:.4g}"
+            text: Any = "" if value is None else f"{value:.4g}"
+            if value is not None and not math.isfinite(value):
+                text = tag("span", text, class_="status bad", title="not finite")
             cells.append(tag("b", text, title="the best of these runs") if number in best.get(name, ()) else text)
         rows.append(cells)
     reasons = [
@@ -88,7 +91,7 @@ def _best(runs: Sequence[Run], name: str) -> set[int]:
     ranked = next((run.about.best[1] for run in runs if run.about.best and run.about.best[0] == name), None)
     mode = ranked or mode_of(name)
     values = {number: listing.latest_of(run.about.values, name) for number, run in enumerate(runs)}
-    there = [value for value in values.values() if value is not None]
+    there = [value for value in values.values() if value is not None and math.isfinite(value)]
     if mode is None or len(set(there)) < 2:
         return set()
     target = max(there) if mode == "max" else min(there)

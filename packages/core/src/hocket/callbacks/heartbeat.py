@@ -6,6 +6,7 @@ import json
 import os
 import socket
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +69,8 @@ class Heartbeat(Callback):
             return
         self._file = state.run_folder / "heartbeat.json" if self._path is None else self._path
         self._state, self._place = state, None
-        self._ticking.start()
+        if not self._ticking.start():
+            self._state = None
 
     def eval_batch_end(self, state: State) -> None:
         """Note that the evaluation advances; the thread reads the position of training itself, which costs no step."""
@@ -103,7 +105,10 @@ class Heartbeat(Callback):
         self._ticking.stop()
         if self._state is not None:
             self._advances(state)
-            self._write(state, status)
+            try:
+                self._write(state, status)
+            except OSError as error:
+                warnings.warn(f"heartbeat did not write that the run is {status}: {error}", stacklevel=2)
 
     def _write(self, state: State, status: str) -> None:
         now, error = state.timestamp, state.exception

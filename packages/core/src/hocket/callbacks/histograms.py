@@ -20,10 +20,14 @@ def histogram(tensor: Tensor) -> Tensor:
     """Count the elements between each two of :data:`EDGES`, as int64 on the tensor's device; nothing waits for it.
 
     A bin of positive values includes its lower edge, one of negative values its upper edge. The bin in the middle holds zeros
-    and magnitudes below 2**-24; the outer ones hold all larger magnitudes. NaN is not counted. Of a DTensor, the elements of
+    and magnitudes below 2**-24; the outer ones hold all larger magnitudes. NaN is not counted. Of a sparse tensor the stored
+    elements are counted. Of a DTensor, the elements of
     all shards are counted, by a reduction in which all ranks of its mesh take part.
     """
-    values = local(tensor).detach().reshape(-1)
+    values = local(tensor).detach()
+    if values.layout is torch.sparse_coo:
+        values = values.coalesce().values()
+    values = values.reshape(-1)
     values = values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
     exponent = torch.frexp(values).exponent  # 2**(exponent - 1) <= |value| < 2**exponent
     side = torch.where(values.isinf(), _SIDE, (exponent - _LOW).clamp(0, _SIDE))

@@ -24,7 +24,7 @@ class MeasuredStep(Callback):
         self._before: tuple[list[nn.Parameter], list[Tensor]] | None = None
 
     def _parameters(self, state: State) -> list[nn.Parameter]:
-        return state.trained_parameters()
+        return [p for optimizer in state.optimizers for group in optimizer.param_groups for p in group["params"]]
 
     def _gradients(self, state: State, parameters: Sequence[nn.Parameter]) -> None:
         raise NotImplementedError

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor, nn
 
 from hocket.callbacks.measured_step import MeasuredStep
@@ -18,7 +19,8 @@ class OptimizerMonitor(MeasuredStep):
     optimizers, ``optimizer/exp_avg_norm`` and ``optimizer/exp_avg_sq_norm``. The gradient is the one used in the step, the
     update is the total change of the weights by the batch, and the weights are those after it. Values stay on the device. A
     monitored batch keeps a copy of the weights during its step, and reads weights and gradients five times.
-    `GradientMonitor` logs the norms of each layer.
+    `GradientMonitor` logs the norms of each layer. Of several steps in a batch, the gradient norm is that over all parameters,
+    each with the gradient of its last step.
 
     Args:
         every: number of batches between measurements; best a multiple of the Trainer's ``log_every``, because only the last
@@ -40,12 +42,17 @@ class OptimizerMonitor(MeasuredStep):
 
     def __init__(self, every: int = 100) -> None:
         super().__init__(every)
+        #: The gradient norm of each step of the batch, by the step's name.
+        self._norms: dict[str, Tensor] = {}
 
     def _gradients(self, state: State, parameters: Sequence[nn.Parameter]) -> None:
         gradients = [parameter.grad for parameter in state.trained_parameters() if parameter.grad is not None]
-        state.log({"optimizer/gradient_norm": _norm(gradients)})
+        self._norms[state.step.name] = _norm(gradients)
 
     def _step(self, state: State, parameters: Sequence[nn.Parameter], updates: Sequence[Tensor]) -> None:
+        if self._norms:
+            norms, self._norms = list(self._norms.values()), {}
+            state.log({"optimizer/gradient_norm": norms[0] if len(norms) == 1 else torch.stack(norms).norm()})
         weights = [parameter.detach() for parameter in parameters]
         state.log({"optimizer/weight_norm": _norm(weights), "optimizer/update_norm": _norm(updates)})
         held = [values for optimizer in state.optimizers for values in optimizer.state.values()]

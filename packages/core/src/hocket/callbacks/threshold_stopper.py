@@ -56,6 +56,11 @@ class ThresholdStopper(Callback):
                 f"threshold-stopper was given above={above!r}, below={below!r} and times={times!r}. Give above= or below= a "
                 f"number, such as ThresholdStopper({monitor!r}, above=10.0), and times an int of 1 or more."
             )
+        if above is not None and below is not None and below > above:
+            raise ValueError(
+                f"threshold-stopper was given above={above!r} and below={below!r}, between which every value stops the fit. "
+                "Give above= the larger number, or one of them."
+            )
         self.monitor = monitor
         self._above, self._below, self._times, self._checkpoint = above, below, times, checkpoint
         #: Values in succession that were beyond a threshold, and the reason to stop, if there is one.
@@ -104,7 +109,15 @@ class ThresholdStopper(Callback):
 
     def epoch_start(self, state: State) -> None:
         """Warn once if nothing was logged under the name in the first epoch."""
-        if state.timestamp.epoch and not (self._seen or self._warned or state.strategy.rank):
+        if state.timestamp.epoch:
+            self._warn(state)
+
+    def after_fit(self, state: State) -> None:
+        """Warn once if nothing was logged under the name."""
+        self._warn(state)
+
+    def _warn(self, state: State) -> None:
+        if not (self._seen or self._warned or state.strategy.rank):
             self._warned = True
             warn_of_nothing(state, "threshold-stopper", self.monitor)
 

@@ -29,15 +29,16 @@ class Ticking:
         self._ending: threading.Event | None = None  # made when needed, because it cannot be pickled
         self._process = 0
 
-    def start(self) -> None:
-        """Call the function, and start the thread unless it runs."""
+    def start(self) -> bool:
+        """Call the function, and start the thread unless it runs. Return whether it runs: not after an exception."""
         if self._thread is not None and self._process == os.getpid():
-            return
+            return True
         if not self._tick():
-            return
+            return False
         self._process, self._ending = os.getpid(), (ending := threading.Event())
         self._thread = threading.Thread(target=self._run, args=(ending,), name=f"hocket {self._who}", daemon=True)
         self._thread.start()
+        return True
 
     def stop(self) -> None:
         """End the thread, after the current call. May be called twice."""

@@ -48,6 +48,11 @@ def source(args: argparse.Namespace) -> Source:
     environment = _of_environment()
     for change in environment:
         override(document, change, f"'{change}' in {VARIABLE}")
+    if len(changes) == 1 and changes[0][-1:] == "=":
+        raise ConfigError(
+            f"'{changes[0]}'",
+            f"An override is key=value, and there is no value. Write {changes[0]}VALUE, or {changes[0]}null.",
+        )
     if any(each[:1] == "=" or each[-1:] == "=" for each in changes):
         joined = re.sub(r" ?= ?", "=", " ".join(changes))
         raise ConfigError(f"'{' '.join(changes)}'", f"An override is key=value, without spaces. Write {joined}.")

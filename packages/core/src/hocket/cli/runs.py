@@ -62,7 +62,9 @@ def run(args: argparse.Namespace) -> int:
     names = _columns(runs, args.metrics)
     _sort(runs, args.sort, args.reverse)
     if args.json:
-        print(json.dumps([_row(each) for each in runs], indent=1))
+        from hocket.loggers.lines import strict
+
+        print(json.dumps(strict([_row(each) for each in runs]), indent=1))
     elif not runs:
         print("No run passes the filters.")
     else:
@@ -141,8 +143,13 @@ def _sort(runs: list[RunOnDisk], name: str | None, reverse: bool) -> None:
     }
     best_first = name not in keys and _mode(runs, name) == "max"
     key = keys.get(name, lambda each: listing.latest_of(each.values, name))
-    known = sorted((each for each in runs if key(each) is not None), key=key, reverse=best_first ^ reverse)
-    runs[:] = [*known, *(each for each in runs if key(each) is None)]
+    known = sorted((each for each in runs if not _missing(key(each))), key=key, reverse=best_first ^ reverse)
+    runs[:] = [*known, *(each for each in runs if _missing(key(each)))]
+
+
+def _missing(value: Any) -> bool:
+    """Whether there is no value to sort by: None or NaN."""
+    return value is None or value != value
 
 
 def _row(each: RunOnDisk) -> dict[str, Any]:

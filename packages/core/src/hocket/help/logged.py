@@ -115,6 +115,14 @@ def not_a_metric(name: str, value: Any) -> TypeError:
     )
 
 
+def not_combined(name: str, value: Any, world: int) -> TypeError:
+    """Return the error for a metric object that ranks cannot combine."""
+    return TypeError(
+        f"The metric {type(value).__name__} logged as {name!r} cannot be combined over {world} ranks. Log a torchmetrics "
+        "metric, or give it merge_state(others), which adds what other metrics of its class have seen."
+    )
+
+
 def shared_metric(name: str, value: Any) -> ValueError:
     """Return the error for a metric object that training and evaluation have in common."""
     return ValueError(

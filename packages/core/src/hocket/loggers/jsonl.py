@@ -115,6 +115,7 @@ class JSONLinesLogger(Logger):
     def after_fit(self, state: State) -> None:
         """Write the summary of the run."""
         self._summary.end(state, "finished")
+        self._lines.check()
 
     def exception(self, state: State) -> None:
         """Write the summary of the run, which names the exception."""

@@ -60,6 +60,11 @@ class LinesFile:
         if not self.size and self._header:
             self.write({"run": run})
 
+    def check(self) -> None:
+        """Raise FileNotFoundError if the open file was removed."""
+        if self._file is not None and not Path(self._file.name).exists():
+            raise FileNotFoundError(f"{self._file.name} was removed while the run wrote it, and its lines are lost")
+
     def close(self) -> None:
         """Close the file."""
         if self._file is not None:

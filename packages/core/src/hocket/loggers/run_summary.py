@@ -17,7 +17,7 @@ from hocket.history import POSITION
 from hocket.loggers.lines import encode
 from hocket.plugins import catalog
 from hocket.plugins.plan import calls
-from hocket.runs.files import SUMMARY, objects, started
+from hocket.runs.files import SUMMARY, number, objects, started
 from hocket.state import State
 
 
@@ -27,7 +27,7 @@ class RunSummary:
     def __init__(self) -> None:
         self._path: Path | None = None
         self._content: dict[str, Any] = {}
-        #: The latest, least and greatest finite value of each metric.
+        #: The latest value of each metric, and its least and greatest finite ones, NaN if there are none.
         self._values: dict[str, list[float]] = {}
         self._read = False
         #: Seconds of the earlier fits of this process, and when the current one began.
@@ -41,7 +41,7 @@ class RunSummary:
         if not self._read:
             self._read, self._values = True, {}
             for line in objects(metrics):
-                self.add({name: value for name, value in line.items() if name not in POSITION})
+                self.add({name: number(value) for name, value in line.items() if name not in POSITION})
         self._began = time.time()
         listings = (getattr(each.obj, "listing", None) for each in state.bus.attachments)
         best = next((each.rule for each in listings if each is not None), None)
@@ -61,16 +61,14 @@ class RunSummary:
     def add(self, metrics: Mapping[str, Any]) -> None:
         """Note the latest values."""
         for name, value in metrics.items():
-            if not isinstance(value, int | float) or not math.isfinite(value):
+            if not isinstance(value, int | float):
                 continue
-            known = self._values.get(name)
-            if known is None:
-                self._values[name] = [value, value, value]
-            else:
-                known[0] = value
-                if value < known[1]:
+            known = self._values.setdefault(name, [value, math.nan, math.nan])
+            known[0] = value
+            if math.isfinite(value):
+                if not known[1] <= value:
                     known[1] = value
-                elif value > known[2]:
+                if not known[2] >= value:
                     known[2] = value
 
     def end(self, state: State, status: str) -> None:

@@ -67,7 +67,7 @@ class Delivery:
         #: The value of `_written` at the last timeout; `finish` waits again only once it has grown.
         self._stuck_at = -1
         self._message = ""
-        #: A BaseException such as SystemExit, to be re-raised in the thread of the run.
+        #: A BaseException such as KeyboardInterrupt, to be re-raised in the thread of the run.
         self._exit: BaseException | None = None
 
     def of(self, hook: str, function: Callable[..., Any]) -> Callable[..., None]:
@@ -178,9 +178,9 @@ class Delivery:
     def _call(self, hook: str, function: Callable[..., Any], args: tuple[Any, ...], rows: int) -> None:
         try:
             function(*args)
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # no signal arrives in this thread: a vendor's client calls sys.exit
             self._failed(hook, error, rows)
-        except BaseException as error:  # such as sys.exit: `_raise_pending` re-raises it in the thread of the run
+        except BaseException as error:  # such as Control-C: `_raise_pending` re-raises it in the thread of the run
             self._exit = error
 
     def _idle(self) -> bool:
@@ -188,7 +188,7 @@ class Delivery:
 
     # --- errors
 
-    def _failed(self, hook: str, error: Exception, rows: int) -> None:
+    def _failed(self, hook: str, error: BaseException, rows: int) -> None:
         with self._changed:
             self._dropped[_kind(hook)] += rows
         at = traceback.extract_tb(error.__traceback__)[-1]

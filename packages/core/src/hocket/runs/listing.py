@@ -33,7 +33,7 @@ class RunOnDisk:
     status: str
     reason: str
     position: Mapping[str, float] = field(default_factory=dict)
-    #: Latest, least and greatest value of each metric.
+    #: Latest value of each metric, which may be NaN, and its least and greatest finite value.
     values: Mapping[str, tuple[float, float, float]] = field(default_factory=dict)
     #: The metrics of the latest evaluation.
     evaluated: tuple[str, ...] = ()
@@ -150,7 +150,7 @@ def _values(value: Any) -> dict[str, tuple[float, float, float]]:
     found: dict[str, tuple[float, float, float]] = {}
     for name, each in value.items() if isinstance(value, dict) else ():
         numbers = (
-            [number for part in each if (number := files.finite(part)) is not None] if isinstance(each, list) else []
+            [number for part in each if (number := files.number(part)) is not None] if isinstance(each, list) else []
         )
         if len(numbers) == 3:
             found[name] = (numbers[0], numbers[1], numbers[2])
@@ -165,8 +165,10 @@ def _scanned(path: Path) -> tuple[dict[str, float], dict[str, tuple[float, float
         if "batch" in line:
             position = _numbers(line)
         for name, value in line.items():
-            if name in files.POSITION or (latest := files.finite(value)) is None:
+            if name in files.POSITION or (latest := files.number(value)) is None:
                 continue
-            _, least, most = values.get(name, (latest, latest, latest))
-            values[name] = (latest, min(least, latest), max(most, latest))
+            _, least, most = values.get(name, (latest, math.nan, math.nan))
+            if math.isfinite(latest):  # any number is between NaN and NaN
+                least, most = latest if not least <= latest else least, latest if not most >= latest else most
+            values[name] = (latest, least, most)
     return position, values

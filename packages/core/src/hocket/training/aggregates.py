@@ -14,6 +14,7 @@ from torch.nn import Parameter
 from hocket.help import logged as help_logged
 from hocket.training import scalars
 from hocket.training.accumulators import ACCUMULATORS, REDUCTIONS, Accumulator, Held, OfMetric, Reduce
+from hocket.training.metric_adapters import adapted
 from hocket.training.step import count
 
 if TYPE_CHECKING:
@@ -104,7 +105,9 @@ class Aggregates:
             key = (name, reduce, over if type(over) is str else tuple(over), of_task)
             if (accumulators := self._known.get(key)) is None:
                 accumulators = self._known[key] = self._find(name, value, reduce, over, weight, of_task)
-            if type(value) in _TENSORS:
+            if accumulators[0].reduce == "metric":
+                value = self._converted(name, value, accumulators[0])
+            elif type(value) in _TENSORS:
                 if value.numel() != 1 or value.is_complex():
                     raise help_logged.not_a_number(name, value)
             elif type(value) is not float:
@@ -140,6 +143,11 @@ class Aggregates:
         if reduce is None or (reduce == "last" and is_metric(value)):
             reduce = "metric" if is_metric(value) else "mean"
         help_logged.check(name, reduce, weight)
+        if reduce == "metric":
+            if not is_metric(value):
+                raise help_logged.not_a_metric(name, value)
+            if self._state.strategy.world_size > 1 and not adapted(value).combines:
+                raise help_logged.not_combined(name, value, self._state.strategy.world_size)
         if reduce == "metric" and len(scopes) > 1 and self._set is None:
             raise help_logged.metric_over_both(name)
         if self._set is not None:
@@ -310,7 +318,15 @@ class Aggregates:
                 value = ACCUMULATORS[reduce].reduced(each)
             else:
                 accumulator = scope.accumulators.get(name)
-                value = accumulator.computed(each) if isinstance(accumulator, OfMetric) else None
+                value = None
+                if isinstance(accumulator, OfMetric):
+                    try:
+                        value = accumulator.computed(each)
+                    except Exception as error:
+                        error.add_note(
+                            f"The metric {type(accumulator.metric).__name__} logged as {name!r} was computed."
+                        )
+                        raise
                 if len(same) < len(ranks):  # a rank without the metric cannot compute it
                     value = next((v for v in self._state.bus.all_gather_object(value) if v is not None), None)
             if value is not None:
