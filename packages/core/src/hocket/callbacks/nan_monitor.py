@@ -15,10 +15,10 @@ from hocket.time import batches
 class NaNMonitor(Callback):
     """Raise FloatingPointError naming non-finite gradients, and optionally non-finite parameters and buffers.
 
-    It runs before the Trainer's ``nonfinite=`` in every hundredth batch. When ``nonfinite="raise"`` ends a fit in another
-    batch, it adds the names as a note to that error. Non-finite values persist, since one non-finite gradient makes a weight,
-    and then all losses, non-finite. A check reads all gradients and waits for the device. To find the first non-finite
-    gradient at that cost, write ``{"nan-monitor": {"every": 1}}``.
+    It runs before the Trainer's ``nonfinite=`` in every hundredth batch, and raises also with ``"skip"`` and ``"warn"``. When
+    ``nonfinite="raise"`` ends a fit in another batch, it adds the names as a note to that error. Non-finite values persist,
+    since one non-finite gradient makes a weight, and then all losses, non-finite. A check reads all gradients and waits for
+    the device. To find the first non-finite gradient at that cost, write ``{"nan-monitor": {"every": 1}}``.
 
     Gradients are checked before clipping, parameters and buffers before the step. Do not use it with precisions that scale
     the loss, unless ``gradients=False``: their gradients overflow occasionally, and they skip these steps themselves.
