@@ -1,0 +1,18 @@
+"""Errors for libraries that are not installed."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+
+def require(module: str, needs: str) -> Any:
+    """Import a library. Raises ModuleNotFoundError that names what needs it, and what to install."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name != module.partition(".")[0]:
+            raise
+        raise ModuleNotFoundError(
+            f"{needs} needs the package {error.name}. Run pip install 'hocket-migration[composer]'.", name=error.name
+        ) from None
