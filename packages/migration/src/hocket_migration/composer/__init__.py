@@ -1,4 +1,4 @@
-"""Composer's names, for projects written for it: change ``from composer import …`` to ``from hocket_migration.composer import …``.
+"""Composer's names: change ``from composer import Trainer`` to ``from hocket_migration.composer import Trainer``.
 
 Its Trainer makes a `hocket.Trainer`, which is its attribute ``hocket``. mosaicml itself is not needed. docs/from-composer.md
 says what maps to what.

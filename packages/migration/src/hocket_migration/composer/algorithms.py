@@ -290,7 +290,9 @@ def WeightStandardization(n_last_layers_ignore: int = 0) -> Any:
     return make("algorithms", "weight-standardization", n_last_layers_ignore=n_last_layers_ignore)
 
 
-AugmentAndMixTransform = no_counterpart("AugmentAndMixTransform", "Use AugMix(), or hocket_vision.functional.augmix(image).")
+AugmentAndMixTransform = no_counterpart(
+    "AugmentAndMixTransform", "Use AugMix(), or hocket_vision.functional.augmix(image)."
+)
 ColOutTransform = no_counterpart("ColOutTransform", "Use ColOut(), or hocket_vision.functional.colout(images).")
 RandAugmentTransform = no_counterpart(
     "RandAugmentTransform", "Use RandAugment(), or hocket_vision.functional.randaugment(image)."

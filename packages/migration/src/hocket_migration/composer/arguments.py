@@ -78,7 +78,9 @@ def duration_of(given: int | str | Time | None, ssr: float) -> Time | None:
         raise ValueError(f"scale_schedule_ratio={ssr} has to be greater than 0, such as 0.5 for half of the run.")
     scaled = Time(int(time.value * ssr), time.unit)
     if not scaled.value:
-        raise ValueError(f"max_duration='{time}' times scale_schedule_ratio={ssr} is no time. Give the duration in 'ba'.")
+        raise ValueError(
+            f"max_duration='{time}' times scale_schedule_ratio={ssr} is no time. Give the duration in 'ba'."
+        )
     return scaled
 
 
@@ -86,10 +88,14 @@ def optimizer_of(given: Any, model: Any) -> Optimizer | None:
     """Return the optimizer; without one, Composer's default. Raises ValueError for several."""
     optimizers = as_list(given)
     if len(optimizers) > 1:
-        raise ValueError(f"optimizers= takes one optimizer, and was given {len(optimizers)}. Use a hocket.Task for several.")
+        raise ValueError(
+            f"optimizers= takes one optimizer, and was given {len(optimizers)}. Use a hocket.Task for several."
+        )
     if optimizers:
         if not isinstance(optimizers[0], Optimizer):
-            raise TypeError(f"optimizers={optimizers[0]!r} is not an optimizer. Write DecoupledAdamW(model.parameters(), lr=1e-3).")
+            raise TypeError(
+                f"optimizers={optimizers[0]!r} is not an optimizer. Write DecoupledAdamW(model.parameters(), lr=1e-3)."
+            )
         return optimizers[0]
     parameters = [each for each in model.parameters() if each.requires_grad]
     if not parameters:
@@ -106,7 +112,9 @@ def precision_of(given: Any, device: Any) -> Precision:
     try:
         return Precision(given)
     except ValueError:
-        raise ValueError(f"precision={given!r} is none of Composer's: {', '.join(Precision)}. Others: hocket={{'precision': …}}.") from None
+        raise ValueError(
+            f"precision={given!r} is none of Composer's: {', '.join(Precision)}. Others: hocket={{'precision': …}}."
+        ) from None
 
 
 _DEVICES = {"gpu": "cuda", "cuda": "cuda", "cpu": "cpu", "mps": "mps", "tpu": "xla"}
@@ -118,20 +126,26 @@ def device_of(given: Any) -> str:
         return "auto"
     name = given if isinstance(given, str) else getattr(given, "name", given)
     if name not in _DEVICES:
-        raise ValueError(f"device={given!r} is none of {', '.join(map(repr, _DEVICES))}. Others: hocket={{'device': …}}.")
+        raise ValueError(
+            f"device={given!r} is none of {', '.join(map(repr, _DEVICES))}. Others: hocket={{'device': …}}."
+        )
     return _DEVICES[name]
 
 
 def microbatch_of(given: Any) -> Any:
     """Return samples per forward pass. Raises ValueError for a fraction of a sample."""
     if isinstance(given, float):
-        raise ValueError(f"device_train_microbatch_size={given}: hocket has no fractions of a sample. Give a whole number.")
+        raise ValueError(
+            f"device_train_microbatch_size={given}: hocket has no fractions of a sample. Give a whole number."
+        )
     return given
 
 
 #: Options of FSDP that hocket's strategy takes, by Composer's names.
-_FSDP = {"sharding_strategy", "activation_checkpointing", "mixed_precision", "cpu_offload", "use_orig_params", "state_dict_type",
-         "backward_prefetch", "forward_prefetch", "limit_all_gathers", "sync_module_states", "verbose", "auto_wrap"}  # fmt: skip
+_FSDP = {
+    "sharding_strategy", "activation_checkpointing", "mixed_precision", "cpu_offload", "use_orig_params", "state_dict_type",
+    "backward_prefetch", "forward_prefetch", "limit_all_gathers", "sync_module_states", "verbose", "auto_wrap",
+}  # fmt: skip
 
 
 def strategy_of(parallelism: Any, fsdp: Any) -> Any:
@@ -141,7 +155,9 @@ def strategy_of(parallelism: Any, fsdp: Any) -> Any:
     if fsdp is not None:
         given["fsdp"] = fsdp
     if "tp" in given:
-        raise ValueError("parallelism_config={'tp': …}: write hocket={'strategy': {'tensor-parallel': {…}}}, with a plan of layers.")
+        raise ValueError(
+            "parallelism_config={'tp': …}: write hocket={'strategy': {'tensor-parallel': {…}}}, with a plan of layers."
+        )
     if "fsdp" not in given:
         return "auto"
     config = given["fsdp"]
@@ -156,21 +172,29 @@ def strategy_of(parallelism: Any, fsdp: Any) -> Any:
             "cpu_offload and activation_checkpointing: write hocket={'strategy': {'fsdp': {…}}}, and "
             "algorithms=['activation-checkpointing'] there."
         )
-    sharding = str(getattr(options.get("sharding_strategy"), "name", options.get("sharding_strategy", "FULL_SHARD"))).upper()
+    sharding = str(
+        getattr(options.get("sharding_strategy"), "name", options.get("sharding_strategy", "FULL_SHARD"))
+    ).upper()
     if sharding == "NO_SHARD":
         return "ddp"
     if sharding not in ("FULL_SHARD", "SHARD_GRAD_OP"):
-        raise ValueError(f"sharding_strategy={sharding!r}: write hocket={{'strategy': {{'fsdp': {{…}}}}}} for other meshes.")
+        raise ValueError(
+            f"sharding_strategy={sharding!r}: write hocket={{'strategy': {{'fsdp': {{…}}}}}} for other meshes."
+        )
     return "fsdp"
 
 
 def evaluators_of(given: Any) -> list[Evaluator]:
     """Return evaluators. Raises ValueError for several without labels, and for two of one label."""
-    if given is None:
+    if given is None or (isinstance(given, list | tuple) and not given):
         return []
-    listed = list(given) if isinstance(given, list | tuple) and any(isinstance(e, Evaluator) for e in given) else [given]
+    listed = (
+        list(given) if isinstance(given, list | tuple) and any(isinstance(e, Evaluator) for e in given) else [given]
+    )
     if any(isinstance(each, Evaluator) for each in listed) and not all(isinstance(each, Evaluator) for each in listed):
-        raise ValueError("eval_dataloader= mixes Evaluators and other data. Write Evaluator(label=…, dataloader=…) for all.")
+        raise ValueError(
+            "eval_dataloader= mixes Evaluators and other data. Write Evaluator(label=…, dataloader=…) for all."
+        )
     evaluators = [ensure_evaluator(each) for each in listed]
     labels = [each.label for each in evaluators]
     if twice := [label for label in labels if labels.count(label) > 1]:
@@ -199,7 +223,9 @@ def bars(progress: bool, console: bool, stream: Any, every: Any, given: Sequence
     """Return the progress bar and the console logger, unless one was given."""
     time = Time.from_input(every, "ep")
     if console and str(time) != "1ba":
-        raise ValueError(f"console_log_interval='{time}': write hocket={{'log_every': '10ba'}}, the interval of all loggers.")
+        raise ValueError(
+            f"console_log_interval='{time}': write hocket={{'log_every': '10ba'}}, the interval of all loggers."
+        )
     file = {"stderr": sys.stderr, "stdout": sys.stdout}.get(stream, stream) if isinstance(stream, str) else stream
     wanted = {"progress": progress, "console": console}
     kinds = {name: hocket.plugins.get("loggers", name) for name in wanted}

@@ -38,9 +38,7 @@ def LRMonitor() -> Any:
     return make("callbacks", "lr-monitor")
 
 
-def MemoryMonitor(
-    memory_keys: dict[str, str] | None = None, dist_aggregate_batch_interval: int | None = None
-) -> Any:
+def MemoryMonitor(memory_keys: dict[str, str] | None = None, dist_aggregate_batch_interval: int | None = None) -> Any:
     """Return hocket's ``memory-monitor``."""
     refuse(
         "MemoryMonitor", "It logs all statistics, of rank 0.",
@@ -142,13 +140,17 @@ def ImageVisualizer(
 
 def OOMObserver(max_entries: int = 100_000, **files: Any) -> Any:
     """Return hocket's ``memory-report``, which writes into the run's folder."""
-    refuse("OOMObserver", "The report is in the run's folder.", **{name: (value, None) for name, value in files.items()})
+    refuse(
+        "OOMObserver", "The report is in the run's folder.", **{name: (value, None) for name, value in files.items()}
+    )
     return make("callbacks", "memory-report", entries=max_entries)
 
 
 def MemorySnapshot(skip_batches: int = 1, interval: Any = "3ba", max_entries: int = 100_000, **files: Any) -> Any:
     """Return hocket's ``memory-report``, which writes after ``skip_batches`` and an interval."""
-    refuse("MemorySnapshot", "The report is in the run's folder.", **{name: (value, None) for name, value in files.items()})
+    refuse(
+        "MemorySnapshot", "The report is in the run's folder.", **{name: (value, None) for name, value in files.items()}
+    )
     at = skip_batches + _batches(interval, "MemorySnapshot")
     return make("callbacks", "memory-report", at=at, record=True, entries=max_entries)
 

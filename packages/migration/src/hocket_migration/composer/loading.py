@@ -57,7 +57,9 @@ def find(path: str | Path | None) -> Loaded | None:
     if path is None:
         return None
     if "://" in str(path):
-        raise ValueError(f"load_path={str(path)!r}: hocket loads URLs of its own checkpoints. Write hocket={{'resume': …}}, or download it.")
+        raise ValueError(
+            f"load_path={str(path)!r}: hocket loads URLs of its own checkpoints. Write hocket={{'resume': …}}, or download it."
+        )
     found = Path(os.path.expandvars(str(path).replace("{rank}", "0"))).expanduser()
     if not found.exists():
         raise FileNotFoundError(f"load_path={str(path)!r} does not exist.")
@@ -76,18 +78,13 @@ def _read(path: Path) -> Any:
             return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise ValueError(
-            f"load_path={str(path)!r} has objects of a class that is not loaded for safety, or is damaged: {error} If you trust "
-            "the file, name the class with torch.serialization.add_safe_globals([…]) first."
+            f"load_path={str(path)!r} has objects of a class that is not loaded for safety, or is damaged: {error} If you "
+            "trust the file, name the class with torch.serialization.add_safe_globals([…]) first."
         ) from error
 
 
 #: What random numbers of NumPy are pickled with.
-_NUMPY = [
-    np.core.multiarray._reconstruct if not hasattr(np, "_core") else np._core.multiarray._reconstruct,
-    np.ndarray,
-    np.dtype,
-    type(np.dtype(np.uint32)),
-]
+_NUMPY = [np.zeros(0).__reduce__()[0], np.ndarray, np.dtype, type(np.dtype(np.uint32))]
 
 #: The algorithms that changed the model: a checkpoint of theirs fits only a model that was changed.
 _SURGERY = (
@@ -119,7 +116,9 @@ def required_algorithms(loaded: Loaded | None, given: Sequence[Any], exclude: Se
                 f"The checkpoint {loaded.path} is of a model that {name} has changed, with arguments that are not known: "
                 f"{text!r}. Pass algorithms=[{name}(…)], or load_exclude_algorithms=['{name}']."
             ) from None
-        warnings.warn(f"Applied {text}, which the checkpoint {loaded.path} needs. Pass it as algorithms= too.", stacklevel=4)
+        warnings.warn(
+            f"Applied {text}, which the checkpoint {loaded.path} needs. Pass it as algorithms= too.", stacklevel=4
+        )
     return missing
 
 
@@ -134,7 +133,9 @@ def resume_of(loaded: Loaded | None, weights_only: bool, ignore: Any, autoresume
     if loaded is None or loaded.folder is None or weights_only:
         return None
     if ignore:
-        raise ValueError("load_ignore_keys= works with files of mosaicml. Call trainer.hocket.load_state_dict(tree, ignore=[…]).")
+        raise ValueError(
+            "load_ignore_keys= works with files of mosaicml. Call trainer.hocket.load_state_dict(tree, ignore=[…])."
+        )
     return str(loaded.folder)
 
 
@@ -157,7 +158,9 @@ def load(
         _ignore(loaded.tree, ignore)
     state = loaded.state
     here = trainer.model_state_dict(evaluated=False)
-    weights = {names.here(name, here): value for name, value in state.get("model", {}).items() if not names.derived(name)}
+    weights = {
+        names.here(name, here): value for name, value in state.get("model", {}).items() if not names.derived(name)
+    }
     if weights:
         trainer.load_weights(weights, strict=strict)
     if weights_only or loaded.timestamp is None:
@@ -188,7 +191,9 @@ def _remove(tree: dict[str, Any], prefix: str, glob: str) -> bool:
     return found
 
 
-def _load_optimizer(trainer: hocket.Trainer, task: ComposerTask, saved: Mapping[str, Any], here: Mapping[str, Any]) -> None:
+def _load_optimizer(
+    trainer: hocket.Trainer, task: ComposerTask, saved: Mapping[str, Any], here: Mapping[str, Any]
+) -> None:
     if not saved or not trainer.state.optimizers:
         return
     optimizer = trainer.state.optimizers[0]
@@ -199,7 +204,9 @@ def _load_optimizer(trainer: hocket.Trainer, task: ComposerTask, saved: Mapping[
             "load_ignore_keys=['state/optimizers'] to begin with a new one."
         )
     if hocket.Need.FULL_PARAMETERS not in trainer.state.strategy.offers:
-        raise ValueError("The optimizer's state of mosaicml cannot be loaded into shards. Continue in one process or with ddp.")
+        raise ValueError(
+            "The optimizer's state of mosaicml cannot be loaded into shards. Continue in one process or with ddp."
+        )
     own = {id(parameter): name for name, parameter in task.model.named_parameters()}
     order = [own[id(p)] for group in optimizer.param_groups for p in group["params"]]
     states = {names.here(name, here): state for name, state in saved[kind]["state"].items()}
@@ -212,7 +219,12 @@ def _load_optimizer(trainer: hocket.Trainer, task: ComposerTask, saved: Mapping[
             f"{len(tree['param_groups'])}. Make it with the same groups."
         )
     for group, there in zip(tree["param_groups"], saved[kind]["param_groups"], strict=True):
-        groups.append({**group, **{key: value for key, value in there.items() if key in (*group, "initial_lr") and key != "params"}})
+        groups.append(
+            {
+                **group,
+                **{key: value for key, value in there.items() if key in (*group, "initial_lr") and key != "params"},
+            }
+        )
     known = {order.index(name): state for name, state in states.items()}
     optimizer.load_state_dict({"state": known, "param_groups": groups})
 

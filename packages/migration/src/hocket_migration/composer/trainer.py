@@ -183,7 +183,9 @@ class Trainer:
             keep=save_num_checkpoints_to_keep, overwrite=save_overwrite, weights_only=save_weights_only,
         )  # fmt: skip
         if autoresume and (self._checkpoints is None or run_name is None):
-            raise ValueError("autoresume=True needs save_folder= and run_name=, so that the next process finds the checkpoints.")
+            raise ValueError(
+                "autoresume=True needs save_folder= and run_name=, so that the next process finds the checkpoints."
+            )
 
         asking = {label: each.eval_interval for label, each in task.evaluators.items() if callable(each.eval_interval)}
         if callable(eval_interval):
@@ -200,7 +202,8 @@ class Trainer:
             "schedule_every": None if self._schedulers is None else "1ba" if self._schedulers.every_batch else "1ep",
             "duration": None if duration is None else str(duration),
             "algorithms": [
-                *DataFunctions.needed(task), *(arguments.algorithm(each, view) for each in view.algorithms),
+                *DataFunctions.needed(task),
+                *(arguments.algorithm(each, view) for each in view.algorithms),
             ],
             "callbacks": [*internal, *(arguments.callback(each, view) for each in view.callbacks)],
             "loggers": [
@@ -239,7 +242,9 @@ class Trainer:
         schedulers = arguments.as_list(given)
         if not schedulers:
             if ssr != 1.0:
-                raise ValueError(f"scale_schedule_ratio={ssr} scales schedulers, and there are none. Pass schedulers=, or omit it.")
+                raise ValueError(
+                    f"scale_schedule_ratio={ssr} scales schedulers, and there are none. Pass schedulers=, or omit it."
+                )
             return None
         if optimizer is None:
             raise ValueError("schedulers= needs optimizers=, the optimizer whose learning rates they set.")
@@ -247,16 +252,31 @@ class Trainer:
         return Schedulers(schedulers, self.state, optimizer, ssr, every_batch(schedulers, every))
 
     def _made_checkpoints(
-        self, folder: Any, filename: str, latest: str | None, every: Any, run_name: str | None, *, keep: int, **options: Any
+        self,
+        folder: Any,
+        filename: str,
+        latest: str | None,
+        every: Any,
+        run_name: str | None,
+        *,
+        keep: int,
+        **options: Any,
     ) -> NamedCheckpoints | None:
         if folder is None:
             return None
         if keep == 0:
-            raise ValueError("save_num_checkpoints_to_keep=0 keeps none. Give 1 or more, -1 for all, or omit save_folder=.")
+            raise ValueError(
+                "save_num_checkpoints_to_keep=0 keeps none. Give 1 or more, -1 for all, or omit save_folder=."
+            )
         where = str(folder).replace("{run_name}", run_name or "")
         period = interval(every, "save_interval")
         return NamedCheckpoints(
-            where, filename, latest, every=None if period == "0ba" else period, keep=None if keep < 0 else keep, **options
+            where,
+            filename,
+            latest,
+            every=None if period == "0ba" else period,
+            keep=None if keep < 0 else keep,
+            **options,
         )
 
     def _set_evaluators(self, given: Any) -> None:
@@ -326,10 +346,14 @@ class Trainer:
 
     def _replace_schedulers(self, given: Any, ssr: float, every: bool | None) -> None:
         if self._schedulers is None:
-            raise ValueError("fit(schedulers=…) replaces schedulers of the Trainer, and it has none. Give them to the Trainer.")
+            raise ValueError(
+                "fit(schedulers=…) replaces schedulers of the Trainer, and it has none. Give them to the Trainer."
+            )
         schedulers = arguments.as_list(given)
         if every_batch(schedulers, every) != self._schedulers.every_batch:
-            raise ValueError("fit(schedulers=…) are stepped as those of the Trainer. Give step_schedulers_every_batch= to both.")
+            raise ValueError(
+                "fit(schedulers=…) are stepped as those of the Trainer. Give step_schedulers_every_batch= to both."
+            )
         self._schedulers.replace(schedulers, ssr)
         self.state.schedulers = schedulers
 
@@ -355,9 +379,7 @@ class Trainer:
             self.task.evaluators.update(evaluators)
             self.state.evaluators = list(evaluators.values())
 
-    def predict(
-        self, dataloader: Any, subset_num_batches: int = -1, *, return_outputs: bool = True
-    ) -> list[Any]:
+    def predict(self, dataloader: Any, subset_num_batches: int = -1, *, return_outputs: bool = True) -> list[Any]:
         """Return the outputs of each batch, on the CPU; an empty list unless ``return_outputs``."""
         spec = ensure_data_spec(dataloader)
         outputs = self.hocket.predict(Parts(spec, _limit(subset_num_batches), None))

@@ -67,7 +67,13 @@ def adapted(callback: Callback, view: State, base: type[hocket.Callback] = hocke
     methods: dict[str, Any] = {name: _calling(Event(name)) for name in wanted if not name.startswith("iteration")}
     if every or "iteration_start" in named:
         methods["fit_start"] = _fit_start
-    methods |= {"__doc__": kind.__doc__, "__init__": _keep, "state_dict": _state, "load_state_dict": _load, "close": _close}
+    methods |= {
+        "__doc__": kind.__doc__,
+        "__init__": _keep,
+        "state_dict": _state,
+        "load_state_dict": _load,
+        "close": _close,
+    }
     return type(kind.__name__, (base,), methods)(callback, view)
 
 

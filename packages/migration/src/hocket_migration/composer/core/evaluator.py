@@ -84,5 +84,7 @@ def interval(given: Any, name: str = "eval_interval") -> str:
         return "0ba"
     time = Time.from_input(given, "ep")
     if time.unit == "iter":
-        raise ValueError(f"{name}='{time}' is in iterations, which hocket does not have. Write batches ('ba') or epochs ('ep').")
+        raise ValueError(
+            f"{name}='{time}' is in iterations, which hocket does not have. Write batches ('ba') or epochs ('ep')."
+        )
     return str(time) if time.value else "0ba"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import hocket
+from hocket import Timestamp as Position
 from hocket.data.items import get_item, set_item
 from hocket_migration.composer.core.precision import Precision
 from hocket_migration.composer.core.time import Time, Timestamp
@@ -39,7 +40,7 @@ class State:
     def __init__(self, task: ComposerTask, optimizers: Sequence[torch.optim.Optimizer], precision: Precision) -> None:
         self._task, self._given_optimizers, self._precision = task, list(optimizers), precision
         self._hocket: hocket.State | None = None
-        self._position: hocket.Timestamp | None = None
+        self._position: Position | None = None
         #: The Trainer's arguments of these names.
         self.algorithms: list[Any] = []
         self.callbacks: list[Any] = []
@@ -138,7 +139,7 @@ class State:
         return Timestamp(self.hocket.previous)
 
     @contextmanager
-    def at(self, position: hocket.Timestamp) -> Iterator[State]:
+    def at(self, position: Position) -> Iterator[State]:
         """Inside the context, ``timestamp`` is this position."""
         self._position = position
         try:
@@ -157,7 +158,9 @@ class State:
         """End the fit, for a duration that is over; raises ValueError for another one."""
         time = None if duration is None else Time.from_input(duration, "ep")
         if time is None or self.timestamp < time:
-            raise ValueError(f"max_duration={duration!r} cannot be set during a run. Pass it to the Trainer, or fit(duration=…).")
+            raise ValueError(
+                f"max_duration={duration!r} cannot be set during a run. Pass it to the Trainer, or fit(duration=…)."
+            )
         self.stop_training()
 
     def get_elapsed_duration(self) -> Time | None:
@@ -241,5 +244,3 @@ class State:
     def fsdp_enabled(self) -> bool:
         """Whether ranks hold shards of the weights."""
         return hocket.Need.FULL_PARAMETERS not in self.hocket.strategy.offers
-
-

@@ -29,7 +29,9 @@ class TimeUnit(StrEnum):
         return names.get(text) or next((unit for unit in cls if unit.value == text), None)
 
 
-_TEXT = re.compile(r"\s*(-?[0-9][0-9_]*(?:\.[0-9]+)?(?:e[+-]?[0-9]{1,3})?)\s*(iter|ep|ba|sp|tok|dur|sec)\s*", re.I | re.A)
+_TEXT = re.compile(
+    r"\s*(-?[0-9][0-9_]*(?:\.[0-9]+)?(?:e[+-]?[0-9]{1,3})?)\s*(iter|ep|ba|sp|tok|dur|sec)\s*", re.I | re.A
+)
 
 
 @functools.total_ordering
@@ -55,7 +57,9 @@ class Time:
         if self.unit is TimeUnit.DURATION:
             value = float(value)
         elif not isinstance(value, int):
-            raise TypeError(f"A Time in {self.unit.value} is a whole number, not {value!r}. Write Time({int(value)}, …).")
+            raise TypeError(
+                f"A Time in {self.unit.value} is a whole number, not {value!r}. Write Time({int(value)}, …)."
+            )
         self.value: Any = value
 
     @classmethod

@@ -50,7 +50,9 @@ class InMemoryLogger(LoggerDestination):
             self.data.setdefault(name, []).append((now, value))
             self.most_recent_values[name], self.most_recent_timestamps[name] = value, now
 
-    def log_table(self, columns: list[str], rows: list[list[Any]], name: str = "Table", step: int | None = None) -> None:
+    def log_table(
+        self, columns: list[str], rows: list[list[Any]], name: str = "Table", step: int | None = None
+    ) -> None:
         """Keep a table."""
         self.tables[name] = (columns, rows)
 

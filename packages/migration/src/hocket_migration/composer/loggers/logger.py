@@ -42,7 +42,9 @@ class Logger:
         batch = images if isinstance(images, list | tuple) else [images]
         tensors = [torch.from_numpy(each) if isinstance(each, np.ndarray) else each.detach().cpu() for each in batch]
         tensors = [image for each in tensors for image in (each if each.dim() == 4 else [each])]
-        tensors = [each[None] if each.dim() == 2 else each.movedim(-1, 0) if channels_last else each for each in tensors]
+        tensors = [
+            each[None] if each.dim() == 2 else each.movedim(-1, 0) if channels_last else each for each in tensors
+        ]
         state.bus.log_images(state, name, tensors)
 
     def log_traces(self, traces: Mapping[str, Any]) -> None:

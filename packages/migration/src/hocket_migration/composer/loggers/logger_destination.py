@@ -28,10 +28,14 @@ class LoggerDestination(Callback):
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
         """Log numbers by name; the step is the number of batches trained on."""
 
-    def log_table(self, columns: list[str], rows: list[list[Any]], name: str = "Table", step: int | None = None) -> None:
+    def log_table(
+        self, columns: list[str], rows: list[list[Any]], name: str = "Table", step: int | None = None
+    ) -> None:
         """Log a table."""
 
-    def log_images(self, images: Any, name: str = "Images", channels_last: bool = False, step: int | None = None) -> None:
+    def log_images(
+        self, images: Any, name: str = "Images", channels_last: bool = False, step: int | None = None
+    ) -> None:
         """Log images."""
 
     def log_traces(self, traces: dict[str, Any]) -> None:

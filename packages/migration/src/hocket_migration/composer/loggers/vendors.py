@@ -43,7 +43,9 @@ def MLFlowLogger(
     **others: Any,
 ) -> Any:
     """Return hocket's ``mlflow``. The run has the Trainer's ``run_name``."""
-    write = "Write hocket_loggers.MLflowLogger(tracking_uri, experiment, tags), and the Trainer's run_name= for the name."
+    write = (
+        "Write hocket_loggers.MLflowLogger(tracking_uri, experiment, tags), and the Trainer's run_name= for the name."
+    )
     refuse("MLFlowLogger", write, run_name=(run_name, None), **{name: (each, None) for name, each in others.items()})
     experiment = {} if experiment_name is None else {"experiment": experiment_name}
     uri = None if tracking_uri is None else str(tracking_uri)
@@ -59,7 +61,7 @@ def CometMLLogger(workspace: str | None = None, project_name: str | None = None,
 
 def FileLogger(filename: str | None = None, **others: Any) -> Any:
     """Return hocket's ``jsonl``, which writes values into the run's folder. Output to the terminal is not captured."""
-    write = "Omit it: values are in metrics.jsonl in the run's folder. To keep what is printed, write python train.py | tee log."
+    write = "Omit it: values are in metrics.jsonl in the run's folder. For what is printed: python train.py | tee log."
     refuse("FileLogger", write, filename=(filename, None), **{name: (each, None) for name, each in others.items()})
     return make("loggers", "jsonl")
 

@@ -30,7 +30,9 @@ class ComposerModel(nn.Module):
 
     def forward(self, batch: Any) -> Any:
         """Return the outputs for a batch."""
-        raise NotImplementedError(f"{type(self).__name__} needs a forward(batch), which returns the outputs for a batch.")
+        raise NotImplementedError(
+            f"{type(self).__name__} needs a forward(batch), which returns the outputs for a batch."
+        )
 
     def loss(self, outputs: Any, batch: Any, *args: Any, **kwargs: Any) -> Tensor | Any:
         """Return the loss: a mean over samples, or several losses in a sequence or by name, which are added up."""

@@ -154,7 +154,9 @@ class CosineAnnealingWarmRestartsScheduler(_Scheduler):
         end = length
         while end <= now:
             if not length:
-                raise ValueError(f"The cycles of {self!r} have become so short that they have no length. Give t_mult=1 or more.")
+                raise ValueError(
+                    f"The cycles of {self!r} have become so short that they have no length. Give t_mult=1 or more."
+                )
             length = int(self.t_mult * length)
             end += length
         return _cosine((now - end + length) / length, self.alpha_f)
@@ -193,7 +195,9 @@ class _WithWarmup(_Scheduler):
         """Return the factor."""
         warmup, t_max = convert(self.t_warmup, state), convert(self.t_max, state, ssr)
         if warmup.unit is not t_max.unit:
-            raise ValueError(f"{self!r}: the warm-up of {warmup} and t_max={t_max} have different units. Give both in one.")
+            raise ValueError(
+                f"{self!r}: the warm-up of {warmup} and t_max={t_max} have different units. Give both in one."
+            )
         _check_end(self, t_max, state)
         if state.timestamp < warmup:
             rise = min(_fraction(state, convert(self.t_warmup, state, ssr if self.scale_warmup else 1.0)), 1.0)

@@ -102,7 +102,12 @@ def every_batch(schedulers: Sequence[Any], given: bool | None) -> bool:
 
 
 #: The attributes of torch's schedulers that are lengths.
-_LENGTHS = {"StepLR": "step_size", "MultiStepLR": "milestones", "CosineAnnealingLR": "T_max", "CosineAnnealingWarmRestarts": "T_0"}
+_LENGTHS = {
+    "StepLR": "step_size",
+    "MultiStepLR": "milestones",
+    "CosineAnnealingLR": "T_max",
+    "CosineAnnealingWarmRestarts": "T_0",
+}
 
 
 def scale(scheduler: LRScheduler, ssr: float) -> None:
@@ -119,6 +124,6 @@ def scale(scheduler: LRScheduler, ssr: float) -> None:
         setattr(known, _LENGTHS[kind], int(getattr(known, _LENGTHS[kind]) * ssr))
     else:
         raise ValueError(
-            f"scale_schedule_ratio={ssr} cannot scale {kind}; it scales {', '.join([*_LENGTHS, 'ExponentialLR'])} and functions of "
-            "the state. Give the scheduler with scaled lengths, and max_duration= too."
+            f"scale_schedule_ratio={ssr} cannot scale {kind}; it scales {', '.join([*_LENGTHS, 'ExponentialLR'])} and functions "
+            "of the state. Give the scheduler with scaled lengths, and max_duration= too."
         )
