@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from hocket.lazy import lazy
 
-_MODULES = ("algorithms", "callbacks", "core", "functional", "loggers", "loss", "metrics", "models", "optim", "utils")
+_MODULES = (
+    "algorithms", "callbacks", "core", "functional", "loggers", "loss", "metrics", "models", "optim", "trainer", "utils",
+)  # fmt: skip
 _PUBLIC = {
     **dict.fromkeys(_MODULES, ""),
     "Algorithm": "core.algorithm",

@@ -124,6 +124,6 @@ def scale(scheduler: LRScheduler, ssr: float) -> None:
         setattr(known, _LENGTHS[kind], int(getattr(known, _LENGTHS[kind]) * ssr))
     else:
         raise ValueError(
-            f"scale_schedule_ratio={ssr} cannot scale {kind}; it scales {', '.join([*_LENGTHS, 'ExponentialLR'])} and functions "
+            f"scale_schedule_ratio={ssr} cannot scale {kind}, but {', '.join([*_LENGTHS, 'ExponentialLR'])} and functions "
             "of the state. Give the scheduler with scaled lengths, and max_duration= too."
         )
