@@ -108,10 +108,9 @@ def required_algorithms(loaded: Loaded | None, given: Sequence[Any], exclude: Se
         text = about.get("repr", "")
         try:
             call: Any = ast.parse(text, mode="eval").body
-            arguments = {each.arg: ast.literal_eval(each.value) for each in call.keywords}
-            arguments |= {"apply_at": Event(str(arguments["apply_at"]))} if "apply_at" in arguments else {}
+            arguments = {each.arg: _literal(each.value) for each in call.keywords}
             missing.append(getattr(algorithms, name)(**arguments))
-        except (SyntaxError, ValueError, AttributeError):
+        except (SyntaxError, ValueError, AttributeError, KeyError):
             raise ValueError(
                 f"The checkpoint {loaded.path} is of a model that {name} has changed, with arguments that are not known: "
                 f"{text!r}. Pass algorithms=[{name}(…)], or load_exclude_algorithms=['{name}']."
@@ -120,6 +119,13 @@ def required_algorithms(loaded: Loaded | None, given: Sequence[Any], exclude: Se
             f"Applied {text}, which the checkpoint {loaded.path} needs. Pass it as algorithms= too.", stacklevel=4
         )
     return missing
+
+
+def _literal(node: ast.expr) -> Any:
+    """Return the value of an argument: a literal, or an event."""
+    if isinstance(node, ast.Attribute):
+        return Event[node.attr]
+    return ast.literal_eval(node)
 
 
 #: hocket's names of classes that differ from Composer's.
@@ -158,15 +164,39 @@ def load(
         _ignore(loaded.tree, ignore)
     state = loaded.state
     here = trainer.model_state_dict(evaluated=False)
-    weights = {
-        names.here(name, here): value for name, value in state.get("model", {}).items() if not names.derived(name)
-    }
+    model, averages = _trained_and_averages(state)
+    weights = {names.here(name, here): value for name, value in model.items() if not names.derived(name)}
     if weights:
         trainer.load_weights(weights, strict=strict)
     if weights_only or loaded.timestamp is None:
         return
     _load_optimizer(trainer, task, state.get("optimizers", {}), here)
-    trainer.load_state_dict(_with_position(trainer, loaded))
+    tree = _with_position(trainer, loaded)
+    _put_averages(trainer, tree, {names.here(name, here): value for name, value in averages.items()})
+    trainer.load_state_dict(tree)
+
+
+def _trained_and_averages(state: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """Return the weights of training, and the averages of EMA, if any: mosaicml saves either of them as the model."""
+    model: Mapping[str, Any] = state.get("model", {})
+    ema = dict(state.get("algorithms", [])).get("EMA", {})
+    if not ema.get("ema_started"):
+        return model, {}
+    other = {**ema["ema_model"]["named_parameters_dict"], **ema["ema_model"]["named_buffers_dict"]}
+    return ({**model, **other}, model) if ema["ema_weights_active"] else (model, other)
+
+
+def _put_averages(trainer: hocket.Trainer, tree: dict[str, Any], averages: Mapping[str, Any]) -> None:
+    own = tree["plugins"].get("algorithms", {}).get("ema")
+    if own is None or not averages:
+        return
+    (ema,) = (each.obj for each in trainer.state.bus.attachments if (each.kind, each.name) == ("algorithms", "ema"))
+    floating = {name: value for name, value in averages.items() if value.is_floating_point()}
+    own |= {"averages": floating, "updated": int(tree["timestamp"][_FIELDS[ema.update_interval.unit.value]])}
+
+
+#: The fields of a timestamp by unit.
+_FIELDS = {"ep": "epoch", "ba": "batch", "sp": "sample", "tok": "token"}
 
 
 def _ignore(tree: dict[str, Any], ignore: Any) -> None:
@@ -198,6 +228,11 @@ def _load_optimizer(
         return
     optimizer = trainer.state.optimizers[0]
     kind = type(optimizer).__name__
+    if "SAMOptimizer" in saved:
+        warnings.warn(
+            f"mosaicml's checkpoints of runs with SAM do not have the state of {kind}, so it begins anew.", stacklevel=5
+        )
+        return
     if kind not in saved:
         raise ValueError(
             f"The checkpoint has the state of {', '.join(saved)}, and the optimizer is {kind}. Give the same optimizer, or "
@@ -243,9 +278,27 @@ def _with_position(trainer: hocket.Trainer, loaded: Loaded) -> dict[str, Any]:
     tree["timestamp"] = now
     tree["previous"] = {**now, "batch": max(now["batch"] - 1, 0), "batch_in_epoch": max(now["batch_in_epoch"] - 1, 0)}
     tree["progress"] = dict.fromkeys(tree["progress"], now["batch"])
-    for rank in tree["ranks"]:
+    for number, rank in enumerate(tree["ranks"]):
         rank["data"] = data
+        if number < len(loaded.tree.get("rng", ())):
+            rank["random"] |= _random(loaded.tree["rng"][number])
     return tree
+
+
+def _random(saved: Mapping[str, Any]) -> dict[str, Any]:
+    """Return mosaicml's random numbers of a rank, on the CPU, as hocket's checkpoints hold them."""
+    version, words, gauss = saved["python"]
+    name, array, position_, has_gauss, cached = saved["numpy"]
+    return {
+        "python": {"version": version, "words": torch.tensor(words, dtype=torch.int64), "gauss": gauss},
+        "numpy": {
+            "name": name,
+            "words": torch.from_numpy(np.asarray(array).astype(np.int64)),
+            "position": int(position_),
+            "gauss": float(cached) if has_gauss else None,
+        },
+        "torch": saved["torch"],
+    }
 
 
 def save(trainer: hocket.Trainer, task: ComposerTask, name: str, weights_only: bool) -> str:

@@ -30,5 +30,13 @@ def here(name: str, known: Collection[str]) -> str:
     return name
 
 
-#: Modules that mosaicml's algorithms put into a wrapper, and hocket's do not: a pattern and what it becomes.
-_RENAMED = ((r"\.conv\.(\w+)$", r".\1"), (r"\.batch_norm\.(\w+)$", r".\1"))
+#: Modules that mosaicml's algorithms put into a wrapper, or call otherwise: a pattern and what it becomes.
+_RENAMED = (
+    (r"\.conv\.(\w+)$", r".\1"),  # BlurPool, SqueezeExcite
+    (r"\.se\.pool_and_mlp\.2\.weight$", ".squeeze_excite.squeeze"),
+    (r"\.se\.pool_and_mlp\.4\.weight$", ".squeeze_excite.excite"),
+    (r"\.batchnorm\.(\w+)$", r".\1"),  # GhostBatchNorm
+    (r"\.module0\.(\w+)$", r".down.\1"),  # Factorize
+    (r"\.module1\.(\w+)$", r".up.\1"),
+    (r"\.parametrizations\.weight\.original$", ".weight"),  # WeightStandardization
+)
