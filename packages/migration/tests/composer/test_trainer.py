@@ -397,7 +397,8 @@ def test_times() -> None:
         ({"spin_dataloaders": False}, "spin_dataloaders=False, which hocket has no counterpart of"),
         ({"accumulate_train_batch_on_tokens": True}, "weights means by it"),
         ({"parallelism_config": {"tp": {}}}, "tensor-parallel"),
-        ({"parallelism_config": {"fsdp": {"sharding": "x"}}}, "'sharding': …}} has no counterpart"),
+        ({"parallelism_config": {"fsdp": {"sharding": "x"}}}, "'sharding': 'x'}} has no counterpart"),
+        ({"parallelism_config": {"fsdp": {"mixed_precision": "PURE"}}}, "'mixed_precision': 'PURE'"),
     ],
 )
 def test_arguments_that_do_not_fit(given: dict[str, Any], said: str) -> None:

@@ -9,7 +9,8 @@ from __future__ import annotations
 from hocket.lazy import lazy
 
 _MODULES = (
-    "algorithms", "callbacks", "core", "functional", "loggers", "loss", "metrics", "models", "optim", "trainer", "utils",
+    "algorithms", "callbacks", "core", "devices", "functional", "loggers", "loss", "metrics", "models", "optim", "trainer",
+    "utils",
 )  # fmt: skip
 _PUBLIC = {
     **dict.fromkeys(_MODULES, ""),

@@ -141,10 +141,19 @@ def microbatch_of(given: Any) -> Any:
     return given
 
 
-#: Options of FSDP that hocket's strategy takes, by Composer's names.
-_FSDP = {
-    "sharding_strategy", "activation_checkpointing", "mixed_precision", "cpu_offload", "use_orig_params", "state_dict_type",
-    "backward_prefetch", "forward_prefetch", "limit_all_gathers", "sync_module_states", "verbose", "auto_wrap",
+#: Options of FSDP that change nothing but speed here, or nothing at all.
+_ANY = {
+    "state_dict_type",
+    "backward_prefetch",
+    "forward_prefetch",
+    "limit_all_gathers",
+    "sync_module_states",
+    "verbose",
+}
+#: Those that hocket has one value of.
+_FIXED = {
+    "activation_checkpointing": False, "activation_cpu_offload": False, "auto_wrap": True, "cpu_offload": False,
+    "mixed_precision": "DEFAULT", "use_orig_params": True,
 }  # fmt: skip
 
 
@@ -162,16 +171,13 @@ def strategy_of(parallelism: Any, fsdp: Any) -> Any:
         return "auto"
     config = given["fsdp"]
     options: Mapping[str, Any] = config if isinstance(config, Mapping) else vars(config)
-    if unknown := [name for name in options if name not in _FSDP]:
-        raise ValueError(
-            f"parallelism_config={{'fsdp': {{{unknown[0]!r}: …}}}} has no counterpart. Write the strategy in hocket's terms: "
-            "hocket={'strategy': {'fsdp': {…}}}; see docs/strategies.md."
-        )
-    if options.get("cpu_offload") or options.get("activation_checkpointing"):
-        raise ValueError(
-            "cpu_offload and activation_checkpointing: write hocket={'strategy': {'fsdp': {…}}}, and "
-            "algorithms=['activation-checkpointing'] there."
-        )
+    others = {name: value for name, value in options.items() if name not in {*_ANY, "sharding_strategy"}}
+    for name, value in others.items():
+        if name not in _FIXED or value != _FIXED[name]:
+            raise ValueError(
+                f"parallelism_config={{'fsdp': {{{name!r}: {value!r}}}}} has no counterpart. Write hocket's own: "
+                "hocket={'strategy': {'fsdp': {…}}}; see docs/strategies.md."
+            )
     sharding = str(
         getattr(options.get("sharding_strategy"), "name", options.get("sharding_strategy", "FULL_SHARD"))
     ).upper()

@@ -72,7 +72,7 @@ def find(path: str | Path | None) -> Loaded | None:
 
 
 def _read(path: Path) -> Any:
-    allowed = [datetime.timedelta, torch.torch_version.TorchVersion, *_NUMPY]
+    allowed: list[Any] = [datetime.timedelta, torch.torch_version.TorchVersion, *_NUMPY]
     try:
         with torch.serialization.safe_globals(allowed):
             return torch.load(path, map_location="cpu", weights_only=True)
@@ -84,7 +84,7 @@ def _read(path: Path) -> Any:
 
 
 #: What random numbers of NumPy are pickled with.
-_NUMPY = [np.zeros(0).__reduce__()[0], np.ndarray, np.dtype, type(np.dtype(np.uint32))]
+_NUMPY: list[Any] = [np.zeros(0).__reduce__()[0], np.ndarray, np.dtype, type(np.dtype(np.uint32))]
 
 #: The algorithms that changed the model: a checkpoint of theirs fits only a model that was changed.
 _SURGERY = (

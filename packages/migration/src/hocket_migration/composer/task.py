@@ -10,6 +10,8 @@ from torch import Tensor
 
 import hocket
 from hocket.data.batches import Counts
+from hocket_migration.composer.models.base import ComposerModel
+from hocket_migration.composer.utils.helpers import model_eval_mode
 
 if TYPE_CHECKING:
     from hocket_migration.composer.core.data_spec import DataSpec
@@ -91,8 +93,18 @@ class ComposerTask(hocket.Task):
         return dict(self.made[split])
 
     def update_metric(self, metric: Any, outputs: Any, batch: Any) -> None:
-        """Call the model's ``update_metric``."""
-        self.model.update_metric(batch, outputs, metric)  # type: ignore[operator]  # a method
+        """Call the model's ``update_metric``; of a training batch with what ``eval_forward`` makes of the outputs."""
+        model: Any = self.model
+        forward = getattr(model, "eval_forward", None)
+        trained = any(metric is each for each in self.made.get("train", {}).values())
+        if (
+            trained
+            and forward is not None
+            and getattr(type(model), "eval_forward", None) is not ComposerModel.eval_forward
+        ):
+            with model_eval_mode(model):
+                outputs = forward(batch, outputs)
+        model.update_metric(batch, outputs, metric)
 
     def count(self, batch: Any) -> int | Counts:
         """Count as the data of training says."""
