@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -426,3 +428,18 @@ def test_checkpoint_of_another_optimizer_is_refused() -> None:
     torch.save({"state": state}, "other.pt")
     with pytest.raises(ValueError, match="has the state of DecoupledSGDW, and the optimizer is Adam"):
         trainer(net, optimizers=adam, load_path="other.pt")
+
+
+def test_without_torchmetrics_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torchmetrics", None)
+    with pytest.raises(
+        ModuleNotFoundError, match=r"ComposerClassifier needs the package torchmetrics\. Run pip install"
+    ):
+        model()
+
+
+def test_importing_imports_no_plugins() -> None:
+    heavy = ("torch", "hocket_general", "hocket_vision", "torchmetrics", "composer")
+    program = f"import sys, hocket_migration.composer; print([each for each in {heavy} if each in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == "[]", done.stderr

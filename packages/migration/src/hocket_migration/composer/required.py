@@ -11,8 +11,9 @@ def require(module: str, needs: str) -> Any:
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
-        if error.name != module.partition(".")[0]:
+        package = module.partition(".")[0]
+        if (error.name or "").partition(".")[0] != package:
             raise
         raise ModuleNotFoundError(
-            f"{needs} needs the package {error.name}. Run pip install 'hocket-migration[composer]'.", name=error.name
+            f"{needs} needs the package {package}. Run pip install 'hocket-migration[composer]'.", name=package
         ) from None
