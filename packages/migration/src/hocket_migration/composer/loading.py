@@ -83,8 +83,15 @@ def _read(path: Path) -> Any:
         ) from error
 
 
-#: What random numbers of NumPy are pickled with.
-_NUMPY: list[Any] = [np.zeros(0).__reduce__()[0], np.ndarray, np.dtype, type(np.dtype(np.uint32))]
+_RECONSTRUCT: Any = np.zeros(0).__reduce__()[0]
+#: What random numbers of NumPy 1 and 2 are pickled with.
+_NUMPY: list[Any] = [
+    (_RECONSTRUCT, "numpy.core.multiarray._reconstruct"),
+    (_RECONSTRUCT, "numpy._core.multiarray._reconstruct"),
+    np.ndarray,
+    np.dtype,
+    type(np.dtype(np.uint32)),
+]
 
 #: The algorithms that changed the model: a checkpoint of theirs fits only a model that was changed.
 _SURGERY = (
