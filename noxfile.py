@@ -313,16 +313,16 @@ def evidence(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def porting(session: nox.Session) -> None:
-    """Run both programs of each section of docs/porting.md, in environments with the frameworks that they come from."""
+    """Compare ports with the frameworks that they come from, in their environments: docs/porting.md, and a Composer project."""
     settle(session)
-    install_editable(session, (CORE,), *TESTS, "scikit-learn")
+    install_editable(session, (CORE, GENERAL, VISION, MIGRATION), *TESTS, "scikit-learn", "torchmetrics")
     session.env["PEERS_PYTHON"] = environment(
         session, "peers", "lightning", "accelerate", "transformers", "scikit-learn"
     )
     session.env["COMPOSER_PYTHON"] = environment(
         session, "composer", "mosaicml", "torchvision", "scikit-learn", "setuptools<81"
     )
-    session.run("pytest", "tests/test_porting.py", *session.posargs)
+    session.run("pytest", "tests/test_porting.py", "packages/migration/tests/composer/test_project.py", *session.posargs)
 
 
 def environment(session: nox.Session, name: str, *what: str) -> str:

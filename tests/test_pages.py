@@ -25,6 +25,7 @@ PAGES = (
     pytest.param("docs/sweeps.md", marks=pytest.mark.long),  # a dozen processes
     "docs/report.md",
     pytest.param("docs/estimating.md", marks=pytest.mark.long),
+    "docs/from-composer.md",
 )
 
 

@@ -1,0 +1,326 @@
+"""Composer's times: one number with a unit, and the position of a run."""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import re
+from enum import StrEnum
+from typing import Any
+
+import hocket
+
+
+class TimeUnit(StrEnum):
+    """The units of `Time`. The value is the suffix in texts such as ``"10ep"``."""
+
+    ITERATION = "iter"
+    EPOCH = "ep"
+    BATCH = "ba"
+    SAMPLE = "sp"
+    TOKEN = "tok"
+    DURATION = "dur"
+    SECOND = "sec"
+
+    @classmethod
+    def _missing_(cls, value: object) -> Any:
+        names = {unit.name.lower(): unit for unit in cls}
+        text = str(value).lower()
+        return names.get(text) or next((unit for unit in cls if unit.value == text), None)
+
+
+_TEXT = re.compile(
+    r"\s*(-?[0-9][0-9_]*(?:\.[0-9]+)?(?:e[+-]?[0-9]{1,3})?)\s*(iter|ep|ba|sp|tok|dur|sec)\s*", re.I | re.A
+)
+
+
+@functools.total_ordering
+class Time:
+    """A number of epochs, batches, samples or tokens, or a fraction of the duration.
+
+    It can be compared with, added to and divided by a Time of its unit, a number or a text. The quotient of two times is a
+    fraction of the duration. Times a fraction or a number, counts are rounded down.
+
+    Raises:
+        TypeError: the value is not a whole number in a unit that is counted.
+        ValueError: the text or the unit is none.
+        RuntimeError: two times have different units.
+
+    Example:
+        >>> from hocket_migration.composer import Time, TimeUnit
+        >>> Time(3, "ba") < "5ba", Time.from_epoch(2) == 2, str(Time(10, TimeUnit.BATCH) * 0.55)
+        (True, True, '5ba')
+    """
+
+    def __init__(self, value: float, unit: str | TimeUnit) -> None:
+        self.unit = TimeUnit(unit)
+        if self.unit is TimeUnit.DURATION:
+            value = float(value)
+        elif not isinstance(value, int):
+            raise TypeError(
+                f"A Time in {self.unit.value} is a whole number, not {value!r}. Write Time({int(value)}, …)."
+            )
+        self.value: Any = value
+
+    @classmethod
+    def from_iteration(cls, iteration: int) -> Time:
+        """Return a number of iterations."""
+        return cls(iteration, TimeUnit.ITERATION)
+
+    @classmethod
+    def from_epoch(cls, epoch: int) -> Time:
+        """Return a number of epochs."""
+        return cls(epoch, TimeUnit.EPOCH)
+
+    @classmethod
+    def from_batch(cls, batch: int) -> Time:
+        """Return a number of batches."""
+        return cls(batch, TimeUnit.BATCH)
+
+    @classmethod
+    def from_sample(cls, sample: int) -> Time:
+        """Return a number of samples."""
+        return cls(sample, TimeUnit.SAMPLE)
+
+    @classmethod
+    def from_token(cls, token: int) -> Time:
+        """Return a number of tokens."""
+        return cls(token, TimeUnit.TOKEN)
+
+    @classmethod
+    def from_duration(cls, duration: float) -> Time:
+        """Return a fraction of the duration."""
+        return cls(duration, TimeUnit.DURATION)
+
+    @classmethod
+    def from_input(cls, i: Any, default_int_unit: str | TimeUnit | None = None) -> Time:
+        """Return a time from a Time, a text such as ``"10ep"``, or a number of ``default_int_unit``."""
+        if isinstance(i, Time):
+            return i
+        if isinstance(i, str):
+            return cls.from_timestring(i)
+        if isinstance(i, int) and default_int_unit is not None:
+            return cls(i, default_int_unit)
+        raise ValueError(f"{i!r} is not a time. Write a text with a unit, such as '10ep', '100ba' or '0.5dur'.")
+
+    @classmethod
+    def from_timestring(cls, timestring: str) -> Time:
+        """Return the time that a text such as ``"10ep"``, ``"3e10sp"``, ``"0.5dur"`` or ``"1h30m"`` gives."""
+        found = _TEXT.fullmatch(timestring)
+        if found is None:
+            seconds = hocket.Time.parse(timestring)  # a ValueError that says what may be written
+            return cls(int(seconds.value), TimeUnit.SECOND)
+        unit = TimeUnit(found[2].lower())
+        number = float(found[1])
+        if unit is not TimeUnit.DURATION and number != int(number):
+            raise TypeError(f"{timestring!r} is not a whole number of {unit.name.lower()}s.")
+        return cls(number if unit is TimeUnit.DURATION else int(number), unit)
+
+    def to_timestring(self) -> str:
+        """Return the text, such as ``"10ep"``."""
+        return f"{self.value}{self.unit.value}"
+
+    def __str__(self) -> str:
+        return self.to_timestring()
+
+    def __repr__(self) -> str:
+        return f"Time({self.value}, TimeUnit.{self.unit.name})"
+
+    def _other(self, other: Any) -> Any:
+        """Return the value of something of the same unit."""
+        if isinstance(other, int | float):
+            return other
+        if not isinstance(other, Time | str):
+            raise TypeError(f"{self} cannot be combined with {other!r}, which is not a time.")
+        other = Time.from_input(other)
+        if other.unit is not self.unit:
+            raise RuntimeError(
+                f"{self} and {other} have different units. Give both in one, such as state.timestamp.get('{self.unit.value}')."
+            )
+        return other.value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Time | str | int | float) and bool(self.value == self._other(other))
+
+    def __lt__(self, other: Any) -> bool:
+        return bool(self.value < self._other(other))
+
+    def __hash__(self) -> int:
+        return hash((self.value, self.unit))
+
+    def __int__(self) -> int:
+        return int(self.value)
+
+    def __float__(self) -> float:
+        return float(self.value)
+
+    __index__ = __int__
+
+    def __add__(self, other: Any) -> Time:
+        return Time(self.value + self._other(other), self.unit)
+
+    __radd__ = __add__
+
+    def __sub__(self, other: Any) -> Time:
+        return Time(self.value - self._other(other), self.unit)
+
+    def __rsub__(self, other: Any) -> Time:
+        return Time(self._other(other) - self.value, self.unit)
+
+    def __neg__(self) -> Time:
+        return Time(-self.value, self.unit)
+
+    def __pos__(self) -> Time:
+        return self
+
+    def __mod__(self, other: Any) -> Time:
+        return Time(self.value % self._other(other), self.unit)
+
+    def __mul__(self, other: Any) -> Time:
+        if isinstance(other, Time | str):
+            other = Time.from_input(other)
+            if other.unit is not TimeUnit.DURATION:
+                return other * self if self.unit is TimeUnit.DURATION else Time(self._other(other), self.unit)
+            other = other.value
+        value = self.value * other
+        return Time(value if self.unit is TimeUnit.DURATION else int(value), self.unit)
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, other: Any) -> Time:
+        if isinstance(other, int | float):
+            value = self.value / other
+            return Time(value if self.unit is TimeUnit.DURATION else int(value), self.unit)
+        return Time(self.value / self._other(other), TimeUnit.DURATION)
+
+
+def ensure_time(maybe_time: Time | str | int, int_unit: TimeUnit | str = TimeUnit.EPOCH) -> Time:
+    """Return a Time from a Time, a text or a number of ``int_unit``.
+
+    Example:
+        >>> from hocket_migration.composer.core import ensure_time
+        >>> str(ensure_time(3, "ep"))
+        '3ep'
+    """
+    return Time.from_input(maybe_time, int_unit)
+
+
+class Timestamp:
+    """The position of a run. Each count is a `Time`; wall-clock times are `datetime.timedelta`.
+
+    Example:
+        >>> import hocket
+        >>> from hocket_migration.composer import Timestamp
+        >>> now = Timestamp(hocket.Timestamp(epoch=1, batch=6, batch_in_epoch=2))
+        >>> now.batch == 6, now >= "1ep", now.get("ba")
+        (True, True, Time(6, TimeUnit.BATCH))
+    """
+
+    def __init__(self, position: hocket.Timestamp | None = None) -> None:
+        self._position = hocket.Timestamp() if position is None else position.copy()
+
+    @property
+    def iteration(self) -> Time:
+        """0: iterations have no length."""
+        return Time(0, TimeUnit.ITERATION)
+
+    @property
+    def epoch(self) -> Time:
+        """Completed epochs."""
+        return Time(self._position.epoch, TimeUnit.EPOCH)
+
+    epoch_in_iteration = epoch
+
+    @property
+    def batch(self) -> Time:
+        """Batches trained on."""
+        return Time(self._position.batch, TimeUnit.BATCH)
+
+    @property
+    def sample(self) -> Time:
+        """Samples trained on."""
+        return Time(self._position.sample, TimeUnit.SAMPLE)
+
+    @property
+    def token(self) -> Time:
+        """Tokens trained on."""
+        return Time(self._position.token, TimeUnit.TOKEN)
+
+    token_in_iteration = token
+
+    @property
+    def batch_in_epoch(self) -> Time:
+        """Batches of the current epoch."""
+        return Time(self._position.batch_in_epoch, TimeUnit.BATCH)
+
+    @property
+    def sample_in_epoch(self) -> Time:
+        """Samples of the current epoch."""
+        return Time(self._position.sample_in_epoch, TimeUnit.SAMPLE)
+
+    @property
+    def token_in_epoch(self) -> Time:
+        """Tokens of the current epoch."""
+        return Time(self._position.token_in_epoch, TimeUnit.TOKEN)
+
+    @property
+    def total_wct(self) -> datetime.timedelta:
+        """Wall-clock time of training."""
+        return datetime.timedelta(seconds=self._position.seconds)
+
+    iteration_wct = total_wct
+
+    @property
+    def epoch_wct(self) -> datetime.timedelta:
+        """Wall-clock time of the current epoch."""
+        return datetime.timedelta(seconds=self._position.epoch_seconds)
+
+    @property
+    def batch_wct(self) -> datetime.timedelta:
+        """Wall-clock time of the last batch."""
+        return datetime.timedelta(seconds=self._position.batch_seconds)
+
+    def get(self, unit: str | TimeUnit) -> Time:
+        """Return the count in a unit; of seconds, whole ones. Raises ValueError for a fraction of the duration."""
+        unit = TimeUnit(unit)
+        if unit is TimeUnit.SECOND:
+            return Time(int(self._position.seconds), unit)
+        if unit is TimeUnit.DURATION:
+            raise ValueError("A timestamp does not know the duration; call state.get_elapsed_duration().")
+        return getattr(self, unit.name.lower())  # type: ignore[no-any-return]  # all of these are times
+
+    def _compared(self, other: Any) -> tuple[Any, Any]:
+        if isinstance(other, Timestamp):
+            return self._position.batch, other._position.batch
+        time = Time.from_input(other)
+        return self.get(time.unit).value, time.value
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, Timestamp):
+            return self._position == other._position
+        if not isinstance(other, Time | str):
+            return NotImplemented
+        mine, others = self._compared(other)
+        return bool(mine == others)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __lt__(self, other: Any) -> bool:
+        mine, others = self._compared(other)
+        return bool(mine < others)
+
+    def __le__(self, other: Any) -> bool:
+        mine, others = self._compared(other)
+        return bool(mine <= others)
+
+    def __gt__(self, other: Any) -> bool:
+        mine, others = self._compared(other)
+        return bool(mine > others)
+
+    def __ge__(self, other: Any) -> bool:
+        mine, others = self._compared(other)
+        return bool(mine >= others)
+
+    def __repr__(self) -> str:
+        at = self._position
+        return f"Timestamp(epoch={at.epoch}, batch={at.batch}, sample={at.sample}, token={at.token})"

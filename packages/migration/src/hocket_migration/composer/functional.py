@@ -1,0 +1,222 @@
+"""Composer's ``composer.functional``: functional forms of its algorithms, by their names, on hocket's.
+
+Those that change a model do so in place, and update ``optimizers``. The functions of hocket's plug-ins themselves are in
+``hocket_general.functional``, ``hocket_vision.functional`` and ``hocket_nlp.functional``.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+import hocket.plugins
+from hocket.surgery import update_optimizer
+
+
+def _function(algorithm: str, name: str) -> Any:
+    """Return a function from the package that provides an algorithm. Raises PluginError, which says what to install."""
+    package = hocket.plugins.get("algorithms", algorithm).__module__.partition(".")[0]
+    return getattr(importlib.import_module(f"{package}.functional"), name)
+
+
+def _operate(algorithm: str, name: str, model: nn.Module, optimizers: Any, *args: Any, **arguments: Any) -> None:
+    """Change a model in place, and the optimizers with it."""
+    changed, replacements = _function(algorithm, name)(model, *args, **arguments)
+    if changed is not model:
+        raise ValueError(
+            f"{name} would replace {type(model).__name__} itself. Put it into a module, such as a ComposerModel."
+        )
+    for optimizer in _several(optimizers):
+        update_optimizer(optimizer, replacements)
+
+
+def _several(optimizers: Any) -> Iterator[Optimizer]:
+    yield from [] if optimizers is None else optimizers if isinstance(optimizers, list | tuple) else [optimizers]
+
+
+def apply_blurpool(
+    model: nn.Module,
+    replace_convs: bool = True,
+    replace_maxpools: bool = True,
+    blur_first: bool = True,
+    min_channels: int = 16,
+    optimizers: Any = None,
+) -> None:
+    """Blur before strided convolutions and max pooling."""
+    _operate(
+        "blurpool", "blurpool", model, optimizers,
+        replace_convs=replace_convs, replace_maxpools=replace_maxpools, blur_first=blur_first, min_channels=min_channels,
+    )  # fmt: skip
+
+
+def apply_channels_last(model: nn.Module) -> None:
+    """Store weights in the memory format ``torch.channels_last``."""
+    model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's types lack it
+
+
+def apply_squeeze_excite(
+    model: nn.Module, latent_channels: float = 64, min_channels: int = 128, optimizers: Any = None
+) -> None:
+    """Add squeeze-and-excitation after convolutions."""
+    _operate(
+        "squeeze-excite", "squeeze_excite", model, optimizers,
+        latent_channels=latent_channels, min_channels=min_channels,
+    )  # fmt: skip
+
+
+def apply_stochastic_depth(
+    model: nn.Module,
+    target_layer_name: str = "ResNetBottleneck",
+    stochastic_method: str = "block",
+    drop_rate: float = 0.2,
+    drop_distribution: str = "linear",
+) -> None:
+    """Drop residual branches at random in training."""
+    _operate(
+        "stochastic-depth", "stochastic_depth", model, None,
+        method=stochastic_method, drop_rate=drop_rate, distribution=drop_distribution,
+    )  # fmt: skip
+
+
+def apply_ghost_batchnorm(model: nn.Module, ghost_batch_size: int = 32, optimizers: Any = None) -> None:
+    """Normalize small parts of each batch by their own statistics."""
+    _operate("ghost-batchnorm", "ghost_batchnorm", model, optimizers, ghost_batch_size=ghost_batch_size)
+
+
+def apply_factorization(
+    model: nn.Module,
+    factorize_convs: bool = True,
+    factorize_linears: bool = True,
+    min_channels: int = 512,
+    latent_channels: float = 0.25,
+    min_features: int = 512,
+    latent_features: float = 0.25,
+    optimizers: Any = None,
+) -> None:
+    """Replace large layers by low-rank factors of their weights."""
+    _operate(
+        "factorize", "factorize", model, optimizers,
+        factorize_convs=factorize_convs, factorize_linears=factorize_linears, min_channels=min_channels,
+        latent_channels=latent_channels, min_features=min_features, latent_features=latent_features,
+    )  # fmt: skip
+
+
+def apply_weight_standardization(module: nn.Module, n_last_layers_ignore: int = 0) -> None:
+    """Convolve with filters of mean 0 and variance 1."""
+    _operate(
+        "weight-standardization", "weight_standardization", module, None, n_last_layers_ignore=n_last_layers_ignore
+    )
+
+
+def apply_low_precision_layernorm(model: nn.Module, precision: Any = None, optimizers: Any = None) -> None:
+    """Run layer norm in the dtype of autocast."""
+    _operate("low-precision-layernorm", "low_precision_layernorm", model, optimizers)
+
+
+def apply_low_precision_groupnorm(model: nn.Module, precision: Any = None, optimizers: Any = None) -> None:
+    """Run group norm in the dtype of autocast."""
+    _operate("low-precision-groupnorm", "low_precision_groupnorm", model, optimizers)
+
+
+def apply_alibi(model: nn.Module, max_sequence_length: int, optimizers: Any = None) -> None:
+    """Use linear biases on attention instead of position embeddings."""
+    _operate("alibi", "alibi", model, optimizers, max_sequence_length)
+
+
+def apply_gated_linear_units(
+    model: nn.Module,
+    optimizers: Any = None,
+    act_fn: Any = None,
+    gated_layer_bias: bool = False,
+    non_gated_layer_bias: bool = False,
+) -> None:
+    """Gate the feed-forward layers of a language model."""
+    _operate(
+        "gated-linear-units", "gated_linear_units", model, optimizers, act_fn,
+        init="normal", bias=non_gated_layer_bias, gate_bias=gated_layer_bias,
+    )  # fmt: skip
+
+
+def apply_gradient_clipping(
+    model: nn.Module, clipping_type: Any, clipping_threshold: float, fsdp_enabled: bool = False
+) -> None:
+    """Clip the gradients of a model in place."""
+    _function("gradient-clipping", "clip_gradients")(list(model.parameters()), clipping_type, clipping_threshold)
+
+
+def smooth_labels(logits: Tensor, target: Tensor, smoothing: float = 0.1) -> Tensor:
+    """Return smoothed class probabilities in the shape of the logits.
+
+    Example:
+        >>> import torch
+        >>> from hocket_migration.composer import functional as cf
+        >>> cf.smooth_labels(torch.zeros(1, 4), torch.tensor([1]))
+        tensor([[0.0250, 0.9250, 0.0250, 0.0250]])
+    """
+    return _function("label-smoothing", "smooth_labels")(logits, target, smoothing)  # type: ignore[no-any-return]
+
+
+def colout_batch(sample: Any, p_row: float = 0.15, p_col: float = 0.15, resize_target: Any = "auto") -> Any:
+    """Drop random rows and columns of images, and of targets that are given in a tuple with them."""
+    images, targets = sample if isinstance(sample, tuple) else (sample, None)
+    return _function("colout", "colout")(images, targets, p_row, p_col, resize_target=resize_target)
+
+
+def cutout_batch(input: Any, num_holes: int = 1, length: float = 0.5, uniform_sampling: bool = False) -> Any:
+    """Hide random squares of images."""
+    return _function("cutout", "cutout")(input, num_holes, length, uniform_sampling=uniform_sampling)
+
+
+def augmix_image(
+    img: Any, severity: int = 3, depth: int = -1, width: int = 3, alpha: float = 1.0, augmentation_set: Any = "all"
+) -> Any:
+    """Mix an image with augmented versions of itself."""
+    return _function("augmix", "augmix")(img, severity, depth, width, alpha, augmentation_set)
+
+
+def randaugment_image(img: Any, severity: int = 9, depth: int = 2, augmentation_set: Any = "all") -> Any:
+    """Apply a few random operations to an image."""
+    return _function("randaugment", "randaugment")(img, severity, depth, augmentation_set, "random")
+
+
+def resize_batch(
+    input: Tensor, target: Tensor, scale_factor: float, mode: str = "resize", resize_targets: bool = False
+) -> Any:
+    """Resize or crop images, and targets if they are to be."""
+    return _function("progressive-resizing", "resize_batch")(
+        input, target, scale_factor, mode=mode, resize_targets=resize_targets
+    )
+
+
+def should_selective_backprop(
+    current_duration: float, batch_idx: int, start: float = 0.5, end: float = 0.9, interrupt: int = 2
+) -> bool:
+    """Whether selective backprop acts on a batch."""
+    should = _function("selective-backprop", "should_select")
+    return bool(should(current_duration, batch_idx, start, end, interrupt))
+
+
+_INSTEAD = {
+    "compute_ema": "hocket_general.functional.ema_update(averages, values, smoothing)",
+    "cutmix_batch": "hocket_vision.functional.cutmix(images, targets), which returns a hocket.data.Mixture of targets",
+    "mixup_batch": "hocket_vision.functional.mixup(inputs, targets), which returns a hocket.data.Mixture of targets",
+    "freeze_layers": "hocket_general.functional.freeze_layers(model, fraction)",
+    "apply_gyro_dropout": "hocket_general.functional.gyro_dropout(model, schedule)",
+    "select_using_loss": "hocket_general.functional.select_using_loss(losses, keep)",
+    "set_batch_sequence_length": "hocket_nlp.functional.truncate_sequences(batch, length)",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _INSTEAD:
+
+        def refused(*args: Any, **kwargs: Any) -> Any:
+            raise NotImplementedError(f"hocket has no counterpart of Composer's {name}. Write {_INSTEAD[name]}.")
+
+        return refused
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
