@@ -322,7 +322,9 @@ def porting(session: nox.Session) -> None:
     session.env["COMPOSER_PYTHON"] = environment(
         session, "composer", "mosaicml", "torchvision", "scikit-learn", "setuptools<81"
     )
-    session.run("pytest", "tests/test_porting.py", "packages/migration/tests/composer/test_project.py", *session.posargs)
+    session.run(
+        "pytest", "tests/test_porting.py", "packages/migration/tests/composer/test_project.py", *session.posargs
+    )
 
 
 def environment(session: nox.Session, name: str, *what: str) -> str:
