@@ -1,0 +1,501 @@
+"""Walk the syntax tree of a file: learn what its names refer to, and find each use of a framework."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+from collections.abc import Iterable, Sequence
+
+from hocket_migration.inspecting.names import (
+    Class,
+    Function,
+    Instance,
+    Local,
+    Module,
+    Names,
+    Ref,
+    Symbol,
+    framework_of,
+    member_of_module,
+)
+from hocket_migration.inspecting.reading import SourceFile
+from hocket_migration.inspecting.tables import Entry, Kind, Source
+
+
+@dataclasses.dataclass(frozen=True)
+class Use:
+    """A use of a name of a framework: where it is, what it is called in a report, and what becomes of it."""
+
+    line: int
+    column: int
+    source: Source
+    name: str
+    entry: Entry
+
+
+@dataclasses.dataclass(frozen=True)
+class Reference:
+    """A place in the text that names a public name of a framework through a module, such as ``L.Trainer``."""
+
+    node: ast.Attribute
+    symbol: Symbol
+    #: The local name of the module that it goes through.
+    through: str
+
+
+class Walker(ast.NodeVisitor):
+    """One round over a file."""
+
+    def __init__(self, file: SourceFile, names: Names) -> None:
+        self.file, self.names = file, names
+        self.uses: list[Use] = []
+        self.references: list[Reference] = []
+        self.scopes: list[dict[str, Ref]] = [names.modules[file.module]]
+        self._classes: list[Class | None] = [None]
+        self._functions: list[Function] = []
+
+    def walk(self) -> list[Use]:
+        """Return the uses in the order of the text."""
+        self.visit(self.file.tree)
+        unique = dict.fromkeys(self.uses)
+        return sorted(unique, key=lambda use: (use.line, use.column))
+
+    # --- what expressions refer to
+
+    def ref(self, node: ast.AST | None) -> Ref | None:
+        """Return what an expression refers to, or None if that is unknown or nothing of a framework."""
+        if isinstance(node, ast.Name):
+            return next((scope[node.id] for scope in reversed(self.scopes) if node.id in scope), None)
+        if isinstance(node, ast.Attribute):
+            return self._member(self.ref(node.value), node.attr)
+        if isinstance(node, ast.Call):
+            return self._called(node)
+        if isinstance(node, ast.Await | ast.NamedExpr | ast.Starred):
+            return self.ref(node.value)
+        if isinstance(node, ast.IfExp):
+            return self.ref(node.body) or self.ref(node.orelse)
+        if isinstance(node, ast.BoolOp):
+            return next((found for each in node.values if (found := self.ref(each))), None)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):  # an annotation
+            try:
+                return self.ref(ast.parse(node.value, mode="eval").body)
+            except SyntaxError:
+                return None
+        if isinstance(node, ast.Subscript):  # Optional[Trainer], list[Trainer]
+            return self.ref(node.slice) if isinstance(node.slice, ast.Name | ast.Attribute | ast.Constant) else None
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):  # Trainer | None
+            return self.ref(node.left) or self.ref(node.right)
+        return None
+
+    def _member(self, base: Ref | None, name: str) -> Ref | None:
+        if isinstance(base, Module):
+            return member_of_module(base, name)
+        if isinstance(base, Local):
+            return self.names.exported(base.module, name)
+        if isinstance(base, Instance):
+            if base.of is not None and name in base.of.attributes:
+                return base.of.attributes[name]
+            for kind in base.kinds:
+                if (returned := kind.returns.get(name)) is not None:
+                    return _instance(kind, returned)
+        return None
+
+    def _called(self, call: ast.Call) -> Ref | None:
+        function = self.ref(call.func)
+        if isinstance(function, Symbol):
+            kind = function.source.kind_of(function.name)
+            return None if kind is None else Instance((kind,))
+        if isinstance(function, Class):
+            return Instance(tuple(function.kinds), function)
+        if isinstance(function, Function):
+            return function.returns
+        if isinstance(call.func, ast.Name) and call.func.id == "super" and (cls := self._classes[-1]) is not None:
+            return Instance(tuple(cls.kinds), cls)
+        if isinstance(call.func, ast.Attribute) and call.func.attr in ("load_from_checkpoint", "from_pretrained"):
+            owner = self.ref(call.func.value)
+            if isinstance(owner, Class):
+                return Instance(tuple(owner.kinds), owner)
+        return None
+
+    def _of_annotation(self, node: ast.AST | None) -> Ref | None:
+        """Return an instance of the class that an annotation names."""
+        named = self.ref(node)
+        if isinstance(named, Symbol):
+            kind = named.source.kind_of(named.name)
+            return None if kind is None else Instance((kind,))
+        return Instance(tuple(named.kinds), named) if isinstance(named, Class) else None
+
+    # --- imports
+
+    def visit_Import(self, node: ast.Import) -> None:
+        for alias in node.names:
+            local = self.names.local_module(alias.name, self.file.module)
+            source = framework_of(alias.name)
+            bound = alias.asname or alias.name.partition(".")[0]
+            if local is not None:
+                target = local if alias.asname else local.removesuffix(alias.name).rstrip(".") or local.partition(".")[0]
+                self._bind(bound, Local(target))
+            elif source is not None:
+                self._bind(bound, Module(source, alias.name if alias.asname else bound))
+                self._use(alias, source, f"import {alias.name}", source.imported)
+
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
+        dotted = node.module or ""
+        if node.level:
+            parts = self.file.module.split(".")
+            keep = len(parts) - node.level + (self.file.module in self.names.packages)
+            dotted = ".".join([*parts[: max(keep, 0)], *([dotted] if dotted else [])])
+        local = self.names.local_module(dotted, self.file.module) if dotted else ""
+        if local is not None or node.level:
+            for alias in node.names:
+                self._import_local(local or dotted, alias)
+            return
+        source = framework_of(dotted)
+        for alias in node.names if source is not None else ():
+            assert source is not None
+            if alias.name == "*":
+                for name in source.symbols:
+                    self._bind(name, Symbol(source, name, dotted))
+                self._use(node, source, f"from {dotted} import *", _star(source))
+                continue
+            found = member_of_module(Module(source, dotted), alias.name)
+            self._bind(alias.asname or alias.name, found)
+            entry = self._entry_of(found) if isinstance(found, Symbol) else source.imported
+            if entry is not None:
+                self._use(alias, source, f"import {alias.name}", entry)
+
+    def _import_local(self, module: str, alias: ast.alias) -> None:
+        if alias.name == "*":
+            for name, found in list(self.names.modules.get(module, {}).items()):
+                self._bind(name, found)
+            return
+        if (found := self.names.exported(module, alias.name)) is not None:
+            self._bind(alias.asname or alias.name, found)
+
+    # --- names and attributes
+
+    def visit_Name(self, node: ast.Name) -> None:
+        if isinstance(node.ctx, ast.Load):
+            found = self.ref(node)
+            if isinstance(found, Symbol):
+                self._use(node, found.source, node.id, self._entry_of(found))
+
+    def visit_Attribute(self, node: ast.Attribute) -> None:
+        base, found = self.ref(node.value), self.ref(node)
+        if isinstance(base, Module):
+            if isinstance(found, Symbol):
+                self._use_symbol(node, found)
+            elif isinstance(found, Module):  # the end of a chain; inner ones are not visited
+                self._use_end(node, base, found)
+            return
+        if isinstance(base, Symbol):
+            self._use_of_class(node, base)
+        elif isinstance(base, Instance):
+            self._use_member(node, base)
+        self.visit(node.value)
+
+    def _use_symbol(self, node: ast.Attribute, found: Symbol) -> None:
+        self._use(node, found.source, ast.unparse(node), self._entry_of(found))
+        first: ast.AST = node
+        while isinstance(first, ast.Attribute):
+            first = first.value
+        if isinstance(first, ast.Name):
+            self.references.append(Reference(node, found, first.id))
+
+    def _use_end(self, node: ast.Attribute, base: Module, found: Module) -> None:
+        near = base.source.symbols.get(base.dotted.rpartition(".")[2]) or _functional(base.source, node.attr)
+        self._use(node, found.source, ast.unparse(node), near or _unknown(found.source, node.attr))
+
+    def _use_of_class(self, node: ast.Attribute, base: Symbol) -> None:
+        kind = base.source.kind_of(base.name)
+        if kind is not None and node.attr in kind.members:
+            self._use(node, base.source, f"{base.name}.{node.attr}", kind.members[node.attr])
+
+    def _use_member(self, node: ast.Attribute, base: Instance) -> None:
+        for kind in base.kinds:
+            if (entry := kind.members.get(node.attr)) is not None:
+                if base.of is None or node.attr not in base.of.attributes or kind.returns.get(node.attr):
+                    self._use(node, _source(kind), f"{kind.name}.{node.attr}", entry)
+                return
+        if base.of is None and not node.attr.startswith("__") and base.kinds[0].members:
+            kind = base.kinds[0]
+            self._use(node, _source(kind), f"{kind.name}.{node.attr}", _unknown(_source(kind), node.attr))
+
+    # --- calls
+
+    def visit_Call(self, node: ast.Call) -> None:
+        function = self.ref(node.func)
+        self.visit(node.func)
+        if isinstance(function, Symbol) and (kind := function.source.kind_of(function.name)) is not None:
+            self._arguments(node, kind.name if len(kind.symbols) == 1 else function.name, kind, True)
+        elif isinstance(function, Class):
+            for kind in function.kinds:
+                self._arguments(node, function.name, kind, False)
+            self._pass(node, function)
+        elif isinstance(node.func, ast.Attribute):
+            base = self.ref(node.func.value)
+            if isinstance(base, Instance):
+                self._method_arguments(node, base, node.func.attr)
+        if isinstance(function, Function):
+            self._pass_to(node.args, node.keywords, function)
+        for argument in (*node.args, *(keyword.value for keyword in node.keywords)):
+            self.visit(argument)
+
+    def _arguments(self, node: ast.Call, called: str, kind: Kind, known: bool) -> None:
+        if not kind.arguments:
+            return
+        source, order = _source(kind), list(kind.arguments)
+        if known:
+            for name, argument in zip(order, node.args, strict=False):
+                if isinstance(argument, ast.Starred):
+                    self._use(argument, source, f"{called}(*…)", _unread(ast.unparse(argument.value)))
+                    break
+                self._use(argument, source, f"{called}({name}=)", kind.arguments[name])
+        for keyword in node.keywords:
+            if keyword.arg is None:
+                self._use(keyword.value, source, f"{called}(**…)", _unread(ast.unparse(keyword.value)))
+            elif (entry := kind.arguments.get(keyword.arg)) is not None:
+                self._use(keyword, source, f"{called}({keyword.arg}=)", entry)
+            elif known:
+                self._use(keyword, source, f"{called}({keyword.arg}=)", _unknown(source, keyword.arg))
+
+    def _method_arguments(self, node: ast.Call, base: Instance, method: str) -> None:
+        for kind in base.kinds:
+            table = kind.keywords.get(method)
+            if method == "__init__":
+                table = kind.arguments
+            for keyword in node.keywords if table else ():
+                assert table is not None
+                if keyword.arg is None:
+                    called = f"{kind.name}.{method}(**…)"
+                    self._use(keyword.value, _source(kind), called, _unread(ast.unparse(keyword.value)))
+                elif (entry := table.get(keyword.arg)) is not None:
+                    self._use(keyword, _source(kind), f"{kind.name}.{method}({keyword.arg}=)", entry)
+
+    def _pass(self, node: ast.Call, cls: Class) -> None:
+        made = cls.attributes.get("__init__")
+        if isinstance(made, Function):
+            self._pass_to(node.args, node.keywords, made)
+
+    def _pass_to(self, args: Sequence[ast.expr], keywords: Iterable[ast.keyword], function: Function) -> None:
+        given = dict(zip(function.parameters, args, strict=False))
+        given |= {each.arg: each.value for each in keywords if each.arg in function.parameters}
+        for name, value in given.items():
+            if isinstance(found := self.ref(value), Instance):
+                self.names.learn(function.known, name, found)
+
+    # --- definitions
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> None:
+        for decorator in (*node.decorator_list, *node.bases):
+            self.visit(decorator)
+        cls = self.names.classes.setdefault(node, Class(node.name, []))
+        for base in node.bases:
+            found = self.ref(base)
+            new: list[Kind] = []
+            if isinstance(found, Symbol) and (kind := found.source.kind_of(found.name)) is not None:
+                new = [kind]
+            elif isinstance(found, Class):
+                new = found.kinds
+                for name, known in found.attributes.items():
+                    cls.attributes.setdefault(name, known)
+                for kind in new:
+                    text = Entry("maps", f"{kind.name} by {found.name}, which stays as it is")
+                    self._use(base, _source(kind), found.name, text)
+            for kind in new:
+                if kind not in cls.kinds:
+                    cls.kinds.append(kind)
+                    self.names.learned += 1
+        self._bind(node.name, cls)
+        self._classes.append(cls)
+        self.scopes.append(self.names.scopes.setdefault(node, {}))
+        for statement in node.body:
+            if isinstance(statement, ast.Assign | ast.AnnAssign):
+                targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+                for target in targets:
+                    if isinstance(target, ast.Name):
+                        self._use_overriding(target, target.id, cls)
+            self.visit(statement)
+        self.scopes.pop()
+        self._classes.pop()
+
+    def _use_overriding(self, node: ast.AST, name: str, cls: Class) -> None:
+        for kind in cls.kinds:
+            if (entry := kind.members.get(name)) is not None:
+                self._use(node, _source(kind), f"{kind.name}.{name}", entry)
+                return
+
+    def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
+        for each in node.decorator_list:
+            self.visit(each)
+        cls = self._classes[-1]
+        method = cls is not None and bool(self.scopes[-1] is not self.scopes[0]) and self._in_class(node)
+        arguments = [*node.args.posonlyargs, *node.args.args]
+        for argument in (*arguments, *node.args.kwonlyargs):
+            if argument.annotation is not None:
+                self.visit(argument.annotation)
+        for default in (*node.args.defaults, *(each for each in node.args.kw_defaults if each is not None)):
+            self.visit(default)
+        function = self.names.functions.setdefault(
+            node, Function([each.arg for each in (*arguments[method:], *node.args.kwonlyargs)])
+        )
+        scope = self.names.scopes.setdefault(node, {})
+        for argument in (*arguments, *node.args.kwonlyargs):
+            self.names.learn(scope, argument.arg, self._of_annotation(argument.annotation))
+        for name, known in function.known.items():
+            self.names.learn(scope, name, known)
+        outer = self._classes[-1]
+        if method:
+            assert cls is not None
+            self._use_overriding(_NamePlace(node), node.name, cls)
+            if arguments and not any(_is(each, "staticmethod") for each in node.decorator_list):
+                bound: Ref = cls if any(_is(each, "classmethod") for each in node.decorator_list) else Instance(
+                    tuple(cls.kinds), cls
+                )
+                scope[arguments[0].arg] = bound
+            for kind in cls.kinds:
+                passed = kind.passes.get(node.name) or (kind.first if node.name in kind.members else ())
+                for argument, of in zip(arguments[1:], passed, strict=False):
+                    self.names.learn(scope, argument.arg, _instance(kind, of))
+            self.names.learn(cls.attributes, node.name, function) if node.name == "__init__" else None
+        else:
+            self._bind(node.name, function)
+        self.scopes.append(scope)
+        self._functions.append(function)
+        for statement in node.body:
+            self.visit(statement)
+        self._functions.pop()
+        self.scopes.pop()
+        self._classes[-1] = outer
+        if node.returns is not None:
+            self.visit(node.returns)
+            if function.returns is None and (returned := self._of_annotation(node.returns)) is not None:
+                function.returns = returned
+                self.names.learned += 1
+
+    visit_AsyncFunctionDef = visit_FunctionDef  # type: ignore[assignment]
+
+    def _in_class(self, node: ast.AST) -> bool:
+        """Whether a function is defined in the body of the innermost class, and not inside one of its methods."""
+        return any(
+            self.names.scopes.get(each) is self.scopes[-1] for each, cls in self.names.classes.items() if cls is self._classes[-1]
+        )
+
+    def visit_Return(self, node: ast.Return) -> None:
+        self.generic_visit(node)
+        found = self.ref(node.value)
+        if self._functions and self._functions[-1].returns is None and isinstance(found, Instance):
+            self._functions[-1].returns = found
+            self.names.learned += 1
+
+    # --- assignments
+
+    def visit_Assign(self, node: ast.Assign) -> None:
+        self.generic_visit(node)
+        for target in node.targets:
+            self._assign(target, node.value)
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
+        self.generic_visit(node)
+        found = self._of_annotation(node.annotation)
+        if found is not None:
+            self._store(node.target, found)
+        elif node.value is not None:
+            self._assign(node.target, node.value)
+
+    def visit_NamedExpr(self, node: ast.NamedExpr) -> None:
+        self.generic_visit(node)
+        self._assign(node.target, node.value)
+
+    def visit_With(self, node: ast.With | ast.AsyncWith) -> None:
+        for item in node.items:
+            self.visit(item.context_expr)
+            if item.optional_vars is not None:
+                self._assign(item.optional_vars, item.context_expr)
+        for statement in node.body:
+            self.visit(statement)
+
+    visit_AsyncWith = visit_With  # type: ignore[assignment]
+
+    def _assign(self, target: ast.expr, value: ast.expr) -> None:
+        if isinstance(target, ast.Tuple | ast.List) and isinstance(value, ast.Tuple | ast.List):
+            if len(target.elts) == len(value.elts):
+                for each, its in zip(target.elts, value.elts, strict=True):
+                    self._assign(each, its)
+            return
+        found = self.ref(value)
+        if isinstance(found, Instance | Class | Symbol | Function | Module):
+            self._store(target, found)
+
+    def _store(self, target: ast.expr, found: Ref) -> None:
+        if isinstance(target, ast.Name):
+            self._bind(target.id, found)
+        elif isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name):
+            owner = self.ref(target.value)
+            cls = owner.of if isinstance(owner, Instance) else None
+            if cls is not None:
+                self.names.learn(cls.attributes, target.attr, found)
+
+    # --- results
+
+    def _bind(self, name: str, found: Ref) -> None:
+        self.names.learn(self.scopes[-1], name, found)
+
+    def _entry_of(self, found: Symbol) -> Entry | None:
+        entry = found.source.symbols.get(found.name) or _functional(found.source, found.name)
+        if entry is not None:
+            return entry
+        if found.source.others_stay:
+            training = any(part in found.dotted for part in ("trainer", "training_args", "integrations"))
+            return _unknown(found.source, found.name) if training else None
+        return _unknown(found.source, found.name)
+
+    def _use(self, node: ast.AST, source: Source, name: str, entry: Entry | None) -> None:
+        if entry is None:
+            return
+        line, column = node.lineno, node.col_offset  # type: ignore[attr-defined]
+        if isinstance(node, ast.Attribute):  # where the name itself is, in a chain of several lines
+            line, column = node.end_lineno or line, (node.end_col_offset or len(node.attr)) - len(node.attr)
+        self.uses.append(Use(line, column, source, name, entry))
+
+
+class _NamePlace(ast.AST):
+    """The place of the name in ``def name``."""
+
+    def __init__(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
+        self.lineno, self.col_offset = node.lineno, node.col_offset + (4 if isinstance(node, ast.FunctionDef) else 10)
+
+
+def _is(node: ast.expr, name: str) -> bool:
+    return isinstance(node, ast.Name) and node.id == name
+
+
+def _instance(kind: Kind, name: str) -> Instance | None:
+    found = _source(kind).kinds.get(name)
+    return None if found is None else Instance((found,))
+
+
+def _source(kind: Kind) -> Source:
+    from hocket_migration.inspecting.tables import sources
+
+    return sources()[kind.source]
+
+
+def _functional(source: Source, name: str) -> Entry | None:
+    """Return the entry of a functional form of Composer, such as apply_blurpool."""
+    if source.name != "composer" or not name.startswith(("apply_", "augmix_", "colout_", "cutmix_", "cutout_", "mixup_")):
+        return None
+    plain = name.removeprefix("apply_").partition("_")[0]
+    return Entry("changes", f"algorithms=['{plain}']: algorithms act when the Trainer is made, and are recorded in checkpoints")
+
+
+def _unknown(source: Source, name: str) -> Entry:
+    return Entry("no counterpart", f"{name} of {source.title} is not in the tables: look it up in docs/porting.md, or ask")
+
+
+def _unread(expression: str) -> Entry:
+    return Entry("not readable", f"the arguments in {expression} are known only when the program runs: compare their names")
+
+
+def _star(source: Source) -> Entry:
+    return Entry("changes", f"names of {source.title} are followed, as far as they are known: import them by name")
