@@ -40,6 +40,8 @@ class Kind:
     keywords: Mapping[str, Mapping[str, Entry]]
     passes: Mapping[str, tuple[str, ...]]
     first: tuple[str, ...]
+    #: Whether instances have members that are not the framework's, such as those of torch.nn.Module.
+    open: bool = False
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -91,7 +93,8 @@ def _read(name: str) -> Source:
 def _kind(source: str, name: str, data: Mapping[str, Any]) -> Kind:
     arguments, members = _entries(data.get("arguments", {})), _entries(data.get("members", {}))
     if data.get("fields"):
-        arguments = members = _fields()
+        arguments = _fields()
+        members = arguments | members
     if data.get("events"):
         members = _events(name) | members
     return Kind(
@@ -104,6 +107,7 @@ def _kind(source: str, name: str, data: Mapping[str, Any]) -> Kind:
         keywords={method: _entries(each) for method, each in data.get("keywords", {}).items()},
         passes={method: tuple(each) for method, each in data.get("passes", {}).items()},
         first=tuple(data.get("first", ())),
+        open=data.get("open", False),
     )
 
 

@@ -203,7 +203,7 @@ class Walker(ast.NodeVisitor):
             self.references.append(Reference(node, found, first.id))
 
     def _use_end(self, node: ast.Attribute, base: Module, found: Module) -> None:
-        near = base.source.symbols.get(base.dotted.rpartition(".")[2]) or _functional(base.source, node.attr)
+        near = _functional(base.source, node.attr) or base.source.symbols.get(base.dotted.rpartition(".")[2])
         self._use(node, found.source, ast.unparse(node), near or _unknown(found.source, node.attr))
 
     def _use_of_class(self, node: ast.Attribute, base: Symbol) -> None:
@@ -217,8 +217,7 @@ class Walker(ast.NodeVisitor):
                 if base.of is None or node.attr not in base.of.attributes or kind.returns.get(node.attr):
                     self._use(node, _source(kind), f"{kind.name}.{node.attr}", entry)
                 return
-        if base.of is None and not node.attr.startswith("__") and base.kinds[0].members:
-            kind = base.kinds[0]
+        if base.of is None and not (kind := base.kinds[0]).open and not node.attr.startswith("__"):
             self._use(node, _source(kind), f"{kind.name}.{node.attr}", _unknown(_source(kind), node.attr))
 
     # --- calls
@@ -267,10 +266,17 @@ class Walker(ast.NodeVisitor):
             for keyword in node.keywords if table else ():
                 assert table is not None
                 if keyword.arg is None:
+                    if isinstance(keyword.value, ast.Name) and keyword.value.id in self._forwarded:
+                        continue
                     called = f"{kind.name}.{method}(**…)"
                     self._use(keyword.value, _source(kind), called, _unread(ast.unparse(keyword.value)))
                 elif (entry := table.get(keyword.arg)) is not None:
                     self._use(keyword, _source(kind), f"{kind.name}.{method}({keyword.arg}=)", entry)
+
+    @property
+    def _forwarded(self) -> set[str]:
+        """The names of ``**kwargs`` of the functions around, which their callers give."""
+        return {function.keywords for function in self._functions}
 
     def _pass(self, node: ast.Call, cls: Class) -> None:
         made = cls.attributes.get("__init__")
@@ -332,12 +338,15 @@ class Walker(ast.NodeVisitor):
         method = cls is not None and bool(self.scopes[-1] is not self.scopes[0]) and self._in_class(node)
         arguments = [*node.args.posonlyargs, *node.args.args]
         for argument in (*arguments, *node.args.kwonlyargs):
-            if argument.annotation is not None:
-                self.visit(argument.annotation)
+            self._annotation(argument.annotation)
         for default in (*node.args.defaults, *(each for each in node.args.kw_defaults if each is not None)):
             self.visit(default)
         function = self.names.functions.setdefault(
-            node, Function([each.arg for each in (*arguments[method:], *node.args.kwonlyargs)])
+            node,
+            Function(
+                [each.arg for each in (*arguments[method:], *node.args.kwonlyargs)],
+                node.args.kwarg.arg if node.args.kwarg is not None else "",
+            ),
         )
         scope = self.names.scopes.setdefault(node, {})
         for argument in (*arguments, *node.args.kwonlyargs):
@@ -368,12 +377,21 @@ class Walker(ast.NodeVisitor):
         self.scopes.pop()
         self._classes[-1] = outer
         if node.returns is not None:
-            self.visit(node.returns)
+            self._annotation(node.returns)
             if function.returns is None and (returned := self._of_annotation(node.returns)) is not None:
                 function.returns = returned
                 self.names.learned += 1
 
     visit_AsyncFunctionDef = visit_FunctionDef  # type: ignore[assignment]
+
+    def _annotation(self, node: ast.expr | None) -> None:
+        """Find the uses in an annotation, which may be a text."""
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            found = self.ref(node)
+            if isinstance(found, Symbol):
+                self._use(node, found.source, node.value, self._entry_of(found))
+        elif node is not None:
+            self.visit(node)
 
     def _in_class(self, node: ast.AST) -> bool:
         """Whether a function is defined in the body of the innermost class, and not inside one of its methods."""
@@ -396,7 +414,10 @@ class Walker(ast.NodeVisitor):
             self._assign(target, node.value)
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
-        self.generic_visit(node)
+        self._annotation(node.annotation)
+        for each in (node.target, node.value):
+            if each is not None:
+                self.visit(each)
         found = self._of_annotation(node.annotation)
         if found is not None:
             self._store(node.target, found)

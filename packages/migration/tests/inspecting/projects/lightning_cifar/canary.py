@@ -1,0 +1,3 @@
+"""Fails when it is imported."""
+
+raise SystemExit("the project was imported")
