@@ -25,7 +25,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     convert = actions.add_parser("convert", help="move the imports to the drop-in namespaces", epilog=_CONVERT)
     convert.add_argument("path", help="a Python file, a notebook or a folder; nothing in it is imported or executed")
     target = convert.add_mutually_exclusive_group()
-    target.add_argument("--out", metavar="FOLDER", help="write the converted project to this folder, which must be empty")
+    target.add_argument(
+        "--out", metavar="FOLDER", help="write the converted project to this folder, which must be empty"
+    )
     target.add_argument("--in-place", action="store_true", help="change the files themselves")
 
 

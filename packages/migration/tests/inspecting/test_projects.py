@@ -36,4 +36,12 @@ def test_each_line_has_the_verdicts_that_it_says(name):
     assert found == _expected(PROJECTS / name)
     # Nothing of the project was imported, and no framework.
     imported = {module.partition(".")[0] for module in set(sys.modules) - before}
-    assert not imported & {"canary", "lightning", "pytorch_lightning", "composer", "transformers", "accelerate", "torch"}
+    assert not imported & {
+        "canary",
+        "lightning",
+        "pytorch_lightning",
+        "composer",
+        "transformers",
+        "accelerate",
+        "torch",
+    }

@@ -20,7 +20,9 @@ from hocket_migration.command import add_arguments, run
 SCRIPTS = Path(__file__).parent / "scripts"
 
 
-def _run(script: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> tuple[dict, dict]:
+def _run(
+    script: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> tuple[dict, dict]:
     folder.mkdir()
     monkeypatch.setattr(sys, "argv", [str(script), str(folder)])
     capsys.readouterr()

@@ -263,9 +263,7 @@ class _Mover:
         return len(self._line(line).encode()[:offset].decode(errors="ignore"))
 
     def _edit(self, start: tuple[int, int], end: tuple[int, int], text: str) -> None:
-        self._edits.append(
-            Edit((start[0], self._column(*start)), (end[0], self._column(*end)), text)
-        )
+        self._edits.append(Edit((start[0], self._column(*start)), (end[0], self._column(*end)), text))
 
     def _indent(self, node: ast.stmt) -> str:
         line = self._line(node.lineno)

@@ -81,9 +81,7 @@ def inspect(path: str | Path) -> Inspection:
             line, cell = file.place(use.line)
             entry = use.entry
             findings.append(
-                Finding(
-                    file.name, line, use.column + 1, use.source.title, use.name, entry.verdict, entry.text, cell
-                )
+                Finding(file.name, line, use.column + 1, use.source.title, use.name, entry.verdict, entry.text, cell)
             )
     return Inspection(tuple(findings), tuple(problems), len(files))
 

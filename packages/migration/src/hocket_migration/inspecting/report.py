@@ -56,9 +56,7 @@ def _line(finding: Finding) -> str:
 
 
 def _problems(found: Inspection) -> list[str]:
-    return [
-        f"{each.file}{f':{each.line}' if each.line else ''}: not read: {each.text}." for each in found.problems
-    ]
+    return [f"{each.file}{f':{each.line}' if each.line else ''}: not read: {each.text}." for each in found.problems]
 
 
 def _count(number: int, noun: str) -> str:

@@ -133,7 +133,9 @@ class Walker(ast.NodeVisitor):
             source = framework_of(alias.name)
             bound = alias.asname or alias.name.partition(".")[0]
             if local is not None:
-                target = local if alias.asname else local.removesuffix(alias.name).rstrip(".") or local.partition(".")[0]
+                target = (
+                    local if alias.asname else local.removesuffix(alias.name).rstrip(".") or local.partition(".")[0]
+                )
                 self._bind(bound, Local(target))
             elif source is not None:
                 self._bind(bound, Module(source, alias.name if alias.asname else bound))
@@ -358,8 +360,10 @@ class Walker(ast.NodeVisitor):
             assert cls is not None
             self._use_overriding(_NamePlace(node), node.name, cls)
             if arguments and not any(_is(each, "staticmethod") for each in node.decorator_list):
-                bound: Ref = cls if any(_is(each, "classmethod") for each in node.decorator_list) else Instance(
-                    tuple(cls.kinds), cls
+                bound: Ref = (
+                    cls
+                    if any(_is(each, "classmethod") for each in node.decorator_list)
+                    else Instance(tuple(cls.kinds), cls)
                 )
                 scope[arguments[0].arg] = bound
             for kind in cls.kinds:
@@ -396,7 +400,9 @@ class Walker(ast.NodeVisitor):
     def _in_class(self, node: ast.AST) -> bool:
         """Whether a function is defined in the body of the innermost class, and not inside one of its methods."""
         return any(
-            self.names.scopes.get(each) is self.scopes[-1] for each, cls in self.names.classes.items() if cls is self._classes[-1]
+            self.names.scopes.get(each) is self.scopes[-1]
+            for each, cls in self.names.classes.items()
+            if cls is self._classes[-1]
         )
 
     def visit_Return(self, node: ast.Return) -> None:
@@ -504,18 +510,26 @@ def _source(kind: Kind) -> Source:
 
 def _functional(source: Source, name: str) -> Entry | None:
     """Return the entry of a functional form of Composer, such as apply_blurpool."""
-    if source.name != "composer" or not name.startswith(("apply_", "augmix_", "colout_", "cutmix_", "cutout_", "mixup_")):
+    if source.name != "composer" or not name.startswith(
+        ("apply_", "augmix_", "colout_", "cutmix_", "cutout_", "mixup_")
+    ):
         return None
     plain = name.removeprefix("apply_").partition("_")[0]
-    return Entry("changes", f"algorithms=['{plain}']: algorithms act when the Trainer is made, and are recorded in checkpoints")
+    return Entry(
+        "changes", f"algorithms=['{plain}']: algorithms act when the Trainer is made, and are recorded in checkpoints"
+    )
 
 
 def _unknown(source: Source, name: str) -> Entry:
-    return Entry("no counterpart", f"{name} of {source.title} is not in the tables: look it up in docs/porting.md, or ask")
+    return Entry(
+        "no counterpart", f"{name} of {source.title} is not in the tables: look it up in docs/porting.md, or ask"
+    )
 
 
 def _unread(expression: str) -> Entry:
-    return Entry("not readable", f"the arguments in {expression} are known only when the program runs: compare their names")
+    return Entry(
+        "not readable", f"the arguments in {expression} are known only when the program runs: compare their names"
+    )
 
 
 def _star(source: Source) -> Entry:

@@ -17,9 +17,7 @@ class Batches:
         begun: called once, when the skipped batches were read.
     """
 
-    def __init__(
-        self, loader: Any, epoch: int = 0, skip: int = 0, begun: Callable[[], None] = lambda: None
-    ) -> None:
+    def __init__(self, loader: Any, epoch: int = 0, skip: int = 0, begun: Callable[[], None] = lambda: None) -> None:
         self.loader = loader
         self._first = self._epoch = epoch
         self._skip, self._begun = skip, begun
@@ -44,3 +42,17 @@ class Batches:
     def __len__(self) -> int:
         """Return the number of batches in the next epoch. Raises TypeError if the loader does not say."""
         return len(self.loader) - self._skip
+
+
+class OfRank:
+    """A loader as one of several ranks sees it, for the number of its batches; everything else is that of the loader."""
+
+    def __init__(self, loader: Any, ranks: int) -> None:
+        self._loader, self._ranks = loader, ranks
+
+    def __len__(self) -> int:
+        """Return the number of batches of a rank. Raises TypeError if the loader does not say."""
+        return -(-len(self._loader) // self._ranks)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)

@@ -177,7 +177,9 @@ FIELDS: Mapping[str, Field] = {
     ),
     "average_tokens_across_devices": _changes("always: losses are weighted by their tokens over batches and ranks"),
     "max_grad_norm": _maps(
-        "clip_gradients=1.0; hocket does not clip by default", "clip_gradients", value=lambda args: args.max_grad_norm or None
+        "clip_gradients=1.0; hocket does not clip by default",
+        "clip_gradients",
+        value=lambda args: args.max_grad_norm or None,
     ),
     "label_smoothing_factor": _maps("algorithms=['label-smoothing']; the drop-in Trainer smooths as transformers does"),
     "bf16": _maps("precision='bf16'", "precision", value=lambda args: "bf16" if args.bf16 else None),
@@ -191,9 +193,13 @@ FIELDS: Mapping[str, Field] = {
         "evaluation has the precision of training. Write fp16=True, or hocket={'precision': 'fp16-true'}",
     ),
     "tf32": _maps("precision='tf32'", "precision", value=lambda args: "tf32" if args.tf32 else None),
-    "activation_checkpointing": _maps("algorithms=['activation-checkpointing'], or model.gradient_checkpointing_enable()"),
+    "activation_checkpointing": _maps(
+        "algorithms=['activation-checkpointing'], or model.gradient_checkpointing_enable()"
+    ),
     "activation_checkpointing_kwargs": _part("arguments of either"),
-    "gradient_checkpointing": _maps("algorithms=['activation-checkpointing'], or model.gradient_checkpointing_enable()"),
+    "gradient_checkpointing": _maps(
+        "algorithms=['activation-checkpointing'], or model.gradient_checkpointing_enable()"
+    ),
     "gradient_checkpointing_kwargs": _part("arguments of either"),
     "torch_compile": _maps("compile=True", "compile", value=_compile),
     "torch_compile_backend": _part("compile={'backend': 'inductor'}"),
@@ -203,7 +209,9 @@ FIELDS: Mapping[str, Field] = {
     ),
     "liger_kernel_config": _part("see use_liger_kernel"),
     "use_cache": _maps("model.config.use_cache"),
-    "neftune_noise_alpha": _gone("add noise in a forward hook of the embedding; the drop-in Trainer does it as transformers"),
+    "neftune_noise_alpha": _gone(
+        "add noise in a forward hook of the embedding; the drop-in Trainer does it as transformers"
+    ),
     "torch_empty_cache_steps": _gone(
         "a callback that calls torch.cuda.empty_cache()",
         "write a TrainerCallback with on_step_end that calls torch.cuda.empty_cache()",
@@ -269,7 +277,8 @@ FIELDS: Mapping[str, Field] = {
     "use_cpu": _maps("device='cpu'", "device", value=lambda args: "cpu" if args.use_cpu else None),
     "accelerator_config": _changes("strategy=, precision= and the loader"),
     "parallelism_config": _maps(
-        "strategy='tensor-parallel' or 'fsdp'", refused="pass hocket={'strategy': 'tensor-parallel'} to the Trainer instead"
+        "strategy='tensor-parallel' or 'fsdp'",
+        refused="pass hocket={'strategy': 'tensor-parallel'} to the Trainer instead",
     ),
     "dataloader_drop_last": _maps(_LOADER),
     "dataloader_num_workers": _maps(_LOADER),

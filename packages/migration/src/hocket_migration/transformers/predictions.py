@@ -29,6 +29,7 @@ class Predictions:
 
     #: Distinguishes it from metrics of logits and labels.
     collects = True
+    _of_batch: Callable[..., Any] | None = None  # also in copies that other ranks sent
 
     def __init__(
         self,

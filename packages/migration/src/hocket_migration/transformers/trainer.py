@@ -17,11 +17,12 @@ require("transformers", "accelerate")
 import torch
 import transformers
 from accelerate.data_loader import prepare_data_loader
+from torch.distributed.tensor import DTensor
 from transformers.trainer_utils import EvalLoopOutput, TrainOutput, denumpify_detensorize
 
 import hocket
 from hocket_migration.transformers import arguments, overrides
-from hocket_migration.transformers.batches import Batches
+from hocket_migration.transformers.batches import Batches, OfRank
 from hocket_migration.transformers.flow import Flow
 from hocket_migration.transformers.predictions import Predictions, prediction_of
 from hocket_migration.transformers.task import TrainerTask
@@ -58,7 +59,6 @@ class OnHocket(transformers.Trainer):
         if self.args.world_size > 1:  # hocket sums over ranks
             self.args.average_tokens_across_devices = False
         self._options: tuple[bool, list[str] | None] = (True, None)
-        self._steps_logged = 0
 
     # --- what hocket's loop asks for
 
@@ -87,13 +87,24 @@ class OnHocket(transformers.Trainer):
             loss = self._tr_loss / (1 + self.state.global_step - self._globalstep_last_logged)
         self._tr_loss += loss
 
-    def begin_training(self) -> None:
-        """Begin to count losses and steps."""
+    def begin_training(self, restored: Mapping[str, float]) -> None:
+        """Begin to count losses and steps, or continue with those that `unlogged` returned."""
         self._initial_num_input_tokens_seen = self.state.num_input_tokens_seen
         self._initial_global_step = self.state.global_step
-        self._tr_loss = torch.tensor(0.0, device=self.args.device)
-        self._total_loss_scalar = 0.0
-        self._globalstep_last_logged = self.state.global_step
+        self._tr_loss = torch.tensor(restored.get("pending", 0.0), device=self.args.device)
+        self._total_loss_scalar = restored.get("total", 0.0)
+        self._globalstep_last_logged = int(restored.get("step", self.state.global_step))
+        if restored:
+            self._initial_global_step = int(restored["began"])
+
+    def unlogged(self) -> dict[str, float]:
+        """Return the losses that are not logged yet, and those of the run so far."""
+        return {
+            "pending": self._tr_loss.item(),
+            "total": self._total_loss_scalar,
+            "step": self._globalstep_last_logged,
+            "began": self._initial_global_step,
+        }
 
     # --- training
 
@@ -109,20 +120,17 @@ class OnHocket(transformers.Trainer):
         started = time.time()
         loader = self.get_train_dataloader()
         epochs, steps_per_epoch, _, samples, _, steps_in_epoch, steps = self.set_initial_training_values(
-            self.args, loader
+            self.args, OfRank(loader, self.args.world_size)
         )
         assert steps is not None
-        trained, skipped = self._init_training_state(
-            steps, steps_per_epoch, epochs, resume_from_checkpoint, trial
-        )
-        plan = Plan(
-            steps, steps_in_epoch, trained, skipped, resume_from_checkpoint, ignore_keys_for_eval, started
-        )
+        trained, skipped = self._init_training_state(steps, steps_per_epoch, epochs, resume_from_checkpoint, trial)
+        plan = Plan(steps, steps_in_epoch, trained, skipped, resume_from_checkpoint, ignore_keys_for_eval, started)
         self._warn_of_sums()
         if self._created_lr_scheduler:
             self.lr_scheduler, self._created_lr_scheduler = None, False
         if self.hocket is not None:
             self.hocket.close()
+        self.begin_training({})
         remaining = max(steps - self.state.global_step, 0)
         self.hocket = trainer = self._trainer(
             callbacks=[*self.hocket_arguments.get("callbacks", ()), Flow(self, plan)],
@@ -135,13 +143,17 @@ class OnHocket(transformers.Trainer):
         self.optimizer, self.model_wrapped = state.optimizers[0], state.prepared
         if resume_from_checkpoint is not None:
             self._load_optimizer_and_scheduler(resume_from_checkpoint)
+        if self.args.save_strategy != "no" and _sharded(self.model):
+            raise ValueError(
+                f"save_strategy={self.args.save_strategy.value!r} writes full optimizers, and the strategy "
+                f"'{state.strategy.name}' shards them. Write save_strategy='no', and pass hocket={{'checkpoints': "
+                "hocket.Checkpoints(folder, every='500ba'), 'resume': 'auto'}."
+            )
         for name in ("model", "optimizer", "lr_scheduler"):
             setattr(self.callback_handler, name, getattr(self, name))
         self.callback_handler.train_dataloader = loader
         if remaining:
             trainer.fit()
-        else:
-            self.begin_training()
         return self._finalize_training(trial, samples, started)
 
     def _trainer(self, **given: Any) -> Any:
@@ -187,6 +199,19 @@ class OnHocket(transformers.Trainer):
                 stacklevel=4,
             )
 
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Save the weights that evaluation uses, such as the averages of EMA; in checkpoints those that are trained."""
+        trainer = self.hocket
+        evaluates_others = trainer is not None and any(
+            each.kind == "algorithms" for each in trainer.state.bus.listeners("predict_start")
+        )
+        if trainer is None or not (_sharded(self.model) or (evaluates_others and not _internal_call)):
+            super().save_model(output_dir, _internal_call)
+            return
+        weights = trainer.model_state_dict(evaluated=not _internal_call)
+        if self.args.should_save:
+            self._save(output_dir or self.args.output_dir, state_dict=weights)
+
     # --- data
 
     def _get_dataloader(self, *args: Any, **kwargs: Any) -> Any:
@@ -220,6 +245,11 @@ class OnHocket(transformers.Trainer):
         args = self.args
         loss_only = args.prediction_loss_only if prediction_loss_only is None else prediction_loss_only
         of_batch = args.batch_eval_metrics and self.compute_metrics is not None and description != "Prediction"
+        if of_batch and args.world_size > 1:
+            raise ValueError(
+                "TrainingArguments(batch_eval_metrics=True) computes metrics of the batches of one process, and there are "
+                f"{args.world_size}. Omit it: eval_accumulation_steps=1 moves predictions to the CPU after each batch."
+            )
         keep = [] if loss_only else ["logits", "labels"]
         keep += [name for name in ("inputs", "losses") if name.removesuffix("es") in _included(args)]
         predictions = Predictions(
@@ -300,6 +330,10 @@ class _Untouched:
 
     def load_state_dict(self, tree: dict[str, Any]) -> None:
         self.scheduler.load_state_dict(tree)
+
+
+def _sharded(model: Any) -> bool:
+    return any(isinstance(parameter, DTensor) for parameter in model.parameters())
 
 
 def _included(args: Any) -> list[str]:

@@ -14,7 +14,9 @@ class Rows(torch.utils.data.Dataset):
         generator = torch.Generator().manual_seed(seed)
         self.labels = torch.randint(0, 3, (count,), generator=generator)
         self.rows = [
-            torch.randint(int(label) * 10, 40, (int(torch.randint(5, 12, (), generator=generator)),), generator=generator)
+            torch.randint(
+                int(label) * 10, 40, (int(torch.randint(5, 12, (), generator=generator)),), generator=generator
+            )
             for label in self.labels
         ]
 
