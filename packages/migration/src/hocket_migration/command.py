@@ -8,10 +8,14 @@ import sys
 
 from hocket.cli.command import Command
 
-_INSPECT = """Exit status: 0 if every use maps or changes, 1 if something has no counterpart or is not readable, 2 if no file could be
-read."""
-_CONVERT = """Without --out and --in-place nothing is written. Exit status: 0 if everything moved, 1 if lines are left for you, 2 if no
-file could be read."""
+_INSPECT = (
+    "Exit status: 0 if every use maps or changes, 1 if something has no counterpart or could not be read, 2 if no file could "
+    "be read."
+)
+_CONVERT = (
+    "Without --out and --in-place nothing is written. Exit status: 0 if everything moved, 1 if lines are left for you, 2 if no "
+    "file could be read."
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -11,8 +11,8 @@ import pytest
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
 
-import torch
-from transformers import (
+import torch  # noqa: E402
+from transformers import (  # noqa: E402
     BertConfig,
     BertForSequenceClassification,
     EarlyStoppingCallback,
@@ -25,8 +25,8 @@ from transformers import (
     TrainerCallback,
 )
 
-import hocket
-from hocket_migration.transformers import Seq2SeqTrainer, Trainer, configuration
+import hocket  # noqa: E402
+from hocket_migration.transformers import Seq2SeqTrainer, Trainer, configuration  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

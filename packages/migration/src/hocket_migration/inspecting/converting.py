@@ -42,7 +42,7 @@ class Conversion:
 
     def diff(self) -> str:
         """Return the changes as a unified diff."""
-        parts = []
+        parts: list[str] = []
         for file in self.files:
             if (lines := self.changed.get(file.name)) is not None:
                 new = "".join(lines).splitlines(keepends=True)
@@ -107,12 +107,12 @@ def _order(finding: Finding) -> tuple[str, int, int, int]:
 def offered(source: Source, dotted: str, name: str) -> str | None:
     """Return the module of the drop-in namespace that offers ``name`` of the module ``dotted``, or None.
 
-    The module of the same place is tried first, such as ``hocket_migration.composer.algorithms``, then those around it.
+    The namespace itself is tried first, then its modules at the same place, such as ``hocket_migration.composer.algorithms``.
     """
     if not source.namespace:
         return None
     inner = dotted.split(".")[1:]
-    for count in range(len(inner), -1, -1):
+    for count in range(len(inner) + 1):
         target = ".".join([source.namespace, *inner[:count]])
         with contextlib.suppress(ImportError):
             if name in dir(importlib.import_module(target)):
@@ -158,28 +158,30 @@ class _Mover:
         if not stay and len(targets) == 1:
             self._replace_module(node, next(iter(targets)))
             return
+        if any(self._line(number).endswith("\\") for number in range(node.lineno, (node.end_lineno or 0) + 1)):
+            text = f"{self._statements(targets, node)}{self._end(node)}" if stay else self._statements(targets, node)
+            names = ", ".join(ast.unparse(alias) for alias in stay)
+            self._edit_statement(node, f"{text}from {node.module} import {names}" if stay else text)
+            return
         for aliases in targets.values():
             for alias in aliases:
                 self._remove(node, alias)
         if not stay:  # all aliases go to several modules: the first replaces the statement
             self._edits = [each for each in self._edits if not _inside(each, node)]
             text = self._statements(targets, node)
-            assert node.end_lineno is not None and node.end_col_offset is not None
-            self._edit((node.lineno, node.col_offset), (node.end_lineno, node.end_col_offset), text)
+            self._edit_statement(node, text)
             return
         self._insert_before(node, self._statements(targets, node))
 
     def _statements(self, targets: dict[str, list[ast.alias]], node: ast.stmt) -> str:
-        between = f"\n{self._indent(node)}" if self._begins_line(node) else "; "
-        return between.join(
+        return self._end(node).join(
             f"from {target} import {', '.join(ast.unparse(alias) for alias in aliases)}"
             for target, aliases in sorted(targets.items())
         )
 
     def _insert_before(self, node: ast.stmt, text: str) -> None:
         place = (node.lineno, node.col_offset)
-        end = f"\n{self._indent(node)}" if self._begins_line(node) else "; "
-        self._edit(place, place, f"{text}{end}")
+        self._edit(place, place, f"{text}{self._end(node)}")
 
     def _replace_module(self, node: ast.ImportFrom, target: str) -> None:
         line = self._line(node.lineno)
@@ -236,8 +238,7 @@ class _Mover:
             column = self._column(alias.lineno, alias.col_offset)
             self._edits.append(Edit((alias.lineno, column), (alias.lineno, column + len(alias.name)), targets.pop()))
             return
-        between = f"\n{self._indent(node)}" if self._begins_line(node) else "; "
-        self._insert_before(node, between.join(f"import {target}" for target in sorted(targets)))
+        self._insert_before(node, self._end(node).join(f"import {target}" for target in sorted(targets)))
         for reference, target in found:
             if target is not None:
                 self._edit_reference(reference, target)
@@ -268,6 +269,10 @@ class _Mover:
     def _indent(self, node: ast.stmt) -> str:
         line = self._line(node.lineno)
         return line[: len(line) - len(line.lstrip())]
+
+    def _end(self, node: ast.stmt) -> str:
+        """Return what separates a new statement from the statement that it is inserted before."""
+        return f"\n{self._indent(node)}" if self._begins_line(node) else "; "
 
     def _begins_line(self, node: ast.stmt) -> bool:
         return not self._line(node.lineno)[: self._column(node.lineno, node.col_offset)].strip()

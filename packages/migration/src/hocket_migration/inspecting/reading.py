@@ -114,8 +114,10 @@ def _read(path: Path, name: str) -> SourceFile | Problem:
 
 
 def _syntax(error: SyntaxError) -> str:
+    if "encoding" in error.msg:
+        return f"the text cannot be decoded: {error.msg}. Save it as UTF-8"
     text = error.text.strip() if error.text else ""
-    if error.msg.startswith("Missing parentheses in call to 'print'") or "except" in text and "," in text:
+    if error.msg.startswith("Missing parentheses in call to 'print'") or ("except" in text and "," in text):
         return f"this is Python 2: {error.msg}. Port it to Python 3 first"
     return f"the syntax is not that of Python 3: {error.msg}"
 

@@ -168,8 +168,8 @@ class Walker(ast.NodeVisitor):
 
     def _import_local(self, module: str, alias: ast.alias) -> None:
         if alias.name == "*":
-            for name, found in list(self.names.modules.get(module, {}).items()):
-                self._bind(name, found)
+            for name, each in list(self.names.modules.get(module, {}).items()):
+                self._bind(name, each)
             return
         if (found := self.names.exported(module, alias.name)) is not None:
             self._bind(alias.asname or alias.name, found)

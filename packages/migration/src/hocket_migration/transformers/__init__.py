@@ -5,9 +5,9 @@ Names are imported when they are first used, and transformers with them.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from hocket.lazy import lazy
+from hocket.lazy import lazy, missing
 
 if TYPE_CHECKING:
     from hocket_migration.transformers.arguments import configuration
@@ -19,4 +19,13 @@ _PUBLIC = {"Seq2SeqTrainer": "seq2seq", "Trainer": "trainer", "configuration": "
 
 __all__ = ["Seq2SeqTrainer", "Trainer", "configuration"]
 
-__getattr__, __dir__ = lazy(__name__, _PUBLIC)
+_imported, __dir__ = lazy(__name__, _PUBLIC)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PUBLIC:
+        raise missing(__name__, name, sorted(_PUBLIC))
+    from hocket_migration.transformers.required import require
+
+    require("transformers", "accelerate")
+    return _imported(name)

@@ -28,7 +28,8 @@ class Batches:
 
     def __iter__(self) -> Iterator[Any]:
         loader, skip = self.loader, self._skip
-        for owner in (loader, getattr(getattr(loader, "batch_sampler", None), "batch_sampler", None)):
+        inner: Any = getattr(getattr(loader, "batch_sampler", None), "batch_sampler", None)
+        for owner in (loader, inner):
             if hasattr(owner, "set_epoch"):
                 owner.set_epoch(self._epoch)
         self._skip = 0

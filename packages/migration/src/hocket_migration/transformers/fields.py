@@ -68,8 +68,8 @@ def _optimizer(args: Any) -> dict[str, Any]:
     kind = _name(args.optim)
     if kind not in _OPTIMIZERS:
         raise ValueError(
-            f"TrainingArguments(optim={kind!r}) has no name in hocket. Pass optimizer=lambda parameters: … to hocket.Trainer, or "
-            "keep the Trainer of hocket_migration.transformers, which makes this optimizer."
+            f"TrainingArguments(optim={kind!r}) has no name in hocket. Pass optimizer=lambda parameters: … to hocket.Trainer, "
+            "or keep the Trainer of hocket_migration.transformers, which makes this optimizer."
         )
     options: dict[str, Any] = {"lr": args.learning_rate, "weight_decay": args.weight_decay}
     if kind.startswith("adamw"):

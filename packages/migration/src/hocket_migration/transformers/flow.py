@@ -148,6 +148,7 @@ class Flow(Callback):
 
     def _act(self) -> None:
         trainer = self._trainer
+        assert trainer.model is not None
         trainer._maybe_log_save_evaluate(
             trainer._tr_loss,
             self._gradient_norm,

@@ -19,7 +19,7 @@ REFUSED: Mapping[str, str] = {
     "_run_epoch": "hocket trains; pass hocket={'callbacks': [...]} for what it adds to the loop",
     "_prepare_for_training": "hocket prepares model and optimizer; override create_optimizer or create_scheduler",
     "_wrap_model": "hocket wraps the model; pass hocket={'strategy': ...}",
-    "create_accelerator_and_postprocess": "there is no accelerator in training; pass hocket={'strategy': ..., 'precision': ...}",
+    "create_accelerator_and_postprocess": "hocket makes the strategy; pass hocket={'strategy': ..., 'precision': ...}",
     "autocast_smart_context_manager": "the precision of hocket does this; pass hocket={'precision': ...}",
     "_clip_grad_norm": "hocket clips; pass hocket={'clip_gradients': ('value', 0.5)}",
     "_get_grad_norm": "hocket computes the norm; pass hocket={'callbacks': ['optimizer-monitor']}",

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from hocket_migration.transformers.required import require
-
-require("transformers", "accelerate")
-
 import transformers
 
 from hocket_migration.transformers.trainer import OnHocket

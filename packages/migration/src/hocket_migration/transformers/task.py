@@ -89,16 +89,18 @@ class TrainerTask(Task):
         trainer.note_inputs(batch)
         return Computed(*found) if isinstance(found, tuple) and len(found) == 2 else Computed(found, None)
 
-    def loss(self, outputs: Any, batch: Batch) -> Loss | None:
+    def loss(self, outputs: Any, batch: Batch) -> Loss:
         """Return the loss with its weight."""
-        samples = float(self.count(batch) if isinstance(self.count(batch), int) else self.count(batch)[0])
+        counted = self.count(batch)
+        samples = counted if isinstance(counted, int) else counted.samples
         if isinstance(outputs, Predicted):
-            return None if outputs.loss is None else Loss(outputs.loss, self._weight(batch, samples), reduction="mean")
+            assert outputs.loss is not None  # `has_eval_loss`
+            return Loss(outputs.loss, self._weight(batch, samples), reduction="mean")
         if self._trainer.sums_losses(self._items):
             return Loss(outputs.loss, samples, reduction="sum")
         return Loss(outputs.loss, samples, reduction="mean")
 
-    def _weight(self, batch: Batch, samples: float) -> Any:
+    def _weight(self, batch: Batch, samples: int) -> Any:
         """Return the number of labels in a batch of an evaluation, or its samples if the loss does not count labels."""
         trainer = self._trainer
         items = trainer.get_batch_samples(iter([batch]), 1, torch.device("cpu"))[1]

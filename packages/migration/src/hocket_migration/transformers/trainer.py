@@ -10,10 +10,6 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from hocket_migration.transformers.required import require
-
-require("transformers", "accelerate")
-
 import torch
 import transformers
 from accelerate.data_loader import prepare_data_loader
@@ -76,7 +72,7 @@ class OnHocket(transformers.Trainer):
     def note_inputs(self, batch: Any) -> None:
         """Count operations and tokens of a batch in training, as the Trainer's state reports them."""
         if self.model is not None and self.model.training:
-            self.current_flos += float(self.floating_point_ops(batch))
+            self.current_flos += int(self.floating_point_ops(batch))
             self._track_num_input_tokens(batch)
 
     def note_loss(self, loss: torch.Tensor | None) -> None:
@@ -92,7 +88,7 @@ class OnHocket(transformers.Trainer):
         self._initial_num_input_tokens_seen = self.state.num_input_tokens_seen
         self._initial_global_step = self.state.global_step
         self._tr_loss = torch.tensor(restored.get("pending", 0.0), device=self.args.device)
-        self._total_loss_scalar = restored.get("total", 0.0)
+        self._total_loss_scalar: float = restored.get("total", 0.0)
         self._globalstep_last_logged = int(restored.get("step", self.state.global_step))
         if restored:
             self._initial_global_step = int(restored["began"])
@@ -118,11 +114,12 @@ class OnHocket(transformers.Trainer):
     ) -> TrainOutput:
         """Train with hocket, after `train` has made model and settings ready."""
         started = time.time()
-        loader = self.get_train_dataloader()
+        loader: Any = self.get_train_dataloader()
+        of_rank: Any = OfRank(loader, self.args.world_size)
         epochs, steps_per_epoch, _, samples, _, steps_in_epoch, steps = self.set_initial_training_values(
-            self.args, OfRank(loader, self.args.world_size)
+            self.args, of_rank
         )
-        assert steps is not None
+        assert steps_in_epoch is not None
         trained, skipped = self._init_training_state(steps, steps_per_epoch, epochs, resume_from_checkpoint, trial)
         plan = Plan(steps, steps_in_epoch, trained, skipped, resume_from_checkpoint, ignore_keys_for_eval, started)
         self._warn_of_sums()
@@ -145,7 +142,7 @@ class OnHocket(transformers.Trainer):
             self._load_optimizer_and_scheduler(resume_from_checkpoint)
         if self.args.save_strategy != "no" and _sharded(self.model):
             raise ValueError(
-                f"save_strategy={self.args.save_strategy.value!r} writes full optimizers, and the strategy "
+                f"save_strategy={str(self.args.save_strategy)!r} writes full optimizers, and the strategy "
                 f"'{state.strategy.name}' shards them. Write save_strategy='no', and pass hocket={{'checkpoints': "
                 "hocket.Checkpoints(folder, every='500ba'), 'resume': 'auto'}."
             )
@@ -217,6 +214,7 @@ class OnHocket(transformers.Trainer):
     def _get_dataloader(self, *args: Any, **kwargs: Any) -> Any:
         """Return a loader of all batches, which hocket divides over ranks, in the order of transformers."""
         accelerator, settings = self.accelerator, self.args.accelerator_config
+        assert not isinstance(settings, dict | str) and settings is not None  # TrainingArguments made it of them
         prepare = accelerator.prepare
         vars(accelerator)["prepare"] = partial(
             prepare_data_loader,
@@ -274,9 +272,9 @@ class OnHocket(transformers.Trainer):
         torch.set_rng_state(self.hocket.state.task.random_numbers)  # as transformers leaves it
         arrays, samples = predictions.gathered(self.hocket.state.bus.all_gather_object)
         metrics: Any = predictions.metrics or {}
-        if self.compute_metrics is not None and not of_batch:
-            if arrays.get("logits") is not None and arrays.get("labels") is not None:
-                metrics = self.compute_metrics(prediction_of(arrays))
+        complete = arrays.get("logits") is not None and arrays.get("labels") is not None
+        if self.compute_metrics is not None and complete and not of_batch:
+            metrics = self.compute_metrics(prediction_of(arrays))
         metrics = dict(denumpify_detensorize(metrics))
         if f"{label}/loss" in values:
             metrics[f"{metric_key_prefix}_loss"] = values[f"{label}/loss"]
@@ -284,7 +282,8 @@ class OnHocket(transformers.Trainer):
             name if name.startswith(f"{metric_key_prefix}_") else f"{metric_key_prefix}_{name}": value
             for name, value in metrics.items()
         }
-        return EvalLoopOutput(arrays.get("logits"), arrays.get("labels"), prefixed, samples)
+        logits: Any = arrays.get("logits")
+        return EvalLoopOutput(logits, arrays.get("labels"), prefixed, samples)
 
 
 class Trainer(OnHocket):

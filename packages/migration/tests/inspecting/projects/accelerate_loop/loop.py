@@ -40,3 +40,5 @@ def main(arguments):
 
 if __name__ == "__main__":
     main(argparse.ArgumentParser().parse_args())
+
+# ruff: noqa

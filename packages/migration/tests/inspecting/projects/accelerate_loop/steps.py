@@ -22,3 +22,6 @@ class Loop:
 
     def run(self, loss):
         self.helper.backward(loss)  #: maps
+
+
+# ruff: noqa

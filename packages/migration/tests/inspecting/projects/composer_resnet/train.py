@@ -78,3 +78,5 @@ def main(loader, validation):
 
 
 main(None, None)
+
+# ruff: noqa

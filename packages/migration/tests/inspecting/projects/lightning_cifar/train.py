@@ -43,3 +43,5 @@ def cli():
 
 if __name__ == "__main__":
     main({"max_steps": 1000})
+
+# ruff: noqa

@@ -58,3 +58,5 @@ trainer = T(max_steps=100, barebones=True, nonsense=1)  #: maps changes none
 run(trainer, GAN())
 trainer.fit_loop.epoch_loop.reset()  #: none
 trainer.frobnicate()  #: none
+
+# ruff: noqa

@@ -71,3 +71,5 @@ def main():
 
 
 main()
+
+# ruff: noqa

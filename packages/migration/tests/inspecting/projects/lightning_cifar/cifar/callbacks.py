@@ -13,3 +13,6 @@ class Images(Callback):  #: maps
 
     def on_exception(self, trainer, pl_module, exception):  #: maps
         trainer.should_stop = True  #: maps
+
+
+# ruff: noqa

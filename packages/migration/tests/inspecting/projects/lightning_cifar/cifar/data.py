@@ -31,3 +31,6 @@ class CIFARData(LightningDataModule):  #: maps
     def teardown(self, stage):  #: maps
         if self.trainer.is_global_zero:  #: maps
             print(canary)
+
+
+# ruff: noqa

@@ -50,3 +50,6 @@ class Classifier(Base):  #: maps
             total_steps=self.trainer.estimated_stepping_batches,  #: maps changes
         )
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+
+# ruff: noqa
