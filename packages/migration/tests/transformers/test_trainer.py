@@ -421,3 +421,34 @@ def test_the_configuration_trains_as_the_trainer_does(tmp_path):
 
 def _plain_means():
     return type("Means", (transformers.Trainer,), {"loss_is_scaled_for_ga": False})
+
+
+def test_every_field_is_expressed_settled_or_refused_by_name(tmp_path):
+    import dataclasses
+
+    from hocket_migration.transformers.fields import FIELDS
+
+    def other(field):
+        examples = {"bool": True, "int": 7, "float": 0.5, "str": "other"}
+        kind = str(field.type)
+        return next((value for name, value in examples.items() if name in kind), {"a": 1})
+
+    args = arguments(tmp_path, gradient_accumulation_steps=1, logging_steps=500)
+    before = configuration(args)
+    for field in dataclasses.fields(transformers.TrainingArguments):
+        described = FIELDS[field.name]
+        changed = copy.copy(args)
+        object.__setattr__(changed, field.name, other(field))
+        try:
+            found = configuration(changed)
+        except ValueError as error:
+            assert field.name in str(error) or described.argument, (field.name, error)
+        except (TypeError, KeyError, AttributeError):
+            assert described.argument or described.settled  # a value that transformers itself refuses
+        else:
+            assert found != before or described.settled, field.name
+
+
+def test_a_field_that_no_argument_expresses_is_refused_by_the_configuration(tmp_path):
+    with pytest.raises(ValueError, match=r"neftune_noise_alpha=5: .*\n.*eval_delay=1"):
+        configuration(arguments(tmp_path, neftune_noise_alpha=5, eval_delay=1))

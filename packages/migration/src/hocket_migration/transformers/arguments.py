@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,10 +19,11 @@ def configuration(args: TrainingArguments) -> dict[str, Any]:
     """Return what ``args`` means as arguments of `hocket.Trainer`: names and plain values, which YAML can hold.
 
     With the model, the loaders and this mapping, `hocket.Trainer` trains as transformers does, without `hocket_migration`.
-    The random numbers are others: hocket's ``seed`` gives each run generators of its own.
+    Fields about data, such as ``per_device_train_batch_size``, are for the loaders that you give it. The random numbers are
+    others: hocket's ``seed`` gives each run generators of its own.
 
     Raises:
-        ValueError: a field has a value for which hocket has no counterpart; the message says what to write.
+        ValueError: a field has a value that no argument expresses; the message names it, and says what to write.
 
     Example:
         >>> from transformers import TrainingArguments
@@ -31,30 +32,43 @@ def configuration(args: TrainingArguments) -> dict[str, Any]:
         >>> given["accumulate"], given["duration"], given["schedule"]
         ('4ba', '3ep', 'linear')
     """
-    check(args, FIELDS)
     found: dict[str, Any] = {}
-    for name, field in FIELDS.items():
-        if field.value is not None and (value := field.value(args)) is not None:
-            for argument in field.arguments:
-                found.setdefault(argument, value)
-        del name
+    for field in FIELDS.values():
+        if (value := field.value(args)) is not None:
+            found.setdefault(field.argument, value)
+    found.setdefault("eval_every", None)  # the default of hocket is every epoch
+    left = [name for name in _changed(args) if not FIELDS[name].settled]
+    if left:
+        lines = "".join(f"\n  {name}={getattr(args, name)!r}: {FIELDS[name].text}" for name in left)
+        raise ValueError(
+            f"No argument of hocket.Trainer expresses these fields of TrainingArguments. Set them to their defaults, and write "
+            f"instead:{lines}"
+        )
     return found
 
 
-def check(args: TrainingArguments, fields: Mapping[str, Any] = FIELDS) -> None:
-    """Raise ValueError for a field that hocket does not support at its value, with what to write."""
-    defaults = type(args).__dataclass_fields__
-    for name, field in fields.items():
-        value = getattr(args, name, None)
-        default = defaults[name].default if name in defaults else None
-        if field.refused and value not in (None, False, default, "", [], {}):
-            raise ValueError(f"TrainingArguments({name}={value!r}) is not supported: {field.refused}")
+def check(args: TrainingArguments) -> None:
+    """Raise ValueError for a field that the drop-in Trainer does not support at its value, with what to write."""
+    for name in _changed(args):
+        if refused := FIELDS[name].refused:
+            raise ValueError(f"TrainingArguments({name}={getattr(args, name)!r}) is not supported: {refused}.")
     optim = str(getattr(args.optim, "value", args.optim))
     if any(each in optim for each in LAYERWISE):
         raise ValueError(
             f"TrainingArguments(optim={optim!r}) steps inside the backward pass, which hocket's loop has no place for. Choose "
             "another, such as optim='adamw_torch_fused', or pass optimizers=(optimizer, None)."
         )
+
+
+def _changed(args: TrainingArguments) -> list[str]:
+    """Return the fields that are not at their defaults."""
+    kind: Any = next(cls for cls in type(args).__mro__ if cls.__module__.startswith("transformers."))
+    default = kind(output_dir=args.output_dir, use_cpu=args.use_cpu)
+    return [
+        name
+        for name in FIELDS
+        if hasattr(args, name) and getattr(args, name) != getattr(default, name) and name != "use_cpu"
+    ]
 
 
 def for_loop(args: TrainingArguments) -> dict[str, Any]:
@@ -94,8 +108,3 @@ def waits_for_metrics(scheduler: Any) -> bool:
     """Whether a scheduler is stepped after evaluations, with a metric."""
     parameters = inspect.signature(scheduler.step).parameters
     return isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau) or "metrics" in parameters
-
-
-def yaml_of(found: Mapping[str, Any], dump: Callable[[Any], str]) -> str:
-    """Return a `configuration` as text; ``dump`` is ``yaml.safe_dump``."""
-    return dump({name: value for name, value in found.items()})

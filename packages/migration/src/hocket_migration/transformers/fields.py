@@ -16,16 +16,19 @@ class Field:
     Args:
         verdict: whether hocket has it: by another name or the same (``"maps"``), differently (``"changes"``), or not.
         text: what it becomes, for a project that moves to `hocket.Trainer`.
-        arguments: the arguments of `hocket.Trainer` that ``value`` gives.
+        argument: the argument of `hocket.Trainer` that ``value`` gives.
         value: its value as a function of all fields; None to omit the argument.
         refused: why the drop-in Trainer refuses a value other than the default, and what to write; empty if it works.
+        settled: whether `configuration` may omit the field, because another one's value contains it, or it is about data,
+            which is given to hocket.Trainer apart, or about the program around it.
     """
 
     verdict: Verdict
     text: str
-    arguments: tuple[str, ...] = ()
+    argument: str = ""
     value: Callable[[Any], Any] = lambda args: None
     refused: str = ""
+    settled: bool = False
 
 
 def _name(value: Any) -> str:
@@ -97,6 +100,8 @@ def _checkpoints(args: Any) -> dict[str, Any] | None:
     if _name(args.save_strategy) == "no":
         return None
     found: dict[str, Any] = {"folder": args.output_dir, "every": _interval(args, "save"), "keep": args.save_total_limit}
+    if args.save_only_model:
+        found["weights_only"] = True
     if args.load_best_model_at_end or _name(args.save_strategy) == "best":
         metric = str(args.metric_for_best_model or "loss").removeprefix("eval_")
         found["best"] = [f"eval/{metric}", "max" if args.greater_is_better else "min", 1]
@@ -127,17 +132,27 @@ def _ddp(args: Any) -> Any:
     return {"ddp": given} if given and args.world_size > 1 else None
 
 
-def _maps(text: str, *arguments: str, value: Callable[[Any], Any] | None = None, refused: str = "") -> Field:
-    return Field("maps", text, arguments, value or (lambda args: None), refused)
+def _maps(text: str, argument: str = "", value: Callable[[Any], Any] | None = None, refused: str = "") -> Field:
+    return Field("maps", text, argument, value or (lambda args: None), refused, settled=bool(argument))
 
 
 def _part(text: str) -> Field:
     """Return a field that another field's value contains."""
-    return Field("maps", text)
+    return Field("maps", text, settled=True)
 
 
-def _changes(text: str, refused: str = "") -> Field:
-    return Field("changes", text, refused=refused)
+def _data(text: str) -> Field:
+    """Return a field about the data or the program, which are not arguments of `hocket.Trainer`."""
+    return Field("maps", text, settled=True)
+
+
+def _always(text: str) -> Field:
+    """Return a field that changes nothing that hocket computes."""
+    return Field("changes", text, settled=True)
+
+
+def _changes(text: str, argument: str = "", value: Callable[[Any], Any] | None = None, refused: str = "") -> Field:
+    return Field("changes", text, argument, value or (lambda args: None), refused, settled=bool(argument))
 
 
 def _gone(text: str, refused: str = "") -> Field:
@@ -146,12 +161,11 @@ def _gone(text: str, refused: str = "") -> Field:
 
 _LOADER = "an argument of the torch DataLoader that you give hocket.Trainer"
 _HUB = "nothing in hocket uploads to the Hub: call model.push_to_hub() after fit; the drop-in Trainer still uploads"
-_STRATEGY = "pass hocket={'strategy': 'ddp'} to the Trainer instead, with arguments as in {'ddp': {…}}"
 
 #: Name -> what becomes of it, in the order of the documentation.
 FIELDS: Mapping[str, Field] = {
-    "output_dir": _maps("the folder of checkpoints=hocket.Checkpoints(folder)"),
-    "per_device_train_batch_size": _maps(
+    "output_dir": _data("the folder of checkpoints=hocket.Checkpoints(folder)"),
+    "per_device_train_batch_size": _data(
         "batch_size of the DataLoader; global_batch= for the samples of all ranks together"
     ),
     "num_train_epochs": _maps("duration='3ep'", "duration", value=_duration),
@@ -175,7 +189,7 @@ FIELDS: Mapping[str, Field] = {
         "accumulate",
         value=lambda args: f"{args.gradient_accumulation_steps}ba" if args.gradient_accumulation_steps > 1 else None,
     ),
-    "average_tokens_across_devices": _changes("always: losses are weighted by their tokens over batches and ranks"),
+    "average_tokens_across_devices": _always("always: losses are weighted by their tokens over batches and ranks"),
     "max_grad_norm": _maps(
         "clip_gradients=1.0; hocket does not clip by default",
         "clip_gradients",
@@ -208,7 +222,7 @@ FIELDS: Mapping[str, Field] = {
         "algorithms=['fused-cross-entropy'] of hocket-algorithms-nlp; the drop-in Trainer still applies the kernels"
     ),
     "liger_kernel_config": _part("see use_liger_kernel"),
-    "use_cache": _maps("model.config.use_cache"),
+    "use_cache": _data("model.config.use_cache"),
     "neftune_noise_alpha": _gone(
         "add noise in a forward hook of the embedding; the drop-in Trainer does it as transformers"
     ),
@@ -218,19 +232,19 @@ FIELDS: Mapping[str, Field] = {
     ),
     "auto_find_batch_size": _changes(
         "microbatch='auto': the batch stays as it is, and the largest microbatch that fits is found before the first step",
-        "it changes the batch size, and with it the result. Pass hocket={'microbatch': 'auto'}, which does not",
+        refused="it changes the batch size, and with it the result. Pass hocket={'microbatch': 'auto'}, which does not",
     ),
     "logging_strategy": _maps("log_every='10ba'", "log_every", value=lambda args: _interval(args, "logging")),
     "logging_steps": _part("log_every='10ba'"),
-    "logging_first_step": _changes("the history has every interval; write log_every='1ba' for every step"),
-    "log_on_each_node": _changes("rank 0 logs"),
-    "logging_nan_inf_filter": _changes(
-        "nonfinite='raise' stops at a loss that is not finite; 'skip' or 'warn' continue", ""
+    "logging_first_step": _always("the history has every interval; write log_every='1ba' for every step"),
+    "log_on_each_node": _always("rank 0 logs"),
+    "logging_nan_inf_filter": _always(
+        "nonfinite='raise' stops at a loss that is not finite; 'skip' or 'warn' continue"
     ),
     "include_num_input_tokens_seen": _maps("state.timestamp.token, and duration='1e9tok'"),
-    "log_level": _changes("logging.getLogger('transformers').setLevel(…)"),
-    "log_level_replica": _changes("logging.getLogger('transformers').setLevel(…)"),
-    "disable_tqdm": _maps("loggers=['progress'] shows a bar; none is shown otherwise"),
+    "log_level": _always("logging.getLogger('transformers').setLevel(…)"),
+    "log_level_replica": _always("logging.getLogger('transformers').setLevel(…)"),
+    "disable_tqdm": _data("loggers=['progress'] shows a bar; none is shown otherwise"),
     "report_to": _maps("loggers=['tensorboard', 'wandb', 'mlflow', 'comet', 'trackio']", "loggers", value=_loggers),
     "run_name": _maps("run_name=", "run_name", value=lambda args: args.run_name),
     "project": _maps("loggers=[{'wandb': {'project': …}}]"),
@@ -239,25 +253,27 @@ FIELDS: Mapping[str, Field] = {
     "trackio_static_space_id": _maps("an argument of the logger trackio"),
     "eval_strategy": _changes(
         "eval_every='500ba' or '1ep'; hocket also evaluates at the end of a fit",
+        "eval_every",
+        value=lambda args: _interval(args, "eval"),
     ),
     "eval_steps": _part("eval_every='500ba'"),
     "eval_delay": _gone("a hocket.Callback that requests Decision.EVALUATE, with eval_every=None"),
-    "per_device_eval_batch_size": _maps("batch_size of the DataLoader in eval_data="),
-    "prediction_loss_only": _changes("metrics=None: only losses are computed; outputs are never kept"),
+    "per_device_eval_batch_size": _data("batch_size of the DataLoader in eval_data="),
+    "prediction_loss_only": _always("metrics=None: only losses are computed; outputs are never kept"),
     "eval_on_start": _maps("trainer.evaluate() before fit"),
-    "eval_do_concat_batches": _changes("metrics are updated batch by batch; trainer.predict returns a list of batches"),
-    "eval_use_gather_object": _changes("metrics of ranks are merged"),
-    "eval_accumulation_steps": _changes("metrics are updated batch by batch, so that no outputs are kept"),
-    "include_for_metrics": _maps("Task.update_metric(metric, outputs, batch)"),
-    "batch_eval_metrics": _changes("always: metrics have update, compute and reset"),
-    "save_only_model": _maps("Checkpoints(weights_only=True)"),
+    "eval_do_concat_batches": _always("metrics are updated batch by batch; trainer.predict returns a list of batches"),
+    "eval_use_gather_object": _always("metrics of ranks are merged"),
+    "eval_accumulation_steps": _always("metrics are updated batch by batch, so that no outputs are kept"),
+    "include_for_metrics": _data("Task.update_metric(metric, outputs, batch)"),
+    "batch_eval_metrics": _always("always: metrics have update, compute and reset"),
+    "save_only_model": _part("Checkpoints(weights_only=True)"),
     "save_strategy": _maps("checkpoints=hocket.Checkpoints(folder, every='500ba')", "checkpoints", value=_checkpoints),
     "save_steps": _part("Checkpoints(every='500ba')"),
-    "save_on_each_node": _changes("every rank writes the shards that it holds, rank 0 the rest"),
+    "save_on_each_node": _always("every rank writes the shards that it holds, rank 0 the rest"),
     "save_total_limit": _part("Checkpoints(keep=3)"),
     "enable_jit_checkpoint": _changes(
         "Checkpoints writes one when SIGTERM arrives",
-        "pass hocket={'checkpoints': hocket.Checkpoints(folder)}, which writes one when SIGTERM arrives",
+        refused="pass hocket={'checkpoints': hocket.Checkpoints(folder)}, which writes one when SIGTERM arrives",
     ),
     "push_to_hub": _gone(_HUB),
     "hub_token": _gone(_HUB),
@@ -269,34 +285,34 @@ FIELDS: Mapping[str, Field] = {
     "load_best_model_at_end": _maps("Checkpoints(best=('eval/accuracy', 'max', 1)), then trainer.evaluate('best')"),
     "metric_for_best_model": _part("Checkpoints(best=('eval/accuracy', 'max', 1))"),
     "greater_is_better": _part("Checkpoints(best=('eval/accuracy', 'max', 1))"),
-    "ignore_data_skip": _changes("a resumed run continues at the exact sample"),
-    "restore_callback_states_from_checkpoint": _changes("always: checkpoints hold the state of callbacks"),
+    "ignore_data_skip": _always("a resumed run continues at the exact sample"),
+    "restore_callback_states_from_checkpoint": _always("always: checkpoints hold the state of callbacks"),
     "full_determinism": _maps("deterministic=True", "deterministic", value=lambda args: args.full_determinism or None),
     "seed": _maps("seed=42", "seed", value=lambda args: args.seed),
-    "data_seed": _maps("the generator of the DataLoader"),
+    "data_seed": _data("the generator of the DataLoader"),
     "use_cpu": _maps("device='cpu'", "device", value=lambda args: "cpu" if args.use_cpu else None),
     "accelerator_config": _changes("strategy=, precision= and the loader"),
     "parallelism_config": _maps(
         "strategy='tensor-parallel' or 'fsdp'",
         refused="pass hocket={'strategy': 'tensor-parallel'} to the Trainer instead",
     ),
-    "dataloader_drop_last": _maps(_LOADER),
-    "dataloader_num_workers": _maps(_LOADER),
-    "dataloader_pin_memory": _maps(_LOADER),
-    "dataloader_persistent_workers": _maps(_LOADER),
-    "dataloader_prefetch_factor": _maps(_LOADER),
-    "dataloader_multiprocessing_context": _maps(_LOADER),
-    "dataloader_in_order": _maps(_LOADER),
-    "remove_unused_columns": _maps("hocket_nlp.HuggingFaceTask omits what forward does not take"),
+    "dataloader_drop_last": _data(_LOADER),
+    "dataloader_num_workers": _data(_LOADER),
+    "dataloader_pin_memory": _data(_LOADER),
+    "dataloader_persistent_workers": _data(_LOADER),
+    "dataloader_prefetch_factor": _data(_LOADER),
+    "dataloader_multiprocessing_context": _data(_LOADER),
+    "dataloader_in_order": _data(_LOADER),
+    "remove_unused_columns": _data("hocket_nlp.HuggingFaceTask omits what forward does not take"),
     "label_names": _maps("targets=, or Task.loss"),
-    "train_sampling_strategy": _maps("the sampler of the DataLoader"),
-    "length_column_name": _maps("the sampler of the DataLoader"),
+    "train_sampling_strategy": _data("the sampler of the DataLoader"),
+    "length_column_name": _data("the sampler of the DataLoader"),
     "ddp_find_unused_parameters": _maps("strategy={'ddp': {'find_unused_parameters': True}}", "strategy", value=_ddp),
     "ddp_bucket_cap_mb": _part("strategy={'ddp': {'bucket_cap_mb': 25}}"),
     "ddp_broadcast_buffers": _part("strategy={'ddp': {'broadcast_buffers': True}}"),
     "ddp_static_graph": _part("strategy={'ddp': {'static_graph': True}}"),
-    "ddp_backend": _changes("chosen by the device: gloo for CPUs, nccl for CUDA"),
-    "ddp_timeout": _changes("that of torch.distributed"),
+    "ddp_backend": _always("chosen by the device: gloo for CPUs, nccl for CUDA"),
+    "ddp_timeout": _always("that of torch.distributed"),
     "fsdp": _maps(
         "strategy='fsdp'",
         "strategy",
@@ -313,14 +329,14 @@ FIELDS: Mapping[str, Field] = {
         refused="pass hocket={'strategy': 'deepspeed'} to the Trainer instead, and start with hocket launch",
     ),
     "debug": _changes("detect_anomaly=True, and callbacks=['nan-monitor']"),
-    "skip_memory_metrics": _maps("callbacks=['memory-monitor']"),
-    "do_train": _maps("call fit"),
-    "do_eval": _maps("call evaluate"),
-    "do_predict": _maps("call predict"),
+    "skip_memory_metrics": _data("callbacks=['memory-monitor']"),
+    "do_train": _data("call fit"),
+    "do_eval": _data("call evaluate"),
+    "do_predict": _data("call predict"),
     "resume_from_checkpoint": _maps("resume='auto', or the folder of a checkpoint"),
-    "local_rank": _maps("state.strategy.rank, set by hocket launch"),
+    "local_rank": _data("state.strategy.rank, set by hocket launch"),
     # Seq2SeqTrainingArguments
-    "sortish_sampler": _maps("the sampler of the DataLoader"),
+    "sortish_sampler": _data("the sampler of the DataLoader"),
     "predict_with_generate": _maps("hocket_nlp.HuggingFaceTask(generate={…}, text_metrics={…})"),
     "generation_max_length": _maps("HuggingFaceTask(generate={'max_length': 128})"),
     "generation_num_beams": _maps("HuggingFaceTask(generate={'num_beams': 4})"),
