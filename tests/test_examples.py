@@ -22,6 +22,8 @@ NEEDS = {
     "hocket_general.schedule_free": "schedulefree",
     "hocket_general.soap_optimizer": "pytorch_optimizer",
     "hocket_loggers.tensorboard": "tensorboard",
+    "hocket_migration.transformers.arguments": "transformers",
+    "hocket_migration.transformers.trainer": "transformers",
     "hocket_nlp.alibi": "transformers",
     "hocket_nlp.datasets": "transformers",
     "hocket_nlp.huggingface": "transformers",

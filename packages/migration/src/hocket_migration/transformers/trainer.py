@@ -311,6 +311,7 @@ class Trainer(OnHocket):
         ...     args=transformers.TrainingArguments(num_train_epochs=1, use_cpu=True, save_strategy="no", disable_tqdm=True),
         ... )
         >>> trainer.train().global_step
+        {'train_runtime': ...}
         4
     """
 
