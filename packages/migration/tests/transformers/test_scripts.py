@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import runpy
+import subprocess
 import sys
 from pathlib import Path
 
@@ -57,3 +59,25 @@ def test_a_converted_script_gives_the_losses_of_the_original(name, tmp_path, mon
     assert ours["train_loss"] == pytest.approx(original["train_loss"], abs=1e-6)
     for key, value in weights.items():
         assert torch.allclose(our_weights[key], value, atol=1e-5), key
+
+
+@pytest.mark.long
+def test_a_converted_script_gives_the_losses_of_the_original_on_two_ranks(tmp_path):
+    moved = _convert(SCRIPTS / "ranks.py", tmp_path / "moved")
+    launchers = {
+        SCRIPTS / "ranks.py": ["-m", "torch.distributed.run", "--nproc-per-node", "2"],
+        moved: ["-m", "hocket", "launch", "-n", "2"],
+    }
+    logs = []
+    for script, launcher in launchers.items():
+        folder = tmp_path / f"out{len(logs)}"
+        folder.mkdir()
+        command = [sys.executable, *launcher, str(script), str(folder)]
+        done = subprocess.run(
+            command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False
+        )
+        assert done.returncode == 0, done.stderr[-3000:]
+        logs.append([_numbers(row) for row in json.loads((folder / "log.json").read_text())])
+    assert len(logs[0]) == len(logs[1]) > 5
+    for theirs, ours in zip(*logs, strict=True):
+        assert ours == pytest.approx(theirs, abs=1e-5)

@@ -63,7 +63,14 @@ class Local:
     module: str
 
 
-Ref = Module | Symbol | Class | Function | Instance | Local
+@dataclasses.dataclass(frozen=True)
+class Elements:
+    """A list, tuple or dict, each element of which refers to the same."""
+
+    each: Ref
+
+
+Ref = Module | Symbol | Class | Function | Instance | Local | Elements
 
 
 def framework_of(dotted: str) -> Source | None:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from hocket_migration.inspecting.names import (
     Class,
+    Elements,
     Function,
     Instance,
     Local,
@@ -81,11 +82,21 @@ class Walker(ast.NodeVisitor):
                 return self.ref(ast.parse(node.value, mode="eval").body)
             except SyntaxError:
                 return None
-        if isinstance(node, ast.Subscript):  # Optional[Trainer], list[Trainer]
+        if isinstance(node, ast.List | ast.Tuple | ast.Dict):
+            return self._elements(node.values if isinstance(node, ast.Dict) else node.elts)
+        if isinstance(node, ast.ListComp | ast.GeneratorExp | ast.DictComp):
+            return self._elements([node.value if isinstance(node, ast.DictComp) else node.elt])
+        if isinstance(node, ast.Subscript):  # elements[0]; Optional[Trainer], list[Trainer]
+            if isinstance(found := self.ref(node.value), Elements):
+                return found.each
             return self.ref(node.slice) if isinstance(node.slice, ast.Name | ast.Attribute | ast.Constant) else None
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):  # Trainer | None
             return self.ref(node.left) or self.ref(node.right)
         return None
+
+    def _elements(self, nodes: Sequence[ast.expr]) -> Ref | None:
+        found = next((each for node in nodes if isinstance(each := self.ref(node), Instance)), None)
+        return None if found is None else Elements(found)
 
     def _member(self, base: Ref | None, name: str) -> Ref | None:
         if isinstance(base, Module):
@@ -444,6 +455,16 @@ class Walker(ast.NodeVisitor):
 
     visit_AsyncWith = visit_With  # type: ignore[assignment]
 
+    def visit_For(self, node: ast.For | ast.AsyncFor) -> None:
+        self.visit(node.iter)
+        if isinstance(found := self.ref(node.iter), Elements):
+            self._store(node.target, found.each)
+        self.visit(node.target)
+        for statement in (*node.body, *node.orelse):
+            self.visit(statement)
+
+    visit_AsyncFor = visit_For  # type: ignore[assignment]
+
     def _assign(self, target: ast.expr, value: ast.expr) -> None:
         if isinstance(target, ast.Tuple | ast.List) and isinstance(value, ast.Tuple | ast.List):
             if len(target.elts) == len(value.elts):
@@ -451,7 +472,7 @@ class Walker(ast.NodeVisitor):
                     self._assign(each, its)
             return
         found = self.ref(value)
-        if isinstance(found, Instance | Class | Symbol | Function | Module):
+        if isinstance(found, Instance | Class | Symbol | Function | Module | Elements):
             self._store(target, found)
 
     def _store(self, target: ast.expr, found: Ref) -> None:
@@ -522,7 +543,7 @@ def _functional(source: Source, name: str) -> Entry | None:
 
 def _unknown(source: Source, name: str) -> Entry:
     return Entry(
-        "no counterpart", f"{name} of {source.title} is not in the tables: look it up in docs/porting.md, or ask"
+        "no counterpart", f"{name} of {source.title} is not in the tables; docs/porting.md has what hocket offers"
     )
 
 

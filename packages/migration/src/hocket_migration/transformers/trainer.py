@@ -14,6 +14,7 @@ import torch
 import transformers
 from accelerate.data_loader import prepare_data_loader
 from torch.distributed.tensor import DTensor
+from torch.utils.data import DataLoader
 from transformers.trainer_utils import EvalLoopOutput, TrainOutput, denumpify_detensorize
 
 import hocket
@@ -211,23 +212,25 @@ class OnHocket(transformers.Trainer):
 
     # --- data
 
-    def _get_dataloader(self, *args: Any, **kwargs: Any) -> Any:
-        """Return a loader of all batches, which hocket divides over ranks, in the order of transformers."""
-        accelerator, settings = self.accelerator, self.args.accelerator_config
-        assert not isinstance(settings, dict | str) and settings is not None  # TrainingArguments made it of them
-        prepare = accelerator.prepare
-        vars(accelerator)["prepare"] = partial(
-            prepare_data_loader,
-            num_processes=1,
-            process_index=0,
-            use_seedable_sampler=settings.use_seedable_sampler,
-            data_seed=self.args.data_seed,
-        )
-        try:
-            return super()._get_dataloader(*args, **kwargs)
-        finally:
-            del vars(accelerator)["prepare"]
-            assert accelerator.prepare == prepare
+    def create_accelerator_and_postprocess(self) -> None:
+        """Make an accelerator that prepares loaders alone, in the order of transformers; hocket divides them over ranks."""
+        super().create_accelerator_and_postprocess()
+        settings: Any = self.args.accelerator_config  # TrainingArguments made it of what it was given
+
+        def prepare_loader(loader: Any, *options: Any, **more: Any) -> Any:
+            return prepare_data_loader(
+                loader,
+                num_processes=1,
+                process_index=0,
+                use_seedable_sampler=settings.use_seedable_sampler,
+                data_seed=self.args.data_seed,
+            )
+
+        def prepare(*given: Any, **options: Any) -> Any:
+            made = tuple(prepare_loader(each) if isinstance(each, DataLoader) else each for each in given)
+            return made if len(made) > 1 else made[0]
+
+        vars(self.accelerator).update(prepare=prepare, prepare_data_loader=prepare_loader)
 
     # --- evaluation
 
