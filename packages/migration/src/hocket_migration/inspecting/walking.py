@@ -20,6 +20,7 @@ from hocket_migration.inspecting.names import (
     member_of_module,
 )
 from hocket_migration.inspecting.reading import SourceFile
+from hocket_migration.inspecting.resolving import Resolver, instance_of, source_of
 from hocket_migration.inspecting.tables import Entry, Kind, Source
 
 
@@ -44,15 +45,13 @@ class Reference:
     through: str
 
 
-class Walker(ast.NodeVisitor):
+class Walker(Resolver, ast.NodeVisitor):
     """One round over a file."""
 
     def __init__(self, file: SourceFile, names: Names) -> None:
-        self.file, self.names = file, names
+        super().__init__(file, names)
         self.uses: list[Use] = []
         self.references: list[Reference] = []
-        self.scopes: list[dict[str, Ref]] = [names.modules[file.module]]
-        self._classes: list[Class | None] = [None]
         self._functions: list[Function] = []
 
     def walk(self) -> list[Use]:
@@ -60,81 +59,6 @@ class Walker(ast.NodeVisitor):
         self.visit(self.file.tree)
         unique = dict.fromkeys(self.uses)
         return sorted(unique, key=lambda use: (use.line, use.column))
-
-    # --- what expressions refer to
-
-    def ref(self, node: ast.AST | None) -> Ref | None:
-        """Return what an expression refers to, or None if that is unknown or nothing of a framework."""
-        if isinstance(node, ast.Name):
-            return next((scope[node.id] for scope in reversed(self.scopes) if node.id in scope), None)
-        if isinstance(node, ast.Attribute):
-            return self._member(self.ref(node.value), node.attr)
-        if isinstance(node, ast.Call):
-            return self._called(node)
-        if isinstance(node, ast.Await | ast.NamedExpr | ast.Starred):
-            return self.ref(node.value)
-        if isinstance(node, ast.IfExp):
-            return self.ref(node.body) or self.ref(node.orelse)
-        if isinstance(node, ast.BoolOp):
-            return next((found for each in node.values if (found := self.ref(each))), None)
-        if isinstance(node, ast.Constant) and isinstance(node.value, str):  # an annotation
-            try:
-                return self.ref(ast.parse(node.value, mode="eval").body)
-            except SyntaxError:
-                return None
-        if isinstance(node, ast.List | ast.Tuple | ast.Dict):
-            return self._elements(node.values if isinstance(node, ast.Dict) else node.elts)
-        if isinstance(node, ast.ListComp | ast.GeneratorExp | ast.DictComp):
-            return self._elements([node.value if isinstance(node, ast.DictComp) else node.elt])
-        if isinstance(node, ast.Subscript):  # elements[0]; Optional[Trainer], list[Trainer]
-            if isinstance(found := self.ref(node.value), Elements):
-                return found.each
-            return self.ref(node.slice) if isinstance(node.slice, ast.Name | ast.Attribute | ast.Constant) else None
-        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):  # Trainer | None
-            return self.ref(node.left) or self.ref(node.right)
-        return None
-
-    def _elements(self, nodes: Sequence[ast.expr]) -> Ref | None:
-        found = next((each for node in nodes if isinstance(each := self.ref(node), Instance)), None)
-        return None if found is None else Elements(found)
-
-    def _member(self, base: Ref | None, name: str) -> Ref | None:
-        if isinstance(base, Module):
-            return member_of_module(base, name)
-        if isinstance(base, Local):
-            return self.names.exported(base.module, name)
-        if isinstance(base, Instance):
-            if base.of is not None and name in base.of.attributes:
-                return base.of.attributes[name]
-            for kind in base.kinds:
-                if (returned := kind.returns.get(name)) is not None:
-                    return _instance(kind, returned)
-        return None
-
-    def _called(self, call: ast.Call) -> Ref | None:
-        function = self.ref(call.func)
-        if isinstance(function, Symbol):
-            kind = function.source.kind_of(function.name)
-            return None if kind is None else Instance((kind,))
-        if isinstance(function, Class):
-            return Instance(tuple(function.kinds), function)
-        if isinstance(function, Function):
-            return function.returns
-        if isinstance(call.func, ast.Name) and call.func.id == "super" and (cls := self._classes[-1]) is not None:
-            return Instance(tuple(cls.kinds), cls)
-        if isinstance(call.func, ast.Attribute) and call.func.attr in ("load_from_checkpoint", "from_pretrained"):
-            owner = self.ref(call.func.value)
-            if isinstance(owner, Class):
-                return Instance(tuple(owner.kinds), owner)
-        return None
-
-    def _of_annotation(self, node: ast.AST | None) -> Ref | None:
-        """Return an instance of the class that an annotation names."""
-        named = self.ref(node)
-        if isinstance(named, Symbol):
-            kind = named.source.kind_of(named.name)
-            return None if kind is None else Instance((kind,))
-        return Instance(tuple(named.kinds), named) if isinstance(named, Class) else None
 
     # --- imports
 
@@ -228,10 +152,10 @@ class Walker(ast.NodeVisitor):
         for kind in base.kinds:
             if (entry := kind.members.get(node.attr)) is not None:
                 if base.of is None or node.attr not in base.of.attributes or kind.returns.get(node.attr):
-                    self._use(node, _source(kind), f"{kind.name}.{node.attr}", entry)
+                    self._use(node, source_of(kind), f"{kind.name}.{node.attr}", entry)
                 return
         if base.of is None and not (kind := base.kinds[0]).open and not node.attr.startswith("__"):
-            self._use(node, _source(kind), f"{kind.name}.{node.attr}", _unknown(_source(kind), node.attr))
+            self._use(node, source_of(kind), f"{kind.name}.{node.attr}", _unknown(source_of(kind), node.attr))
 
     # --- calls
 
@@ -256,7 +180,7 @@ class Walker(ast.NodeVisitor):
     def _arguments(self, node: ast.Call, called: str, kind: Kind, known: bool) -> None:
         if not kind.arguments:
             return
-        source, order = _source(kind), list(kind.arguments)
+        source, order = source_of(kind), list(kind.arguments)
         if known:
             for name, argument in zip(order, node.args, strict=False):
                 if isinstance(argument, ast.Starred):
@@ -282,9 +206,9 @@ class Walker(ast.NodeVisitor):
                     if isinstance(keyword.value, ast.Name) and keyword.value.id in self._forwarded:
                         continue
                     called = f"{kind.name}.{method}(**…)"
-                    self._use(keyword.value, _source(kind), called, _unread(ast.unparse(keyword.value)))
+                    self._use(keyword.value, source_of(kind), called, _unread(ast.unparse(keyword.value)))
                 elif (entry := table.get(keyword.arg)) is not None:
-                    self._use(keyword, _source(kind), f"{kind.name}.{method}({keyword.arg}=)", entry)
+                    self._use(keyword, source_of(kind), f"{kind.name}.{method}({keyword.arg}=)", entry)
 
     @property
     def _forwarded(self) -> set[str]:
@@ -320,7 +244,7 @@ class Walker(ast.NodeVisitor):
                     cls.attributes.setdefault(name, known)
                 for kind in new:
                     text = Entry("maps", f"{kind.name} by {found.name}, which stays as it is")
-                    self._use(base, _source(kind), found.name, text)
+                    self._use(base, source_of(kind), found.name, text)
             for kind in new:
                 if kind not in cls.kinds:
                     cls.kinds.append(kind)
@@ -341,7 +265,7 @@ class Walker(ast.NodeVisitor):
     def _use_overriding(self, node: ast.AST, name: str, cls: Class) -> None:
         for kind in cls.kinds:
             if (entry := kind.members.get(name)) is not None:
-                self._use(node, _source(kind), f"{kind.name}.{name}", entry)
+                self._use(node, source_of(kind), f"{kind.name}.{name}", entry)
                 return
 
     def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
@@ -380,7 +304,7 @@ class Walker(ast.NodeVisitor):
             for kind in cls.kinds:
                 passed = kind.passes.get(node.name) or (kind.first if node.name in kind.members else ())
                 for argument, of in zip(arguments[1:], passed, strict=False):
-                    self.names.learn(scope, argument.arg, _instance(kind, of))
+                    self.names.learn(scope, argument.arg, instance_of(kind, of))
             self.names.learn(cls.attributes, node.name, function) if node.name == "__init__" else None
         else:
             self._bind(node.name, function)
@@ -486,9 +410,6 @@ class Walker(ast.NodeVisitor):
 
     # --- results
 
-    def _bind(self, name: str, found: Ref) -> None:
-        self.names.learn(self.scopes[-1], name, found)
-
     def _entry_of(self, found: Symbol) -> Entry | None:
         entry = found.source.symbols.get(found.name) or _functional(found.source, found.name)
         if entry is not None:
@@ -516,17 +437,6 @@ class _NamePlace(ast.AST):
 
 def _is(node: ast.expr, name: str) -> bool:
     return isinstance(node, ast.Name) and node.id == name
-
-
-def _instance(kind: Kind, name: str) -> Instance | None:
-    found = _source(kind).kinds.get(name)
-    return None if found is None else Instance((found,))
-
-
-def _source(kind: Kind) -> Source:
-    from hocket_migration.inspecting.tables import sources
-
-    return sources()[kind.source]
 
 
 def _functional(source: Source, name: str) -> Entry | None:
