@@ -103,6 +103,8 @@ def test_a_star_import_is_followed(tmp_path):
         "from accelerate import Accelerator as A\nasync def f(*, a: 'A'):\n    b = c = a\n    c.backward(1)\n",
         "from accelerate import Accelerator\na = {'x': Accelerator()}\na['x'].backward(1)\n",
         "from accelerate import Accelerator\nfor a in [Accelerator() for _ in range(2)]:\n    a.backward(1)\n",
+        "import accelerate as x\nclass C:\n    def make(self):\n        return x.Accelerator()\n"
+        "    def f(self):\n        self.g(self.make())\n    def g(self, it):\n        it.backward(1)\n",
         "def f():\n    import accelerate\n    def g():\n        return accelerate.Accelerator().backward(1)\n",
     ],
 )

@@ -308,6 +308,7 @@ def test_sequence_to_sequence_with_generation(tmp_path):
 
 def test_hocket_on_top(tmp_path):
     """Plug-ins, microbatches and checkpoints of hocket, beside the arguments of transformers."""
+    pytest.importorskip("hocket_general")
     transformers.set_seed(5)
     plain = trained(Trainer, gpt, tmp_path / "a", arguments, train_dataset=texts())
     more = {"hocket": {"algorithms": ["ema"], "microbatch": 2, "checkpoints": str(tmp_path / "runs")}}

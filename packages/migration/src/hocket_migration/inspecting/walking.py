@@ -53,6 +53,7 @@ class Walker(Resolver, ast.NodeVisitor):
         self.uses: list[Use] = []
         self.references: list[Reference] = []
         self._functions: list[Function] = []
+        self._class_scopes: list[dict[str, Ref]] = []
 
     def walk(self) -> list[Use]:
         """Return the uses in the order of the text."""
@@ -230,8 +231,8 @@ class Walker(Resolver, ast.NodeVisitor):
     # --- definitions
 
     def visit_ClassDef(self, node: ast.ClassDef) -> None:
-        for decorator in (*node.decorator_list, *node.bases):
-            self.visit(decorator)
+        for each in (*node.decorator_list, *node.bases, *(keyword.value for keyword in node.keywords)):
+            self.visit(each)
         cls = self.names.classes.setdefault(node, Class(node.name, []))
         for base in node.bases:
             found = self.ref(base)
@@ -252,6 +253,7 @@ class Walker(Resolver, ast.NodeVisitor):
         self._bind(node.name, cls)
         self._classes.append(cls)
         self.scopes.append(self.names.scopes.setdefault(node, {}))
+        self._class_scopes.append(self.scopes[-1])
         for statement in node.body:
             if isinstance(statement, ast.Assign | ast.AnnAssign):
                 targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
@@ -259,6 +261,7 @@ class Walker(Resolver, ast.NodeVisitor):
                     if isinstance(target, ast.Name):
                         self._use_overriding(target, target.id, cls)
             self.visit(statement)
+        self._class_scopes.pop()
         self.scopes.pop()
         self._classes.pop()
 
@@ -269,43 +272,33 @@ class Walker(Resolver, ast.NodeVisitor):
                 return
 
     def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
-        for each in node.decorator_list:
-            self.visit(each)
-        cls = self._classes[-1]
-        method = cls is not None and bool(self.scopes[-1] is not self.scopes[0]) and self._in_class(node)
-        arguments = [*node.args.posonlyargs, *node.args.args]
-        for argument in (*arguments, *node.args.kwonlyargs):
+        given = node.args
+        arguments = [*given.posonlyargs, *given.args]
+        for decorator in node.decorator_list:
+            self.visit(decorator)
+        for argument in (*arguments, *given.kwonlyargs):
             self._annotation(argument.annotation)
-        for default in (*node.args.defaults, *(each for each in node.args.kw_defaults if each is not None)):
-            self.visit(default)
+        for default in (*given.defaults, *given.kw_defaults):
+            if default is not None:
+                self.visit(default)
+        cls = self._classes[-1]
+        method = cls is not None and self.scopes[-1] is self._class_scopes[-1]
+        static = any(_is(each, "staticmethod") for each in node.decorator_list)
         function = self.names.functions.setdefault(
             node,
             Function(
-                [each.arg for each in (*arguments[method:], *node.args.kwonlyargs)],
-                node.args.kwarg.arg if node.args.kwarg is not None else "",
+                [each.arg for each in (*arguments[method and not static :], *given.kwonlyargs)],
+                given.kwarg.arg if given.kwarg is not None else "",
             ),
         )
         scope = self.names.scopes.setdefault(node, {})
-        for argument in (*arguments, *node.args.kwonlyargs):
+        for argument in (*arguments, *given.kwonlyargs):
             self.names.learn(scope, argument.arg, self._of_annotation(argument.annotation))
         for name, known in function.known.items():
             self.names.learn(scope, name, known)
-        outer = self._classes[-1]
         if method:
             assert cls is not None
-            self._use_overriding(_NamePlace(node), node.name, cls)
-            if arguments and not any(_is(each, "staticmethod") for each in node.decorator_list):
-                bound: Ref = (
-                    cls
-                    if any(_is(each, "classmethod") for each in node.decorator_list)
-                    else Instance(tuple(cls.kinds), cls)
-                )
-                scope[arguments[0].arg] = bound
-            for kind in cls.kinds:
-                passed = kind.passes.get(node.name) or (kind.first if node.name in kind.members else ())
-                for argument, of in zip(arguments[1:], passed, strict=False):
-                    self.names.learn(scope, argument.arg, instance_of(kind, of))
-            self.names.learn(cls.attributes, node.name, function) if node.name == "__init__" else None
+            self._method(node, cls, function, scope, [] if static else arguments)
         else:
             self._bind(node.name, function)
         self.scopes.append(scope)
@@ -314,12 +307,31 @@ class Walker(Resolver, ast.NodeVisitor):
             self.visit(statement)
         self._functions.pop()
         self.scopes.pop()
-        self._classes[-1] = outer
-        if node.returns is not None:
-            self._annotation(node.returns)
-            if function.returns is None and (returned := self._of_annotation(node.returns)) is not None:
-                function.returns = returned
-                self.names.learned += 1
+        self._annotation(node.returns)
+        if function.returns is None and (returned := self._of_annotation(node.returns)) is not None:
+            function.returns = returned
+            self.names.learned += 1
+
+    def _method(
+        self,
+        node: ast.FunctionDef | ast.AsyncFunctionDef,
+        cls: Class,
+        function: Function,
+        scope: dict[str, Ref],
+        arguments: Sequence[ast.arg],
+    ) -> None:
+        """Note what a method overrides, and what its arguments are; ``arguments`` begin with ``self`` or ``cls``."""
+        self._use_overriding(_NamePlace(node), node.name, cls)
+        if not any(node.name in kind.members for kind in cls.kinds):
+            self.names.learn(cls.attributes, node.name, function)
+        if not arguments:
+            return
+        of_class = any(_is(each, "classmethod") for each in node.decorator_list)
+        scope[arguments[0].arg] = cls if of_class else Instance(tuple(cls.kinds), cls)
+        for kind in cls.kinds:
+            passed = kind.passes.get(node.name) or (kind.first if node.name in kind.members else ())
+            for argument, of in zip(arguments[1:], passed, strict=False):
+                self.names.learn(scope, argument.arg, instance_of(kind, of))
 
     visit_AsyncFunctionDef = visit_FunctionDef  # type: ignore[assignment]
 
@@ -331,14 +343,6 @@ class Walker(Resolver, ast.NodeVisitor):
                 self._use(node, found.source, node.value, self._entry_of(found))
         elif node is not None:
             self.visit(node)
-
-    def _in_class(self, node: ast.AST) -> bool:
-        """Whether a function is defined in the body of the innermost class, and not inside one of its methods."""
-        return any(
-            self.names.scopes.get(each) is self.scopes[-1]
-            for each, cls in self.names.classes.items()
-            if cls is self._classes[-1]
-        )
 
     def visit_Return(self, node: ast.Return) -> None:
         self.generic_visit(node)
