@@ -38,6 +38,14 @@ def test_a_file_that_cannot_be_read_is_said_beside_those_that_can(tmp_path, cont
     assert migrate("inspect", tmp_path) == 1
 
 
+def test_expressions_without_end_are_said(tmp_path):
+    (tmp_path / "deep.py").write_text("import lightning\nx = 1" + " + 1" * 3000 + "\ndef f(a: '\\ud800'): pass\n")
+    (tmp_path / "good.py").write_text("import lightning\ndef f(a: '\\ud800', b: 'not python'): pass\n")
+    inspection = inspect(tmp_path)
+    assert [each.file for each in inspection.findings] == ["good.py"]
+    assert "nested too deeply" in inspection.problems[0].text or "cannot be parsed" in inspection.problems[0].text
+
+
 def test_nothing_to_read(tmp_path, capsys, migrate):
     assert migrate("inspect", tmp_path / "missing.py") == 2
     assert "missing.py: not read: there is no such file or folder." in capsys.readouterr().out

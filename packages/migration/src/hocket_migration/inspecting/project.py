@@ -76,19 +76,34 @@ def inspect(path: str | Path) -> Inspection:
     """
     files, problems = read(path)
     findings: list[Finding] = []
-    for file, walker in walkers(files):
+    followed = walkers(files)
+    for file, walker in followed:
         for use in walker.walk():
             line, cell = file.place(use.line)
             entry = use.entry
             findings.append(
                 Finding(file.name, line, use.column + 1, use.source.title, use.name, entry.verdict, entry.text, cell)
             )
-    return Inspection(tuple(findings), tuple(problems), len(files))
+    deep = {file.name for file in files} - {file.name for file, _ in followed}
+    problems += [Problem(name, "its expressions are nested too deeply to be followed") for name in sorted(deep)]
+    return Inspection(tuple(findings), tuple(problems), len(followed))
+
+
+def _walks(file: SourceFile, names: Names) -> bool:
+    try:
+        Walker(file, names).walk()
+    except RecursionError:
+        return False
+    return True
 
 
 def walkers(files: list[SourceFile]) -> list[tuple[SourceFile, Walker]]:
-    """Return a walker for each file, after the names of the project were followed."""
+    """Return a walker for each file, after the names of the project were followed.
+
+    Files with expressions that Python's recursion limit does not allow to follow are omitted.
+    """
     names = Names(files)
+    files = [file for file in files if _walks(file, names)]
     for _ in range(_ROUNDS):
         before = names.learned
         for file in files:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import warnings
 from collections.abc import Sequence
 
 from hocket_migration.inspecting.names import (
@@ -43,11 +44,6 @@ class Resolver:
             return self.ref(node.body) or self.ref(node.orelse)
         if isinstance(node, ast.BoolOp):
             return next((found for each in node.values if (found := self.ref(each))), None)
-        if isinstance(node, ast.Constant) and isinstance(node.value, str):  # an annotation
-            try:
-                return self.ref(ast.parse(node.value, mode="eval").body)
-            except SyntaxError:
-                return None
         if isinstance(node, ast.List | ast.Tuple | ast.Dict):
             return self._elements(node.values if isinstance(node, ast.Dict) else node.elts)
         if isinstance(node, ast.ListComp | ast.GeneratorExp | ast.DictComp):
@@ -55,10 +51,23 @@ class Resolver:
         if isinstance(node, ast.Subscript):  # elements[0]; Optional[Trainer], list[Trainer]
             if isinstance(found := self.ref(node.value), Elements):
                 return found.each
-            return self.ref(node.slice) if isinstance(node.slice, ast.Name | ast.Attribute | ast.Constant) else None
+            return (
+                self.annotated(node.slice) if isinstance(node.slice, ast.Name | ast.Attribute | ast.Constant) else None
+            )
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):  # Trainer | None
             return self.ref(node.left) or self.ref(node.right)
         return None
+
+    def annotated(self, node: ast.expr | None) -> Ref | None:
+        """Return what an annotation refers to, which may be a text."""
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            try:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")
+                    return self.ref(ast.parse(node.value, mode="eval").body)
+            except (SyntaxError, ValueError):  # a text that is no annotation
+                return None
+        return self.ref(node)
 
     def _elements(self, nodes: Sequence[ast.expr]) -> Ref | None:
         found = next((each for node in nodes if isinstance(each := self.ref(node), Instance)), None)
@@ -94,9 +103,9 @@ class Resolver:
                 return Instance(tuple(owner.kinds), owner)
         return None
 
-    def _of_annotation(self, node: ast.AST | None) -> Ref | None:
+    def _of_annotation(self, node: ast.expr | None) -> Ref | None:
         """Return an instance of the class that an annotation names."""
-        named = self.ref(node)
+        named = self.annotated(node)
         if isinstance(named, Symbol):
             kind = named.source.kind_of(named.name)
             return None if kind is None else Instance((kind,))

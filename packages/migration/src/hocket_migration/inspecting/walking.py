@@ -338,7 +338,7 @@ class Walker(Resolver, ast.NodeVisitor):
     def _annotation(self, node: ast.expr | None) -> None:
         """Find the uses in an annotation, which may be a text."""
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            found = self.ref(node)
+            found = self.annotated(node)
             if isinstance(found, Symbol):
                 self._use(node, found.source, node.value, self._entry_of(found))
         elif node is not None:
