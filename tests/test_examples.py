@@ -25,6 +25,8 @@ NEEDS = {
     "hocket_migration.composer.models.huggingface": "transformers",
     "hocket_migration.composer.models.tasks": "torchmetrics",
     "hocket_migration.composer.trainer": "torchmetrics",
+    "hocket_migration.transformers.arguments": "transformers",
+    "hocket_migration.transformers.trainer": "transformers",
     "hocket_nlp.alibi": "transformers",
     "hocket_nlp.datasets": "transformers",
     "hocket_nlp.huggingface": "transformers",

@@ -1,0 +1,1 @@
+"""Read a project of another framework, without importing it, and say what becomes of each line."""

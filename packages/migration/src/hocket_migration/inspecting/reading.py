@@ -1,0 +1,144 @@
+"""Read the Python files and notebooks of a project as text, and parse them; nothing is imported or executed."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import io
+import json
+import os
+import tokenize
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+#: Folders that are not part of a project.
+_SKIPPED = {"__pycache__", "node_modules", "site-packages", "build", "dist"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """A file that cannot be read, and why."""
+
+    file: str
+    text: str
+    line: int = 0
+
+
+@dataclasses.dataclass
+class SourceFile:
+    """A parsed file.
+
+    Args:
+        path: where it is.
+        name: its name in reports, relative to the given path.
+        module: its dotted name as a module of the project.
+        lines: its text, of a notebook that of all code cells.
+        tree: its syntax tree.
+        cells: of a notebook, the number of the first line of each code cell by the number of the cell.
+        notebook: of a notebook, its content.
+        encoding: of the text.
+    """
+
+    path: Path
+    name: str
+    module: str
+    lines: list[str]
+    tree: ast.Module
+    cells: dict[int, int] = dataclasses.field(default_factory=dict)
+    notebook: dict[str, Any] | None = None
+    encoding: str = "utf-8"
+
+    def place(self, line: int) -> tuple[int, int | None]:
+        """Return the line in its cell, and the number of the cell; of a Python file the line, and None."""
+        cell = max((number for number, first in self.cells.items() if first <= line), default=None)
+        return (line, None) if cell is None else (line - self.cells[cell] + 1, cell)
+
+
+def read(path: str | Path) -> tuple[list[SourceFile], list[Problem]]:
+    """Return the Python files and notebooks at ``path``, a file or a folder, and those that cannot be read."""
+    given = Path(path)
+    if not given.exists():
+        return [], [Problem(str(path), "there is no such file or folder")]
+    paths = sorted(_walk(given)) if given.is_dir() else [given]
+    root = given if given.is_dir() else given.parent
+    found: list[SourceFile] = []
+    problems: list[Problem] = []
+    for each in paths:
+        read_one = _read(each, each.relative_to(root).as_posix())
+        (problems if isinstance(read_one, Problem) else found).append(read_one)  # type: ignore[arg-type]
+    if not paths:
+        problems.append(Problem(str(path), "there are no Python files or notebooks in this folder"))
+    return found, problems
+
+
+def _walk(folder: Path) -> Iterator[Path]:
+    for where, folders, names in os.walk(folder):
+        folders[:] = [
+            each
+            for each in folders
+            if each not in _SKIPPED and each[0] != "." and not (Path(where) / each / "pyvenv.cfg").exists()
+        ]
+        yield from (Path(where) / name for name in names if name.endswith((".py", ".ipynb")))
+
+
+def _read(path: Path, name: str) -> SourceFile | Problem:
+    cells: dict[int, int] = {}
+    notebook = None
+    encoding = "utf-8"
+    try:
+        raw = path.read_bytes()
+        if path.suffix == ".ipynb":
+            notebook = json.loads(raw.decode("utf-8"))
+            text, cells = _code_of(notebook)
+        else:
+            encoding = tokenize.detect_encoding(io.BytesIO(raw).readline)[0]
+            text = raw.decode(encoding)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # such as invalid escapes in the project's strings
+            tree = ast.parse(_without_magics(text) if notebook is not None else text)
+    except (UnicodeDecodeError, LookupError) as error:
+        return Problem(name, f"the text cannot be decoded: {error}. Save it as UTF-8")
+    except SyntaxError as error:
+        return Problem(name, f"{_syntax(error)}", error.lineno or 0)
+    except (json.JSONDecodeError, AttributeError, TypeError, KeyError) as error:
+        return Problem(name, f"this is not a notebook: {error}")
+    except OSError as error:
+        return Problem(name, f"the file cannot be read: {error.strerror}")
+    except (ValueError, RecursionError, MemoryError) as error:
+        return Problem(name, f"the file cannot be parsed: {type(error).__name__}: {error}")
+    parts = list(Path(name).with_suffix("").parts)
+    module = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+    return SourceFile(path, name, module, text.splitlines(keepends=True), tree, cells, notebook, encoding)
+
+
+def _syntax(error: SyntaxError) -> str:
+    if "encoding" in error.msg:
+        return f"the text cannot be decoded: {error.msg}. Save it as UTF-8"
+    text = error.text.strip() if error.text else ""
+    if error.msg.startswith("Missing parentheses in call to 'print'") or ("except" in text and "," in text):
+        return f"this is Python 2: {error.msg}. Port it to Python 3 first"
+    return f"the syntax is not that of Python 3: {error.msg}"
+
+
+def _code_of(notebook: dict[str, Any]) -> tuple[str, dict[int, int]]:
+    lines: list[str] = []
+    cells: dict[int, int] = {}
+    for number, cell in enumerate(notebook["cells"], 1):
+        if cell["cell_type"] != "code":
+            continue
+        cells[number] = len(lines) + 1
+        source = cell["source"] if isinstance(cell["source"], str) else "".join(cell["source"])
+        lines += [line if line.endswith("\n") else f"{line}\n" for line in source.splitlines(keepends=True)]
+    return "".join(lines), cells
+
+
+def _without_magics(text: str) -> str:
+    """Comment out the lines of a notebook that are no Python: magics and shell commands."""
+    lines = []
+    for line in text.splitlines(keepends=True):
+        stripped = line.lstrip()
+        indent = line[: len(line) - len(stripped)]
+        lines.append(f"{indent}pass\n" if stripped.startswith(("%", "!", "?")) else line)
+    return "".join(lines)

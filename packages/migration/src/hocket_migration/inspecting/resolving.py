@@ -1,0 +1,126 @@
+"""Resolve expressions: what they refer to, in the scopes around them."""
+
+from __future__ import annotations
+
+import ast
+import warnings
+from collections.abc import Sequence
+
+from hocket_migration.inspecting.names import (
+    Class,
+    Elements,
+    Function,
+    Instance,
+    Local,
+    Module,
+    Names,
+    Ref,
+    Symbol,
+    member_of_module,
+)
+from hocket_migration.inspecting.reading import SourceFile
+from hocket_migration.inspecting.tables import Kind, Source, sources
+
+
+class Resolver:
+    """The scopes around a place in a file, and what expressions refer to there."""
+
+    def __init__(self, file: SourceFile, names: Names) -> None:
+        self.file, self.names = file, names
+        self.scopes: list[dict[str, Ref]] = [names.modules[file.module]]
+        self._classes: list[Class | None] = [None]
+
+    def ref(self, node: ast.AST | None) -> Ref | None:
+        """Return what an expression refers to, or None if that is unknown or nothing of a framework."""
+        if isinstance(node, ast.Name):
+            return next((scope[node.id] for scope in reversed(self.scopes) if node.id in scope), None)
+        if isinstance(node, ast.Attribute):
+            return self._member(self.ref(node.value), node.attr)
+        if isinstance(node, ast.Call):
+            return self._called(node)
+        if isinstance(node, ast.Await | ast.NamedExpr | ast.Starred):
+            return self.ref(node.value)
+        if isinstance(node, ast.IfExp):
+            return self.ref(node.body) or self.ref(node.orelse)
+        if isinstance(node, ast.BoolOp):
+            return next((found for each in node.values if (found := self.ref(each))), None)
+        if isinstance(node, ast.List | ast.Tuple | ast.Dict):
+            return self._elements(node.values if isinstance(node, ast.Dict) else node.elts)
+        if isinstance(node, ast.ListComp | ast.GeneratorExp | ast.DictComp):
+            return self._elements([node.value if isinstance(node, ast.DictComp) else node.elt])
+        if isinstance(node, ast.Subscript):  # elements[0]; Optional[Trainer], list[Trainer]
+            if isinstance(found := self.ref(node.value), Elements):
+                return found.each
+            return (
+                self.annotated(node.slice) if isinstance(node.slice, ast.Name | ast.Attribute | ast.Constant) else None
+            )
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):  # Trainer | None
+            return self.ref(node.left) or self.ref(node.right)
+        return None
+
+    def annotated(self, node: ast.expr | None) -> Ref | None:
+        """Return what an annotation refers to, which may be a text."""
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            try:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")
+                    return self.ref(ast.parse(node.value, mode="eval").body)
+            except (SyntaxError, ValueError):  # a text that is no annotation
+                return None
+        return self.ref(node)
+
+    def _elements(self, nodes: Sequence[ast.expr]) -> Ref | None:
+        found = next((each for node in nodes if isinstance(each := self.ref(node), Instance)), None)
+        return None if found is None else Elements(found)
+
+    def _member(self, base: Ref | None, name: str) -> Ref | None:
+        if isinstance(base, Module):
+            return member_of_module(base, name)
+        if isinstance(base, Local):
+            return self.names.exported(base.module, name)
+        if isinstance(base, Instance):
+            if base.of is not None and name in base.of.attributes:
+                return base.of.attributes[name]
+            for kind in base.kinds:
+                if (returned := kind.returns.get(name)) is not None:
+                    return instance_of(kind, returned)
+        return None
+
+    def _called(self, call: ast.Call) -> Ref | None:
+        function = self.ref(call.func)
+        if isinstance(function, Symbol):
+            kind = function.source.kind_of(function.name)
+            return None if kind is None else Instance((kind,))
+        if isinstance(function, Class):
+            return Instance(tuple(function.kinds), function)
+        if isinstance(function, Function):
+            return function.returns
+        if isinstance(call.func, ast.Name) and call.func.id == "super" and (cls := self._classes[-1]) is not None:
+            return Instance(tuple(cls.kinds), cls)
+        if isinstance(call.func, ast.Attribute) and call.func.attr in ("load_from_checkpoint", "from_pretrained"):
+            owner = self.ref(call.func.value)
+            if isinstance(owner, Class):
+                return Instance(tuple(owner.kinds), owner)
+        return None
+
+    def _of_annotation(self, node: ast.expr | None) -> Ref | None:
+        """Return an instance of the class that an annotation names."""
+        named = self.annotated(node)
+        if isinstance(named, Symbol):
+            kind = named.source.kind_of(named.name)
+            return None if kind is None else Instance((kind,))
+        return Instance(tuple(named.kinds), named) if isinstance(named, Class) else None
+
+    def _bind(self, name: str, found: Ref) -> None:
+        self.names.learn(self.scopes[-1], name, found)
+
+
+def source_of(kind: Kind) -> Source:
+    """Return the framework of a class."""
+    return sources()[kind.source]
+
+
+def instance_of(kind: Kind, name: str) -> Instance | None:
+    """Return an instance of another class of the framework of ``kind``."""
+    found = source_of(kind).kinds.get(name)
+    return None if found is None else Instance((found,))

@@ -1,0 +1,471 @@
+"""Walk the syntax tree of a file: learn what its names refer to, and find each use of a framework."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+from collections.abc import Iterable, Sequence
+
+from hocket_migration.inspecting.names import (
+    Class,
+    Elements,
+    Function,
+    Instance,
+    Local,
+    Module,
+    Names,
+    Ref,
+    Symbol,
+    framework_of,
+    member_of_module,
+)
+from hocket_migration.inspecting.reading import SourceFile
+from hocket_migration.inspecting.resolving import Resolver, instance_of, source_of
+from hocket_migration.inspecting.tables import Entry, Kind, Source
+
+
+@dataclasses.dataclass(frozen=True)
+class Use:
+    """A use of a name of a framework: where it is, what it is called in a report, and what becomes of it."""
+
+    line: int
+    column: int
+    source: Source
+    name: str
+    entry: Entry
+
+
+@dataclasses.dataclass(frozen=True)
+class Reference:
+    """A place in the text that names a public name of a framework through a module, such as ``L.Trainer``."""
+
+    node: ast.Attribute
+    symbol: Symbol
+    #: The local name of the module that it goes through.
+    through: str
+
+
+class Walker(Resolver, ast.NodeVisitor):
+    """One round over a file."""
+
+    def __init__(self, file: SourceFile, names: Names) -> None:
+        super().__init__(file, names)
+        self.uses: list[Use] = []
+        self.references: list[Reference] = []
+        self._functions: list[Function] = []
+        self._class_scopes: list[dict[str, Ref]] = []
+
+    def walk(self) -> list[Use]:
+        """Return the uses in the order of the text."""
+        self.visit(self.file.tree)
+        unique = dict.fromkeys(self.uses)
+        return sorted(unique, key=lambda use: (use.line, use.column))
+
+    # --- imports
+
+    def visit_Import(self, node: ast.Import) -> None:
+        for alias in node.names:
+            local = self.names.local_module(alias.name, self.file.module)
+            source = framework_of(alias.name)
+            bound = alias.asname or alias.name.partition(".")[0]
+            if local is not None:
+                target = (
+                    local if alias.asname else local.removesuffix(alias.name).rstrip(".") or local.partition(".")[0]
+                )
+                self._bind(bound, Local(target))
+            elif source is not None:
+                self._bind(bound, Module(source, alias.name if alias.asname else bound))
+                self._use(alias, source, f"import {alias.name}", source.imported)
+
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
+        dotted = node.module or ""
+        if node.level:
+            parts = self.file.module.split(".")
+            keep = len(parts) - node.level + (self.file.module in self.names.packages)
+            dotted = ".".join([*parts[: max(keep, 0)], *([dotted] if dotted else [])])
+        local = self.names.local_module(dotted, self.file.module) if dotted else ""
+        if local is not None or node.level:
+            for alias in node.names:
+                self._import_local(local or dotted, alias)
+            return
+        source = framework_of(dotted)
+        for alias in node.names if source is not None else ():
+            assert source is not None
+            if alias.name == "*":
+                for name in source.symbols:
+                    self._bind(name, Symbol(source, name, dotted))
+                self._use(node, source, f"from {dotted} import *", _star(source))
+                continue
+            found = member_of_module(Module(source, dotted), alias.name)
+            self._bind(alias.asname or alias.name, found)
+            entry = self._entry_of(found) if isinstance(found, Symbol) else source.imported
+            if entry is not None:
+                self._use(alias, source, f"import {alias.name}", entry)
+
+    def _import_local(self, module: str, alias: ast.alias) -> None:
+        if alias.name == "*":
+            for name, each in list(self.names.modules.get(module, {}).items()):
+                self._bind(name, each)
+            return
+        if (found := self.names.exported(module, alias.name)) is not None:
+            self._bind(alias.asname or alias.name, found)
+
+    # --- names and attributes
+
+    def visit_Name(self, node: ast.Name) -> None:
+        if isinstance(node.ctx, ast.Load):
+            found = self.ref(node)
+            if isinstance(found, Symbol):
+                self._use(node, found.source, node.id, self._entry_of(found))
+
+    def visit_Attribute(self, node: ast.Attribute) -> None:
+        base, found = self.ref(node.value), self.ref(node)
+        if isinstance(base, Module):
+            if isinstance(found, Symbol):
+                self._use_symbol(node, found)
+            elif isinstance(found, Module):  # the end of a chain; inner ones are not visited
+                self._use_end(node, base, found)
+            return
+        if isinstance(base, Symbol):
+            self._use_of_class(node, base)
+        elif isinstance(base, Instance):
+            self._use_member(node, base)
+        self.visit(node.value)
+
+    def _use_symbol(self, node: ast.Attribute, found: Symbol) -> None:
+        self._use(node, found.source, ast.unparse(node), self._entry_of(found))
+        first: ast.AST = node
+        while isinstance(first, ast.Attribute):
+            first = first.value
+        if isinstance(first, ast.Name):
+            self.references.append(Reference(node, found, first.id))
+
+    def _use_end(self, node: ast.Attribute, base: Module, found: Module) -> None:
+        near = _functional(base.source, node.attr) or base.source.symbols.get(base.dotted.rpartition(".")[2])
+        self._use(node, found.source, ast.unparse(node), near or _unknown(found.source, node.attr))
+
+    def _use_of_class(self, node: ast.Attribute, base: Symbol) -> None:
+        kind = base.source.kind_of(base.name)
+        if kind is not None and node.attr in kind.members:
+            self._use(node, base.source, f"{base.name}.{node.attr}", kind.members[node.attr])
+
+    def _use_member(self, node: ast.Attribute, base: Instance) -> None:
+        for kind in base.kinds:
+            if (entry := kind.members.get(node.attr)) is not None:
+                if base.of is None or node.attr not in base.of.attributes or kind.returns.get(node.attr):
+                    self._use(node, source_of(kind), f"{kind.name}.{node.attr}", entry)
+                return
+        if base.of is None and not (kind := base.kinds[0]).open and not node.attr.startswith("__"):
+            self._use(node, source_of(kind), f"{kind.name}.{node.attr}", _unknown(source_of(kind), node.attr))
+
+    # --- calls
+
+    def visit_Call(self, node: ast.Call) -> None:
+        function = self.ref(node.func)
+        self.visit(node.func)
+        if isinstance(function, Symbol) and (kind := function.source.kind_of(function.name)) is not None:
+            self._arguments(node, kind.name if len(kind.symbols) == 1 else function.name, kind, True)
+        elif isinstance(function, Class):
+            for kind in function.kinds:
+                self._arguments(node, function.name, kind, False)
+            self._pass(node, function)
+        elif isinstance(node.func, ast.Attribute):
+            base = self.ref(node.func.value)
+            if isinstance(base, Instance):
+                self._method_arguments(node, base, node.func.attr)
+        if isinstance(function, Function):
+            self._pass_to(node.args, node.keywords, function)
+        for argument in (*node.args, *(keyword.value for keyword in node.keywords)):
+            self.visit(argument)
+
+    def _arguments(self, node: ast.Call, called: str, kind: Kind, known: bool) -> None:
+        if not kind.arguments:
+            return
+        source, order = source_of(kind), list(kind.arguments)
+        if known:
+            for name, argument in zip(order, node.args, strict=False):
+                if isinstance(argument, ast.Starred):
+                    self._use(argument, source, f"{called}(*…)", _unread(ast.unparse(argument.value)))
+                    break
+                self._use(argument, source, f"{called}({name}=)", kind.arguments[name])
+        for keyword in node.keywords:
+            if keyword.arg is None:
+                self._use(keyword.value, source, f"{called}(**…)", _unread(ast.unparse(keyword.value)))
+            elif (entry := kind.arguments.get(keyword.arg)) is not None:
+                self._use(keyword, source, f"{called}({keyword.arg}=)", entry)
+            elif known:
+                self._use(keyword, source, f"{called}({keyword.arg}=)", _unknown(source, keyword.arg))
+
+    def _method_arguments(self, node: ast.Call, base: Instance, method: str) -> None:
+        for kind in base.kinds:
+            table = kind.keywords.get(method)
+            if method == "__init__":
+                table = kind.arguments
+            for keyword in node.keywords if table else ():
+                assert table is not None
+                if keyword.arg is None:
+                    if isinstance(keyword.value, ast.Name) and keyword.value.id in self._forwarded:
+                        continue
+                    called = f"{kind.name}.{method}(**…)"
+                    self._use(keyword.value, source_of(kind), called, _unread(ast.unparse(keyword.value)))
+                elif (entry := table.get(keyword.arg)) is not None:
+                    self._use(keyword, source_of(kind), f"{kind.name}.{method}({keyword.arg}=)", entry)
+
+    @property
+    def _forwarded(self) -> set[str]:
+        """The names of ``**kwargs`` of the functions around, which their callers give."""
+        return {function.keywords for function in self._functions}
+
+    def _pass(self, node: ast.Call, cls: Class) -> None:
+        made = cls.attributes.get("__init__")
+        if isinstance(made, Function):
+            self._pass_to(node.args, node.keywords, made)
+
+    def _pass_to(self, args: Sequence[ast.expr], keywords: Iterable[ast.keyword], function: Function) -> None:
+        given = dict(zip(function.parameters, args, strict=False))
+        given |= {each.arg: each.value for each in keywords if each.arg in function.parameters}
+        for name, value in given.items():
+            if isinstance(found := self.ref(value), Instance):
+                self.names.learn(function.known, name, found)
+
+    # --- definitions
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> None:
+        for each in (*node.decorator_list, *node.bases, *(keyword.value for keyword in node.keywords)):
+            self.visit(each)
+        cls = self.names.classes.setdefault(node, Class(node.name, []))
+        for base in node.bases:
+            found = self.ref(base)
+            new: list[Kind] = []
+            if isinstance(found, Symbol) and (kind := found.source.kind_of(found.name)) is not None:
+                new = [kind]
+            elif isinstance(found, Class):
+                new = found.kinds
+                for name, known in found.attributes.items():
+                    cls.attributes.setdefault(name, known)
+                for kind in new:
+                    text = Entry("maps", f"{kind.name} by {found.name}, which stays as it is")
+                    self._use(base, source_of(kind), found.name, text)
+            for kind in new:
+                if kind not in cls.kinds:
+                    cls.kinds.append(kind)
+                    self.names.learned += 1
+        self._bind(node.name, cls)
+        self._classes.append(cls)
+        self.scopes.append(self.names.scopes.setdefault(node, {}))
+        self._class_scopes.append(self.scopes[-1])
+        for statement in node.body:
+            if isinstance(statement, ast.Assign | ast.AnnAssign):
+                targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+                for target in targets:
+                    if isinstance(target, ast.Name):
+                        self._use_overriding(target, target.id, cls)
+            self.visit(statement)
+        self._class_scopes.pop()
+        self.scopes.pop()
+        self._classes.pop()
+
+    def _use_overriding(self, node: ast.AST, name: str, cls: Class) -> None:
+        for kind in cls.kinds:
+            if (entry := kind.members.get(name)) is not None:
+                self._use(node, source_of(kind), f"{kind.name}.{name}", entry)
+                return
+
+    def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
+        given = node.args
+        arguments = [*given.posonlyargs, *given.args]
+        for decorator in node.decorator_list:
+            self.visit(decorator)
+        for argument in (*arguments, *given.kwonlyargs):
+            self._annotation(argument.annotation)
+        for default in (*given.defaults, *given.kw_defaults):
+            if default is not None:
+                self.visit(default)
+        cls = self._classes[-1]
+        method = cls is not None and self.scopes[-1] is self._class_scopes[-1]
+        static = any(_is(each, "staticmethod") for each in node.decorator_list)
+        function = self.names.functions.setdefault(
+            node,
+            Function(
+                [each.arg for each in (*arguments[method and not static :], *given.kwonlyargs)],
+                given.kwarg.arg if given.kwarg is not None else "",
+            ),
+        )
+        scope = self.names.scopes.setdefault(node, {})
+        for argument in (*arguments, *given.kwonlyargs):
+            self.names.learn(scope, argument.arg, self._of_annotation(argument.annotation))
+        for name, known in function.known.items():
+            self.names.learn(scope, name, known)
+        if method:
+            assert cls is not None
+            self._method(node, cls, function, scope, [] if static else arguments)
+        else:
+            self._bind(node.name, function)
+        self.scopes.append(scope)
+        self._functions.append(function)
+        for statement in node.body:
+            self.visit(statement)
+        self._functions.pop()
+        self.scopes.pop()
+        self._annotation(node.returns)
+        if function.returns is None and (returned := self._of_annotation(node.returns)) is not None:
+            function.returns = returned
+            self.names.learned += 1
+
+    def _method(
+        self,
+        node: ast.FunctionDef | ast.AsyncFunctionDef,
+        cls: Class,
+        function: Function,
+        scope: dict[str, Ref],
+        arguments: Sequence[ast.arg],
+    ) -> None:
+        """Note what a method overrides, and what its arguments are; ``arguments`` begin with ``self`` or ``cls``."""
+        self._use_overriding(_NamePlace(node), node.name, cls)
+        if not any(node.name in kind.members for kind in cls.kinds):
+            self.names.learn(cls.attributes, node.name, function)
+        if not arguments:
+            return
+        of_class = any(_is(each, "classmethod") for each in node.decorator_list)
+        scope[arguments[0].arg] = cls if of_class else Instance(tuple(cls.kinds), cls)
+        for kind in cls.kinds:
+            passed = kind.passes.get(node.name) or (kind.first if node.name in kind.members else ())
+            for argument, of in zip(arguments[1:], passed, strict=False):
+                self.names.learn(scope, argument.arg, instance_of(kind, of))
+
+    visit_AsyncFunctionDef = visit_FunctionDef  # type: ignore[assignment]
+
+    def _annotation(self, node: ast.expr | None) -> None:
+        """Find the uses in an annotation, which may be a text."""
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            found = self.annotated(node)
+            if isinstance(found, Symbol):
+                self._use(node, found.source, node.value, self._entry_of(found))
+        elif node is not None:
+            self.visit(node)
+
+    def visit_Return(self, node: ast.Return) -> None:
+        self.generic_visit(node)
+        found = self.ref(node.value)
+        if self._functions and self._functions[-1].returns is None and isinstance(found, Instance):
+            self._functions[-1].returns = found
+            self.names.learned += 1
+
+    # --- assignments
+
+    def visit_Assign(self, node: ast.Assign) -> None:
+        self.generic_visit(node)
+        for target in node.targets:
+            self._assign(target, node.value)
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
+        self._annotation(node.annotation)
+        for each in (node.target, node.value):
+            if each is not None:
+                self.visit(each)
+        found = self._of_annotation(node.annotation)
+        if found is not None:
+            self._store(node.target, found)
+        elif node.value is not None:
+            self._assign(node.target, node.value)
+
+    def visit_NamedExpr(self, node: ast.NamedExpr) -> None:
+        self.generic_visit(node)
+        self._assign(node.target, node.value)
+
+    def visit_With(self, node: ast.With | ast.AsyncWith) -> None:
+        for item in node.items:
+            self.visit(item.context_expr)
+            if item.optional_vars is not None:
+                self._assign(item.optional_vars, item.context_expr)
+        for statement in node.body:
+            self.visit(statement)
+
+    visit_AsyncWith = visit_With  # type: ignore[assignment]
+
+    def visit_For(self, node: ast.For | ast.AsyncFor) -> None:
+        self.visit(node.iter)
+        if isinstance(found := self.ref(node.iter), Elements):
+            self._store(node.target, found.each)
+        self.visit(node.target)
+        for statement in (*node.body, *node.orelse):
+            self.visit(statement)
+
+    visit_AsyncFor = visit_For  # type: ignore[assignment]
+
+    def _assign(self, target: ast.expr, value: ast.expr) -> None:
+        if isinstance(target, ast.Tuple | ast.List) and isinstance(value, ast.Tuple | ast.List):
+            if len(target.elts) == len(value.elts):
+                for each, its in zip(target.elts, value.elts, strict=True):
+                    self._assign(each, its)
+            return
+        found = self.ref(value)
+        if isinstance(found, Instance | Class | Symbol | Function | Module | Elements):
+            self._store(target, found)
+
+    def _store(self, target: ast.expr, found: Ref) -> None:
+        if isinstance(target, ast.Name):
+            self._bind(target.id, found)
+        elif isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name):
+            owner = self.ref(target.value)
+            cls = owner.of if isinstance(owner, Instance) else None
+            if cls is not None:
+                self.names.learn(cls.attributes, target.attr, found)
+
+    # --- results
+
+    def _entry_of(self, found: Symbol) -> Entry | None:
+        entry = found.source.symbols.get(found.name) or _functional(found.source, found.name)
+        if entry is not None:
+            return entry
+        if found.source.others_stay:
+            training = any(part in found.dotted for part in ("trainer", "training_args", "integrations"))
+            return _unknown(found.source, found.name) if training else None
+        return _unknown(found.source, found.name)
+
+    def _use(self, node: ast.AST, source: Source, name: str, entry: Entry | None) -> None:
+        if entry is None:
+            return
+        line, column = node.lineno, node.col_offset  # type: ignore[attr-defined]
+        if isinstance(node, ast.Attribute):  # where the name itself is, in a chain of several lines
+            line, column = node.end_lineno or line, (node.end_col_offset or len(node.attr)) - len(node.attr)
+        self.uses.append(Use(line, column, source, name, entry))
+
+
+class _NamePlace(ast.AST):
+    """The place of the name in ``def name``."""
+
+    def __init__(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
+        self.lineno, self.col_offset = node.lineno, node.col_offset + (4 if isinstance(node, ast.FunctionDef) else 10)
+
+
+def _is(node: ast.expr, name: str) -> bool:
+    return isinstance(node, ast.Name) and node.id == name
+
+
+def _functional(source: Source, name: str) -> Entry | None:
+    """Return the entry of a functional form of Composer, such as apply_blurpool."""
+    if source.name != "composer" or not name.startswith(
+        ("apply_", "augmix_", "colout_", "cutmix_", "cutout_", "mixup_")
+    ):
+        return None
+    plain = name.removeprefix("apply_").partition("_")[0]
+    return Entry(
+        "changes", f"algorithms=['{plain}']: algorithms act when the Trainer is made, and are recorded in checkpoints"
+    )
+
+
+def _unknown(source: Source, name: str) -> Entry:
+    return Entry(
+        "no counterpart", f"{name} of {source.title} is not in the tables; docs/porting.md has what hocket offers"
+    )
+
+
+def _unread(expression: str) -> Entry:
+    return Entry(
+        "not readable", f"the arguments in {expression} are known only when the program runs: compare their names"
+    )
+
+
+def _star(source: Source) -> Entry:
+    return Entry("changes", f"names of {source.title} are followed, as far as they are known: import them by name")

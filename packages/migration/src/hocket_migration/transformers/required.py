@@ -1,0 +1,23 @@
+"""Check that transformers is installed before the modules that need it import it."""
+
+from __future__ import annotations
+
+import importlib
+
+
+def require(*modules: str) -> None:
+    """Import transformers, and other modules that its Trainer needs.
+
+    Raises ModuleNotFoundError, with what to type, if one is not installed.
+    """
+    for module in modules:
+        try:
+            importlib.import_module(module)
+        except ModuleNotFoundError as error:
+            if error.name != module:
+                raise  # a broken installation
+            raise ModuleNotFoundError(
+                f"hocket_migration.transformers needs the package {module}, which is not installed. Type: pip install "
+                "'hocket-migration[transformers]'.",
+                name=module,
+            ) from None

@@ -1,0 +1,5 @@
+"""Fails when it is imported."""
+
+raise SystemExit("the project was imported")
+
+# ruff: noqa

@@ -1,0 +1,162 @@
+"""What cannot be read is said: nothing crashes, and nothing is executed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from hocket_migration.inspecting.project import inspect
+
+
+def found_in(tmp_path, text, name="train.py"):
+    (tmp_path / name).write_text(text)
+    return [(each.line, each.name, each.verdict) for each in inspect(tmp_path / name).findings]
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"print 'hello'\n", "this is Python 2"),
+        (b"try:\n    pass\nexcept ValueError, error:\n    pass\n", "this is Python 2"),
+        (b"def f(:\n", "the syntax is not that of Python 3"),
+        (b"name = '\xff\xfe'\n", "cannot be decoded"),
+        (b"# coding: martian\n", "is not that of Python 3|cannot be decoded"),
+        (b"a = 1\0\n", "cannot be parsed|is not that of Python 3"),
+        (b"x = " + b"(" * 4000 + b")" * 4000, "cannot be parsed|is not that of Python 3"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_said_beside_those_that_can(tmp_path, content, said, migrate):
+    (tmp_path / "bad.py").write_bytes(content)
+    (tmp_path / "good.py").write_text("import lightning\n")
+    inspection = inspect(tmp_path)
+    assert len(inspection.problems) == 1 and inspection.problems[0].file == "bad.py"
+    assert any(part in inspection.problems[0].text for part in said.split("|")), inspection.problems
+    assert [each.file for each in inspection.findings] == ["good.py"]
+    assert migrate("inspect", tmp_path) == 1
+
+
+def test_expressions_without_end_are_said(tmp_path):
+    (tmp_path / "deep.py").write_text("import lightning\nx = 1" + " + 1" * 3000 + "\ndef f(a: '\\ud800'): pass\n")
+    (tmp_path / "good.py").write_text("import lightning\ndef f(a: '\\ud800', b: 'not python'): pass\n")
+    inspection = inspect(tmp_path)
+    assert [each.file for each in inspection.findings] == ["good.py"]
+    assert "nested too deeply" in inspection.problems[0].text or "cannot be parsed" in inspection.problems[0].text
+
+
+def test_nothing_to_read(tmp_path, capsys, migrate):
+    assert migrate("inspect", tmp_path / "missing.py") == 2
+    assert "missing.py: not read: there is no such file or folder." in capsys.readouterr().out
+    assert migrate("inspect", tmp_path) == 2
+    assert "there are no Python files or notebooks in this folder" in capsys.readouterr().out
+    (tmp_path / "bad.py").write_text("def")
+    assert migrate("inspect", tmp_path) == 2
+    (tmp_path / "plain.py").write_text("import torch\n")
+    assert migrate("inspect", tmp_path / "plain.py") == 0
+    assert "Nothing here uses Lightning" in capsys.readouterr().out
+
+
+def test_other_encodings_are_honoured(tmp_path):
+    (tmp_path / "old.py").write_bytes("# -*- coding: latin-1 -*-\nimport lightning  # é\n".encode("latin-1"))
+    assert [each.line for each in inspect(tmp_path).findings] == [2]
+
+
+def test_environments_and_caches_are_skipped(tmp_path):
+    for folder in ("env/lib", "__pycache__", ".hidden", "node_modules/x"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "a.py").write_text("import lightning\n")
+    (tmp_path / "env" / "pyvenv.cfg").write_text("")
+    (tmp_path / "b.py").write_text("import lightning\n")
+    assert inspect(tmp_path).files == 1
+
+
+def test_a_notebook_has_cells(tmp_path, notebook):
+    cells = [
+        ("markdown", "import lightning"),
+        ("code", "%pip install lightning\nimport lightning as L"),
+        ("code", "!ls\nfor i in range(2):\n    !echo\ntrainer = L.Trainer(max_epochs=i)"),
+    ]
+    (tmp_path / "a.ipynb").write_text(json.dumps(notebook(*cells)))
+    assert [(each.place, each.name) for each in inspect(tmp_path).findings] == [
+        ("a.ipynb:cell 2:2", "import lightning"),
+        ("a.ipynb:cell 3:4", "L.Trainer"),
+        ("a.ipynb:cell 3:4", "Trainer(max_epochs=)"),
+    ]
+    (tmp_path / "b.ipynb").write_text('{"cells": 3}')
+    assert inspect(tmp_path / "b.ipynb").problems[0].text.startswith("this is not a notebook")
+
+
+def test_a_star_import_is_followed(tmp_path):
+    assert found_in(tmp_path, "from lightning.pytorch import *\nTrainer(max_steps=1).fit(1)\n") == [
+        (1, "from lightning.pytorch import *", "changes"),
+        (2, "Trainer", "maps"),
+        (2, "Trainer(max_steps=)", "maps"),
+        (2, "Trainer.fit", "maps"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "from accelerate import Accelerator\ndef f(thing):\n    thing.backward(1)\nf(Accelerator())\n",
+        "from accelerate import Accelerator\ndef make():\n    return Accelerator()\na = make()\na.backward(1)\n",
+        "import accelerate\nwith accelerate.Accelerator() as a:\n    a.backward(1)\n",
+        "import accelerate as x\nclass C:\n    def __init__(self):\n        self.a = x.Accelerator()\n"
+        "    def f(self):\n        self.a.backward(1)\n",
+        "import accelerate.accelerator\n(a := accelerate.accelerator.Accelerator()).backward(1)\na.device\n",
+        "from typing import Optional\nfrom accelerate import Accelerator\ndef f(a: Optional[Accelerator] = None):\n"
+        "    (lambda: a.backward(1))()\n",
+        "from accelerate import Accelerator as A\nasync def f(*, a: 'A'):\n    b = c = a\n    c.backward(1)\n",
+        "from accelerate import Accelerator\na = {'x': Accelerator()}\na['x'].backward(1)\n",
+        "from accelerate import Accelerator\nfor a in [Accelerator() for _ in range(2)]:\n    a.backward(1)\n",
+        "import accelerate as x\nclass C:\n    def make(self):\n        return x.Accelerator()\n"
+        "    def f(self):\n        self.g(self.make())\n    def g(self, it):\n        it.backward(1)\n",
+        "def f():\n    import accelerate\n    def g():\n        return accelerate.Accelerator().backward(1)\n",
+    ],
+)
+def test_an_accelerator_is_followed_however_it_is_named(tmp_path, text):
+    assert "Accelerator.backward" in [name for _, name, _ in found_in(tmp_path, text)]
+
+
+def test_names_that_only_look_like_a_framework_are_left_alone(tmp_path):
+    (tmp_path / "composer.py").write_text("class Trainer: pass\n")
+    (tmp_path / "train.py").write_text(
+        "from composer import Trainer\nTrainer(max_duration=1)\nlightning = 1\nlightning.x\n"
+    )
+    assert not inspect(tmp_path).findings
+
+
+def test_classes_are_followed_over_files(tmp_path):
+    package = tmp_path / "pkg"
+    package.mkdir()
+    (package / "__init__.py").write_text("from .base import Base\n")
+    (package / "base.py").write_text("import lightning as L\n\n\nclass Base(L.LightningModule):\n    pass\n")
+    (tmp_path / "train.py").write_text(
+        "from pkg import Base\n\n\nclass Mine(Base):\n    def training_step(self): pass\n"
+    )
+    names = {(each.file, each.line, each.name) for each in inspect(tmp_path).findings}
+    assert ("train.py", 5, "LightningModule.training_step") in names
+    assert ("train.py", 4, "Base") in names
+
+
+def test_json_holds_everything(tmp_path, capsys, migrate):
+    (tmp_path / "a.py").write_text("import lightning as L\nL.Trainer(**x, unknown=1)\n")
+    assert migrate("inspect", "--json", tmp_path) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert found["files"] == 1 and found["counts"] == {"maps": 2, "changes": 0, "no counterpart": 1, "not readable": 1}
+    assert {"file", "line", "column", "source", "name", "verdict", "text", "cell"} == found["findings"][0].keys()
+
+
+def test_nothing_of_the_project_or_of_a_framework_is_imported(tmp_path):
+    (tmp_path / "train.py").write_text("import canary\nimport lightning as L\nL.Trainer()\n")
+    (tmp_path / "canary.py").write_text("raise SystemExit('imported')\n")
+    code = (
+        "import sys\nfrom hocket_migration.inspecting.project import inspect\n"
+        f"assert inspect({str(tmp_path)!r}).findings\n"
+        "for name in ('canary', 'lightning', 'pytorch_lightning', 'transformers', 'accelerate', 'composer', 'torch'):\n"
+        "    assert name not in sys.modules, name\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
