@@ -12,6 +12,7 @@ import hocket
 from hocket.data import batches
 from hocket.data.batches import Counts
 from hocket.data.windows import Window
+from hocket.training import seeding
 from hocket.training.requests import Decision
 from hocket_migration.lightning.actions import Actions, NoLoss
 from hocket_migration.lightning.framework import framework_of, overrides
@@ -90,7 +91,7 @@ class LightningTask(hocket.Task):
         #: Whether `training_step` was called for the current window's batches one by one.
         self._window = False
         self._first_microbatch = True
-        self._fit_begun = False
+        self._fit_begun = self._sanity_begun = False
         #: Whether the module's optimizers are made; and the form of its batches, None for that of the data.
         self.optimizes = True
         self.unpack: Callable[[Any], Any] | None = None
@@ -101,6 +102,8 @@ class LightningTask(hocket.Task):
         self._padding = self._trained_before = False
         #: What the latest evaluation logged, by set.
         self.evaluated: list[dict[str, float]] = []
+        #: The random numbers after an evaluation within a fit, until training continues.
+        self._drawn: Any = None
         #: Names that hocket logs itself.
         self._taken: set[str] = set()
 
@@ -270,6 +273,13 @@ class LightningTask(hocket.Task):
             self.trainer._should_stop = False
             self.trainer.hooks.both("on_fit_start")
 
+    def begin_sanity_check(self) -> None:
+        """Call ``on_sanity_check_start``, once."""
+        if not self._sanity_begun:
+            self._sanity_begun = True
+            self.trainer.enter("FITTING", "SANITY_CHECKING")
+            self.trainer.hooks.callbacks("on_sanity_check_start")
+
     def fit_start(self, state: State) -> None:
         """``on_train_start``."""
         trainer = self.trainer
@@ -406,6 +416,7 @@ class LightningTask(hocket.Task):
 
     def batch_checkpoint(self, state: State) -> None:
         """The schedulers that depend on a value, in the interval of steps."""
+        self._continue_random_numbers()
         if self._skipping or self._trained_before:
             return
         self._step_schedulers("step", plateau=True)
@@ -420,8 +431,15 @@ class LightningTask(hocket.Task):
             self._epoch_stepped = True
             self._step_schedulers("epoch", plateau=False)
 
+    def _continue_random_numbers(self) -> None:
+        """Continue with the random numbers after an evaluation, as Lightning does; hocket has restored those before it."""
+        if self._drawn is not None:
+            seeding.restore(self._drawn)
+            self._drawn = None
+
     def epoch_checkpoint(self, state: State) -> None:
         """``on_train_epoch_end``, which Lightning calls after validation."""
+        self._continue_random_numbers()
         self._close_epoch(state)
         self.trainer.current_epoch = state.timestamp.epoch
 
@@ -430,6 +448,7 @@ class LightningTask(hocket.Task):
             return
         trainer, hooks = self.trainer, self.trainer.hooks
         self._in_epoch = False
+        self._results.next_batch()
         trainer.note(self._results.of_epoch(final=False))
         hooks.callbacks("on_train_epoch_end", monitoring=False)
         hooks.module("on_train_epoch_end")
@@ -502,7 +521,8 @@ class LightningTask(hocket.Task):
         trainer._results = results = self._new_results(state.strategy.world_size)
         self._evaluation, self._set, self._sanity = results, -1, sanity
         if sanity:
-            hooks.callbacks("on_sanity_check_start")
+            self.begin_sanity_check()
+            self._sanity_begun = False
         elif trainer.state.fn == trainer._states.TrainerFn.FITTING:
             hooks.module("on_validation_model_zero_grad")
         hooks.module(f"on_{kind}_model_eval")
@@ -547,7 +567,9 @@ class LightningTask(hocket.Task):
     def eval_after_all(self, state: State) -> None:
         """``on_validation_epoch_end`` and ``on_validation_end``."""
         trainer, hooks, kind, results = self.trainer, self.trainer.hooks, self.evaluates, self._evaluation
+        sanity = self._sanity
         results.loader, self._batch = None, None
+        results.next_batch()
         trainer.note(results.of_epoch(final=False))
         hooks.both(f"on_{kind}_epoch_end")
         values = results.of_epoch()
@@ -566,6 +588,8 @@ class LightningTask(hocket.Task):
             trainer.validated = True
         results.reset()
         trainer.state.fn, trainer.state.stage, trainer._results = self._before
+        if trainer.evaluation_draws and self._results is trainer._results and not sanity:
+            self._drawn = seeding.capture()
 
     def _by_set(self, values: Mapping[str, Any]) -> list[dict[str, float]]:
         """Return the values of each set, as Lightning's ``validate`` and ``test`` return them."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 import inspect
 import math
 import os
-import warnings
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import hocket
+from hocket.training import seeding
 from hocket_migration.lightning import arguments, callbacks, checkpoint, data
 from hocket_migration.lightning.framework import overrides, package_of, require
 from hocket_migration.lightning.task import LightningTask
@@ -45,6 +46,8 @@ class Trainer(TrainerView):
         >>> trainer.global_step, trainer.hocket.state.timestamp.epoch  # doctest: +SKIP
         (64, 1)
     """
+
+    evaluation_draws = True
 
     def __init__(self, *, hocket: Mapping[str, Any] | None = None, **given: Any) -> None:
         framework = require()
@@ -133,14 +136,9 @@ class Trainer(TrainerView):
             checkpoint.restore_training(self, saved)
         self._log_hyperparameters()
         task.begin_fit(run)
-        evaluated = None
-        if self.limit_val_batches != 0 and overrides(model, "validation_step", self.framework.LightningModule):
-            evaluated = data.evaluation(self._loaders("val_dataloader", val_dataloaders, required=False))
-            self.val_dataloaders = evaluated
-            limit = self.limit_val_batches
-            self.num_val_batches = [_limited(each, limit) for each in evaluated]
+        evaluated = self._fit_loaders(task, val_dataloaders)
         every = arguments.eval_every(self._given, self._epoch_batches())
-        labels = data.labelled(evaluated or [], "val_dataloader")
+        labels = data.labelled(evaluated, "val_dataloader")
         sets = {label: hocket.EvalSet(each, every=every) for label, each in labels.items()} or None
         task.set_labels = list(labels)
         try:
@@ -366,6 +364,28 @@ class Trainer(TrainerView):
                 logger.save()
 
     # --- data
+
+    def _fit_loaders(self, task: LightningTask, val_dataloaders: Any) -> list[Any]:
+        """Make the data of a fit, in Lightning's order, and return the validation loaders.
+
+        What a loader draws at random as it is made before a sanity check is undone, as Lightning undoes that check's.
+        """
+        validates = self.limit_val_batches != 0 and overrides(
+            self.lightning_module, "validation_step", self.framework.LightningModule
+        )
+        sanity = validates and self.num_sanity_val_steps > 0 and "overfit" not in self._translated
+        evaluated: list[Any] = []
+        for name in ("val", "train") if sanity else ("train", "val"):
+            if name == "train":
+                self._train_batches()
+            elif validates:
+                with seeding.preserved() if sanity else nullcontext():
+                    if sanity:
+                        task.begin_sanity_check()
+                    evaluated = data.evaluation(self._loaders("val_dataloader", val_dataloaders, required=False))
+        self.val_dataloaders = evaluated
+        self.num_val_batches = [_limited(each, self.limit_val_batches) for each in evaluated]
+        return evaluated
 
     def _loaders(self, name: str, given: Any, *, required: bool = True) -> Any:
         """Return loaders: those given, else those of the data module, else those of the module. None if not required."""

@@ -351,8 +351,9 @@ class TrainerView:
             min_epochs=self.min_epochs,
         )
 
-    #: Whether a validation has run in this fit.
-    validated = False
+    #: Whether a validation has run in this fit; and whether what it draws at random changes what training draws afterwards,
+    #: as in Lightning.
+    validated = evaluation_draws = False
 
     # --- callbacks
 
