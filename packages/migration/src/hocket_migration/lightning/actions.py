@@ -97,8 +97,9 @@ class Actions:
 
     @hookimpl(wrapper=True)
     def _counted(self, state: State, closure: Any) -> Any:
-        taken = yield
-        self._count(len(state.step_optimizers) if taken else 0)
+        with self._task.repeating():
+            taken = yield
+        self._count(1 if taken else 0)
         return taken
 
     def _count(self, steps: int) -> None:
@@ -178,6 +179,7 @@ class Actions:
         self._hooks.module(
             "optimizer_step", trainer.current_epoch, trainer.batch_idx, trainer.strategy._lightning_optimizers[0], closure
         )
+        self._count(1)  # whether or not it has stepped, as Lightning counts
         if state.loss is None:
             state.loss = torch.zeros((), device=state.device)
         state.loss = state.loss.detach()
@@ -198,11 +200,11 @@ class Actions:
         result = closure()
         self._stepping = True
         try:
-            taken = bool(self._optimizer_step(state, lambda: self._again(state)))
+            with self._task.repeating():
+                taken = bool(self._optimizer_step(state, lambda: self._again(state)))
         finally:
             self._stepping = False
         self._taken |= taken
-        self._count(int(taken))
         return result
 
     def _was_taken(self, state: State, closure: Any) -> bool:

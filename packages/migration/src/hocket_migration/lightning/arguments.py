@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any
+
+from hocket.time import Interval
+from hocket.timestamp import Timestamp
 
 DEVICES = {"auto": "auto", "cpu": "cpu", "gpu": "auto", "cuda": "cuda", "mps": "mps", "tpu": "xla"}
 STRATEGIES: dict[str, Any] = {
@@ -188,20 +190,60 @@ def _min_duration(given: Mapping[str, Any]) -> str | None:
     return f"{epochs}ep" if epochs else f"{steps}ba" if steps else None
 
 
-def eval_every(given: Mapping[str, Any], batches: int | None) -> str:
+class Check(Interval):
+    """When Lightning validates: after every so many batches, counted in each epoch or across epochs, or at an epoch's end.
+
+    It is falsy, because hocket evaluates what has a truthy interval once more at the end of a fit.
+
+    Args:
+        every: an interval in epochs or seconds; None to count batches.
+        batches: a number of the loader's batches.
+        window: batches of the loader in a batch of hocket's.
+        across: whether to count across epochs.
+    """
+
+    __slots__ = ("_across", "_batches", "_window", "unless")
+
+    def __init__(self, every: str | None, batches: int = 0, window: int = 1, across: bool = False) -> None:
+        super().__init__(every or "1ba")
+        self._batches, self._window, self._across = batches, window, across
+        #: Says whether validation is omitted.
+        self.unless: Callable[[], bool] = bool
+
+    def due(
+        self,
+        previous: Timestamp,
+        now: Timestamp,
+        elapsed_before: float | None = None,
+        elapsed_now: float | None = None,
+    ) -> bool:
+        """Whether validation is due after a batch, or after an epoch."""
+        if self.unless():
+            return False
+        if not self._batches:
+            return super().due(previous, now, elapsed_before, elapsed_now)
+        if now.batch == previous.batch:  # the end of an epoch
+            return False
+        done = (now.batch if self._across else now.batch_in_epoch) * self._window
+        return done // self._batches != (done - self._window) // self._batches
+
+    def __bool__(self) -> bool:
+        return False
+
+
+def eval_every(given: Mapping[str, Any], batches: int | None) -> Check:
     """Return the interval of validation, from ``val_check_interval`` and ``check_val_every_n_epoch``.
 
     Args:
         batches: batches of the data in an epoch, if known.
     """
     interval, epochs = given["val_check_interval"], given["check_val_every_n_epoch"]
-    window = given["accumulate_grad_batches"]
     if interval is None or (isinstance(interval, float) and interval == 1.0):
         if epochs is None:
             raise ValueError("Trainer(check_val_every_n_epoch=None) needs val_check_interval=, a number of batches.")
-        return f"{epochs}ep"
+        return Check(f"{epochs}ep")
     if not isinstance(interval, int | float):
-        return f"{_seconds(interval):g}s"
+        return Check(f"{_seconds(interval):g}s")
     if isinstance(interval, float):
         if batches is None:
             raise ValueError(
@@ -219,4 +261,4 @@ def eval_every(given: Mapping[str, Any], batches: int | None) -> str:
             f"Trainer(val_check_interval={interval}) is more than the {batches} batches of an epoch. For an interval across epochs "
             "write check_val_every_n_epoch=None."
         )
-    return f"{math.ceil(interval / window)}ba"
+    return Check(None, interval, given["accumulate_grad_batches"], epochs is None)

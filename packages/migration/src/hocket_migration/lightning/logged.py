@@ -101,10 +101,13 @@ class Results:
 
     Args:
         reduce: reduces a tensor over ranks, by ``"sum"``, ``"min"`` or ``"max"``; None for one rank.
+        training: whether they are those of training.
     """
 
-    def __init__(self, reduce: Callable[[Tensor, str], Tensor] | None = None) -> None:
+    def __init__(self, reduce: Callable[[Tensor, str], Tensor] | None = None, training: bool = True) -> None:
         self._reduce = reduce
+        #: Whether values of a step are for callbacks too, which those of an evaluation are not.
+        self.training = training
         self.values: dict[str, Value] = {}
         #: Returns the number of samples in the current batch, by which a mean is weighted.
         self.samples: Callable[[], int] = lambda: 1
@@ -173,7 +176,8 @@ class Results:
             return
         if each.logger:
             found["log"][each.named(step)] = value
-        found["callback"][each.plain] = found["callback"][each.named(step)] = value
+        if self.training or not step:
+            found["callback"][each.plain] = found["callback"][each.named(step)] = value
         if each.progress_bar:
             found["bar"][each.named(step)] = value
 

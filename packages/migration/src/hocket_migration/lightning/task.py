@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -91,7 +92,7 @@ class LightningTask(hocket.Task):
         #: Whether `training_step` was called for the current window's batches one by one.
         self._window = False
         self._first_microbatch = True
-        self._fit_begun = self._sanity_begun = False
+        self._fit_begun = self._sanity_begun = self._repeats = False
         #: Whether the module's optimizers are made; and the form of its batches, None for that of the data.
         self.optimizes = True
         self.unpack: Callable[[Any], Any] | None = None
@@ -100,6 +101,8 @@ class LightningTask(hocket.Task):
         self._set = -1
         self._eval_batch = 0
         self._padding = self._trained_before = False
+        #: Whether the latest batch is in the trainer's counters, which it is from its end on.
+        self._counted = False
         #: What the latest evaluation logged, by set.
         self.evaluated: list[dict[str, float]] = []
         #: The random numbers after an evaluation within a fit, until training continues.
@@ -125,9 +128,20 @@ class LightningTask(hocket.Task):
 
     def training_step(self, batch: Any) -> Any:
         """Call the module's ``training_step`` for the current batch."""
+        run = self.trainer.run_state
+        self._results.padding = self._repeats or (run is not None and not run.rank_samples)
         arguments = (batch, self.trainer.batch_idx) if self._takes_index["training_step"] else (batch,)
         self._output = self.trainer.hooks.module("training_step", *arguments)
         return self._output
+
+    @contextmanager
+    def repeating(self) -> Iterator[None]:
+        """Log nothing inside, where an optimizer asks for the gradients of a batch again."""
+        self._repeats = True
+        try:
+            yield
+        finally:
+            self._repeats = False
 
     def loss_of_output(self) -> Tensor | None:
         """Return the loss in what ``training_step`` returned, or None."""
@@ -179,6 +193,11 @@ class LightningTask(hocket.Task):
     @property
     def _several(self) -> bool:
         return not self.trainer.predicting and len(self._sets) > 1
+
+    @property
+    def skips(self) -> bool:
+        """Whether the module has skipped the rest of the epoch, after which Lightning does not validate."""
+        return self._skipping
 
     def has_eval_loss(self, outputs: Any) -> bool:
         """Evaluation reports what the module logs."""
@@ -234,11 +253,11 @@ class LightningTask(hocket.Task):
             trainer.optimizers, trainer.lr_scheduler_configs = list(state.optimizers), []
             self._wrap()
         world = state.strategy.world_size
-        self._results = self._new_results(world)
+        self._results = self._new_results(world, training=True)
 
-    def _new_results(self, world: int) -> Results:
+    def _new_results(self, world: int, *, training: bool = False) -> Results:
         assert self.trainer.run_state is not None
-        results = Results(self.trainer.run_state.bus.all_reduce if world > 1 else None)
+        results = Results(self.trainer.run_state.bus.all_reduce if world > 1 else None, training)
         results.samples = self._samples
         results.metric_of = self._metric
         return results
@@ -257,6 +276,7 @@ class LightningTask(hocket.Task):
         """``on_fit_start``."""
         trainer = self.trainer
         self._actions.begin(state)
+        trainer.current_epoch = state.timestamp.epoch
         if not isinstance(trainer.num_training_batches, int):
             trainer.num_training_batches = float("inf") if state.epoch_length is None else state.epoch_length
         if not trainer.num_val_batches:
@@ -316,6 +336,7 @@ class LightningTask(hocket.Task):
         """``on_train_batch_start``; if it returns -1, the rest of the epoch is skipped."""
         self._window = isinstance(state.batch, Window)
         self._first_microbatch = True
+        self._counted = False
         trainer = self.trainer
         self._trained_before = trainer.batches_to_skip > 0
         if self._trained_before:
@@ -341,7 +362,7 @@ class LightningTask(hocket.Task):
         trainer.total_batch_idx += 1
         self._results.next_batch()
         self._batch, self._output, self._begun = batch, None, True
-        self._results.padding = trainer.run_state is not None and not trainer.run_state.rank_samples and not self._window
+        self._results.padding = False
         self._skipping = trainer.hooks.both("on_train_batch_start", batch, trainer.batch_idx) == -1
 
     def after_loss(self, state: State) -> None:
@@ -421,6 +442,7 @@ class LightningTask(hocket.Task):
             return
         self._step_schedulers("step", plateau=True)
         self.trainer.batches_that_stepped += 1
+        self._counted = True
 
     def epoch_end(self, state: State) -> None:
         """Schedulers in the interval of epochs, if the epoch's length was unknown."""
@@ -442,6 +464,7 @@ class LightningTask(hocket.Task):
         self._continue_random_numbers()
         self._close_epoch(state)
         self.trainer.current_epoch = state.timestamp.epoch
+        self._skipping = False
 
     def _close_epoch(self, state: State) -> None:
         if not self._in_epoch:
@@ -467,6 +490,7 @@ class LightningTask(hocket.Task):
         if state.timestamp.batch_in_epoch:  # a fit that ends within an epoch
             self._close_epoch(state)
             self._in_epoch = True
+            self.trainer.current_epoch += 1
         self.trainer.hooks.both("on_train_end")
 
     def after_fit(self, state: State) -> None:
@@ -575,14 +599,13 @@ class LightningTask(hocket.Task):
         values = results.of_epoch()
         trainer.note(values)
         self.evaluated = self._by_set(values["log"])
-        if self._sanity:
-            trainer._callback_metrics.clear()
-        else:
+        if not sanity:
             self._log(state, values["log"])
-            trainer.write(values["log"])
+            trainer.write(values["log"], trainer.batches_that_stepped - self._counted)
         hooks.both(f"on_{kind}_end")
         hooks.module(f"on_{kind}_model_train")
-        if self._sanity:
+        if sanity:
+            trainer._callback_metrics.clear()
             hooks.callbacks("on_sanity_check_end")
         else:
             trainer.validated = True

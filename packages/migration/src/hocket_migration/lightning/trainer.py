@@ -138,6 +138,7 @@ class Trainer(TrainerView):
         task.begin_fit(run)
         evaluated = self._fit_loaders(task, val_dataloaders)
         every = arguments.eval_every(self._given, self._epoch_batches())
+        every.unless = lambda: task.skips
         labels = data.labelled(evaluated, "val_dataloader")
         sets = {label: hocket.EvalSet(each, every=every) for label, each in labels.items()} or None
         task.set_labels = list(labels)
