@@ -360,6 +360,7 @@ class LightningTask(hocket.Task):
         trainer = self.trainer
         trainer.batch_idx += 1
         trainer.total_batch_idx += 1
+        trainer.is_last_batch = trainer.batch_idx + 1 == trainer.num_training_batches
         self._results.next_batch()
         self._batch, self._output, self._begun = batch, None, True
         self._results.padding = False
@@ -396,9 +397,8 @@ class LightningTask(hocket.Task):
         trainer = self.trainer
         if self._skipping or self._trained_before:
             return
-        trainer.is_last_batch = state.timestamp.batch_in_epoch == state.epoch_length
         self._step_schedulers("step", plateau=False)
-        if trainer.is_last_batch:
+        if state.timestamp.batch_in_epoch == state.epoch_length:
             self._end_of_epoch_schedulers(state)
         self._end_batch()
         self._write_step(state)

@@ -13,6 +13,7 @@ from typing import Any
 import hocket
 from hocket.training import seeding
 from hocket_migration.lightning import arguments, callbacks, checkpoint, data
+from hocket_migration.lightning.preparing import prepare
 from hocket_migration.lightning.framework import overrides, package_of, require
 from hocket_migration.lightning.task import LightningTask
 from hocket_migration.lightning.view import TrainerView
@@ -122,7 +123,7 @@ class Trainer(TrainerView):
             weights_only: False to unpickle any object in it.
         """
         train_dataloaders, datamodule = _module_or_loaders(train_dataloaders, datamodule)
-        self._begin("FITTING", "fit", model, datamodule)
+        self._begin("FITTING", model, datamodule)
         saved = self._saved(ckpt_path, weights_only)
         if saved is not None:
             checkpoint.restore_weights(self, saved)
@@ -149,7 +150,7 @@ class Trainer(TrainerView):
             for logger in self.loggers:
                 logger.finalize("failed")
             raise
-        self._end("fit")
+        self._end()
 
     def validate(
         self,
@@ -194,7 +195,7 @@ class Trainer(TrainerView):
         for number, loader in enumerate(loaders):
             task._set = number
             found.append(self.hocket.predict(loader))
-        self._end("predict")
+        self._end()
         if return_predictions is False:
             return None
         return found[0] if len(found) == 1 else found
@@ -228,7 +229,7 @@ class Trainer(TrainerView):
             self.hocket.evaluate({label: _Limited(each, limit) if limit != 1.0 else each for label, each in labels.items()})
         finally:
             task.evaluates, task.set_labels = "validation", before
-        self._end(verb)
+        self._end()
         if verbose and self.is_global_zero:
             for label, values in zip(labels, task.evaluated, strict=True):
                 for metric, value in values.items():
@@ -237,7 +238,7 @@ class Trainer(TrainerView):
 
     # --- the parts of a call
 
-    def _begin(self, function: str, verb: str, model: Any, datamodule: Any) -> None:
+    def _begin(self, function: str, model: Any, datamodule: Any) -> None:
         """Connect module and data module, prepare the data and call ``setup`` and ``configure_model``."""
         self.run_state = None
         self.attach(model)
@@ -257,15 +258,11 @@ class Trainer(TrainerView):
             self.callbacks = callbacks.merged(self.callbacks, of_module, framework)
         if not self.loggers:
             self.loggers = self._make_loggers()
-        local_rank = int(os.environ.get("LOCAL_RANK", 0))
-        for owner in (datamodule, model):
-            per_machine = owner is None or getattr(owner, "prepare_data_per_node", True)
-            if owner is not None and (local_rank if per_machine else int(os.environ.get("RANK", 0))) == 0:
-                owner.prepare_data()
+        prepare([each for each in (datamodule, model) if each is not None])
         if datamodule is not None:
-            datamodule.setup(stage=verb)
-        self.hooks.callbacks("setup", verb)
-        self.hooks.module("setup", stage=verb)
+            datamodule.setup(stage=self.state.fn)
+        self.hooks.callbacks("setup", self.state.fn)
+        self.hooks.module("setup", stage=self.state.fn)
         if overrides(model, "configure_model", framework.LightningModule):
             self.hooks.module("configure_model")
 
@@ -279,7 +276,10 @@ class Trainer(TrainerView):
         run, task, kept = self.run_state, self._task, self.hocket
         if datamodule is None and same:
             datamodule = self.datamodule
-        self._begin(function, verb, self.lightning_module if same else model, datamodule)
+        self._begin(function, self.lightning_module if same else model, datamodule)
+        writer = self.checkpoint_callback
+        if model is None and ckpt_path is None and getattr(writer, "best_model_path", ""):
+            ckpt_path = "best"  # as Lightning does, if no module is given
         saved = self._saved(ckpt_path, weights_only)
         if saved is not None:
             checkpoint.restore_weights(self, saved)
@@ -305,12 +305,13 @@ class Trainer(TrainerView):
         self.hocket = hocket.Trainer(model=task, **(settings | self._extra))
         return task
 
-    def _end(self, verb: str) -> None:
+    def _end(self) -> None:
         """Call ``teardown``."""
+        stage = self.state.fn
         if self.datamodule is not None:
-            self.datamodule.teardown(stage=verb)
-        self.hooks.callbacks("teardown", verb)
-        self.hooks.module("teardown", stage=verb)
+            self.datamodule.teardown(stage=stage)
+        self.hooks.callbacks("teardown", stage)
+        self.hooks.module("teardown", stage=stage)
         for logger in self.loggers:
             logger.finalize("success")
         self.state.status = self._states.TrainerStatus.FINISHED
