@@ -88,7 +88,7 @@ class GAN(pl.LightningModule):
     def adversarial_loss(self, y_hat: Any, y: Any) -> Any:
         return F.binary_cross_entropy_with_logits(y_hat, y)
 
-    def training_step(self, batch: Any) -> None:
+    def training_step(self, batch: Any, batch_idx: int) -> None:
         real, _ = batch
         optimizer_g, optimizer_d = self.optimizers()
         z = torch.randn(real.shape[0], 3).type_as(real)

@@ -100,7 +100,7 @@ def test_several_loaders_side_by_side() -> None:
     def fit(trainer: Any, module: Any) -> None:
         trainer.fit(module, datamodule=boring.IterableBoringDataModule())
 
-    m.compare(OnTwoLoaders, fit, max_epochs=1, rates=False)
+    m.compare(OnTwoLoaders, fit, max_epochs=1, rates=False, metrics=False)
 
 
 def test_the_demonstration_model_of_a_summed_loss() -> None:

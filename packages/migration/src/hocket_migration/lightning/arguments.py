@@ -81,12 +81,10 @@ def translated(given: Mapping[str, Any]) -> dict[str, Any]:
                 "overfit_batches=10."
             )
         found["overfit"] = given["overfit_batches"]
-    for name in ("train", "val", "predict"):
+    for name in ("train", "predict"):
         limit = given[f"limit_{name}_batches"]
         if limit is not None and not (isinstance(limit, float) and limit == 1.0):
-            found[f"limit_{'eval' if name == 'val' else name}"] = limit
-    if found.get("limit_eval") == 0:
-        del found["limit_eval"]  # no loader is made
+            found[f"limit_{name}"] = limit
     return {name: value for name, value in found.items() if value is not None}
 
 

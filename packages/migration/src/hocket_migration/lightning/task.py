@@ -185,14 +185,11 @@ class LightningTask(hocket.Task):
         return self._output
 
     def _arguments(self, name: str, batch: Any) -> tuple[Any, ...]:
-        several = self._several
-        if self._takes_index[name] or several:
-            return (batch, self._eval_batch, self._set) if several else (batch, self._eval_batch)
-        return (batch,)
+        return (batch, *self._place) if self._takes_index[name] or self._several else (batch,)
 
     @property
     def _several(self) -> bool:
-        return not self.trainer.predicting and len(self._sets) > 1
+        return len(self._sets) > 1
 
     @property
     def skips(self) -> bool:
@@ -568,10 +565,12 @@ class LightningTask(hocket.Task):
             self._eval_hook("start")
 
     def _eval_hook(self, point: str, *outputs: Any) -> None:
-        # Lightning gives the number of the set always.
-        self.trainer.hooks.both(
-            f"on_{self.evaluates}_batch_{point}", *outputs, self._batch, self._eval_batch, max(self._set, 0)
-        )
+        self.trainer.hooks.both(f"on_{self.evaluates}_batch_{point}", *outputs, self._batch, *self._place)
+
+    @property
+    def _place(self) -> tuple[int, ...]:
+        """The number of the batch, and where there are several sets, of its set."""
+        return (self._eval_batch, self._set) if self._several else (self._eval_batch,)
 
     def eval_batch_end(self, state: State) -> None:
         """``on_validation_batch_end``."""
@@ -641,11 +640,11 @@ class LightningTask(hocket.Task):
         """The hooks of the transfer, and ``on_predict_batch_start``."""
         self._eval_batch += 1
         self._batch = state.batch = self._transferred(state.batch, self._set)
-        self.trainer.hooks.both("on_predict_batch_start", self._batch, self._eval_batch, self._set)
+        self.trainer.hooks.both("on_predict_batch_start", self._batch, *self._place)
 
     def predict_batch_end(self, state: State) -> None:
         """``on_predict_batch_end``."""
-        self.trainer.hooks.both("on_predict_batch_end", self._output, self._batch, self._eval_batch, self._set)
+        self.trainer.hooks.both("on_predict_batch_end", self._output, self._batch, *self._place)
 
     def predict_end(self, state: State) -> None:
         """``on_predict_epoch_end`` and ``on_predict_end``."""

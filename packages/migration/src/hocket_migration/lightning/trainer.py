@@ -64,12 +64,10 @@ class Trainer(TrainerView):
         super().__init__()
         self._extra = dict(hocket or {})
         for name in self._extra:
-            if name in ("model", "train_data", "eval_data", "data") or name not in _HOCKETS:
+            if name in _DATA or name not in _HOCKETS:
                 raise TypeError(
-                    f"Trainer(hocket={{{name!r}: …}}) is not an argument of hocket.Trainer that can be added here. Model and data "
-                    "are given to fit."
-                    if name not in _HOCKETS or name in ("model", "train_data", "eval_data", "data")
-                    else ""
+                    f"Trainer(hocket={{{name!r}: …}}) is not an argument of hocket.Trainer that can be given here. Model and data "
+                    f"are given to fit; the others are {', '.join(sorted(_HOCKETS - _DATA))}."
                 )
         self._translated = arguments.translated(self._given)
         self._callbacks_given = self._given["callbacks"]
@@ -129,6 +127,7 @@ class Trainer(TrainerView):
             checkpoint.restore_weights(self, saved)
         self._train_source = lambda: self._loaders("train_dataloader", train_dataloaders)
         self._train_data = None
+        self._validates = self._has_validation(val_dataloaders)
         task = self._build(fits=True)
         run = self.run_state
         assert run is not None
@@ -141,7 +140,8 @@ class Trainer(TrainerView):
         every = arguments.eval_every(self._given, self._epoch_batches())
         every.unless = lambda: task.skips
         labels = data.labelled(evaluated, "val_dataloader")
-        sets = {label: hocket.EvalSet(each, every=every) for label, each in labels.items()} or None
+        limit = self.limit_val_batches
+        sets = {label: hocket.EvalSet(self._at_most(each, limit), every=every) for label, each in labels.items()} or None
         task.set_labels = list(labels)
         try:
             self.hocket.fit(self._train_batches(), sets)
@@ -191,10 +191,12 @@ class Trainer(TrainerView):
         loaders = data.evaluation(self._loaders("predict_dataloader", dataloaders))
         self.predict_dataloaders = loaders
         self.num_predict_batches = [_limited(each, self.limit_predict_batches) for each in loaders]
-        found = []
+        found, before = [], task.set_labels
+        task.set_labels = list(data.labelled(loaders, "predict_dataloader"))
         for number, loader in enumerate(loaders):
             task._set = number
             found.append(self.hocket.predict(loader))
+        task.set_labels = before
         self._end()
         if return_predictions is False:
             return None
@@ -226,7 +228,7 @@ class Trainer(TrainerView):
         task.evaluates, before, task.set_labels = kind, task.set_labels, list(labels)
         try:
             task.check_evaluation()
-            self.hocket.evaluate({label: _Limited(each, limit) if limit != 1.0 else each for label, each in labels.items()})
+            self.hocket.evaluate({label: self._at_most(each, limit) for label, each in labels.items()})
         finally:
             task.evaluates, task.set_labels = "validation", before
         self._end()
@@ -253,9 +255,8 @@ class Trainer(TrainerView):
             datamodule.trainer = self
         self.callbacks = self._make_callbacks()
         self.enter(function, None)
-        if function == "FITTING":
-            of_module = self.hooks.module("configure_callbacks")
-            self.callbacks = callbacks.merged(self.callbacks, of_module, framework)
+        of_module = self.hooks.module("configure_callbacks")
+        self.callbacks = callbacks.merged(self.callbacks, of_module, framework)
         if not self.loggers:
             self.loggers = self._make_loggers()
         prepare([each for each in (datamodule, model) if each is not None])
@@ -295,7 +296,7 @@ class Trainer(TrainerView):
         self._task = task = LightningTask(self.lightning_module, trainer=self)
         task.optimizes = fits
         settings = dict(self._translated)
-        if fits:
+        if fits and self._validates:
             settings["sanity_eval"] = 2**31 if self.num_sanity_val_steps == math.inf else self.num_sanity_val_steps
         settings["folder"] = str(Path(self.default_root_dir) / "runs")
         if self._given["enable_progress_bar"] is not False and fits:
@@ -367,14 +368,23 @@ class Trainer(TrainerView):
 
     # --- data
 
+    def _has_validation(self, given: Any) -> bool:
+        """Whether fit validates: there is a step for it, and data."""
+        framework, module = self.framework, self.lightning_module
+        if self.limit_val_batches == 0 or not overrides(module, "validation_step", framework.LightningModule):
+            return False
+        return (
+            given is not None
+            or overrides(module, "val_dataloader", framework.LightningModule)
+            or (self.datamodule is not None and overrides(self.datamodule, "val_dataloader", framework.LightningDataModule))
+        )
+
     def _fit_loaders(self, task: LightningTask, val_dataloaders: Any) -> list[Any]:
         """Make the data of a fit, in Lightning's order, and return the validation loaders.
 
         What a loader draws at random as it is made before a sanity check is undone, as Lightning undoes that check's.
         """
-        validates = self.limit_val_batches != 0 and overrides(
-            self.lightning_module, "validation_step", self.framework.LightningModule
-        )
+        validates = self._validates
         sanity = validates and self.num_sanity_val_steps > 0 and "overfit" not in self._translated
         evaluated: list[Any] = []
         for name in ("val", "train") if sanity else ("train", "val"):
@@ -384,13 +394,13 @@ class Trainer(TrainerView):
                 with seeding.preserved() if sanity else nullcontext():
                     if sanity:
                         task.begin_sanity_check()
-                    evaluated = data.evaluation(self._loaders("val_dataloader", val_dataloaders, required=False))
+                    evaluated = data.evaluation(self._loaders("val_dataloader", val_dataloaders))
         self.val_dataloaders = evaluated
         self.num_val_batches = [_limited(each, self.limit_val_batches) for each in evaluated]
         return evaluated
 
-    def _loaders(self, name: str, given: Any, *, required: bool = True) -> Any:
-        """Return loaders: those given, else those of the data module, else those of the module. None if not required."""
+    def _loaders(self, name: str, given: Any) -> Any:
+        """Return loaders: those given, else those of the data module, else those of the module."""
         if given is not None:
             return given
         base = {True: self.framework.LightningDataModule, False: self.framework.LightningModule}
@@ -398,12 +408,15 @@ class Trainer(TrainerView):
             if owner is not None and overrides(owner, name, base[owner is self.datamodule]):
                 with self.hooks.named(name):
                     return getattr(owner, name)()
-        if not required:
-            return None
         raise TypeError(
             f"There is no data: {type(self.lightning_module).__name__} defines no {name}(). Define it, or give "
             f"{'train_dataloaders' if name.startswith('train') else 'dataloaders'}= or datamodule=."
         )
+
+    def _at_most(self, loader: Any, limit: int | float) -> Any:
+        """Return a loader of as many batches for each rank; hocket's own limit is the same for validation and test."""
+        whole = limit == 1.0 and isinstance(limit, float)
+        return loader if whole else _Limited(loader, limit, self.world_size)
 
     def _train_batches(self) -> Any:
         """Return the training data, made at the first call."""
@@ -478,8 +491,8 @@ class _PredictLoop:
 class _Limited:
     """The first batches of a loader."""
 
-    def __init__(self, loader: Any, limit: int | float) -> None:
-        self._loader, self._limit = loader, limit
+    def __init__(self, loader: Any, limit: int | float, ranks: int) -> None:
+        self._loader, self._limit = loader, limit if isinstance(limit, float) else limit * ranks
 
     def __len__(self) -> int:
         return int(_limited(self._loader, self._limit))
@@ -523,4 +536,5 @@ def _unknown(name: str, known: Mapping[str, Any]) -> str:
     )
 
 
+_DATA = {"model", "train_data", "eval_data", "data"}
 _HOCKETS = set(inspect.signature(hocket.Trainer).parameters)
