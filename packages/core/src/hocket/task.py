@@ -387,15 +387,17 @@ def task_of(
     if foreign and (loss is None or isinstance(model, Task)) and not _has_loss(model):
         library = names.library(model) or _STEPS[foreign[0]]
         runs = (
-            f"hocket_migration runs it as it is: model=hocket_migration.lightning.LightningTask({type(model).__name__}(…)), with "
+            f"hocket_migration runs it as it is: model=hocket_migration.lightning.LightningTask({type(model).__name__}(…)); "
             "pip install 'hocket-migration[lightning]'. Or write"
-            if _STEPS[foreign[0]] == "Lightning" and hasattr(type(model), "training_step") and not isinstance(model, Task)
+            if _STEPS[foreign[0]] == "Lightning"
+            and hasattr(type(model), "training_step")
+            and not isinstance(model, Task)
             else "Write"
         )
         raise TypeError(
             f"{type(model).__name__} has {foreign[0]}(), which belongs to another library ({library}) and is not called here. "
-            f"{runs} a hocket.Task with forward(self, batch) and loss(self, outputs, batch) instead; a task of several steps has "
-            "train_batch(self, batch, step). Or give the inner torch.nn.Module and loss=."
+            f"{runs} a hocket.Task with forward(self, batch) and loss(self, outputs, batch) instead; a task of several steps "
+            "has train_batch(self, batch, step). Or give the inner torch.nn.Module and loss=."
         )
     if not isinstance(model, Task):
         for name, given in (("inputs", inputs), ("targets", targets), ("outputs", outputs)):

@@ -310,7 +310,9 @@ def arguments(**others: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def trained(trainer_class: Any, module: Any, fit: Any = None, callbacks: Any = (), **others: Any) -> tuple[Any, Any, Any]:
+def trained(
+    trainer_class: Any, module: Any, fit: Any = None, callbacks: Any = (), **others: Any
+) -> tuple[Any, Any, Any]:
     """Return the module, the Trainer and the recorded losses after a fit with either Trainer."""
     torch.manual_seed(3)
     made, losses = module(), Losses()

@@ -59,7 +59,11 @@ def recording(base: type, calls: list[str], names: list[str]) -> Any:
 def recorded(trainer_class: Any, base: Any, run: Any, names: list[str], **others: Any) -> list[str]:
     torch.manual_seed(1)
     calls: list[str] = []
-    present = [name for name in names if "_dataloader" not in name or getattr(base, name) is not getattr(pl.LightningModule, name)]
+    present = [
+        name
+        for name in names
+        if "_dataloader" not in name or getattr(base, name) is not getattr(pl.LightningModule, name)
+    ]
     module = recording(base, calls, present)()
     callback = recording(pl.Callback, calls, OF_CALLBACKS)()
     settings = {"limit_train_batches": 2, "limit_val_batches": 1, "limit_predict_batches": 2, "limit_test_batches": 2}
@@ -104,7 +108,9 @@ def test_accumulation_loads_the_window_first_and_keeps_the_order_of_each_batch()
 
     names = [name for name in OF_MODULES if "transfer" not in name]
     ours = recorded(Trainer, BoringModel, fit, [n for n in names if n != "optimizer_step"], accumulate_grad_batches=2)
-    theirs = recorded(pl.Trainer, BoringModel, fit, [n for n in names if n != "optimizer_step"], accumulate_grad_batches=2)
+    theirs = recorded(
+        pl.Trainer, BoringModel, fit, [n for n in names if n != "optimizer_step"], accumulate_grad_batches=2
+    )
     assert without_loaders(ours) == without_loaders(theirs)
 
 
@@ -112,7 +118,9 @@ def test_the_adapter_calls_the_same_hooks_in_a_trainer_of_hocket() -> None:
     calls: list[str] = []
     module = recording(BoringModel, calls, OF_MODULES)()
     data = DataLoader(torch.randn(4, 32), 2)
-    trainer = hocket.Trainer(model=LightningTask(module), train_data=data, eval_data=data, duration="2ep", device="cpu", limit_eval=1)
+    trainer = hocket.Trainer(
+        model=LightningTask(module), train_data=data, eval_data=data, duration="2ep", device="cpu", limit_eval=1
+    )
     trainer.fit()
 
     def fit(trainer: Any, module: Any) -> None:
@@ -120,6 +128,8 @@ def test_the_adapter_calls_the_same_hooks_in_a_trainer_of_hocket() -> None:
 
     theirs = recorded(pl.Trainer, BoringModel, fit, OF_MODULES, num_sanity_val_steps=0)
     theirs = [each for each in theirs if each.startswith("Boring") and "setup" not in each]
-    theirs = [each for each in theirs if not any(n in each for n in ("prepare_data", "teardown", "configure_callbacks"))]
+    theirs = [
+        each for each in theirs if not any(n in each for n in ("prepare_data", "teardown", "configure_callbacks"))
+    ]
     theirs = [each for each in theirs if "configure_model" not in each]
     assert [each for each in calls if "setup" not in each and "configure_model" not in each] == theirs

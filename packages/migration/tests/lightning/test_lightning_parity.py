@@ -64,13 +64,22 @@ def test_a_data_module_with_torchmetrics_and_a_schedule_of_the_whole_run() -> No
     trainer, reference = m.compare(m.ImageClassifier, fit, max_epochs=2)
     module, data = trainer.lightning_module, trainer.datamodule
     assert data.prepared
-    ours, theirs = trainer.test(module, datamodule=data, verbose=False), reference.test(reference.lightning_module, datamodule=reference.datamodule, verbose=False)
+    ours, theirs = (
+        trainer.test(module, datamodule=data, verbose=False),
+        reference.test(reference.lightning_module, datamodule=reference.datamodule, verbose=False),
+    )
     assert len(ours) == len(theirs) == 1
     assert ours[0] == pytest.approx(theirs[0], abs=1e-6)
-    ours, theirs = trainer.validate(module, datamodule=data, verbose=False), reference.validate(reference.lightning_module, datamodule=reference.datamodule, verbose=False)
+    ours, theirs = (
+        trainer.validate(module, datamodule=data, verbose=False),
+        reference.validate(reference.lightning_module, datamodule=reference.datamodule, verbose=False),
+    )
     for mine, known in zip(ours, theirs, strict=True):
         assert mine == pytest.approx(known, abs=1e-6)
-    predicted, expected = trainer.predict(module, datamodule=data), reference.predict(reference.lightning_module, datamodule=reference.datamodule)
+    predicted, expected = (
+        trainer.predict(module, datamodule=data),
+        reference.predict(reference.lightning_module, datamodule=reference.datamodule),
+    )
     assert torch.equal(torch.cat(predicted), torch.cat(expected))
 
 
@@ -110,9 +119,12 @@ def test_the_demonstration_model_of_a_summed_loss() -> None:
 @pytest.fixture
 def corpus(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wikitext, which the language models download, as a few lines."""
+
     def write(destination: Path) -> None:
         destination.parent.mkdir(parents=True, exist_ok=True)
-        destination.write_text("\n".join(f"a {word} is a {word} of the {n % 9}" for n, word in enumerate("bcdefghi" * 40)))
+        destination.write_text(
+            "\n".join(f"a {word} is a {word} of the {n % 9}" for n, word in enumerate("bcdefghi" * 40))
+        )
 
     monkeypatch.setattr(transformer.WikiText2, "download", staticmethod(write))
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from hocket import hookimpl
 from hocket.algorithm import Need
 from hocket.optim.optimizers import needs_closure
-from hocket import hookimpl
 from hocket.plugins.errors import PlanError
 from hocket.plugins.spec import Attachment
 from hocket_migration.lightning.framework import overrides
@@ -46,6 +46,8 @@ class Actions:
         #: Whether a step is being taken, where gradients are those of the batch again.
         self._stepping = False
         self._taken = False
+        #: How often each optimizer has stepped in the current batch of manual optimization, by id.
+        self._steps: Counter[int] = Counter()
 
     def attach(self, state: State) -> None:
         """Attach the actions."""
@@ -177,7 +179,11 @@ class Actions:
         self._taken = False
         trainer = self._trainer
         self._hooks.module(
-            "optimizer_step", trainer.current_epoch, trainer.batch_idx, trainer.strategy._lightning_optimizers[0], closure
+            "optimizer_step",
+            trainer.current_epoch,
+            trainer.batch_idx,
+            trainer.strategy._lightning_optimizers[0],
+            closure,
         )
         self._count(1)  # whether or not it has stepped, as Lightning counts
         if state.loss is None:
@@ -217,7 +223,8 @@ class Actions:
         bus, task = state.bus, self._task
         bus.before_train_batch(state)
         state.batch = bus.move_batch(state, state.batch)
-        self._taken, state.step.taken, state.gradient_norm = False, Counter(), None
+        self._steps = state.step.taken = Counter()
+        self._taken, state.gradient_norm = False, None
         state.loss = None
         with bus.forward_context(), torch.enable_grad():
             task.training_step(state.batch)
@@ -280,14 +287,16 @@ class Actions:
         finally:
             step.optimizers = None
         self._taken |= taken
-        step.taken[id(optimizer)] += int(taken)
+        self._steps[id(optimizer)] += int(taken)
         self._count(int(taken))
         return result
 
 
 def _check_keywords(keywords: dict[str, Any]) -> None:
     if keywords:
-        raise TypeError(f"optimizer.step(…) was given {', '.join(keywords)}=, which hocket's steps do not pass on. Omit them.")
+        raise TypeError(
+            f"optimizer.step(…) was given {', '.join(keywords)}=, which hocket's steps do not pass on. Omit them."
+        )
 
 
 _OVERRIDABLE = ("optimizer_step", "backward", "optimizer_zero_grad", "configure_gradient_clipping")

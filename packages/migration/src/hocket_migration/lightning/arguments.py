@@ -29,7 +29,10 @@ PRECISIONS = {
 #: Arguments that are refused unless they have their default, and what to write.
 _REFUSED: dict[str, tuple[Any, str]] = {
     "plugins": ((None, []), "Give the precision as precision=…, and other plug-ins of hocket in hocket={…}"),
-    "barebones": ((False,), "Switch off what it would: logger=False, enable_checkpointing=False, enable_progress_bar=False"),
+    "barebones": (
+        (False,),
+        "Switch off what it would: logger=False, enable_checkpointing=False, enable_progress_bar=False",
+    ),
     "reload_dataloaders_every_n_epochs": (
         (0,),
         "Give a loader whose data set reads anew in each epoch, such as an IterableDataset",
@@ -118,7 +121,7 @@ def _strategy(given: Any) -> Any:
         return STRATEGIES[given]
     name = given if isinstance(given, str) else type(given).__name__
     raise ValueError(
-        f"Trainer(strategy={name!r}) is not translated. Translated are {', '.join(map(repr, STRATEGIES))}. Give another strategy "
+        f"Trainer(strategy={name!r}) is not translated. Translated are {', '.join(map(repr, STRATEGIES))}. Give another one "
         "and its options by hocket: hocket={'strategy': {'fsdp': {…}}}."
     )
 
@@ -127,8 +130,8 @@ def _precision(given: Any) -> str:
     name = "32" if given is None else str(given)
     if name not in PRECISIONS:
         raise ValueError(
-            f"Trainer(precision={given!r}) is not translated. Translated are {', '.join(map(repr, PRECISIONS))}; hocket has more: "
-            "hocket={'precision': 'fp8'}."
+            f"Trainer(precision={given!r}) is not translated. Translated are {', '.join(map(repr, PRECISIONS))}; hocket has "
+            "more: hocket={'precision': 'fp8'}."
         )
     return PRECISIONS[name]
 
@@ -191,8 +194,6 @@ def _min_duration(given: Mapping[str, Any]) -> str | None:
 class Check(Interval):
     """When Lightning validates: after every so many batches, counted in each epoch or across epochs, or at an epoch's end.
 
-    It is falsy, because hocket evaluates what has a truthy interval once more at the end of a fit.
-
     Args:
         every: an interval in epochs or seconds; None to count batches.
         batches: a number of the loader's batches.
@@ -201,6 +202,7 @@ class Check(Interval):
     """
 
     __slots__ = ("_across", "_batches", "_window", "unless")
+    at_end = False
 
     def __init__(self, every: str | None, batches: int = 0, window: int = 1, across: bool = False) -> None:
         super().__init__(every or "1ba")
@@ -225,9 +227,6 @@ class Check(Interval):
         done = (now.batch if self._across else now.batch_in_epoch) * self._window
         return done // self._batches != (done - self._window) // self._batches
 
-    def __bool__(self) -> bool:
-        return False
-
 
 def eval_every(given: Mapping[str, Any], batches: int | None) -> Check:
     """Return the interval of validation, from ``val_check_interval`` and ``check_val_every_n_epoch``.
@@ -251,12 +250,12 @@ def eval_every(given: Mapping[str, Any], batches: int | None) -> Check:
         interval = max(1, int(batches * interval))
     if epochs is not None and epochs > 1:
         raise ValueError(
-            f"Trainer(val_check_interval={given['val_check_interval']}, check_val_every_n_epoch={epochs}) validates within some "
-            "epochs only. Give one of them."
+            f"Trainer(val_check_interval={given['val_check_interval']}, check_val_every_n_epoch={epochs}) validates within "
+            "some epochs only. Give one of them."
         )
     if epochs is not None and batches is not None and interval > batches:
         raise ValueError(
-            f"Trainer(val_check_interval={interval}) is more than the {batches} batches of an epoch. For an interval across epochs "
-            "write check_val_every_n_epoch=None."
+            f"Trainer(val_check_interval={interval}) is more than the {batches} batches of an epoch. For an interval across "
+            "epochs write check_val_every_n_epoch=None."
         )
     return Check(None, interval, given["accumulate_grad_batches"], epochs is None)

@@ -168,7 +168,9 @@ def restore_training(trainer: TrainerView, saved: Mapping[str, Any]) -> None:
         ended = batches.get("is_last_batch") or epochs["processed"] > epochs["completed"]
         if epochs["ready"] > epochs["completed"] and ended:
             epoch, batch = epoch + 1, 0
-            trainer.batches_that_stepped = max(trainer.batches_that_stepped, saved["global_step"] if _single(trainer) else 0)
+            trainer.batches_that_stepped = max(
+                trainer.batches_that_stepped, saved["global_step"] if _single(trainer) else 0
+            )
         elif epochs["ready"] == epochs["completed"]:
             batch = 0
     else:

@@ -58,7 +58,9 @@ def evaluation(given: Any) -> list[Any]:
     """Return the loaders of an evaluation, in their order."""
     if type(given).__name__ == "CombinedLoader" and package_of(type(given)) is not None:
         if given._mode != "sequential":
-            raise TypeError(f"CombinedLoader(mode={given._mode!r}) is not combined for evaluation. Write mode='sequential'.")
+            raise TypeError(
+                f"CombinedLoader(mode={given._mode!r}) is not combined for evaluation. Write mode='sequential'."
+            )
         given = given.iterables
     if isinstance(given, Mapping):
         return list(given.values())

@@ -43,7 +43,7 @@ def framework_of(obj: Any, base: str = "LightningModule") -> ModuleType:
     require()
     what = obj.__name__ if isinstance(obj, type) else type(obj).__name__
     raise TypeError(
-        f"{what} is {'a class' if isinstance(obj, type) else f'not a {base}'}. Give an instance of a subclass of lightning's {base}"
+        f"{what} is {'a class' if isinstance(obj, type) else f'not a {base}'}. Give an instance of a {base} of Lightning"
         + (", with parentheses." if isinstance(obj, type) else "; other models are trained by hocket.Trainer itself.")
     )
 

@@ -11,8 +11,8 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 _FORMS = (
-    "an optimizer; a list of optimizers; ([optimizers], [schedulers]); {'optimizer': …, 'lr_scheduler': …, 'monitor': …}; a list "
-    "of such dicts; or None"
+    "an optimizer; a list of optimizers; ([optimizers], [schedulers]); {'optimizer': …, 'lr_scheduler': …, 'monitor': …}; a "
+    "list of such dicts; or None"
 )
 
 
@@ -65,8 +65,8 @@ def _parts(given: Any, kind: str) -> tuple[list[Any], list[Any], str | None]:
         return [given["optimizer"]], schedulers, given.get("monitor")
     if isinstance(given, Sequence):
         if len(given) == 2 and isinstance(given[0], list | tuple) and all(map(_is_optimizer, given[0])):
-            schedulers = given[1] if isinstance(given[1], list | tuple) else [given[1]]
-            return list(given[0]), list(schedulers), None
+            schedulers = list(given[1]) if isinstance(given[1], list | tuple) else [given[1]]
+            return list(given[0]), schedulers, None
         if given and all(isinstance(each, Mapping) for each in given):
             for each in given:
                 _check_keys(each, kind)
@@ -98,7 +98,7 @@ def _check_keys(given: Mapping[str, Any], kind: str) -> None:
         )
     if unknown := given.keys() - {"optimizer", "lr_scheduler", "monitor"}:
         warnings.warn(
-            f"configure_optimizers() of {kind} returned a dict with {', '.join(map(repr, sorted(unknown)))}, which is not used.",
+            f"configure_optimizers() of {kind} returned a dict with {', '.join(map(repr, sorted(unknown)))}, without effect.",
             stacklevel=3,
         )
 
@@ -114,7 +114,9 @@ def _config(given: Any, monitor: str | None, automatic: bool, kind: str) -> Sche
         )
         values = {key: value for key, value in values.items() if key in known}
     if "scheduler" not in values:
-        raise ValueError(f"A scheduler of {kind} is a dict without 'scheduler'. Write {{'scheduler': …, 'interval': …}}.")
+        raise ValueError(
+            f"A scheduler of {kind} is a dict without 'scheduler'. Write {{'scheduler': …, 'interval': …}}."
+        )
     scheduler = values["scheduler"]
     if not all(callable(getattr(scheduler, name, None)) for name in ("step", "state_dict", "load_state_dict")):
         raise TypeError(

@@ -11,6 +11,7 @@ from torch import Tensor
 from hocket.data.nesting import map_tensors
 
 if TYPE_CHECKING:
+    from hocket.plugins.bus import Bus
     from hocket_migration.lightning.view import TrainerView
 
 
@@ -71,23 +72,28 @@ class StrategyView:
 
     # --- collectives
 
+    @property
+    def _bus(self) -> Bus:
+        assert self._trainer.run_state is not None
+        return self._trainer.run_state.bus
+
     def barrier(self, name: str | None = None) -> None:
         """Wait for all ranks."""
         if self.world_size > 1:
-            self._trainer.run_state.bus.all_gather_object(name)
+            self._bus.all_gather_object(name)
 
     def broadcast(self, obj: Any, src: int = 0) -> Any:
         """Return rank 0's object on all ranks."""
         if src:
             raise ValueError(f"trainer.strategy.broadcast(…, src={src}): objects are broadcast from rank 0. Omit src.")
-        return obj if self.world_size == 1 else self._trainer.run_state.bus.broadcast_object(obj)
+        return obj if self.world_size == 1 else self._bus.broadcast_object(obj)
 
     def reduce(self, value: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
         """Return tensors reduced over all ranks, by ``"mean"`` or ``"sum"``."""
         if self.world_size == 1:
             return value
         name = str(reduce_op or "mean").lower().rpartition(".")[2].replace("avg", "mean")
-        bus, world = self._trainer.run_state.bus, self.world_size
+        bus, world = self._bus, self.world_size
 
         def over(tensor: Tensor) -> Tensor:
             total = bus.all_reduce(tensor if name != "mean" else tensor.double(), "sum" if name == "mean" else name)
@@ -99,13 +105,13 @@ class StrategyView:
         """Return whether ``decision`` is true on all ranks, or on any."""
         if self.world_size == 1:
             return decision
-        return bool(self._trainer.run_state.bus.all_reduce(torch.tensor(int(decision)), "min" if all else "max").item())
+        return bool(self._bus.all_reduce(torch.tensor(int(decision)), "min" if all else "max").item())
 
     def all_gather(self, tensor: Tensor, group: Any = None, sync_grads: bool = False) -> Tensor:
         """Return a tensor of all ranks, stacked along a new dimension 0."""
         if self.world_size == 1:
             return tensor.unsqueeze(0) if not tensor.dim() else tensor[None]
-        gathered = [each.to(tensor.device) for each in self._trainer.run_state.bus.all_gather_object(tensor.detach().cpu())]
+        gathered = [each.to(tensor.device) for each in self._bus.all_gather_object(tensor.detach().cpu())]
         if sync_grads:
             gathered[self.global_rank] = tensor
         return torch.stack(gathered)
@@ -127,8 +133,8 @@ class StrategyView:
         """Compute gradients; ``LightningModule.manual_backward`` calls this."""
         if self._backward is None:
             raise RuntimeError(
-                "self.manual_backward(loss) is called outside of training_step, or by a module with automatic optimization. Set "
-                "self.automatic_optimization = False, and call it in training_step."
+                "self.manual_backward(loss) is called outside of training_step, or by a module with automatic optimization. "
+                "Set self.automatic_optimization = False, and call it in training_step."
             )
         self._backward(loss, *arguments, **keywords)
 

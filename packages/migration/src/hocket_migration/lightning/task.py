@@ -33,11 +33,11 @@ class LightningTask(hocket.Task):
     """An unmodified LightningModule, trained by a `hocket.Trainer`.
 
     The module's ``training_step``, ``validation_step``, ``predict_step``, ``configure_optimizers`` and hooks are called as
-    Lightning calls them, and what ``self.log`` gets is logged by hocket under the same names. `hocket_migration.lightning.Trainer`
-    makes such a task by itself.
+    Lightning calls them, and what ``self.log`` gets is logged by hocket under the same names.
+    `hocket_migration.lightning.Trainer` makes such a task by itself.
 
     Args:
-        module: of ``lightning.pytorch`` or ``pytorch_lightning``. Its ``setup("fit")`` and ``configure_model()`` are called here.
+        module: of ``lightning.pytorch`` or ``pytorch_lightning``. ``setup("fit")`` and ``configure_model()`` are called here.
         trainer: what the module gets as ``self.trainer``; None for one that belongs to this task.
 
     Raises:
@@ -205,7 +205,7 @@ class LightningTask(hocket.Task):
         name = f"{self.evaluates}_step"
         if not overrides(self.model, name, self._base):
             raise TypeError(
-                f"{type(self.model).__name__} has no {name}, so there is nothing to evaluate. Define it, or give no data for it."
+                f"{type(self.model).__name__} has no {name}, so there is nothing to evaluate. Define it, or omit the data."
             )
 
     def configure_optimizers(self) -> Any:
@@ -215,7 +215,7 @@ class LightningTask(hocket.Task):
             return None
         returned = trainer.hooks.module("configure_optimizers")
         kind = type(module).__name__
-        trainer.optimizers, trainer.lr_scheduler_configs = parse(returned, module.automatic_optimization, kind)
+        trainer.optimizers, trainer.lr_scheduler_configs = parse(returned, bool(module.automatic_optimization), kind)
         if module.automatic_optimization and not overrides(module, "lr_scheduler_step", self._base):
             for config in trainer.lr_scheduler_configs:
                 if not is_torch_scheduler(config.scheduler):
@@ -391,7 +391,6 @@ class LightningTask(hocket.Task):
 
     def batch_end(self, state: State) -> None:
         """Schedulers, then ``on_train_batch_end``."""
-        trainer = self.trainer
         if self._skipping or self._trained_before:
             return
         self._step_schedulers("step", plateau=False)
@@ -512,11 +511,11 @@ class LightningTask(hocket.Task):
                 continue
             value = None
             if config.reduce_on_plateau:
-                value = trainer.callback_metrics.get(config.monitor)
+                value = trainer.callback_metrics.get(config.monitor or "")
                 if value is None and config.strict:
                     raise ValueError(
                         f"The scheduler {type(config.scheduler).__name__} of {type(module).__name__} monitors "
-                        f"{config.monitor!r}, which was not logged. There is {', '.join(trainer.callback_metrics) or 'nothing'}. "
+                        f"{config.monitor!r}, which was not logged. Known: {', '.join(trainer.callback_metrics) or 'nothing'}. "
                         "Set 'monitor' to one of them, or 'strict': False to skip the step."
                     )
                 if value is None:
@@ -527,10 +526,11 @@ class LightningTask(hocket.Task):
 
     @property
     def _sets(self) -> list[str]:
-        return self.set_labels if self.set_labels else list(self.trainer.run_state.eval_sets)
+        run = self.trainer.run_state
+        return self.set_labels or ([] if run is None else list(run.eval_sets))
 
     #: The labels of the sets that are evaluated, if they are not the Trainer's.
-    set_labels: list[str] = []  # noqa: RUF012  # replaced, never changed
+    set_labels: list[str] = []  # replaced, never changed
 
     def eval_before_all(self, state: State) -> None:
         """``on_validation_start`` and ``on_validation_epoch_start``, or those of a test."""
@@ -552,7 +552,7 @@ class LightningTask(hocket.Task):
 
     def eval_start(self, state: State) -> None:
         """Begin a set."""
-        self._set, self._eval_batch = self._sets.index(state.eval_label), -1
+        self._set, self._eval_batch = self._sets.index(str(state.eval_label)), -1
         self._evaluation.loader = self._set if self._several else None
 
     def eval_batch_start(self, state: State) -> None:

@@ -13,8 +13,8 @@ from typing import Any
 import hocket
 from hocket.training import seeding
 from hocket_migration.lightning import arguments, callbacks, checkpoint, data
+from hocket_migration.lightning.framework import overrides, require
 from hocket_migration.lightning.preparing import prepare
-from hocket_migration.lightning.framework import overrides, package_of, require
 from hocket_migration.lightning.task import LightningTask
 from hocket_migration.lightning.view import TrainerView
 
@@ -66,8 +66,8 @@ class Trainer(TrainerView):
         for name in self._extra:
             if name in _DATA or name not in _HOCKETS:
                 raise TypeError(
-                    f"Trainer(hocket={{{name!r}: …}}) is not an argument of hocket.Trainer that can be given here. Model and data "
-                    f"are given to fit; the others are {', '.join(sorted(_HOCKETS - _DATA))}."
+                    f"Trainer(hocket={{{name!r}: …}}) is not an argument of hocket.Trainer that can be given here. Model and "
+                    f"data are given to fit; the others are {', '.join(sorted(_HOCKETS - _DATA))}."
                 )
         self._translated = arguments.translated(self._given)
         self._callbacks_given = self._given["callbacks"]
@@ -141,7 +141,9 @@ class Trainer(TrainerView):
         every.unless = lambda: task.skips
         labels = data.labelled(evaluated, "val_dataloader")
         limit = self.limit_val_batches
-        sets = {label: hocket.EvalSet(self._at_most(each, limit), every=every) for label, each in labels.items()} or None
+        sets = {
+            label: hocket.EvalSet(self._at_most(each, limit), every=every) for label, each in labels.items()
+        } or None
         task.set_labels = list(labels)
         try:
             self.hocket.fit(self._train_batches(), sets)
@@ -162,7 +164,9 @@ class Trainer(TrainerView):
         weights_only: bool | None = None,
     ) -> list[dict[str, float]]:
         """Return the values that ``validation_step`` logs, a dict for each loader."""
-        return self._evaluate("validation", "validate", model, dataloaders, ckpt_path, verbose, datamodule, weights_only)
+        return self._evaluate(
+            "validation", "validate", model, dataloaders, ckpt_path, verbose, datamodule, weights_only
+        )
 
     def test(
         self,
@@ -278,8 +282,8 @@ class Trainer(TrainerView):
         if datamodule is None and same:
             datamodule = self.datamodule
         self._begin(function, self.lightning_module if same else model, datamodule)
-        writer = self.checkpoint_callback
-        if model is None and ckpt_path is None and getattr(writer, "best_model_path", ""):
+        best = getattr(self.checkpoint_callback, "best_model_path", None)
+        if model is None and ckpt_path is None and best:
             ckpt_path = "best"  # as Lightning does, if no module is given
         saved = self._saved(ckpt_path, weights_only)
         if saved is not None:
@@ -330,7 +334,9 @@ class Trainer(TrainerView):
         if self.fast_dev_run:
             return [each for each in made if each not in writes]
         if wanted is not False and not writes and "checkpoints" not in self._extra:
-            self._default_checkpoint = getattr(self, "_default_checkpoint", None) or framework.callbacks.ModelCheckpoint()
+            self._default_checkpoint = (
+                getattr(self, "_default_checkpoint", None) or framework.callbacks.ModelCheckpoint()
+            )
             made.append(self._default_checkpoint)
         return callbacks.merged(made, None, framework)
 
@@ -348,8 +354,8 @@ class Trainer(TrainerView):
         for each in listed:
             if not isinstance(each, loggers.Logger):
                 raise TypeError(
-                    f"logger={type(each).__name__} is not a Logger of {self.framework.__name__}. Loggers of hocket are given as "
-                    "hocket={'loggers': […]}."
+                    f"logger={type(each).__name__} is not a Logger of {self.framework.__name__}. Loggers of hocket are given "
+                    "as hocket={'loggers': […]}."
                 )
         return listed
 
@@ -376,7 +382,10 @@ class Trainer(TrainerView):
         return (
             given is not None
             or overrides(module, "val_dataloader", framework.LightningModule)
-            or (self.datamodule is not None and overrides(self.datamodule, "val_dataloader", framework.LightningDataModule))
+            or (
+                self.datamodule is not None
+                and overrides(self.datamodule, "val_dataloader", framework.LightningDataModule)
+            )
         )
 
     def _fit_loaders(self, task: LightningTask, val_dataloaders: Any) -> list[Any]:

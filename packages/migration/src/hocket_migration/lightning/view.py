@@ -228,7 +228,9 @@ class TrainerView:
     @property
     def log_dir(self) -> str | None:
         """The folder of the first logger, or the root folder."""
-        folder = getattr(self.logger, "log_dir", None) or getattr(self.logger, "save_dir", None) or self.default_root_dir
+        folder = (
+            getattr(self.logger, "log_dir", None) or getattr(self.logger, "save_dir", None) or self.default_root_dir
+        )
         return self.strategy.broadcast(str(folder))
 
     @property
