@@ -52,6 +52,8 @@ class Task(LogsValues):
     #: ``"trainable"``: checkpoints omit frozen weights, as with `hocket.Checkpoints` and its ``only="trainable"``; for tasks
     #: that train a few weights of a pretrained model, such as adapters.
     checkpoints_only: Literal["trainable"] | None = None
+    #: Whether values that it logs come from a model with a log of its own, so that plug-ins may wait for any name.
+    logs_for_others: bool = False
 
     def forward(self, batch: Batch) -> Any:
         """Return the outputs for a batch."""

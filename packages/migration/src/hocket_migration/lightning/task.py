@@ -57,6 +57,7 @@ class LightningTask(hocket.Task):
     """
 
     loss_reduction = "mean"
+    logs_for_others = True
 
     def __init__(self, module: Any, *, trainer: TrainerView | None = None) -> None:
         framework = framework_of(module)
