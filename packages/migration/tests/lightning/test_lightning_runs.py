@@ -276,6 +276,35 @@ def test_callbacks_of_lightnings_own_loop_are_refused_by_name(callback: Any, mes
         Trainer(**m.arguments(callbacks=[callback()])).fit(BoringModel())
 
 
+@pytest.mark.parametrize("given", [{"accumulate_grad_batches": 2}, {"gradient_clip_val": 0.1}])
+def test_manual_optimization_refuses_what_it_does_by_hand(given: dict[str, Any]) -> None:
+    with pytest.raises(hocket.plugins.PluginError, match="GAN has manual optimization"):
+        Trainer(**m.arguments(**given)).fit(m.GAN())
+
+
+class WithoutOptimizer(m.LitAutoEncoder):
+    def configure_optimizers(self) -> None:
+        return None
+
+
+@pytest.mark.filterwarnings("ignore:configure_optimizers.. of WithoutOptimizer returned None")
+def test_a_module_without_an_optimizer_keeps_its_weights() -> None:
+    module, before = WithoutOptimizer(), WithoutOptimizer()
+    before.load_state_dict(module.state_dict())
+    trainer = Trainer(**m.arguments(max_epochs=1))
+    trainer.fit(module)
+    assert trainer.global_step == 6
+    assert all(torch.equal(a, b) for a, b in zip(module.parameters(), before.parameters(), strict=True))
+
+
+@pytest.mark.filterwarnings("ignore:Training is over")
+def test_a_second_fit_counts_on() -> None:
+    trainer, module = Trainer(**m.arguments(max_epochs=1)), m.LitAutoEncoder()
+    trainer.fit(module)
+    trainer.fit(module)
+    assert (trainer.global_step, trainer.current_epoch) == (6, 1)
+
+
 def test_what_is_not_a_lightning_module_is_refused() -> None:
     with pytest.raises(TypeError, match="not a LightningModule"):
         LightningTask(torch.nn.Linear(2, 2))

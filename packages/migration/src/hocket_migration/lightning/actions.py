@@ -11,6 +11,7 @@ from torch import Tensor
 
 from hocket import hookimpl
 from hocket.algorithm import Need
+from hocket.data.windows import Window
 from hocket.optim.optimizers import needs_closure
 from hocket.plugins.errors import PlanError
 from hocket.plugins.spec import Attachment
@@ -87,13 +88,23 @@ class Actions:
                     f"{type(self._module).__name__} has manual optimization, which needs full parameters on every rank, and "
                     f"strategy {type(strategy).__name__} shards them. Use strategy='ddp', or automatic optimization."
                 )
-            if state.microbatch is not None:
+            if state.microbatch is not None or self._trainer.accumulate_grad_batches != 1:
+                raise PlanError(self._divides())
+            if state.clipping is not None:
                 raise PlanError(
-                    f"{type(self._module).__name__} has manual optimization, which computes on the batch as a whole, so "
-                    "microbatch= and accumulate= cannot divide it. Omit them, or use automatic optimization."
+                    f"{type(self._module).__name__} has manual optimization, where gradients are clipped by hand. Call "
+                    "self.clip_gradients(optimizer, gradient_clip_val=…) before its step, and omit gradient_clip_val= or "
+                    "clip_gradients= of the Trainer."
                 )
             self._trainer.strategy._step = self._manual_step
             self._trainer.strategy._backward = self._manual_backward
+
+    def _divides(self) -> str:
+        return (
+            f"{type(self._module).__name__} has manual optimization, which computes on the batch as a whole, so microbatch=, "
+            "accumulate= and accumulate_grad_batches= cannot divide it. Omit them, and step in every second training_step, "
+            "say; or use automatic optimization."
+        )
 
     # --- automatic optimization
 
@@ -221,6 +232,8 @@ class Actions:
     def _manual_gradients(self, state: State) -> bool:
         """Call ``training_step``, which computes gradients and steps by itself."""
         bus, task = state.bus, self._task
+        if isinstance(state.batch, Window):
+            raise PlanError(self._divides())
         bus.before_train_batch(state)
         state.batch = bus.move_batch(state, state.batch)
         self._steps = state.step.taken = Counter()

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
@@ -135,6 +136,14 @@ def _config(given: Any, monitor: str | None, automatic: bool, kind: str) -> Sche
             "{'optimizer': …, 'lr_scheduler': {'scheduler': …, 'monitor': 'val_loss'}}."
         )
     return config
+
+
+class NoOptimizer(torch.optim.SGD):
+    """Stands for the optimizer of a module whose ``configure_optimizers`` returned None: its steps change nothing."""
+
+    def step(self, closure: Any = None) -> Any:
+        """Do nothing."""
+        return None if closure is None else closure()
 
 
 def is_torch_scheduler(scheduler: Any) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,7 @@ from hocket.training.requests import Decision
 from hocket_migration.lightning.actions import Actions, NoLoss
 from hocket_migration.lightning.framework import framework_of, overrides
 from hocket_migration.lightning.logged import Results
-from hocket_migration.lightning.optimizers import is_torch_scheduler, parse
+from hocket_migration.lightning.optimizers import NoOptimizer, is_torch_scheduler, parse
 from hocket_migration.lightning.view import TrainerView
 
 if TYPE_CHECKING:
@@ -224,8 +225,13 @@ class LightningTask(hocket.Task):
                         f"The scheduler {type(config.scheduler).__name__} of {kind} is not one of torch.optim.lr_scheduler. "
                         "Define lr_scheduler_step(self, scheduler, metric), which steps it."
                     )
+        if not trainer.optimizers:
+            warnings.warn(
+                f"configure_optimizers() of {kind} returned None, so its weights do not change.", stacklevel=2
+            )
+            trainer.optimizers = [NoOptimizer(module.parameters(), lr=0.0)]
         self._wrap()
-        return list(trainer.optimizers) or None
+        return list(trainer.optimizers)
 
     def _wrap(self) -> None:
         """Set what ``self.optimizers()`` returns."""

@@ -73,6 +73,7 @@ class Trainer(TrainerView):
         self._callbacks_given = self._given["callbacks"]
         self._set_attributes()
         self._task: LightningTask | None = None
+        self._fitted = False
         #: Where `estimated_stepping_batches` and `fit` get the training data from, once.
         self._train_source: Callable[[], Any] | None = None
         self._train_data: Any = None
@@ -134,6 +135,9 @@ class Trainer(TrainerView):
         if saved is not None:
             checkpoint.restore_callbacks(self, saved)
             checkpoint.restore_training(self, saved)
+        elif self._fitted:  # a Trainer counts on from one fit to the next, as Lightning's does
+            run.timestamp.epoch, run.timestamp.batch = self.current_epoch, self.batches_that_stepped
+            run.previous.become(run.timestamp)
         self._log_hyperparameters()
         task.begin_fit(run)
         evaluated = self._fit_loaders(task, val_dataloaders)
@@ -152,6 +156,7 @@ class Trainer(TrainerView):
             for logger in self.loggers:
                 logger.finalize("failed")
             raise
+        self._fitted = True
         self._end()
 
     def validate(
