@@ -52,6 +52,8 @@ class Task(LogsValues):
     #: ``"trainable"``: checkpoints omit frozen weights, as with `hocket.Checkpoints` and its ``only="trainable"``; for tasks
     #: that train a few weights of a pretrained model, such as adapters.
     checkpoints_only: Literal["trainable"] | None = None
+    #: Whether values that it logs come from a model with a log of its own, so that plug-ins may wait for any name.
+    logs_for_others: bool = False
 
     def forward(self, batch: Batch) -> Any:
         """Return the outputs for a batch."""
@@ -385,11 +387,19 @@ def task_of(
     """Return a Task as it is, or one made of a module and a loss. Raises TypeError for arguments that a Task does not take."""
     foreign = [name for name in _STEPS if hasattr(type(model), name)]
     if foreign and (loss is None or isinstance(model, Task)) and not _has_loss(model):
+        library = names.library(model) or _STEPS[foreign[0]]
+        runs = (
+            f"hocket_migration runs it as it is: model=hocket_migration.lightning.LightningTask({type(model).__name__}(…)); "
+            "pip install 'hocket-migration[lightning]'. Or write"
+            if _STEPS[foreign[0]] == "Lightning"
+            and hasattr(type(model), "training_step")
+            and not isinstance(model, Task)
+            else "Write"
+        )
         raise TypeError(
-            f"{type(model).__name__} has {foreign[0]}(), which belongs to another library "
-            f"({names.library(model) or _STEPS[foreign[0]]}) and is not called here. Write a hocket.Task with "
-            "forward(self, batch) and loss(self, outputs, batch) instead; a task of several steps has train_batch(self, "
-            "batch, step). Or give the inner torch.nn.Module and loss=."
+            f"{type(model).__name__} has {foreign[0]}(), which belongs to another library ({library}) and is not called here. "
+            f"{runs} a hocket.Task with forward(self, batch) and loss(self, outputs, batch) instead; a task of several steps "
+            "has train_batch(self, batch, step). Or give the inner torch.nn.Module and loss=."
         )
     if not isinstance(model, Task):
         for name, given in (("inputs", inputs), ("targets", targets), ("outputs", outputs)):

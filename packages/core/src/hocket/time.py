@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
     from hocket.timestamp import Timestamp
@@ -269,6 +269,9 @@ class Interval:
     """
 
     __slots__ = ("_amount", "_at_epoch_end", "_field", "every")
+
+    #: Whether an evaluation set with this interval is evaluated once more at the end of a fit; a subclass may set it to False.
+    at_end: ClassVar[bool] = True
 
     def __init__(self, every: str | Time | Interval | int | None) -> None:
         if isinstance(every, Interval):

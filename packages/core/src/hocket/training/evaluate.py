@@ -18,6 +18,7 @@ from hocket.data.training_iterator import ENDLESS, iterates_once
 from hocket.help.arguments import understood
 from hocket.losses import Loss
 from hocket.state import State
+from hocket.task import Task
 from hocket.time import Interval, time_of
 from hocket.training import scalars, seeding, weights
 from hocket.training.means import on_device
@@ -58,7 +59,8 @@ class EvalSet:
     ) -> None:
         self.data = data
         self.metrics = metrics
-        self.every = None if every is None else Interval(time_of(every, "every") if isinstance(every, str) else every)
+        # An Interval stays the object that it is, which may be of a subclass with a `due` of its own.
+        self.every = Interval(time_of(every, "every")) if isinstance(every, str) else every
 
 
 class PreparedSet:
@@ -246,7 +248,8 @@ def _evaluate_set(
     total, over = bus.all_reduce(sums, "sum").tolist()
     values = {**({f"{label}/loss": total / over} if over else {}), **metrics.compute()}
     values.update(logged.together([each for _, each in ranks]))
-    if not values and not state.task.has_eval_loss(step.outputs):
+    decides = type(state.task).has_eval_loss is not Task.has_eval_loss  # and may measure in events
+    if not values and not decides and not state.task.has_eval_loss(step.outputs):
         kind = type(state.task).__name__
         warnings.warn(
             f"The evaluation of '{label}' measures nothing: there are no metrics, and {kind}.has_eval_loss(outputs) is False, "

@@ -176,7 +176,8 @@ class FitLoop:
             self._epoch()
         self.stage = "end"
         at, now = self._evaluated_at, state.timestamp.batch
-        self._evaluate({label: s for label, s in state.eval_sets.items() if s.every and at.get(label) != now})
+        last = {label: s for label, s in state.eval_sets.items() if s.every and s.every.at_end and at.get(label) != now}
+        self._evaluate(last)
         agreement.share_aggregates(state)
         self._train_metrics()
         self._guard.fit_end(state)

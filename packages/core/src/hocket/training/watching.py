@@ -92,7 +92,7 @@ def check_name(state: State, who: str, name: str) -> None:
                 f"{who} monitors '{name}', which evaluation does not measure. Write '{label}/{near[0]}'; it measures "
                 f"{', '.join(f'{label}/{each}' for each in sorted(measured))}."
             )
-    if "/" not in name and (meant := _metrics_like(state, name)):
+    if "/" not in name and not state.task.logs_for_others and (meant := _metrics_like(state, name)):
         raise ValueError(
             f"{who} monitors '{name}', but metrics of evaluation sets are named 'label/name'. Write "
             f"{' or '.join(map(repr, meant))}; or log a value under another name with state.log."
@@ -101,6 +101,8 @@ def check_name(state: State, who: str, name: str) -> None:
 
 def may_log(state: State) -> bool:
     """Whether values of evaluation sets may be logged by code that is not hocket's: a Task, algorithm or callback."""
+    if state.task.logs_for_others:
+        return True
     plugins = [each.obj for each in state.bus.attachments if each.kind in ("algorithms", "callbacks")]
     return any(not type(each).__module__.startswith("hocket") for each in [state.task, *plugins])
 

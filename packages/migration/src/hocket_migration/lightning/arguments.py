@@ -1,0 +1,261 @@
+"""Lightning's Trainer arguments as those of `hocket.Trainer`. What hocket cannot do is refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from typing import Any
+
+from hocket.time import Interval
+from hocket.timestamp import Timestamp
+
+DEVICES = {"auto": "auto", "cpu": "cpu", "gpu": "auto", "cuda": "cuda", "mps": "mps", "tpu": "xla"}
+STRATEGIES: dict[str, Any] = {
+    "auto": "auto",
+    "single_device": "single",
+    "ddp": "ddp",
+    "ddp_spawn": "ddp",
+    "ddp_fork": "ddp",
+    "ddp_notebook": "ddp",
+    "ddp_find_unused_parameters_true": {"ddp": {"find_unused_parameters": True}},
+    "ddp_find_unused_parameters_false": "ddp",
+    "fsdp": "fsdp",
+}
+PRECISIONS = {
+    "32": "fp32", "32-true": "fp32", "16": "fp16", "16-mixed": "fp16", "bf16": "bf16", "bf16-mixed": "bf16",
+    "16-true": "fp16-true", "bf16-true": "bf16-true", "64": "fp64", "64-true": "fp64",
+}  # fmt: skip
+
+#: Arguments that are refused unless they have their default, and what to write.
+_REFUSED: dict[str, tuple[Any, str]] = {
+    "plugins": ((None, []), "Give the precision as precision=…, and other plug-ins of hocket in hocket={…}"),
+    "barebones": (
+        (False,),
+        "Switch off what it would: logger=False, enable_checkpointing=False, enable_progress_bar=False",
+    ),
+    "reload_dataloaders_every_n_epochs": (
+        (0,),
+        "Give a loader whose data set reads anew in each epoch, such as an IterableDataset",
+    ),
+    "model_registry": ((None,), "Upload the checkpoint by a logger of hocket, such as hocket={'loggers': ['wandb']}"),
+    "num_nodes": ((1,), "Start the script by torchrun --nnodes=…, whose processes hocket uses, and omit num_nodes="),
+}
+
+
+def translated(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of `hocket.Trainer` but those that depend on the data.
+
+    Raises:
+        TypeError, ValueError: an argument is invalid or has no counterpart; the message says what to write.
+    """
+    for name, (defaults, write) in _REFUSED.items():
+        if given[name] not in defaults:
+            raise TypeError(f"Trainer({name}={given[name]!r}) has no counterpart in hocket. {write}.")
+    found: dict[str, Any] = {
+        "device": _device(given["accelerator"]),
+        "devices": _devices(given["devices"], given["accelerator"]),
+        "strategy": _strategy(given["strategy"]),
+        "precision": _precision(given["precision"]),
+        "deterministic": _deterministic(given["deterministic"]),
+        "detect_anomaly": bool(given["detect_anomaly"]),
+        "log_every": f"{given['log_every_n_steps'] or 50}ba",
+        "profile": _profile(given["profiler"]),
+        "duration": duration(given),
+        "min_duration": _min_duration(given),
+    }
+    if given["accumulate_grad_batches"] != 1:
+        if not isinstance(given["accumulate_grad_batches"], int):
+            raise TypeError(
+                f"Trainer(accumulate_grad_batches={given['accumulate_grad_batches']!r}) has to be an int of 1 or more."
+            )
+        found["accumulate"] = f"{given['accumulate_grad_batches']}ba"
+    if given["gradient_clip_val"] is not None:
+        kind = getattr(given["gradient_clip_algorithm"], "value", given["gradient_clip_algorithm"]) or "norm"
+        if kind not in ("norm", "value"):
+            raise ValueError(f"Trainer(gradient_clip_algorithm={kind!r}) is neither 'norm' nor 'value'.")
+        if given["gradient_clip_val"]:
+            found["clip_gradients"] = (kind, float(given["gradient_clip_val"]))
+    if given["fast_dev_run"]:
+        found["fast_dev_run"] = int(given["fast_dev_run"])
+    if given["overfit_batches"]:
+        if not isinstance(given["overfit_batches"], int):
+            raise ValueError(
+                f"Trainer(overfit_batches={given['overfit_batches']}) is a share of the batches. Give their number, such as "
+                "overfit_batches=10."
+            )
+        found["overfit"] = given["overfit_batches"]
+    for name in ("train", "predict"):
+        limit = given[f"limit_{name}_batches"]
+        if limit is not None and not (isinstance(limit, float) and limit == 1.0):
+            found[f"limit_{name}"] = limit
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _device(given: Any) -> str:
+    if not isinstance(given, str) or given not in DEVICES:
+        raise ValueError(f"Trainer(accelerator={given!r}) is not known. Write one of {', '.join(map(repr, DEVICES))}.")
+    return DEVICES[given]
+
+
+def _devices(given: Any, accelerator: str) -> int | None:
+    if given in ("auto", None):
+        return None
+    if isinstance(given, str) and given.lstrip("-").isdigit():
+        given = int(given)
+    if isinstance(given, list | tuple) and list(given) == list(range(len(given))):
+        given = len(given)
+    if not isinstance(given, int) or isinstance(given, bool):
+        raise ValueError(
+            f"Trainer(devices={given!r}) chooses among devices. Give their number, and choose by the environment: "
+            "CUDA_VISIBLE_DEVICES=1,3 python train.py."
+        )
+    if given == -1:
+        import torch
+
+        given = torch.cuda.device_count() if accelerator in ("auto", "gpu", "cuda") else 1
+    return None if given <= 1 else given
+
+
+def _strategy(given: Any) -> Any:
+    if isinstance(given, str) and given in STRATEGIES:
+        return STRATEGIES[given]
+    name = given if isinstance(given, str) else type(given).__name__
+    raise ValueError(
+        f"Trainer(strategy={name!r}) is not translated. Translated are {', '.join(map(repr, STRATEGIES))}. Give another one "
+        "and its options by hocket: hocket={'strategy': {'fsdp': {…}}}."
+    )
+
+
+def _precision(given: Any) -> str:
+    name = "32" if given is None else str(given)
+    if name not in PRECISIONS:
+        raise ValueError(
+            f"Trainer(precision={given!r}) is not translated. Translated are {', '.join(map(repr, PRECISIONS))}; hocket has "
+            "more: hocket={'precision': 'fp8'}."
+        )
+    return PRECISIONS[name]
+
+
+def _deterministic(given: Any) -> bool:
+    if given == "warn":
+        raise ValueError("Trainer(deterministic='warn') has no counterpart. Write True, or omit it.")
+    return bool(given)
+
+
+def _profile(given: Any) -> Any:
+    if given is None:
+        return None
+    if isinstance(given, str):
+        return True
+    raise TypeError(
+        f"Trainer(profiler={type(given).__name__}(…)) is not used by hocket. Write profiler='simple', or hocket={{'profile': "
+        "'5ba after 10ba'}."
+    )
+
+
+def duration(given: Mapping[str, Any]) -> Any:
+    """Return the length of training: the first of epochs, steps and time to be over. None for no limit."""
+    epochs, steps, seconds = given["max_epochs"], given["max_steps"], given["max_time"]
+    if epochs is None and steps in (-1, None) and seconds is None:
+        epochs = 1000
+    found = []
+    if epochs is not None and epochs != -1:
+        found.append(f"{epochs}ep")
+    if steps not in (-1, None):
+        found.append(f"{steps}ba")
+    if seconds is not None:
+        found.append(f"{_seconds(seconds):g}s")
+    if not found:
+        return f"{2**31}ep"
+    return found[0] if len(found) == 1 else found
+
+
+def _seconds(given: Any) -> float:
+    if isinstance(given, Mapping):
+        given = timedelta(**given)
+    if isinstance(given, str):
+        parts = given.split(":")
+        if len(parts) != 4:
+            raise ValueError(f"Trainer(max_time={given!r}) is not in the form 'DD:HH:MM:SS'.")
+        days, hours, minutes, seconds = map(int, parts)
+        given = timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds)
+    return given.total_seconds()
+
+
+def _min_duration(given: Mapping[str, Any]) -> str | None:
+    epochs, steps = given["min_epochs"], given["min_steps"]
+    if epochs and steps:
+        raise ValueError(
+            f"Trainer(min_epochs={epochs}, min_steps={steps}): give one of them, such as min_epochs={epochs}."
+        )
+    return f"{epochs}ep" if epochs else f"{steps}ba" if steps else None
+
+
+class Check(Interval):
+    """When Lightning validates: after every so many batches, counted in each epoch or across epochs, or at an epoch's end.
+
+    Args:
+        every: an interval in epochs or seconds; None to count batches.
+        batches: a number of the loader's batches.
+        window: batches of the loader in a batch of hocket's.
+        across: whether to count across epochs.
+    """
+
+    __slots__ = ("_across", "_batches", "_window", "unless")
+    at_end = False
+
+    def __init__(self, every: str | None, batches: int = 0, window: int = 1, across: bool = False) -> None:
+        super().__init__(every or "1ba")
+        self._batches, self._window, self._across = batches, window, across
+        #: Says whether validation is omitted.
+        self.unless: Callable[[], bool] = bool
+
+    def due(
+        self,
+        previous: Timestamp,
+        now: Timestamp,
+        elapsed_before: float | None = None,
+        elapsed_now: float | None = None,
+    ) -> bool:
+        """Whether validation is due after a batch, or after an epoch."""
+        if self.unless():
+            return False
+        if not self._batches:
+            return super().due(previous, now, elapsed_before, elapsed_now)
+        if now.batch == previous.batch:  # the end of an epoch
+            return False
+        done = (now.batch if self._across else now.batch_in_epoch) * self._window
+        return done // self._batches != (done - self._window) // self._batches
+
+
+def eval_every(given: Mapping[str, Any], batches: int | None) -> Check:
+    """Return the interval of validation, from ``val_check_interval`` and ``check_val_every_n_epoch``.
+
+    Args:
+        batches: batches of the data in an epoch, if known.
+    """
+    interval, epochs = given["val_check_interval"], given["check_val_every_n_epoch"]
+    if interval is None or (isinstance(interval, float) and interval == 1.0):
+        if epochs is None:
+            raise ValueError("Trainer(check_val_every_n_epoch=None) needs val_check_interval=, a number of batches.")
+        return Check(f"{epochs}ep")
+    if not isinstance(interval, int | float):
+        return Check(f"{_seconds(interval):g}s")
+    if isinstance(interval, float):
+        if batches is None:
+            raise ValueError(
+                f"Trainer(val_check_interval={interval}) is a share of an epoch, whose length is unknown. Give a number of "
+                "batches."
+            )
+        interval = max(1, int(batches * interval))
+    if epochs is not None and epochs > 1:
+        raise ValueError(
+            f"Trainer(val_check_interval={given['val_check_interval']}, check_val_every_n_epoch={epochs}) validates within "
+            "some epochs only. Give one of them."
+        )
+    if epochs is not None and batches is not None and interval > batches:
+        raise ValueError(
+            f"Trainer(val_check_interval={interval}) is more than the {batches} batches of an epoch. For an interval across "
+            "epochs write check_val_every_n_epoch=None."
+        )
+    return Check(None, interval, given["accumulate_grad_batches"], epochs is None)

@@ -1,0 +1,67 @@
+"""Lightning's callbacks under hocket: most run; those that rebuild the loop are refused, with what to write instead."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from types import ModuleType
+from typing import Any
+
+from hocket_migration.lightning.framework import package_of
+
+#: Callbacks that reach into Lightning's loops, and hocket's counterpart.
+REFUSED = {
+    "StochasticWeightAveraging": "hocket={'algorithms': ['swa']}",
+    "WeightAveraging": "hocket={'algorithms': ['ema']}",
+    "EMAWeightAveraging": "hocket={'algorithms': ['ema']}",
+    "GradientAccumulationScheduler": "accumulate_grad_batches=4 in the Trainer, the same in all epochs",
+    "BatchSizeFinder": "hocket={'microbatch': 'auto'}, which finds the largest microbatch that fits",
+    "LearningRateFinder": "hocket sweep, with a range of learning rates",
+    "ModelPruning": "torch.nn.utils.prune in a callback of your own",
+    "LambdaPruning": "torch.nn.utils.prune in a callback of your own",
+    "SpikeDetection": "hocket={'nonfinite': 'skip'}, or a callback of your own",
+    "ThroughputMonitor": "hocket={'callbacks': ['speed-monitor']}",
+    "DeviceStatsMonitor": "hocket={'callbacks': ['memory-monitor', 'system-monitor']}",
+    "OnExceptionCheckpoint": "hocket={'checkpoints': hocket.Checkpoints('runs/a')}, which a run resumes from",
+    "BackboneLambdaFinetuningCallback": "BackboneFinetuning",
+    "MixedPrecisionPlugin": "precision='16-mixed'",
+    "XLAStatsMonitor": "hocket={'callbacks': ['speed-monitor']}",
+    "GPUStatsMonitor": "hocket={'callbacks': ['memory-monitor', 'system-monitor']}",
+}
+#: Callbacks that hocket's progress logger stands for.
+PROGRESS = ("ProgressBar", "TQDMProgressBar", "RichProgressBar")
+
+
+def checked(given: Any, framework: ModuleType) -> list[Any]:
+    """Return the callbacks to run. Raises TypeError for one that is refused, or is none of this framework's."""
+    if given is None:
+        return []
+    listed = list(given) if isinstance(given, Iterable) else [given]
+    for callback in listed:
+        if not isinstance(callback, framework.Callback):
+            what = callback.__name__ if isinstance(callback, type) else type(callback).__name__
+            if isinstance(callback, type):
+                raise TypeError(f"callbacks=[{what}] is a class. Give an instance: {what}(…).")
+            raise TypeError(
+                f"callbacks=[{what}(…)] is not a Callback of {framework.__name__}. Callbacks of hocket are given as "
+                "hocket={'callbacks': […]}."
+            )
+        for base in type(callback).__mro__:
+            if base.__name__ in REFUSED and package_of(base) is not None:
+                raise TypeError(
+                    f"{type(callback).__name__} reaches into Lightning's own loop and does not run under hocket. Write "
+                    f"{REFUSED[base.__name__]}."
+                )
+    return [each for each in listed if not _is_progress(each)]
+
+
+def _is_progress(callback: Any) -> bool:
+    return any(base.__name__ in PROGRESS and package_of(base) is not None for base in type(callback).__mro__)
+
+
+def merged(callbacks: list[Any], of_module: Any, framework: ModuleType) -> list[Any]:
+    """Return the callbacks with those of ``configure_callbacks``, which replace others of their type. Checkpoints come last."""
+    own = checked(of_module, framework)
+    kinds = {type(each) for each in own}
+    every = [each for each in callbacks if type(each) not in kinds] + own
+    last = framework.callbacks.Checkpoint
+    return [each for each in every if not isinstance(each, last)] + [each for each in every if isinstance(each, last)]

@@ -1,0 +1,188 @@
+"""``.ckpt`` files in Lightning's format: written for ``load_from_checkpoint`` and callbacks, read to continue a run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from hocket.checkpoints import CheckpointError
+
+if TYPE_CHECKING:
+    from hocket_migration.lightning.view import TrainerView
+
+
+def save(trainer: TrainerView, path: Any, weights_only: bool) -> None:
+    """Write a ``.ckpt`` file. All ranks call it; rank 0 writes. Raises CheckpointError under strategies that shard weights."""
+    saved = content(trainer, weights_only)
+    if trainer.is_global_zero:
+        target = Path(os.fspath(path))
+        target.parent.mkdir(parents=True, exist_ok=True)
+        written = target.with_name(f".{target.name}.part")
+        torch.save(saved, written)
+        written.replace(target)
+    trainer.strategy.barrier("save_checkpoint")
+
+
+def content(trainer: TrainerView, weights_only: bool) -> dict[str, Any]:
+    """Return what a ``.ckpt`` file holds."""
+    import hocket
+
+    module, run = trainer.lightning_module, trainer.run_state
+    if run is not None and hocket.Need.FULL_PARAMETERS not in run.strategy.offers:
+        raise CheckpointError(
+            f"A .ckpt file holds the full state, and strategy {type(run.strategy).__name__} shards it. Write checkpoints of "
+            "hocket, which any number of ranks resumes from: hocket={'checkpoints': 'runs/a'}, with enable_checkpointing=False."
+        )
+    saved: dict[str, Any] = {
+        "epoch": trainer.current_epoch,
+        "global_step": trainer.global_step,
+        "pytorch-lightning_version": trainer.framework.__version__,
+        "state_dict": module.state_dict(),
+        "loops": {"fit_loop": _loops(trainer)},
+    }
+    if not weights_only:
+        saved["callbacks"] = {each.state_key: state for each in trainer.callbacks if (state := each.state_dict())}
+        saved["optimizer_states"] = [each.state_dict() for each in trainer.optimizers]
+        saved["lr_schedulers"] = [each.scheduler.state_dict() for each in trainer.lr_scheduler_configs]
+    for obj in (module, trainer.datamodule):
+        if obj is not None and obj.hparams:
+            if hasattr(obj, "_hparams_name"):
+                saved[obj.CHECKPOINT_HYPER_PARAMS_NAME] = obj._hparams_name
+            saved[obj.CHECKPOINT_HYPER_PARAMS_KEY] = dict(obj.hparams)
+    if trainer.datamodule is not None and (state := trainer.datamodule.state_dict()):
+        saved[type(trainer.datamodule).__qualname__] = state
+    if not weights_only:
+        trainer.hooks.callbacks("on_save_checkpoint", saved)
+    trainer.hooks.module("on_save_checkpoint", saved)
+    return saved
+
+
+def _counter(total: int, current: int, completed: int | None = None) -> dict[str, Any]:
+    def tracker(count: int, done: int) -> dict[str, int]:
+        return {"ready": count, "completed": done, "started": count, "processed": count}
+
+    done = current if completed is None else completed
+    return {"total": tracker(total, total - (current - done)), "current": tracker(current, done)}
+
+
+def _loops(trainer: TrainerView) -> dict[str, Any]:
+    batch, epoch = trainer.batch_idx + 1, trainer.current_epoch
+    steps, total = trainer.global_step, trainer.total_batch_idx + 1
+    nothing = _counter(0, 0)
+    optimizer = {"total": {"ready": steps, "completed": steps}, "current": {"ready": batch, "completed": batch}}
+    zeroed = {name: {**each, "started": each["ready"]} for name, each in optimizer.items()}
+    return {
+        "state_dict": {},
+        "epoch_progress": _counter(epoch + 1, epoch + 1, epoch),
+        "epoch_loop.state_dict": {"_batches_that_stepped": trainer.batches_that_stepped},
+        "epoch_loop.batch_progress": {**_counter(total, batch), "is_last_batch": trainer.is_last_batch},
+        "epoch_loop.scheduler_progress": {"total": optimizer["total"], "current": optimizer["current"]},
+        "epoch_loop.automatic_optimization.state_dict": {},
+        "epoch_loop.automatic_optimization.optim_progress": {"optimizer": {"step": optimizer, "zero_grad": zeroed}},
+        "epoch_loop.manual_optimization.state_dict": {},
+        "epoch_loop.manual_optimization.optim_step_progress": optimizer,
+        "epoch_loop.val_loop.state_dict": {},
+        "epoch_loop.val_loop.batch_progress": {**nothing, "is_last_batch": False},
+    }
+
+
+def read(path: Any, weights_only: bool | None) -> dict[str, Any]:
+    """Return what a ``.ckpt`` file holds, on the CPU.
+
+    Args:
+        weights_only: None or True for tensors and plain data only; False to unpickle any object.
+
+    Raises:
+        CheckpointError: there is no such file, it was not written by Lightning, or it holds other objects.
+    """
+    file = Path(os.fspath(path))
+    if not file.is_file():
+        raise CheckpointError(f"There is no checkpoint file {str(path)!r}. Give ckpt_path= the path of a .ckpt file.")
+    try:
+        saved = torch.load(file, map_location="cpu", weights_only=weights_only is not False)
+    except Exception as error:
+        raise CheckpointError(
+            f"{str(path)!r} cannot be read: {str(error).splitlines()[0]} If it holds objects, such as hyperparameters, and you "
+            "trust its source, write fit(…, weights_only=False)."
+        ) from error
+    if not isinstance(saved, Mapping) or "state_dict" not in saved:
+        raise CheckpointError(f"{str(path)!r} is not a checkpoint of Lightning: it has no state_dict.")
+    return dict(saved)
+
+
+def restore_weights(trainer: TrainerView, saved: Mapping[str, Any]) -> None:
+    """Load the weights, after ``on_load_checkpoint``, into the module."""
+    module = trainer.lightning_module
+    trainer.hooks.module("on_load_checkpoint", saved)
+    module.load_state_dict(saved["state_dict"], strict=module.strict_loading)
+    datamodule = trainer.datamodule
+    if datamodule is not None and (name := type(datamodule).__qualname__) in saved:
+        datamodule.load_state_dict(saved[name])
+
+
+def restore_callbacks(trainer: TrainerView, saved: Mapping[str, Any]) -> None:
+    """Load the callbacks' state."""
+    trainer.hooks.callbacks("on_load_checkpoint", saved)
+    states = saved.get("callbacks", {})
+    for callback in trainer.callbacks:
+        state = states.get(callback.state_key, states.get(type(callback)))
+        if state is not None:
+            callback.load_state_dict(state)
+
+
+def restore_training(trainer: TrainerView, saved: Mapping[str, Any]) -> None:
+    """Load optimizers and schedulers, and set the counters of hocket's run.
+
+    Raises CheckpointError for a checkpoint of weights only, or of other optimizers.
+    """
+    run = trainer.run_state
+    assert run is not None
+    if "optimizer_states" not in saved:
+        raise CheckpointError(
+            "The checkpoint holds weights only, so training cannot be continued. Load them by load_from_checkpoint, and fit "
+            "without ckpt_path=."
+        )
+    for what, objects, states in (
+        ("optimizers", trainer.optimizers, saved["optimizer_states"]),
+        ("schedulers", [each.scheduler for each in trainer.lr_scheduler_configs], saved["lr_schedulers"]),
+    ):
+        if len(objects) != len(states):
+            raise CheckpointError(
+                f"The checkpoint has {len(states)} {what}, and configure_optimizers() of "
+                f"{type(trainer.lightning_module).__name__} returned {len(objects)}. Return as many."
+            )
+        for each, state in zip(objects, states, strict=True):
+            each.load_state_dict(state)
+    loop = saved.get("loops", {}).get("fit_loop")
+    trainer.global_step = saved["global_step"]
+    epoch, batch, total = saved["epoch"], 0, saved["global_step"]
+    trainer.batches_that_stepped = saved["global_step"]
+    if loop is not None:
+        epochs, batches = loop["epoch_progress"]["current"], loop["epoch_loop.batch_progress"]
+        epoch, batch, total = epochs["completed"], batches["current"]["processed"], batches["total"]["processed"]
+        trainer.batches_that_stepped = loop["epoch_loop.state_dict"].get("_batches_that_stepped", total)
+        ended = batches.get("is_last_batch") or epochs["processed"] > epochs["completed"]
+        if epochs["ready"] > epochs["completed"] and ended:
+            epoch, batch = epoch + 1, 0
+            trainer.batches_that_stepped = max(
+                trainer.batches_that_stepped, saved["global_step"] if _single(trainer) else 0
+            )
+        elif epochs["ready"] == epochs["completed"]:
+            batch = 0
+    else:
+        epoch += 1
+    window = trainer.accumulate_grad_batches
+    trainer.current_epoch, trainer.total_batch_idx = epoch, total - 1 - batch
+    trainer.batches_to_skip = batch // window
+    done = -(-total // window) - trainer.batches_to_skip
+    run.timestamp.epoch, run.timestamp.batch = epoch, done
+    run.previous.become(run.timestamp)
+    run.progress.load_state_dict(dict.fromkeys(run.progress.state_dict(), done))
+
+
+def _single(trainer: TrainerView) -> bool:
+    return bool(trainer.lightning_module.automatic_optimization)

@@ -1,0 +1,54 @@
+"""Which Lightning a module belongs to: ``lightning.pytorch`` and ``pytorch_lightning`` have classes of their own."""
+
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+from typing import Any
+
+_PACKAGES = ("lightning.pytorch", "pytorch_lightning")
+
+
+def require(package: str = "") -> ModuleType:
+    """Return a package of Lightning, by default the one that is installed. Raises ModuleNotFoundError with what to install."""
+    error: ImportError | None = None
+    for name in (package,) if package else _PACKAGES:
+        try:
+            return importlib.import_module(name)
+        except ModuleNotFoundError as raised:
+            error = error or raised
+    raise ModuleNotFoundError(
+        "hocket_migration.lightning needs Lightning, which is not installed. Install it: pip install "
+        "'hocket-migration[lightning]'.",
+        name="lightning",
+    ) from error
+
+
+def package_of(kind: type) -> str | None:
+    """Return the package of Lightning that a class derives from, or None."""
+    for base in kind.__mro__:
+        for package in _PACKAGES:
+            if base.__module__ == package or base.__module__.startswith(f"{package}."):
+                return package
+    return None
+
+
+def framework_of(obj: Any, base: str = "LightningModule") -> ModuleType:
+    """Return the package of Lightning whose class ``base`` an object is an instance of. Raises TypeError for others."""
+    package = package_of(type(obj))
+    if package is not None:
+        framework = importlib.import_module(package)
+        if isinstance(obj, getattr(framework, base)):
+            return framework
+    require()
+    what = obj.__name__ if isinstance(obj, type) else type(obj).__name__
+    raise TypeError(
+        f"{what} is {'a class' if isinstance(obj, type) else f'not a {base}'}. Give an instance of a {base} of Lightning"
+        + (", with parentheses." if isinstance(obj, type) else "; other models are trained by hocket.Trainer itself.")
+    )
+
+
+def overrides(obj: Any, name: str, base: type) -> bool:
+    """Whether an object has a method of its own in place of the one of a base class."""
+    method = getattr(obj, name, None)
+    return callable(method) and getattr(method, "__func__", method) is not getattr(base, name, None)

@@ -1,0 +1,188 @@
+"""The values that a LightningModule logs by ``self.log``: reduced as its arguments say, over batches and ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_REDUCTIONS = ("mean", "sum", "min", "max")
+
+
+def reduction(given: Any, name: str) -> str:
+    """Return the name of a reduction. Raises ValueError for another one than mean, sum, min or max."""
+    found = given if isinstance(given, str) else getattr(given, "__name__", "")
+    found = {"avg": "mean"}.get(found.lower(), found.lower())
+    if found not in _REDUCTIONS:
+        raise ValueError(
+            f"self.log({name!r}, reduce_fx={given!r}): values are reduced by 'mean', 'sum', 'min' or 'max'. For another "
+            "reduction log a torchmetrics.Metric."
+        )
+    return found
+
+
+@dataclass
+class Value:
+    """One logged name: how it is reduced, and what was logged so far."""
+
+    name: str
+    on_step: bool
+    on_epoch: bool
+    reduce: str
+    progress_bar: bool
+    logger: bool
+    #: The number of its evaluation loader, where there are several; its name then ends with it.
+    loader: int | None
+    #: A torchmetrics.Metric, which accumulates itself.
+    metric: Any = None
+    latest: Any = None
+    total: Tensor | None = None
+    weight: float = 0.0
+    #: Whether it was logged in the current batch.
+    fresh: bool = False
+
+    def update(self, value: Any, weight: float) -> None:
+        """Add a value."""
+        self.fresh = True
+        if self.metric is not None:
+            return
+        value = value.detach()
+        self.latest = value
+        if not self.on_epoch:
+            return
+        exact = value if value.device.type == "mps" else value.double()
+        if self.reduce == "mean":
+            exact, self.weight = exact * weight, self.weight + weight
+        if self.total is None:
+            self.total = exact.clone()
+        elif self.reduce in ("min", "max"):
+            self.total = getattr(torch, f"{self.reduce}imum")(self.total, exact)
+        else:
+            self.total = self.total + exact
+
+    def of_step(self) -> Any:
+        """Return the value of the current batch."""
+        return self.metric._forward_cache if self.metric is not None else self.latest
+
+    def of_epoch(self, reduce: Callable[[Tensor, str], Tensor] | None) -> Any:
+        """Return the value over all batches so far; over all ranks, if ``reduce`` is given."""
+        if self.metric is not None:
+            return self.metric.compute()
+        if self.total is None:
+            return None
+        total, weight = self.total, torch.tensor(self.weight, dtype=self.total.dtype, device=self.total.device)
+        if reduce is not None:
+            over = "sum" if self.reduce == "mean" else self.reduce
+            total, weight = reduce(torch.stack([total, weight]), over).unbind()
+        return (total / weight if self.reduce == "mean" else total).to(self.latest.dtype)
+
+    def named(self, step: bool) -> str:
+        """Return its name as loggers get it."""
+        suffix = ("_step" if step else "_epoch") if self.on_step and self.on_epoch else ""
+        return f"{self.name}{suffix}" + ("" if self.loader is None else f"/dataloader_idx_{self.loader}")
+
+    @property
+    def plain(self) -> str:
+        """Its name without ``_step`` and ``_epoch``."""
+        return self.name + ("" if self.loader is None else f"/dataloader_idx_{self.loader}")
+
+    def reset(self) -> None:
+        """Begin another epoch."""
+        if self.metric is not None:
+            self.metric.reset()
+        self.total, self.weight, self.fresh = None, 0.0, False
+
+
+class Results:
+    """What is logged in an epoch of training, or in an evaluation. ``LightningModule.log`` calls :meth:`log`.
+
+    Args:
+        reduce: reduces a tensor over ranks, by ``"sum"``, ``"min"`` or ``"max"``; None for one rank.
+        training: whether they are those of training.
+    """
+
+    def __init__(self, reduce: Callable[[Tensor, str], Tensor] | None = None, training: bool = True) -> None:
+        self._reduce = reduce
+        #: Whether values of a step are for callbacks too, which those of an evaluation are not.
+        self.training = training
+        self.values: dict[str, Value] = {}
+        #: Returns the number of samples in the current batch, by which a mean is weighted.
+        self.samples: Callable[[], int] = lambda: 1
+        #: Whether the current batch is padding, which does not count.
+        self.padding = False
+        #: The number of the evaluation loader, or None if there is one.
+        self.loader: int | None = None
+        #: Finds a metric of the module by the name of its attribute.
+        self.metric_of: Callable[[str], Any] = lambda name: None
+
+    def log(self, hook: str, name: str, value: Any, **how: Any) -> None:
+        """Log a value in a hook of the module. The arguments are those of ``LightningModule.log``, completed by it."""
+        loader = self.loader if how["add_dataloader_idx"] else None
+        key = f"{hook}.{name}" + ("" if loader is None else f".{loader}")
+        attribute = how["metric_attribute"]
+        entry = self.values.get(key)
+        made = Value(
+            name,
+            how["on_step"],
+            how["on_epoch"],
+            reduction(how["reduce_fx"], name),
+            how["prog_bar"],
+            how["logger"],
+            loader,
+            value if not isinstance(value, Tensor) else None,
+        )
+        if entry is None:
+            entry = self.values[key] = made
+        elif (entry.on_step, entry.on_epoch, entry.reduce) != (made.on_step, made.on_epoch, made.reduce):
+            raise ValueError(
+                f"self.log({name!r}, …) is called twice in {hook} with different arguments: on_step, on_epoch and reduce_fx of "
+                "a name stay the same. Choose another name for one of them."
+            )
+        if attribute is not None and entry.metric is None and not isinstance(value, Tensor):
+            entry.metric = self.metric_of(attribute)
+        if self.padding:
+            return
+        weight = 1.0
+        if entry.on_epoch and entry.metric is None and entry.reduce == "mean":
+            weight = float(how["batch_size"] if how["batch_size"] is not None else self.samples())
+        entry.update(value, weight)
+
+    def of_step(self) -> dict[str, dict[str, Any]]:
+        """Return the values of the current batch, and begin the next: ``{"log": …, "callback": …, "bar": …}``."""
+        found: dict[str, dict[str, Any]] = {"log": {}, "callback": {}, "bar": {}}
+        for each in self.values.values():
+            if each.fresh and each.on_step:
+                self._sort(each, each.of_step(), True, found)
+        return found
+
+    def next_batch(self) -> None:
+        """Begin the next batch."""
+        for each in self.values.values():
+            each.fresh = False
+
+    def of_epoch(self, *, final: bool = True) -> dict[str, dict[str, Any]]:
+        """Return the values over the epoch so far, in the same form. All ranks call it together, if it is ``final``."""
+        found: dict[str, dict[str, Any]] = {"log": {}, "callback": {}, "bar": {}}
+        for each in self.values.values():
+            if each.on_epoch:
+                self._sort(each, each.of_epoch(self._reduce if final else None), False, found)
+        return found
+
+    def _sort(self, each: Value, value: Any, step: bool, found: Mapping[str, dict[str, Any]]) -> None:
+        if value is None:
+            return
+        if each.logger:
+            found["log"][each.named(step)] = value
+        if self.training or not step:
+            found["callback"][each.plain] = found["callback"][each.named(step)] = value
+        if each.progress_bar:
+            found["bar"][each.named(step)] = value
+
+    def reset(self) -> None:
+        """Begin another epoch."""
+        for each in self.values.values():
+            each.reset()
+        self.values = {}

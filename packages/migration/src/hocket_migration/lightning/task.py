@@ -1,0 +1,716 @@
+"""A LightningModule as a `hocket.Task`: hocket's events call its hooks in Lightning's order."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+import hocket
+from hocket.data import batches
+from hocket.data.batches import Counts
+from hocket.data.windows import Window
+from hocket.training import seeding
+from hocket.training.requests import Decision
+from hocket_migration.lightning.actions import Actions, NoLoss
+from hocket_migration.lightning.framework import framework_of, overrides
+from hocket_migration.lightning.logged import Results
+from hocket_migration.lightning.optimizers import NoOptimizer, is_torch_scheduler, parse
+from hocket_migration.lightning.view import TrainerView
+
+if TYPE_CHECKING:
+    from hocket.state import State
+
+#: Keys of a Lightning checkpoint that hocket's checkpoints have elsewhere.
+_STANDARD = ("epoch", "global_step", "pytorch-lightning_version", "state_dict")
+_TRANSFER = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
+
+
+class LightningTask(hocket.Task):
+    """An unmodified LightningModule, trained by a `hocket.Trainer`.
+
+    The module's ``training_step``, ``validation_step``, ``predict_step``, ``configure_optimizers`` and hooks are called as
+    Lightning calls them, and what ``self.log`` gets is logged by hocket under the same names.
+    `hocket_migration.lightning.Trainer` makes such a task by itself.
+
+    Args:
+        module: of ``lightning.pytorch`` or ``pytorch_lightning``. ``setup("fit")`` and ``configure_model()`` are called here.
+        trainer: what the module gets as ``self.trainer``; None for one that belongs to this task.
+
+    Raises:
+        TypeError: it is not a LightningModule, or its ``training_step`` takes ``dataloader_iter``.
+        ModuleNotFoundError: Lightning is not installed.
+
+    Example:
+        >>> import hocket, torch
+        >>> from hocket_migration.lightning import LightningTask  # doctest: +SKIP
+        >>> from lightning.pytorch.demos.boring_classes import BoringModel  # doctest: +SKIP
+        >>> module = BoringModel()  # doctest: +SKIP
+        >>> trainer = hocket.Trainer(  # doctest: +SKIP
+        ...     model=LightningTask(module), train_data=module.train_dataloader(), duration="1ep", device="cpu"
+        ... )
+        >>> trainer.fit().timestamp.batch  # doctest: +SKIP
+        64
+    """
+
+    loss_reduction = "mean"
+    logs_for_others = True
+
+    def __init__(self, module: Any, *, trainer: TrainerView | None = None) -> None:
+        framework = framework_of(module)
+        super().__init__()
+        self._base = framework.LightningModule
+        own = trainer is None
+        self.trainer = trainer = TrainerView(module) if trainer is None else trainer
+        if own:
+            trainer.enter("FITTING", None)
+            trainer.hooks.module("setup", stage="fit")
+            if overrides(module, "configure_model", self._base):
+                trainer.hooks.module("configure_model")
+        self.model = module
+        for name in ("training_step", "validation_step", "test_step"):
+            if "dataloader_iter" in inspect.signature(getattr(module, name)).parameters:
+                raise TypeError(
+                    f"{name}(dataloader_iter) of {type(module).__name__} fetches batches by itself, which hocket's loop does. "
+                    f"Write {name}(self, batch, batch_idx)."
+                )
+        self._actions = Actions(self)
+        self._takes_index = {
+            name: len(inspect.signature(getattr(module, name)).parameters) > 1
+            for name in ("training_step", "validation_step", "test_step", "predict_step")
+        }
+        self._results = Results()
+        #: What the latest step of the module returned, for its ``…_batch_end``, and the batch.
+        self._output: Any = None
+        self._batch: Any = None
+        #: Whether a batch was begun and not ended; whether the rest of the epoch is skipped; whether one is in progress.
+        self._begun = self._skipping = self._in_epoch = False
+        #: Whether schedulers of this epoch have stepped, where its last batch is known in advance.
+        self._epoch_stepped = False
+        #: Whether `training_step` was called for the current window's batches one by one.
+        self._window = False
+        self._first_microbatch = True
+        self._fit_begun = self._sanity_begun = self._repeats = False
+        #: Whether the module's optimizers are made; and the form of its batches, None for that of the data.
+        self.optimizes = True
+        self.unpack: Callable[[Any], Any] | None = None
+        #: The evaluation in progress: "validation" or "test", its set's number, and its batch's.
+        self.evaluates = "validation"
+        self._set = -1
+        self._eval_batch = 0
+        self._padding = self._trained_before = False
+        #: Whether the latest batch is in the trainer's counters, which it is from its end on.
+        self._counted = False
+        #: What the latest evaluation logged, by set.
+        self.evaluated: list[dict[str, float]] = []
+        #: The random numbers after an evaluation within a fit, until training continues.
+        self._drawn: Any = None
+        #: Names that hocket logs itself.
+        self._taken: set[str] = set()
+
+    # --- what hocket calls for a batch
+
+    def forward(self, batch: Any) -> Any:
+        """Call ``training_step``, and return what it returned. Outside of a fit, call the module."""
+        if not self.trainer.training:
+            return self.model(batch)
+        if self._window:
+            self._end_batch()
+            self._begin_batch(batch)
+            if self._skipping:
+                raise ValueError(
+                    f"on_train_batch_start of {type(self.model).__name__} returned -1 within a window of accumulate=, whose "
+                    "batches are trained on together. Return -1 without accumulation only."
+                )
+        return self.training_step(batch)
+
+    def training_step(self, batch: Any) -> Any:
+        """Call the module's ``training_step`` for the current batch."""
+        run = self.trainer.run_state
+        self._results.padding = self._repeats or (run is not None and not run.rank_samples)
+        arguments = (batch, self.trainer.batch_idx) if self._takes_index["training_step"] else (batch,)
+        self._output = self.trainer.hooks.module("training_step", *arguments)
+        return self._output
+
+    @contextmanager
+    def repeating(self) -> Iterator[None]:
+        """Log nothing inside, where an optimizer asks for the gradients of a batch again."""
+        self._repeats = True
+        try:
+            yield
+        finally:
+            self._repeats = False
+
+    def loss_of_output(self) -> Tensor | None:
+        """Return the loss in what ``training_step`` returned, or None."""
+        output = self._output
+        if isinstance(output, Mapping):
+            output = output.get("loss")
+        return output if isinstance(output, Tensor) else None
+
+    def loss(self, outputs: Any, batch: Any) -> Tensor:
+        """Return the loss that ``training_step`` returned. Raises TypeError for anything else than a tensor, a dict or None."""
+        if outputs is None:
+            if self._window:
+                raise ValueError(
+                    f"training_step of {type(self.model).__name__} returned None within a window of accumulate=, whose batches "
+                    "are trained on together. Return a loss, such as one multiplied by 0."
+                )
+            raise NoLoss
+        loss = self.loss_of_output()
+        if loss is None:
+            raise TypeError(
+                f"training_step of {type(self.model).__name__} returned {type(outputs).__name__}. In automatic optimization it "
+                "returns the loss, a dict with the loss at 'loss', or None to skip the batch."
+            )
+        return loss
+
+    def count(self, batch: Any) -> int | Counts:
+        """Return the number of samples, and 1 where it is not certain, as Lightning weights each batch alike."""
+        try:
+            return batches.count(batch)
+        except (ValueError, TypeError):
+            return 1
+
+    def eval_forward(self, batch: Any) -> Any:
+        """Call the module's ``validation_step``, ``test_step`` or ``predict_step``."""
+        trainer = self.trainer
+        name = "predict_step" if trainer.predicting else f"{self.evaluates}_step"
+        if self._padding and not self._shards:  # it counts nothing, and no other rank waits for this one
+            self._output = None
+            return None
+        self._output = trainer.hooks.module(name, *self._arguments(name, batch))
+        return self._output
+
+    def _arguments(self, name: str, batch: Any) -> tuple[Any, ...]:
+        return (batch, *self._place) if self._takes_index[name] or self._several else (batch,)
+
+    @property
+    def _several(self) -> bool:
+        return len(self._sets) > 1
+
+    @property
+    def skips(self) -> bool:
+        """Whether the module has skipped the rest of the epoch, after which Lightning does not validate."""
+        return self._skipping
+
+    def has_eval_loss(self, outputs: Any) -> bool:
+        """Evaluation reports what the module logs."""
+        return False
+
+    def check_evaluation(self) -> None:
+        """Raise TypeError if the module has no step to evaluate with."""
+        name = f"{self.evaluates}_step"
+        if not overrides(self.model, name, self._base):
+            raise TypeError(
+                f"{type(self.model).__name__} has no {name}, so there is nothing to evaluate. Define it, or omit the data."
+            )
+
+    def configure_optimizers(self) -> Any:
+        """Return the module's optimizers; its schedulers are stepped as Lightning steps them."""
+        trainer, module = self.trainer, self.model
+        if not self.optimizes:
+            return None
+        returned = trainer.hooks.module("configure_optimizers")
+        kind = type(module).__name__
+        trainer.optimizers, trainer.lr_scheduler_configs = parse(returned, bool(module.automatic_optimization), kind)
+        if module.automatic_optimization and not overrides(module, "lr_scheduler_step", self._base):
+            for config in trainer.lr_scheduler_configs:
+                if not is_torch_scheduler(config.scheduler):
+                    raise TypeError(
+                        f"The scheduler {type(config.scheduler).__name__} of {kind} is not one of torch.optim.lr_scheduler. "
+                        "Define lr_scheduler_step(self, scheduler, metric), which steps it."
+                    )
+        if not trainer.optimizers:
+            warnings.warn(
+                f"configure_optimizers() of {kind} returned None, so its weights do not change.", stacklevel=2
+            )
+            trainer.optimizers = [NoOptimizer(module.parameters(), lr=0.0)]
+        self._wrap()
+        return list(trainer.optimizers)
+
+    def _wrap(self) -> None:
+        """Set what ``self.optimizers()`` returns."""
+        trainer = self.trainer
+        optimizer_class = trainer.framework.core.optimizer.LightningOptimizer
+        trainer.strategy._lightning_optimizers = wrapped = [optimizer_class(each) for each in trainer.optimizers]
+        for each in wrapped:
+            each._strategy = trainer.strategy
+
+    # --- the run
+
+    def init(self, state: State) -> None:
+        """Connect the module's trainer with the run."""
+        self.trainer.run_state = state
+        self.trainer._accelerator_connector.is_distributed = state.strategy.world_size > 1
+        self._shards = hocket.Need.FULL_PARAMETERS not in state.strategy.offers
+        self._actions.attach(state)
+
+    def before_load(self, state: State) -> None:
+        """Note optimizers that the Trainer was given in place of the module's."""
+        trainer = self.trainer
+        if list(map(id, state.optimizers)) != list(map(id, trainer.optimizers)):
+            trainer.optimizers, trainer.lr_scheduler_configs = list(state.optimizers), []
+            self._wrap()
+        world = state.strategy.world_size
+        self._results = self._new_results(world, training=True)
+
+    def _new_results(self, world: int, *, training: bool = False) -> Results:
+        assert self.trainer.run_state is not None
+        results = Results(self.trainer.run_state.bus.all_reduce if world > 1 else None, training)
+        results.samples = self._samples
+        results.metric_of = self._metric
+        return results
+
+    def _samples(self) -> int:
+        counted = 1 if self._batch is None else self.count(self._batch)
+        return counted[0] if isinstance(counted, tuple) else counted
+
+    def _metric(self, name: str) -> Any:
+        found = self.model
+        for part in name.split("."):
+            found = getattr(found, part)
+        return found
+
+    def before_fit(self, state: State) -> None:
+        """``on_fit_start``."""
+        trainer = self.trainer
+        self._actions.begin(state)
+        trainer.current_epoch = state.timestamp.epoch
+        if not isinstance(trainer.num_training_batches, int):
+            trainer.num_training_batches = float("inf") if state.epoch_length is None else state.epoch_length
+        if not trainer.num_val_batches:
+            trainer.num_val_batches = [_length(each.data) for each in state.eval_sets.values()]
+        self.begin_fit(state)
+        self._fit_begun = False
+        trainer.enter("FITTING", "SANITY_CHECKING")
+
+    def begin_fit(self, state: State) -> None:
+        """Call ``on_fit_start``, once for each fit; the drop-in Trainer does so before it asks for loaders."""
+        if not self._fit_begun:
+            self._fit_begun = True
+            self.trainer.enter("FITTING", None)
+            self.trainer._should_stop = False
+            self.trainer.hooks.both("on_fit_start")
+
+    def begin_sanity_check(self) -> None:
+        """Call ``on_sanity_check_start``, once."""
+        if not self._sanity_begun:
+            self._sanity_begun = True
+            self.trainer.enter("FITTING", "SANITY_CHECKING")
+            self.trainer.hooks.callbacks("on_sanity_check_start")
+
+    def fit_start(self, state: State) -> None:
+        """``on_train_start``."""
+        trainer = self.trainer
+        trainer.enter("FITTING", "TRAINING")
+        trainer._results = self._results
+        trainer.hooks.both("on_train_start")
+
+    def epoch_start(self, state: State) -> None:
+        """``on_train_epoch_start``."""
+        trainer = self.trainer
+        trainer.current_epoch, trainer.batch_idx = state.timestamp.epoch, -1
+        self._skipping, self._in_epoch, self._epoch_stepped = False, True, False
+        trainer.hooks.both("on_train_epoch_start")
+
+    def after_dataloader(self, state: State) -> None:
+        """The hooks of the transfer to the device."""
+        if not self._skipping and not self.trainer.batches_to_skip:
+            batch = state.batch if self.unpack is None else self.unpack(state.batch)
+            self._batch = state.batch = self._transferred(batch, 0)
+
+    def _transferred(self, batch: Any, loader: int) -> Any:
+        trainer, state = self.trainer, self.trainer.run_state
+        assert state is not None
+        for name in _TRANSFER:
+            owner = trainer.datamodule
+            if owner is None or not overrides(owner, name, trainer.framework.LightningDataModule):
+                owner = self.model
+            with trainer.hooks.named(name):
+                method = getattr(owner, name)
+                batch = method(batch, state.device, loader) if name == _TRANSFER[1] else method(batch, loader)
+        return batch
+
+    def batch_start(self, state: State) -> None:
+        """``on_train_batch_start``; if it returns -1, the rest of the epoch is skipped."""
+        self._window = isinstance(state.batch, Window)
+        self._first_microbatch = True
+        self._counted = False
+        trainer = self.trainer
+        self._trained_before = trainer.batches_to_skip > 0
+        if self._trained_before:
+            batches = len(state.batch.batches) if self._window else 1
+            trainer.batches_to_skip -= 1
+            trainer.batch_idx += batches
+            trainer.total_batch_idx += batches
+            state.request(Decision.SKIP_BATCH, reason="trained on before the checkpoint")
+            return
+        if self._window:
+            return
+        if not self._skipping:
+            self._begin_batch(state.batch)
+            if self._skipping:
+                self._begun = False
+                self._end_of_epoch_schedulers(state)
+        if self._skipping:
+            state.request(Decision.SKIP_BATCH, reason="on_train_batch_start returned -1")
+
+    def _begin_batch(self, batch: Any) -> None:
+        trainer = self.trainer
+        trainer.batch_idx += 1
+        trainer.total_batch_idx += 1
+        trainer.is_last_batch = trainer.batch_idx + 1 == trainer.num_training_batches
+        self._results.next_batch()
+        self._batch, self._output, self._begun = batch, None, True
+        self._results.padding = False
+        self._skipping = trainer.hooks.both("on_train_batch_start", batch, trainer.batch_idx) == -1
+
+    def after_loss(self, state: State) -> None:
+        """``on_before_zero_grad`` and ``optimizer_zero_grad``, before the first gradients of a step."""
+        if self.model.automatic_optimization and self._first_microbatch:
+            self._first_microbatch = False
+            self.zero_gradients()
+
+    def zero_gradients(self) -> None:
+        """Call the hooks of zeroing gradients."""
+        trainer = self.trainer
+        trainer.hooks.both("on_before_zero_grad", trainer.optimizers[0])
+        trainer.hooks.module("optimizer_zero_grad", trainer.current_epoch, trainer.batch_idx, trainer.optimizers[0])
+
+    def before_backward(self, state: State) -> None:
+        """``on_before_backward``."""
+        self.trainer.hooks.both("on_before_backward", state.loss)
+
+    def after_backward(self, state: State) -> None:
+        """``on_after_backward``."""
+        self.trainer.hooks.both("on_after_backward")
+
+    def after_train_batch(self, state: State) -> None:
+        """``on_before_optimizer_step``; in manual optimization the step calls it."""
+        self._first_microbatch = True  # of gradients that an optimizer asks for again
+        if self.model.automatic_optimization:
+            self.trainer.hooks.both("on_before_optimizer_step", self.trainer.optimizers[0])
+
+    def batch_end(self, state: State) -> None:
+        """Schedulers, then ``on_train_batch_end``."""
+        if self._skipping or self._trained_before:
+            return
+        self._step_schedulers("step", plateau=False)
+        if state.timestamp.batch_in_epoch == state.epoch_length:
+            self._end_of_epoch_schedulers(state)
+        self._end_batch()
+        self._write_step(state)
+
+    def _end_batch(self) -> None:
+        if not self._begun:
+            return
+        self._begun = False
+        output, automatic = self._output, self.model.automatic_optimization
+        if isinstance(output, Mapping):
+            outputs = {name: _detached(value) for name, value in output.items()}
+        elif output is None:
+            outputs = {}
+        else:
+            outputs = {"loss": _detached(output)}
+        if automatic and "loss" in outputs and self.trainer.accumulate_grad_batches > 1:
+            outputs["loss"] = outputs["loss"] / self.trainer.accumulate_grad_batches
+        self.trainer.hooks.both("on_train_batch_end", outputs, self._batch, self.trainer.batch_idx)
+
+    def _write_step(self, state: State) -> None:
+        values = self._results.of_step()
+        self.trainer.note(values)
+        self._log(state, values["log"])
+        if self.trainer._logger_connector.should_update_logs:
+            self.trainer.write(values["log"])
+
+    def _log(self, state: State, values: Mapping[str, Any]) -> None:
+        """Log values by hocket, but those whose names it uses for the same itself."""
+        for name, value in values.items():
+            if name in self._taken or (isinstance(value, Tensor) and value.numel() != 1):
+                continue
+            try:
+                state.log({name: value})
+            except ValueError:  # reserved, such as train/loss
+                self._taken.add(name)
+
+    def batch_checkpoint(self, state: State) -> None:
+        """The schedulers that depend on a value, in the interval of steps."""
+        self._continue_random_numbers()
+        if self._skipping or self._trained_before:
+            return
+        self._step_schedulers("step", plateau=True)
+        self.trainer.batches_that_stepped += 1
+        self._counted = True
+
+    def epoch_end(self, state: State) -> None:
+        """Schedulers in the interval of epochs, if the epoch's length was unknown."""
+        self._end_of_epoch_schedulers(state)
+
+    def _end_of_epoch_schedulers(self, state: State) -> None:
+        if not self._epoch_stepped:
+            self._epoch_stepped = True
+            self._step_schedulers("epoch", plateau=False)
+
+    def _continue_random_numbers(self) -> None:
+        """Continue with the random numbers after an evaluation, as Lightning does; hocket has restored those before it."""
+        if self._drawn is not None:
+            seeding.restore(self._drawn)
+            self._drawn = None
+
+    def epoch_checkpoint(self, state: State) -> None:
+        """``on_train_epoch_end``, which Lightning calls after validation."""
+        self._continue_random_numbers()
+        self._close_epoch(state)
+        self.trainer.current_epoch = state.timestamp.epoch
+        self._skipping = False
+
+    def _close_epoch(self, state: State) -> None:
+        if not self._in_epoch:
+            return
+        trainer, hooks = self.trainer, self.trainer.hooks
+        self._in_epoch = False
+        self._results.next_batch()
+        trainer.note(self._results.of_epoch(final=False))
+        hooks.callbacks("on_train_epoch_end", monitoring=False)
+        hooks.module("on_train_epoch_end")
+        values = self._results.of_epoch()
+        trainer.note(values)
+        hooks.callbacks("on_train_epoch_end", monitoring=True)
+        self._step_schedulers("epoch", plateau=True)
+        self._log(state, values["log"])
+        trainer.batches_that_stepped -= 1
+        trainer.write(values["log"])
+        trainer.batches_that_stepped += 1
+        self._results.reset()
+
+    def fit_end(self, state: State) -> None:
+        """``on_train_end``."""
+        if state.timestamp.batch_in_epoch:  # a fit that ends within an epoch
+            self._close_epoch(state)
+            self._in_epoch = True
+            self.trainer.current_epoch += 1
+        self.trainer.hooks.both("on_train_end")
+
+    def after_fit(self, state: State) -> None:
+        """``on_fit_end``."""
+        self.trainer._results = None
+        self.trainer.hooks.both("on_fit_end")
+        self.trainer.state.stage = None
+
+    def exception(self, state: State) -> None:
+        """``on_exception`` of callbacks."""
+        self.trainer.hooks.callbacks("on_exception", state.exception)
+
+    # --- schedulers
+
+    def _step_schedulers(self, interval: str, *, plateau: bool) -> None:
+        trainer, module = self.trainer, self.model
+        if not module.automatic_optimization:
+            return
+        done = (trainer.batch_idx if interval == "step" else trainer.current_epoch) + 1
+        for config in trainer.lr_scheduler_configs:
+            if config.interval != interval or config.reduce_on_plateau != plateau or done % config.frequency:
+                continue
+            value = None
+            if config.reduce_on_plateau:
+                value = trainer.callback_metrics.get(config.monitor or "")
+                if value is None and config.strict:
+                    raise ValueError(
+                        f"The scheduler {type(config.scheduler).__name__} of {type(module).__name__} monitors "
+                        f"{config.monitor!r}, which was not logged. Known: {', '.join(trainer.callback_metrics) or 'nothing'}. "
+                        "Set 'monitor' to one of them, or 'strict': False to skip the step."
+                    )
+                if value is None:
+                    continue
+            trainer.hooks.module("lr_scheduler_step", config.scheduler, value)
+
+    # --- evaluation
+
+    @property
+    def _sets(self) -> list[str]:
+        run = self.trainer.run_state
+        return self.set_labels or ([] if run is None else list(run.eval_sets))
+
+    #: The labels of the sets that are evaluated, if they are not the Trainer's.
+    set_labels: list[str] = []  # replaced, never changed
+
+    def eval_before_all(self, state: State) -> None:
+        """``on_validation_start`` and ``on_validation_epoch_start``, or those of a test."""
+        trainer, hooks, kind = self.trainer, self.trainer.hooks, self.evaluates
+        self._before = trainer.state.fn, trainer.state.stage, trainer._results
+        sanity = trainer.sanity_checking
+        if not sanity:
+            trainer.state.stage = trainer._states.RunningStage["TESTING" if kind == "test" else "VALIDATING"]
+        trainer._results = results = self._new_results(state.strategy.world_size)
+        self._evaluation, self._set, self._sanity = results, -1, sanity
+        if sanity:
+            self.begin_sanity_check()
+            self._sanity_begun = False
+        elif trainer.state.fn == trainer._states.TrainerFn.FITTING:
+            hooks.module("on_validation_model_zero_grad")
+        hooks.module(f"on_{kind}_model_eval")
+        hooks.both(f"on_{kind}_start")
+        hooks.both(f"on_{kind}_epoch_start")
+
+    def eval_start(self, state: State) -> None:
+        """Begin a set."""
+        self._set, self._eval_batch = self._sets.index(str(state.eval_label)), -1
+        self._evaluation.loader = self._set if self._several else None
+
+    def eval_batch_start(self, state: State) -> None:
+        """The hooks of the transfer, and ``on_validation_batch_start``."""
+        self._eval_batch += 1
+        self._padding = self._evaluation.padding = state.aggregates.samples == 0
+        self._batch = state.batch = self._transferred(state.batch, self._set)
+        self._evaluation.next_batch()
+        if not self._padding:
+            self._eval_hook("start")
+
+    def _eval_hook(self, point: str, *outputs: Any) -> None:
+        self.trainer.hooks.both(f"on_{self.evaluates}_batch_{point}", *outputs, self._batch, *self._place)
+
+    @property
+    def _place(self) -> tuple[int, ...]:
+        """The number of the batch, and where there are several sets, of its set."""
+        return (self._eval_batch, self._set) if self._several else (self._eval_batch,)
+
+    def eval_batch_end(self, state: State) -> None:
+        """``on_validation_batch_end``."""
+        if not self._padding:
+            self._eval_hook("end", self._output)
+            values = self._evaluation.of_step()
+            self.trainer.note(values)
+            if values["log"] and not self._sanity:
+                self.trainer.write(values["log"], self.trainer.batches_that_stepped + self._eval_batch)
+        self._padding = False
+
+    def eval_end(self, state: State) -> None:
+        """Give hocket the values of this set."""
+        for name, value in self._by_set(self._evaluation.of_epoch()["log"])[self._set].items():
+            state.log({name: value}, reduce="mean", weight=1.0)
+
+    def eval_after_all(self, state: State) -> None:
+        """``on_validation_epoch_end`` and ``on_validation_end``."""
+        trainer, hooks, kind, results = self.trainer, self.trainer.hooks, self.evaluates, self._evaluation
+        sanity = self._sanity
+        results.loader, self._batch = None, None
+        results.next_batch()
+        trainer.note(results.of_epoch(final=False))
+        hooks.both(f"on_{kind}_epoch_end")
+        values = results.of_epoch()
+        trainer.note(values)
+        self.evaluated = self._by_set(values["log"])
+        if not sanity:
+            self._log(state, values["log"])
+            trainer.write(values["log"], trainer.batches_that_stepped - self._counted)
+        hooks.both(f"on_{kind}_end")
+        hooks.module(f"on_{kind}_model_train")
+        if sanity:
+            trainer._callback_metrics.clear()
+            hooks.callbacks("on_sanity_check_end")
+        else:
+            trainer.validated = True
+        results.reset()
+        trainer.state.fn, trainer.state.stage, trainer._results = self._before
+        if trainer.evaluation_draws and self._results is trainer._results and not sanity:
+            self._drawn = seeding.capture()
+
+    def _by_set(self, values: Mapping[str, Any]) -> list[dict[str, float]]:
+        """Return the values of each set, as Lightning's ``validate`` and ``test`` return them."""
+        found: list[dict[str, float]] = [{} for _ in self._sets]
+        for name, value in values.items():
+            number = value.item() if isinstance(value, Tensor) else value
+            _, mark, loader = name.rpartition("/dataloader_idx_")
+            for index, each in enumerate(found):
+                if not mark or int(loader) == index:
+                    each[name] = number
+        return found
+
+    # --- prediction
+
+    def predict_start(self, state: State) -> None:
+        """``on_predict_start`` and ``on_predict_epoch_start``."""
+        trainer = self.trainer
+        trainer.enter("PREDICTING", "PREDICTING")
+        self._eval_batch, self._padding = -1, False
+        self._set = max(self._set, 0)
+        trainer.hooks.module("on_predict_model_eval")
+        trainer.hooks.both("on_predict_start")
+        trainer.hooks.both("on_predict_epoch_start")
+
+    def predict_batch_start(self, state: State) -> None:
+        """The hooks of the transfer, and ``on_predict_batch_start``."""
+        self._eval_batch += 1
+        self._batch = state.batch = self._transferred(state.batch, self._set)
+        self.trainer.hooks.both("on_predict_batch_start", self._batch, *self._place)
+
+    def predict_batch_end(self, state: State) -> None:
+        """``on_predict_batch_end``."""
+        self.trainer.hooks.both("on_predict_batch_end", self._output, self._batch, *self._place)
+
+    def predict_end(self, state: State) -> None:
+        """``on_predict_epoch_end`` and ``on_predict_end``."""
+        trainer = self.trainer
+        trainer.hooks.both("on_predict_epoch_end")
+        trainer.hooks.both("on_predict_end")
+        trainer.state.stage = None
+
+    # --- checkpoints of hocket
+
+    def extra_state(self) -> dict[str, Any]:
+        """Return counters, and the state of schedulers, callbacks, and what ``on_save_checkpoint`` adds."""
+        trainer = self.trainer
+        added: dict[str, Any] = {"epoch": trainer.current_epoch, "global_step": trainer.global_step, "state_dict": {}}
+        callbacks = {each.state_key: state for each in trainer.callbacks if (state := each.state_dict())}
+        trainer.hooks.callbacks("on_save_checkpoint", added)
+        trainer.hooks.module("on_save_checkpoint", added)
+        return {
+            "counters": {name: getattr(trainer, name) for name in _COUNTERS},
+            "in_epoch": self._in_epoch,
+            "schedulers": [config.scheduler.state_dict() for config in trainer.lr_scheduler_configs],
+            "callbacks": callbacks,
+            "added": {name: value for name, value in added.items() if name not in _STANDARD},
+            "gradients": self._waiting_gradients(),
+        }
+
+    def _waiting_gradients(self) -> list[Any] | None:
+        """Return the gradients between two batches of manual optimization, which may add to them."""
+        if self.model.automatic_optimization or self.trainer.run_state is None:
+            return None
+        found = [each.grad for each in self.parameters()]
+        return found if any(each is not None for each in found) else None
+
+    def load_extra_state(self, state: Any) -> None:
+        """Restore what `extra_state` returned."""
+        trainer = self.trainer
+        for name, value in state["counters"].items():
+            setattr(trainer, name, value)
+        self._in_epoch = state["in_epoch"]
+        for config, saved in zip(trainer.lr_scheduler_configs, state["schedulers"], strict=True):
+            config.scheduler.load_state_dict(saved)
+        trainer.hooks.module("on_load_checkpoint", dict(state["added"]))
+        for callback in trainer.callbacks:
+            if callback.state_key in state["callbacks"]:
+                callback.load_state_dict(state["callbacks"][callback.state_key])
+        if state["gradients"] is not None:
+            for parameter, gradient in zip(self.parameters(), state["gradients"], strict=True):
+                parameter.grad = None if gradient is None else gradient.to(parameter.device)
+
+
+_COUNTERS = ("current_epoch", "global_step", "batches_that_stepped", "batch_idx", "total_batch_idx")
+
+
+def _detached(value: Any) -> Any:
+    return value.detach() if isinstance(value, Tensor) else value
+
+
+def _length(data: Any) -> int | float:
+    try:
+        return len(data)
+    except TypeError:
+        return float("inf")

@@ -1,0 +1,554 @@
+"""Lightning's Trainer, run by hocket: the same arguments and methods."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import os
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import hocket
+from hocket.training import seeding
+from hocket_migration.lightning import arguments, callbacks, checkpoint, data
+from hocket_migration.lightning.framework import overrides, require
+from hocket_migration.lightning.preparing import prepare
+from hocket_migration.lightning.task import LightningTask
+from hocket_migration.lightning.view import TrainerView
+
+
+class Trainer(TrainerView):
+    """Train an unmodified LightningModule with hocket: change ``from lightning import Trainer`` to this class.
+
+    It takes the arguments of Lightning's Trainer by their names, and refuses by name those that hocket has no counterpart
+    for. `hocket` is the `hocket.Trainer` of the latest call, to go on from there.
+
+    Args:
+        hocket: arguments of `hocket.Trainer`, which win over translated ones, such as ``{"algorithms": ["ema"],
+            "checkpoints": "runs/a"}``.
+        accelerator, strategy, devices, precision: those that hocket has; another strategy or precision of hocket's is given in
+            ``hocket``.
+        logger: Lightning's loggers, which get the same rows; None and True for Lightning's default, False for none.
+        callbacks: Lightning's callbacks. Those that reach into Lightning's loop are refused, with what to write instead.
+
+    The other arguments are Lightning's: ``docs/from-lightning.md`` lists them all.
+
+    Raises:
+        TypeError, ValueError: an argument is unknown, invalid or has no counterpart; the message says what to write.
+        ModuleNotFoundError: Lightning is not installed.
+
+    Example:
+        >>> from hocket_migration.lightning import Trainer  # doctest: +SKIP
+        >>> from lightning.pytorch.demos.boring_classes import BoringModel  # doctest: +SKIP
+        >>> trainer = Trainer(max_epochs=1, logger=False, hocket={"algorithms": ["ema"]})  # doctest: +SKIP
+        >>> trainer.fit(BoringModel())  # doctest: +SKIP
+        >>> trainer.global_step, trainer.hocket.state.timestamp.epoch  # doctest: +SKIP
+        (64, 1)
+    """
+
+    evaluation_draws = True
+
+    def __init__(self, *, hocket: Mapping[str, Any] | None = None, **given: Any) -> None:
+        framework = require()
+        known = {
+            name: parameter.default
+            for name, parameter in inspect.signature(framework.Trainer.__init__).parameters.items()
+            if name not in ("self", "suggest_integrations") and parameter.kind is parameter.KEYWORD_ONLY
+        }
+        for name in given:
+            if name not in known:
+                raise TypeError(_unknown(name, known))
+        self._given = known | given
+        super().__init__()
+        self._extra = dict(hocket or {})
+        for name in self._extra:
+            if name in _DATA or name not in _HOCKETS:
+                raise TypeError(
+                    f"Trainer(hocket={{{name!r}: …}}) is not an argument of hocket.Trainer that can be given here. Model and "
+                    f"data are given to fit; the others are {', '.join(sorted(_HOCKETS - _DATA))}."
+                )
+        self._translated = arguments.translated(self._given)
+        self._callbacks_given = self._given["callbacks"]
+        self._set_attributes()
+        self._task: LightningTask | None = None
+        self._fitted = False
+        #: Where `estimated_stepping_batches` and `fit` get the training data from, once.
+        self._train_source: Callable[[], Any] | None = None
+        self._train_data: Any = None
+        self.predict_loop = _PredictLoop()
+        if self._given["benchmark"] is not None:
+            import torch
+
+            torch.backends.cudnn.benchmark = bool(self._given["benchmark"])
+
+    def _set_attributes(self) -> None:
+        """Set what modules read under the names of arguments."""
+        given = self._given
+        self.fast_dev_run = given["fast_dev_run"]
+        self.overfit_batches = given["overfit_batches"]
+        self.log_every_n_steps = 50 if given["log_every_n_steps"] is None else given["log_every_n_steps"]
+        self.accumulate_grad_batches = given["accumulate_grad_batches"]
+        self.gradient_clip_val = given["gradient_clip_val"]
+        self.gradient_clip_algorithm = given["gradient_clip_algorithm"]
+        self.check_val_every_n_epoch = given["check_val_every_n_epoch"]
+        self.val_check_interval = 1.0 if given["val_check_interval"] is None else given["val_check_interval"]
+        for name in ("train", "val", "test", "predict"):
+            limit = given[f"limit_{name}_batches"]
+            setattr(self, f"limit_{name}_batches", 1.0 if limit is None else limit)
+        sanity = given["num_sanity_val_steps"]
+        self.num_sanity_val_steps = 2 if sanity is None else math.inf if sanity == -1 else sanity
+        self.default_root_dir = os.fspath(given["default_root_dir"] or Path.cwd())
+        self.min_epochs, self.min_steps = given["min_epochs"], given["min_steps"]
+        if self.fast_dev_run:
+            self.num_sanity_val_steps, self.log_every_n_steps = 0, 1
+
+    # --- what Lightning's Trainer does
+
+    def fit(
+        self,
+        model: Any,
+        train_dataloaders: Any = None,
+        val_dataloaders: Any = None,
+        datamodule: Any = None,
+        ckpt_path: Any = None,
+        weights_only: bool | None = None,
+    ) -> None:
+        """Train. Data comes from the loaders, the data module or the module's own methods.
+
+        Args:
+            ckpt_path: a ``.ckpt`` file to continue from, or ``"last"``, ``"best"``.
+            weights_only: False to unpickle any object in it.
+        """
+        train_dataloaders, datamodule = _module_or_loaders(train_dataloaders, datamodule)
+        self._begin("FITTING", model, datamodule)
+        saved = self._saved(ckpt_path, weights_only)
+        if saved is not None:
+            checkpoint.restore_weights(self, saved)
+        self._train_source = lambda: self._loaders("train_dataloader", train_dataloaders)
+        self._train_data = None
+        self._validates = self._has_validation(val_dataloaders)
+        task = self._build(fits=True)
+        run = self.run_state
+        assert run is not None
+        if saved is not None:
+            checkpoint.restore_callbacks(self, saved)
+            checkpoint.restore_training(self, saved)
+        elif self._fitted:  # a Trainer counts on from one fit to the next, as Lightning's does
+            run.timestamp.epoch, run.timestamp.batch = self.current_epoch, self.batches_that_stepped
+            run.previous.become(run.timestamp)
+        self._log_hyperparameters()
+        task.begin_fit(run)
+        evaluated = self._fit_loaders(task, val_dataloaders)
+        every = arguments.eval_every(self._given, self._epoch_batches())
+        every.unless = lambda: task.skips
+        labels = data.labelled(evaluated, "val_dataloader")
+        limit = self.limit_val_batches
+        sets = {
+            label: hocket.EvalSet(self._at_most(each, limit), every=every) for label, each in labels.items()
+        } or None
+        task.set_labels = list(labels)
+        try:
+            self.hocket.fit(self._train_batches(), sets)
+        except BaseException:
+            self.state.status = self._states.TrainerStatus.INTERRUPTED
+            for logger in self.loggers:
+                logger.finalize("failed")
+            raise
+        self._fitted = True
+        self._end()
+
+    def validate(
+        self,
+        model: Any = None,
+        dataloaders: Any = None,
+        ckpt_path: Any = None,
+        verbose: bool = True,
+        datamodule: Any = None,
+        weights_only: bool | None = None,
+    ) -> list[dict[str, float]]:
+        """Return the values that ``validation_step`` logs, a dict for each loader."""
+        return self._evaluate(
+            "validation", "validate", model, dataloaders, ckpt_path, verbose, datamodule, weights_only
+        )
+
+    def test(
+        self,
+        model: Any = None,
+        dataloaders: Any = None,
+        ckpt_path: Any = None,
+        verbose: bool = True,
+        datamodule: Any = None,
+        weights_only: bool | None = None,
+    ) -> list[dict[str, float]]:
+        """Return the values that ``test_step`` logs, a dict for each loader."""
+        return self._evaluate("test", "test", model, dataloaders, ckpt_path, verbose, datamodule, weights_only)
+
+    def predict(
+        self,
+        model: Any = None,
+        dataloaders: Any = None,
+        datamodule: Any = None,
+        return_predictions: bool | None = None,
+        ckpt_path: Any = None,
+        weights_only: bool | None = None,
+    ) -> list[Any] | None:
+        """Return what ``predict_step`` returns for each batch, a list for each loader if there are several."""
+        dataloaders, datamodule = _module_or_loaders(dataloaders, datamodule)
+        task = self._begin_again("PREDICTING", "predict", model, datamodule, ckpt_path, weights_only)
+        loaders = data.evaluation(self._loaders("predict_dataloader", dataloaders))
+        self.predict_dataloaders = loaders
+        self.num_predict_batches = [_limited(each, self.limit_predict_batches) for each in loaders]
+        found, before = [], task.set_labels
+        task.set_labels = list(data.labelled(loaders, "predict_dataloader"))
+        for number, loader in enumerate(loaders):
+            task._set = number
+            found.append(self.hocket.predict(loader))
+        task.set_labels = before
+        self._end()
+        if return_predictions is False:
+            return None
+        return found[0] if len(found) == 1 else found
+
+    def _evaluate(
+        self,
+        kind: str,
+        verb: str,
+        model: Any,
+        loaders: Any,
+        ckpt_path: Any,
+        verbose: bool,
+        datamodule: Any,
+        weights_only: bool | None,
+    ) -> list[dict[str, float]]:
+        loaders, datamodule = _module_or_loaders(loaders, datamodule)
+        function = "TESTING" if kind == "test" else "VALIDATING"
+        task = self._begin_again(function, verb, model, datamodule, ckpt_path, weights_only)
+        name = "test_dataloader" if kind == "test" else "val_dataloader"
+        given = data.evaluation(self._loaders(name, loaders))
+        limit = self.limit_test_batches if kind == "test" else self.limit_val_batches
+        counts = [_limited(each, limit) for each in given]
+        if kind == "test":
+            self.test_dataloaders, self.num_test_batches = given, counts
+        else:
+            self.val_dataloaders, self.num_val_batches = given, counts
+        labels = data.labelled(given, name)
+        task.evaluates, before, task.set_labels = kind, task.set_labels, list(labels)
+        try:
+            task.check_evaluation()
+            self.hocket.evaluate({label: self._at_most(each, limit) for label, each in labels.items()})
+        finally:
+            task.evaluates, task.set_labels = "validation", before
+        self._end()
+        if verbose and self.is_global_zero:
+            for label, values in zip(labels, task.evaluated, strict=True):
+                for metric, value in values.items():
+                    print(f"{verb} {label}  {metric}  {value:g}")
+        return task.evaluated
+
+    # --- the parts of a call
+
+    def _begin(self, function: str, model: Any, datamodule: Any) -> None:
+        """Connect module and data module, prepare the data and call ``setup`` and ``configure_model``."""
+        self.run_state = None
+        self.attach(model)
+        framework = self.framework
+        if datamodule is not None and not isinstance(datamodule, framework.LightningDataModule):
+            raise TypeError(
+                f"datamodule={type(datamodule).__name__}(…) is not a LightningDataModule of {framework.__name__}. A "
+                "hocket.data.DataModule is given to hocket.Trainer(model=LightningTask(module), data=…)."
+            )
+        self.datamodule = datamodule
+        if datamodule is not None:
+            datamodule.trainer = self
+        self.callbacks = self._make_callbacks()
+        self.enter(function, None)
+        of_module = self.hooks.module("configure_callbacks")
+        self.callbacks = callbacks.merged(self.callbacks, of_module, framework)
+        if not self.loggers:
+            self.loggers = self._make_loggers()
+        prepare([each for each in (datamodule, model) if each is not None])
+        if datamodule is not None:
+            datamodule.setup(stage=self.state.fn)
+        self.hooks.callbacks("setup", self.state.fn)
+        self.hooks.module("setup", stage=self.state.fn)
+        if overrides(model, "configure_model", framework.LightningModule):
+            self.hooks.module("configure_model")
+
+    def _begin_again(
+        self, function: str, verb: str, model: Any, datamodule: Any, ckpt_path: Any, weights_only: bool | None
+    ) -> LightningTask:
+        """Begin an evaluation or prediction, with the run of an earlier call if it is of the same module."""
+        same = self._task is not None and (model is None or model is self._task.model)
+        if model is None and not same:
+            raise TypeError(f"trainer.{verb}() has no module. Give one: trainer.{verb}(module, loader).")
+        run, task, kept = self.run_state, self._task, self.hocket
+        if datamodule is None and same:
+            datamodule = self.datamodule
+        self._begin(function, self.lightning_module if same else model, datamodule)
+        best = getattr(self.checkpoint_callback, "best_model_path", None)
+        if model is None and ckpt_path is None and best:
+            ckpt_path = "best"  # as Lightning does, if no module is given
+        saved = self._saved(ckpt_path, weights_only)
+        if saved is not None:
+            checkpoint.restore_weights(self, saved)
+            checkpoint.restore_callbacks(self, saved)
+        if same:
+            self.run_state, self.hocket = run, kept
+            assert task is not None
+            return task
+        return self._build(fits=False)
+
+    def _build(self, *, fits: bool) -> LightningTask:
+        """Make the hocket.Trainer of this call."""
+        self._task = task = LightningTask(self.lightning_module, trainer=self)
+        task.optimizes = fits
+        settings = dict(self._translated)
+        if fits and self._validates:
+            settings["sanity_eval"] = 2**31 if self.num_sanity_val_steps == math.inf else self.num_sanity_val_steps
+        settings["folder"] = str(Path(self.default_root_dir) / "runs")
+        if self._given["enable_progress_bar"] is not False and fits:
+            settings["loggers"] = ["progress"]
+        if self.fast_dev_run or "overfit" in settings:
+            settings.pop("sanity_eval", None)
+        self.hocket = hocket.Trainer(model=task, **(settings | self._extra))
+        return task
+
+    def _end(self) -> None:
+        """Call ``teardown``."""
+        stage = self.state.fn
+        if self.datamodule is not None:
+            self.datamodule.teardown(stage=stage)
+        self.hooks.callbacks("teardown", stage)
+        self.hooks.module("teardown", stage=stage)
+        for logger in self.loggers:
+            logger.finalize("success")
+        self.state.status = self._states.TrainerStatus.FINISHED
+        self.state.stage = None
+
+    def _make_callbacks(self) -> list[Any]:
+        framework, given = self.framework, self._given
+        made = callbacks.checked(self._callbacks_given, framework)
+        writes = [each for each in made if isinstance(each, framework.callbacks.Checkpoint)]
+        wanted = given["enable_checkpointing"]
+        if wanted is False and writes:
+            raise ValueError(
+                f"Trainer(enable_checkpointing=False) was given the callback {type(writes[0]).__name__}. Omit one of them."
+            )
+        if self.fast_dev_run:
+            return [each for each in made if each not in writes]
+        if wanted is not False and not writes and "checkpoints" not in self._extra:
+            self._default_checkpoint = (
+                getattr(self, "_default_checkpoint", None) or framework.callbacks.ModelCheckpoint()
+            )
+            made.append(self._default_checkpoint)
+        return callbacks.merged(made, None, framework)
+
+    def _make_loggers(self) -> list[Any]:
+        given = self._given["logger"]
+        if given is False or self.fast_dev_run:
+            return []
+        loggers = self.framework.loggers
+        if given is None or given is True:
+            try:
+                return [loggers.TensorBoardLogger(save_dir=self.default_root_dir)]
+            except ModuleNotFoundError:
+                return [loggers.CSVLogger(save_dir=self.default_root_dir)]
+        listed = list(given) if isinstance(given, list | tuple) else [given]
+        for each in listed:
+            if not isinstance(each, loggers.Logger):
+                raise TypeError(
+                    f"logger={type(each).__name__} is not a Logger of {self.framework.__name__}. Loggers of hocket are given "
+                    "as hocket={'loggers': […]}."
+                )
+        return listed
+
+    def _log_hyperparameters(self) -> None:
+        if not self._given["enable_autolog_hparams"]:
+            return
+        values: dict[str, Any] = {}
+        for obj in (self.lightning_module, self.datamodule):
+            if obj is not None and getattr(obj, "_log_hyperparams", False) and obj.hparams:
+                values.update(obj.hparams_initial)
+        if self.is_global_zero:
+            for logger in self.loggers:
+                if values:
+                    logger.log_hyperparams(values)
+                logger.save()
+
+    # --- data
+
+    def _has_validation(self, given: Any) -> bool:
+        """Whether fit validates: there is a step for it, and data."""
+        framework, module = self.framework, self.lightning_module
+        if self.limit_val_batches == 0 or not overrides(module, "validation_step", framework.LightningModule):
+            return False
+        return (
+            given is not None
+            or overrides(module, "val_dataloader", framework.LightningModule)
+            or (
+                self.datamodule is not None
+                and overrides(self.datamodule, "val_dataloader", framework.LightningDataModule)
+            )
+        )
+
+    def _fit_loaders(self, task: LightningTask, val_dataloaders: Any) -> list[Any]:
+        """Make the data of a fit, in Lightning's order, and return the validation loaders.
+
+        What a loader draws at random as it is made before a sanity check is undone, as Lightning undoes that check's.
+        """
+        validates = self._validates
+        sanity = validates and self.num_sanity_val_steps > 0 and "overfit" not in self._translated
+        evaluated: list[Any] = []
+        for name in ("val", "train") if sanity else ("train", "val"):
+            if name == "train":
+                self._train_batches()
+            elif validates:
+                with seeding.preserved() if sanity else nullcontext():
+                    if sanity:
+                        task.begin_sanity_check()
+                    evaluated = data.evaluation(self._loaders("val_dataloader", val_dataloaders))
+        self.val_dataloaders = evaluated
+        self.num_val_batches = [_limited(each, self.limit_val_batches) for each in evaluated]
+        return evaluated
+
+    def _loaders(self, name: str, given: Any) -> Any:
+        """Return loaders: those given, else those of the data module, else those of the module."""
+        if given is not None:
+            return given
+        base = {True: self.framework.LightningDataModule, False: self.framework.LightningModule}
+        for owner in (self.datamodule, self.lightning_module):
+            if owner is not None and overrides(owner, name, base[owner is self.datamodule]):
+                with self.hooks.named(name):
+                    return getattr(owner, name)()
+        raise TypeError(
+            f"There is no data: {type(self.lightning_module).__name__} defines no {name}(). Define it, or give "
+            f"{'train_dataloaders' if name.startswith('train') else 'dataloaders'}= or datamodule=."
+        )
+
+    def _at_most(self, loader: Any, limit: int | float) -> Any:
+        """Return a loader of as many batches for each rank; hocket's own limit is the same for validation and test."""
+        whole = limit == 1.0 and isinstance(limit, float)
+        return loader if whole else _Limited(loader, limit, self.world_size)
+
+    def _train_batches(self) -> Any:
+        """Return the training data, made at the first call."""
+        if self._train_data is None:
+            assert self._train_source is not None
+            loaders = self._train_source()
+            self.train_dataloader = loaders
+            self._train_data, unpack = data.training(loaders)
+            self.num_training_batches = _limited(self._train_data, self.limit_train_batches)
+            if self._task is not None:
+                self._task.unpack = unpack
+        return self._train_data
+
+    def _epoch_batches(self) -> int | None:
+        self._train_batches()
+        return None if self.num_training_batches == math.inf else int(self.num_training_batches)
+
+    @property
+    def estimated_stepping_batches(self) -> int | float:
+        """The optimizer steps of the whole run, or infinity if its length is unknown; loads the training data if need be."""
+        if self._train_source is not None:
+            self._train_batches()
+        return super().estimated_stepping_batches
+
+    @property
+    def max_epochs(self) -> int | None:
+        """The epochs of the run, -1 for no limit."""
+        given = self._given
+        if self.fast_dev_run:
+            return 1
+        if given["max_epochs"] is not None:
+            return int(given["max_epochs"])
+        return 1000 if given["max_steps"] in (-1, None) and given["max_time"] is None else -1
+
+    @property
+    def max_steps(self) -> int:
+        """The optimizer steps of the run, -1 for no limit."""
+        return int(self.fast_dev_run) if self.fast_dev_run else int(self._given["max_steps"])
+
+    # --- checkpoints
+
+    def _saved(self, path: Any, weights_only: bool | None) -> dict[str, Any] | None:
+        """Return the checkpoint that ``ckpt_path`` names; None without one."""
+        self.ckpt_path = None
+        if path is None:
+            return None
+        if path in ("best", "last"):
+            writer = self.checkpoint_callback
+            name = f"{path}_model_path"
+            found = "" if writer is None else getattr(writer, name, "")
+            if not found and path == "last" and writer is not None:
+                candidates = sorted(writer._find_last_checkpoints(self), key=os.path.getmtime)
+                found = candidates[-1] if candidates else ""
+            if not found:
+                raise ValueError(
+                    f"ckpt_path={path!r}: no ModelCheckpoint of this Trainer has written one. Give the path of a .ckpt file."
+                )
+            path = found
+        elif path in ("hpc", "registry"):
+            raise ValueError(f"ckpt_path={path!r} has no counterpart in hocket. Give the path of a .ckpt file.")
+        self.ckpt_path = os.fspath(path)
+        return checkpoint.read(path, weights_only)
+
+
+class _PredictLoop:
+    """What prediction writers read of Lightning's loop."""
+
+    current_batch_indices = None
+    epoch_batch_indices = None
+
+
+class _Limited:
+    """The first batches of a loader."""
+
+    def __init__(self, loader: Any, limit: int | float, ranks: int) -> None:
+        self._loader, self._limit = loader, limit if isinstance(limit, float) else limit * ranks
+
+    def __len__(self) -> int:
+        return int(_limited(self._loader, self._limit))
+
+    def __iter__(self) -> Any:
+        from itertools import islice
+
+        return islice(iter(self._loader), len(self))
+
+
+def _limited(loader: Any, limit: int | float) -> int | float:
+    """Return the number of batches of a loader under a limit, or infinity."""
+    try:
+        length: int | float = len(loader)
+    except TypeError:
+        length = math.inf
+    if isinstance(limit, float) and limit <= 1.0:
+        return length if limit == 1.0 or length == math.inf else int(length * limit)
+    return min(length, limit)
+
+
+def _module_or_loaders(loaders: Any, datamodule: Any) -> tuple[Any, Any]:
+    """Return loaders and data module, where the first may have been given in place of the second."""
+    if loaders is not None and any(base.__name__ == "LightningDataModule" for base in type(loaders).__mro__):
+        if datamodule is not None:
+            raise TypeError("Two data modules were given. Give one.")
+        return None, loaders
+    if loaders is not None and datamodule is not None:
+        raise TypeError("Loaders and a data module were given. Give one of them.")
+    return loaders, datamodule
+
+
+def _unknown(name: str, known: Mapping[str, Any]) -> str:
+    import difflib
+
+    if name in _HOCKETS:
+        return f"Trainer({name}=…) is an argument of hocket.Trainer. Write Trainer(hocket={{{name!r}: …}})."
+    near = difflib.get_close_matches(name, known, 1)
+    return f"Trainer({name}=…) is not an argument of Lightning's Trainer." + (
+        f" Did you mean {near[0]}=?" if near else f" It has {', '.join(known)}."
+    )
+
+
+_DATA = {"model", "train_data", "eval_data", "data"}
+_HOCKETS = set(inspect.signature(hocket.Trainer).parameters)

@@ -1,0 +1,135 @@
+"""Hooks of modules and callbacks come in the order in which Lightning calls them; both are recorded."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pl = pytest.importorskip("lightning.pytorch")
+
+import torch  # noqa: E402
+from lightning.pytorch.demos.boring_classes import BoringModel, ManualOptimBoringModel  # noqa: E402
+from torch.utils.data import DataLoader  # noqa: E402
+
+sys.path.append(str(Path(__file__).parent))
+
+import modules as m  # noqa: E402
+
+import hocket  # noqa: E402
+from hocket_migration.lightning import LightningTask, Trainer  # noqa: E402
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.usefixtures("in_an_empty_folder"),
+]
+
+_BEGINNINGS = (
+    "on_", "training_step", "validation_step", "test_step", "predict_step", "configure_", "optimizer_", "lr_scheduler_step",
+    "backward", "transfer_", "setup", "teardown", "prepare_data", "train_dataloader", "val_dataloader", "test_dataloader",
+    "predict_dataloader",
+)  # fmt: skip
+OF_MODULES = [
+    name
+    for name in dir(pl.LightningModule)
+    if name.startswith(_BEGINNINGS) and name not in ("on_gpu", "configure_sharded_model")
+]
+OF_CALLBACKS = [name for name in dir(pl.Callback) if name.startswith("on_") or name in ("setup", "teardown")]
+
+
+def recording(base: type, calls: list[str], names: list[str]) -> Any:
+    """Return a subclass that notes each call of these methods, and what they were called with."""
+
+    def noted(name: str) -> Any:
+        def method(self: Any, *arguments: Any, **keywords: Any) -> Any:
+            shown = [each for each in (*arguments, *keywords.values()) if isinstance(each, int | str)]
+            calls.append(f"{base.__name__}.{name}{shown or ''}")
+            return getattr(super(kind, self), name)(*arguments, **keywords)
+
+        return method
+
+    kind = type(base.__name__, (base,), {name: noted(name) for name in names})
+    return kind
+
+
+def recorded(trainer_class: Any, base: Any, run: Any, names: list[str], **others: Any) -> list[str]:
+    torch.manual_seed(1)
+    calls: list[str] = []
+    present = [
+        name
+        for name in names
+        if "_dataloader" not in name or getattr(base, name) is not getattr(pl.LightningModule, name)
+    ]
+    module = recording(base, calls, present)()
+    callback = recording(pl.Callback, calls, OF_CALLBACKS)()
+    settings = {"limit_train_batches": 2, "limit_val_batches": 1, "limit_predict_batches": 2, "limit_test_batches": 2}
+    run(trainer_class(**m.arguments(callbacks=[callback], max_epochs=2, **settings, **others)), module)
+    return calls
+
+
+OWN_STEPS = ["optimizer_step", "backward", "optimizer_zero_grad", "configure_gradient_clipping"]
+CASES = {
+    "fit": (BoringModel, lambda trainer, module: trainer.fit(module), {}),
+    "without sanity check": (BoringModel, lambda trainer, module: trainer.fit(module), {"num_sanity_val_steps": 0}),
+    "manual": (ManualOptimBoringModel, lambda trainer, module: trainer.fit(module), {}),
+    "several optimizers": (m.GAN, lambda trainer, module: trainer.fit(module), {}),
+    "every second epoch": (BoringModel, lambda trainer, module: trainer.fit(module), {"check_val_every_n_epoch": 2}),
+    "within epochs": (BoringModel, lambda trainer, module: trainer.fit(module), {"val_check_interval": 1}),
+    "validate": (BoringModel, lambda trainer, module: trainer.validate(module, verbose=False), {}),
+    "test": (BoringModel, lambda trainer, module: trainer.test(module, verbose=False), {}),
+    "predict": (BoringModel, lambda trainer, module: trainer.predict(module), {}),
+}
+
+
+@pytest.mark.parametrize("own_steps", [True, False])
+@pytest.mark.parametrize("case", CASES)
+def test_hooks_come_in_lightnings_order(case: str, own_steps: bool) -> None:
+    base, run, others = CASES[case]
+    names = OF_MODULES if own_steps else [name for name in OF_MODULES if name not in OWN_STEPS]
+    ours = recorded(Trainer, base, run, names, **others)
+    theirs = recorded(pl.Trainer, base, run, names, **others)
+    assert len(ours) > 10
+    # hocket has all data before a fit begins, and Lightning asks for it as it goes.
+    assert without_loaders(ours) == without_loaders(theirs)
+    assert sorted(ours) == sorted(theirs)
+
+
+def without_loaders(calls: list[str]) -> list[str]:
+    return [each for each in calls if "_dataloader" not in each]
+
+
+def test_accumulation_loads_the_window_first_and_keeps_the_order_of_each_batch() -> None:
+    def fit(trainer: Any, module: Any) -> None:
+        trainer.fit(module)
+
+    names = [name for name in OF_MODULES if "transfer" not in name]
+    ours = recorded(Trainer, BoringModel, fit, [n for n in names if n != "optimizer_step"], accumulate_grad_batches=2)
+    theirs = recorded(
+        pl.Trainer, BoringModel, fit, [n for n in names if n != "optimizer_step"], accumulate_grad_batches=2
+    )
+    assert without_loaders(ours) == without_loaders(theirs)
+
+
+def test_the_adapter_calls_the_same_hooks_in_a_trainer_of_hocket() -> None:
+    calls: list[str] = []
+    module = recording(BoringModel, calls, OF_MODULES)()
+    data = DataLoader(torch.randn(4, 32), 2)
+    trainer = hocket.Trainer(
+        model=LightningTask(module), train_data=data, eval_data=data, duration="2ep", device="cpu", limit_eval=1
+    )
+    trainer.fit()
+
+    def fit(trainer: Any, module: Any) -> None:
+        trainer.fit(module, data, data)
+
+    theirs = recorded(pl.Trainer, BoringModel, fit, OF_MODULES, num_sanity_val_steps=0)
+    theirs = [each for each in theirs if each.startswith("Boring") and "setup" not in each]
+    theirs = [
+        each for each in theirs if not any(n in each for n in ("prepare_data", "teardown", "configure_callbacks"))
+    ]
+    theirs = [each for each in theirs if "configure_model" not in each]
+    assert [each for each in calls if "setup" not in each and "configure_model" not in each] == theirs

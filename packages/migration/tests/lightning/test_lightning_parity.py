@@ -1,0 +1,277 @@
+"""Unmodified modules train as they do under Lightning: each loss, learning rate, weight and logged value."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pl = pytest.importorskip("lightning.pytorch")
+
+import torch  # noqa: E402
+from torch.utils.data import DataLoader  # noqa: E402
+
+sys.path.append(str(Path(__file__).parent))
+
+import modules as m  # noqa: E402
+from lightning.pytorch.demos import boring_classes as boring  # noqa: E402
+from lightning.pytorch.demos import lstm, transformer  # noqa: E402
+
+from hocket_migration.lightning import Trainer  # noqa: E402
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.usefixtures("in_an_empty_folder"),
+]
+
+
+def with_loader(samples: int, features: int, size: int) -> Any:
+    return lambda trainer, module: trainer.fit(module, DataLoader(boring.RandomDataset(features, samples), size))
+
+
+@pytest.mark.parametrize(
+    ("module", "how"),
+    [
+        (boring.BoringModel, {}),
+        (boring.BoringModel, {"accumulate_grad_batches": 4}),
+        (boring.BoringModel, {"gradient_clip_val": 0.05}),
+        (boring.BoringModel, {"gradient_clip_val": 0.05, "gradient_clip_algorithm": "value"}),
+        (boring.BoringModel, {"limit_train_batches": 5, "limit_val_batches": 2, "num_sanity_val_steps": 0}),
+        (boring.ManualOptimBoringModel, {}),
+        (m.LitAutoEncoder, {}),
+        (m.LitAutoEncoder, {"max_steps": 8, "max_epochs": -1}),
+        (m.VAE, {"val_check_interval": 2}),
+        (m.VAE, {"val_check_interval": 4, "check_val_every_n_epoch": None}),
+        (m.VAE, {"check_val_every_n_epoch": 2, "num_sanity_val_steps": -1}),
+        (m.GAN, {}),
+        (m.Accumulating, {}),
+        (m.LanguageModel, {}),
+        (m.Reinforce, {}),
+    ],
+)
+def test_every_loss_and_weight_is_lightnings(module: Any, how: dict[str, Any]) -> None:
+    m.compare(module, **{"max_epochs": 2, "limit_train_batches": 8, **how})
+
+
+def test_a_data_module_with_torchmetrics_and_a_schedule_of_the_whole_run() -> None:
+    def fit(trainer: Any, module: Any) -> None:
+        trainer.fit(module, datamodule=m.DigitsDataModule())
+
+    trainer, reference = m.compare(m.ImageClassifier, fit, max_epochs=2)
+    module, data = trainer.lightning_module, trainer.datamodule
+    assert data.prepared
+    ours, theirs = (
+        trainer.test(module, datamodule=data, verbose=False),
+        reference.test(reference.lightning_module, datamodule=reference.datamodule, verbose=False),
+    )
+    assert len(ours) == len(theirs) == 1
+    assert ours[0] == pytest.approx(theirs[0], abs=1e-6)
+    ours, theirs = (
+        trainer.validate(module, datamodule=data, verbose=False),
+        reference.validate(reference.lightning_module, datamodule=reference.datamodule, verbose=False),
+    )
+    for mine, known in zip(ours, theirs, strict=True):
+        assert mine == pytest.approx(known, abs=1e-6)
+    predicted, expected = (
+        trainer.predict(module, datamodule=data),
+        reference.predict(reference.lightning_module, datamodule=reference.datamodule),
+    )
+    assert torch.equal(torch.cat(predicted), torch.cat(expected))
+
+
+@pytest.mark.parametrize("data", [boring.BoringDataModule, boring.BoringDataModuleNoLen])
+def test_the_demonstration_data_modules(data: Any) -> None:
+    def fit(trainer: Any, module: Any) -> None:
+        trainer.fit(module, datamodule=data())
+
+    # Without a length, hocket notices the last batch after it.
+    m.compare(boring.BoringModel, fit, max_epochs=1, rates=data is boring.BoringDataModule)
+
+
+class OnTwoLoaders(boring.BoringModel):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 2)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        assert isinstance(batch, list)
+        return self.step(batch[0]) + self.step(batch[1])
+
+    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int) -> None:
+        self.log("x", self.step(batch))
+
+
+def test_several_loaders_side_by_side() -> None:
+    def fit(trainer: Any, module: Any) -> None:
+        trainer.fit(module, datamodule=boring.IterableBoringDataModule())
+
+    m.compare(OnTwoLoaders, fit, max_epochs=1, rates=False, metrics=False)
+
+
+def test_the_demonstration_model_of_a_summed_loss() -> None:
+    m.compare(boring.DemoModel, with_loader(16, 32, 4))
+
+
+@pytest.fixture
+def corpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wikitext, which the language models download, as a few lines."""
+
+    def write(destination: Path) -> None:
+        destination.parent.mkdir(parents=True, exist_ok=True)
+        destination.write_text(
+            "\n".join(f"a {word} is a {word} of the {n % 9}" for n, word in enumerate("bcdefghi" * 40))
+        )
+
+    monkeypatch.setattr(transformer.WikiText2, "download", staticmethod(write))
+
+
+@pytest.mark.usefixtures("corpus")
+@pytest.mark.parametrize("module", [transformer.LightningTransformer, lstm.LightningLSTM])
+def test_the_demonstration_language_models(module: Any) -> None:
+    m.compare(lambda: module(vocab_size=200), max_epochs=1, limit_train_batches=2)
+
+
+def schedulers(form: str) -> Any:
+    """Return a module whose ``configure_optimizers`` has one of its forms."""
+
+    class Module(m.LitAutoEncoder):
+        def configure_optimizers(self) -> Any:
+            sgd = torch.optim.SGD(self.parameters(), lr=0.1)
+            step = torch.optim.lr_scheduler.StepLR(sgd, 1, 0.5)
+            plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(sgd, factor=0.5, patience=0, threshold=0.5)
+            return {
+                "optimizer": sgd,
+                "list": [sgd],
+                "two lists": ([sgd], [step]),
+                "dict": {"optimizer": sgd, "lr_scheduler": step},
+                "configured": {
+                    "optimizer": sgd,
+                    "lr_scheduler": {"scheduler": step, "interval": "step", "frequency": 2, "name": "mine"},
+                },
+                "list of dicts": [{"optimizer": sgd, "lr_scheduler": {"scheduler": step}}],
+                "plateau": {"optimizer": sgd, "lr_scheduler": plateau, "monitor": "val_loss"},
+                "plateau in steps": {
+                    "optimizer": sgd,
+                    "lr_scheduler": {"scheduler": plateau, "monitor": "train_loss", "interval": "step"},
+                },
+                "several": ([sgd], [step, {"scheduler": plateau, "monitor": "train_loss_epoch"}]),
+                "every second epoch": ([sgd], [{"scheduler": step, "frequency": 2}]),
+            }[form]
+
+    return Module
+
+
+@pytest.mark.parametrize(
+    "form",
+    ["optimizer", "list", "two lists", "dict", "configured", "list of dicts", "plateau", "plateau in steps", "several",
+     "every second epoch"],
+)  # fmt: skip
+def test_every_form_of_configure_optimizers(form: str) -> None:
+    m.compare(schedulers(form))
+
+
+class NoneSometimes(m.LitAutoEncoder):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return None if batch_idx % 3 == 1 else super().training_step(batch, batch_idx)
+
+
+class LastHalfSkipped(m.LitAutoEncoder):
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> Any:
+        return -1 if batch_idx == 3 else None
+
+
+class OwnStep(m.LitAutoEncoder):
+    """Warm-up, and a step in every second batch only, as the documentation of ``optimizer_step`` shows them."""
+
+    def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any) -> None:
+        if batch_idx % 2 == 0:
+            optimizer.step(closure=optimizer_closure)
+        else:
+            optimizer_closure()
+        for group in optimizer.param_groups:
+            group["lr"] = min(1.0, (self.trainer.global_step + 1) / 10) * self.hparams.lr
+
+
+class OwnMethods(m.LitAutoEncoder):
+    def backward(self, loss: Any) -> None:
+        (loss * 0.5).backward()
+
+    def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: Any) -> None:
+        if batch_idx % 2 == 0:
+            optimizer.zero_grad(set_to_none=False)
+
+    def lr_scheduler_step(self, scheduler: Any, metric: Any) -> None:
+        scheduler.step()
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+        return [optimizer], [torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)]
+
+
+class Newton(m.LitAutoEncoder):
+    def configure_optimizers(self) -> Any:
+        return torch.optim.LBFGS(self.parameters(), lr=0.1, max_iter=3)
+
+
+class Watchful(m.LitAutoEncoder):
+    """Logs in many hooks, with many arguments."""
+
+    def on_train_epoch_start(self) -> None:
+        self.log("start", float(self.current_epoch))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = super().training_step(batch, batch_idx)
+        self.log("weighted", float(batch_idx), on_step=False, on_epoch=True, batch_size=batch_idx + 1)
+        self.log("sum", 1.0, on_step=False, on_epoch=True, reduce_fx=torch.sum)
+        self.log("least", loss, on_epoch=True, reduce_fx="min", sync_dist=True)
+        self.log("quiet", 2, logger=False)
+        return loss
+
+    def on_before_optimizer_step(self, optimizer: Any) -> None:
+        self.log("norm", self.decoder.weight.grad.norm())
+
+    def on_validation_epoch_end(self) -> None:
+        self.log("seen", self.trainer.callback_metrics["val_loss"] * 2)
+
+    def on_train_epoch_end(self) -> None:
+        self.log("end", self.trainer.callback_metrics["train_loss_epoch"])
+
+
+@pytest.mark.parametrize("module", [NoneSometimes, LastHalfSkipped, OwnStep, OwnMethods, Watchful])
+def test_what_modules_define_themselves(module: Any) -> None:
+    m.compare(module)
+
+
+def test_an_optimizer_that_calls_the_loss_again_logs_each_batch_once() -> None:
+    trainer, reference = m.compare(Newton, metrics=False)
+    assert trainer.callback_metrics["val_loss"] == pytest.approx(reference.callback_metrics["val_loss"])
+    assert trainer.callback_metrics["train_loss_epoch"] != reference.callback_metrics["train_loss_epoch"]
+
+
+def test_pytorch_lightnings_own_classes() -> None:
+    pytorch_lightning = pytest.importorskip("pytorch_lightning")
+
+    class Module(pytorch_lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(8, 1)
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            loss = torch.nn.functional.mse_loss(self.layer(batch[0]), batch[1])
+            self.log("loss", loss)
+            return loss
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    def run(trainer_class: Any) -> Any:
+        torch.manual_seed(1)
+        module = Module()
+        trainer_class(**m.arguments()).fit(module, DataLoader(m.pairs(12, 8, 1), 4))
+        return module.layer.weight
+
+    torch.testing.assert_close(run(Trainer), run(pytorch_lightning.Trainer), rtol=0, atol=1e-6)

@@ -1,0 +1,332 @@
+"""What a run under hocket adds: plug-ins, checkpoints of both kinds, several ranks; and what is refused by name."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pl = pytest.importorskip("lightning.pytorch")
+
+import torch  # noqa: E402
+from lightning.pytorch import callbacks as theirs  # noqa: E402
+from lightning.pytorch.demos.boring_classes import BoringModel  # noqa: E402
+from torch.utils.data import DataLoader  # noqa: E402
+
+sys.path.append(str(Path(__file__).parent))
+
+import modules as m  # noqa: E402
+
+import hocket  # noqa: E402
+from hocket.testkit import run_ranks  # noqa: E402
+from hocket_migration.lightning import LightningTask, Trainer  # noqa: E402
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.usefixtures("in_an_empty_folder"),
+]
+
+
+class Remembers(m.VAE):
+    def on_save_checkpoint(self, checkpoint: Any) -> None:
+        checkpoint["mine"] = {"numbers": [1, 2]}
+
+    def on_load_checkpoint(self, checkpoint: Any) -> None:
+        self.loaded = checkpoint["mine"]
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.Adam(self.parameters(), lr=1e-2)
+        return [optimizer], [torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)]
+
+
+def fit_with(
+    trainer_class: Any, folder: Path, module: Any = Remembers, path: Any = None, **others: Any
+) -> tuple[Any, Any]:
+    torch.manual_seed(4)
+    made, losses = module(), m.Losses()
+    settings = m.arguments(
+        enable_checkpointing=True, logger=pl.loggers.CSVLogger(folder), log_every_n_steps=2, max_epochs=2
+    )
+    callbacks = [
+        losses,
+        theirs.ModelCheckpoint(folder, monitor="val_loss", save_last=True),
+        theirs.EarlyStopping("val_loss", patience=2),
+        theirs.LearningRateMonitor(),
+        theirs.Timer(),
+    ]
+    trainer = trainer_class(**(settings | {"callbacks": callbacks} | others))
+    trainer.fit(made, ckpt_path=path)
+    return trainer, losses.losses
+
+
+def test_lightnings_callbacks_loggers_and_checkpoints_do_as_under_lightning(tmp_path: Path) -> None:
+    ours, mine = fit_with(Trainer, tmp_path / "ours")
+    reference, expected = fit_with(pl.Trainer, tmp_path / "theirs")
+    assert mine == pytest.approx(expected, abs=1e-6)
+    found, known = (sorted(each.name for each in (tmp_path / name).glob("*.ckpt")) for name in ("ours", "theirs"))
+    assert found == known
+    rows, expected_rows = (Path(each.log_dir, "metrics.csv").read_text().splitlines() for each in (ours, reference))
+    assert [row.split(",")[:3] for row in rows] == [row.split(",")[:3] for row in expected_rows]
+    assert ours.checkpoint_callback.best_model_score == pytest.approx(
+        reference.checkpoint_callback.best_model_score.item()
+    )
+    loaded = Remembers.load_from_checkpoint(ours.checkpoint_callback.best_model_path)
+    assert loaded.hparams == reference.lightning_module.hparams
+    assert loaded.loaded == {"numbers": [1, 2]}
+
+
+@pytest.mark.parametrize("writer", [Trainer, pl.Trainer])
+def test_a_ckpt_file_continues_a_run_of_either_trainer(writer: Any, tmp_path: Path) -> None:
+    fit_with(writer, tmp_path / "first")
+    path = tmp_path / "first" / "last.ckpt"
+    ours, mine = fit_with(Trainer, tmp_path / "ours", path=path, max_epochs=4)
+    reference, expected = fit_with(pl.Trainer, tmp_path / "theirs", path=path, max_epochs=4)
+    assert len(mine) == len(expected) > 6
+    assert mine == pytest.approx(expected, abs=1e-6)
+    assert ours.global_step == reference.global_step == 24
+    assert ours.optimizers[0].param_groups[0]["lr"] == reference.optimizers[0].param_groups[0]["lr"]
+    assert ours.lightning_module.loaded == {"numbers": [1, 2]}
+
+
+def test_a_ckpt_file_from_within_an_epoch_continues_with_the_remaining_batches(tmp_path: Path) -> None:
+    class Ordered(Remembers):
+        def train_dataloader(self) -> Any:
+            return DataLoader(m.pairs(24, 8, 1), batch_size=4)
+
+        def _reconstruct(self, batch: Any) -> Any:
+            return ((self.decoder(self.encoder[0](batch[0])[:, :2]) - batch[0]) ** 2).mean()
+
+    writer = theirs.ModelCheckpoint(tmp_path, every_n_train_steps=4, save_top_k=-1)
+    fit_with(pl.Trainer, tmp_path, Ordered, callbacks=[losses := m.Losses(), writer])
+    path = next(tmp_path.glob("*step=4.ckpt"))
+    trainer, _ = fit_with(Trainer, tmp_path / "b", Ordered, path=path, callbacks=[again := m.Losses()])
+    assert again.losses == pytest.approx(losses.losses[4:], abs=1e-6)
+    assert trainer.global_step == len(losses.losses) == 12
+
+
+class BlurredImages(m.ImageClassifier):
+    """Trains with plug-ins of hocket's that change modules and weights."""
+
+
+def fit_images(**extra: Any) -> Trainer:
+    torch.manual_seed(2)
+    trainer = Trainer(**m.arguments(max_epochs=2), hocket=extra)
+    trainer.fit(BlurredImages(), datamodule=m.DigitsDataModule())
+    return trainer
+
+
+def test_hockets_algorithms_act_on_the_module() -> None:
+    stopping = {"early-stopping": {"monitor": "val_dataloader_0/val_acc/dataloader_idx_0", "mode": "max"}}
+    trainer = fit_images(algorithms=["ema", {"blurpool": {"min_channels": 1}}], callbacks=["lr-monitor", stopping])
+    module = trainer.lightning_module
+    assert type(module.net[0]).__name__ == "BlurConv2d"
+    assert trainer.hocket.state.metrics["val_dataloader_0/val_acc/dataloader_idx_0"] >= 0
+    average = trainer.hocket.model_state_dict(evaluated=True)
+    assert not torch.equal(average["net.4.weight"], module.state_dict()["net.4.weight"])
+    assert torch.isfinite(trainer.callback_metrics["train/loss_epoch"])
+
+
+@pytest.mark.parametrize("module", [Remembers, m.GAN, m.Accumulating])
+def test_hockets_checkpoints_resume_exactly(module: Any, tmp_path: Path) -> None:
+    def run(name: str, **extra: Any) -> Trainer:
+        torch.manual_seed(6)
+        given = {"checkpoints": hocket.Checkpoints(tmp_path / name, every="2ba"), "run_name": name, **extra}
+        trainer = Trainer(**m.arguments(max_epochs=2), hocket=given)
+        trainer.fit(module())
+        return trainer
+
+    whole = run("whole")
+    with pytest.raises(RuntimeError, match="the machine is lost"):
+        run("parts", callbacks=[Lost(3)])
+    resumed = run("parts", resume="auto")
+    assert resumed.global_step == whole.global_step
+    ours, expected = resumed.lightning_module.state_dict(), whole.lightning_module.state_dict()
+    assert all(torch.equal(ours[name], value) for name, value in expected.items())
+
+
+class Lost(hocket.Callback):
+    """Ends a run after some batches, one after the latest checkpoint."""
+
+    def __init__(self, batches: int) -> None:
+        self.batches = batches
+
+    def batch_end(self, state: Any) -> None:
+        if state.timestamp.batch == self.batches:
+            raise RuntimeError("the machine is lost")
+
+
+class Means(m.LitAutoEncoder):
+    """Logs what tells which samples were seen."""
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("val_mean", batch[0].mean())
+        self.log("val_count", float(len(batch[0])), reduce_fx="sum")
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_two_ranks_train_on_the_mean_of_both_and_evaluate_each_sample_once(strategy: str, tmp_path: Path) -> None:
+    data = m.pairs(16, 8, 1)
+
+    def train(rank: int, strategy: Any, size: int) -> Any:
+        torch.manual_seed(1)
+        trainer = Trainer(
+            **m.arguments(max_epochs=2, num_sanity_val_steps=0), hocket={"strategy": strategy, "folder": tmp_path}
+        )
+        trainer.fit(Means(), DataLoader(data, size), DataLoader(m.pairs(5, 8, 2), 2))
+        found = {name: value.item() for name, value in trainer.callback_metrics.items()}
+        return (
+            found,
+            {name: each.clone() for name, each in trainer.hocket.model_state_dict().items()},
+            trainer.global_step,
+        )
+
+    results = run_ranks(train, 2, strategy, 4)
+    alone, weights, steps = train(0, "single", 8)
+    expected = m.pairs(5, 8, 2).tensors[0].mean().item()
+    for found, theirs_, taken in results:
+        assert taken == steps == 4
+        torch.testing.assert_close(theirs_, weights, rtol=0, atol=1e-5)
+        assert found["val_count"] == 5
+        assert found["val_mean"] == pytest.approx(expected, abs=1e-6)
+        assert found["train_loss_epoch"] == pytest.approx(alone["train_loss_epoch"], abs=1e-5)
+
+
+class Quiet(m.Accumulating):
+    """Manual optimization without random numbers or logs that differ between ranks."""
+
+
+def test_manual_optimization_on_two_ranks_steps_on_the_mean() -> None:
+    data = m.pairs(16, 4, 1)
+
+    def train(rank: int, strategy: Any, size: int) -> Any:
+        torch.manual_seed(1)
+        trainer = Trainer(**m.arguments(max_epochs=1), hocket={"strategy": strategy})
+        trainer.fit(Quiet(), DataLoader(data, size))
+        return trainer.hocket.model_state_dict()
+
+    first, second = run_ranks(train, 2, "ddp", 2)
+    weights = train(0, "single", 4)
+    torch.testing.assert_close(first, second, rtol=0, atol=0)
+    torch.testing.assert_close(first, weights, rtol=0, atol=1e-5)
+
+
+def test_manual_optimization_is_refused_under_fsdp() -> None:
+    def train(rank: int) -> None:
+        Trainer(**m.arguments(max_epochs=1), hocket={"strategy": "fsdp"}).fit(m.GAN())
+
+    with pytest.raises(Exception, match="manual optimization, which needs full parameters"):
+        run_ranks(train, 2)
+
+
+def test_the_adapter_logs_and_evaluates_in_a_trainer_of_hocket() -> None:
+    module = m.LitAutoEncoder()
+    trainer = hocket.Trainer(
+        model=LightningTask(module),
+        train_data=module.train_dataloader(),
+        eval_data={"val": module.val_dataloader()},
+        callbacks=[{"early-stopping": {"monitor": "val/val_loss", "patience": 1}}],
+        duration="2ep",
+        device="cpu",
+    )
+    result = trainer.fit()
+    assert result.metrics["val/val_loss"] == pytest.approx(trainer.evaluate()["val/val_loss"])
+    assert "train_loss_epoch" in result.history
+    assert module.trainer.current_epoch == 2
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"max_epoch": 3}, r"Did you mean max_epochs="),
+        ({"algorithms": ["ema"]}, r"hocket=\{'algorithms'"),
+        ({"barebones": True}, "barebones=True"),
+        ({"plugins": ["x"]}, "has no counterpart"),
+        ({"strategy": "deepspeed_stage_2"}, r"hocket=\{'strategy'"),
+        ({"precision": "transformer-engine"}, r"precision='transformer-engine'"),
+        ({"accelerator": "hpu"}, "accelerator='hpu'"),
+        ({"devices": [1, 3]}, "CUDA_VISIBLE_DEVICES"),
+        ({"gradient_clip_val": 1.0, "gradient_clip_algorithm": "l1"}, "neither 'norm' nor 'value'"),
+        ({"max_time": "1h"}, "DD:HH:MM:SS"),
+        ({"reload_dataloaders_every_n_epochs": 1}, "reload_dataloaders_every_n_epochs=1"),
+        ({"hocket": {"train_data": []}}, "given to fit"),
+        ({"profiler": object()}, "profiler='simple'"),
+    ],
+)
+def test_arguments_without_a_counterpart_are_refused_by_name(given: dict[str, Any], message: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=message):
+        Trainer(**given)
+
+
+@pytest.mark.parametrize(
+    ("callback", "message"),
+    [
+        (lambda: theirs.StochasticWeightAveraging(0.1), r"\['swa'\]"),
+        (lambda: theirs.GradientAccumulationScheduler({0: 2}), "accumulate_grad_batches"),
+        (lambda: theirs.DeviceStatsMonitor(), "memory-monitor"),
+        (lambda: theirs.EarlyStopping, r"Give an instance: EarlyStopping\("),
+        (lambda: hocket.Callback(), r"hocket=\{'callbacks'"),
+    ],
+)
+def test_callbacks_of_lightnings_own_loop_are_refused_by_name(callback: Any, message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        Trainer(**m.arguments(callbacks=[callback()])).fit(BoringModel())
+
+
+@pytest.mark.parametrize("given", [{"accumulate_grad_batches": 2}, {"gradient_clip_val": 0.1}])
+def test_manual_optimization_refuses_what_it_does_by_hand(given: dict[str, Any]) -> None:
+    with pytest.raises(hocket.plugins.PluginError, match="GAN has manual optimization"):
+        Trainer(**m.arguments(**given)).fit(m.GAN())
+
+
+class WithoutOptimizer(m.LitAutoEncoder):
+    def configure_optimizers(self) -> None:
+        return None
+
+
+@pytest.mark.filterwarnings("ignore:configure_optimizers.. of WithoutOptimizer returned None")
+def test_a_module_without_an_optimizer_keeps_its_weights() -> None:
+    module, before = WithoutOptimizer(), WithoutOptimizer()
+    before.load_state_dict(module.state_dict())
+    trainer = Trainer(**m.arguments(max_epochs=1))
+    trainer.fit(module)
+    assert trainer.global_step == 6
+    assert all(torch.equal(a, b) for a, b in zip(module.parameters(), before.parameters(), strict=True))
+
+
+@pytest.mark.filterwarnings("ignore:Training is over")
+def test_a_second_fit_counts_on() -> None:
+    trainer, module = Trainer(**m.arguments(max_epochs=1)), m.LitAutoEncoder()
+    trainer.fit(module)
+    trainer.fit(module)
+    assert (trainer.global_step, trainer.current_epoch) == (6, 1)
+
+
+def test_what_is_not_a_lightning_module_is_refused() -> None:
+    with pytest.raises(TypeError, match="not a LightningModule"):
+        LightningTask(torch.nn.Linear(2, 2))
+    with pytest.raises(TypeError, match="is a class"):
+        LightningTask(BoringModel)
+    with pytest.raises(TypeError, match="not a LightningModule"):
+        Trainer(**m.arguments()).fit(torch.nn.Linear(2, 2))
+
+
+def test_a_trainer_of_hocket_tells_users_of_a_lightning_module_what_to_write() -> None:
+    with pytest.raises(TypeError, match=r"hocket_migration.lightning.LightningTask\(BoringModel"):
+        hocket.Trainer(model=BoringModel(), device="cpu")
+
+
+def test_an_attribute_that_is_not_there_is_named() -> None:
+    trainer = Trainer(**m.arguments())
+    with pytest.raises(AttributeError, match=r"trainer\.fit_looop is not available under hocket"):
+        _ = trainer.fit_looop
+
+
+def test_without_lightning_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("lightning.pytorch", "pytorch_lightning"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(ModuleNotFoundError, match=r"hocket-migration\[lightning\]"):
+        Trainer()
