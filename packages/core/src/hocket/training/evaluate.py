@@ -59,8 +59,8 @@ class EvalSet:
     ) -> None:
         self.data = data
         self.metrics = metrics
-        # An Interval stays the object that it is, which may be of a subclass with a `due` of its own.
-        self.every = Interval(time_of(every, "every")) if isinstance(every, str) else every
+        # An Interval may be of a subclass with a `due` of its own.
+        self.every = every if isinstance(every, Interval | None) else Interval(time_of(every, "every"))
 
 
 class PreparedSet:

@@ -38,6 +38,10 @@ _REFUSED: dict[str, tuple[Any, str]] = {
         "Give a loader whose data set reads anew in each epoch, such as an IterableDataset",
     ),
     "model_registry": ((None,), "Upload the checkpoint by a logger of hocket, such as hocket={'loggers': ['wandb']}"),
+    "sync_batchnorm": (
+        (False,),
+        "Convert the module before it is given: torch.nn.SyncBatchNorm.convert_sync_batchnorm(module)",
+    ),
     "num_nodes": ((1,), "Start the script by torchrun --nnodes=…, whose processes hocket uses, and omit num_nodes="),
 }
 
