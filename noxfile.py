@@ -262,7 +262,7 @@ def backends(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def migration(session: nox.Session) -> None:
-    """Run the tests of hocket-migration beside the other frameworks, which `tests` skips (about … minutes)."""
+    """Run the tests of hocket-migration beside the other frameworks, which `tests` skips (about four minutes)."""
     settle(session)
     frameworks = replace(MIGRATION, extra="[lightning,transformers,accelerate]")
     packages = tuple(frameworks if package is MIGRATION else package for package in PACKAGES)
