@@ -84,7 +84,8 @@ class SampleVisualizer(Callback):
         if self._on != "train" and self._on not in state.eval_sets:
             sets = ", ".join(map(repr, (*state.eval_sets, "train")))
             raise ValueError(
-                f"sample-visualizer was given on={self._on!r}, and there is no such set. There are: {sets}."
+                f"sample-visualizer was given on={self._on!r}, and there is no such set. There are: {sets}. "
+                f"Write on={next(iter(state.eval_sets), 'train')!r}."
             )
 
     # --- taking samples

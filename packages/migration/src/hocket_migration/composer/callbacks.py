@@ -53,8 +53,9 @@ def NaNMonitor() -> Any:
 
 
 def SpeedMonitor(window_size: int = 100, gpu_flops_available: float | None = None, time_unit: str = "hours") -> Any:
-    """Return hocket's ``speed-monitor``. It logs each 10 batches, without a window; ``time_unit`` is not needed for that."""
-    return make("callbacks", "speed-monitor", peak_flops=gpu_flops_available)
+    """Return hocket's ``speed-monitor``, which logs the speed of each ``window_size`` batches. It logs no wall clock times."""
+    refuse("SpeedMonitor", "hocket logs seconds.", time_unit=(time_unit, "hours"))
+    return make("callbacks", "speed-monitor", every=f"{window_size}ba", peak_flops=gpu_flops_available)
 
 
 def RuntimeEstimator(skip_batches: int = 1, time_unit: str = "hours") -> Any:
