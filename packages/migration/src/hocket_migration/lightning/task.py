@@ -17,6 +17,7 @@ from hocket.data.windows import Window
 from hocket.training import seeding
 from hocket.training.requests import Decision
 from hocket_migration.lightning.actions import Actions, NoLoss
+from hocket_migration.lightning.evaluating import EvaluatedModule
 from hocket_migration.lightning.framework import framework_of, overrides
 from hocket_migration.lightning.logged import Results
 from hocket_migration.lightning.optimizers import NoOptimizer, is_torch_scheduler, parse
@@ -30,7 +31,7 @@ _STANDARD = ("epoch", "global_step", "pytorch-lightning_version", "state_dict")
 _TRANSFER = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 
 
-class LightningTask(hocket.Task):
+class LightningTask(EvaluatedModule):
     """An unmodified LightningModule, trained by a `hocket.Trainer`.
 
     The module's ``training_step``, ``validation_step``, ``predict_step``, ``configure_optimizers`` and hooks are called as
@@ -84,11 +85,8 @@ class LightningTask(hocket.Task):
             for name in ("training_step", "validation_step", "test_step", "predict_step")
         }
         self._results = Results()
-        #: What the latest step of the module returned, for its ``…_batch_end``, and the batch.
-        self._output: Any = None
-        self._batch: Any = None
         #: Whether a batch was begun and not ended; whether the rest of the epoch is skipped; whether one is in progress.
-        self._begun = self._skipping = self._in_epoch = False
+        self._begun = self._skipping = self._in_epoch = self._trained_before = False
         #: Whether schedulers of this epoch have stepped, where its last batch is known in advance.
         self._epoch_stepped = False
         #: Whether `training_step` was called for the current window's batches one by one.
@@ -98,17 +96,6 @@ class LightningTask(hocket.Task):
         #: Whether the module's optimizers are made; and the form of its batches, None for that of the data.
         self.optimizes = True
         self.unpack: Callable[[Any], Any] | None = None
-        #: The evaluation in progress: "validation" or "test", its set's number, and its batch's.
-        self.evaluates = "validation"
-        self._set = -1
-        self._eval_batch = 0
-        self._padding = self._trained_before = False
-        #: Whether the latest batch is in the trainer's counters, which it is from its end on.
-        self._counted = False
-        #: What the latest evaluation logged, by set.
-        self.evaluated: list[dict[str, float]] = []
-        #: The random numbers after an evaluation within a fit, until training continues.
-        self._drawn: Any = None
         #: Names that hocket logs itself.
         self._taken: set[str] = set()
 
@@ -176,39 +163,10 @@ class LightningTask(hocket.Task):
         except (ValueError, TypeError):
             return 1
 
-    def eval_forward(self, batch: Any) -> Any:
-        """Call the module's ``validation_step``, ``test_step`` or ``predict_step``."""
-        trainer = self.trainer
-        name = "predict_step" if trainer.predicting else f"{self.evaluates}_step"
-        if self._padding and not self._shards:  # it counts nothing, and no other rank waits for this one
-            self._output = None
-            return None
-        self._output = trainer.hooks.module(name, *self._arguments(name, batch))
-        return self._output
-
-    def _arguments(self, name: str, batch: Any) -> tuple[Any, ...]:
-        return (batch, *self._place) if self._takes_index[name] or self._several else (batch,)
-
-    @property
-    def _several(self) -> bool:
-        return len(self._sets) > 1
-
     @property
     def skips(self) -> bool:
         """Whether the module has skipped the rest of the epoch, after which Lightning does not validate."""
         return self._skipping
-
-    def has_eval_loss(self, outputs: Any) -> bool:
-        """Evaluation reports what the module logs."""
-        return False
-
-    def check_evaluation(self) -> None:
-        """Raise TypeError if the module has no step to evaluate with."""
-        name = f"{self.evaluates}_step"
-        if not overrides(self.model, name, self._base):
-            raise TypeError(
-                f"{type(self.model).__name__} has no {name}, so there is nothing to evaluate. Define it, or omit the data."
-            )
 
     def configure_optimizers(self) -> Any:
         """Return the module's optimizers; its schedulers are stepped as Lightning steps them."""
@@ -528,137 +486,6 @@ class LightningTask(hocket.Task):
                 if value is None:
                     continue
             trainer.hooks.module("lr_scheduler_step", config.scheduler, value)
-
-    # --- evaluation
-
-    @property
-    def _sets(self) -> list[str]:
-        run = self.trainer.run_state
-        return self.set_labels or ([] if run is None else list(run.eval_sets))
-
-    #: The labels of the sets that are evaluated, if they are not the Trainer's.
-    set_labels: list[str] = []  # replaced, never changed
-
-    def eval_before_all(self, state: State) -> None:
-        """``on_validation_start`` and ``on_validation_epoch_start``, or those of a test."""
-        trainer, hooks, kind = self.trainer, self.trainer.hooks, self.evaluates
-        self._before = trainer.state.fn, trainer.state.stage, trainer._results
-        sanity = trainer.sanity_checking
-        if not sanity:
-            trainer.state.stage = trainer._states.RunningStage["TESTING" if kind == "test" else "VALIDATING"]
-        trainer._results = results = self._new_results(state.strategy.world_size)
-        self._evaluation, self._set, self._sanity = results, -1, sanity
-        if sanity:
-            self.begin_sanity_check()
-            self._sanity_begun = False
-        elif trainer.state.fn == trainer._states.TrainerFn.FITTING:
-            hooks.module("on_validation_model_zero_grad")
-        hooks.module(f"on_{kind}_model_eval")
-        hooks.both(f"on_{kind}_start")
-        hooks.both(f"on_{kind}_epoch_start")
-
-    def eval_start(self, state: State) -> None:
-        """Begin a set."""
-        self._set, self._eval_batch = self._sets.index(str(state.eval_label)), -1
-        self._evaluation.loader = self._set if self._several else None
-
-    def eval_batch_start(self, state: State) -> None:
-        """The hooks of the transfer, and ``on_validation_batch_start``."""
-        self._eval_batch += 1
-        self._padding = self._evaluation.padding = state.aggregates.samples == 0
-        self._batch = state.batch = self._transferred(state.batch, self._set)
-        self._evaluation.next_batch()
-        if not self._padding:
-            self._eval_hook("start")
-
-    def _eval_hook(self, point: str, *outputs: Any) -> None:
-        self.trainer.hooks.both(f"on_{self.evaluates}_batch_{point}", *outputs, self._batch, *self._place)
-
-    @property
-    def _place(self) -> tuple[int, ...]:
-        """The number of the batch, and where there are several sets, of its set."""
-        return (self._eval_batch, self._set) if self._several else (self._eval_batch,)
-
-    def eval_batch_end(self, state: State) -> None:
-        """``on_validation_batch_end``."""
-        if not self._padding:
-            self._eval_hook("end", self._output)
-            values = self._evaluation.of_step()
-            self.trainer.note(values)
-            if values["log"] and not self._sanity:
-                self.trainer.write(values["log"], self.trainer.batches_that_stepped + self._eval_batch)
-        self._padding = False
-
-    def eval_end(self, state: State) -> None:
-        """Give hocket the values of this set."""
-        for name, value in self._by_set(self._evaluation.of_epoch()["log"])[self._set].items():
-            state.log({name: value}, reduce="mean", weight=1.0)
-
-    def eval_after_all(self, state: State) -> None:
-        """``on_validation_epoch_end`` and ``on_validation_end``."""
-        trainer, hooks, kind, results = self.trainer, self.trainer.hooks, self.evaluates, self._evaluation
-        sanity = self._sanity
-        results.loader, self._batch = None, None
-        results.next_batch()
-        trainer.note(results.of_epoch(final=False))
-        hooks.both(f"on_{kind}_epoch_end")
-        values = results.of_epoch()
-        trainer.note(values)
-        self.evaluated = self._by_set(values["log"])
-        if not sanity:
-            self._log(state, values["log"])
-            trainer.write(values["log"], trainer.batches_that_stepped - self._counted)
-        hooks.both(f"on_{kind}_end")
-        hooks.module(f"on_{kind}_model_train")
-        if sanity:
-            trainer._callback_metrics.clear()
-            hooks.callbacks("on_sanity_check_end")
-        else:
-            trainer.validated = True
-        results.reset()
-        trainer.state.fn, trainer.state.stage, trainer._results = self._before
-        if trainer.evaluation_draws and self._results is trainer._results and not sanity:
-            self._drawn = seeding.capture()
-
-    def _by_set(self, values: Mapping[str, Any]) -> list[dict[str, float]]:
-        """Return the values of each set, as Lightning's ``validate`` and ``test`` return them."""
-        found: list[dict[str, float]] = [{} for _ in self._sets]
-        for name, value in values.items():
-            number = value.item() if isinstance(value, Tensor) else value
-            _, mark, loader = name.rpartition("/dataloader_idx_")
-            for index, each in enumerate(found):
-                if not mark or int(loader) == index:
-                    each[name] = number
-        return found
-
-    # --- prediction
-
-    def predict_start(self, state: State) -> None:
-        """``on_predict_start`` and ``on_predict_epoch_start``."""
-        trainer = self.trainer
-        trainer.enter("PREDICTING", "PREDICTING")
-        self._eval_batch, self._padding = -1, False
-        self._set = max(self._set, 0)
-        trainer.hooks.module("on_predict_model_eval")
-        trainer.hooks.both("on_predict_start")
-        trainer.hooks.both("on_predict_epoch_start")
-
-    def predict_batch_start(self, state: State) -> None:
-        """The hooks of the transfer, and ``on_predict_batch_start``."""
-        self._eval_batch += 1
-        self._batch = state.batch = self._transferred(state.batch, self._set)
-        self.trainer.hooks.both("on_predict_batch_start", self._batch, *self._place)
-
-    def predict_batch_end(self, state: State) -> None:
-        """``on_predict_batch_end``."""
-        self.trainer.hooks.both("on_predict_batch_end", self._output, self._batch, *self._place)
-
-    def predict_end(self, state: State) -> None:
-        """``on_predict_epoch_end`` and ``on_predict_end``."""
-        trainer = self.trainer
-        trainer.hooks.both("on_predict_epoch_end")
-        trainer.hooks.both("on_predict_end")
-        trainer.state.stage = None
 
     # --- checkpoints of hocket
 
