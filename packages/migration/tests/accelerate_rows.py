@@ -25,11 +25,12 @@ ROWS: dict[str, Any] = {}
 INPUTS, TARGETS = (torch.randn(24, size, generator=torch.Generator().manual_seed(size)) for size in (4, 1))
 
 
-def row(name: str, ranks: bool = True) -> Callable[[type], type]:
-    """Register a row; ``ranks`` says whether several ranks run it too, with an Accelerator and a Runtime in common."""
+def row(name: str, ranks: bool = True, long: bool = False) -> Callable[[type], type]:
+    """Register a row; ``ranks`` says whether several ranks run it too, with an Accelerator and a Runtime in common; ``long``, whether it
+    starts processes."""
 
     def register(cls: type) -> type:
-        cls.ranks = ranks
+        cls.ranks, cls.long = ranks, long
         ROWS[name] = cls
         return cls
 
@@ -152,7 +153,7 @@ class Precision:
     def before(accelerator, folder):
         from accelerate import Accelerator
 
-        accelerator = Accelerator(mixed_precision="bf16", cpu=True)
+        accelerator = Accelerator(mixed_precision="bf16")
         model, optimizer, loader = accelerated(accelerator)
         losses = train_accelerated(accelerator, model, optimizer, loader)
         return accelerator.mixed_precision, losses, weights(model), model(INPUTS[:2]).dtype
@@ -589,6 +590,7 @@ class SkipFirst:
 class Rank:
     def before(accelerator, folder):
         assert accelerator.state.process_index == accelerator.process_index
+        assert accelerator.state.device == accelerator.device
         return (
             accelerator.process_index,
             accelerator.num_processes,
@@ -814,7 +816,7 @@ class GatherForMetrics:
         return torch.cat([each for outputs in runtime.all_gather(found) for each in outputs]).sort().values
 
 
-@row('accelerator.reduce(tensor, "sum")')
+@row('accelerator.reduce(tensor.clone(), "sum")')
 class Reduce:
     def before(accelerator, folder):
         tensor = torch.arange(3.0) + accelerator.process_index
@@ -910,7 +912,7 @@ class Log:
         return Path(folder, "log.jsonl").read_text()
 
 
-@row("accelerator.free_memory()", ranks=False)
+@row("accelerator.free_memory(model, optimizer, loader)", ranks=False)
 class FreeMemory:
     def before(accelerator, folder):
         import weakref
@@ -935,7 +937,7 @@ class FreeMemory:
 # --- Start
 
 
-@row("accelerate launch --num_processes 1 train.py", ranks=False)
+@row("accelerate launch --num_processes 1 train.py", ranks=False, long=True)
 class Launch:
     """On two ranks in `test_two_ranks`, of which Accelerate's launcher starts only one on CPUs."""
 
@@ -948,11 +950,9 @@ class Launch:
         return launched(folder, "hocket", "hocket launch -n 1 train.py")
 
 
-@row("notebook_launcher(train, (2,), num_processes=2)", ranks=False)
+@row("notebook_launcher(train, (2,), num_processes=2)", ranks=False, long=True)
 class Notebook:
     def before(accelerator, folder):
-        from accelerate import notebook_launcher
-
         return in_script(
             folder,
             "from accelerate import notebook_launcher, PartialState as State\nrank = lambda: State(cpu=True).process_index",
