@@ -362,7 +362,7 @@ class NoSync:
         return weights(model)
 
 
-@row("accelerator.trigger_sync_in_backward(model)")
+@row("with accelerator.trigger_sync_in_backward(model):")
 class TriggerSync:
     def before(accelerator, folder):
         model, optimizer, loader = accelerated(accelerator)
@@ -370,8 +370,8 @@ class TriggerSync:
         with accelerator.no_sync(model):
             accelerator.backward(mse_loss(model(first), one) / 2)
             loss = mse_loss(model(second), other) / 2
-        accelerator.trigger_sync_in_backward(model)
-        accelerator.backward(loss)
+        with accelerator.trigger_sync_in_backward(model):
+            accelerator.backward(loss)
         optimizer.step()
         return weights(model)
 
