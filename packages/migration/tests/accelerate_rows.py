@@ -1,7 +1,7 @@
 """The rows of the tables in docs/from-accelerate.md: each row's `before` uses Accelerate, its `after` hocket.
 
-A row returns what has to be equal. `accelerate launch … accelerate_rows.py before FOLDER` and `hocket launch … accelerate_rows.py
-after FOLDER` run the rows that several ranks can run, and save what each rank got.
+A row returns what has to be equal. Started on several ranks with ``before FOLDER`` or ``after FOLDER``, this program runs the
+rows that several ranks can run, and saves what each rank got.
 """
 
 from __future__ import annotations
@@ -26,8 +26,13 @@ INPUTS, TARGETS = (torch.randn(24, size, generator=torch.Generator().manual_seed
 
 
 def row(name: str, ranks: bool = True, long: bool = False) -> Callable[[type], type]:
-    """Register a row; ``ranks`` says whether several ranks run it too, with an Accelerator and a Runtime in common; ``long``, whether it
-    starts processes."""
+    """Register a row.
+
+    Args:
+        name: the first code of the row on the page.
+        ranks: whether several ranks run it too, with an Accelerator and a Runtime in common.
+        long: whether it starts processes.
+    """
 
     def register(cls: type) -> type:
         cls.ranks, cls.long = ranks, long
@@ -148,12 +153,12 @@ def learning_rate(side, shared):
 # --- Create
 
 
-@row('Accelerator(mixed_precision="bf16")', ranks=False)
+@row('Accelerator(mixed_precision="bf16", cpu=True)', ranks=False)
 class Precision:
     def before(accelerator, folder):
         from accelerate import Accelerator
 
-        accelerator = Accelerator(mixed_precision="bf16")
+        accelerator = Accelerator(mixed_precision="bf16", cpu=True)
         model, optimizer, loader = accelerated(accelerator)
         losses = train_accelerated(accelerator, model, optimizer, loader)
         return accelerator.mixed_precision, losses, weights(model), model(INPUTS[:2]).dtype
@@ -206,7 +211,7 @@ class Seed:
     def after(runtime, folder):
         import random
 
-        runtime = hocket.Runtime(seed=1, device="cpu")
+        hocket.Runtime(seed=1, device="cpu")
         return torch.rand(2), random.random()
 
 
@@ -272,14 +277,14 @@ class Scheduler:
 @row("accelerator.backward(loss)")
 class Backward:
     def before(accelerator, folder):
-        model, optimizer, loader = accelerated(accelerator)
+        model, _, loader = accelerated(accelerator)
         inputs, targets = next(iter(loader))
         loss = mse_loss(model(inputs), targets)
         accelerator.backward(loss)
         return gradients(model)
 
     def after(runtime, folder):
-        model, optimizer, loader = set_up(runtime)
+        model, _, loader = set_up(runtime)
         inputs, targets = next(iter(loader))
         loss = mse_loss(model(inputs), targets)
         runtime.backward(loss)
@@ -357,7 +362,7 @@ class NoSync:
         return weights(model)
 
 
-@row("accelerator.trigger_sync_in_backward(model)")
+@row("with accelerator.trigger_sync_in_backward(model):")
 class TriggerSync:
     def before(accelerator, folder):
         model, optimizer, loader = accelerated(accelerator)
@@ -365,8 +370,8 @@ class TriggerSync:
         with accelerator.no_sync(model):
             accelerator.backward(mse_loss(model(first), one) / 2)
             loss = mse_loss(model(second), other) / 2
-        accelerator.trigger_sync_in_backward(model)
-        accelerator.backward(loss)
+        with accelerator.trigger_sync_in_backward(model):
+            accelerator.backward(loss)
         optimizer.step()
         return weights(model)
 
@@ -384,7 +389,7 @@ class TriggerSync:
 @row("accelerator.clip_grad_norm_(model.parameters(), 0.1)")
 class ClipNorm:
     def before(accelerator, folder):
-        model, optimizer, loader = accelerated(accelerator)
+        model, _, loader = accelerated(accelerator)
         inputs, targets = next(iter(loader))
         accelerator.backward(mse_loss(model(inputs), targets))
         norm = accelerator.clip_grad_norm_(model.parameters(), 0.1)
@@ -401,7 +406,7 @@ class ClipNorm:
 @row("accelerator.clip_grad_value_(model.parameters(), 0.1)")
 class ClipValue:
     def before(accelerator, folder):
-        model, optimizer, loader = accelerated(accelerator)
+        model, _, loader = accelerated(accelerator)
         inputs, targets = next(iter(loader))
         accelerator.backward(mse_loss(model(inputs), targets))
         accelerator.clip_grad_value_(model.parameters(), 0.1)
@@ -553,7 +558,9 @@ class State:
 @row("accelerator.register_for_checkpointing(scheduler)", ranks=False)
 class Register:
     def before(accelerator, folder):
-        scheduler = torch.optim.lr_scheduler.StepLR(objects()[1], 2)
+        optimizer = objects()[1]
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+        optimizer.step()
         accelerator.register_for_checkpointing(scheduler)
         state = scheduler.state_dict()
         accelerator.save_state(folder)
@@ -562,7 +569,9 @@ class Register:
         return scheduler.state_dict() == state
 
     def after(runtime, folder):
-        scheduler = torch.optim.lr_scheduler.StepLR(objects()[1], 2)
+        optimizer = objects()[1]
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+        optimizer.step()
         state = scheduler.state_dict()
         runtime.save(folder, scheduler=scheduler)
         scheduler.step()

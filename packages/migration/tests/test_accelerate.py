@@ -158,15 +158,16 @@ def test_the_last_window_of_accumulation_differs(accelerator):
 
 
 @pytest.mark.long
+@pytest.mark.timeout(600)
 def test_two_ranks(tmp_path):
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "1"}
 
     def run(*command):
-        subprocess.run([sys.executable, "-m", *command], check=True, env=environment, timeout=240)
+        subprocess.run([sys.executable, "-m", *command], check=True, env=environment, timeout=300)
 
     theirs = ("accelerate.commands.accelerate_cli", "launch", "--cpu", "--num_processes", "2")
     (tmp_path / "count.py").write_text("from pathlib import Path; import os; Path(f'{os.getpid()}.started').touch()")
-    subprocess.run([sys.executable, "-m", *theirs, "count.py"], check=True, cwd=tmp_path, env=environment, timeout=240)
+    subprocess.run([sys.executable, "-m", *theirs, "count.py"], check=True, cwd=tmp_path, env=environment, timeout=300)
     started = len(list(tmp_path.glob("*.started")))
     run("torch.distributed.run", "--nproc-per-node", "2", str(FILE), "before", str(tmp_path))
     run("hocket", "launch", "-n", "2", str(FILE), "after", str(tmp_path))
