@@ -25,6 +25,8 @@ NEEDS = {
     "hocket_migration.composer.models.huggingface": "transformers",
     "hocket_migration.composer.models.tasks": "torchmetrics",
     "hocket_migration.composer.trainer": "torchmetrics",
+    "hocket_migration.lightning.task": "lightning",
+    "hocket_migration.lightning.trainer": "lightning",
     "hocket_migration.transformers.arguments": "transformers",
     "hocket_migration.transformers.trainer": "transformers",
     "hocket_nlp.alibi": "transformers",

@@ -12,6 +12,8 @@ from torch import nn
 
 import hocket
 
+#: Adapters of other frameworks, whose own states have attributes of the same names; they continue those frameworks' checkpoints.
+VIEWS = "migration/"
 SOURCES = Path(__file__).parent.parent / "packages"
 CORE = SOURCES / "core/src/hocket"
 #: The part, and the modules that write its attributes.
@@ -69,6 +71,8 @@ def test_everything_else_of_the_state_has_an_owner() -> None:
     found: dict[str, set[str]] = {}
     for path in SOURCES.glob("*/src/**/*.py"):
         where = str(path.relative_to(CORE if path.is_relative_to(CORE) else SOURCES))
+        if where.startswith(VIEWS):
+            continue
         if names := set(assigned(ast.parse(path.read_text()))) - FREE:
             found[where] = names
     assert found == ASSIGNED
@@ -92,6 +96,8 @@ def test_only_owners_write() -> None:
     found: dict[str, set[str]] = {part: set() for part in OWNERS}
     for path in SOURCES.glob("*/src/**/*.py"):
         where = str(path.relative_to(CORE if path.is_relative_to(CORE) else SOURCES))
+        if where.startswith(VIEWS):
+            continue
         for part in written(ast.parse(path.read_text())):
             if part in found:
                 found[part].add(where)

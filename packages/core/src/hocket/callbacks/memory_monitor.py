@@ -24,7 +24,7 @@ class MemoryMonitor(Periodic):
         >>> trainer = hocket.Trainer(model=model, callbacks=[MemoryMonitor(every="50ba")], loggers=["jsonl"], device="cpu")
     """
 
-    def __init__(self, every: str = "50ba") -> None:
+    def __init__(self, every: str = "10ba") -> None:
         super().__init__(every)
 
     def _report(self, state: State) -> None:

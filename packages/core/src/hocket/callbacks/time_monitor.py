@@ -25,14 +25,14 @@ class TimeMonitor(Periodic):
         >>> from hocket.callbacks.time_monitor import TimeMonitor
         >>> trainer = hocket.Trainer(
         ...     model=torch.nn.Linear(4, 1), loss=torch.nn.MSELoss(), optimizer="sgd(lr=0.1)", device="cpu",
-        ...     train_data=[(torch.ones(8, 4), torch.ones(8, 1))] * 10, callbacks=[TimeMonitor(every="10ba")],
+        ...     train_data=[(torch.ones(8, 4), torch.ones(8, 1))] * 10, callbacks=[TimeMonitor()],
         ... )
         >>> result = trainer.fit("1ep")
         >>> 0 <= result.history["time/data_share"][0] <= 1
         True
     """
 
-    def __init__(self, every: str = "50ba") -> None:
+    def __init__(self, every: str = "10ba") -> None:
         super().__init__(every)
         self._since = self._began = 0.0
         self._data = self._evaluation = self._checkpoints = 0.0

@@ -48,13 +48,13 @@ class LightningTask(EvaluatedModule):
 
     Example:
         >>> import hocket, torch
-        >>> from hocket_migration.lightning import LightningTask  # doctest: +SKIP
-        >>> from lightning.pytorch.demos.boring_classes import BoringModel  # doctest: +SKIP
-        >>> module = BoringModel()  # doctest: +SKIP
-        >>> trainer = hocket.Trainer(  # doctest: +SKIP
+        >>> from hocket_migration.lightning import LightningTask
+        >>> from lightning.pytorch.demos.boring_classes import BoringModel
+        >>> module = BoringModel()
+        >>> trainer = hocket.Trainer(
         ...     model=LightningTask(module), train_data=module.train_dataloader(), duration="1ep", device="cpu"
         ... )
-        >>> trainer.fit().timestamp.batch  # doctest: +SKIP
+        >>> trainer.fit().timestamp.batch
         64
     """
 

@@ -40,11 +40,11 @@ class Trainer(TrainerView):
         ModuleNotFoundError: Lightning is not installed.
 
     Example:
-        >>> from hocket_migration.lightning import Trainer  # doctest: +SKIP
-        >>> from lightning.pytorch.demos.boring_classes import BoringModel  # doctest: +SKIP
-        >>> trainer = Trainer(max_epochs=1, logger=False, hocket={"algorithms": ["ema"]})  # doctest: +SKIP
-        >>> trainer.fit(BoringModel())  # doctest: +SKIP
-        >>> trainer.global_step, trainer.hocket.state.timestamp.epoch  # doctest: +SKIP
+        >>> from hocket_migration.lightning import Trainer
+        >>> from lightning.pytorch.demos.boring_classes import BoringModel
+        >>> trainer = Trainer(max_epochs=1, logger=False, hocket={"algorithms": ["ema"]})
+        >>> trainer.fit(BoringModel())
+        >>> trainer.global_step, trainer.hocket.state.timestamp.epoch
         (64, 1)
     """
 
