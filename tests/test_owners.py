@@ -12,7 +12,7 @@ from torch import nn
 
 import hocket
 
-#: Adapters of other frameworks, whose own states have attributes of the same names; they continue those frameworks' checkpoints.
+#: Adapters of other frameworks: their own states have attributes of the same names, and they continue those checkpoints.
 VIEWS = "migration/"
 SOURCES = Path(__file__).parent.parent / "packages"
 CORE = SOURCES / "core/src/hocket"
