@@ -79,11 +79,15 @@ def framework_of(dotted: str) -> Source | None:
     return next((source for source in sources().values() if top in source.packages), None)
 
 
+#: Modules that have an entry in the tables.
+_MODULES = ("functional", "dist", "reproducibility", "module_surgery")
+
+
 def member_of_module(module: Module, name: str) -> Ref:
     """Return what ``module.name`` is: a public name, or a module inside."""
-    if name in module.source.symbols and not (name.islower() and name in ("functional", "dist")):
+    if name in module.source.symbols and name not in _MODULES:
         return Symbol(module.source, name, module.dotted)
-    if name.islower() and not module.source.others_stay:
+    if name.islower():
         return Module(module.source, f"{module.dotted}.{name}")
     return Symbol(module.source, name, module.dotted)
 

@@ -57,6 +57,8 @@ class Source:
     others_stay: bool
     symbols: Mapping[str, Entry]
     kinds: Mapping[str, Kind]
+    #: Whether the namespace replaces the whole package, so that no import of it may stay.
+    whole: bool = False
 
     def kind_of(self, symbol: str) -> Kind | None:
         """Return the class whose instances calls of a public name return, or None."""
@@ -87,6 +89,7 @@ def _read(name: str) -> Source:
         others_stay=data.get("others") == "stay",
         symbols=_entries(data["symbols"]),
         kinds={kind: _kind(name, kind, its) for kind, its in data["kinds"].items()},
+        whole=data.get("whole", False),
     )
 
 

@@ -37,10 +37,10 @@ class Use:
 
 @dataclasses.dataclass(frozen=True)
 class Reference:
-    """A place in the text that names a public name of a framework through a module, such as ``L.Trainer``."""
+    """A place in the text that names a public name or a module of a framework through a module, such as ``L.Trainer``."""
 
-    node: ast.Attribute
-    symbol: Symbol
+    node: ast.Attribute | ast.Name
+    found: Symbol | Module
     #: The local name of the module that it goes through.
     through: str
 
@@ -98,7 +98,11 @@ class Walker(Resolver, ast.NodeVisitor):
                 continue
             found = member_of_module(Module(source, dotted), alias.name)
             self._bind(alias.asname or alias.name, found)
-            entry = self._entry_of(found) if isinstance(found, Symbol) else source.imported
+            entry = (
+                self._entry_of(found)
+                if isinstance(found, Symbol)
+                else self._entry_of_import(source, dotted, alias.name)
+            )
             if entry is not None:
                 self._use(alias, source, f"import {alias.name}", entry)
 
@@ -117,14 +121,20 @@ class Walker(Resolver, ast.NodeVisitor):
             found = self.ref(node)
             if isinstance(found, Symbol):
                 self._use(node, found.source, node.id, self._entry_of(found))
+            elif isinstance(found, Module):
+                self._refer(node, found)
 
     def visit_Attribute(self, node: ast.Attribute) -> None:
         base, found = self.ref(node.value), self.ref(node)
         if isinstance(base, Module):
             if isinstance(found, Symbol):
-                self._use_symbol(node, found)
+                self._use(node, found.source, ast.unparse(node), self._entry_of(found))
             elif isinstance(found, Module):  # the end of a chain; inner ones are not visited
-                self._use_end(node, base, found)
+                self._use(
+                    node, found.source, ast.unparse(node), self._entry_of_end(found.source, base.dotted, node.attr)
+                )
+            if isinstance(found, Symbol | Module):
+                self._refer(node, found)
             return
         if isinstance(base, Symbol):
             self._use_of_class(node, base)
@@ -132,17 +142,12 @@ class Walker(Resolver, ast.NodeVisitor):
             self._use_member(node, base)
         self.visit(node.value)
 
-    def _use_symbol(self, node: ast.Attribute, found: Symbol) -> None:
-        self._use(node, found.source, ast.unparse(node), self._entry_of(found))
+    def _refer(self, node: ast.Attribute | ast.Name, found: Symbol | Module) -> None:
         first: ast.AST = node
         while isinstance(first, ast.Attribute):
             first = first.value
         if isinstance(first, ast.Name):
             self.references.append(Reference(node, found, first.id))
-
-    def _use_end(self, node: ast.Attribute, base: Module, found: Module) -> None:
-        near = _functional(base.source, node.attr) or base.source.symbols.get(base.dotted.rpartition(".")[2])
-        self._use(node, found.source, ast.unparse(node), near or _unknown(found.source, node.attr))
 
     def _use_of_class(self, node: ast.Attribute, base: Symbol) -> None:
         kind = base.source.kind_of(base.name)
@@ -276,8 +281,8 @@ class Walker(Resolver, ast.NodeVisitor):
         arguments = [*given.posonlyargs, *given.args]
         for decorator in node.decorator_list:
             self.visit(decorator)
-        for argument in (*arguments, *given.kwonlyargs):
-            self._annotation(argument.annotation)
+        for argument in (*arguments, *given.kwonlyargs, given.vararg, given.kwarg):
+            self._annotation(argument.annotation if argument is not None else None)
         for default in (*given.defaults, *given.kw_defaults):
             if default is not None:
                 self.visit(default)
@@ -418,10 +423,18 @@ class Walker(Resolver, ast.NodeVisitor):
         entry = found.source.symbols.get(found.name) or _functional(found.source, found.name)
         if entry is not None:
             return entry
-        if found.source.others_stay:
-            training = any(part in found.dotted for part in ("trainer", "training_args", "integrations"))
-            return _unknown(found.source, found.name) if training else None
-        return _unknown(found.source, found.name)
+        return _unlisted(found.source, found.dotted, found.name)
+
+    def _entry_of_end(self, source: Source, dotted: str, name: str) -> Entry | None:
+        """Return the entry of what may be a module or a function."""
+        near = _functional(source, name) or source.symbols.get(name) or source.symbols.get(dotted.rpartition(".")[2])
+        return near or _unlisted(source, dotted, name)
+
+    def _entry_of_import(self, source: Source, dotted: str, name: str) -> Entry | None:
+        near = source.symbols.get(name) or source.symbols.get(dotted.rpartition(".")[2])
+        if near is None and source.others_stay and (_trains(dotted) or not _trains(name)):
+            return _unlisted(source, dotted, name)
+        return near or source.imported
 
     def _use(self, node: ast.AST, source: Source, name: str, entry: Entry | None) -> None:
         if entry is None:
@@ -459,6 +472,15 @@ def _unknown(source: Source, name: str) -> Entry:
     return Entry(
         "no counterpart", f"{name} of {source.title} is not in the tables; docs/porting.md has what hocket offers"
     )
+
+
+def _unlisted(source: Source, dotted: str, name: str) -> Entry | None:
+    """Return the entry of a name that is not in the tables: None if it has nothing to do with training."""
+    return None if source.others_stay and not _trains(dotted) else _unknown(source, name)
+
+
+def _trains(dotted: str) -> bool:
+    return any(part in dotted for part in ("trainer", "training_args", "integrations"))
 
 
 def _unread(expression: str) -> Entry:

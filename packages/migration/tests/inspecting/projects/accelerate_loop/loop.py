@@ -17,7 +17,7 @@ def main(arguments):
         project_config=ProjectConfiguration(project_dir="runs"),  #: maps
         step_scheduler_with_optimizer=False,  #: changes
     )
-    acc.init_trackers("project")  #: none
+    acc.init_trackers("project")  #: changes
     model, loader = torch.nn.Linear(4, 1), [torch.ones(8, 4)] * 10
     optimizer = torch.optim.AdamW(model.parameters())
     model, optimizer, loader = acc.prepare(model, optimizer, loader)  #: maps
@@ -30,7 +30,7 @@ def main(arguments):
             optimizer.step()
             optimizer.zero_grad()
         if step % 100 == 0 and acc.is_main_process:  #: maps
-            acc.log({"loss": loss.item()})  #: none
+            acc.log({"loss": loss.item()})  #: changes
     evaluate(acc, model, loader)
     acc.save_state("runs/last")  #: maps
     acc.unwrap_model(model).cpu()  #: maps
