@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 
@@ -73,7 +74,8 @@ def moved(tmp_path, text, name="train.py"):
         ),
         (
             "from transformers import (\n    AutoModel,\n    Trainer,  # é\n    # end\n)\n",
-            "from hocket_migration.transformers import Trainer  # é\nfrom transformers import (\n    AutoModel,\n    # end\n)\n",
+            "from hocket_migration.transformers import Trainer  # é\n"
+            "from transformers import (\n    AutoModel,\n    # end\n)\n",
         ),
         (
             "from transformers import (  # training\n    Trainer,\n    # models\n    AutoModel,\n)\n",
@@ -198,6 +200,38 @@ def test_a_project_is_written_to_a_new_folder_or_in_place(tmp_path, capsys, migr
         migrate("convert", project, "--out", project / "new")
     assert migrate("convert", project, "--in-place") == 0
     assert "hocket_migration" in (project / "sub" / "train.py").read_text()
+
+
+def test_only_regular_files_are_read_and_links_stay_links(tmp_path, capsys, migrate):
+    project, out = tmp_path / "project", tmp_path / "out"
+    (project / ".venv" / "lib").mkdir(parents=True)
+    (project / "env").mkdir()
+    (project / "env" / "pyvenv.cfg").touch()
+    (project / ".venv" / "lib" / "a.py").write_text("import composer\n")
+    (project / "a.py").write_text("import composer\n")
+    (project / "same.py").symlink_to("a.py")
+    (project / "loop").symlink_to(".")
+    (project / "gone").symlink_to("missing")
+    secret = tmp_path / "secret.py"
+    secret.write_text("import composer\n")
+    (project / "data").symlink_to(secret)
+    assert migrate("convert", project, "--out", out) == 0
+    assert "without caches, hidden folders and virtual environments" in capsys.readouterr().out
+    assert sorted(path.name for path in out.iterdir()) == ["a.py", "data", "gone", "loop", "same.py"]
+    assert all((out / name).is_symlink() for name in ("same.py", "loop", "gone", "data"))
+    os.mkfifo(project / "pipe.py")
+    (project / "other.py").symlink_to(secret)
+    for action in ("inspect", "convert"):
+        assert migrate(action, project) == 1
+        printed = capsys.readouterr().out
+        assert "pipe.py: not read: this is not a regular file." in printed
+        assert "other.py: not read: this is a link to a file that is not in the folder." in printed
+    assert migrate("convert", project, "--in-place") == 1
+    assert secret.read_text() == "import composer\n"
+    assert migrate("convert", project, "--out", tmp_path / "again") == 1
+    assert not (tmp_path / "again" / "pipe.py").exists()
+    capsys.readouterr()
+    assert migrate("inspect", project / "pipe.py") == 2
 
 
 def test_lines_that_imports_do_not_settle_are_listed(tmp_path, capsys, migrate):

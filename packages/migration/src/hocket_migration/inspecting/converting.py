@@ -13,7 +13,7 @@ from hocket_migration.inspecting import project
 from hocket_migration.inspecting.moving import Mover, apply
 from hocket_migration.inspecting.names import framework_of
 from hocket_migration.inspecting.project import Finding, Inspection
-from hocket_migration.inspecting.reading import SourceFile, read
+from hocket_migration.inspecting.reading import SourceFile, omitted, read
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +38,9 @@ class Conversion:
         return "".join(part if part.endswith("\n") else f"{part}\n" for part in parts)
 
     def write(self, folder: str | None) -> None:
-        """Write the project to a new folder, or change the files in place.
+        """Write the project to a new folder, or change the files in place. Links are kept as links.
+
+        Caches, hidden folders and virtual environments are not copied.
 
         Raises FileExistsError if the folder is not empty.
         """
@@ -47,11 +49,10 @@ class Conversion:
             if target.exists() and (not target.is_dir() or any(target.iterdir())):
                 raise FileExistsError(f"--out {folder} is not an empty folder. Choose another, or remove it.")
             if self.root.is_dir():
-                ignored = shutil.ignore_patterns("__pycache__", ".git", "*.pyc")
                 inside = target.resolve().is_relative_to(self.root.resolve())
                 if inside:
                     raise FileExistsError(f"--out {folder} is inside {self.root}. Choose a folder beside it.")
-                shutil.copytree(self.root, target, ignore=ignored, dirs_exist_ok=True)
+                shutil.copytree(self.root, target, symlinks=True, ignore=_omitted, dirs_exist_ok=True)
             else:
                 target.mkdir(parents=True, exist_ok=True)
                 shutil.copy(self.root, target / self.root.name)
@@ -98,6 +99,10 @@ def convert(path: str | Path) -> Conversion:
         findings = [project.finding(file, use) for use in dict.fromkeys(mover.left)]
         left += [each for each in findings if (each.place, each.name) not in known]
     return Conversion(Path(path), tuple(files), changed, tuple(sorted(left, key=_order)), inspection)
+
+
+def _omitted(folder: str, names: list[str]) -> set[str]:
+    return {name for name in names if omitted(Path(folder) / name)}
 
 
 def _order(finding: Finding) -> tuple[str, int, int, int]:

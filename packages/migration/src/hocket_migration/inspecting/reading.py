@@ -66,20 +66,31 @@ def read(path: str | Path) -> tuple[list[SourceFile], list[Problem]]:
     found: list[SourceFile] = []
     problems: list[Problem] = []
     for each in paths:
-        read_one = _read(each, each.relative_to(root).as_posix())
+        name = each.relative_to(root).as_posix()
+        if given.is_dir() and each.is_symlink():
+            if not each.exists() or not each.resolve().is_relative_to(root.resolve()):
+                problems.append(Problem(name, "this is a link to a file that is not in the folder"))
+            continue  # a file in the folder is read where it is
+        if not each.is_file():  # a pipe, which would be waited for
+            problems.append(Problem(name, "this is not a regular file"))
+            continue
+        read_one = _read(each, name)
         (problems if isinstance(read_one, Problem) else found).append(read_one)  # type: ignore[arg-type]
     if not paths:
         problems.append(Problem(str(path), "there are no Python files or notebooks in this folder"))
     return found, problems
 
 
+def omitted(path: Path) -> bool:
+    """Whether something in a folder is not part of a project: caches, hidden folders, virtual environments, pipes."""
+    if path.is_symlink() or path.is_file():
+        return path.suffix == ".pyc"
+    return not path.is_dir() or path.name in _SKIPPED or path.name[0] == "." or (path / "pyvenv.cfg").exists()
+
+
 def _walk(folder: Path) -> Iterator[Path]:
     for where, folders, names in os.walk(folder):
-        folders[:] = [
-            each
-            for each in folders
-            if each not in _SKIPPED and each[0] != "." and not (Path(where) / each / "pyvenv.cfg").exists()
-        ]
+        folders[:] = [each for each in folders if not omitted(Path(where) / each)]
         yield from (Path(where) / name for name in names if name.endswith((".py", ".ipynb")))
 
 
