@@ -120,6 +120,29 @@ def test_an_accelerator_is_followed_however_it_is_named(tmp_path, text):
     assert "Accelerator.backward" in [name for _, name, _ in found_in(tmp_path, text)]
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "from transformers import Trainer, TrainingArguments\nclass W(Trainer):\n"
+        "    def __init__(self, *args, weights=None, **kw):\n        self.weights = weights\n"
+        "    def f(self):\n        self.weights.to(1)\nW(TrainingArguments('a'), TrainingArguments('b'))\n",
+        "from transformers import Trainer\ndef f(a, b, c): c.anything()\nf(*x, 1, Trainer())\n",
+        "from composer import Callback\nclass C(Callback):\n    def run_event(self, event, state, logger):\n"
+        "        state.timestamp, logger.log_metrics({})\n",
+        "from composer import Callback\nclass C(Callback):\n    def load_state_dict(self, state): state.items()\n",
+        "from composer.core import Callback\nclass C(Callback):\n    def log_metrics(self, metrics, step): metrics.items()\n",
+        "from lightning import Callback\nclass C(Callback):\n    def load_state_dict(self, state): state.items()\n",
+    ],
+)
+def test_what_only_might_be_of_a_framework_has_no_verdict(tmp_path, text):
+    assert "not in the tables" not in str([each.text for each in inspect_text(tmp_path, text)])
+
+
+def inspect_text(tmp_path, text):
+    (tmp_path / "train.py").write_text(text)
+    return inspect(tmp_path / "train.py").findings
+
+
 def test_names_that_only_look_like_a_framework_are_left_alone(tmp_path):
     (tmp_path / "composer.py").write_text("class Trainer: pass\n")
     (tmp_path / "train.py").write_text(

@@ -42,6 +42,8 @@ class Function:
     """A function or method of the project: what is known of its parameters and of what it returns."""
 
     parameters: list[str]
+    #: How many parameters take positional arguments: the first ones.
+    positional: int
     #: The name of ``**kwargs``, or empty.
     keywords: str = ""
     known: dict[str, Ref] = dataclasses.field(default_factory=dict)

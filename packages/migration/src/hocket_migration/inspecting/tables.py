@@ -28,7 +28,7 @@ class Kind:
     """A class of a framework: its constructor's arguments, its members, and what these return.
 
     ``keywords``: entries of the keyword arguments of methods. ``passes``: the kinds of the arguments of methods that a
-    subclass overrides, ``first`` those of all methods that are members.
+    subclass overrides, ``first`` those of all other methods that are members.
     """
 
     source: str

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import itertools
 from collections.abc import Iterable, Sequence
 
 from hocket_migration.inspecting.names import (
@@ -227,7 +228,8 @@ class Walker(Resolver, ast.NodeVisitor):
             self._pass_to(node.args, node.keywords, made)
 
     def _pass_to(self, args: Sequence[ast.expr], keywords: Iterable[ast.keyword], function: Function) -> None:
-        given = dict(zip(function.parameters, args, strict=False))
+        known = itertools.takewhile(lambda each: not isinstance(each, ast.Starred), args)
+        given = dict(zip(function.parameters[: function.positional], known, strict=False))
         given |= {each.arg: each.value for each in keywords if each.arg in function.parameters}
         for name, value in given.items():
             if isinstance(found := self.ref(value), Instance):
@@ -293,6 +295,7 @@ class Walker(Resolver, ast.NodeVisitor):
             node,
             Function(
                 [each.arg for each in (*arguments[method and not static :], *given.kwonlyargs)],
+                len(arguments[method and not static :]),
                 given.kwarg.arg if given.kwarg is not None else "",
             ),
         )
@@ -334,7 +337,7 @@ class Walker(Resolver, ast.NodeVisitor):
         of_class = any(_is(each, "classmethod") for each in node.decorator_list)
         scope[arguments[0].arg] = cls if of_class else Instance(tuple(cls.kinds), cls)
         for kind in cls.kinds:
-            passed = kind.passes.get(node.name) or (kind.first if node.name in kind.members else ())
+            passed = kind.passes.get(node.name, kind.first if node.name in kind.members else ())
             for argument, of in zip(arguments[1:], passed, strict=False):
                 self.names.learn(scope, argument.arg, instance_of(kind, of))
 
