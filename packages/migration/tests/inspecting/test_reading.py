@@ -120,6 +120,19 @@ def test_an_accelerator_is_followed_however_it_is_named(tmp_path, text):
     assert "Accelerator.backward" in [name for _, name, _ in found_in(tmp_path, text)]
 
 
+def test_names_of_transformers_4_are_said(tmp_path):
+    text = (
+        "from transformers import Trainer, TrainingArguments\n"
+        "args = TrainingArguments(evaluation_strategy='epoch', warmup_ratio=0.1, no_cuda=True)\n"
+        "Trainer(args=args, tokenizer=1)\n"
+    )
+    changed = {each.name: each.text for each in inspect_text(tmp_path, text) if each.verdict == "changes"}
+    assert "eval_strategy=" in changed["TrainingArguments(evaluation_strategy=)"]
+    assert "warmup_steps=" in changed["TrainingArguments(warmup_ratio=)"]
+    assert "use_cpu=" in changed["TrainingArguments(no_cuda=)"]
+    assert "processing_class=" in changed["Trainer(tokenizer=)"]
+
+
 @pytest.mark.parametrize(
     "text",
     [

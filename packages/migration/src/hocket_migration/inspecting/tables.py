@@ -96,8 +96,8 @@ def _read(name: str) -> Source:
 def _kind(source: str, name: str, data: Mapping[str, Any]) -> Kind:
     arguments, members = _entries(data.get("arguments", {})), _entries(data.get("members", {}))
     if data.get("fields"):
-        arguments = _fields()
-        members = arguments | members
+        members = _fields() | members
+        arguments = _fields() | arguments
     if data.get("events"):
         members = _events(name) | members
     return Kind(
