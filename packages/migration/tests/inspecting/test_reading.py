@@ -88,6 +88,51 @@ def test_a_notebook_has_cells(tmp_path, notebook):
     assert inspect(tmp_path / "b.ipynb").problems[0].text.startswith("this is not a notebook")
 
 
+def test_a_cell_that_cannot_be_read_is_said_beside_those_that_can(tmp_path, capsys, migrate, notebook):
+    cells = [
+        ("code", "%%bash\nfor i in 1; do echo; done"),
+        ("code", "import lightning\n\ndef f(:"),
+        ("code", ""),
+        ("code", "import lightning as L"),
+    ]
+    (tmp_path / "a.ipynb").write_text(json.dumps(notebook(*cells)))
+    assert migrate("inspect", tmp_path) == 1
+    printed = capsys.readouterr().out
+    assert "a.ipynb:cell 4:1: maps: import lightning" in printed
+    assert "a.ipynb:cell 2:3: not read: the syntax is not that of Python 3" in printed
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("[]", "this is not a notebook: it has no list of cells"),
+        ('{"worksheets": [], "nbformat": 3}', "it has format 3. Write it anew with `jupyter nbconvert --to notebook`"),
+        ('{"cells": [{"cell_type": "code"}]}', "cell 1 has no source"),
+        ("", "this is not a notebook"),
+    ],
+)
+def test_what_is_no_notebook_is_said(tmp_path, content, said):
+    (tmp_path / "a.ipynb").write_text(content)
+    assert said in inspect(tmp_path).problems[0].text
+
+
+@pytest.mark.parametrize(
+    "given",
+    ['**{**B, "max_steps": 3}', '**{"max_steps": 3}, **B', "**dict(B, max_steps=3)", '**(B | {"max_steps": 3})'],
+)
+def test_names_in_literal_mappings_are_read(tmp_path, given):
+    found = found_in(tmp_path, f"from transformers import TrainingArguments\nTrainingArguments({given})\n")
+    assert sorted(each[1:] for each in found[2:]) == [
+        ("TrainingArguments(**…)", "not readable"),
+        ("TrainingArguments(max_steps=)", "maps"),
+    ]
+
+
+def test_long_expressions_are_shortened(tmp_path):
+    found = inspect_text(tmp_path, f"import lightning\nlightning.Trainer(**make({'1, ' * 100}))\n")
+    assert "1, 1…" in found[-1].text and len(found[-1].text) < 120
+
+
 def test_a_star_import_is_followed(tmp_path):
     assert found_in(tmp_path, "from lightning.pytorch import *\nTrainer(max_steps=1).fit(1)\n") == [
         (1, "from lightning.pytorch import *", "changes"),

@@ -57,7 +57,11 @@ def _line(finding: Finding) -> str:
 
 
 def _problems(found: Inspection) -> list[str]:
-    return [f"{each.file}{f':{each.line}' if each.line else ''}: not read: {each.text}." for each in found.problems]
+    return [
+        ":".join([each.file, *([f"cell {each.cell}"] if each.cell else []), *([str(each.line)] if each.line else [])])
+        + f": not read: {each.text}."
+        for each in found.problems
+    ]
 
 
 def _count(number: int, noun: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from hocket_migration.inspecting.names import (
     Class,
@@ -194,7 +194,7 @@ class Walker(Resolver, ast.NodeVisitor):
                     self._use(argument, source, f"{called}(*…)", _unread(ast.unparse(argument.value)))
                     break
                 self._use(argument, source, f"{called}({name}=)", kind.arguments[name])
-        for keyword in node.keywords:
+        for keyword in _keywords(node):
             if keyword.arg is None:
                 self._use(keyword.value, source, f"{called}(**…)", _unread(ast.unparse(keyword.value)))
             elif (entry := kind.arguments.get(keyword.arg)) is not None:
@@ -207,7 +207,7 @@ class Walker(Resolver, ast.NodeVisitor):
             table = kind.keywords.get(method)
             if method == "__init__":
                 table = kind.arguments
-            for keyword in node.keywords if table else ():
+            for keyword in _keywords(node) if table else ():
                 assert table is not None
                 if keyword.arg is None:
                     if isinstance(keyword.value, ast.Name) and keyword.value.id in self._forwarded:
@@ -486,7 +486,36 @@ def _trains(dotted: str) -> bool:
     return any(part in dotted for part in ("trainer", "training_args", "integrations"))
 
 
+def _keywords(call: ast.Call) -> Iterator[ast.keyword]:
+    """Yield the keyword arguments of a call, those of ``**{"name": value}`` and ``**dict(name=value)`` one by one."""
+    for keyword in call.keywords:
+        yield from (keyword,) if keyword.arg is not None else _named(keyword.value)
+
+
+def _named(mapping: ast.expr) -> Iterator[ast.keyword]:
+    """Yield the items of a mapping as keyword arguments; those whose names are not known have none."""
+    if isinstance(mapping, ast.Dict):
+        for key, value in zip(mapping.keys, mapping.values, strict=True):
+            if key is None:
+                yield from _named(value)
+            elif isinstance(key, ast.Constant) and isinstance(key.value, str):
+                yield ast.copy_location(ast.keyword(key.value, value), key)
+            else:
+                yield ast.copy_location(ast.keyword(None, key), key)
+    elif isinstance(mapping, ast.Call) and _is(mapping.func, "dict"):
+        for each in mapping.args:
+            yield from _named(each)
+        yield from _keywords(mapping)
+    elif isinstance(mapping, ast.BinOp) and isinstance(mapping.op, ast.BitOr):
+        yield from _named(mapping.left)
+        yield from _named(mapping.right)
+    else:
+        yield ast.copy_location(ast.keyword(None, mapping), mapping)
+
+
 def _unread(expression: str) -> Entry:
+    if len(expression) > 40:
+        expression = f"{expression[:39]}…"
     return Entry(
         "not readable", f"the arguments in {expression} are known only when the program runs: compare their names"
     )
