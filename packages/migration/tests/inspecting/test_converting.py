@@ -82,6 +82,11 @@ def moved(tmp_path, text, name="train.py"):
             "from hocket_migration.transformers import Trainer\n"
             "from transformers import (  # training\n    # models\n    AutoModel,\n)\n",
         ),
+        (
+            "import os\n\x0c\nx = '\u2028\x1c'\nfrom transformers import Trainer, AutoModel\n",
+            "import os\n\x0c\nx = '\u2028\x1c'\nfrom hocket_migration.transformers import Trainer\n"
+            "from transformers import AutoModel\n",
+        ),
         # transformers: modules, stars, and imports of which no use is left
         (
             "import transformers.trainer\nclass A(transformers.trainer.Trainer): pass\n",

@@ -13,7 +13,7 @@ from hocket_migration.inspecting import project
 from hocket_migration.inspecting.moving import Mover, apply
 from hocket_migration.inspecting.names import framework_of
 from hocket_migration.inspecting.project import Finding, Inspection
-from hocket_migration.inspecting.reading import SourceFile, omitted, read
+from hocket_migration.inspecting.reading import SourceFile, lines_of, omitted, read
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Conversion:
         parts: list[str] = []
         for file in self.files:
             if (lines := self.changed.get(file.name)) is not None:
-                new = "".join(lines).splitlines(keepends=True)
+                new = lines_of("".join(lines))
                 parts += difflib.unified_diff(file.lines, new, file.name, file.name, n=0)
         return "".join(part if part.endswith("\n") else f"{part}\n" for part in parts)
 
@@ -118,5 +118,5 @@ def _write(path: Path, file: SourceFile, lines: list[str]) -> None:
         last = bounds[index + 1][1] - 1 if index + 1 < len(bounds) else len(lines)
         text = "".join(lines[first - 1 : last]).removesuffix("\n")
         cell = file.notebook["cells"][number - 1]
-        cell["source"] = text if isinstance(cell["source"], str) else text.splitlines(keepends=True)
+        cell["source"] = text if isinstance(cell["source"], str) else lines_of(text)
     path.write_text(json.dumps(file.notebook, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -89,6 +89,11 @@ def omitted(path: Path) -> bool:
     return not path.is_dir() or path.name in _SKIPPED or path.name[0] == "." or (path / "pyvenv.cfg").exists()
 
 
+def lines_of(text: str) -> list[str]:
+    """Return the lines with their ends, as syntax trees count them: form feeds and the like do not end a line."""
+    return io.StringIO(text, newline="").readlines()
+
+
 def _walk(folder: Path) -> Iterator[Path]:
     for where, folders, names in os.walk(folder):
         folders[:] = [each for each in folders if not omitted(Path(where) / each)]
@@ -127,7 +132,7 @@ def _read(path: Path, name: str, of_cells: list[Problem]) -> SourceFile | Proble
         return Problem(name, f"the file cannot be parsed: {type(error).__name__}: {error}")
     parts = list(Path(name).with_suffix("").parts)
     module = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-    return SourceFile(path, name, module, text.splitlines(keepends=True), tree, cells, notebook, encoding)
+    return SourceFile(path, name, module, lines_of(text), tree, cells, notebook, encoding)
 
 
 def _syntax(error: SyntaxError) -> str:
@@ -155,13 +160,13 @@ def _code_of(notebook: Any) -> tuple[str, dict[int, int]]:
             continue
         cells[number] = len(lines) + 1
         text = source if isinstance(source, str) else "".join(source)
-        lines += [line if line.endswith("\n") else f"{line}\n" for line in text.splitlines(keepends=True)]
+        lines += [line if line.endswith("\n") else f"{line}\n" for line in lines_of(text)]
     return "".join(lines), cells
 
 
 def _parse_cells(text: str, cells: dict[int, int]) -> tuple[ast.Module, list[tuple[int, SyntaxError]]]:
     """Return the syntax tree of all cells that can be parsed, and the errors of the others by the number of the cell."""
-    lines = text.splitlines(keepends=True)
+    lines = lines_of(text)
     bounds = [*(first - 1 for first in cells.values()), len(lines)]
     code: list[str] = []
     bad = []
@@ -181,8 +186,8 @@ def _without_magics(text: str) -> str:
     lines = []
     magic = text.lstrip().partition("\n")[0].split()
     if magic and magic[0].startswith("%%") and magic[0] not in ("%%time", "%%timeit", "%%capture", "%%prun"):
-        return "\n" * len(text.splitlines())
-    for line in text.splitlines(keepends=True):
+        return "\n" * len(lines_of(text))
+    for line in lines_of(text):
         stripped = line.lstrip()
         indent = line[: len(line) - len(stripped)]
         lines.append(f"{indent}pass\n" if stripped.startswith(("%", "!", "?")) else line)
