@@ -189,11 +189,31 @@ def test_names_of_transformers_4_are_said(tmp_path):
         "        state.timestamp, logger.log_metrics({})\n",
         "from composer import Callback\nclass C(Callback):\n    def load_state_dict(self, state): state.items()\n",
         "from composer.core import Callback\nclass C(Callback):\n    def log_metrics(self, metrics, step): metrics.items()\n",
+        "import lightning as L\ndef f(t): t.anything()\nf(L.Trainer())\nf(object())\n",
+        "import lightning as L\nt = make()\nt.anything()\nt = L.Trainer()\n",
+        "import lightning as L\nt = L.Trainer() if a else Other()\nt.anything()\n",
+        "import lightning as L\nfor t in [L.Trainer(), Other()]:\n    t.anything()\n",
+        "import lightning as L\ndef g(t: L.Trainer | Other): t.anything()\n",
+        "import lightning as L\ndef g():\n    if a: return L.Trainer()\n    return Other()\ng().anything()\n",
+        "import lightning as L\nclass A(L.LightningModule):\n    def f(self):\n        self.t = L.Trainer()\n"
+        "        self.t = Other()\n        self.t.anything()\n",
         "from lightning import Callback\nclass C(Callback):\n    def load_state_dict(self, state): state.items()\n",
     ],
 )
 def test_what_only_might_be_of_a_framework_has_no_verdict(tmp_path, text):
     assert "not in the tables" not in str([each.text for each in inspect_text(tmp_path, text)])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import lightning as L\nt = None\nt = L.Trainer()\nt.anything()\n",
+        "import lightning as L\ndef f(t: L.Trainer | None = None): t.anything()\n",
+        "import lightning as L\nclass C(L.Callback):\n    def on_train_end(self, trainer, pl): trainer.anything()\n",
+    ],
+)
+def test_unknown_members_are_said_where_the_class_is_certain(tmp_path, text):
+    assert "anything of Lightning is not in the tables" in str([each.text for each in inspect_text(tmp_path, text)])
 
 
 def inspect_text(tmp_path, text):

@@ -56,6 +56,15 @@ class Instance:
 
     kinds: tuple[Kind, ...]
     of: Class | None = None
+    #: Whether it cannot be something else, such as what another call passes.
+    certain: bool = True
+
+
+def uncertain(found: Ref) -> Ref:
+    """Return what an expression may refer to, among other things."""
+    if isinstance(found, Elements):
+        return dataclasses.replace(found, each=uncertain(found.each))
+    return dataclasses.replace(found, certain=False) if isinstance(found, Instance) else found
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,6 +130,13 @@ class Names:
         """Note what a name refers to; the first finding stays."""
         if ref is not None and where.get(name) is None:
             where[name] = ref
+            self.learned += 1
+
+    def doubt(self, where: dict[str, Ref], name: str, ref: Ref | None) -> None:
+        """Note that a name refers to something else too."""
+        known = where.get(name)
+        if known is not None and known != ref and uncertain(known) != known:
+            where[name] = uncertain(known)
             self.learned += 1
 
     def exported(self, module: str, name: str) -> Ref | None:

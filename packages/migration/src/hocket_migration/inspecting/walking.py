@@ -19,9 +19,10 @@ from hocket_migration.inspecting.names import (
     Symbol,
     framework_of,
     member_of_module,
+    uncertain,
 )
 from hocket_migration.inspecting.reading import SourceFile
-from hocket_migration.inspecting.resolving import Resolver, instance_of, source_of
+from hocket_migration.inspecting.resolving import Resolver, instance_of, is_none, source_of
 from hocket_migration.inspecting.tables import Entry, Kind, Source
 
 
@@ -161,7 +162,7 @@ class Walker(Resolver, ast.NodeVisitor):
                 if base.of is None or node.attr not in base.of.attributes or kind.returns.get(node.attr):
                     self._use(node, source_of(kind), f"{kind.name}.{node.attr}", entry)
                 return
-        if base.of is None and not (kind := base.kinds[0]).open and not node.attr.startswith("__"):
+        if base.of is None and base.certain and not (kind := base.kinds[0]).open and not node.attr.startswith("__"):
             self._use(node, source_of(kind), f"{kind.name}.{node.attr}", _unknown(source_of(kind), node.attr))
 
     # --- calls
@@ -234,6 +235,8 @@ class Walker(Resolver, ast.NodeVisitor):
         for name, value in given.items():
             if isinstance(found := self.ref(value), Instance):
                 self.names.learn(function.known, name, found)
+            if not is_none(value):
+                self.names.doubt(function.known, name, found)
 
     # --- definitions
 
@@ -304,6 +307,7 @@ class Walker(Resolver, ast.NodeVisitor):
             self.names.learn(scope, argument.arg, self._of_annotation(argument.annotation))
         for name, known in function.known.items():
             self.names.learn(scope, name, known)
+            self.names.doubt(scope, name, known)
         if method:
             assert cls is not None
             self._method(node, cls, function, scope, [] if static else arguments)
@@ -355,9 +359,14 @@ class Walker(Resolver, ast.NodeVisitor):
     def visit_Return(self, node: ast.Return) -> None:
         self.generic_visit(node)
         found = self.ref(node.value)
-        if self._functions and self._functions[-1].returns is None and isinstance(found, Instance):
-            self._functions[-1].returns = found
+        if not self._functions or node.value is None or is_none(node.value):
+            return
+        function = self._functions[-1]
+        if function.returns is None and isinstance(found, Instance):
+            function.returns = found
             self.names.learned += 1
+        elif function.returns is not None and function.returns != found:
+            function.returns = uncertain(function.returns)
 
     # --- assignments
 
@@ -410,15 +419,22 @@ class Walker(Resolver, ast.NodeVisitor):
         found = self.ref(value)
         if isinstance(found, Instance | Class | Symbol | Function | Module | Elements):
             self._store(target, found)
+        if not is_none(value) and (place := self._place_of(target)) is not None:
+            self.names.doubt(*place, found)
 
     def _store(self, target: ast.expr, found: Ref) -> None:
+        if (place := self._place_of(target)) is not None:
+            self.names.learn(*place, found)
+
+    def _place_of(self, target: ast.expr) -> tuple[dict[str, Ref], str] | None:
+        """Return where it is noted what a target refers to: a scope, or the attributes of a class of the project."""
         if isinstance(target, ast.Name):
-            self._bind(target.id, found)
-        elif isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name):
+            return self.scopes[-1], target.id
+        if isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name):
             owner = self.ref(target.value)
             cls = owner.of if isinstance(owner, Instance) else None
-            if cls is not None:
-                self.names.learn(cls.attributes, target.attr, found)
+            return None if cls is None else (cls.attributes, target.attr)
+        return None
 
     # --- results
 
