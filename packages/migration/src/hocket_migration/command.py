@@ -9,12 +9,12 @@ import sys
 from hocket.cli.command import Command
 
 _INSPECT = (
-    "Exit status: 0 if every use maps or changes, 1 if something has no counterpart or could not be read, 2 if no file could "
-    "be read."
+    "Exit status: 0 if every use maps or changes, 1 if a use has no counterpart or is not readable, or if a file or cell could "
+    "not be read, 2 if no file could be read or an argument is wrong."
 )
 _CONVERT = (
-    "Without --out and --in-place nothing is written. Exit status: 0 if everything moved, 1 if lines are left for you, 2 if no "
-    "file could be read."
+    "Without --out and --in-place nothing is written. Exit status: 0 if no line is left for you, 1 if lines are left, or if a "
+    "file or cell could not be read, 2 if no file could be read or an argument is wrong."
 )
 
 

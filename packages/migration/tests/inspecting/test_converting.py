@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 
@@ -33,16 +34,16 @@ def moved(tmp_path, text, name="train.py"):
         ),
         (
             "from transformers import (\n    AutoModel,  # the model\n    Trainer,  # the trainer\n    pipeline,\n)\n",
-            "from hocket_migration.transformers import Trainer\n"
+            "from hocket_migration.transformers import Trainer  # the trainer\n"
             "from transformers import (\n    AutoModel,  # the model\n    pipeline,\n)\n",
         ),
         (
             "from transformers import (AutoModel,\n                          Trainer)\n",
-            "from hocket_migration.transformers import Trainer\nfrom transformers import (AutoModel,\n)\n",
+            "from hocket_migration.transformers import Trainer\nfrom transformers import (AutoModel)\n",
         ),
         (
             "from transformers import (\n    AutoModel,\n    Trainer\n)\n",
-            "from hocket_migration.transformers import Trainer\nfrom transformers import (\n    AutoModel,\n)\n",
+            "from hocket_migration.transformers import Trainer\nfrom transformers import (\n    AutoModel\n)\n",
         ),
         (
             "import torch, transformers\nx = 'transformers.Trainer'\nt = transformers.Trainer(transformers.AutoModel)\n",
@@ -51,8 +52,7 @@ def moved(tmp_path, text, name="train.py"):
         ),
         (
             "import transformers as hf\r\nt = (hf\r\n     .Seq2SeqTrainer)\r\n",
-            "import hocket_migration.transformers\r\nimport transformers as hf\r\n"
-            "t = (hocket_migration.transformers\r\n     .Seq2SeqTrainer)\r\n",
+            "import hocket_migration.transformers as hf\r\nt = (hf\r\n     .Seq2SeqTrainer)\r\n",
         ),
         (
             "if True: from transformers import Trainer, AutoModel\n",
@@ -60,7 +60,91 @@ def moved(tmp_path, text, name="train.py"):
         ),
         (
             "from transformers import \\\n    Trainer, \\\n    AutoModel\n",
-            "from hocket_migration.transformers import Trainer\nfrom transformers import AutoModel\n",
+            "from hocket_migration.transformers import Trainer\nfrom transformers import \\\n    AutoModel\n",
+        ),
+        (
+            "from transformers import \\\n    AutoModel, \\\n    Trainer\n",
+            "from hocket_migration.transformers import Trainer\nfrom transformers import \\\n    AutoModel\n",
+        ),
+        (
+            "from transformers import (\n    AutoModel,  # model\n    # for training\n    Trainer,  # é\n"
+            "    Seq2SeqTrainer, # both\n)\n",
+            "from hocket_migration.transformers import Trainer, Seq2SeqTrainer  # é; both\n"
+            "from transformers import (\n    AutoModel,  # model\n    # for training\n)\n",
+        ),
+        (
+            "from transformers import (\n    AutoModel,\n    Trainer,  # é\n    # end\n)\n",
+            "from hocket_migration.transformers import Trainer  # é\n"
+            "from transformers import (\n    AutoModel,\n    # end\n)\n",
+        ),
+        (
+            "from transformers import (  # training\n    Trainer,\n    # models\n    AutoModel,\n)\n",
+            "from hocket_migration.transformers import Trainer\n"
+            "from transformers import (  # training\n    # models\n    AutoModel,\n)\n",
+        ),
+        (
+            "import os\n\x0c\nx = '\u2028\x1c'\nfrom transformers import Trainer, AutoModel\n",
+            "import os\n\x0c\nx = '\u2028\x1c'\nfrom hocket_migration.transformers import Trainer\n"
+            "from transformers import AutoModel\n",
+        ),
+        # transformers: modules, stars, and imports of which no use is left
+        (
+            "import transformers.trainer\nclass A(transformers.trainer.Trainer): pass\n",
+            "import hocket_migration.transformers\nclass A(hocket_migration.transformers.Trainer): pass\n",
+        ),
+        (
+            "from transformers import *\nTrainer(AutoModel)\n",
+            "from transformers import *\nfrom hocket_migration.transformers import Trainer\nTrainer(AutoModel)\n",
+        ),
+        (
+            "try:\n    import lightning.pytorch as pl\nexcept ImportError:\n    import pytorch_lightning as pl\n"
+            "pl.Trainer()\npl.Callback()\n",
+            "try:\n    import hocket_migration.lightning\n    import lightning.pytorch as pl\nexcept ImportError:\n"
+            "    import hocket_migration.lightning\n    import pytorch_lightning as pl\n"
+            "hocket_migration.lightning.Trainer()\npl.Callback()\n",
+        ),
+        (
+            "from lightning import pytorch as pl, Fabric\npl.Trainer()\n",
+            "import hocket_migration.lightning\nfrom lightning import Fabric\nhocket_migration.lightning.Trainer()\n",
+        ),
+        # Composer, whose namespace replaces the package
+        (
+            "from composer.utils import dist, ensure_tuple, reproducibility as r\nr.seed_all(1)\n",
+            "from hocket_migration.composer.utils import dist, ensure_tuple, reproducibility as r\nr.seed_all(1)\n",
+        ),
+        (
+            "from composer.utils.dist import get_sampler\n",
+            "from hocket_migration.composer.utils.dist import get_sampler\n",
+        ),
+        (
+            "import composer.functional as cf\nimport composer.optim as co\ncf.apply_blurpool(co)\n",
+            "import hocket_migration.composer.functional as cf\nimport hocket_migration.composer.optim as co\n"
+            "cf.apply_blurpool(co)\n",
+        ),
+        (
+            "import composer\nfrom composer import optim, algorithms as alg, functional as CF\n"
+            "composer.Trainer(optim.DecoupledAdamW, alg.BlurPool(), CF)\n",
+            "import hocket_migration.composer as composer\n"
+            "from hocket_migration.composer import optim, algorithms as alg, functional as CF\n"
+            "composer.Trainer(optim.DecoupledAdamW, alg.BlurPool(), CF)\n",
+        ),
+        (
+            "import os, composer.utils\ncomposer.utils.dist.get_rank()\ncomposer.algorithms.blurpool.BlurPool()\n",
+            "import hocket_migration.composer.algorithms\nimport os, hocket_migration.composer as composer\n"
+            "composer.utils.dist.get_rank()\nhocket_migration.composer.algorithms.BlurPool()\n",
+        ),
+        ("import composer\n", "import hocket_migration.composer as composer\n"),
+        (
+            "from composer.algorithms.blurpool import BlurPool\nfrom composer.callbacks.early_stopper import EarlyStopper\n"
+            "from composer.trainer.trainer import Trainer\nfrom composer.utils.iter_helpers import ensure_tuple\n",
+            "from hocket_migration.composer.algorithms import BlurPool\n"
+            "from hocket_migration.composer.callbacks import EarlyStopper\n"
+            "from hocket_migration.composer import Trainer\nfrom hocket_migration.composer.utils import ensure_tuple\n",
+        ),
+        (
+            "from composer.algorithms import blurpool, MixUp\nblurpool.BlurPool()\n",
+            "import hocket_migration.composer.algorithms\nfrom hocket_migration.composer.algorithms import MixUp\n"
+            "hocket_migration.composer.algorithms.BlurPool()\n",
         ),
     ],
 )
@@ -68,6 +152,26 @@ def test_imports(tmp_path, before, after):
     found = moved(tmp_path, before)
     compile(found, "train.py", "exec")
     assert found == after
+
+
+@pytest.mark.parametrize(
+    ("text", "left"),
+    [
+        ("from composer.utils import dist, get_file\n", "a.py:1: no counterpart: import get_file"),
+        ("import composer.datasets.utils as u\n", "a.py:1: no counterpart: import composer.datasets.utils"),
+        ("import composer\ncomposer.utils.get_file()\n", "a.py:2: no counterpart: composer.utils.get_file"),
+        (
+            "from composer import Profiler\n",
+            "no counterpart: import Profiler: hocket_migration.composer does not have it",
+        ),
+        ("from composer import *\nTrainer()\n", "a.py:1: no counterpart: from composer import *"),
+        ("import lightning\npl = lightning.pytorch\npl.Trainer()\n", "a.py:3: no counterpart: pl.Trainer"),
+    ],
+)
+def test_what_does_not_move_is_left(tmp_path, capsys, migrate, text, left):
+    (tmp_path / "a.py").write_text(text)
+    assert migrate("convert", tmp_path) == 1
+    assert left in capsys.readouterr().out.partition("Left for you:")[2]
 
 
 @pytest.mark.parametrize(
@@ -101,6 +205,38 @@ def test_a_project_is_written_to_a_new_folder_or_in_place(tmp_path, capsys, migr
         migrate("convert", project, "--out", project / "new")
     assert migrate("convert", project, "--in-place") == 0
     assert "hocket_migration" in (project / "sub" / "train.py").read_text()
+
+
+def test_only_regular_files_are_read_and_links_stay_links(tmp_path, capsys, migrate):
+    project, out = tmp_path / "project", tmp_path / "out"
+    (project / ".venv" / "lib").mkdir(parents=True)
+    (project / "env").mkdir()
+    (project / "env" / "pyvenv.cfg").touch()
+    (project / ".venv" / "lib" / "a.py").write_text("import composer\n")
+    (project / "a.py").write_text("import composer\n")
+    (project / "same.py").symlink_to("a.py")
+    (project / "loop").symlink_to(".")
+    (project / "gone").symlink_to("missing")
+    secret = tmp_path / "secret.py"
+    secret.write_text("import composer\n")
+    (project / "data").symlink_to(secret)
+    assert migrate("convert", project, "--out", out) == 0
+    assert "without caches, hidden folders and virtual environments" in capsys.readouterr().out
+    assert sorted(path.name for path in out.iterdir()) == ["a.py", "data", "gone", "loop", "same.py"]
+    assert all((out / name).is_symlink() for name in ("same.py", "loop", "gone", "data"))
+    os.mkfifo(project / "pipe.py")
+    (project / "other.py").symlink_to(secret)
+    for action in ("inspect", "convert"):
+        assert migrate(action, project) == 1
+        printed = capsys.readouterr().out
+        assert "pipe.py: not read: this is not a regular file." in printed
+        assert "other.py: not read: this is a link to a file that is not in the folder." in printed
+    assert migrate("convert", project, "--in-place") == 1
+    assert secret.read_text() == "import composer\n"
+    assert migrate("convert", project, "--out", tmp_path / "again") == 1
+    assert not (tmp_path / "again" / "pipe.py").exists()
+    capsys.readouterr()
+    assert migrate("inspect", project / "pipe.py") == 2
 
 
 def test_lines_that_imports_do_not_settle_are_listed(tmp_path, capsys, migrate):

@@ -88,6 +88,51 @@ def test_a_notebook_has_cells(tmp_path, notebook):
     assert inspect(tmp_path / "b.ipynb").problems[0].text.startswith("this is not a notebook")
 
 
+def test_a_cell_that_cannot_be_read_is_said_beside_those_that_can(tmp_path, capsys, migrate, notebook):
+    cells = [
+        ("code", "%%bash\nfor i in 1; do echo; done"),
+        ("code", "import lightning\n\ndef f(:"),
+        ("code", ""),
+        ("code", "import lightning as L"),
+    ]
+    (tmp_path / "a.ipynb").write_text(json.dumps(notebook(*cells)))
+    assert migrate("inspect", tmp_path) == 1
+    printed = capsys.readouterr().out
+    assert "a.ipynb:cell 4:1: maps: import lightning" in printed
+    assert "a.ipynb:cell 2:3: not read: the syntax is not that of Python 3" in printed
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("[]", "this is not a notebook: it has no list of cells"),
+        ('{"worksheets": [], "nbformat": 3}', "it has format 3. Write it anew with `jupyter nbconvert --to notebook`"),
+        ('{"cells": [{"cell_type": "code"}]}', "cell 1 has no source"),
+        ("", "this is not a notebook"),
+    ],
+)
+def test_what_is_no_notebook_is_said(tmp_path, content, said):
+    (tmp_path / "a.ipynb").write_text(content)
+    assert said in inspect(tmp_path).problems[0].text
+
+
+@pytest.mark.parametrize(
+    "given",
+    ['**{**B, "max_steps": 3}', '**{"max_steps": 3}, **B', "**dict(B, max_steps=3)", '**(B | {"max_steps": 3})'],
+)
+def test_names_in_literal_mappings_are_read(tmp_path, given):
+    found = found_in(tmp_path, f"from transformers import TrainingArguments\nTrainingArguments({given})\n")
+    assert sorted(each[1:] for each in found[2:]) == [
+        ("TrainingArguments(**…)", "not readable"),
+        ("TrainingArguments(max_steps=)", "maps"),
+    ]
+
+
+def test_long_expressions_are_shortened(tmp_path):
+    found = inspect_text(tmp_path, f"import lightning\nlightning.Trainer(**make({'1, ' * 100}))\n")
+    assert "1, 1…" in found[-1].text and len(found[-1].text) < 120
+
+
 def test_a_star_import_is_followed(tmp_path):
     assert found_in(tmp_path, "from lightning.pytorch import *\nTrainer(max_steps=1).fit(1)\n") == [
         (1, "from lightning.pytorch import *", "changes"),
@@ -118,6 +163,62 @@ def test_a_star_import_is_followed(tmp_path):
 )
 def test_an_accelerator_is_followed_however_it_is_named(tmp_path, text):
     assert "Accelerator.backward" in [name for _, name, _ in found_in(tmp_path, text)]
+
+
+def test_names_of_transformers_4_are_said(tmp_path):
+    text = (
+        "from transformers import Trainer, TrainingArguments\n"
+        "args = TrainingArguments(evaluation_strategy='epoch', warmup_ratio=0.1, no_cuda=True)\n"
+        "Trainer(args=args, tokenizer=1)\n"
+    )
+    changed = {each.name: each.text for each in inspect_text(tmp_path, text) if each.verdict == "changes"}
+    assert "eval_strategy=" in changed["TrainingArguments(evaluation_strategy=)"]
+    assert "warmup_steps=" in changed["TrainingArguments(warmup_ratio=)"]
+    assert "use_cpu=" in changed["TrainingArguments(no_cuda=)"]
+    assert "processing_class=" in changed["Trainer(tokenizer=)"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "from transformers import Trainer, TrainingArguments\nclass W(Trainer):\n"
+        "    def __init__(self, *args, weights=None, **kw):\n        self.weights = weights\n"
+        "    def f(self):\n        self.weights.to(1)\nW(TrainingArguments('a'), TrainingArguments('b'))\n",
+        "from transformers import Trainer\ndef f(a, b, c): c.anything()\nf(*x, 1, Trainer())\n",
+        "from composer import Callback\nclass C(Callback):\n    def run_event(self, event, state, logger):\n"
+        "        state.timestamp, logger.log_metrics({})\n",
+        "from composer import Callback\nclass C(Callback):\n    def load_state_dict(self, state): state.items()\n",
+        "from composer.core import Callback\nclass C(Callback):\n    def log_metrics(self, metrics, step): metrics.items()\n",
+        "import lightning as L\ndef f(t): t.anything()\nf(L.Trainer())\nf(object())\n",
+        "import lightning as L\nt = make()\nt.anything()\nt = L.Trainer()\n",
+        "import lightning as L\nt = L.Trainer() if a else Other()\nt.anything()\n",
+        "import lightning as L\nfor t in [L.Trainer(), Other()]:\n    t.anything()\n",
+        "import lightning as L\ndef g(t: L.Trainer | Other): t.anything()\n",
+        "import lightning as L\ndef g():\n    if a: return L.Trainer()\n    return Other()\ng().anything()\n",
+        "import lightning as L\nclass A(L.LightningModule):\n    def f(self):\n        self.t = L.Trainer()\n"
+        "        self.t = Other()\n        self.t.anything()\n",
+        "from lightning import Callback\nclass C(Callback):\n    def load_state_dict(self, state): state.items()\n",
+    ],
+)
+def test_what_only_might_be_of_a_framework_has_no_verdict(tmp_path, text):
+    assert "not in the tables" not in str([each.text for each in inspect_text(tmp_path, text)])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import lightning as L\nt = None\nt = L.Trainer()\nt.anything()\n",
+        "import lightning as L\ndef f(t: L.Trainer | None = None): t.anything()\n",
+        "import lightning as L\nclass C(L.Callback):\n    def on_train_end(self, trainer, pl): trainer.anything()\n",
+    ],
+)
+def test_unknown_members_are_said_where_the_class_is_certain(tmp_path, text):
+    assert "anything of Lightning is not in the tables" in str([each.text for each in inspect_text(tmp_path, text)])
+
+
+def inspect_text(tmp_path, text):
+    (tmp_path / "train.py").write_text(text)
+    return inspect(tmp_path / "train.py").findings
 
 
 def test_names_that_only_look_like_a_framework_are_left_alone(tmp_path):

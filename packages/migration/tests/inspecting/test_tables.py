@@ -59,6 +59,12 @@ def test_transformers():
     kinds = source.kinds
     fields = {each.name for each in dataclasses.fields(transformers.Seq2SeqTrainingArguments)}
     assert fields <= set(kinds["TrainingArguments"].arguments)
+    for name in (
+        set(kinds["TrainingArguments"].arguments) - fields
+    ):  # names of transformers 4, and what to write instead
+        text = kinds["TrainingArguments"].arguments[name].text
+        assert "transformers 5" in text and set(re.findall(r"(\w+)=", text)) <= fields, name
+    assert "tokenizer" not in _arguments(transformers.Trainer.__init__)
     assert _public(transformers.TrainingArguments) <= set(kinds["TrainingArguments"].members)
     assert _arguments(transformers.Trainer.__init__) <= set(kinds["Trainer"].arguments)
     assert _public(transformers.Trainer) <= set(kinds["Trainer"].members)

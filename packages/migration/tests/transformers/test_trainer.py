@@ -370,6 +370,11 @@ def _overriding(name):
     return type("Mine", (Trainer,), {name: lambda self, *args, **kwargs: None})
 
 
+def test_the_name_of_transformers_4_for_the_tokenizer_is_said():
+    with pytest.raises(TypeError, match=r"Trainer\(tokenizer=\) is a name of transformers 4. Write processing_class="):
+        Trainer(torch.nn.Linear(1, 1), tokenizer=None)
+
+
 @pytest.mark.parametrize("name", ["training_step", "evaluation_loop", "_inner_training_loop", "hyperparameter_search"])
 def test_overrides_that_are_not_called_are_refused_by_name(name, tmp_path):
     with pytest.raises(TypeError, match=f"Mine overrides {name}, which hocket does not call"):

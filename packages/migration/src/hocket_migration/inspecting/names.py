@@ -42,6 +42,8 @@ class Function:
     """A function or method of the project: what is known of its parameters and of what it returns."""
 
     parameters: list[str]
+    #: How many parameters take positional arguments: the first ones.
+    positional: int
     #: The name of ``**kwargs``, or empty.
     keywords: str = ""
     known: dict[str, Ref] = dataclasses.field(default_factory=dict)
@@ -54,6 +56,15 @@ class Instance:
 
     kinds: tuple[Kind, ...]
     of: Class | None = None
+    #: Whether it cannot be something else, such as what another call passes.
+    certain: bool = True
+
+
+def uncertain(found: Ref) -> Ref:
+    """Return what an expression may refer to, among other things."""
+    if isinstance(found, Elements):
+        return dataclasses.replace(found, each=uncertain(found.each))
+    return dataclasses.replace(found, certain=False) if isinstance(found, Instance) else found
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,11 +90,15 @@ def framework_of(dotted: str) -> Source | None:
     return next((source for source in sources().values() if top in source.packages), None)
 
 
+#: Modules that have an entry in the tables.
+_MODULES = ("functional", "dist", "reproducibility", "module_surgery")
+
+
 def member_of_module(module: Module, name: str) -> Ref:
     """Return what ``module.name`` is: a public name, or a module inside."""
-    if name in module.source.symbols and not (name.islower() and name in ("functional", "dist")):
+    if name in module.source.symbols and name not in _MODULES:
         return Symbol(module.source, name, module.dotted)
-    if name.islower() and not module.source.others_stay:
+    if name.islower():
         return Module(module.source, f"{module.dotted}.{name}")
     return Symbol(module.source, name, module.dotted)
 
@@ -115,6 +130,13 @@ class Names:
         """Note what a name refers to; the first finding stays."""
         if ref is not None and where.get(name) is None:
             where[name] = ref
+            self.learned += 1
+
+    def doubt(self, where: dict[str, Ref], name: str, ref: Ref | None) -> None:
+        """Note that a name refers to something else too."""
+        known = where.get(name)
+        if known is not None and known != ref and uncertain(known) != known:
+            where[name] = uncertain(known)
             self.learned += 1
 
     def exported(self, module: str, name: str) -> Ref | None:

@@ -11,7 +11,7 @@ from typing import Any
 from hocket_migration.inspecting.names import Names
 from hocket_migration.inspecting.reading import Problem, SourceFile, read
 from hocket_migration.inspecting.tables import Verdict
-from hocket_migration.inspecting.walking import Walker
+from hocket_migration.inspecting.walking import Use, Walker
 
 #: Rounds over all files after which nothing more is learned; each follows names through one more call or file.
 _ROUNDS = 12
@@ -79,14 +79,16 @@ def inspect(path: str | Path) -> Inspection:
     followed = walkers(files)
     for file, walker in followed:
         for use in walker.walk():
-            line, cell = file.place(use.line)
-            entry = use.entry
-            findings.append(
-                Finding(file.name, line, use.column + 1, use.source.title, use.name, entry.verdict, entry.text, cell)
-            )
+            findings.append(finding(file, use))
     deep = {file.name for file in files} - {file.name for file, _ in followed}
     problems += [Problem(name, "its expressions are nested too deeply to be followed") for name in sorted(deep)]
     return Inspection(tuple(findings), tuple(problems), len(followed))
+
+
+def finding(file: SourceFile, use: Use) -> Finding:
+    """Return a use of a file as a finding."""
+    line, cell = file.place(use.line)
+    return Finding(file.name, line, use.column + 1, use.source.title, use.name, use.entry.verdict, use.entry.text, cell)
 
 
 def _walks(file: SourceFile, names: Names) -> bool:

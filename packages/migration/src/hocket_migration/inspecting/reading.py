@@ -19,11 +19,12 @@ _SKIPPED = {"__pycache__", "node_modules", "site-packages", "build", "dist"}
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """A file that cannot be read, and why."""
+    """A file, or a cell of a notebook, that cannot be read, and why."""
 
     file: str
     text: str
     line: int = 0
+    cell: int | None = None
 
 
 @dataclasses.dataclass
@@ -66,24 +67,41 @@ def read(path: str | Path) -> tuple[list[SourceFile], list[Problem]]:
     found: list[SourceFile] = []
     problems: list[Problem] = []
     for each in paths:
-        read_one = _read(each, each.relative_to(root).as_posix())
+        name = each.relative_to(root).as_posix()
+        if given.is_dir() and each.is_symlink():
+            if not each.exists() or not each.resolve().is_relative_to(root.resolve()):
+                problems.append(Problem(name, "this is a link to a file that is not in the folder"))
+            continue  # a file in the folder is read where it is
+        if not each.is_file():  # a pipe, which would be waited for
+            problems.append(Problem(name, "this is not a regular file"))
+            continue
+        read_one = _read(each, name, problems)
         (problems if isinstance(read_one, Problem) else found).append(read_one)  # type: ignore[arg-type]
     if not paths:
         problems.append(Problem(str(path), "there are no Python files or notebooks in this folder"))
     return found, problems
 
 
+def omitted(path: Path) -> bool:
+    """Whether something in a folder is not part of a project: caches, hidden folders, virtual environments, pipes."""
+    if path.is_symlink() or path.is_file():
+        return path.suffix == ".pyc"
+    return not path.is_dir() or path.name in _SKIPPED or path.name[0] == "." or (path / "pyvenv.cfg").exists()
+
+
+def lines_of(text: str) -> list[str]:
+    """Return the lines with their ends, as syntax trees count them: form feeds and the like do not end a line."""
+    return io.StringIO(text, newline="").readlines()
+
+
 def _walk(folder: Path) -> Iterator[Path]:
     for where, folders, names in os.walk(folder):
-        folders[:] = [
-            each
-            for each in folders
-            if each not in _SKIPPED and each[0] != "." and not (Path(where) / each / "pyvenv.cfg").exists()
-        ]
+        folders[:] = [each for each in folders if not omitted(Path(where) / each)]
         yield from (Path(where) / name for name in names if name.endswith((".py", ".ipynb")))
 
 
-def _read(path: Path, name: str) -> SourceFile | Problem:
+def _read(path: Path, name: str, of_cells: list[Problem]) -> SourceFile | Problem:
+    """Return the file, or why it cannot be read; cells of a notebook that cannot be read are added to ``of_cells``."""
     cells: dict[int, int] = {}
     notebook = None
     encoding = "utf-8"
@@ -97,7 +115,11 @@ def _read(path: Path, name: str) -> SourceFile | Problem:
             text = raw.decode(encoding)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # such as invalid escapes in the project's strings
-            tree = ast.parse(_without_magics(text) if notebook is not None else text)
+            if notebook is None:
+                tree = ast.parse(text)
+            else:
+                tree, bad = _parse_cells(text, cells)
+                of_cells += [Problem(name, _syntax(error), error.lineno or 0, cell) for cell, error in bad]
     except (UnicodeDecodeError, LookupError) as error:
         return Problem(name, f"the text cannot be decoded: {error}. Save it as UTF-8")
     except SyntaxError as error:
@@ -110,7 +132,7 @@ def _read(path: Path, name: str) -> SourceFile | Problem:
         return Problem(name, f"the file cannot be parsed: {type(error).__name__}: {error}")
     parts = list(Path(name).with_suffix("").parts)
     module = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-    return SourceFile(path, name, module, text.splitlines(keepends=True), tree, cells, notebook, encoding)
+    return SourceFile(path, name, module, lines_of(text), tree, cells, notebook, encoding)
 
 
 def _syntax(error: SyntaxError) -> str:
@@ -122,22 +144,50 @@ def _syntax(error: SyntaxError) -> str:
     return f"the syntax is not that of Python 3: {error.msg}"
 
 
-def _code_of(notebook: dict[str, Any]) -> tuple[str, dict[int, int]]:
+def _code_of(notebook: Any) -> tuple[str, dict[int, int]]:
+    if not isinstance(notebook, dict) or not isinstance(notebook.get("cells"), list):
+        version = notebook.get("nbformat", 4) if isinstance(notebook, dict) else 4
+        if isinstance(version, int) and version < 4:
+            raise TypeError(f"it has format {version}. Write it anew with `jupyter nbconvert --to notebook`")
+        raise TypeError("it has no list of cells")
     lines: list[str] = []
     cells: dict[int, int] = {}
     for number, cell in enumerate(notebook["cells"], 1):
-        if cell["cell_type"] != "code":
+        source = cell.get("source") if isinstance(cell, dict) else None
+        if not isinstance(source, str | list):
+            raise TypeError(f"cell {number} has no source")
+        if cell.get("cell_type") != "code":
             continue
         cells[number] = len(lines) + 1
-        source = cell["source"] if isinstance(cell["source"], str) else "".join(cell["source"])
-        lines += [line if line.endswith("\n") else f"{line}\n" for line in source.splitlines(keepends=True)]
+        text = source if isinstance(source, str) else "".join(source)
+        lines += [line if line.endswith("\n") else f"{line}\n" for line in lines_of(text)]
     return "".join(lines), cells
 
 
+def _parse_cells(text: str, cells: dict[int, int]) -> tuple[ast.Module, list[tuple[int, SyntaxError]]]:
+    """Return the syntax tree of all cells that can be parsed, and the errors of the others by the number of the cell."""
+    lines = lines_of(text)
+    bounds = [*(first - 1 for first in cells.values()), len(lines)]
+    code: list[str] = []
+    bad = []
+    for number, first, end in zip(cells, bounds[:-1], bounds[1:], strict=True):
+        cell = _without_magics("".join(lines[first:end]))
+        try:
+            ast.parse(cell)
+        except SyntaxError as error:
+            bad.append((number, error))
+            cell = "\n" * (end - first)
+        code.append(cell)
+    return ast.parse("".join(code)), bad
+
+
 def _without_magics(text: str) -> str:
-    """Comment out the lines of a notebook that are no Python: magics and shell commands."""
+    """Replace the lines of a cell that are not Python: magics, shell commands, and cells of another language."""
     lines = []
-    for line in text.splitlines(keepends=True):
+    magic = text.lstrip().partition("\n")[0].split()
+    if magic and magic[0].startswith("%%") and magic[0] not in ("%%time", "%%timeit", "%%capture", "%%prun"):
+        return "\n" * len(lines_of(text))
+    for line in lines_of(text):
         stripped = line.lstrip()
         indent = line[: len(line) - len(stripped)]
         lines.append(f"{indent}pass\n" if stripped.startswith(("%", "!", "?")) else line)

@@ -35,7 +35,8 @@ def of_conversion(converted: Conversion, folder: str | None, in_place: bool) -> 
         lines += ["", "Left for you:", *(_line(each) for each in converted.left)]
     lines += _problems(converted.inspection)
     if folder is not None:
-        lines.append(f"{_count(len(converted.changed), 'file')} changed; the project is in {folder}.")
+        copied = "" if converted.root.is_file() else ", without caches, hidden folders and virtual environments"
+        lines.append(f"{_count(len(converted.changed), 'file')} changed; the project is in {folder}{copied}.")
     elif in_place:
         lines.append(f"{_count(len(converted.changed), 'file')} changed in place.")
     elif converted.changed:
@@ -56,7 +57,11 @@ def _line(finding: Finding) -> str:
 
 
 def _problems(found: Inspection) -> list[str]:
-    return [f"{each.file}{f':{each.line}' if each.line else ''}: not read: {each.text}." for each in found.problems]
+    return [
+        ":".join([each.file, *([f"cell {each.cell}"] if each.cell else []), *([str(each.line)] if each.line else [])])
+        + f": not read: {each.text}."
+        for each in found.problems
+    ]
 
 
 def _count(number: int, noun: str) -> str:

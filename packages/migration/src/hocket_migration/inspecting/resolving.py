@@ -17,6 +17,7 @@ from hocket_migration.inspecting.names import (
     Ref,
     Symbol,
     member_of_module,
+    uncertain,
 )
 from hocket_migration.inspecting.reading import SourceFile
 from hocket_migration.inspecting.tables import Kind, Source, sources
@@ -41,9 +42,9 @@ class Resolver:
         if isinstance(node, ast.Await | ast.NamedExpr | ast.Starred):
             return self.ref(node.value)
         if isinstance(node, ast.IfExp):
-            return self.ref(node.body) or self.ref(node.orelse)
+            return self._either([node.body, node.orelse])
         if isinstance(node, ast.BoolOp):
-            return next((found for each in node.values if (found := self.ref(each))), None)
+            return self._either(node.values)
         if isinstance(node, ast.List | ast.Tuple | ast.Dict):
             return self._elements(node.values if isinstance(node, ast.Dict) else node.elts)
         if isinstance(node, ast.ListComp | ast.GeneratorExp | ast.DictComp):
@@ -55,7 +56,7 @@ class Resolver:
                 self.annotated(node.slice) if isinstance(node.slice, ast.Name | ast.Attribute | ast.Constant) else None
             )
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):  # Trainer | None
-            return self.ref(node.left) or self.ref(node.right)
+            return self._either([node.left, node.right])
         return None
 
     def annotated(self, node: ast.expr | None) -> Ref | None:
@@ -70,8 +71,15 @@ class Resolver:
         return self.ref(node)
 
     def _elements(self, nodes: Sequence[ast.expr]) -> Ref | None:
-        found = next((each for node in nodes if isinstance(each := self.ref(node), Instance)), None)
-        return None if found is None else Elements(found)
+        found = self._either(nodes)
+        return Elements(found) if isinstance(found, Instance) else None
+
+    def _either(self, nodes: Sequence[ast.expr]) -> Ref | None:
+        """Return what the first one of several expressions refers to that is known; it is certain if all are the same."""
+        found = [self.ref(node) for node in nodes if not is_none(node)]
+        known: Ref | None = next((each for each in found if isinstance(each, Instance)), None)
+        known = known or next((each for each in found if each is not None), None)
+        return known if known is None or all(each == known for each in found) else uncertain(known)
 
     def _member(self, base: Ref | None, name: str) -> Ref | None:
         if isinstance(base, Module):
@@ -105,6 +113,10 @@ class Resolver:
 
     def _of_annotation(self, node: ast.expr | None) -> Ref | None:
         """Return an instance of the class that an annotation names."""
+        if isinstance(node, ast.BinOp):
+            sides = [self._of_annotation(side) for side in (node.left, node.right) if not is_none(side)]
+            found = next((each for each in sides if each is not None), None)
+            return uncertain(found) if found is not None and len(sides) > 1 else found
         named = self.annotated(node)
         if isinstance(named, Symbol):
             kind = named.source.kind_of(named.name)
@@ -113,6 +125,11 @@ class Resolver:
 
     def _bind(self, name: str, found: Ref) -> None:
         self.names.learn(self.scopes[-1], name, found)
+
+
+def is_none(node: ast.AST) -> bool:
+    """Whether an expression is None."""
+    return isinstance(node, ast.Constant) and node.value is None
 
 
 def source_of(kind: Kind) -> Source:

@@ -28,7 +28,7 @@ class Kind:
     """A class of a framework: its constructor's arguments, its members, and what these return.
 
     ``keywords``: entries of the keyword arguments of methods. ``passes``: the kinds of the arguments of methods that a
-    subclass overrides, ``first`` those of all methods that are members.
+    subclass overrides, ``first`` those of all other methods that are members.
     """
 
     source: str
@@ -57,6 +57,8 @@ class Source:
     others_stay: bool
     symbols: Mapping[str, Entry]
     kinds: Mapping[str, Kind]
+    #: Whether the namespace replaces the whole package, so that no import of it may stay.
+    whole: bool = False
 
     def kind_of(self, symbol: str) -> Kind | None:
         """Return the class whose instances calls of a public name return, or None."""
@@ -87,14 +89,15 @@ def _read(name: str) -> Source:
         others_stay=data.get("others") == "stay",
         symbols=_entries(data["symbols"]),
         kinds={kind: _kind(name, kind, its) for kind, its in data["kinds"].items()},
+        whole=data.get("whole", False),
     )
 
 
 def _kind(source: str, name: str, data: Mapping[str, Any]) -> Kind:
     arguments, members = _entries(data.get("arguments", {})), _entries(data.get("members", {}))
     if data.get("fields"):
-        arguments = _fields()
-        members = arguments | members
+        members = _fields() | members
+        arguments = _fields() | arguments
     if data.get("events"):
         members = _events(name) | members
     return Kind(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-from collections.abc import Iterable, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
 
 from hocket_migration.inspecting.names import (
     Class,
@@ -18,9 +19,10 @@ from hocket_migration.inspecting.names import (
     Symbol,
     framework_of,
     member_of_module,
+    uncertain,
 )
 from hocket_migration.inspecting.reading import SourceFile
-from hocket_migration.inspecting.resolving import Resolver, instance_of, source_of
+from hocket_migration.inspecting.resolving import Resolver, instance_of, is_none, source_of
 from hocket_migration.inspecting.tables import Entry, Kind, Source
 
 
@@ -37,10 +39,10 @@ class Use:
 
 @dataclasses.dataclass(frozen=True)
 class Reference:
-    """A place in the text that names a public name of a framework through a module, such as ``L.Trainer``."""
+    """A place in the text that names a public name or a module of a framework through a module, such as ``L.Trainer``."""
 
-    node: ast.Attribute
-    symbol: Symbol
+    node: ast.Attribute | ast.Name
+    found: Symbol | Module
     #: The local name of the module that it goes through.
     through: str
 
@@ -98,7 +100,11 @@ class Walker(Resolver, ast.NodeVisitor):
                 continue
             found = member_of_module(Module(source, dotted), alias.name)
             self._bind(alias.asname or alias.name, found)
-            entry = self._entry_of(found) if isinstance(found, Symbol) else source.imported
+            entry = (
+                self._entry_of(found)
+                if isinstance(found, Symbol)
+                else self._entry_of_import(source, dotted, alias.name)
+            )
             if entry is not None:
                 self._use(alias, source, f"import {alias.name}", entry)
 
@@ -117,14 +123,20 @@ class Walker(Resolver, ast.NodeVisitor):
             found = self.ref(node)
             if isinstance(found, Symbol):
                 self._use(node, found.source, node.id, self._entry_of(found))
+            elif isinstance(found, Module):
+                self._refer(node, found)
 
     def visit_Attribute(self, node: ast.Attribute) -> None:
         base, found = self.ref(node.value), self.ref(node)
         if isinstance(base, Module):
             if isinstance(found, Symbol):
-                self._use_symbol(node, found)
+                self._use(node, found.source, ast.unparse(node), self._entry_of(found))
             elif isinstance(found, Module):  # the end of a chain; inner ones are not visited
-                self._use_end(node, base, found)
+                self._use(
+                    node, found.source, ast.unparse(node), self._entry_of_end(found.source, base.dotted, node.attr)
+                )
+            if isinstance(found, Symbol | Module):
+                self._refer(node, found)
             return
         if isinstance(base, Symbol):
             self._use_of_class(node, base)
@@ -132,17 +144,12 @@ class Walker(Resolver, ast.NodeVisitor):
             self._use_member(node, base)
         self.visit(node.value)
 
-    def _use_symbol(self, node: ast.Attribute, found: Symbol) -> None:
-        self._use(node, found.source, ast.unparse(node), self._entry_of(found))
+    def _refer(self, node: ast.Attribute | ast.Name, found: Symbol | Module) -> None:
         first: ast.AST = node
         while isinstance(first, ast.Attribute):
             first = first.value
         if isinstance(first, ast.Name):
             self.references.append(Reference(node, found, first.id))
-
-    def _use_end(self, node: ast.Attribute, base: Module, found: Module) -> None:
-        near = _functional(base.source, node.attr) or base.source.symbols.get(base.dotted.rpartition(".")[2])
-        self._use(node, found.source, ast.unparse(node), near or _unknown(found.source, node.attr))
 
     def _use_of_class(self, node: ast.Attribute, base: Symbol) -> None:
         kind = base.source.kind_of(base.name)
@@ -155,7 +162,7 @@ class Walker(Resolver, ast.NodeVisitor):
                 if base.of is None or node.attr not in base.of.attributes or kind.returns.get(node.attr):
                     self._use(node, source_of(kind), f"{kind.name}.{node.attr}", entry)
                 return
-        if base.of is None and not (kind := base.kinds[0]).open and not node.attr.startswith("__"):
+        if base.of is None and base.certain and not (kind := base.kinds[0]).open and not node.attr.startswith("__"):
             self._use(node, source_of(kind), f"{kind.name}.{node.attr}", _unknown(source_of(kind), node.attr))
 
     # --- calls
@@ -188,7 +195,7 @@ class Walker(Resolver, ast.NodeVisitor):
                     self._use(argument, source, f"{called}(*…)", _unread(ast.unparse(argument.value)))
                     break
                 self._use(argument, source, f"{called}({name}=)", kind.arguments[name])
-        for keyword in node.keywords:
+        for keyword in _keywords(node):
             if keyword.arg is None:
                 self._use(keyword.value, source, f"{called}(**…)", _unread(ast.unparse(keyword.value)))
             elif (entry := kind.arguments.get(keyword.arg)) is not None:
@@ -201,7 +208,7 @@ class Walker(Resolver, ast.NodeVisitor):
             table = kind.keywords.get(method)
             if method == "__init__":
                 table = kind.arguments
-            for keyword in node.keywords if table else ():
+            for keyword in _keywords(node) if table else ():
                 assert table is not None
                 if keyword.arg is None:
                     if isinstance(keyword.value, ast.Name) and keyword.value.id in self._forwarded:
@@ -222,11 +229,14 @@ class Walker(Resolver, ast.NodeVisitor):
             self._pass_to(node.args, node.keywords, made)
 
     def _pass_to(self, args: Sequence[ast.expr], keywords: Iterable[ast.keyword], function: Function) -> None:
-        given = dict(zip(function.parameters, args, strict=False))
+        known = itertools.takewhile(lambda each: not isinstance(each, ast.Starred), args)
+        given = dict(zip(function.parameters[: function.positional], known, strict=False))
         given |= {each.arg: each.value for each in keywords if each.arg in function.parameters}
         for name, value in given.items():
             if isinstance(found := self.ref(value), Instance):
                 self.names.learn(function.known, name, found)
+            if not is_none(value):
+                self.names.doubt(function.known, name, found)
 
     # --- definitions
 
@@ -276,8 +286,8 @@ class Walker(Resolver, ast.NodeVisitor):
         arguments = [*given.posonlyargs, *given.args]
         for decorator in node.decorator_list:
             self.visit(decorator)
-        for argument in (*arguments, *given.kwonlyargs):
-            self._annotation(argument.annotation)
+        for argument in (*arguments, *given.kwonlyargs, given.vararg, given.kwarg):
+            self._annotation(argument.annotation if argument is not None else None)
         for default in (*given.defaults, *given.kw_defaults):
             if default is not None:
                 self.visit(default)
@@ -288,6 +298,7 @@ class Walker(Resolver, ast.NodeVisitor):
             node,
             Function(
                 [each.arg for each in (*arguments[method and not static :], *given.kwonlyargs)],
+                len(arguments[method and not static :]),
                 given.kwarg.arg if given.kwarg is not None else "",
             ),
         )
@@ -296,6 +307,7 @@ class Walker(Resolver, ast.NodeVisitor):
             self.names.learn(scope, argument.arg, self._of_annotation(argument.annotation))
         for name, known in function.known.items():
             self.names.learn(scope, name, known)
+            self.names.doubt(scope, name, known)
         if method:
             assert cls is not None
             self._method(node, cls, function, scope, [] if static else arguments)
@@ -329,7 +341,7 @@ class Walker(Resolver, ast.NodeVisitor):
         of_class = any(_is(each, "classmethod") for each in node.decorator_list)
         scope[arguments[0].arg] = cls if of_class else Instance(tuple(cls.kinds), cls)
         for kind in cls.kinds:
-            passed = kind.passes.get(node.name) or (kind.first if node.name in kind.members else ())
+            passed = kind.passes.get(node.name, kind.first if node.name in kind.members else ())
             for argument, of in zip(arguments[1:], passed, strict=False):
                 self.names.learn(scope, argument.arg, instance_of(kind, of))
 
@@ -347,9 +359,14 @@ class Walker(Resolver, ast.NodeVisitor):
     def visit_Return(self, node: ast.Return) -> None:
         self.generic_visit(node)
         found = self.ref(node.value)
-        if self._functions and self._functions[-1].returns is None and isinstance(found, Instance):
-            self._functions[-1].returns = found
+        if not self._functions or node.value is None or is_none(node.value):
+            return
+        function = self._functions[-1]
+        if function.returns is None and isinstance(found, Instance):
+            function.returns = found
             self.names.learned += 1
+        elif function.returns is not None and function.returns != found:
+            function.returns = uncertain(function.returns)
 
     # --- assignments
 
@@ -402,15 +419,22 @@ class Walker(Resolver, ast.NodeVisitor):
         found = self.ref(value)
         if isinstance(found, Instance | Class | Symbol | Function | Module | Elements):
             self._store(target, found)
+        if not is_none(value) and (place := self._place_of(target)) is not None:
+            self.names.doubt(*place, found)
 
     def _store(self, target: ast.expr, found: Ref) -> None:
+        if (place := self._place_of(target)) is not None:
+            self.names.learn(*place, found)
+
+    def _place_of(self, target: ast.expr) -> tuple[dict[str, Ref], str] | None:
+        """Return where it is noted what a target refers to: a scope, or the attributes of a class of the project."""
         if isinstance(target, ast.Name):
-            self._bind(target.id, found)
-        elif isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name):
+            return self.scopes[-1], target.id
+        if isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name):
             owner = self.ref(target.value)
             cls = owner.of if isinstance(owner, Instance) else None
-            if cls is not None:
-                self.names.learn(cls.attributes, target.attr, found)
+            return None if cls is None else (cls.attributes, target.attr)
+        return None
 
     # --- results
 
@@ -418,10 +442,18 @@ class Walker(Resolver, ast.NodeVisitor):
         entry = found.source.symbols.get(found.name) or _functional(found.source, found.name)
         if entry is not None:
             return entry
-        if found.source.others_stay:
-            training = any(part in found.dotted for part in ("trainer", "training_args", "integrations"))
-            return _unknown(found.source, found.name) if training else None
-        return _unknown(found.source, found.name)
+        return _unlisted(found.source, found.dotted, found.name)
+
+    def _entry_of_end(self, source: Source, dotted: str, name: str) -> Entry | None:
+        """Return the entry of what may be a module or a function."""
+        near = _functional(source, name) or source.symbols.get(name) or source.symbols.get(dotted.rpartition(".")[2])
+        return near or _unlisted(source, dotted, name)
+
+    def _entry_of_import(self, source: Source, dotted: str, name: str) -> Entry | None:
+        near = source.symbols.get(name) or source.symbols.get(dotted.rpartition(".")[2])
+        if near is None and source.others_stay and (_trains(dotted) or not _trains(name)):
+            return _unlisted(source, dotted, name)
+        return near or source.imported
 
     def _use(self, node: ast.AST, source: Source, name: str, entry: Entry | None) -> None:
         if entry is None:
@@ -461,7 +493,45 @@ def _unknown(source: Source, name: str) -> Entry:
     )
 
 
+def _unlisted(source: Source, dotted: str, name: str) -> Entry | None:
+    """Return the entry of a name that is not in the tables: None if it has nothing to do with training."""
+    return None if source.others_stay and not _trains(dotted) else _unknown(source, name)
+
+
+def _trains(dotted: str) -> bool:
+    return any(part in dotted for part in ("trainer", "training_args", "integrations"))
+
+
+def _keywords(call: ast.Call) -> Iterator[ast.keyword]:
+    """Yield the keyword arguments of a call, those of ``**{"name": value}`` and ``**dict(name=value)`` one by one."""
+    for keyword in call.keywords:
+        yield from (keyword,) if keyword.arg is not None else _named(keyword.value)
+
+
+def _named(mapping: ast.expr) -> Iterator[ast.keyword]:
+    """Yield the items of a mapping as keyword arguments; those whose names are not known have none."""
+    if isinstance(mapping, ast.Dict):
+        for key, value in zip(mapping.keys, mapping.values, strict=True):
+            if key is None:
+                yield from _named(value)
+            elif isinstance(key, ast.Constant) and isinstance(key.value, str):
+                yield ast.copy_location(ast.keyword(key.value, value), key)
+            else:
+                yield ast.copy_location(ast.keyword(None, key), key)
+    elif isinstance(mapping, ast.Call) and _is(mapping.func, "dict"):
+        for each in mapping.args:
+            yield from _named(each)
+        yield from _keywords(mapping)
+    elif isinstance(mapping, ast.BinOp) and isinstance(mapping.op, ast.BitOr):
+        yield from _named(mapping.left)
+        yield from _named(mapping.right)
+    else:
+        yield ast.copy_location(ast.keyword(None, mapping), mapping)
+
+
 def _unread(expression: str) -> Entry:
+    if len(expression) > 40:
+        expression = f"{expression[:39]}…"
     return Entry(
         "not readable", f"the arguments in {expression} are known only when the program runs: compare their names"
     )

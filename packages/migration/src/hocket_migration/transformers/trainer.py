@@ -43,7 +43,13 @@ class OnHocket(transformers.Trainer):
 
     def __init__(self, *args: Any, hocket: Mapping[str, Any] | None = None, **kwargs: Any) -> None:
         overrides.check(type(self), OnHocket, type(self).__mro__[type(self).__mro__.index(OnHocket) + 1])
-        given = inspect.signature(transformers.Trainer.__init__).bind(self, *args, **kwargs).arguments
+        signature = inspect.signature(transformers.Trainer.__init__)
+        if "tokenizer" in kwargs and "tokenizer" not in signature.parameters:
+            raise TypeError(
+                f"{type(self).__name__}(tokenizer=) is a name of transformers 4. Write processing_class=, its name in "
+                f"transformers {transformers.__version__}."
+            )
+        given = signature.bind(self, *args, **kwargs).arguments
         if isinstance(given.get("args"), transformers.TrainingArguments):
             arguments.check(given["args"])
         #: Arguments of hocket.Trainer that win over those that are translated.

@@ -65,7 +65,7 @@ def main():
         callbacks=[EarlyStoppingCallback(3), Stop()],  #: maps
     )
     trainer.train(resume_from_checkpoint=get_last_checkpoint("out"))  #: maps
-    trainer.hyperparameter_search(n_trials=3)  #: changes
+    trainer.hyperparameter_search(n_trials=3)  #: none
     trainer.save_model()  #: maps
     print(trainer.state.log_history, trainer.evaluate(), canary)  #: maps
 
