@@ -172,9 +172,29 @@ def test_loggers_get_composers_names() -> None:
 
     names = Names()
     trainer(loggers=[names], eval_dataloader=Evaluator(label="held-out", dataloader=data())).fit()
-    assert names.seen["loss/train/total"] == [1, 2, 3, 4, 5, 6]
+    assert names.seen["loss/train/total"] == [0, 1, 2, 3, 4, 5]
     assert names.seen["metrics/held-out/MulticlassAccuracy"] == [3, 6]
-    assert set(names.seen["metrics/train/MulticlassAccuracy"]) == {3, 6}
+    assert names.seen["metrics/train/MulticlassAccuracy"] == [3, 6]
+
+
+def test_values_are_at_the_positions_of_composer() -> None:
+    events = (Event.AFTER_DATALOADER, Event.AFTER_LOSS, Event.BATCH_END, Event.EPOCH_END, Event.FIT_END)
+
+    class Log(Algorithm):
+        def match(self, event: Event, state: Any) -> bool:
+            return event in events
+
+        def apply(self, event: Event, state: Any, logger: Any) -> None:
+            logger.log_metrics({f"own/{event.value}": state.timestamp.batch.value})
+
+    first, second = loggers.InMemoryLogger(), loggers.InMemoryLogger()
+    trainer(algorithms=[Log()], loggers=[first, second]).fit()
+    for each in first, second:
+        for event in events:
+            series = each.get_timeseries(f"own/{event.value}")
+            assert series["batch"].tolist() == series[f"own/{event.value}"].tolist() != []
+        assert each.get_timeseries("loss/train/total")["batch"].tolist() == [0, 1, 2, 3, 4, 5]
+        assert each.get_timeseries("loss/train/total")["epoch"].tolist() == [0, 0, 0, 1, 1, 1]
 
 
 def test_user_functions_decide_when_to_evaluate_and_save() -> None:
