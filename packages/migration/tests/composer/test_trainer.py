@@ -419,6 +419,14 @@ def test_times() -> None:
         ({"spin_dataloaders": False}, "spin_dataloaders=False, which hocket has no counterpart of"),
         ({"accumulate_train_batch_on_tokens": True}, "weights means by it"),
         ({"parallelism_config": {"tp": {}}}, "tensor-parallel"),
+        ({"device_train_microbatch_size": "big"}, "device_train_microbatch_size='big' is not a number of samples"),
+        ({"device_train_microbatch_size": 0}, "device_train_microbatch_size=0 is not a number of samples"),
+        ({"schedulers": "cosine"}, r"schedulers='cosine' is not a scheduler\. Write one of composer\.optim"),
+        ({"train_subset_num_batches": 0}, "train_subset_num_batches=0 is not a number of batches"),
+        ({"train_dataloader": 5}, r"write train_dataloader=torch\.utils"),
+        ({"deterministic_mode": "yes"}, "Write deterministic_mode=True"),
+        ({"max_duration": "0ep"}, "has to be more than 0"),
+        ({"python_log_level": "loud"}, "Unknown level"),
         ({"parallelism_config": {"fsdp": {"sharding": "x"}}}, "'sharding': 'x'}} has no counterpart"),
         ({"parallelism_config": {"fsdp": {"mixed_precision": "PURE"}}}, "'mixed_precision': 'PURE'"),
     ],
@@ -426,6 +434,32 @@ def test_times() -> None:
 def test_arguments_that_do_not_fit(given: dict[str, Any], said: str) -> None:
     with pytest.raises((TypeError, ValueError, FileNotFoundError), match=said):
         trainer(**given)
+
+
+def test_errors_of_a_fit_have_composers_names() -> None:
+    with pytest.raises(ValueError, match=r"Pass max_duration='10ep' to the Trainer, or fit\(duration='10ep'\)\."):
+        trainer(max_duration=None).fit()
+    with pytest.raises(ValueError, match=r"Pass train_dataloader= to the Trainer or to fit\.$"):
+        trainer(train_dataloader=None).fit()
+    with pytest.raises(ValueError, match=r"Pass eval_dataloader= to eval\(\) or to the Trainer\.$"):
+        trainer().eval()
+    with pytest.raises(ValueError, match=r"device_train_microbatch_size='big'"):
+        trainer().fit(device_train_microbatch_size="big")
+    trainer(save_folder="saved").fit()
+    with pytest.raises(RuntimeError, match=r"pass autoresume=True; .* to replace them, save_overwrite=True\."):
+        trainer(save_folder="saved").fit()
+    nan = [(torch.full((8, 6), float("nan")), torch.zeros(8, dtype=torch.long))]
+    with pytest.raises(FloatingPointError, match=r"or hocket=\{'nonfinite': 'warn'\}\."):
+        trainer(train_dataloader=nan).fit()
+
+
+def test_errors_of_the_project_stay_as_they_are() -> None:
+    class Failing(Callback):
+        def batch_end(self, state: Any, logger: Any) -> None:
+            raise ValueError("duration=5 and resume='auto'")
+
+    with pytest.raises(ValueError, match=r"^duration=5 and resume='auto'"):
+        trainer(callbacks=[Failing()], python_log_level="debug").fit()
 
 
 def test_models_that_are_none() -> None:
