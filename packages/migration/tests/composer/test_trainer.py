@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import subprocess
 import sys
 from pathlib import Path
@@ -24,6 +25,7 @@ from hocket_migration.composer import (
     Evaluator,
     Event,
     Time,
+    Timestamp,
     Trainer,
     algorithms,
     callbacks,
@@ -375,6 +377,10 @@ def test_functional_forms_change_the_model_in_place() -> None:
     assert len(optimizer.param_groups[0]["params"]) == 4
     with pytest.raises(NotImplementedError, match=r"Write hocket_vision.functional.mixup"):
         functional.mixup_batch(torch.ones(2), torch.ones(2))
+    with pytest.raises(
+        AttributeError, match=r"no attribute 'apply_sam'; it has apply_alibi, .*cutmix_batch, .*smooth_labels"
+    ):
+        _ = functional.apply_sam
 
 
 def test_times() -> None:
@@ -393,6 +399,21 @@ def test_times() -> None:
         Time.from_timestring("1.5ep")
     with pytest.raises(ValueError, match="has no unit"):
         Time.from_timestring("5")
+
+
+def test_timestamps_advance() -> None:
+    now = Timestamp(epoch=1, batch=Time(3, "ba"), batch_in_epoch=1, epoch_wct=datetime.timedelta(seconds=2))
+    after = now.to_next_batch(samples=8, tokens=Time(4, "tok"), duration=datetime.timedelta(seconds=1))
+    assert after == Timestamp(
+        epoch=1, batch=4, batch_in_epoch=2, sample=8, sample_in_epoch=8, token=4, token_in_epoch=4,
+        total_wct=datetime.timedelta(seconds=1), epoch_wct=datetime.timedelta(seconds=3),
+        batch_wct=datetime.timedelta(seconds=1),
+    )  # fmt: skip
+    over = after.to_next_epoch()
+    assert over.epoch == 2 and over.batch == 4 and over.batch_in_epoch == 0 and now.batch == 3
+    assert over.copy(batch=9).batch == 9 and over.batch == 4
+    with pytest.raises(TypeError, match=r"has no iteration=\. It has epoch, batch"):
+        Timestamp(iteration=1)
 
 
 # --- mistakes
