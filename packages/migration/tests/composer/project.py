@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 from composer import Callback, Evaluator, Trainer
-from composer.algorithms import BlurPool, ChannelsLast, GradientClipping, LabelSmoothing
+from composer.algorithms import BlurPool, ChannelsLast, GradientClipping, LabelSmoothing, LayerFreezing
 from composer.core import Algorithm, Event
 from composer.loggers import InMemoryLogger
 from composer.models import ComposerClassifier, ComposerModel
@@ -118,6 +118,7 @@ CASES = {
     "custom": {"algorithms": lambda: [Scaled()], "schedulers": inverse, "step_schedulers_every_batch": False},
     "losses": {"model": regression, "schedulers": [MultiStepScheduler(["1ep"]), ExponentialScheduler(0.5)], "evaluators": []},
     "scaled": {"schedulers": PolynomialScheduler(2.0), "scale_schedule_ratio": 0.5, "max_duration": "6ep"},
+    "freezing": {"algorithms": lambda: [LayerFreezing(freeze_start=0.3)], "schedulers": LinearScheduler()},
     "subset": {"train_subset_num_batches": 2, "schedulers": StepScheduler("1ep"), "eval_interval": "3ba"},
     **{
         f"schedule-{number}": {"schedulers": scheduler, "max_duration": "2ep", "evaluators": []}

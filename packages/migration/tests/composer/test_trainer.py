@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import subprocess
 import sys
 from pathlib import Path
@@ -24,6 +25,7 @@ from hocket_migration.composer import (
     Evaluator,
     Event,
     Time,
+    Timestamp,
     Trainer,
     algorithms,
     callbacks,
@@ -172,9 +174,29 @@ def test_loggers_get_composers_names() -> None:
 
     names = Names()
     trainer(loggers=[names], eval_dataloader=Evaluator(label="held-out", dataloader=data())).fit()
-    assert names.seen["loss/train/total"] == [1, 2, 3, 4, 5, 6]
+    assert names.seen["loss/train/total"] == [0, 1, 2, 3, 4, 5]
     assert names.seen["metrics/held-out/MulticlassAccuracy"] == [3, 6]
-    assert set(names.seen["metrics/train/MulticlassAccuracy"]) == {3, 6}
+    assert names.seen["metrics/train/MulticlassAccuracy"] == [3, 6]
+
+
+def test_values_are_at_the_positions_of_composer() -> None:
+    events = (Event.AFTER_DATALOADER, Event.AFTER_LOSS, Event.BATCH_END, Event.EPOCH_END, Event.FIT_END)
+
+    class Log(Algorithm):
+        def match(self, event: Event, state: Any) -> bool:
+            return event in events
+
+        def apply(self, event: Event, state: Any, logger: Any) -> None:
+            logger.log_metrics({f"own/{event.value}": state.timestamp.batch.value})
+
+    first, second = loggers.InMemoryLogger(), loggers.InMemoryLogger()
+    trainer(algorithms=[Log()], loggers=[first, second]).fit()
+    for each in first, second:
+        for event in events:
+            series = each.get_timeseries(f"own/{event.value}")
+            assert series["batch"].tolist() == series[f"own/{event.value}"].tolist() != []
+        assert each.get_timeseries("loss/train/total")["batch"].tolist() == [0, 1, 2, 3, 4, 5]
+        assert each.get_timeseries("loss/train/total")["epoch"].tolist() == [0, 0, 0, 1, 1, 1]
 
 
 def test_user_functions_decide_when_to_evaluate_and_save() -> None:
@@ -355,6 +377,10 @@ def test_functional_forms_change_the_model_in_place() -> None:
     assert len(optimizer.param_groups[0]["params"]) == 4
     with pytest.raises(NotImplementedError, match=r"Write hocket_vision.functional.mixup"):
         functional.mixup_batch(torch.ones(2), torch.ones(2))
+    with pytest.raises(
+        AttributeError, match=r"no attribute 'apply_sam'; it has apply_alibi, .*cutmix_batch, .*smooth_labels"
+    ):
+        _ = functional.apply_sam
 
 
 def test_times() -> None:
@@ -373,6 +399,21 @@ def test_times() -> None:
         Time.from_timestring("1.5ep")
     with pytest.raises(ValueError, match="has no unit"):
         Time.from_timestring("5")
+
+
+def test_timestamps_advance() -> None:
+    now = Timestamp(epoch=1, batch=Time(3, "ba"), batch_in_epoch=1, epoch_wct=datetime.timedelta(seconds=2))
+    after = now.to_next_batch(samples=8, tokens=Time(4, "tok"), duration=datetime.timedelta(seconds=1))
+    assert after == Timestamp(
+        epoch=1, batch=4, batch_in_epoch=2, sample=8, sample_in_epoch=8, token=4, token_in_epoch=4,
+        total_wct=datetime.timedelta(seconds=1), epoch_wct=datetime.timedelta(seconds=3),
+        batch_wct=datetime.timedelta(seconds=1),
+    )  # fmt: skip
+    over = after.to_next_epoch()
+    assert over.epoch == 2 and over.batch == 4 and over.batch_in_epoch == 0 and now.batch == 3
+    assert over.copy(batch=9).batch == 9 and over.batch == 4
+    with pytest.raises(TypeError, match=r"has no iteration=\. It has epoch, batch"):
+        Timestamp(iteration=1)
 
 
 # --- mistakes
@@ -399,6 +440,14 @@ def test_times() -> None:
         ({"spin_dataloaders": False}, "spin_dataloaders=False, which hocket has no counterpart of"),
         ({"accumulate_train_batch_on_tokens": True}, "weights means by it"),
         ({"parallelism_config": {"tp": {}}}, "tensor-parallel"),
+        ({"device_train_microbatch_size": "big"}, "device_train_microbatch_size='big' is not a number of samples"),
+        ({"device_train_microbatch_size": 0}, "device_train_microbatch_size=0 is not a number of samples"),
+        ({"schedulers": "cosine"}, r"schedulers='cosine' is not a scheduler\. Write one of composer\.optim"),
+        ({"train_subset_num_batches": 0}, "train_subset_num_batches=0 is not a number of batches"),
+        ({"train_dataloader": 5}, r"write train_dataloader=torch\.utils"),
+        ({"deterministic_mode": "yes"}, "Write deterministic_mode=True"),
+        ({"max_duration": "0ep"}, "has to be more than 0"),
+        ({"python_log_level": "loud"}, "Unknown level"),
         ({"parallelism_config": {"fsdp": {"sharding": "x"}}}, "'sharding': 'x'}} has no counterpart"),
         ({"parallelism_config": {"fsdp": {"mixed_precision": "PURE"}}}, "'mixed_precision': 'PURE'"),
     ],
@@ -406,6 +455,32 @@ def test_times() -> None:
 def test_arguments_that_do_not_fit(given: dict[str, Any], said: str) -> None:
     with pytest.raises((TypeError, ValueError, FileNotFoundError), match=said):
         trainer(**given)
+
+
+def test_errors_of_a_fit_have_composers_names() -> None:
+    with pytest.raises(ValueError, match=r"Pass max_duration='10ep' to the Trainer, or fit\(duration='10ep'\)\."):
+        trainer(max_duration=None).fit()
+    with pytest.raises(ValueError, match=r"Pass train_dataloader= to the Trainer or to fit\.$"):
+        trainer(train_dataloader=None).fit()
+    with pytest.raises(ValueError, match=r"Pass eval_dataloader= to eval\(\) or to the Trainer\.$"):
+        trainer().eval()
+    with pytest.raises(ValueError, match=r"device_train_microbatch_size='big'"):
+        trainer().fit(device_train_microbatch_size="big")
+    trainer(save_folder="saved").fit()
+    with pytest.raises(RuntimeError, match=r"pass autoresume=True; .* to replace them, save_overwrite=True\."):
+        trainer(save_folder="saved").fit()
+    nan = [(torch.full((8, 6), float("nan")), torch.zeros(8, dtype=torch.long))]
+    with pytest.raises(FloatingPointError, match=r"or hocket=\{'nonfinite': 'warn'\}\."):
+        trainer(train_dataloader=nan).fit()
+
+
+def test_errors_of_the_project_stay_as_they_are() -> None:
+    class Failing(Callback):
+        def batch_end(self, state: Any, logger: Any) -> None:
+            raise ValueError("duration=5 and resume='auto'")
+
+    with pytest.raises(ValueError, match=r"^duration=5 and resume='auto'"):
+        trainer(callbacks=[Failing()], python_log_level="debug").fit()
 
 
 def test_models_that_are_none() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import hocket.plugins
 from hocket_migration.composer.core.event import Event
 from hocket_migration.composer.core.time import Time
 from hocket_migration.composer.plugins import make, no_counterpart, refuse
@@ -145,8 +146,14 @@ def LabelSmoothing(smoothing: float = 0.1, target_key: Any = 1) -> Any:
 
 
 def LayerFreezing(freeze_start: float = 0.5, freeze_level: float = 1.0) -> Any:
-    """Return hocket's ``layer-freezing``, whose runs can be resumed."""
-    return make("algorithms", "layer-freezing", start=f"{freeze_start}dur", level=freeze_level)
+    """Return hocket's ``layer-freezing``, whose runs can be resumed. As in Composer, layers freeze between epochs."""
+    kind = hocket.plugins.get("algorithms", "layer-freezing")
+
+    def match(self: Any, event: Any, state: Any) -> bool:
+        return event.value != Event.BATCH_START or not state.timestamp.batch_in_epoch
+
+    between_epochs = type(kind.__name__, (kind,), {"match": match, "__doc__": kind.__doc__})
+    return between_epochs(start=f"{freeze_start}dur", level=freeze_level)
 
 
 def LowPrecisionLayerNorm(apply_at: Event = Event.INIT) -> Any:

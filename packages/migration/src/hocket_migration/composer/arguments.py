@@ -74,6 +74,8 @@ def duration_of(given: int | str | Time | None, ssr: float) -> Time | None:
     time = Time.from_input(given, "ep")
     if time.unit in (TimeUnit.ITERATION, TimeUnit.DURATION):
         raise ValueError(f"max_duration='{time}' is not a duration. Write '10ep', '1000ba', '1e6sp' or '1e9tok'.")
+    if time.value <= 0:
+        raise ValueError(f"max_duration='{time}' has to be more than 0. Write '10ep', '1000ba', '1e6sp' or '1e9tok'.")
     if ssr <= 0:
         raise ValueError(f"scale_schedule_ratio={ssr} has to be greater than 0, such as 0.5 for half of the run.")
     scaled = Time(int(time.value * ssr), time.unit)
@@ -133,10 +135,14 @@ def device_of(given: Any) -> str:
 
 
 def microbatch_of(given: Any) -> Any:
-    """Return samples per forward pass. Raises ValueError for a fraction of a sample."""
+    """Return samples per forward pass. Raises ValueError for a fraction of a sample, and for what is not a number."""
     if isinstance(given, float):
         raise ValueError(
             f"device_train_microbatch_size={given}: hocket has no fractions of a sample. Give a whole number."
+        )
+    if given not in (None, "auto") and not (isinstance(given, int) and given >= 1):
+        raise ValueError(
+            f"device_train_microbatch_size={given!r} is not a number of samples. Give a whole number of 1 or more, or 'auto'."
         )
     return given
 

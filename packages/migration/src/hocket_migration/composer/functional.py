@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 import hocket.plugins
+from hocket.lazy import missing
 from hocket.surgery import update_optimizer
 
 
@@ -219,4 +220,9 @@ def __getattr__(name: str) -> Any:
             raise NotImplementedError(f"hocket has no counterpart of Composer's {name}. Write {_INSTEAD[name]}.")
 
         return refused
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    raise missing(__name__, name, __dir__())
+
+
+def __dir__() -> list[str]:
+    own = [name for name, each in globals().items() if getattr(each, "__module__", None) == __name__]
+    return sorted([*_INSTEAD, *(name for name in own if name[0] != "_")])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -23,6 +24,7 @@ from hocket_migration.composer.optim.schedulers import Schedulers, every_batch
 from hocket_migration.composer.plugins import refuse
 from hocket_migration.composer.saving import NamedCheckpoints
 from hocket_migration.composer.task import ComposerTask
+from hocket_migration.composer.terms import translated
 
 
 class Trainer:
@@ -56,6 +58,7 @@ class Trainer:
         (True, ['CrossEntropy', 'MulticlassAccuracy'])
     """
 
+    @translated()
     def __init__(
         self,
         *,
@@ -148,7 +151,8 @@ class Trainer:
             ddp_sync_strategy=(ddp_sync_strategy, None), dist_timeout=(dist_timeout, 300.0),
         )  # fmt: skip
         refuse("Trainer", "Write hocket={'profile': '5ba after 10ba'}.", profiler=(profiler, None))
-        refuse("Trainer", "Call logging.basicConfig(level=…).", python_log_level=(python_log_level, None))
+        if python_log_level is not None:
+            logging.getLogger("hocket").setLevel(python_log_level.upper())
 
         self.task = task = ComposerTask(model)
         optimizer = arguments.optimizer_of(optimizers, model)
@@ -194,7 +198,7 @@ class Trainer:
         internal: list[Any] = [StartSchedules(self._schedulers)] if self._schedulers is not None else []
         if asking or saving is not None:
             internal.append(AskedIntervals(view, list(asking.values()), saving))
-        translated: dict[str, Any] = {
+        given: dict[str, Any] = {
             "train_data": None if spec is None else spec.dataloader,
             "eval_data": self._eval_sets(interval(eval_interval)) or None,
             "optimizer": optimizer,
@@ -225,7 +229,7 @@ class Trainer:
             "limit_train": _limit(train_subset_num_batches),
         }
         #: The Trainer of hocket's that does everything.
-        self.hocket = arguments.make_trainer(task, translated, hocket or {})
+        self.hocket = arguments.make_trainer(task, given, hocket or {})
         view.bind(self.hocket.state)
         self._given_duration = duration
         if loaded is not None and not self.hocket.state.timestamp.batch:
@@ -291,6 +295,7 @@ class Trainer:
 
     # --- public methods
 
+    @translated()
     def fit(
         self,
         *,
@@ -324,7 +329,10 @@ class Trainer:
         if schedulers is not None:
             self._replace_schedulers(schedulers, scale_schedule_ratio, step_schedulers_every_batch)
         if device_train_microbatch_size is not None:
-            self.hocket.state.request_microbatch(device_train_microbatch_size)
+            microbatch = arguments.microbatch_of(device_train_microbatch_size)
+            if microbatch == "auto":
+                refuse("fit", write, device_train_microbatch_size=(microbatch, None))
+            self.hocket.state.request_microbatch(microbatch)
         more: dict[str, Any] = {}
         if train_dataloader is not None:
             spec = self.task.train_spec = ensure_data_spec(train_dataloader)
@@ -357,6 +365,7 @@ class Trainer:
         self._schedulers.replace(schedulers, ssr)
         self.state.schedulers = schedulers
 
+    @translated()
     def eval(self, eval_dataloader: Any = None, subset_num_batches: int = -1) -> None:
         """Evaluate the given sets, or the Trainer's. The values are in ``state.eval_metric_values``.
 
@@ -379,12 +388,14 @@ class Trainer:
             self.task.evaluators.update(evaluators)
             self.state.evaluators = list(evaluators.values())
 
+    @translated()
     def predict(self, dataloader: Any, subset_num_batches: int = -1, *, return_outputs: bool = True) -> list[Any]:
         """Return the outputs of each batch, on the CPU; an empty list unless ``return_outputs``."""
         spec = ensure_data_spec(dataloader)
         outputs = self.hocket.predict(Parts(spec, _limit(subset_num_batches), None))
         return outputs if return_outputs else []
 
+    @translated()
     def save_checkpoint(self, name: str = "ep{epoch}-ba{batch}-rank{rank}", *, weights_only: bool = False) -> str:
         """Write the state into a file, and return its path. Call it between fits, or on BATCH_CHECKPOINT and EPOCH_CHECKPOINT.
 

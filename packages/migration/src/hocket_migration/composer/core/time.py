@@ -205,19 +205,55 @@ def ensure_time(maybe_time: Time | str | int, int_unit: TimeUnit | str = TimeUni
     return Time.from_input(maybe_time, int_unit)
 
 
+_COUNTS = ("epoch", "batch", "sample", "token", "batch_in_epoch", "sample_in_epoch", "token_in_epoch")
+#: hocket's names of wall-clock times.
+_WALL_CLOCK = {"total_wct": "seconds", "epoch_wct": "epoch_seconds", "batch_wct": "batch_seconds"}
+
+
 class Timestamp:
     """The position of a run. Each count is a `Time`; wall-clock times are `datetime.timedelta`.
 
+    Args:
+        position: hocket's; None for the beginning.
+        values: counts, as numbers or times, and wall-clock times, which replace those of ``position``.
+
+    Raises:
+        TypeError: there is no such count, such as those of iterations, which have no length.
+
     Example:
-        >>> import hocket
         >>> from hocket_migration.composer import Timestamp
-        >>> now = Timestamp(hocket.Timestamp(epoch=1, batch=6, batch_in_epoch=2))
-        >>> now.batch == 6, now >= "1ep", now.get("ba")
-        (True, True, Time(6, TimeUnit.BATCH))
+        >>> now = Timestamp(epoch=1, batch=6, batch_in_epoch=2)
+        >>> now.batch == 6, now >= "1ep", now.get("ba"), now.to_next_batch(samples=8)
+        (True, True, Time(6, TimeUnit.BATCH), Timestamp(epoch=1, batch=7, sample=8, token=0))
     """
 
-    def __init__(self, position: hocket.Timestamp | None = None) -> None:
+    def __init__(self, position: hocket.Timestamp | None = None, **values: Any) -> None:
         self._position = hocket.Timestamp() if position is None else position.copy()
+        for name, value in values.items():
+            if name in _WALL_CLOCK:
+                setattr(self._position, _WALL_CLOCK[name], value.total_seconds())
+            elif name in _COUNTS:
+                setattr(self._position, name, int(value))
+            else:
+                raise TypeError(f"A Timestamp has no {name}=. It has {', '.join((*_COUNTS, *_WALL_CLOCK))}.")
+
+    def copy(self, **values: Any) -> Timestamp:
+        """Return a copy with some of its counts and times replaced."""
+        return Timestamp(self._position, **values)
+
+    def to_next_batch(
+        self, samples: int | Time = 0, tokens: int | Time = 0, duration: datetime.timedelta | None = None
+    ) -> Timestamp:
+        """Return the position after another batch, of so many samples and tokens on all ranks."""
+        after = self.copy()
+        after._position.next_batch(int(samples), int(tokens), 0.0 if duration is None else duration.total_seconds())
+        return after
+
+    def to_next_epoch(self) -> Timestamp:
+        """Return the position after the end of the epoch."""
+        after = self.copy()
+        after._position.next_epoch()
+        return after
 
     @property
     def iteration(self) -> Time:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from hocket import Timestamp as Position
 from hocket_migration.composer.core.state import State
 
 
@@ -19,12 +20,16 @@ class Logger:
         self._state = state
         #: The loggers that the Trainer was given.
         self.destinations = list(destinations)
+        #: The position of the run at which each value was logged last, by its name.
+        self.positions: dict[str, Position] = {}
 
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
         """Log numbers by name. The step is the number of batches trained on; raises ValueError for another one."""
         if step is not None and step != self._state.hocket.timestamp.batch:
             raise ValueError(f"log_metrics(step={step}): hocket logs by the position of the run. Omit step=.")
-        self._state.hocket.log(dict(metrics))
+        state = self._state.hocket
+        self.positions.update(dict.fromkeys(metrics, state.timestamp.copy()))
+        state.log(dict(metrics))
 
     def log_hyperparameters(self, parameters: Mapping[str, Any]) -> None:
         """Log the configuration of the run."""

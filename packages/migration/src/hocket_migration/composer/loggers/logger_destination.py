@@ -71,14 +71,30 @@ class _Adapter(hocket.Logger):
     synchronous = True  # values can be read immediately
     callback: LoggerDestination
     _view: State
+    #: The batch after which train metrics were logged last.
+    _measured_at = -1
 
     def log_hyperparameters(self, state: hocket.State, parameters: Mapping[str, Any]) -> None:
         self._view.bind(state)
         self.callback.log_hyperparameters(dict(parameters))
 
     def log_metrics(self, state: hocket.State, metrics: Mapping[str, float]) -> None:
-        self._view.bind(state)
-        self.callback.log_metrics(composers_names(metrics, list(state.eval_sets)), step=state.timestamp.batch)
+        """Pass on the row of a batch: each value at the position at which Composer logs it, before or after the batch."""
+        view = self._view.bind(state)
+        logged = view.logger.positions
+        losses = {name for name in metrics if name == "train/loss" or name.startswith("train/loss/")}
+        of_epoch = {name for name in metrics if name.startswith("train/")} - losses - logged.keys()
+        if of_epoch and self._measured_at == state.timestamp.batch:  # hocket logs them at the end of a fit again
+            metrics = {name: value for name, value in metrics.items() if name not in of_epoch}
+        elif of_epoch:
+            self._measured_at = state.timestamp.batch
+        rows: dict[tuple[int, int], tuple[hocket.Timestamp, dict[str, float]]] = {}
+        for name, value in metrics.items():
+            at = state.previous if name in losses else logged.get(name, state.timestamp)
+            rows.setdefault((at.batch, at.epoch), (at, {}))[1][name] = value
+        for _, (at, row) in sorted(rows.items()):
+            with view.at(at):
+                self.callback.log_metrics(composers_names(row, list(state.eval_sets)), step=at.batch)
 
     def log_table(self, state: hocket.State, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
         self.callback.log_table(list(columns), [list(row) for row in rows], name, step=state.timestamp.batch)

@@ -36,6 +36,11 @@ class Schedulers:
         for group in self.optimizer.param_groups:
             group.setdefault("initial_lr", group["lr"])
         for scheduler in self._given:
+            if not isinstance(scheduler, LRScheduler) and not callable(scheduler):
+                raise TypeError(
+                    f"schedulers={scheduler!r} is not a scheduler. Write one of composer.optim, such as "
+                    "CosineAnnealingScheduler(), a function of the state that returns a factor, or a scheduler of torch."
+                )
             if isinstance(scheduler, LRScheduler):
                 scale(scheduler, ssr)
             elif ssr != 1.0 and len(inspect.signature(scheduler).parameters) == 1:
