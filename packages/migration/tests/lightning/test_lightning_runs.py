@@ -108,6 +108,43 @@ def test_a_ckpt_file_from_within_an_epoch_continues_with_the_remaining_batches(t
     assert trainer.global_step == len(losses.losses) == 12
 
 
+class Saves(pl.Callback):
+    """Writes a file in each hook from which one is usual."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        trainer.save_checkpoint(self.folder / f"epoch_end_{trainer.current_epoch}.ckpt")
+
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        if not trainer.sanity_checking:
+            trainer.save_checkpoint(self.folder / f"validation_end_{trainer.current_epoch}.ckpt")
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        trainer.save_checkpoint(self.folder / "train_end.ckpt")
+
+
+def test_a_ckpt_file_of_any_moment_has_lightnings_counters_and_continues_alike(tmp_path: Path) -> None:
+    def counters(trainer_class: Any, folder: Path) -> dict[str, Any]:
+        callbacks = [Saves(folder), theirs.ModelCheckpoint(folder, every_n_train_steps=4, save_top_k=-1)]
+        trainer, _ = fit_with(trainer_class, folder, m.LitAutoEncoder, callbacks=callbacks)
+        trainer.save_checkpoint(folder / "after.ckpt")
+        loops = {path.name: torch.load(path)["loops"]["fit_loop"] for path in sorted(folder.glob("*.ckpt"))}
+        kept = ("epoch_progress", "epoch_loop.batch_progress", "epoch_loop.state_dict")
+        return {name: [loop[each] for each in kept] for name, loop in loops.items()}
+
+    def batches(trainer_class: Any, path: Path) -> tuple[int, ...]:
+        trainer, _ = fit_with(trainer_class, tmp_path / "on", m.LitAutoEncoder, path, max_epochs=3, callbacks=[])
+        return trainer.global_step, trainer.current_epoch, trainer.fit_loop.epoch_loop._batches_that_stepped
+
+    assert counters(Trainer, tmp_path / "ours") == counters(pl.Trainer, tmp_path / "theirs")
+    for name in ("after", "train_end", "epoch=1-step=8"):
+        for folder in ("ours", "theirs"):
+            assert batches(Trainer, tmp_path / folder / f"{name}.ckpt") == (18, 3, 18)
+    assert batches(pl.Trainer, tmp_path / "ours" / "epoch=1-step=8.ckpt") == (18, 3, 18)
+
+
 class BlurredImages(m.ImageClassifier):
     """Trains with plug-ins of hocket's that change modules and weights."""
 

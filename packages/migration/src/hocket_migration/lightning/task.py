@@ -267,6 +267,7 @@ class LightningTask(EvaluatedModule):
         trainer = self.trainer
         trainer.enter("FITTING", "TRAINING")
         trainer._results = self._results
+        trainer.epoch_begun, trainer.epoch_processed = self._in_epoch, False
         trainer.hooks.both("on_train_start")
 
     def epoch_start(self, state: State) -> None:
@@ -274,6 +275,7 @@ class LightningTask(EvaluatedModule):
         trainer = self.trainer
         trainer.current_epoch, trainer.batch_idx = state.timestamp.epoch, -1
         self._skipping, self._in_epoch, self._epoch_stepped = False, True, False
+        trainer.epoch_begun = True
         trainer.hooks.both("on_train_epoch_start")
 
     def after_dataloader(self, state: State) -> None:
@@ -377,7 +379,9 @@ class LightningTask(EvaluatedModule):
             outputs = {"loss": _detached(output)}
         if automatic and "loss" in outputs and self.trainer.accumulate_grad_batches > 1:
             outputs["loss"] = outputs["loss"] / self.trainer.accumulate_grad_batches
+        self.trainer.batch_ending = True
         self.trainer.hooks.both("on_train_batch_end", outputs, self._batch, self.trainer.batch_idx)
+        self.trainer.batch_ending = False
 
     def _write_step(self, state: State) -> None:
         values = self._results.of_step()
@@ -425,13 +429,14 @@ class LightningTask(EvaluatedModule):
         self._continue_random_numbers()
         self._close_epoch(state)
         self.trainer.current_epoch = state.timestamp.epoch
+        self.trainer.epoch_begun = self.trainer.epoch_processed = False
         self._skipping = False
 
     def _close_epoch(self, state: State) -> None:
         if not self._in_epoch:
             return
         trainer, hooks = self.trainer, self.trainer.hooks
-        self._in_epoch = False
+        self._in_epoch, trainer.epoch_processed = False, True
         self._results.next_batch()
         trainer.note(self._results.of_epoch(final=False))
         hooks.callbacks("on_train_epoch_end", monitoring=False)
@@ -452,6 +457,7 @@ class LightningTask(EvaluatedModule):
             self._close_epoch(state)
             self._in_epoch = True
             self.trainer.current_epoch += 1
+            self.trainer.epoch_begun = self.trainer.epoch_processed = False
         self.trainer.hooks.both("on_train_end")
 
     def after_fit(self, state: State) -> None:

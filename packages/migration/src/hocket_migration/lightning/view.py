@@ -123,6 +123,8 @@ class TrainerView:
         self.test_dataloaders: Any = None
         self.predict_dataloaders: Any = None
         self.is_last_batch = False
+        #: Whether an epoch has begun, whether its batches are over, and whether ``on_train_batch_end`` is called for one.
+        self.epoch_begun = self.epoch_processed = self.batch_ending = False
         #: Batches, or windows of them, at the beginning of the epoch that were trained on before a checkpoint.
         self.batches_to_skip = 0
         if module is not None:
