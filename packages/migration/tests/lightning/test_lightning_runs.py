@@ -367,3 +367,100 @@ def test_without_lightning_the_error_says_what_to_install(monkeypatch: pytest.Mo
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(ModuleNotFoundError, match=r"hocket-migration\[lightning\]"):
         Trainer()
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"limit_val_batches": 2.5},
+        {"limit_train_batches": -1},
+        {"val_check_interval": 0},
+        {"val_check_interval": 1.5},
+        {"check_val_every_n_epoch": 0},
+        {"profiler": "foo"},
+        {"gradient_clip_algorithm": "foo"},
+        {"devices": 0},
+        {"accelerator": "tpu"},
+        {"hocket": ["ema"]},
+    ],
+)
+def test_invalid_arguments_are_refused(given: dict[str, Any]) -> None:
+    with pytest.raises((TypeError, ValueError), match=next(iter(given))):
+        Trainer(**given)
+
+
+@pytest.mark.skipif(
+    torch.cuda.is_available() or torch.backends.mps.is_available(), reason="needs a machine without a GPU"
+)
+@pytest.mark.parametrize("accelerator", ["gpu", "cuda", "mps"])
+def test_a_device_that_is_not_there_is_refused(accelerator: str) -> None:
+    with pytest.raises(ValueError, match="there is no such device"):
+        Trainer(accelerator=accelerator)
+
+
+def test_a_share_of_less_than_a_batch_is_refused() -> None:
+    with pytest.raises(ValueError, match="a share of 6 batches"):
+        Trainer(**m.arguments(limit_train_batches=0.1)).fit(m.LitAutoEncoder())
+
+
+@pytest.mark.parametrize("name", ["training_step", "configure_optimizers"])
+def test_a_module_that_cannot_be_trained_is_refused(name: str) -> None:
+    kind = type("Lacks", (m.LitAutoEncoder,), {name: getattr(pl.LightningModule, name)})
+    with pytest.raises(TypeError, match=f"Lacks has no {name}"):
+        Trainer(**m.arguments()).fit(kind())
+
+
+def test_arguments_that_are_set_as_attributes_act_in_the_next_fit() -> None:
+    def steps(trainer_class: Any) -> list[Any]:
+        trainer = trainer_class(**m.arguments(max_epochs=1, callbacks=[losses := m.Losses()]))
+        trainer.limit_train_batches = 4
+        trainer.accumulate_grad_batches = 2
+        trainer.gradient_clip_val = 1e-3
+        trainer.limit_val_batches = 0
+        torch.manual_seed(2)
+        trainer.fit(module := m.LitAutoEncoder())
+        found = [trainer.global_step, trainer.current_epoch, "val_loss" in trainer.callback_metrics, *losses.losses]
+        trainer.fit_loop.max_epochs = 3
+        trainer.fit(module)
+        return [*found, trainer.global_step, trainer.current_epoch, trainer.max_epochs, len(losses.losses)]
+
+    assert steps(Trainer) == pytest.approx(steps(pl.Trainer), abs=1e-6)
+
+
+def test_arguments_cannot_be_changed_during_a_fit() -> None:
+    class Changes(pl.Callback):
+        def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+            trainer.accumulate_grad_batches = 4
+
+    with pytest.raises(AttributeError, match=r"Write Trainer\(accumulate_grad_batches=4\)"):
+        Trainer(**m.arguments(callbacks=[Changes()])).fit(m.LitAutoEncoder())
+    trainer = Trainer(**m.arguments())
+    with pytest.raises(ValueError, match="limit_val_batches=2.5"):
+        trainer.limit_val_batches = 2.5
+    with pytest.raises(AttributeError, match="batch_idx"):
+        trainer.fit_loop.epoch_loop.batch_idx = 3
+    with pytest.raises(AttributeError, match="Give its counterpart to hocket.Trainer"):
+        LightningTask(m.LitAutoEncoder()).trainer.limit_train_batches = 2
+
+
+def test_lightnings_tuner_is_refused() -> None:
+    from lightning.pytorch.tuner import Tuner
+
+    with pytest.raises(TypeError, match="hocket sweep"):
+        Tuner(Trainer(**m.arguments())).lr_find(m.LitAutoEncoder(), attr_name="lr")
+    with pytest.raises(TypeError, match="'microbatch': 'auto'"):
+        Tuner(Trainer(**m.arguments())).scale_batch_size(m.LitAutoEncoder(), batch_arg_name="lr")
+
+
+def test_under_fsdp_ckpt_files_are_refused_before_training_and_omitted_by_default(tmp_path: Path) -> None:
+    def train(rank: int, given: dict[str, Any]) -> int:
+        trainer = Trainer(
+            **m.arguments(max_epochs=1, enable_checkpointing=None, **given),
+            hocket={"strategy": "fsdp", "folder": tmp_path},
+        )
+        trainer.fit(m.LitAutoEncoder())
+        return len(trainer.checkpoint_callbacks)
+
+    assert run_ranks(train, 2, {}) == [0, 0]
+    with pytest.raises(Exception, match="no ModelCheckpoint"):
+        run_ranks(train, 2, {"callbacks": [theirs.ModelCheckpoint(tmp_path)]})

@@ -60,7 +60,7 @@ def _is_progress(callback: Any) -> bool:
 
 def merged(callbacks: list[Any], of_module: Any, framework: ModuleType) -> list[Any]:
     """Return the callbacks with those of ``configure_callbacks``, which replace others of their type. Checkpoints come last."""
-    own = checked(of_module, framework)
+    callbacks, own = checked(callbacks, framework), checked(of_module, framework)
     kinds = {type(each) for each in own}
     every = [each for each in callbacks if type(each) not in kinds] + own
     last = framework.callbacks.Checkpoint

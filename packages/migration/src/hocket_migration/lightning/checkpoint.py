@@ -27,16 +27,23 @@ def save(trainer: TrainerView, path: Any, weights_only: bool) -> None:
     trainer.strategy.barrier("save_checkpoint")
 
 
+def sharded(trainer: TrainerView) -> CheckpointError:
+    """Return the error of a ``.ckpt`` file under a strategy that shards weights."""
+    assert trainer.run_state is not None
+    return CheckpointError(
+        f"A .ckpt file holds the full state, and strategy {type(trainer.run_state.strategy).__name__} shards it. Write "
+        "checkpoints of hocket, which any number of ranks resumes from: hocket={'checkpoints': 'runs/a'}, with "
+        "enable_checkpointing=False, and no ModelCheckpoint."
+    )
+
+
 def content(trainer: TrainerView, weights_only: bool) -> dict[str, Any]:
     """Return what a ``.ckpt`` file holds."""
     import hocket
 
     module, run = trainer.lightning_module, trainer.run_state
     if run is not None and hocket.Need.FULL_PARAMETERS not in run.strategy.offers:
-        raise CheckpointError(
-            f"A .ckpt file holds the full state, and strategy {type(run.strategy).__name__} shards it. Write checkpoints of "
-            "hocket, which any number of ranks resumes from: hocket={'checkpoints': 'runs/a'}, with enable_checkpointing=False."
-        )
+        raise sharded(trainer)
     saved: dict[str, Any] = {
         "epoch": trainer.current_epoch,
         "global_step": trainer.global_step,

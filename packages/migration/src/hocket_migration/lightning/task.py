@@ -164,6 +164,11 @@ class LightningTask(EvaluatedModule):
             return 1
 
     @property
+    def shards(self) -> bool:
+        """Whether the strategy shards the weights."""
+        return self._shards
+
+    @property
     def skips(self) -> bool:
         """Whether the module has skipped the rest of the epoch, after which Lightning does not validate."""
         return self._skipping
@@ -236,6 +241,7 @@ class LightningTask(EvaluatedModule):
 
     def before_fit(self, state: State) -> None:
         """``on_fit_start``."""
+        check_trains(self.model, optimizes=False)
         trainer = self.trainer
         self._actions.begin(state)
         trainer.current_epoch = state.timestamp.epoch
@@ -533,6 +539,14 @@ class LightningTask(EvaluatedModule):
         if state["gradients"] is not None:
             for parameter, gradient in zip(self.parameters(), state["gradients"], strict=True):
                 parameter.grad = None if gradient is None else gradient.to(parameter.device)
+
+
+def check_trains(module: Any, optimizes: bool = True) -> None:
+    """Raise TypeError if a module does not define what a fit needs."""
+    base = framework_of(module).LightningModule
+    for name in ("training_step", "configure_optimizers")[: 1 + optimizes]:
+        if not overrides(module, name, base):
+            raise TypeError(f"{type(module).__name__} has no {name}, so it cannot be trained. Define {name}(self, …).")
 
 
 _COUNTERS = ("current_epoch", "global_step", "batches_that_stepped", "batch_idx", "total_batch_idx")
