@@ -435,11 +435,11 @@ def test_arguments_cannot_be_changed_during_a_fit() -> None:
     with pytest.raises(AttributeError, match=r"Write Trainer\(accumulate_grad_batches=4\)"):
         Trainer(**m.arguments(callbacks=[Changes()])).fit(m.LitAutoEncoder())
     trainer = Trainer(**m.arguments())
-    with pytest.raises(ValueError, match="limit_val_batches=2.5"):
+    with pytest.raises(ValueError, match=r"limit_val_batches=2\.5"):
         trainer.limit_val_batches = 2.5
     with pytest.raises(AttributeError, match="batch_idx"):
         trainer.fit_loop.epoch_loop.batch_idx = 3
-    with pytest.raises(AttributeError, match="Give its counterpart to hocket.Trainer"):
+    with pytest.raises(AttributeError, match="Give its counterpart to hocket"):
         LightningTask(m.LitAutoEncoder()).trainer.limit_train_batches = 2
 
 

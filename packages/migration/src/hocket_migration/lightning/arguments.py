@@ -189,9 +189,9 @@ def _profile(given: Any) -> Any:
         return None
     if given in ("simple", "advanced", "pytorch"):
         return True
+    what = repr(given) if isinstance(given, str) else f"{type(given).__name__}(…)"
     raise TypeError(
-        f"Trainer(profiler={given if isinstance(given, str) else f'{type(given).__name__}(…)'}) is not used by hocket. Write profiler='simple', or hocket={{'profile': "
-        "'5ba after 10ba'}."
+        f"Trainer(profiler={what}) is not used by hocket. Write profiler='simple', or hocket={{'profile': '5ba after 10ba'}}."
     )
 
 

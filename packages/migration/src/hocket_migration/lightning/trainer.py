@@ -276,6 +276,7 @@ class Trainer(TrainerView):
         """Connect module and data module, prepare the data and call ``setup`` and ``configure_model``."""
         self.run_state = None
         self._fits = False
+        callbacks.refuse(self.callbacks)
         self.attach(model)
         framework = self.framework
         if datamodule is not None and not isinstance(datamodule, framework.LightningDataModule):
