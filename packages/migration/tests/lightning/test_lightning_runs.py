@@ -464,3 +464,10 @@ def test_under_fsdp_ckpt_files_are_refused_before_training_and_omitted_by_defaul
     assert run_ranks(train, 2, {}) == [0, 0]
     with pytest.raises(Exception, match="no ModelCheckpoint"):
         run_ranks(train, 2, {"callbacks": [theirs.ModelCheckpoint(tmp_path)]})
+
+
+@pytest.mark.parametrize(
+    ("module", "steps"), [(m.GAN, {"max_steps": 6}), (m.GAN, {"max_steps": 15}), (m.Accumulating, {"max_steps": 10})]
+)
+def test_manual_optimization_ends_by_the_steps_of_its_optimizers(module: Any, steps: dict[str, Any]) -> None:
+    m.compare(module, rates=False, metrics=False, max_epochs=-1, **steps)

@@ -195,8 +195,8 @@ def _profile(given: Any) -> Any:
     )
 
 
-def duration(given: Mapping[str, Any]) -> Any:
-    """Return the length of training: the first of epochs, steps and time to be over. None for no limit."""
+def duration(given: Mapping[str, Any], steps_are_batches: bool = True) -> Any:
+    """Return the length of training: the first of epochs, steps and time to be over, without steps that are not batches."""
     epochs, steps, seconds = given["max_epochs"], given["max_steps"], given["max_time"]
     if epochs is None and steps in (-1, None) and seconds is None:
         epochs = 1000
@@ -204,7 +204,7 @@ def duration(given: Mapping[str, Any]) -> Any:
     if epochs is not None and epochs != -1:
         found.append(f"{epochs}ep")
     if steps not in (-1, None):
-        found.append(f"{steps}ba")
+        found.append(f"{steps if steps_are_batches else 2**31}ba")
     if seconds is not None:
         found.append(f"{_seconds(seconds):g}s")
     if not found:

@@ -371,6 +371,8 @@ class LightningTask(EvaluatedModule):
             self._end_of_epoch_schedulers(state)
         self._end_batch()
         self._write_step(state)
+        if self.trainer.ends_by_steps and self.trainer.global_step >= self.trainer.max_steps:
+            state.request(Decision.STOP, reason=f"max_steps={self.trainer.max_steps}")
 
     def _end_batch(self) -> None:
         if not self._begun:

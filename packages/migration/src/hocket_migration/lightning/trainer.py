@@ -332,6 +332,10 @@ class Trainer(TrainerView):
         settings = dict(self._translated)
         if fits and self._validates:
             settings["sanity_eval"] = 2**31 if self.num_sanity_val_steps == math.inf else self.num_sanity_val_steps
+        self.ends_by_steps = fits and not self.lightning_module.automatic_optimization and self.max_steps != -1
+        if self.ends_by_steps:
+            settings["duration"] = arguments.duration(self._given, steps_are_batches=False)
+        self.ends_by_steps &= "duration" not in self._extra
         settings["folder"] = str(Path(self.default_root_dir) / "runs")
         if self._given["enable_progress_bar"] is not False and fits:
             settings["loggers"] = ["progress"]

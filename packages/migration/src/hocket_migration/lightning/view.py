@@ -69,6 +69,8 @@ class TrainerView:
     `hocket_migration.lightning.Trainer` is one; a `LightningTask` that was given to a `hocket.Trainer` makes its own.
     """
 
+    #: Whether a fit ends after `max_steps` optimizer steps, which manual optimization takes as it likes.
+    ends_by_steps = False
     #: Whether an attribute that is an argument is changed by the user when it is set.
     _made = True
 
