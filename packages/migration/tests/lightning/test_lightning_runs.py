@@ -108,6 +108,43 @@ def test_a_ckpt_file_from_within_an_epoch_continues_with_the_remaining_batches(t
     assert trainer.global_step == len(losses.losses) == 12
 
 
+class Saves(pl.Callback):
+    """Writes a file in each hook from which one is usual."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        trainer.save_checkpoint(self.folder / f"epoch_end_{trainer.current_epoch}.ckpt")
+
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        if not trainer.sanity_checking:
+            trainer.save_checkpoint(self.folder / f"validation_end_{trainer.current_epoch}.ckpt")
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        trainer.save_checkpoint(self.folder / "train_end.ckpt")
+
+
+def test_a_ckpt_file_of_any_moment_has_lightnings_counters_and_continues_alike(tmp_path: Path) -> None:
+    def counters(trainer_class: Any, folder: Path) -> dict[str, Any]:
+        callbacks = [Saves(folder), theirs.ModelCheckpoint(folder, every_n_train_steps=4, save_top_k=-1)]
+        trainer, _ = fit_with(trainer_class, folder, m.LitAutoEncoder, callbacks=callbacks)
+        trainer.save_checkpoint(folder / "after.ckpt")
+        loops = {path.name: torch.load(path)["loops"]["fit_loop"] for path in sorted(folder.glob("*.ckpt"))}
+        kept = ("epoch_progress", "epoch_loop.batch_progress", "epoch_loop.state_dict")
+        return {name: [loop[each] for each in kept] for name, loop in loops.items()}
+
+    def batches(trainer_class: Any, path: Path) -> tuple[int, ...]:
+        trainer, _ = fit_with(trainer_class, tmp_path / "on", m.LitAutoEncoder, path, max_epochs=3, callbacks=[])
+        return trainer.global_step, trainer.current_epoch, trainer.fit_loop.epoch_loop._batches_that_stepped
+
+    assert counters(Trainer, tmp_path / "ours") == counters(pl.Trainer, tmp_path / "theirs")
+    for name in ("after", "train_end", "epoch=1-step=8"):
+        for folder in ("ours", "theirs"):
+            assert batches(Trainer, tmp_path / folder / f"{name}.ckpt") == (18, 3, 18)
+    assert batches(pl.Trainer, tmp_path / "ours" / "epoch=1-step=8.ckpt") == (18, 3, 18)
+
+
 class BlurredImages(m.ImageClassifier):
     """Trains with plug-ins of hocket's that change modules and weights."""
 
@@ -330,3 +367,107 @@ def test_without_lightning_the_error_says_what_to_install(monkeypatch: pytest.Mo
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(ModuleNotFoundError, match=r"hocket-migration\[lightning\]"):
         Trainer()
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"limit_val_batches": 2.5},
+        {"limit_train_batches": -1},
+        {"val_check_interval": 0},
+        {"val_check_interval": 1.5},
+        {"check_val_every_n_epoch": 0},
+        {"profiler": "foo"},
+        {"gradient_clip_algorithm": "foo"},
+        {"devices": 0},
+        {"accelerator": "tpu"},
+        {"hocket": ["ema"]},
+    ],
+)
+def test_invalid_arguments_are_refused(given: dict[str, Any]) -> None:
+    with pytest.raises((TypeError, ValueError), match=next(iter(given))):
+        Trainer(**given)
+
+
+@pytest.mark.skipif(
+    torch.cuda.is_available() or torch.backends.mps.is_available(), reason="needs a machine without a GPU"
+)
+@pytest.mark.parametrize("accelerator", ["gpu", "cuda", "mps"])
+def test_a_device_that_is_not_there_is_refused(accelerator: str) -> None:
+    with pytest.raises(ValueError, match="there is no such device"):
+        Trainer(accelerator=accelerator)
+
+
+def test_a_share_of_less_than_a_batch_is_refused() -> None:
+    with pytest.raises(ValueError, match="a share of 6 batches"):
+        Trainer(**m.arguments(limit_train_batches=0.1)).fit(m.LitAutoEncoder())
+
+
+@pytest.mark.parametrize("name", ["training_step", "configure_optimizers"])
+def test_a_module_that_cannot_be_trained_is_refused(name: str) -> None:
+    kind = type("Lacks", (m.LitAutoEncoder,), {name: getattr(pl.LightningModule, name)})
+    with pytest.raises(TypeError, match=f"Lacks has no {name}"):
+        Trainer(**m.arguments()).fit(kind())
+
+
+def test_arguments_that_are_set_as_attributes_act_in_the_next_fit() -> None:
+    def steps(trainer_class: Any) -> list[Any]:
+        trainer = trainer_class(**m.arguments(max_epochs=1, callbacks=[losses := m.Losses()]))
+        trainer.limit_train_batches = 4
+        trainer.accumulate_grad_batches = 2
+        trainer.gradient_clip_val = 1e-3
+        trainer.limit_val_batches = 0
+        torch.manual_seed(2)
+        trainer.fit(module := m.LitAutoEncoder())
+        found = [trainer.global_step, trainer.current_epoch, "val_loss" in trainer.callback_metrics, *losses.losses]
+        trainer.fit_loop.max_epochs = 3
+        trainer.fit(module)
+        return [*found, trainer.global_step, trainer.current_epoch, trainer.max_epochs, len(losses.losses)]
+
+    assert steps(Trainer) == pytest.approx(steps(pl.Trainer), abs=1e-6)
+
+
+def test_arguments_cannot_be_changed_during_a_fit() -> None:
+    class Changes(pl.Callback):
+        def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+            trainer.accumulate_grad_batches = 4
+
+    with pytest.raises(AttributeError, match=r"Write Trainer\(accumulate_grad_batches=4\)"):
+        Trainer(**m.arguments(callbacks=[Changes()])).fit(m.LitAutoEncoder())
+    trainer = Trainer(**m.arguments())
+    with pytest.raises(ValueError, match=r"limit_val_batches=2\.5"):
+        trainer.limit_val_batches = 2.5
+    with pytest.raises(AttributeError, match="batch_idx"):
+        trainer.fit_loop.epoch_loop.batch_idx = 3
+    with pytest.raises(AttributeError, match="Give its counterpart to hocket"):
+        LightningTask(m.LitAutoEncoder()).trainer.limit_train_batches = 2
+
+
+def test_lightnings_tuner_is_refused() -> None:
+    from lightning.pytorch.tuner import Tuner
+
+    with pytest.raises(TypeError, match="hocket sweep"):
+        Tuner(Trainer(**m.arguments())).lr_find(m.LitAutoEncoder(), attr_name="lr")
+    with pytest.raises(TypeError, match="'microbatch': 'auto'"):
+        Tuner(Trainer(**m.arguments())).scale_batch_size(m.LitAutoEncoder(), batch_arg_name="lr")
+
+
+def test_under_fsdp_ckpt_files_are_refused_before_training_and_omitted_by_default(tmp_path: Path) -> None:
+    def train(rank: int, given: dict[str, Any]) -> int:
+        trainer = Trainer(
+            **m.arguments(max_epochs=1, enable_checkpointing=None, **given),
+            hocket={"strategy": "fsdp", "folder": tmp_path},
+        )
+        trainer.fit(m.LitAutoEncoder())
+        return len(trainer.checkpoint_callbacks)
+
+    assert run_ranks(train, 2, {}) == [0, 0]
+    with pytest.raises(Exception, match="no ModelCheckpoint"):
+        run_ranks(train, 2, {"callbacks": [theirs.ModelCheckpoint(tmp_path)]})
+
+
+@pytest.mark.parametrize(
+    ("module", "steps"), [(m.GAN, {"max_steps": 6}), (m.GAN, {"max_steps": 15}), (m.Accumulating, {"max_steps": 10})]
+)
+def test_manual_optimization_ends_by_the_steps_of_its_optimizers(module: Any, steps: dict[str, Any]) -> None:
+    m.compare(module, rates=False, metrics=False, max_epochs=-1, **steps)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from datetime import timedelta
+from importlib.util import find_spec
 from typing import Any
 
 from hocket.time import Interval
@@ -55,6 +56,7 @@ def translated(given: Mapping[str, Any]) -> dict[str, Any]:
     for name, (defaults, write) in _REFUSED.items():
         if given[name] not in defaults:
             raise TypeError(f"Trainer({name}={given[name]!r}) has no counterpart in hocket. {write}.")
+    _check_numbers(given)
     found: dict[str, Any] = {
         "device": _device(given["accelerator"]),
         "devices": _devices(given["devices"], given["accelerator"]),
@@ -73,12 +75,11 @@ def translated(given: Mapping[str, Any]) -> dict[str, Any]:
                 f"Trainer(accumulate_grad_batches={given['accumulate_grad_batches']!r}) has to be an int of 1 or more."
             )
         found["accumulate"] = f"{given['accumulate_grad_batches']}ba"
-    if given["gradient_clip_val"] is not None:
-        kind = getattr(given["gradient_clip_algorithm"], "value", given["gradient_clip_algorithm"]) or "norm"
-        if kind not in ("norm", "value"):
-            raise ValueError(f"Trainer(gradient_clip_algorithm={kind!r}) is neither 'norm' nor 'value'.")
-        if given["gradient_clip_val"]:
-            found["clip_gradients"] = (kind, float(given["gradient_clip_val"]))
+    kind = getattr(given["gradient_clip_algorithm"], "value", given["gradient_clip_algorithm"]) or "norm"
+    if kind not in ("norm", "value"):
+        raise ValueError(f"Trainer(gradient_clip_algorithm={kind!r}) is neither 'norm' nor 'value'.")
+    if given["gradient_clip_val"]:
+        found["clip_gradients"] = (kind, float(given["gradient_clip_val"]))
     if given["fast_dev_run"]:
         found["fast_dev_run"] = int(given["fast_dev_run"])
     if given["overfit_batches"]:
@@ -95,10 +96,45 @@ def translated(given: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in found.items() if value is not None}
 
 
+def _check_numbers(given: Mapping[str, Any]) -> None:
+    """Raise ValueError for a number of batches or epochs that cannot be one."""
+    for name in ("limit_train_batches", "limit_val_batches", "limit_test_batches", "limit_predict_batches"):
+        limit = given[name]
+        share = isinstance(limit, float) and 0 <= limit <= 1
+        if limit is not None and not share and not (isinstance(limit, int) and limit >= 0):
+            raise ValueError(
+                f"Trainer({name}={limit!r}) is neither a number of batches nor a share from 0.0 to 1.0. Write {name}=10, or "
+                f"{name}=0.5."
+            )
+    interval, epochs = given["val_check_interval"], given["check_val_every_n_epoch"]
+    share = isinstance(interval, float) and 0 < interval <= 1
+    if isinstance(interval, int | float) and not share and not (isinstance(interval, int) and interval >= 1):
+        raise ValueError(
+            f"Trainer(val_check_interval={interval!r}) is neither a number of batches nor a share of an epoch. Write "
+            "val_check_interval=100, or val_check_interval=0.5; for no validation, limit_val_batches=0."
+        )
+    if epochs is not None and not (isinstance(epochs, int) and epochs >= 1):
+        raise ValueError(
+            f"Trainer(check_val_every_n_epoch={epochs!r}) is not a number of epochs. Write an int of 1 or more; for no "
+            "validation, limit_val_batches=0."
+        )
+
+
 def _device(given: Any) -> str:
     if not isinstance(given, str) or given not in DEVICES:
         raise ValueError(f"Trainer(accelerator={given!r}) is not known. Write one of {', '.join(map(repr, DEVICES))}.")
+    if not _has(given):
+        raise ValueError(f"Trainer(accelerator={given!r}): there is no such device here. Write 'auto', or 'cpu'.")
     return DEVICES[given]
+
+
+def _has(accelerator: str) -> bool:
+    """Whether a device of this kind is available."""
+    import torch
+
+    cuda, mps = torch.cuda.is_available(), torch.backends.mps.is_available()
+    has = {"gpu": cuda or mps, "cuda": cuda, "mps": mps, "tpu": find_spec("torch_xla") is not None}
+    return has.get(accelerator, True)
 
 
 def _devices(given: Any, accelerator: str) -> int | None:
@@ -113,6 +149,8 @@ def _devices(given: Any, accelerator: str) -> int | None:
             f"Trainer(devices={given!r}) chooses among devices. Give their number, and choose by the environment: "
             "CUDA_VISIBLE_DEVICES=1,3 python train.py."
         )
+    if given < -1 or not given:
+        raise ValueError(f"Trainer(devices={given!r}) is no device. Write devices=1 or more, -1 for all, or 'auto'.")
     if given == -1:
         import torch
 
@@ -149,16 +187,16 @@ def _deterministic(given: Any) -> bool:
 def _profile(given: Any) -> Any:
     if given is None:
         return None
-    if isinstance(given, str):
+    if given in ("simple", "advanced", "pytorch"):
         return True
+    what = repr(given) if isinstance(given, str) else f"{type(given).__name__}(…)"
     raise TypeError(
-        f"Trainer(profiler={type(given).__name__}(…)) is not used by hocket. Write profiler='simple', or hocket={{'profile': "
-        "'5ba after 10ba'}."
+        f"Trainer(profiler={what}) is not used by hocket. Write profiler='simple', or hocket={{'profile': '5ba after 10ba'}}."
     )
 
 
-def duration(given: Mapping[str, Any]) -> Any:
-    """Return the length of training: the first of epochs, steps and time to be over. None for no limit."""
+def duration(given: Mapping[str, Any], steps_are_batches: bool = True) -> Any:
+    """Return the length of training: the first of epochs, steps and time to be over, without steps that are not batches."""
     epochs, steps, seconds = given["max_epochs"], given["max_steps"], given["max_time"]
     if epochs is None and steps in (-1, None) and seconds is None:
         epochs = 1000
@@ -166,7 +204,7 @@ def duration(given: Mapping[str, Any]) -> Any:
     if epochs is not None and epochs != -1:
         found.append(f"{epochs}ep")
     if steps not in (-1, None):
-        found.append(f"{steps}ba")
+        found.append(f"{steps if steps_are_batches else 2**31}ba")
     if seconds is not None:
         found.append(f"{_seconds(seconds):g}s")
     if not found:

@@ -45,13 +45,19 @@ def checked(given: Any, framework: ModuleType) -> list[Any]:
                 f"callbacks=[{what}(…)] is not a Callback of {framework.__name__}. Callbacks of hocket are given as "
                 "hocket={'callbacks': […]}."
             )
+    refuse(listed)
+    return [each for each in listed if not _is_progress(each)]
+
+
+def refuse(callbacks: Iterable[Any]) -> None:
+    """Raise TypeError for a callback that does not run under hocket, such as one that Lightning's Tuner has added."""
+    for callback in callbacks:
         for base in type(callback).__mro__:
             if base.__name__ in REFUSED and package_of(base) is not None:
                 raise TypeError(
                     f"{type(callback).__name__} reaches into Lightning's own loop and does not run under hocket. Write "
                     f"{REFUSED[base.__name__]}."
                 )
-    return [each for each in listed if not _is_progress(each)]
 
 
 def _is_progress(callback: Any) -> bool:

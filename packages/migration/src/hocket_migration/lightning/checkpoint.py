@@ -27,16 +27,23 @@ def save(trainer: TrainerView, path: Any, weights_only: bool) -> None:
     trainer.strategy.barrier("save_checkpoint")
 
 
+def sharded(trainer: TrainerView) -> CheckpointError:
+    """Return the error of a ``.ckpt`` file under a strategy that shards weights."""
+    assert trainer.run_state is not None
+    return CheckpointError(
+        f"A .ckpt file holds the full state, and strategy {type(trainer.run_state.strategy).__name__} shards it. Write "
+        "checkpoints of hocket, which any number of ranks resumes from: hocket={'checkpoints': 'runs/a'}, with "
+        "enable_checkpointing=False, and no ModelCheckpoint."
+    )
+
+
 def content(trainer: TrainerView, weights_only: bool) -> dict[str, Any]:
     """Return what a ``.ckpt`` file holds."""
     import hocket
 
     module, run = trainer.lightning_module, trainer.run_state
     if run is not None and hocket.Need.FULL_PARAMETERS not in run.strategy.offers:
-        raise CheckpointError(
-            f"A .ckpt file holds the full state, and strategy {type(run.strategy).__name__} shards it. Write checkpoints of "
-            "hocket, which any number of ranks resumes from: hocket={'checkpoints': 'runs/a'}, with enable_checkpointing=False."
-        )
+        raise sharded(trainer)
     saved: dict[str, Any] = {
         "epoch": trainer.current_epoch,
         "global_step": trainer.global_step,
@@ -61,25 +68,36 @@ def content(trainer: TrainerView, weights_only: bool) -> dict[str, Any]:
     return saved
 
 
-def _counter(total: int, current: int, completed: int | None = None) -> dict[str, Any]:
-    def tracker(count: int, done: int) -> dict[str, int]:
-        return {"ready": count, "completed": done, "started": count, "processed": count}
+def _counter(ready: int, processed: int, completed: int, earlier: int = 0) -> dict[str, Any]:
+    """Return a counter of the current loop, and of all, of which so many were counted earlier."""
 
-    done = current if completed is None else completed
-    return {"total": tracker(total, total - (current - done)), "current": tracker(current, done)}
+    def tracker(before: int) -> dict[str, int]:
+        return {
+            "ready": before + ready,
+            "completed": before + completed,
+            "started": before + ready,
+            "processed": before + processed,
+        }
+
+    return {"total": tracker(earlier), "current": tracker(0)}
 
 
 def _loops(trainer: TrainerView) -> dict[str, Any]:
     batch, epoch = trainer.batch_idx + 1, trainer.current_epoch
-    steps, total = trainer.global_step, trainer.total_batch_idx + 1
-    nothing = _counter(0, 0)
+    steps, earlier = trainer.global_step, trainer.total_batch_idx - trainer.batch_idx
+    nothing = _counter(0, 0, 0)
+    # Lightning counts a batch after the validation that follows it.
+    stepped = trainer.batches_that_stepped - (trainer.validating and trainer.run_state.task._counted)
     optimizer = {"total": {"ready": steps, "completed": steps}, "current": {"ready": batch, "completed": batch}}
     zeroed = {name: {**each, "started": each["ready"]} for name, each in optimizer.items()}
     return {
         "state_dict": {},
-        "epoch_progress": _counter(epoch + 1, epoch + 1, epoch),
-        "epoch_loop.state_dict": {"_batches_that_stepped": trainer.batches_that_stepped},
-        "epoch_loop.batch_progress": {**_counter(total, batch), "is_last_batch": trainer.is_last_batch},
+        "epoch_progress": _counter(epoch + trainer.epoch_begun, epoch + trainer.epoch_processed, epoch),
+        "epoch_loop.state_dict": {"_batches_that_stepped": stepped},
+        "epoch_loop.batch_progress": {
+            **_counter(batch, batch, batch - trainer.batch_ending, earlier),
+            "is_last_batch": trainer.is_last_batch,
+        },
         "epoch_loop.scheduler_progress": {"total": optimizer["total"], "current": optimizer["current"]},
         "epoch_loop.automatic_optimization.state_dict": {},
         "epoch_loop.automatic_optimization.optim_progress": {"optimizer": {"step": optimizer, "zero_grad": zeroed}},
@@ -165,12 +183,14 @@ def restore_training(trainer: TrainerView, saved: Mapping[str, Any]) -> None:
         epochs, batches = loop["epoch_progress"]["current"], loop["epoch_loop.batch_progress"]
         epoch, batch, total = epochs["completed"], batches["current"]["processed"], batches["total"]["processed"]
         trainer.batches_that_stepped = loop["epoch_loop.state_dict"].get("_batches_that_stepped", total)
+        # A file from `on_train_batch_end` or a validation does not count the batch yet.
+        if trainer.lightning_module.automatic_optimization:
+            trainer.batches_that_stepped = max(trainer.batches_that_stepped, saved["global_step"])
+        elif batches["current"]["completed"] < batches["current"]["processed"]:
+            trainer.batches_that_stepped += 1
         ended = batches.get("is_last_batch") or epochs["processed"] > epochs["completed"]
         if epochs["ready"] > epochs["completed"] and ended:
             epoch, batch = epoch + 1, 0
-            trainer.batches_that_stepped = max(
-                trainer.batches_that_stepped, saved["global_step"] if _single(trainer) else 0
-            )
         elif epochs["ready"] == epochs["completed"]:
             batch = 0
     else:
@@ -182,7 +202,3 @@ def restore_training(trainer: TrainerView, saved: Mapping[str, Any]) -> None:
     run.timestamp.epoch, run.timestamp.batch = epoch, done
     run.previous.become(run.timestamp)
     run.progress.load_state_dict(dict.fromkeys(run.progress.state_dict(), done))
-
-
-def _single(trainer: TrainerView) -> bool:
-    return bool(trainer.lightning_module.automatic_optimization)

@@ -164,6 +164,11 @@ class LightningTask(EvaluatedModule):
             return 1
 
     @property
+    def shards(self) -> bool:
+        """Whether the strategy shards the weights."""
+        return self._shards
+
+    @property
     def skips(self) -> bool:
         """Whether the module has skipped the rest of the epoch, after which Lightning does not validate."""
         return self._skipping
@@ -236,6 +241,7 @@ class LightningTask(EvaluatedModule):
 
     def before_fit(self, state: State) -> None:
         """``on_fit_start``."""
+        check_trains(self.model, optimizes=False)
         trainer = self.trainer
         self._actions.begin(state)
         trainer.current_epoch = state.timestamp.epoch
@@ -267,6 +273,7 @@ class LightningTask(EvaluatedModule):
         trainer = self.trainer
         trainer.enter("FITTING", "TRAINING")
         trainer._results = self._results
+        trainer.epoch_begun, trainer.epoch_processed = self._in_epoch, False
         trainer.hooks.both("on_train_start")
 
     def epoch_start(self, state: State) -> None:
@@ -274,6 +281,7 @@ class LightningTask(EvaluatedModule):
         trainer = self.trainer
         trainer.current_epoch, trainer.batch_idx = state.timestamp.epoch, -1
         self._skipping, self._in_epoch, self._epoch_stepped = False, True, False
+        trainer.epoch_begun = True
         trainer.hooks.both("on_train_epoch_start")
 
     def after_dataloader(self, state: State) -> None:
@@ -363,6 +371,8 @@ class LightningTask(EvaluatedModule):
             self._end_of_epoch_schedulers(state)
         self._end_batch()
         self._write_step(state)
+        if self.trainer.ends_by_steps and self.trainer.global_step >= self.trainer.max_steps:
+            state.request(Decision.STOP, reason=f"max_steps={self.trainer.max_steps}")
 
     def _end_batch(self) -> None:
         if not self._begun:
@@ -377,7 +387,9 @@ class LightningTask(EvaluatedModule):
             outputs = {"loss": _detached(output)}
         if automatic and "loss" in outputs and self.trainer.accumulate_grad_batches > 1:
             outputs["loss"] = outputs["loss"] / self.trainer.accumulate_grad_batches
+        self.trainer.batch_ending = True
         self.trainer.hooks.both("on_train_batch_end", outputs, self._batch, self.trainer.batch_idx)
+        self.trainer.batch_ending = False
 
     def _write_step(self, state: State) -> None:
         values = self._results.of_step()
@@ -425,13 +437,14 @@ class LightningTask(EvaluatedModule):
         self._continue_random_numbers()
         self._close_epoch(state)
         self.trainer.current_epoch = state.timestamp.epoch
+        self.trainer.epoch_begun = self.trainer.epoch_processed = False
         self._skipping = False
 
     def _close_epoch(self, state: State) -> None:
         if not self._in_epoch:
             return
         trainer, hooks = self.trainer, self.trainer.hooks
-        self._in_epoch = False
+        self._in_epoch, trainer.epoch_processed = False, True
         self._results.next_batch()
         trainer.note(self._results.of_epoch(final=False))
         hooks.callbacks("on_train_epoch_end", monitoring=False)
@@ -452,6 +465,7 @@ class LightningTask(EvaluatedModule):
             self._close_epoch(state)
             self._in_epoch = True
             self.trainer.current_epoch += 1
+            self.trainer.epoch_begun = self.trainer.epoch_processed = False
         self.trainer.hooks.both("on_train_end")
 
     def after_fit(self, state: State) -> None:
@@ -527,6 +541,14 @@ class LightningTask(EvaluatedModule):
         if state["gradients"] is not None:
             for parameter, gradient in zip(self.parameters(), state["gradients"], strict=True):
                 parameter.grad = None if gradient is None else gradient.to(parameter.device)
+
+
+def check_trains(module: Any, optimizes: bool = True) -> None:
+    """Raise TypeError if a module does not define what a fit needs."""
+    base = framework_of(module).LightningModule
+    for name in ("training_step", "configure_optimizers")[: 1 + optimizes]:
+        if not overrides(module, name, base):
+            raise TypeError(f"{type(module).__name__} has no {name}, so it cannot be trained. Define {name}(self, …).")
 
 
 _COUNTERS = ("current_epoch", "global_step", "batches_that_stepped", "batch_idx", "total_batch_idx")

@@ -15,7 +15,7 @@ from hocket.training import seeding
 from hocket_migration.lightning import arguments, callbacks, checkpoint, data
 from hocket_migration.lightning.framework import overrides, require
 from hocket_migration.lightning.preparing import prepare
-from hocket_migration.lightning.task import LightningTask
+from hocket_migration.lightning.task import LightningTask, check_trains
 from hocket_migration.lightning.view import TrainerView
 
 
@@ -49,6 +49,7 @@ class Trainer(TrainerView):
     """
 
     evaluation_draws = True
+    _made = _fits = False
 
     def __init__(self, *, hocket: Mapping[str, Any] | None = None, **given: Any) -> None:
         framework = require()
@@ -62,6 +63,11 @@ class Trainer(TrainerView):
                 raise TypeError(_unknown(name, known))
         self._given = known | given
         super().__init__()
+        if not isinstance(hocket, Mapping | None):
+            raise TypeError(
+                f"Trainer(hocket={hocket!r}) is not a mapping. Give arguments of hocket.Trainer by name, such as "
+                "hocket={'algorithms': ['ema']}."
+            )
         self._extra = dict(hocket or {})
         for name in self._extra:
             if name in _DATA or name not in _HOCKETS:
@@ -82,6 +88,7 @@ class Trainer(TrainerView):
             import torch
 
             torch.backends.cudnn.benchmark = bool(self._given["benchmark"])
+        self._made = True
 
     def _set_attributes(self) -> None:
         """Set what modules read under the names of arguments."""
@@ -104,6 +111,17 @@ class Trainer(TrainerView):
         if self.fast_dev_run:
             self.num_sanity_val_steps, self.log_every_n_steps = 0, 1
 
+    def change(self, name: str, value: Any) -> None:
+        """Change an argument from the next call on. Raises AttributeError during a fit, or if it cannot be changed."""
+        if name not in self._given:
+            raise AttributeError(f"{name} of Lightning's loops cannot be set under hocket. Omit it.")
+        if self._fits:
+            raise AttributeError(
+                f"{name} cannot be set during a fit: hocket has planned it. Write Trainer({name}={value!r}), or set it before."
+            )
+        given = self._given | {name: value}
+        self._translated, self._given = arguments.translated(given), given
+
     # --- what Lightning's Trainer does
 
     def fit(
@@ -122,6 +140,7 @@ class Trainer(TrainerView):
             weights_only: False to unpickle any object in it.
         """
         train_dataloaders, datamodule = _module_or_loaders(train_dataloaders, datamodule)
+        check_trains(model, "optimizer" not in self._extra)
         self._begin("FITTING", model, datamodule)
         saved = self._saved(ckpt_path, weights_only)
         if saved is not None:
@@ -130,8 +149,10 @@ class Trainer(TrainerView):
         self._train_data = None
         self._validates = self._has_validation(val_dataloaders)
         task = self._build(fits=True)
+        self._fits = True
         run = self.run_state
         assert run is not None
+        self._check_checkpoints(task)
         if saved is not None:
             checkpoint.restore_callbacks(self, saved)
             checkpoint.restore_training(self, saved)
@@ -156,6 +177,8 @@ class Trainer(TrainerView):
             for logger in self.loggers:
                 logger.finalize("failed")
             raise
+        finally:
+            self._fits = False
         self._fitted = True
         self._end()
 
@@ -252,6 +275,8 @@ class Trainer(TrainerView):
     def _begin(self, function: str, model: Any, datamodule: Any) -> None:
         """Connect module and data module, prepare the data and call ``setup`` and ``configure_model``."""
         self.run_state = None
+        self._fits = False
+        callbacks.refuse(self.callbacks)
         self.attach(model)
         framework = self.framework
         if datamodule is not None and not isinstance(datamodule, framework.LightningDataModule):
@@ -307,6 +332,10 @@ class Trainer(TrainerView):
         settings = dict(self._translated)
         if fits and self._validates:
             settings["sanity_eval"] = 2**31 if self.num_sanity_val_steps == math.inf else self.num_sanity_val_steps
+        self.ends_by_steps = fits and not self.lightning_module.automatic_optimization and self.max_steps != -1
+        if self.ends_by_steps:
+            settings["duration"] = arguments.duration(self._given, steps_are_batches=False)
+        self.ends_by_steps &= "duration" not in self._extra
         settings["folder"] = str(Path(self.default_root_dir) / "runs")
         if self._given["enable_progress_bar"] is not False and fits:
             settings["loggers"] = ["progress"]
@@ -344,6 +373,26 @@ class Trainer(TrainerView):
             )
             made.append(self._default_checkpoint)
         return callbacks.merged(made, None, framework)
+
+    def _check_checkpoints(self, task: LightningTask) -> None:
+        """Omit ``.ckpt`` files that nobody has asked for under a strategy that shards. Raises CheckpointError for others."""
+        writers = [each for each in self.callbacks if isinstance(each, self.framework.callbacks.Checkpoint)]
+        if not writers or not task.shards:
+            return
+        given = self._given
+        if given["enable_checkpointing"] or overrides(
+            self.lightning_module, "configure_callbacks", self.framework.LightningModule
+        ):
+            default = False
+        else:
+            listed = callbacks.checked(given["callbacks"], self.framework)
+            default = all(each is not writer for each in listed for writer in writers)
+        if not default:
+            raise checkpoint.sharded(self)
+        self.callbacks = [each for each in self.callbacks if each not in writers]
+        self.print(
+            "No .ckpt files are written: the strategy shards the weights. Write hocket={'checkpoints': 'runs/a'}."
+        )
 
     def _make_loggers(self) -> list[Any]:
         given = self._given["logger"]
@@ -523,8 +572,15 @@ def _limited(loader: Any, limit: int | float) -> int | float:
         length: int | float = len(loader)
     except TypeError:
         length = math.inf
-    if isinstance(limit, float) and limit <= 1.0:
-        return length if limit == 1.0 or length == math.inf else int(length * limit)
+    if isinstance(limit, float):
+        batches = length if limit == 1.0 else 0 if limit == 0.0 else length * limit
+        if 0 < batches < 1 or (limit < 1.0 and batches == math.inf):
+            many = "an unknown number of" if length == math.inf else length
+            raise ValueError(
+                f"limit_…_batches={limit} is a share of {many} batches, which is no number of batches. Give a number, such as "
+                "1."
+            )
+        return batches if batches == math.inf else int(batches)
     return min(length, limit)
 
 

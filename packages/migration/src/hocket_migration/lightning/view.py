@@ -56,11 +56,23 @@ class _Clipping:
         clip_gradients(parameters, getattr(algorithm, "value", algorithm), float(clip_val))
 
 
+class _Loop(SimpleNamespace):
+    """The counters of a loop. Those that are arguments of the Trainer can be set."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self.change(name, value)
+
+
 class TrainerView:
     """The ``trainer`` of a module that hocket trains.
 
     `hocket_migration.lightning.Trainer` is one; a `LightningTask` that was given to a `hocket.Trainer` makes its own.
     """
+
+    #: Whether a fit ends after `max_steps` optimizer steps, which manual optimization takes as it likes.
+    ends_by_steps = False
+    #: Whether an attribute that is an argument is changed by the user when it is set.
+    _made = True
 
     # What Lightning's own Trainer has under these names; a subclass sets them from its arguments.
     barebones = False
@@ -123,6 +135,8 @@ class TrainerView:
         self.test_dataloaders: Any = None
         self.predict_dataloaders: Any = None
         self.is_last_batch = False
+        #: Whether an epoch has begun, whether its batches are over, and whether ``on_train_batch_end`` is called for one.
+        self.epoch_begun = self.epoch_processed = self.batch_ending = False
         #: Batches, or windows of them, at the beginning of the epoch that were trained on before a checkpoint.
         self.batches_to_skip = 0
         if module is not None:
@@ -338,7 +352,10 @@ class TrainerView:
     def fit_loop(self) -> Any:
         """The counters of training that Lightning's callbacks read."""
         progress = SimpleNamespace(is_last_batch=self.is_last_batch)
-        epoch_loop = SimpleNamespace(
+        epoch_loop = _Loop(
+            change=self.change,
+            max_steps=self.max_steps,
+            min_steps=self.min_steps,
             _batches_that_stepped=self.batches_that_stepped,
             batch_idx=self.batch_idx,
             total_batch_idx=self.total_batch_idx,
@@ -346,7 +363,8 @@ class TrainerView:
             batch_progress=progress,
             val_loop=SimpleNamespace(_has_run=self.current_epoch >= 0 and self.validated),
         )
-        return SimpleNamespace(
+        return _Loop(
+            change=self.change,
             epoch_loop=epoch_loop,
             max_epochs=self.max_epochs,
             total_batch_idx=self.total_batch_idx,
@@ -400,6 +418,15 @@ class TrainerView:
         if self.is_global_zero:
             print(*arguments, **keywords)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _CHANGEABLE and self._made:
+            self.change(name, value)
+        super().__setattr__(name, value)
+
+    def change(self, name: str, value: Any) -> None:
+        """Change an argument that the Trainer was given. Raises AttributeError where it cannot be changed."""
+        raise AttributeError(f"trainer.{name} cannot be set here. Give its counterpart to hocket.Trainer.")
+
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
@@ -408,6 +435,14 @@ class TrainerView:
             f"{', '.join(each for each in dir(type(self)) if each[0] != '_')}; and trainer.hocket, the hocket.Trainer, whose "
             "state is trainer.hocket.state."
         )
+
+
+#: Attributes that are arguments of the Trainer.
+_CHANGEABLE = {
+    "fast_dev_run", "overfit_batches", "log_every_n_steps", "accumulate_grad_batches", "gradient_clip_val",
+    "gradient_clip_algorithm", "check_val_every_n_epoch", "val_check_interval", "limit_train_batches", "limit_val_batches",
+    "limit_test_batches", "limit_predict_batches", "num_sanity_val_steps", "default_root_dir", "min_epochs", "min_steps",
+}  # fmt: skip
 
 
 def _tensor(value: Any) -> torch.Tensor:
