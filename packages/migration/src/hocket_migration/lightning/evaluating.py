@@ -147,7 +147,10 @@ class EvaluatedModule(hocket.Task):
     def eval_end(self, state: State) -> None:
         """Give hocket the values of this set."""
         for name, value in self._by_set(self._evaluation.of_epoch()["log"])[self._set].items():
-            state.log({name: value}, reduce="mean", weight=1.0)
+            try:
+                state.log({name: value}, reduce="mean", weight=1.0)
+            except ValueError:  # reserved, such as val_dataloader/loss; `_log` logs it by its own name
+                continue
 
     def eval_after_all(self, state: State) -> None:
         """``on_validation_epoch_end`` and ``on_validation_end``."""

@@ -266,6 +266,8 @@ class Trainer(TrainerView):
         self.enter(function, None)
         of_module = self.hooks.module("configure_callbacks")
         self.callbacks = callbacks.merged(self.callbacks, of_module, framework)
+        for each in self.callbacks:
+            each.log, each.log_dict = model.log, model.log_dict
         if not self.loggers:
             self.loggers = self._make_loggers()
         prepare([each for each in (datamodule, model) if each is not None])
