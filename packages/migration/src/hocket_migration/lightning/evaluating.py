@@ -42,6 +42,8 @@ class EvaluatedModule(hocket.Task):
         self.evaluated: list[dict[str, float]] = []
         #: The random numbers after an evaluation within a fit, until training continues.
         self._drawn: Any = None
+        #: What the predictions of several loaders are collected in; None for a prediction of hocket's own.
+        self.predict_loop: Any = None
 
     def _transferred(self, batch: Any, loader: int) -> Any:
         raise NotImplementedError
@@ -197,6 +199,9 @@ class EvaluatedModule(hocket.Task):
         trainer.enter("PREDICTING", "PREDICTING")
         self._eval_batch, self._padding = -1, False
         self._set = max(self._set, 0)
+        trainer._results = None
+        if self.predict_loop is not None and self._set > 0:  # the hooks are those of all loaders together
+            return
         trainer.hooks.module("on_predict_model_eval")
         trainer.hooks.both("on_predict_start")
         trainer.hooks.both("on_predict_epoch_start")
@@ -210,10 +215,14 @@ class EvaluatedModule(hocket.Task):
     def predict_batch_end(self, state: State) -> None:
         """``on_predict_batch_end``."""
         self.trainer.hooks.both("on_predict_batch_end", self._output, self._batch, *self._place)
+        if self.predict_loop is not None:
+            self.predict_loop.add(self._set, self._output)
 
     def predict_end(self, state: State) -> None:
         """``on_predict_epoch_end`` and ``on_predict_end``."""
         trainer = self.trainer
+        if self.predict_loop is not None and self._set + 1 < self.predict_loop.num_dataloaders:
+            return
         trainer.hooks.both("on_predict_epoch_end")
         trainer.hooks.both("on_predict_end")
         trainer.state.stage = None

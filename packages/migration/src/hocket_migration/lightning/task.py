@@ -461,8 +461,12 @@ class LightningTask(EvaluatedModule):
         self.trainer.state.stage = None
 
     def exception(self, state: State) -> None:
-        """``on_exception`` of callbacks."""
-        self.trainer.hooks.callbacks("on_exception", state.exception)
+        """``on_exception`` of callbacks and of the data module."""
+        trainer = self.trainer
+        trainer.state.status = trainer._states.TrainerStatus.INTERRUPTED
+        trainer.hooks.callbacks("on_exception", state.exception)
+        if trainer.datamodule is not None:
+            trainer.datamodule.on_exception(state.exception)
 
     # --- schedulers
 

@@ -5,15 +5,17 @@ from __future__ import annotations
 import inspect
 import math
 import os
-from collections.abc import Callable, Mapping
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import hocket
+from hocket.data.nesting import map_tensors
 from hocket.training import seeding
 from hocket_migration.lightning import arguments, callbacks, checkpoint, data
-from hocket_migration.lightning.framework import overrides, require
+from hocket_migration.lightning.framework import overrides, package_of, require
 from hocket_migration.lightning.preparing import prepare
 from hocket_migration.lightning.task import LightningTask
 from hocket_migration.lightning.view import TrainerView
@@ -70,13 +72,14 @@ class Trainer(TrainerView):
                     f"data are given to fit; the others are {', '.join(sorted(_HOCKETS - _DATA))}."
                 )
         self._translated = arguments.translated(self._given)
-        self._callbacks_given = self._given["callbacks"]
         self._set_attributes()
+        self._connect(_framework_of([self._given["callbacks"], self._given["logger"]]) or framework)
         self._task: LightningTask | None = None
         self._fitted = False
         #: Where `estimated_stepping_batches` and `fit` get the training data from, once.
         self._train_source: Callable[[], Any] | None = None
         self._train_data: Any = None
+        self._unpack: Callable[[Any], Any] | None = None
         self.predict_loop = _PredictLoop()
         if self._given["benchmark"] is not None:
             import torch
@@ -96,13 +99,19 @@ class Trainer(TrainerView):
         self.val_check_interval = 1.0 if given["val_check_interval"] is None else given["val_check_interval"]
         for name in ("train", "val", "test", "predict"):
             limit = given[f"limit_{name}_batches"]
-            setattr(self, f"limit_{name}_batches", 1.0 if limit is None else limit)
+            limit = int(self.fast_dev_run) if self.fast_dev_run else 1.0 if limit is None else limit
+            setattr(self, f"limit_{name}_batches", limit)
         sanity = given["num_sanity_val_steps"]
         self.num_sanity_val_steps = 2 if sanity is None else math.inf if sanity == -1 else sanity
         self.default_root_dir = os.fspath(given["default_root_dir"] or Path.cwd())
         self.min_epochs, self.min_steps = given["min_epochs"], given["min_steps"]
         if self.fast_dev_run:
             self.num_sanity_val_steps, self.log_every_n_steps = 0, 1
+
+    def _connect(self, framework: Any) -> None:
+        """Make callbacks and loggers of a package of Lightning."""
+        self.adopt(framework)
+        self.callbacks, self.loggers = self._make_callbacks(), self._make_loggers()
 
     # --- what Lightning's Trainer does
 
@@ -122,12 +131,13 @@ class Trainer(TrainerView):
             weights_only: False to unpickle any object in it.
         """
         train_dataloaders, datamodule = _module_or_loaders(train_dataloaders, datamodule)
+        # known in `setup`, which may ask for the number of batches
+        self._train_source = lambda: self._loaders("train_dataloader", train_dataloaders)
+        self._train_data = None
         self._begin("FITTING", model, datamodule)
         saved = self._saved(ckpt_path, weights_only)
         if saved is not None:
             checkpoint.restore_weights(self, saved)
-        self._train_source = lambda: self._loaders("train_dataloader", train_dataloaders)
-        self._train_data = None
         self._validates = self._has_validation(val_dataloaders)
         task = self._build(fits=True)
         run = self.run_state
@@ -197,15 +207,16 @@ class Trainer(TrainerView):
         """Return what ``predict_step`` returns for each batch, a list for each loader if there are several."""
         dataloaders, datamodule = _module_or_loaders(dataloaders, datamodule)
         task = self._begin_again("PREDICTING", "predict", model, datamodule, ckpt_path, weights_only)
-        loaders = data.evaluation(self._loaders("predict_dataloader", dataloaders))
-        self.predict_dataloaders = loaders
+        self.predict_dataloaders = self._loaders("predict_dataloader", dataloaders)
+        loaders = data.evaluation(self.predict_dataloaders)
         self.num_predict_batches = [_limited(each, self.limit_predict_batches) for each in loaders]
         found, before = [], task.set_labels
         task.set_labels = list(data.labelled(loaders, "predict_dataloader"))
+        self.predict_loop = task.predict_loop = _PredictLoop(loaders)
         for number, loader in enumerate(loaders):
             task._set = number
             found.append(self.hocket.predict(loader))
-        task.set_labels = before
+        task.set_labels, task.predict_loop = before, None
         self._end()
         if return_predictions is False:
             return None
@@ -226,13 +237,14 @@ class Trainer(TrainerView):
         function = "TESTING" if kind == "test" else "VALIDATING"
         task = self._begin_again(function, verb, model, datamodule, ckpt_path, weights_only)
         name = "test_dataloader" if kind == "test" else "val_dataloader"
-        given = data.evaluation(self._loaders(name, loaders))
+        loaders = self._loaders(name, loaders)
+        given = data.evaluation(loaders)
         limit = self.limit_test_batches if kind == "test" else self.limit_val_batches
         counts = [_limited(each, limit) for each in given]
         if kind == "test":
-            self.test_dataloaders, self.num_test_batches = given, counts
+            self.test_dataloaders, self.num_test_batches = loaders, counts
         else:
-            self.val_dataloaders, self.num_val_batches = given, counts
+            self.val_dataloaders, self.num_val_batches = loaders, counts
         labels = data.labelled(given, name)
         task.evaluates, before, task.set_labels = kind, task.set_labels, list(labels)
         try:
@@ -251,7 +263,7 @@ class Trainer(TrainerView):
 
     def _begin(self, function: str, model: Any, datamodule: Any) -> None:
         """Connect module and data module, prepare the data and call ``setup`` and ``configure_model``."""
-        self.run_state = None
+        self.run_state, before = None, self.framework
         self.attach(model)
         framework = self.framework
         if datamodule is not None and not isinstance(datamodule, framework.LightningDataModule):
@@ -262,14 +274,14 @@ class Trainer(TrainerView):
         self.datamodule = datamodule
         if datamodule is not None:
             datamodule.trainer = self
-        self.callbacks = self._make_callbacks()
+        if framework is not before:
+            self._connect(framework)
+        self._callback_metrics, self._logged_metrics, self._progress_bar_metrics = {}, {}, {}
         self.enter(function, None)
         of_module = self.hooks.module("configure_callbacks")
         self.callbacks = callbacks.merged(self.callbacks, of_module, framework)
         for each in self.callbacks:
             each.log, each.log_dict = model.log, model.log_dict
-        if not self.loggers:
-            self.loggers = self._make_loggers()
         prepare([each for each in (datamodule, model) if each is not None])
         if datamodule is not None:
             datamodule.setup(stage=self.state.fn)
@@ -306,6 +318,8 @@ class Trainer(TrainerView):
         """Make the hocket.Trainer of this call."""
         self._task = task = LightningTask(self.lightning_module, trainer=self)
         task.optimizes = fits
+        if fits and self._train_data is not None:
+            task.unpack = self._unpack
         settings = dict(self._translated)
         if fits and self._validates:
             settings["sanity_eval"] = 2**31 if self.num_sanity_val_steps == math.inf else self.num_sanity_val_steps
@@ -331,7 +345,7 @@ class Trainer(TrainerView):
 
     def _make_callbacks(self) -> list[Any]:
         framework, given = self.framework, self._given
-        made = callbacks.checked(self._callbacks_given, framework)
+        made = callbacks.checked(given["callbacks"], framework)
         writes = [each for each in made if isinstance(each, framework.callbacks.Checkpoint)]
         wanted = given["enable_checkpointing"]
         if wanted is False and writes:
@@ -341,17 +355,16 @@ class Trainer(TrainerView):
         if self.fast_dev_run:
             return [each for each in made if each not in writes]
         if wanted is not False and not writes and "checkpoints" not in self._extra:
-            self._default_checkpoint = (
-                getattr(self, "_default_checkpoint", None) or framework.callbacks.ModelCheckpoint()
-            )
-            made.append(self._default_checkpoint)
+            made.append(framework.callbacks.ModelCheckpoint())
         return callbacks.merged(made, None, framework)
 
     def _make_loggers(self) -> list[Any]:
         given = self._given["logger"]
-        if given is False or self.fast_dev_run:
+        if given is False:
             return []
         loggers = self.framework.loggers
+        if self.fast_dev_run:
+            return [loggers.logger.DummyLogger()]
         if given is None or given is True:
             try:
                 return [loggers.TensorBoardLogger(save_dir=self.default_root_dir)]
@@ -403,6 +416,7 @@ class Trainer(TrainerView):
         validates = self._validates
         sanity = validates and self.num_sanity_val_steps > 0 and "overfit" not in self._translated
         evaluated: list[Any] = []
+        self.val_dataloaders = None
         for name in ("val", "train") if sanity else ("train", "val"):
             if name == "train":
                 self._train_batches()
@@ -410,8 +424,8 @@ class Trainer(TrainerView):
                 with seeding.preserved() if sanity else nullcontext():
                     if sanity:
                         task.begin_sanity_check()
-                    evaluated = data.evaluation(self._loaders("val_dataloader", val_dataloaders))
-        self.val_dataloaders = evaluated
+                    self.val_dataloaders = self._loaders("val_dataloader", val_dataloaders)
+                    evaluated = data.evaluation(self.val_dataloaders)
         self.num_val_batches = [_limited(each, self.limit_val_batches) for each in evaluated]
         return evaluated
 
@@ -442,6 +456,7 @@ class Trainer(TrainerView):
             self.train_dataloader = loaders
             self._train_data, unpack = data.training(loaders)
             self.num_training_batches = _limited(self._train_data, self.limit_train_batches)
+            self._unpack = unpack
             if self._task is not None:
                 self._task.unpack = unpack
         return self._train_data
@@ -486,6 +501,9 @@ class Trainer(TrainerView):
             if not found and path == "last" and writer is not None:
                 candidates = sorted(writer._find_last_checkpoints(self), key=os.path.getmtime)
                 found = candidates[-1] if candidates else ""
+            if not found and path == "last":
+                warnings.warn("ckpt_path='last': there is no checkpoint yet, so none is loaded.", stacklevel=3)
+                return None
             if not found:
                 raise ValueError(
                     f"ckpt_path={path!r}: no ModelCheckpoint of this Trainer has written one. Give the path of a .ckpt file."
@@ -498,10 +516,24 @@ class Trainer(TrainerView):
 
 
 class _PredictLoop:
-    """What prediction writers read of Lightning's loop."""
+    """The predictions so far, which prediction writers read."""
 
+    #: The samples of a batch, which depend on the loader's sampler, are not known.
     current_batch_indices = None
     epoch_batch_indices = None
+
+    def __init__(self, loaders: Sequence[Any] = ()) -> None:
+        self.num_dataloaders = len(loaders)
+        self._predictions: list[list[Any]] = [[] for _ in loaders]
+
+    @property
+    def predictions(self) -> list[Any]:
+        """The predictions of each batch, in a list for each loader if there are several."""
+        return self._predictions[0] if self.num_dataloaders == 1 else self._predictions
+
+    def add(self, number: int, prediction: Any) -> None:
+        """Add the prediction of a batch of a loader."""
+        self._predictions[number].append(map_tensors(lambda tensor: tensor.cpu(), prediction))
 
 
 class _Limited:
@@ -539,6 +571,15 @@ def _module_or_loaders(loaders: Any, datamodule: Any) -> tuple[Any, Any]:
     if loaders is not None and datamodule is not None:
         raise TypeError("Loaders and a data module were given. Give one of them.")
     return loaders, datamodule
+
+
+def _framework_of(given: Iterable[Any]) -> Any:
+    """Return the package of Lightning that callbacks or loggers are of, or None."""
+    for each in given:
+        for one in each if isinstance(each, Iterable) else [each]:
+            if (package := package_of(type(one))) is not None:
+                return require(package)
+    return None
 
 
 def _unknown(name: str, known: Mapping[str, Any]) -> str:

@@ -83,10 +83,11 @@ class TrainerView:
     ckpt_path: str | None = None
     progress_bar_callback = None
     profiler: Any = None
-    interrupted = False
     received_sigterm = False
 
     def __init__(self, module: Any = None, callbacks: Sequence[Any] = (), loggers: Sequence[Any] = ()) -> None:
+        self.framework: Any = None
+        self.lightning_module = self.model = None
         self.callbacks: list[Any] = list(callbacks)
         self.loggers: list[Any] = list(loggers)
         self.datamodule: Any = None
@@ -130,13 +131,19 @@ class TrainerView:
 
     def attach(self, module: Any) -> None:
         """Make this the module's ``trainer``. Raises TypeError if it is not a LightningModule."""
-        self.framework = framework_of(module)
+        self.adopt(framework_of(module))
         self.lightning_module = self.model = module
-        states = importlib.import_module(f"{self.framework.__name__}.trainer.states")
-        self._states = states
-        self.state = states.TrainerState()
+        self._results = Results()  # `self.log` says in which hooks it can be called
         self.hooks = Hooks(module, self)
         module.trainer = self
+
+    def adopt(self, framework: Any) -> None:
+        """Use the state and the profiler of a package of Lightning."""
+        if framework is not self.framework:
+            self.framework = framework
+            self._states = importlib.import_module(f"{framework.__name__}.trainer.states")
+            self.state = self._states.TrainerState()
+            self.profiler = framework.profilers.PassThroughProfiler()
 
     # --- stages
 
@@ -145,6 +152,11 @@ class TrainerView:
         self.state.fn = self._states.TrainerFn[function]
         self.state.stage = None if stage is None else self._states.RunningStage[stage]
         self.state.status = self._states.TrainerStatus.RUNNING
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether an exception has ended the latest call."""
+        return self.state.status == self._states.TrainerStatus.INTERRUPTED
 
     def _is(self, stage: str) -> bool:
         return self.state.stage == self._states.RunningStage[stage]
@@ -282,8 +294,11 @@ class TrainerView:
 
     @property
     def precision(self) -> str:
-        """The name of hocket's precision."""
-        return "32-true" if self.run_state is None else type(self.run_state.precision).__name__.lower()
+        """The precision by Lightning's name; by hocket's, if Lightning has none."""
+        if self.run_state is None:
+            return "32-true"
+        name = type(self.run_state.precision).__name__.lower()
+        return {"fp32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed", "fp64": "64-true"}.get(name, name)
 
     @property
     def accelerator(self) -> Any:
