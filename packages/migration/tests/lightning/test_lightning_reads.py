@@ -182,3 +182,114 @@ def test_a_data_module_is_told_of_exceptions(kind: Any) -> None:
         trainer.fit(module, datamodule=data)
     assert data.seen == (raised.value, True)
     assert trainer.interrupted
+
+
+class Asks(m.LitAutoEncoder):
+    def configure_optimizers(self) -> Any:
+        self.total = self.trainer.estimated_stepping_batches
+        return super().configure_optimizers()
+
+
+def test_a_task_of_a_hocket_trainer_is_given_the_number_of_steps() -> None:
+    settings: dict[str, Any] = {"train_data": Asks().train_dataloader(), "duration": "2ep", "device": "cpu"}
+    with pytest.raises(ValueError, match="total_steps="):
+        hocket.Trainer(model=LightningTask(Asks()), **settings)
+    module = Asks()
+    hocket.Trainer(model=LightningTask(module, total_steps=12), **settings).fit()
+    assert module.total == module.trainer.estimated_stepping_batches == 12
+
+
+class Rows(pl.loggers.Logger):
+    name = version = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows: list[Any] = []
+
+    def log_hyperparams(self, params: Any) -> None:
+        pass
+
+    def log_metrics(self, metrics: Any, step: Any = None) -> None:
+        self.rows.append((step, dict(metrics)))
+
+
+class LogsMuch(m.LitAutoEncoder):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        if batch_idx % 3 == 1:
+            self.log("seldom", float(batch_idx), on_epoch=True)
+        return super().training_step(batch, batch_idx)
+
+    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        loss = self._reconstruct(batch)
+        if batch_idx % 3 == 0:
+            self.log("first", loss, on_step=True)
+        self.log("both", loss, on_step=True, on_epoch=True)
+
+    test_step = validation_step
+
+
+class OwnStep(LogsMuch):
+    def on_train_epoch_end(self) -> None:
+        self.log_dict({"step": float(self.current_epoch), "per_epoch": 1.0})
+
+
+@pytest.mark.parametrize("loaders", [1, 2])
+@pytest.mark.parametrize("kind", [LogsMuch, OwnStep])
+def test_loggers_get_the_same_rows(kind: Any, loaders: int) -> None:
+    runs = []
+    data = [DataLoader(m.pairs(7 + each, 8, each), batch_size=2) for each in range(loaders)]
+    for trainer_class in (pl.Trainer, Trainer):
+        torch.manual_seed(3)
+        trainer = trainer_class(**m.arguments(max_epochs=2, log_every_n_steps=2) | {"logger": (rows := Rows())})
+        trainer.fit(module := kind(), module.train_dataloader(), data)
+        logged = [trainer.logged_metrics, trainer.callback_metrics, trainer.progress_bar_metrics]
+        trainer.test(module, data, verbose=False)
+        logged += [trainer.logged_metrics, trainer.callback_metrics, trainer.progress_bar_metrics]
+        runs.append((rows.rows, [{name: float(value) for name, value in each.items()} for each in logged]))
+    assert [(step, sorted(row)) for step, row in runs[1][0]] == [(step, sorted(row)) for step, row in runs[0][0]]
+    for (_, ours), (_, expected) in zip(runs[1][0], runs[0][0], strict=True):
+        assert ours == pytest.approx(expected, abs=1e-6)
+    for ours, expected in zip(runs[1][1], runs[0][1], strict=True):
+        assert ours == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize("hook", ["on_fit_start", "setup", "configure_optimizers"])
+def test_logging_in_a_hook_that_does_not_allow_it_says_so(hook: str) -> None:
+    def logs(self: Any, *arguments: Any, **keywords: Any) -> None:
+        self.log("a", 1.0)
+
+    for kind in (pl.Trainer, Trainer):
+        with pytest.raises(Exception, match=rf"{hook}"):
+            kind(**m.arguments(max_epochs=1)).fit(type("Logs", (m.LitAutoEncoder,), {hook: logs})())
+
+
+class Zero(m.LitAutoEncoder):
+    def _reconstruct(self, batch: Any) -> Any:
+        return sum((each**2).sum() for each in self.parameters())
+
+    def predict_step(self, batch: Any, batch_idx: int) -> Any:
+        return self._reconstruct(batch)
+
+
+def test_loaded_weights_are_evaluated_and_not_an_average(tmp_path: Path) -> None:
+    trainer = Trainer(**m.arguments(max_epochs=2), hocket={"algorithms": ["ema"]})
+    trainer.fit(module := Zero())
+    data = module.val_dataloader()
+
+    def measured(**how: Any) -> list[float]:
+        return [
+            trainer.validate(module, data, verbose=False, **how)[0]["val_loss"],
+            trainer.test(module, data, verbose=False, **how)[0]["test_loss"],
+            trainer.predict(module, data, **how)[0].item(),
+        ]
+
+    averages = trainer.hocket.model_state_dict(evaluated=True).values()
+    average = float(sum((each**2).sum() for each in averages))
+    assert measured() == pytest.approx([average] * 3, rel=1e-5)
+    own = float(module._reconstruct(None))
+    assert own != pytest.approx(average, rel=1e-3)
+    trainer.save_checkpoint(tmp_path / "own.ckpt")
+    assert measured(ckpt_path=tmp_path / "own.ckpt") == pytest.approx([own] * 3, rel=1e-5)
+    for each in module.parameters():
+        each.data.zero_()
+    assert measured() == [0.0] * 3

@@ -7,7 +7,7 @@ import math
 import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +76,8 @@ class Trainer(TrainerView):
         self._connect(_framework_of([self._given["callbacks"], self._given["logger"]]) or framework)
         self._task: LightningTask | None = None
         self._fitted = False
+        #: Identifies the weights at the end of the fit, which algorithms such as EMA replace in evaluations; None for no fit.
+        self._fitted_weights: Any = None
         #: Where `estimated_stepping_batches` and `fit` get the training data from, once.
         self._train_source: Callable[[], Any] | None = None
         self._train_data: Any = None
@@ -167,6 +169,7 @@ class Trainer(TrainerView):
                 logger.finalize("failed")
             raise
         self._fitted = True
+        self._fitted_weights = self._fingerprint()
         self._end()
 
     def validate(
@@ -213,9 +216,10 @@ class Trainer(TrainerView):
         found, before = [], task.set_labels
         task.set_labels = list(data.labelled(loaders, "predict_dataloader"))
         self.predict_loop = task.predict_loop = _PredictLoop(loaders)
-        for number, loader in enumerate(loaders):
-            task._set = number
-            found.append(self.hocket.predict(loader))
+        with self._weights():
+            for number, loader in enumerate(loaders):
+                task._set = number
+                found.append(self.hocket.predict(loader))
         task.set_labels, task.predict_loop = before, None
         self._end()
         if return_predictions is False:
@@ -249,7 +253,8 @@ class Trainer(TrainerView):
         task.evaluates, before, task.set_labels = kind, task.set_labels, list(labels)
         try:
             task.check_evaluation()
-            self.hocket.evaluate({label: self._at_most(each, limit) for label, each in labels.items()})
+            with self._weights():
+                self.hocket.evaluate({label: self._at_most(each, limit) for label, each in labels.items()})
         finally:
             task.evaluates, task.set_labels = "validation", before
         self._end()
@@ -276,7 +281,7 @@ class Trainer(TrainerView):
             datamodule.trainer = self
         if framework is not before:
             self._connect(framework)
-        self._callback_metrics, self._logged_metrics, self._progress_bar_metrics = {}, {}, {}
+        self.forget_values()
         self.enter(function, None)
         of_module = self.hooks.module("configure_callbacks")
         self.callbacks = callbacks.merged(self.callbacks, of_module, framework)
@@ -311,8 +316,31 @@ class Trainer(TrainerView):
         if same:
             self.run_state, self.hocket = run, kept
             assert task is not None
+            if saved is not None:
+                self._fitted_weights = None
             return task
-        return self._build(fits=False)
+        task = self._build(fits=False)
+        self._fitted_weights = self._fingerprint()
+        return task
+
+    def _fingerprint(self) -> Any:
+        """Return numbers that change with the weights, where an algorithm evaluates others; else None."""
+        import torch
+
+        run = self.run_state
+        if run is None or not any(each.kind == "algorithms" for each in run.bus.listeners("predict_start")):
+            return None
+        shards = [getattr(each, "to_local", lambda each=each: each)() for each in self.lightning_module.parameters()]
+        numbers = [each.detach() if each.device.type == "mps" else each.detach().double() for each in shards]
+        return torch.stack([value.cpu() for each in numbers for value in (each.norm(), each.sum())])
+
+    def _weights(self) -> AbstractContextManager[None]:
+        """Return a context in which the module's own weights are evaluated, if they are others than those of the fit."""
+        now, fitted = self._fingerprint(), self._fitted_weights
+        if now is None or (fitted is not None and bool((now == fitted).all())):
+            return nullcontext()
+        assert self.run_state is not None
+        return self.run_state.bus.without("algorithms")
 
     def _build(self, *, fits: bool) -> LightningTask:
         """Make the hocket.Trainer of this call."""

@@ -218,14 +218,21 @@ class TrainerView:
         self._callback_metrics.update({name: _tensor(value) for name, value in values["callback"].items()})
         self._progress_bar_metrics.update({name: _number(value) for name, value in values["bar"].items()})
 
-    def write(self, values: dict[str, Any], step: int | None = None) -> None:
-        """Pass values to Lightning's loggers, with the epoch, as Lightning does."""
+    def forget_values(self) -> None:
+        """Begin with no values, as each call of the Trainer does."""
+        self._callback_metrics, self._logged_metrics, self._progress_bar_metrics = {}, {}, {}
+
+    def write(self, values: dict[str, Any], step: int | None = None, behind: int = 0) -> None:
+        """Pass values to Lightning's loggers: at a step, or with the epoch at the current one, less ``behind``."""
         numbers = {name: _number(value) for name, value in values.items()}
         self._logged_metrics.update({name: _tensor(value) for name, value in values.items()})
         if not numbers or not self.is_global_zero:
             return
-        numbers.setdefault("epoch", self.current_epoch)
-        step = self.batches_that_stepped if step is None else step
+        if step is None and (own := numbers.pop("step", None)) is not None:  # self.log("step", …) sets it
+            step = int(own)
+        elif step is None:
+            numbers.setdefault("epoch", self.current_epoch)
+            step = self.batches_that_stepped - behind
         for logger in self.loggers:
             logger.log_metrics(metrics=numbers, step=step)
             logger.save()
