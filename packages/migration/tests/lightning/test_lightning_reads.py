@@ -147,20 +147,18 @@ class Failing(pl.LightningDataModule):
     def train_dataloader(self) -> Any:
         return DataLoader(m.pairs(8, 8, 1), batch_size=4)
 
+    test_dataloader = train_dataloader
+
     def on_exception(self, exception: BaseException) -> None:
         self.seen = exception, self.trainer.interrupted
 
 
 class Reads(m.LitAutoEncoder):
-    fails = False
-
     def on_train_start(self) -> None:
         trainer = self.trainer
         with trainer.profiler.profile("x"):
             limits = [getattr(trainer, f"num_{name}_batches") for name in ("training", "val")]
         self.read = [trainer.precision, limits, type(trainer.val_dataloaders).__name__, trainer.interrupted]
-        if self.fails:
-            raise OSError("disk")
 
 
 def test_modules_read_the_same_of_a_trainer() -> None:
@@ -173,13 +171,16 @@ def test_modules_read_the_same_of_a_trainer() -> None:
         assert read[0] == read[1]
 
 
+@pytest.mark.parametrize("hook", ["on_train_start", "setup", "test_step"])
 @pytest.mark.parametrize("kind", [pl.Trainer, Trainer])
-def test_a_data_module_is_told_of_exceptions(kind: Any) -> None:
-    module, data = Reads(), Failing()
-    module.fails = True
+def test_a_data_module_is_told_of_exceptions(kind: Any, hook: str) -> None:
+    def fails(self: Any, *arguments: Any, **keywords: Any) -> None:
+        raise OSError("disk")
+
+    module, data = type("Fails", (m.LitAutoEncoder,), {hook: fails})(), Failing()
     trainer = kind(**m.arguments(max_epochs=1))
     with pytest.raises(OSError, match="disk") as raised:
-        trainer.fit(module, datamodule=data)
+        (trainer.test if hook == "test_step" else trainer.fit)(module, datamodule=data)
     assert data.seen == (raised.value, True)
     assert trainer.interrupted
 

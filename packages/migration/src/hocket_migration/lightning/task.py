@@ -85,9 +85,7 @@ class LightningTask(EvaluatedModule):
     loss_reduction = "mean"
     logs_for_others = True
 
-    def __init__(
-        self, module: Any, *, trainer: TrainerView | None = None, total_steps: int | None = None
-    ) -> None:
+    def __init__(self, module: Any, *, trainer: TrainerView | None = None, total_steps: int | None = None) -> None:
         framework = framework_of(module)
         super().__init__()
         self._base = framework.LightningModule
@@ -488,11 +486,8 @@ class LightningTask(EvaluatedModule):
 
     def exception(self, state: State) -> None:
         """``on_exception`` of callbacks and of the data module."""
-        trainer = self.trainer
-        trainer.state.status = trainer._states.TrainerStatus.INTERRUPTED
-        trainer.hooks.callbacks("on_exception", state.exception)
-        if trainer.datamodule is not None:
-            trainer.datamodule.on_exception(state.exception)
+        assert state.exception is not None
+        self.trainer.interrupt(state.exception)
 
     # --- schedulers
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
 import os
@@ -9,7 +10,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import hocket
 from hocket.data.nesting import map_tensors
@@ -19,6 +20,26 @@ from hocket_migration.lightning.framework import overrides, package_of, require
 from hocket_migration.lightning.preparing import prepare
 from hocket_migration.lightning.task import LightningTask
 from hocket_migration.lightning.view import TrainerView
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _interruptible(method: Callable[Concatenate[Trainer, P], R]) -> Callable[Concatenate[Trainer, P], R]:
+    """Let callbacks, the data module and loggers know of an exception in a call of the Trainer."""
+
+    @functools.wraps(method)
+    def call(self: Trainer, /, *given: P.args, **named: P.kwargs) -> R:
+        try:
+            return method(self, *given, **named)
+        except BaseException as error:
+            self.interrupt(error)
+            for logger in self.loggers:
+                logger.finalize("failed")
+            self.state.stage = None
+            raise
+
+    return call
 
 
 class Trainer(TrainerView):
@@ -117,6 +138,7 @@ class Trainer(TrainerView):
 
     # --- what Lightning's Trainer does
 
+    @_interruptible
     def fit(
         self,
         model: Any,
@@ -161,13 +183,7 @@ class Trainer(TrainerView):
             label: hocket.EvalSet(self._at_most(each, limit), every=every) for label, each in labels.items()
         } or None
         task.set_labels = list(labels)
-        try:
-            self.hocket.fit(self._train_batches(), sets)
-        except BaseException:
-            self.state.status = self._states.TrainerStatus.INTERRUPTED
-            for logger in self.loggers:
-                logger.finalize("failed")
-            raise
+        self.hocket.fit(self._train_batches(), sets)
         self._fitted = True
         self._fitted_weights = self._fingerprint()
         self._end()
@@ -198,6 +214,7 @@ class Trainer(TrainerView):
         """Return the values that ``test_step`` logs, a dict for each loader."""
         return self._evaluate("test", "test", model, dataloaders, ckpt_path, verbose, datamodule, weights_only)
 
+    @_interruptible
     def predict(
         self,
         model: Any = None,
@@ -226,6 +243,7 @@ class Trainer(TrainerView):
             return None
         return found[0] if len(found) == 1 else found
 
+    @_interruptible
     def _evaluate(
         self,
         kind: str,

@@ -114,6 +114,7 @@ class TrainerView:
         self.total_batch_idx = -1
         self.current_epoch = 0
         self._should_stop = False
+        self._raised: BaseException | None = None
         self.num_training_batches: int | float = math.inf
         self.num_val_batches: list[int | float] = []
         self.num_test_batches: list[int | float] = []
@@ -157,6 +158,16 @@ class TrainerView:
     def interrupted(self) -> bool:
         """Whether an exception has ended the latest call."""
         return self.state.status == self._states.TrainerStatus.INTERRUPTED
+
+    def interrupt(self, error: BaseException) -> None:
+        """Call ``on_exception`` of callbacks and of the data module, once for an exception."""
+        if error is self._raised or self.lightning_module is None:
+            return
+        self._raised = error
+        self.state.status = self._states.TrainerStatus.INTERRUPTED
+        self.hooks.callbacks("on_exception", error)
+        if self.datamodule is not None:
+            self.datamodule.on_exception(error)
 
     def _is(self, stage: str) -> bool:
         return self.state.stage == self._states.RunningStage[stage]
