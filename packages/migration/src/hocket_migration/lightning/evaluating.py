@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +36,8 @@ class EvaluatedModule(hocket.Task):
         self.evaluates = "validation"
         self._set = -1
         self._eval_batch = 0
+        #: The batches of each set that were evaluated since the fit or the evaluation began: the step of their rows.
+        self._evaluated_batches: Counter[int] = Counter()
         self._padding = False
         #: Whether the latest batch is in the trainer's counters, which it is from its end on.
         self._counted = False
@@ -42,6 +45,8 @@ class EvaluatedModule(hocket.Task):
         self.evaluated: list[dict[str, float]] = []
         #: The random numbers after an evaluation within a fit, until training continues.
         self._drawn: Any = None
+        #: What the predictions of several loaders are collected in; None for a prediction of hocket's own.
+        self.predict_loop: Any = None
 
     def _transferred(self, batch: Any, loader: int) -> Any:
         raise NotImplementedError
@@ -103,10 +108,13 @@ class EvaluatedModule(hocket.Task):
             trainer.state.stage = trainer._states.RunningStage["TESTING" if kind == "test" else "VALIDATING"]
         trainer._results = results = self._new_results(state.strategy.world_size)
         self._evaluation, self._set, self._sanity = results, -1, sanity
+        self._fits = trainer.state.fn == trainer._states.TrainerFn.FITTING
+        if not self._fits:
+            self._evaluated_batches.clear()
         if sanity:
             self.begin_sanity_check()
             self._sanity_begun = False
-        elif trainer.state.fn == trainer._states.TrainerFn.FITTING:
+        elif self._fits:
             hooks.module("on_validation_model_zero_grad")
         hooks.module(f"on_{kind}_model_eval")
         hooks.both(f"on_{kind}_start")
@@ -138,16 +146,20 @@ class EvaluatedModule(hocket.Task):
         """``on_validation_batch_end``."""
         if not self._padding:
             self._eval_hook("end", self._output)
-            values = self._evaluation.of_step()
+            values = self._evaluation.of_step(stale=True)
             self.trainer.note(values)
-            if values["log"] and not self._sanity:
-                self.trainer.write(values["log"], self.trainer.batches_that_stepped + self._eval_batch)
+            if not self._sanity:
+                self.trainer.write(values["log"], self._evaluated_batches[self._set])
+                self._evaluated_batches[self._set] += 1
         self._padding = False
 
     def eval_end(self, state: State) -> None:
         """Give hocket the values of this set."""
         for name, value in self._by_set(self._evaluation.of_epoch()["log"])[self._set].items():
-            state.log({name: value}, reduce="mean", weight=1.0)
+            try:
+                state.log({name: value}, reduce="mean", weight=1.0)
+            except ValueError:  # reserved, such as val_dataloader/loss; `_log` logs it by its own name
+                continue
 
     def eval_after_all(self, state: State) -> None:
         """``on_validation_epoch_end`` and ``on_validation_end``."""
@@ -162,12 +174,12 @@ class EvaluatedModule(hocket.Task):
         self.evaluated = self._by_set(values["log"])
         if not sanity:
             self._log(state, values["log"])
-            trainer.write(values["log"], trainer.batches_that_stepped - self._counted)
+            trainer.write(values["log"], behind=int(self._counted and self._fits))
         hooks.both(f"on_{kind}_end")
         hooks.module(f"on_{kind}_model_train")
         if sanity:
-            trainer._callback_metrics.clear()
             hooks.callbacks("on_sanity_check_end")
+            trainer.forget_values()
         else:
             trainer.validated = True
         results.reset()
@@ -194,6 +206,9 @@ class EvaluatedModule(hocket.Task):
         trainer.enter("PREDICTING", "PREDICTING")
         self._eval_batch, self._padding = -1, False
         self._set = max(self._set, 0)
+        trainer._results = None
+        if self.predict_loop is not None and self._set > 0:  # the hooks are those of all loaders together
+            return
         trainer.hooks.module("on_predict_model_eval")
         trainer.hooks.both("on_predict_start")
         trainer.hooks.both("on_predict_epoch_start")
@@ -207,10 +222,14 @@ class EvaluatedModule(hocket.Task):
     def predict_batch_end(self, state: State) -> None:
         """``on_predict_batch_end``."""
         self.trainer.hooks.both("on_predict_batch_end", self._output, self._batch, *self._place)
+        if self.predict_loop is not None:
+            self.predict_loop.add(self._set, self._output)
 
     def predict_end(self, state: State) -> None:
         """``on_predict_epoch_end`` and ``on_predict_end``."""
         trainer = self.trainer
+        if self.predict_loop is not None and self._set + 1 < self.predict_loop.num_dataloaders:
+            return
         trainer.hooks.both("on_predict_epoch_end")
         trainer.hooks.both("on_predict_end")
         trainer.state.stage = None

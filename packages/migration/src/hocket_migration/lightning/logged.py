@@ -150,11 +150,14 @@ class Results:
             weight = float(how["batch_size"] if how["batch_size"] is not None else self.samples())
         entry.update(value, weight)
 
-    def of_step(self) -> dict[str, dict[str, Any]]:
-        """Return the values of the current batch, and begin the next: ``{"log": …, "callback": …, "bar": …}``."""
+    def of_step(self, *, stale: bool = False) -> dict[str, dict[str, Any]]:
+        """Return the values of the current batch: ``{"log": …, "callback": …, "bar": …}``.
+
+        With ``stale``, also the latest ones of earlier batches of this epoch, as Lightning logs them.
+        """
         found: dict[str, dict[str, Any]] = {"log": {}, "callback": {}, "bar": {}}
         for each in self.values.values():
-            if each.fresh and each.on_step:
+            if each.on_step and (each.fresh or (stale and each.loader == self.loader)):
                 self._sort(each, each.of_step(), True, found)
         return found
 

@@ -31,6 +31,28 @@ _STANDARD = ("epoch", "global_step", "pytorch-lightning_version", "state_dict")
 _TRANSFER = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 
 
+class TaskTrainer(TrainerView):
+    """The ``trainer`` of a module that was given to a `hocket.Trainer`, which has the data and the duration only later."""
+
+    def __init__(self, module: Any, total_steps: int | None) -> None:
+        super().__init__(module)
+        self._total_steps = total_steps
+        self.begun = False
+
+    @property
+    def estimated_stepping_batches(self) -> int | float:
+        """The optimizer steps of the whole run. Raises ValueError before it begins, unless they were given."""
+        if self._total_steps is not None:
+            return self._total_steps
+        if not self.begun:
+            raise ValueError(
+                f"{type(self.lightning_module).__name__} asks for trainer.estimated_stepping_batches, which a hocket.Trainer "
+                "knows after it has data and a duration. Write LightningTask(module, total_steps=…), or use "
+                "hocket_migration.lightning.Trainer."
+            )
+        return super().estimated_stepping_batches
+
+
 class LightningTask(EvaluatedModule):
     """An unmodified LightningModule, trained by a `hocket.Trainer`.
 
@@ -41,6 +63,8 @@ class LightningTask(EvaluatedModule):
     Args:
         module: of ``lightning.pytorch`` or ``pytorch_lightning``. ``setup("fit")`` and ``configure_model()`` are called here.
         trainer: what the module gets as ``self.trainer``; None for one that belongs to this task.
+        total_steps: the optimizer steps of the run, for modules whose ``setup`` or ``configure_optimizers`` reads
+            ``self.trainer.estimated_stepping_batches``.
 
     Raises:
         TypeError: it is not a LightningModule, or its ``training_step`` takes ``dataloader_iter``.
@@ -61,12 +85,12 @@ class LightningTask(EvaluatedModule):
     loss_reduction = "mean"
     logs_for_others = True
 
-    def __init__(self, module: Any, *, trainer: TrainerView | None = None) -> None:
+    def __init__(self, module: Any, *, trainer: TrainerView | None = None, total_steps: int | None = None) -> None:
         framework = framework_of(module)
         super().__init__()
         self._base = framework.LightningModule
         own = trainer is None
-        self.trainer = trainer = TrainerView(module) if trainer is None else trainer
+        self.trainer = trainer = TaskTrainer(module, total_steps) if trainer is None else trainer
         if own:
             trainer.enter("FITTING", None)
             trainer.hooks.module("setup", stage="fit")
@@ -249,6 +273,8 @@ class LightningTask(EvaluatedModule):
             trainer.num_training_batches = float("inf") if state.epoch_length is None else state.epoch_length
         if not trainer.num_val_batches:
             trainer.num_val_batches = [_length(each.data) for each in state.eval_sets.values()]
+        if isinstance(trainer, TaskTrainer):
+            trainer.begun = True
         self.begin_fit(state)
         self._fit_begun = False
         trainer.enter("FITTING", "SANITY_CHECKING")
@@ -392,7 +418,7 @@ class LightningTask(EvaluatedModule):
         self.trainer.batch_ending = False
 
     def _write_step(self, state: State) -> None:
-        values = self._results.of_step()
+        values = self._results.of_step(stale=True)
         self.trainer.note(values)
         self._log(state, values["log"])
         if self.trainer._logger_connector.should_update_logs:
@@ -454,9 +480,7 @@ class LightningTask(EvaluatedModule):
         hooks.callbacks("on_train_epoch_end", monitoring=True)
         self._step_schedulers("epoch", plateau=True)
         self._log(state, values["log"])
-        trainer.batches_that_stepped -= 1
-        trainer.write(values["log"])
-        trainer.batches_that_stepped += 1
+        trainer.write(values["log"], behind=1)
         self._results.reset()
 
     def fit_end(self, state: State) -> None:
@@ -475,8 +499,9 @@ class LightningTask(EvaluatedModule):
         self.trainer.state.stage = None
 
     def exception(self, state: State) -> None:
-        """``on_exception`` of callbacks."""
-        self.trainer.hooks.callbacks("on_exception", state.exception)
+        """``on_exception`` of callbacks and of the data module."""
+        assert state.exception is not None
+        self.trainer.interrupt(state.exception)
 
     # --- schedulers
 

@@ -2,21 +2,44 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
 import os
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import hocket
+from hocket.data.nesting import map_tensors
 from hocket.training import seeding
 from hocket_migration.lightning import arguments, callbacks, checkpoint, data
-from hocket_migration.lightning.framework import overrides, require
+from hocket_migration.lightning.framework import overrides, package_of, require
 from hocket_migration.lightning.preparing import prepare
 from hocket_migration.lightning.task import LightningTask, check_trains
 from hocket_migration.lightning.view import TrainerView
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _interruptible(method: Callable[Concatenate[Trainer, P], R]) -> Callable[Concatenate[Trainer, P], R]:
+    """Let callbacks, the data module and loggers know of an exception in a call of the Trainer."""
+
+    @functools.wraps(method)
+    def call(self: Trainer, /, *given: P.args, **named: P.kwargs) -> R:
+        try:
+            return method(self, *given, **named)
+        except BaseException as error:
+            self.interrupt(error)
+            for logger in self.loggers:
+                logger.finalize("failed")
+            self.state.stage = None
+            raise
+
+    return call
 
 
 class Trainer(TrainerView):
@@ -76,13 +99,16 @@ class Trainer(TrainerView):
                     f"data are given to fit; the others are {', '.join(sorted(_HOCKETS - _DATA))}."
                 )
         self._translated = arguments.translated(self._given)
-        self._callbacks_given = self._given["callbacks"]
         self._set_attributes()
+        self._connect(_framework_of([self._given["callbacks"], self._given["logger"]]) or framework)
         self._task: LightningTask | None = None
         self._fitted = False
+        #: Identifies the weights at the end of the fit, which algorithms such as EMA replace in evaluations; None for no fit.
+        self._fitted_weights: Any = None
         #: Where `estimated_stepping_batches` and `fit` get the training data from, once.
         self._train_source: Callable[[], Any] | None = None
         self._train_data: Any = None
+        self._unpack: Callable[[Any], Any] | None = None
         self.predict_loop = _PredictLoop()
         if self._given["benchmark"] is not None:
             import torch
@@ -103,7 +129,8 @@ class Trainer(TrainerView):
         self.val_check_interval = 1.0 if given["val_check_interval"] is None else given["val_check_interval"]
         for name in ("train", "val", "test", "predict"):
             limit = given[f"limit_{name}_batches"]
-            setattr(self, f"limit_{name}_batches", 1.0 if limit is None else limit)
+            limit = int(self.fast_dev_run) if self.fast_dev_run else 1.0 if limit is None else limit
+            setattr(self, f"limit_{name}_batches", limit)
         sanity = given["num_sanity_val_steps"]
         self.num_sanity_val_steps = 2 if sanity is None else math.inf if sanity == -1 else sanity
         self.default_root_dir = os.fspath(given["default_root_dir"] or Path.cwd())
@@ -122,8 +149,14 @@ class Trainer(TrainerView):
         given = self._given | {name: value}
         self._translated, self._given = arguments.translated(given), given
 
+    def _connect(self, framework: Any) -> None:
+        """Make callbacks and loggers of a package of Lightning."""
+        self.adopt(framework)
+        self.callbacks, self.loggers = self._make_callbacks(), self._make_loggers()
+
     # --- what Lightning's Trainer does
 
+    @_interruptible
     def fit(
         self,
         model: Any,
@@ -141,12 +174,13 @@ class Trainer(TrainerView):
         """
         train_dataloaders, datamodule = _module_or_loaders(train_dataloaders, datamodule)
         check_trains(model, "optimizer" not in self._extra)
+        # known in `setup`, which may ask for the number of batches
+        self._train_source = lambda: self._loaders("train_dataloader", train_dataloaders)
+        self._train_data = None
         self._begin("FITTING", model, datamodule)
         saved = self._saved(ckpt_path, weights_only)
         if saved is not None:
             checkpoint.restore_weights(self, saved)
-        self._train_source = lambda: self._loaders("train_dataloader", train_dataloaders)
-        self._train_data = None
         self._validates = self._has_validation(val_dataloaders)
         task = self._build(fits=True)
         self._fits = True
@@ -172,14 +206,10 @@ class Trainer(TrainerView):
         task.set_labels = list(labels)
         try:
             self.hocket.fit(self._train_batches(), sets)
-        except BaseException:
-            self.state.status = self._states.TrainerStatus.INTERRUPTED
-            for logger in self.loggers:
-                logger.finalize("failed")
-            raise
         finally:
             self._fits = False
         self._fitted = True
+        self._fitted_weights = self._fingerprint()
         self._end()
 
     def validate(
@@ -208,6 +238,7 @@ class Trainer(TrainerView):
         """Return the values that ``test_step`` logs, a dict for each loader."""
         return self._evaluate("test", "test", model, dataloaders, ckpt_path, verbose, datamodule, weights_only)
 
+    @_interruptible
     def predict(
         self,
         model: Any = None,
@@ -220,20 +251,23 @@ class Trainer(TrainerView):
         """Return what ``predict_step`` returns for each batch, a list for each loader if there are several."""
         dataloaders, datamodule = _module_or_loaders(dataloaders, datamodule)
         task = self._begin_again("PREDICTING", "predict", model, datamodule, ckpt_path, weights_only)
-        loaders = data.evaluation(self._loaders("predict_dataloader", dataloaders))
-        self.predict_dataloaders = loaders
+        self.predict_dataloaders = self._loaders("predict_dataloader", dataloaders)
+        loaders = data.evaluation(self.predict_dataloaders)
         self.num_predict_batches = [_limited(each, self.limit_predict_batches) for each in loaders]
         found, before = [], task.set_labels
         task.set_labels = list(data.labelled(loaders, "predict_dataloader"))
-        for number, loader in enumerate(loaders):
-            task._set = number
-            found.append(self.hocket.predict(loader))
-        task.set_labels = before
+        self.predict_loop = task.predict_loop = _PredictLoop(loaders)
+        with self._weights():
+            for number, loader in enumerate(loaders):
+                task._set = number
+                found.append(self.hocket.predict(loader))
+        task.set_labels, task.predict_loop = before, None
         self._end()
         if return_predictions is False:
             return None
         return found[0] if len(found) == 1 else found
 
+    @_interruptible
     def _evaluate(
         self,
         kind: str,
@@ -249,18 +283,20 @@ class Trainer(TrainerView):
         function = "TESTING" if kind == "test" else "VALIDATING"
         task = self._begin_again(function, verb, model, datamodule, ckpt_path, weights_only)
         name = "test_dataloader" if kind == "test" else "val_dataloader"
-        given = data.evaluation(self._loaders(name, loaders))
+        loaders = self._loaders(name, loaders)
+        given = data.evaluation(loaders)
         limit = self.limit_test_batches if kind == "test" else self.limit_val_batches
         counts = [_limited(each, limit) for each in given]
         if kind == "test":
-            self.test_dataloaders, self.num_test_batches = given, counts
+            self.test_dataloaders, self.num_test_batches = loaders, counts
         else:
-            self.val_dataloaders, self.num_val_batches = given, counts
+            self.val_dataloaders, self.num_val_batches = loaders, counts
         labels = data.labelled(given, name)
         task.evaluates, before, task.set_labels = kind, task.set_labels, list(labels)
         try:
             task.check_evaluation()
-            self.hocket.evaluate({label: self._at_most(each, limit) for label, each in labels.items()})
+            with self._weights():
+                self.hocket.evaluate({label: self._at_most(each, limit) for label, each in labels.items()})
         finally:
             task.evaluates, task.set_labels = "validation", before
         self._end()
@@ -274,7 +310,7 @@ class Trainer(TrainerView):
 
     def _begin(self, function: str, model: Any, datamodule: Any) -> None:
         """Connect module and data module, prepare the data and call ``setup`` and ``configure_model``."""
-        self.run_state = None
+        self.run_state, before = None, self.framework
         self._fits = False
         callbacks.refuse(self.callbacks)
         self.attach(model)
@@ -287,12 +323,14 @@ class Trainer(TrainerView):
         self.datamodule = datamodule
         if datamodule is not None:
             datamodule.trainer = self
-        self.callbacks = self._make_callbacks()
+        if framework is not before:
+            self._connect(framework)
+        self.forget_values()
         self.enter(function, None)
         of_module = self.hooks.module("configure_callbacks")
         self.callbacks = callbacks.merged(self.callbacks, of_module, framework)
-        if not self.loggers:
-            self.loggers = self._make_loggers()
+        for each in self.callbacks:
+            each.log, each.log_dict = model.log, model.log_dict
         prepare([each for each in (datamodule, model) if each is not None])
         if datamodule is not None:
             datamodule.setup(stage=self.state.fn)
@@ -322,13 +360,38 @@ class Trainer(TrainerView):
         if same:
             self.run_state, self.hocket = run, kept
             assert task is not None
+            if saved is not None:
+                self._fitted_weights = None
             return task
-        return self._build(fits=False)
+        task = self._build(fits=False)
+        self._fitted_weights = self._fingerprint()
+        return task
+
+    def _fingerprint(self) -> Any:
+        """Return numbers that change with the weights, where an algorithm evaluates others; else None."""
+        import torch
+
+        run = self.run_state
+        if run is None or not any(each.kind == "algorithms" for each in run.bus.listeners("predict_start")):
+            return None
+        shards = [getattr(each, "to_local", lambda each=each: each)() for each in self.lightning_module.parameters()]
+        numbers = [each.detach() if each.device.type == "mps" else each.detach().double() for each in shards]
+        return torch.stack([value.cpu() for each in numbers for value in (each.norm(), each.sum())])
+
+    def _weights(self) -> AbstractContextManager[None]:
+        """Return a context in which the module's own weights are evaluated, if they are others than those of the fit."""
+        now, fitted = self._fingerprint(), self._fitted_weights
+        if now is None or (fitted is not None and bool((now == fitted).all())):
+            return nullcontext()
+        assert self.run_state is not None
+        return self.run_state.bus.without("algorithms")
 
     def _build(self, *, fits: bool) -> LightningTask:
         """Make the hocket.Trainer of this call."""
         self._task = task = LightningTask(self.lightning_module, trainer=self)
         task.optimizes = fits
+        if fits and self._train_data is not None:
+            task.unpack = self._unpack
         settings = dict(self._translated)
         if fits and self._validates:
             settings["sanity_eval"] = 2**31 if self.num_sanity_val_steps == math.inf else self.num_sanity_val_steps
@@ -358,7 +421,7 @@ class Trainer(TrainerView):
 
     def _make_callbacks(self) -> list[Any]:
         framework, given = self.framework, self._given
-        made = callbacks.checked(self._callbacks_given, framework)
+        made = callbacks.checked(given["callbacks"], framework)
         writes = [each for each in made if isinstance(each, framework.callbacks.Checkpoint)]
         wanted = given["enable_checkpointing"]
         if wanted is False and writes:
@@ -368,10 +431,7 @@ class Trainer(TrainerView):
         if self.fast_dev_run:
             return [each for each in made if each not in writes]
         if wanted is not False and not writes and "checkpoints" not in self._extra:
-            self._default_checkpoint = (
-                getattr(self, "_default_checkpoint", None) or framework.callbacks.ModelCheckpoint()
-            )
-            made.append(self._default_checkpoint)
+            made.append(framework.callbacks.ModelCheckpoint())
         return callbacks.merged(made, None, framework)
 
     def _check_checkpoints(self, task: LightningTask) -> None:
@@ -396,9 +456,11 @@ class Trainer(TrainerView):
 
     def _make_loggers(self) -> list[Any]:
         given = self._given["logger"]
-        if given is False or self.fast_dev_run:
+        if given is False:
             return []
         loggers = self.framework.loggers
+        if self.fast_dev_run:
+            return [loggers.logger.DummyLogger()]
         if given is None or given is True:
             try:
                 return [loggers.TensorBoardLogger(save_dir=self.default_root_dir)]
@@ -450,6 +512,7 @@ class Trainer(TrainerView):
         validates = self._validates
         sanity = validates and self.num_sanity_val_steps > 0 and "overfit" not in self._translated
         evaluated: list[Any] = []
+        self.val_dataloaders = None
         for name in ("val", "train") if sanity else ("train", "val"):
             if name == "train":
                 self._train_batches()
@@ -457,8 +520,8 @@ class Trainer(TrainerView):
                 with seeding.preserved() if sanity else nullcontext():
                     if sanity:
                         task.begin_sanity_check()
-                    evaluated = data.evaluation(self._loaders("val_dataloader", val_dataloaders))
-        self.val_dataloaders = evaluated
+                    self.val_dataloaders = self._loaders("val_dataloader", val_dataloaders)
+                    evaluated = data.evaluation(self.val_dataloaders)
         self.num_val_batches = [_limited(each, self.limit_val_batches) for each in evaluated]
         return evaluated
 
@@ -489,6 +552,7 @@ class Trainer(TrainerView):
             self.train_dataloader = loaders
             self._train_data, unpack = data.training(loaders)
             self.num_training_batches = _limited(self._train_data, self.limit_train_batches)
+            self._unpack = unpack
             if self._task is not None:
                 self._task.unpack = unpack
         return self._train_data
@@ -533,6 +597,9 @@ class Trainer(TrainerView):
             if not found and path == "last" and writer is not None:
                 candidates = sorted(writer._find_last_checkpoints(self), key=os.path.getmtime)
                 found = candidates[-1] if candidates else ""
+            if not found and path == "last":
+                warnings.warn("ckpt_path='last': there is no checkpoint yet, so none is loaded.", stacklevel=3)
+                return None
             if not found:
                 raise ValueError(
                     f"ckpt_path={path!r}: no ModelCheckpoint of this Trainer has written one. Give the path of a .ckpt file."
@@ -545,10 +612,24 @@ class Trainer(TrainerView):
 
 
 class _PredictLoop:
-    """What prediction writers read of Lightning's loop."""
+    """The predictions so far, which prediction writers read."""
 
+    #: The samples of a batch, which depend on the loader's sampler, are not known.
     current_batch_indices = None
     epoch_batch_indices = None
+
+    def __init__(self, loaders: Sequence[Any] = ()) -> None:
+        self.num_dataloaders = len(loaders)
+        self._predictions: list[list[Any]] = [[] for _ in loaders]
+
+    @property
+    def predictions(self) -> list[Any]:
+        """The predictions of each batch, in a list for each loader if there are several."""
+        return self._predictions[0] if self.num_dataloaders == 1 else self._predictions
+
+    def add(self, number: int, prediction: Any) -> None:
+        """Add the prediction of a batch of a loader."""
+        self._predictions[number].append(map_tensors(lambda tensor: tensor.cpu(), prediction))
 
 
 class _Limited:
@@ -593,6 +674,15 @@ def _module_or_loaders(loaders: Any, datamodule: Any) -> tuple[Any, Any]:
     if loaders is not None and datamodule is not None:
         raise TypeError("Loaders and a data module were given. Give one of them.")
     return loaders, datamodule
+
+
+def _framework_of(given: Iterable[Any]) -> Any:
+    """Return the package of Lightning that callbacks or loggers are of, or None."""
+    for each in given:
+        for one in each if isinstance(each, Iterable) else [each]:
+            if (package := package_of(type(one))) is not None:
+                return require(package)
+    return None
 
 
 def _unknown(name: str, known: Mapping[str, Any]) -> str:

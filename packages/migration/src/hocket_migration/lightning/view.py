@@ -95,10 +95,11 @@ class TrainerView:
     ckpt_path: str | None = None
     progress_bar_callback = None
     profiler: Any = None
-    interrupted = False
     received_sigterm = False
 
     def __init__(self, module: Any = None, callbacks: Sequence[Any] = (), loggers: Sequence[Any] = ()) -> None:
+        self.framework: Any = None
+        self.lightning_module = self.model = None
         self.callbacks: list[Any] = list(callbacks)
         self.loggers: list[Any] = list(loggers)
         self.datamodule: Any = None
@@ -125,6 +126,7 @@ class TrainerView:
         self.total_batch_idx = -1
         self.current_epoch = 0
         self._should_stop = False
+        self._raised: BaseException | None = None
         self.num_training_batches: int | float = math.inf
         self.num_val_batches: list[int | float] = []
         self.num_test_batches: list[int | float] = []
@@ -144,13 +146,19 @@ class TrainerView:
 
     def attach(self, module: Any) -> None:
         """Make this the module's ``trainer``. Raises TypeError if it is not a LightningModule."""
-        self.framework = framework_of(module)
+        self.adopt(framework_of(module))
         self.lightning_module = self.model = module
-        states = importlib.import_module(f"{self.framework.__name__}.trainer.states")
-        self._states = states
-        self.state = states.TrainerState()
+        self._results = Results()  # `self.log` says in which hooks it can be called
         self.hooks = Hooks(module, self)
         module.trainer = self
+
+    def adopt(self, framework: Any) -> None:
+        """Use the state and the profiler of a package of Lightning."""
+        if framework is not self.framework:
+            self.framework = framework
+            self._states = importlib.import_module(f"{framework.__name__}.trainer.states")
+            self.state = self._states.TrainerState()
+            self.profiler = framework.profilers.PassThroughProfiler()
 
     # --- stages
 
@@ -159,6 +167,21 @@ class TrainerView:
         self.state.fn = self._states.TrainerFn[function]
         self.state.stage = None if stage is None else self._states.RunningStage[stage]
         self.state.status = self._states.TrainerStatus.RUNNING
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether an exception has ended the latest call."""
+        return self.state.status == self._states.TrainerStatus.INTERRUPTED
+
+    def interrupt(self, error: BaseException) -> None:
+        """Call ``on_exception`` of callbacks and of the data module, once for an exception."""
+        if error is self._raised or self.lightning_module is None:
+            return
+        self._raised = error
+        self.state.status = self._states.TrainerStatus.INTERRUPTED
+        self.hooks.callbacks("on_exception", error)
+        if self.datamodule is not None:
+            self.datamodule.on_exception(error)
 
     def _is(self, stage: str) -> bool:
         return self.state.stage == self._states.RunningStage[stage]
@@ -220,14 +243,21 @@ class TrainerView:
         self._callback_metrics.update({name: _tensor(value) for name, value in values["callback"].items()})
         self._progress_bar_metrics.update({name: _number(value) for name, value in values["bar"].items()})
 
-    def write(self, values: dict[str, Any], step: int | None = None) -> None:
-        """Pass values to Lightning's loggers, with the epoch, as Lightning does."""
+    def forget_values(self) -> None:
+        """Begin with no values, as each call of the Trainer does."""
+        self._callback_metrics, self._logged_metrics, self._progress_bar_metrics = {}, {}, {}
+
+    def write(self, values: dict[str, Any], step: int | None = None, behind: int = 0) -> None:
+        """Pass values to Lightning's loggers: at a step, or with the epoch at the current one, less ``behind``."""
         numbers = {name: _number(value) for name, value in values.items()}
         self._logged_metrics.update({name: _tensor(value) for name, value in values.items()})
         if not numbers or not self.is_global_zero:
             return
-        numbers.setdefault("epoch", self.current_epoch)
-        step = self.batches_that_stepped if step is None else step
+        if step is None and (own := numbers.pop("step", None)) is not None:  # self.log("step", …) sets it
+            step = int(own)
+        elif step is None:
+            numbers.setdefault("epoch", self.current_epoch)
+            step = self.batches_that_stepped - behind
         for logger in self.loggers:
             logger.log_metrics(metrics=numbers, step=step)
             logger.save()
@@ -296,8 +326,11 @@ class TrainerView:
 
     @property
     def precision(self) -> str:
-        """The name of hocket's precision."""
-        return "32-true" if self.run_state is None else type(self.run_state.precision).__name__.lower()
+        """The precision by Lightning's name; by hocket's, if Lightning has none."""
+        if self.run_state is None:
+            return "32-true"
+        name = type(self.run_state.precision).__name__.lower()
+        return {"fp32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed", "fp64": "64-true"}.get(name, name)
 
     @property
     def accelerator(self) -> Any:
