@@ -99,7 +99,8 @@ class TrainerView:
 
     def __init__(self, module: Any = None, callbacks: Sequence[Any] = (), loggers: Sequence[Any] = ()) -> None:
         self.framework: Any = None
-        self.lightning_module = self.model = None
+        self.lightning_module: Any = None
+        self.model: Any = None
         self.callbacks: list[Any] = list(callbacks)
         self.loggers: list[Any] = list(loggers)
         self.datamodule: Any = None
