@@ -16,6 +16,7 @@ pytest.importorskip("hocket_general")
 pytest.importorskip("hocket_vision")
 
 import hocket
+import hocket.plugins
 from hocket_migration.composer import (
     Algorithm,
     Callback,
@@ -508,9 +509,19 @@ def test_checkpoint_of_another_optimizer_is_refused() -> None:
 def test_without_torchmetrics_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torchmetrics", None)
     with pytest.raises(
-        ModuleNotFoundError, match=r"ComposerClassifier needs the package torchmetrics\. Run pip install"
+        ModuleNotFoundError,
+        match=r"(ComposerClassifier|composer\.metrics) needs the package torchmetrics\. Run pip install",
     ):
         model()
+
+
+def test_without_hockets_algorithms_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in [name for name in sys.modules if name.partition(".")[0] == "hocket_vision"]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setitem(sys.modules, "hocket_vision", None)
+    for call in (algorithms.BlurPool, lambda: functional.apply_blurpool(model())):
+        with pytest.raises(hocket.plugins.PluginError, match=r"pip install 'hocket\[vision\]'"):
+            call()
 
 
 def test_importing_imports_no_plugins() -> None:

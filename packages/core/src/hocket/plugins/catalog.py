@@ -69,8 +69,10 @@ class Entry:
         except KeyboardInterrupt:
             raise  # pressed by the user
         except BaseException as error:  # includes SystemExit: a module that calls sys.exit must not end this process
+            extra = extra_of(self.kind, self.name) if self.dist.startswith("hocket-") else None
+            install = "" if extra is None else f" (type: pip install 'hocket[{extra}]')"
             raise BrokenPluginError(
-                f"{what} cannot be imported from {self.target}: {summarize(error)}. Install its missing dependencies, "
+                f"{what} cannot be imported from {self.target}: {summarize(error)}. Install its missing dependencies{install}, "
                 f"upgrade {self.dist}, or remove '{self.name}'."
             ) from error
         if wrong := misfit(self.kind, obj):
