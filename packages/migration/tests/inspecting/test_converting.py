@@ -78,6 +78,16 @@ def moved(tmp_path, text, name="train.py"):
             "from transformers import (\n    AutoModel,\n    # end\n)\n",
         ),
         (
+            "from transformers import (\n    AutoModel,  # model\n    Trainer,); x = 1\n",
+            "from hocket_migration.transformers import Trainer\n"
+            "from transformers import (\n    AutoModel,  # model\n); x = 1\n",
+        ),
+        (
+            "from transformers import (\n    AutoModel,\n    Trainer,\n    # both\n    Seq2SeqTrainer\n)\n",
+            "from hocket_migration.transformers import Trainer, Seq2SeqTrainer\n"
+            "from transformers import (\n    AutoModel,\n    # both\n)\n",
+        ),
+        (
             "from transformers import (  # training\n    Trainer,\n    # models\n    AutoModel,\n)\n",
             "from hocket_migration.transformers import Trainer\n"
             "from transformers import (  # training\n    # models\n    AutoModel,\n)\n",
