@@ -217,6 +217,14 @@ def test_a_project_is_written_to_a_new_folder_or_in_place(tmp_path, capsys, migr
     assert "hocket_migration" in (project / "sub" / "train.py").read_text()
 
 
+def test_nothing_is_left_of_a_module_that_moved(tmp_path, capsys, migrate):
+    (tmp_path / "a.py").write_text(
+        "import lightning as L\nimport composer.algorithms.blurpool as b\nL.Trainer(b.BlurPool())\n"
+    )
+    assert migrate("convert", tmp_path) == 0, capsys.readouterr().out
+    assert "Left" not in capsys.readouterr().out
+
+
 def test_only_regular_files_are_read_and_links_stay_links(tmp_path, capsys, migrate):
     project, out = tmp_path / "project", tmp_path / "out"
     (project / ".venv" / "lib").mkdir(parents=True)

@@ -81,6 +81,7 @@ class Mover:
                 self._leave(alias, source, f"import {alias.name}", f"{source.namespace} does not have it")
         elif whole and alias.asname and len(targets) == 1 and all(_direct(each.node) for each in moved):
             self._edit(start, end, f"{targets[0]} as {bound}")
+            self._bound.add(bound)
         else:
             self._name(bound, moved)
             if whole:
