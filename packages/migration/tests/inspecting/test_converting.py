@@ -78,6 +78,16 @@ def moved(tmp_path, text, name="train.py"):
             "from transformers import (\n    AutoModel,\n    # end\n)\n",
         ),
         (
+            "from transformers import (\n    AutoModel,  # model\n    Trainer,); x = 1\n",
+            "from hocket_migration.transformers import Trainer\n"
+            "from transformers import (\n    AutoModel,  # model\n); x = 1\n",
+        ),
+        (
+            "from transformers import (\n    AutoModel,\n    Trainer,\n    # both\n    Seq2SeqTrainer\n)\n",
+            "from hocket_migration.transformers import Trainer, Seq2SeqTrainer\n"
+            "from transformers import (\n    AutoModel,\n    # both\n)\n",
+        ),
+        (
             "from transformers import (  # training\n    Trainer,\n    # models\n    AutoModel,\n)\n",
             "from hocket_migration.transformers import Trainer\n"
             "from transformers import (  # training\n    # models\n    AutoModel,\n)\n",
@@ -205,6 +215,14 @@ def test_a_project_is_written_to_a_new_folder_or_in_place(tmp_path, capsys, migr
         migrate("convert", project, "--out", project / "new")
     assert migrate("convert", project, "--in-place") == 0
     assert "hocket_migration" in (project / "sub" / "train.py").read_text()
+
+
+def test_nothing_is_left_of_a_module_that_moved(tmp_path, capsys, migrate):
+    (tmp_path / "a.py").write_text(
+        "import lightning as L\nimport composer.algorithms.blurpool as b\nL.Trainer(b.BlurPool())\n"
+    )
+    assert migrate("convert", tmp_path) == 0, capsys.readouterr().out
+    assert "Left" not in capsys.readouterr().out
 
 
 def test_only_regular_files_are_read_and_links_stay_links(tmp_path, capsys, migrate):

@@ -81,6 +81,7 @@ class Mover:
                 self._leave(alias, source, f"import {alias.name}", f"{source.namespace} does not have it")
         elif whole and alias.asname and len(targets) == 1 and all(_direct(each.node) for each in moved):
             self._edit(start, end, f"{targets[0]} as {bound}")
+            self._bound.add(bound)
         else:
             self._name(bound, moved)
             if whole:
@@ -218,18 +219,23 @@ class Mover:
         """Remove the names from ``first`` to ``last``, which are the last ones, after one that stays."""
         start, end = self._span(kept)[1], self._span(last)[1]
         note = self._text.rfind("#", start, self._span(first)[0])
+        inner = self._text[self._span(first)[0] : self._span(last)[0]].splitlines()[1:]
+        own = "".join(f"\n{line}" for line in inner if line.lstrip().startswith("#"))
         closing = self._text[end : self._span(node)[1]]
-        if note >= 0:  # the comma of the name before stays, which a comment follows
-            start = self._text.index("\n", note)
+        comma = closing.lstrip().startswith(",")
+        after = note >= 0 or own != ""  # comments follow the comma of the name that stays, which stays too
+        if after:
+            start = self._text.index("\n", note) if note >= 0 else self._text.index(",", start) + 1
             start -= self._text[start - 1] == "\r"
-            end += len(closing) - len(closing.lstrip().removeprefix(",")) if closing.lstrip().startswith(",") else 0
+            end += len(closing) - len(closing.lstrip().removeprefix(",")) if comma else 0
         if last in comments:
             place = self._text.index("#", self._span(last)[1])
-            if note < 0:
-                self._edit(end, place + len(comments[last]), "," if closing.lstrip().startswith(",") else "")
-            else:
+            if after:
                 end = place + len(comments[last])
-        self._edit(start, end, "")
+            else:
+                self._edit(end, place + len(comments[last]), "," if comma else "")
+        closes = after and self._text[end:].lstrip(" \t").startswith(")")
+        self._edit(start, end, f"{own}\n" if closes else own)
 
     def _comments(self, node: ast.ImportFrom) -> dict[ast.alias, str]:
         """Return the comment at the end of the line of each name, of several names in a line that of the last one."""
