@@ -503,3 +503,11 @@ def test_estimated_steps_are_those_of_a_rank() -> None:
     ours = run_ranks(train, 2, Trainer, {"hocket": {"strategy": "ddp"}})
     theirs_ = run_ranks(train, 2, pl.Trainer, {"strategy": "ddp", "devices": 2})
     assert ours == theirs_ == [(6, 6, 3, (2, 3))] * 2
+
+
+def test_a_module_in_eval_mode_stays_so() -> None:
+    def fit(trainer: Any, module: Any) -> None:
+        trainer.fit(module.eval())
+        assert not any(each.training for each in module.modules())
+
+    m.compare(m.VAE, fit, max_epochs=2)
