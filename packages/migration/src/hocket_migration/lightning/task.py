@@ -157,7 +157,10 @@ class LightningTask(EvaluatedModule):
         return loss
 
     def count(self, batch: Any) -> int | Counts:
-        """Return the number of samples, and 1 where it is not certain, as Lightning weights each batch alike."""
+        """Return the number of samples, and 1 where it is not certain, such as with leaves of different lengths.
+
+        Batches of unknown size weigh alike in epoch means. Lightning weights them by the length of the first leaf.
+        """
         try:
             return batches.count(batch)
         except (ValueError, TypeError):
