@@ -471,3 +471,43 @@ def test_under_fsdp_ckpt_files_are_refused_before_training_and_omitted_by_defaul
 )
 def test_manual_optimization_ends_by_the_steps_of_its_optimizers(module: Any, steps: dict[str, Any]) -> None:
     m.compare(module, rates=False, metrics=False, max_epochs=-1, **steps)
+
+
+class Estimates(m.LitAutoEncoder):
+    """Asks for the number of steps as schedules do."""
+
+    def configure_optimizers(self) -> Any:
+        self.estimated = self.trainer.estimated_stepping_batches
+        return super().configure_optimizers()
+
+    def on_train_start(self) -> None:
+        self.gathered = self.all_gather(torch.ones(3)).shape
+
+
+@pytest.mark.parametrize(
+    "extra", [{"accumulate": "2ba"}, {"duration": "1ep"}, {"duration": ["9ep", "7ba"]}, {"limit_train": 4}]
+)
+def test_estimated_steps_are_those_of_the_run(extra: dict[str, Any]) -> None:
+    trainer = Trainer(**m.arguments(max_epochs=2), hocket=extra)
+    trainer.fit(module := Estimates())
+    assert module.estimated == trainer.global_step
+    assert module.gathered == (3,)
+
+
+def test_estimated_steps_are_those_of_a_rank() -> None:
+    def train(rank: int, trainer_class: Any, given: dict[str, Any]) -> Any:
+        trainer = trainer_class(**m.arguments(max_epochs=2), **given)
+        trainer.fit(module := Estimates())
+        return module.estimated, trainer.global_step, trainer.num_training_batches, tuple(module.gathered)
+
+    ours = run_ranks(train, 2, Trainer, {"hocket": {"strategy": "ddp"}})
+    theirs_ = run_ranks(train, 2, pl.Trainer, {"strategy": "ddp", "devices": 2})
+    assert ours == theirs_ == [(6, 6, 3, (2, 3))] * 2
+
+
+def test_a_module_in_eval_mode_stays_so() -> None:
+    def fit(trainer: Any, module: Any) -> None:
+        trainer.fit(module.eval())
+        assert not any(each.training for each in module.modules())
+
+    m.compare(m.VAE, fit, max_epochs=2)

@@ -86,8 +86,9 @@ def _loops(trainer: TrainerView) -> dict[str, Any]:
     batch, epoch = trainer.batch_idx + 1, trainer.current_epoch
     steps, earlier = trainer.global_step, trainer.total_batch_idx - trainer.batch_idx
     nothing = _counter(0, 0, 0)
+    counted = bool(getattr(getattr(trainer.run_state, "task", None), "_counted", False))
     # Lightning counts a batch after the validation that follows it.
-    stepped = trainer.batches_that_stepped - (trainer.validating and trainer.run_state.task._counted)
+    stepped = trainer.batches_that_stepped - int(trainer.validating and counted)
     optimizer = {"total": {"ready": steps, "completed": steps}, "current": {"ready": batch, "completed": batch}}
     zeroed = {name: {**each, "started": each["ready"]} for name, each in optimizer.items()}
     return {

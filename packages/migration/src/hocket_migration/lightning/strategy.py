@@ -108,9 +108,9 @@ class StrategyView:
         return bool(self._bus.all_reduce(torch.tensor(int(decision)), "min" if all else "max").item())
 
     def all_gather(self, tensor: Tensor, group: Any = None, sync_grads: bool = False) -> Tensor:
-        """Return a tensor of all ranks, stacked along a new dimension 0."""
+        """Return a tensor of all ranks, stacked along a new dimension 0; with one rank, the tensor as it is."""
         if self.world_size == 1:
-            return tensor.unsqueeze(0) if not tensor.dim() else tensor[None]
+            return tensor
         gathered = [each.to(tensor.device) for each in self._bus.all_gather_object(tensor.detach().cpu())]
         if sync_grads:
             gathered[self.global_rank] = tensor

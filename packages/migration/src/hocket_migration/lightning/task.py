@@ -116,7 +116,7 @@ class LightningTask(EvaluatedModule):
         #: Whether `training_step` was called for the current window's batches one by one.
         self._window = False
         self._first_microbatch = True
-        self._fit_begun = self._sanity_begun = self._repeats = False
+        self._fit_begun = self._sanity_begun = self._repeats = self._in_eval_mode = False
         #: Whether the module's optimizers are made; and the form of its batches, None for that of the data.
         self.optimizes = True
         self.unpack: Callable[[Any], Any] | None = None
@@ -181,7 +181,10 @@ class LightningTask(EvaluatedModule):
         return loss
 
     def count(self, batch: Any) -> int | Counts:
-        """Return the number of samples, and 1 where it is not certain, as Lightning weights each batch alike."""
+        """Return the number of samples, and 1 where it is not certain, such as with leaves of different lengths.
+
+        Batches of unknown size weigh alike in epoch means. Lightning weights them by the length of the first leaf.
+        """
         try:
             return batches.count(batch)
         except (ValueError, TypeError):
@@ -266,6 +269,9 @@ class LightningTask(EvaluatedModule):
     def before_fit(self, state: State) -> None:
         """``on_fit_start``."""
         check_trains(self.model, optimizes=False)
+        # Lightning trains a module in eval mode as it is; hocket would put it into train mode, if all of it were in eval mode.
+        self._in_eval_mode = not any(each.training for each in self.model.modules())
+        self.model.training |= self._in_eval_mode
         trainer = self.trainer
         self._actions.begin(state)
         trainer.current_epoch = state.timestamp.epoch
@@ -297,6 +303,7 @@ class LightningTask(EvaluatedModule):
     def fit_start(self, state: State) -> None:
         """``on_train_start``."""
         trainer = self.trainer
+        self.model.training &= not self._in_eval_mode
         trainer.enter("FITTING", "TRAINING")
         trainer._results = self._results
         trainer.epoch_begun, trainer.epoch_processed = self._in_epoch, False

@@ -13,7 +13,10 @@ from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import hocket
+from hocket.data.adapters import adapt
 from hocket.data.nesting import map_tensors
+from hocket.data.several import prepared
+from hocket.time import Time, Unit
 from hocket.training import seeding
 from hocket_migration.lightning import arguments, callbacks, checkpoint, data
 from hocket_migration.lightning.framework import overrides, package_of, require
@@ -551,11 +554,23 @@ class Trainer(TrainerView):
             loaders = self._train_source()
             self.train_dataloader = loaders
             self._train_data, unpack = data.training(loaders)
-            self.num_training_batches = _limited(self._train_data, self.limit_train_batches)
+            limit = self._extra.get("limit_train", self.limit_train_batches)
+            limit = 1.0 if limit is None else limit
+            limit = (self._translated | self._extra).get("overfit") or limit
+            self.num_training_batches = _limited(self._of_this_rank(self._train_data), limit)
             self._unpack = unpack
             if self._task is not None:
                 self._task.unpack = unpack
         return self._train_data
+
+    def _of_this_rank(self, loader: Any) -> Any:
+        """Return an object whose ``len`` is the number of this rank's batches, if it is known."""
+        run = self.run_state
+        if run is None or self.world_size == 1:
+            return loader
+        source = adapt(prepared(loader, run.bus.prepare_data, True, self._extra.get("global_batch")), given=loader)
+        length = source.length()
+        return loader if length is None else range(length)
 
     def _epoch_batches(self) -> int | None:
         self._train_batches()
@@ -566,7 +581,18 @@ class Trainer(TrainerView):
         """The optimizer steps of the whole run, or infinity if its length is unknown; loads the training data if need be."""
         if self._train_source is not None:
             self._train_batches()
-        return super().estimated_stepping_batches
+        given = self._extra.get("duration")
+        if given is None:
+            return self._steps_of(self.max_epochs, self.max_steps)
+        ends = {end.unit: end.value for end in map(_time, given if isinstance(given, list | tuple) else [given])}
+        return self._steps_of(int(ends.get(Unit.EPOCH, -1)), int(ends.get(Unit.BATCH, -1)))
+
+    def _steps_of(self, epochs: int | None, steps: int) -> int | float:
+        window = self._extra.get("accumulate", f"{self.accumulate_grad_batches}ba")
+        if epochs in (None, -1) or self.num_training_batches == math.inf:
+            return math.inf if steps == -1 else steps
+        total = math.ceil(self.num_training_batches / (1 if window is None else _time(window).value)) * max(epochs, 1)
+        return total if steps == -1 else min(total, steps)
 
     @property
     def max_epochs(self) -> int | None:
@@ -645,6 +671,10 @@ class _Limited:
         from itertools import islice
 
         return islice(iter(self._loader), len(self))
+
+
+def _time(given: Any) -> Time:
+    return given if isinstance(given, Time) else Time.parse(given)
 
 
 def _limited(loader: Any, limit: int | float) -> int | float:
