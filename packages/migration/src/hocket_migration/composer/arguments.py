@@ -51,7 +51,7 @@ def refuse_unknown(unknown: Mapping[str, Any]) -> None:
 
 
 def as_list(given: Any) -> list[Any]:
-    """Return a list of one thing or several; None is none."""
+    """Return a list of one thing or several; empty for None."""
     return [] if given is None else list(given) if isinstance(given, list | tuple) else [given]
 
 
@@ -68,7 +68,7 @@ def make_trainer(task: Any, translated: dict[str, Any], own: Mapping[str, Any]) 
 
 
 def duration_of(given: int | str | Time | None, ssr: float) -> Time | None:
-    """Return a duration, scaled. Raises ValueError for a time that is none."""
+    """Return a duration, scaled. Raises ValueError if it is not a time."""
     if given is None:
         return None
     time = Time.from_input(given, "ep")
@@ -115,7 +115,7 @@ def precision_of(given: Any, device: Any) -> Precision:
         return Precision(given)
     except ValueError:
         raise ValueError(
-            f"precision={given!r} is none of Composer's: {', '.join(Precision)}. Others: hocket={{'precision': …}}."
+            f"precision={given!r} is not one of Composer's: {', '.join(Precision)}. Others: hocket={{'precision': …}}."
         ) from None
 
 
@@ -129,13 +129,13 @@ def device_of(given: Any) -> str:
     name = given if isinstance(given, str) else getattr(given, "name", given)
     if name not in _DEVICES:
         raise ValueError(
-            f"device={given!r} is none of {', '.join(map(repr, _DEVICES))}. Others: hocket={{'device': …}}."
+            f"device={given!r} is not one of {', '.join(map(repr, _DEVICES))}. Others: hocket={{'device': …}}."
         )
     return _DEVICES[name]
 
 
 def microbatch_of(given: Any) -> Any:
-    """Return samples per forward pass. Raises ValueError for a fraction of a sample, and for what is not a number."""
+    """Return samples per forward pass. Raises ValueError for a fraction of a sample and for other types."""
     if isinstance(given, float):
         raise ValueError(
             f"device_train_microbatch_size={given}: hocket has no fractions of a sample. Give a whole number."

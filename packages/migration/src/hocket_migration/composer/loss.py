@@ -28,7 +28,7 @@ def soft_cross_entropy(
         reduction: ``"mean"``, ``"sum"`` or ``"none"``.
 
     Raises:
-        ValueError: the reduction is none of these.
+        ValueError: the reduction is unknown.
 
     Example:
         >>> import torch

@@ -32,7 +32,7 @@ PROGRESS = ("ProgressBar", "TQDMProgressBar", "RichProgressBar")
 
 
 def checked(given: Any, framework: ModuleType) -> list[Any]:
-    """Return the callbacks to run. Raises TypeError for one that is refused, or is none of this framework's."""
+    """Return the callbacks to run. Raises TypeError for one that is refused, or does not belong to this framework."""
     if given is None:
         return []
     listed = list(given) if isinstance(given, Iterable) else [given]

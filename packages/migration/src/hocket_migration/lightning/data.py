@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
+from itertools import islice
 from typing import Any
 
 from hocket.data import Several
@@ -72,3 +74,34 @@ def evaluation(given: Any) -> list[Any]:
 def labelled(loaders: list[Any], name: str) -> dict[str, Any]:
     """Return loaders by label: the name of the method that made them, and their number if there are several."""
     return {name if len(loaders) == 1 else f"{name}_{number}": each for number, each in enumerate(loaders)}
+
+
+class Limited:
+    """The first batches of a loader."""
+
+    def __init__(self, loader: Any, limit: int | float, ranks: int) -> None:
+        self._loader, self._limit = loader, limit if isinstance(limit, float) else limit * ranks
+
+    def __len__(self) -> int:
+        return int(limited(self._loader, self._limit))
+
+    def __iter__(self) -> Any:
+        return islice(iter(self._loader), len(self))
+
+
+def limited(loader: Any, limit: int | float) -> int | float:
+    """Return the number of batches of a loader under a limit, or infinity."""
+    try:
+        length: int | float = len(loader)
+    except TypeError:
+        length = math.inf
+    if isinstance(limit, float):
+        batches = length if limit == 1.0 else 0 if limit == 0.0 else length * limit
+        if 0 < batches < 1 or (limit < 1.0 and batches == math.inf):
+            many = "an unknown number of" if length == math.inf else length
+            raise ValueError(
+                f"limit_…_batches={limit} is a share of {many} batches, which is not a number of batches. Give a number, "
+                "such as 1."
+            )
+        return batches if batches == math.inf else int(batches)
+    return min(length, limit)

@@ -34,7 +34,7 @@ def parse(returned: Any, automatic: bool, kind: str) -> tuple[list[Optimizer], l
     """Return the optimizers and schedulers that ``configure_optimizers`` of a module named ``kind`` returned.
 
     Raises:
-        TypeError: it is none of the six forms.
+        TypeError: it has none of the six forms.
         ValueError: a scheduler's arguments are invalid, or automatic optimization has several optimizers.
     """
     optimizers, schedulers, monitor = _parts(returned, kind)

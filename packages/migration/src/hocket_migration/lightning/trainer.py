@@ -256,7 +256,7 @@ class Trainer(TrainerView):
         task = self._begin_again("PREDICTING", "predict", model, datamodule, ckpt_path, weights_only)
         self.predict_dataloaders = self._loaders("predict_dataloader", dataloaders)
         loaders = data.evaluation(self.predict_dataloaders)
-        self.num_predict_batches = [_limited(each, self.limit_predict_batches) for each in loaders]
+        self.num_predict_batches = [data.limited(each, self.limit_predict_batches) for each in loaders]
         found, before = [], task.set_labels
         task.set_labels = list(data.labelled(loaders, "predict_dataloader"))
         self.predict_loop = task.predict_loop = _PredictLoop(loaders)
@@ -289,7 +289,7 @@ class Trainer(TrainerView):
         loaders = self._loaders(name, loaders)
         given = data.evaluation(loaders)
         limit = self.limit_test_batches if kind == "test" else self.limit_val_batches
-        counts = [_limited(each, limit) for each in given]
+        counts = [data.limited(each, limit) for each in given]
         if kind == "test":
             self.test_dataloaders, self.num_test_batches = loaders, counts
         else:
@@ -525,7 +525,7 @@ class Trainer(TrainerView):
                         task.begin_sanity_check()
                     self.val_dataloaders = self._loaders("val_dataloader", val_dataloaders)
                     evaluated = data.evaluation(self.val_dataloaders)
-        self.num_val_batches = [_limited(each, self.limit_val_batches) for each in evaluated]
+        self.num_val_batches = [data.limited(each, self.limit_val_batches) for each in evaluated]
         return evaluated
 
     def _loaders(self, name: str, given: Any) -> Any:
@@ -545,7 +545,7 @@ class Trainer(TrainerView):
     def _at_most(self, loader: Any, limit: int | float) -> Any:
         """Return a loader of as many batches for each rank; hocket's own limit is the same for validation and test."""
         whole = limit == 1.0 and isinstance(limit, float)
-        return loader if whole else _Limited(loader, limit, self.world_size)
+        return loader if whole else data.Limited(loader, limit, self.world_size)
 
     def _train_batches(self) -> Any:
         """Return the training data, made at the first call."""
@@ -557,7 +557,7 @@ class Trainer(TrainerView):
             limit = self._extra.get("limit_train", self.limit_train_batches)
             limit = 1.0 if limit is None else limit
             limit = (self._translated | self._extra).get("overfit") or limit
-            self.num_training_batches = _limited(self._of_this_rank(self._train_data), limit)
+            self.num_training_batches = data.limited(self._of_this_rank(self._train_data), limit)
             self._unpack = unpack
             if self._task is not None:
                 self._task.unpack = unpack
@@ -658,41 +658,8 @@ class _PredictLoop:
         self._predictions[number].append(map_tensors(lambda tensor: tensor.cpu(), prediction))
 
 
-class _Limited:
-    """The first batches of a loader."""
-
-    def __init__(self, loader: Any, limit: int | float, ranks: int) -> None:
-        self._loader, self._limit = loader, limit if isinstance(limit, float) else limit * ranks
-
-    def __len__(self) -> int:
-        return int(_limited(self._loader, self._limit))
-
-    def __iter__(self) -> Any:
-        from itertools import islice
-
-        return islice(iter(self._loader), len(self))
-
-
 def _time(given: Any) -> Time:
     return given if isinstance(given, Time) else Time.parse(given)
-
-
-def _limited(loader: Any, limit: int | float) -> int | float:
-    """Return the number of batches of a loader under a limit, or infinity."""
-    try:
-        length: int | float = len(loader)
-    except TypeError:
-        length = math.inf
-    if isinstance(limit, float):
-        batches = length if limit == 1.0 else 0 if limit == 0.0 else length * limit
-        if 0 < batches < 1 or (limit < 1.0 and batches == math.inf):
-            many = "an unknown number of" if length == math.inf else length
-            raise ValueError(
-                f"limit_…_batches={limit} is a share of {many} batches, which is no number of batches. Give a number, such as "
-                "1."
-            )
-        return batches if batches == math.inf else int(batches)
-    return min(length, limit)
 
 
 def _module_or_loaders(loaders: Any, datamodule: Any) -> tuple[Any, Any]:

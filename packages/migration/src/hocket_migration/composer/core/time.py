@@ -43,7 +43,7 @@ class Time:
 
     Raises:
         TypeError: the value is not a whole number in a unit that is counted.
-        ValueError: the text or the unit is none.
+        ValueError: the text is not a time, or the unit is unknown.
         RuntimeError: two times have different units.
 
     Example:
