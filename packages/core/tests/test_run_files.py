@@ -74,9 +74,9 @@ def test_after_a_kill_every_record_is_there_once() -> None:
     def killed() -> None:
         write = LinesFile.write
 
-        def half(self: LinesFile, line: Any) -> None:
-            write(self, line)
-            if line.get("batch") == 8 and "images" in line:
+        def half(self: LinesFile, *lines: Any) -> None:
+            write(self, *lines)
+            if lines[-1].get("batch") == 8 and "images" in lines[-1]:
                 assert self._file is not None
                 self._file.write(b'{"table": "samples/ro')
                 os._exit(9)

@@ -131,6 +131,9 @@ class Generate(Periodic):
 
         check_options(state.model, self._options, "The callback 'generate'")
 
+    def fit_end(self, state: State) -> None:
+        """Generate no further text: the interval says when."""
+
     def _report(self, state: State) -> None:
         tokenizer: Any = state.task.tokenizer
         rows = [torch.tensor(tokenizer(text)["input_ids"], dtype=torch.int64) for text in self._prompts]

@@ -115,25 +115,41 @@ class Recorder:
         self._position = {name: array("d" if name == "seconds" else "q") for name in POSITION}
         #: By name: the rows in which a value was logged, and the values.
         self._logged: dict[str, tuple[array[int], array[float]]] = {}
+        #: Rows that are not yet in the columns, which is quicker for many at once.
+        self._rows: list[tuple[tuple[int, int, int, int, float], Mapping[str, float]]] = []
 
     def names(self) -> list[str]:
         """Return the names of the values that were added."""
+        self._add_rows()
         return list(self._logged)
 
     def add(self, now: Timestamp, values: Mapping[str, float]) -> None:
         """Add values at this position."""
-        batches = self._position["batch"]
-        while batches and batches[-1] > now.batch:  # the run went back to an earlier state
+        self._rows.append(((now.epoch, now.batch, now.sample, now.token, now.seconds), values))
+        if len(self._rows) >= 100:
+            self._add_rows()
+
+    def _add_rows(self) -> None:
+        rows, self._rows = self._rows, []
+        for position, values in rows:
+            self._add(position, values)
+
+    def _add(self, position: tuple[int, int, int, int, float], values: Mapping[str, float]) -> None:
+        columns, batches, batch = self._position.values(), self._position["batch"], position[1]
+        while batches and batches[-1] > batch:  # the run went back to an earlier state
             self._remove_last()
-        if batches and batches[-1] == now.batch:
-            for name, column in self._position.items():
-                column[-1] = getattr(now, name)
+        if batches and batches[-1] == batch:
+            for column, value in zip(columns, position, strict=True):
+                column[-1] = value
         else:
-            for name, column in self._position.items():
-                column.append(getattr(now, name))
+            for column, value in zip(columns, position, strict=True):
+                column.append(value)
         row = len(batches) - 1
         for name, value in values.items():
-            rows, numbers = self._logged.setdefault(name, (array("q"), array("d")))
+            logged = self._logged.get(name)
+            if logged is None:
+                logged = self._logged[name] = (array("q"), array("d"))
+            rows, numbers = logged
             if rows and rows[-1] == row:
                 numbers[-1] = value
             else:
@@ -151,12 +167,14 @@ class Recorder:
 
     def latest(self, prefix: str) -> Iterator[tuple[str, float]]:
         """Yield the latest value of each name with this prefix."""
+        self._add_rows()
         for name, (_, values) in self._logged.items():
             if values and name.startswith(prefix):
                 yield name, values[-1]
 
     def table(self) -> History:
         """Return a copy as a table."""
+        self._add_rows()
         made = History({name: list(column) for name, column in self._position.items()})
         for name, (rows, values) in self._logged.items():
             column = made[f"metric/{name}" if name in POSITION else name] = [math.nan] * made.rows

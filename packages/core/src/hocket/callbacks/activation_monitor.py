@@ -69,6 +69,8 @@ class ActivationMonitor(Callback):
         self._patterns = patterns_of(layers)
         self._types = None if types is None else {types} if isinstance(types, str) else set(types)
         self._histograms = Histograms() if histograms else None
+        if self._histograms is not None:  # otherwise no row calls it
+            self.log_metrics = self._histograms.flush
         self._layers: dict[str, nn.Module] = {}
         self._handles: list[Any] = []
         #: What was measured in this batch, and in the gradients that are being computed, which may be begun again.
@@ -137,11 +139,6 @@ class ActivationMonitor(Callback):
                 state.log({f"activation/{key}/{name}": value})
             if self._histograms is not None and moments.counts is not None:
                 self._histograms.replace(f"activation/histogram/{name}", moments.counts)
-
-    def log_metrics(self, state: State) -> None:
-        """Pass the histograms to the loggers, at the end of a logging interval."""
-        if self._histograms is not None:
-            self._histograms.flush(state)
 
     def exception(self, state: State) -> None:
         """Remove the hooks and discard the measurements of an interrupted batch."""

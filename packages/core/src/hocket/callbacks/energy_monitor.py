@@ -28,7 +28,7 @@ class EnergyMonitor(Periodic):
     its local rank 0; loggers get the values of rank 0's host, per sample of the host's ranks.
 
     Args:
-        every: how often to log.
+        every: how often to log; the end of a fit logs too.
         seconds: the pause between two samples, in a thread. The counters of processors wrap around after minutes.
         powercap: the folder of powercap.
 
@@ -42,7 +42,7 @@ class EnergyMonitor(Periodic):
         >>> trainer = hocket.Trainer(model=model, callbacks=[EnergyMonitor(every="1ep")], loggers=["jsonl"], device="cpu")
     """
 
-    def __init__(self, every: str = "10ba", seconds: float = 2.0, powercap: str | Path = "/sys/class/powercap") -> None:
+    def __init__(self, every: str = "50ba", seconds: float = 2.0, powercap: str | Path = "/sys/class/powercap") -> None:
         super().__init__(every)
         self._ticking = Ticking(seconds, self._sample, "energy-monitor")
         self._powercap = Path(powercap)
@@ -93,7 +93,8 @@ class EnergyMonitor(Periodic):
             state.log({"energy/joules_per_sample": spent / samples})
 
     def fit_end(self, state: State) -> None:
-        """End the thread."""
+        """Report what remains, and end the thread."""
+        super().fit_end(state)
         self._ticking.stop()
 
     def close(self, state: State) -> None:

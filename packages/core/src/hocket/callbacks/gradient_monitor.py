@@ -60,6 +60,8 @@ class GradientMonitor(MeasuredStep):
             raise ValueError(f"by={by!r} is neither 'module' nor 'parameter'.")
         self._patterns, self._by = patterns_of(layers), by
         self._histograms = Histograms() if histograms else None
+        if self._histograms is not None:  # otherwise no row calls it
+            self.log_metrics = self._histograms.flush
         #: The trained parameters of each chosen layer, by the layer's name.
         self._layers: dict[str, list[nn.Parameter]] = {}
 
@@ -100,11 +102,6 @@ class GradientMonitor(MeasuredStep):
         weights, change = norms([*layers, *changes]).chunk(2)
         _log(state, "weight_norm", self._layers, weights)
         _log(state, "update_ratio", self._layers, change / weights.clamp(min=torch.finfo(weights.dtype).tiny))
-
-    def log_metrics(self, state: State) -> None:
-        """Pass the histograms to the loggers, at the end of a logging interval."""
-        if self._histograms is not None:
-            self._histograms.flush(state)
 
 
 def _log(state: State, kind: str, layers: Iterable[str], values: Tensor) -> None:

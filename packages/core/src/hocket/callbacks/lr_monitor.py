@@ -30,34 +30,36 @@ class LRMonitor(Callback):
     """
 
     def __init__(self) -> None:
-        #: The names of the groups of each optimizer; built once, because the rates are read in every step.
-        self._names: list[list[str]] = []
+        #: The names of the groups of all optimizers; built once, because the rates are read in every step.
+        self._names: list[str] = []
 
     def fit_start(self, state: State) -> None:
         """Name the parameter groups, since optimizers may have changed."""
-        self._names = []
+        self._names = _names(state)
 
     def after_train_batch(self, state: State) -> None:
         """Log the rates before the step, since schedules have not changed them yet."""
-        groups = [optimizer.param_groups for optimizer in state.optimizers]
-        if [*map(len, groups)] != [*map(len, self._names)]:
-            self._names = _names(state)
-        rates = {}
-        for names, each in zip(self._names, groups, strict=True):
-            for name, group in zip(names, each, strict=True):
+        names, index, rates = self._names, 0, {}
+        for optimizer in state.optimizers:
+            for group in optimizer.param_groups:
+                if index == len(names):  # a group was added
+                    names = self._names = _names(state)
                 rate = group.get("lr")
+                if type(rate) is not float and isinstance(rate, Tensor):
+                    rate = rate.clone()  # schedules update it in place, and logged tensors are read later
                 if rate is not None:
-                    # Schedules update a tensor rate in place, and logged tensors are read later.
-                    rates[name] = rate.clone() if isinstance(rate, Tensor) else rate
+                    rates[names[index]] = rate
+                index += 1
         state.log(rates)
 
 
-def _names(state: State) -> list[list[str]]:
+def _names(state: State) -> list[str]:
     if len(state.optimizers) == 1:
         prefixes = ["lr/group"]
     else:
         prefixes = [f"lr/{f'optimizer{name}' if name.isdecimal() else name}/group" for name in state.optimizer_names]
     return [
-        [f"{prefix}{index}" for index in range(len(optimizer.param_groups))]
+        f"{prefix}{index}"
         for prefix, optimizer in zip(prefixes, state.optimizers, strict=True)
+        for index in range(len(optimizer.param_groups))
     ]

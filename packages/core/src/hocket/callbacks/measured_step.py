@@ -47,7 +47,9 @@ class MeasuredStep(Callback):
         """Measure the weights and their change by the batch."""
         if self._before is not None:
             (parameters, before), self._before = self._before, None
-            self._step(state, parameters, [new.detach() - old for new, old in zip(parameters, before, strict=True)])
+            # In place, since memory for the updates would cost more than computing them.
+            updates = [old.neg_().add_(new.detach()) for new, old in zip(parameters, before, strict=True)]
+            self._step(state, parameters, updates)
 
     def close(self, state: State) -> None:
         """Discard the copied weights of an interrupted batch."""

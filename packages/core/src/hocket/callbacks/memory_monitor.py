@@ -15,7 +15,7 @@ class MemoryMonitor(Periodic):
     rank only. On Windows Python does not provide the peak of a process, and it is omitted.
 
     Args:
-        every: how often to log.
+        every: how often to log; the end of a fit logs too.
 
     Example:
         >>> import hocket, torch
@@ -24,7 +24,7 @@ class MemoryMonitor(Periodic):
         >>> trainer = hocket.Trainer(model=model, callbacks=[MemoryMonitor(every="50ba")], loggers=["jsonl"], device="cpu")
     """
 
-    def __init__(self, every: str = "10ba") -> None:
+    def __init__(self, every: str = "50ba") -> None:
         super().__init__(every)
 
     def _report(self, state: State) -> None:

@@ -11,6 +11,8 @@ from hocket.training.due import Due
 class Periodic(Callback):
     """Call :meth:`_report` when an interval is due: at the end of a batch, or of an epoch for intervals in epochs.
 
+    The end of a fit reports the batches since then, so that a fit shorter than the interval is reported too.
+
     Args:
         every: an interval in any unit, including fractions of the duration.
     """
@@ -18,6 +20,7 @@ class Periodic(Callback):
     def __init__(self, every: str) -> None:
         interval = interval_of(every, "every", optional=False)
         self._due = Due(interval)
+        self._reported_at = 0  # the batch after which the latest report was made, or the fit began
         time = interval.every
         if time is not None and time.unit is Unit.BATCH and not self._in_every_batch():
             self.every_batches = {"batch_end": int(time.value)}
@@ -32,12 +35,20 @@ class Periodic(Callback):
     def fit_start(self, state: State) -> None:
         """Begin to watch the interval."""
         self._due.fit_start(state)
+        self._reported_at = state.timestamp.batch
 
     def batch_end(self, state: State) -> None:
         """Report if the interval is due."""
         if self._due(state):
+            self._reported_at = state.timestamp.batch
             self._report(state)
 
     def epoch_end(self, state: State) -> None:
         """Report if the interval is due."""
         Periodic.batch_end(self, state)  # not the override of a subclass, which may do more
+
+    def fit_end(self, state: State) -> None:
+        """Report what remains."""
+        if self._reported_at != state.timestamp.batch:
+            self._reported_at = state.timestamp.batch
+            self._report(state)

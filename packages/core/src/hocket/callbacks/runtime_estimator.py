@@ -17,7 +17,7 @@ class RuntimeEstimator(Periodic):
     evaluation time of each set for every remaining evaluation, once the set has been evaluated.
 
     Args:
-        every: how often to log. The first interval in batches is part of the warm-up.
+        every: how often to log; the end of a fit logs too. The first interval in batches is part of the warm-up.
         skip: number of warm-up batches to exclude.
 
     Example:
@@ -27,7 +27,7 @@ class RuntimeEstimator(Periodic):
         >>> trainer = hocket.Trainer(model=model, callbacks=[RuntimeEstimator(every="1ep")], loggers=["console"], device="cpu")
     """
 
-    def __init__(self, every: str = "10ba", skip: int = 1) -> None:
+    def __init__(self, every: str = "50ba", skip: int = 1) -> None:
         super().__init__(every)
         self._skip = skip
         self._first = 0  # batch at which the fit started

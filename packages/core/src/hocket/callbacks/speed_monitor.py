@@ -43,7 +43,7 @@ class SpeedMonitor(Periodic):
 
     def __init__(
         self,
-        every: str = "10ba",
+        every: str = "50ba",
         flops_per_sample: float | Callable[[Any], float] | None = None,
         peak_flops: float | None = None,
     ) -> None:

@@ -36,7 +36,7 @@ class SystemMonitor(Periodic):
     count in each of them. If no sample was taken since the last report, nothing is logged.
 
     Args:
-        every: how often to log.
+        every: how often to log; the end of a fit logs too.
         seconds: the pause between two samples.
 
     Raises:
@@ -55,7 +55,7 @@ class SystemMonitor(Periodic):
         True
     """
 
-    def __init__(self, every: str = "10ba", seconds: float = 5.0) -> None:
+    def __init__(self, every: str = "50ba", seconds: float = 5.0) -> None:
         super().__init__(every)
         if importlib.util.find_spec("psutil") is None:
             raise ModuleNotFoundError(
@@ -89,7 +89,8 @@ class SystemMonitor(Periodic):
                 state.log({f"system/{name}": sum(values) / len(values), f"system/{name}_max": max(values)})
 
     def fit_end(self, state: State) -> None:
-        """End the thread."""
+        """Report what remains, and end the thread."""
+        super().fit_end(state)
         self._ticking.stop()
 
     def close(self, state: State) -> None:

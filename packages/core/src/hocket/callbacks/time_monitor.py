@@ -18,7 +18,7 @@ class TimeMonitor(Periodic):
     even if the device is busy. Checkpoints that are written in a thread count as far as training waits for them.
 
     Args:
-        every: how often to log.
+        every: how often to log; the end of a fit logs too.
 
     Example:
         >>> import hocket, torch
@@ -32,7 +32,7 @@ class TimeMonitor(Periodic):
         True
     """
 
-    def __init__(self, every: str = "10ba") -> None:
+    def __init__(self, every: str = "50ba") -> None:
         super().__init__(every)
         self._since = self._began = 0.0
         self._data = self._evaluation = self._checkpoints = 0.0

@@ -68,6 +68,8 @@ def line(now: Timestamp, metrics: Mapping[str, float]) -> str:
 
 def by_set(metrics: Mapping[str, float], labels: Collection[str]) -> dict[str | None, dict[str, float]]:
     """Group values by the label of their evaluation set; values of no set come first, under None."""
+    if not labels:
+        return {None: dict(metrics)} if metrics else {}
     divided: dict[str | None, dict[str, float]] = {None: {}}
     for name, value in metrics.items():
         own = max((label for label in labels if name.startswith(f"{label}/")), key=len, default=None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,15 +11,22 @@ from hocket.logger import Logger, check_filename
 from hocket.loggers.lines import LinesFile, strict
 from hocket.loggers.media import Media
 from hocket.loggers.run_summary import RunSummary
+from hocket.plugins.delivery import RowsLostError
 from hocket.state import State
+
+#: Between two times of writing. Lines that are written together take a fifth of the time.
+_SECONDS = 0.1
 
 
 class JSONLinesLogger(Logger):
     """Write ``metrics.jsonl`` in the run's folder: one JSON object per line; and images, tables, texts and histograms.
 
     Each line has ``epoch``, ``batch``, ``sample``, ``token`` and ``seconds``, and the values by name (a metric named ``epoch``
-    becomes ``metric/epoch``). The first line of a run has its ``hyperparameters`` and the identity of the ``run``. Lines are
-    written without buffering: a killed run loses at most the current line, and the incomplete line is removed later.
+    becomes ``metric/epoch``). The first line of a run has its ``hyperparameters`` and the identity of the ``run``.
+
+    A line is written at once, unless others were written less than 0.1 seconds ago: then it waits for the next one after that
+    time, for an evaluation, a checkpoint or the end. A killed run loses only lines that wait; the last line may be incomplete,
+    and is removed later.
 
     ``media/metrics.jsonl`` has a line for each image, table, text and histogram; images are PNG files beside it. A call writes
     at most 16 images of 1,024 × 1,024 pixels, 100 rows or 20,000 characters, and a run 100 MB of images; lines have the number
@@ -55,10 +63,16 @@ class JSONLinesLogger(Logger):
         check_filename("jsonl", filename, ".jsonl")
         self.filename = filename
         self._lines, self._media, self._summary = LinesFile(), Media(), RunSummary()
+        #: Lines that are not yet written, with their values; and when a line is to be written at once.
+        self._waiting: list[tuple[dict[str, Any], Mapping[str, float]]] = []
+        self._due = 0.0
+        #: What went wrong in a call that cannot raise, until the next one that can.
+        self._lost: RowsLostError | None = None
         self._resumed = False
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the lengths of the files and their checksums."""
+        """Write the waiting lines, and return the lengths of the files and their checksums."""
+        self._flush()
         media = self._media.state_dict()
         return self._lines.state_dict() | ({"media": media} if media else {})
 
@@ -83,7 +97,10 @@ class JSONLinesLogger(Logger):
 
     def log_hyperparameters(self, state: State, parameters: Mapping[str, Any]) -> None:
         """Write a line ``{"hyperparameters": …, "run": …}``."""
-        self._write(state, {"hyperparameters": strict(parameters), "run": state.run.id})
+        self._flush()
+        self._open(state)
+        self._lines.write({"hyperparameters": strict(parameters), "run": state.run.id})
+        self._raise()
 
     def log_metrics(self, state: State, metrics: Mapping[str, float]) -> None:
         """Write a line with the position and the values."""
@@ -92,8 +109,15 @@ class JSONLinesLogger(Logger):
             line.update(metrics)
         else:
             line |= {f"metric/{name}" if name in line else name: value for name, value in metrics.items()}
-        self._write(state, line)
-        self._summary.add(metrics)
+        self._open(state)
+        self._waiting.append((line, metrics))
+        if time.monotonic() >= self._due:
+            self._flush()
+            self._raise()
+
+    def eval_start(self, state: State) -> None:
+        """Write the waiting lines, since an evaluation may take long."""
+        self._flush()
 
     def log_images(self, state: State, name: str, images: Sequence[Any]) -> None:
         """Write PNG files, and a line that names them. Raises ValueError for other shapes than (C, H, W) and (H, W)."""
@@ -113,30 +137,52 @@ class JSONLinesLogger(Logger):
         self._media.write(self._path(state), state.run.id, line)
 
     def after_fit(self, state: State) -> None:
-        """Write the summary of the run."""
+        """Write the waiting lines and the summary of the run."""
+        self._flush()
         self._summary.end(state, "finished")
+        self._raise()
         self._lines.check()
 
     def exception(self, state: State) -> None:
-        """Write the summary of the run, which names the exception."""
+        """Write the waiting lines and the summary of the run, which names the exception."""
+        self._flush()
         self._summary.end(
             state, "interrupted" if isinstance(state.exception, KeyboardInterrupt | SystemExit) else "failed"
         )
 
     def close(self, state: State) -> None:
         """Close the files; the next write opens them again."""
+        self._flush()
         self._lines.close()
         self._media.close()
+        self._raise()
 
     def _path(self, state: State) -> Path:
         path = state.run_folder / self.filename
         rank = state.strategy.rank
         return path.with_name(f"{path.stem}.rank{rank}{path.suffix}") if rank else path
 
-    def _write(self, state: State, line: Mapping[str, Any]) -> None:
+    def _open(self, state: State) -> None:
         if not self._lines.is_open:
             self._lines.open(self._path(state), state.run.id)
-        self._lines.write(line)
+
+    def _flush(self) -> None:
+        """Write the waiting lines; `_raise` reports those that cannot be written."""
+        if not self._waiting:
+            return
+        waiting, self._waiting = self._waiting, []
+        try:
+            self._lines.write(*(line for line, _ in waiting))
+        except OSError as error:
+            self._lost = RowsLostError(error, len(waiting) + (self._lost.rows if self._lost else 0))
+        for _, metrics in waiting:
+            self._summary.add(metrics)
+        self._due = time.monotonic() + _SECONDS
+
+    def _raise(self) -> None:
+        if self._lost is not None:
+            lost, self._lost = self._lost, None
+            raise lost
 
 
 def _position(state: State) -> dict[str, Any]:

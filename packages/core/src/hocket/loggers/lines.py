@@ -71,10 +71,10 @@ class LinesFile:
             self._file.close()
             self._file = None
 
-    def write(self, line: Mapping[str, Any]) -> None:
-        """Append a line to the open file. Raises OSError if the disk is full; the file is unchanged."""
+    def write(self, *lines: Mapping[str, Any]) -> None:
+        """Append lines to the open file. Raises OSError if the disk is full; the file is unchanged."""
         assert self._file is not None
-        data = encode(line).encode() + b"\n"
+        data = "".join([f"{encode(line)}\n" for line in lines]).encode()
         written = self._file.write(data)
         if written != len(data):  # the disk is full
             self._file.truncate(self.size)

@@ -31,6 +31,18 @@ class LoggerWarning(UserWarning):
     """A logger raised or was too slow, and some of its rows or events are lost."""
 
 
+class RowsLostError(OSError):
+    """Rows that a logger collected could not be written.
+
+    Attributes:
+        rows: how many.
+    """
+
+    def __init__(self, cause: OSError, rows: int) -> None:
+        super().__init__(str(cause))
+        self.rows = rows
+
+
 class Delivery:
     """Call the hooks of one logger, in order. The first exception becomes a warning; later ones only count what is dropped.
 
@@ -190,7 +202,10 @@ class Delivery:
 
     def _failed(self, hook: str, error: BaseException, rows: int) -> None:
         with self._changed:
-            self._dropped[_kind(hook)] += rows
+            if isinstance(error, RowsLostError):
+                self._dropped["row"] += error.rows
+            else:
+                self._dropped[_kind(hook)] += rows
         at = traceback.extract_tb(error.__traceback__)[-1]
         self._warn_once(f"{self._who} raised {type(error).__name__} in {hook}(): {error} ({at.filename}:{at.lineno}).")
 

@@ -69,7 +69,10 @@ def _gated(listeners: tuple[tuple[Callable[..., Any], str, int], ...], ahead: in
     common = math.gcd(*(every for _, _, every in listeners if every > 1))  # others are called in multiples of it only
 
     def run(state: Any, *args: Any) -> None:
-        batch, whose = state.timestamp.batch + ahead, ""
+        batch = state.timestamp.batch + ahead
+        if not constant and batch % common:
+            return
+        whose = ""
         try:
             for call, whose, every in constant if batch % common else listeners:  # noqa: B007  # `whose` is read below
                 if batch % every == 0:

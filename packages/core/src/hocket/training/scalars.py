@@ -54,7 +54,7 @@ def to_floats(values: dict[str, Any]) -> dict[str, float]:
     """
     by_device: dict[torch.device, list[str]] = {}
     for name, value in values.items():
-        if isinstance(value, torch.Tensor):
+        if type(value) is not float and isinstance(value, torch.Tensor):
             if value.numel() != 1:
                 raise TypeError(
                     f"'{name}' was logged as a tensor of shape {tuple(value.shape)}; log scalars, such as its mean()."
@@ -68,7 +68,10 @@ def to_floats(values: dict[str, Any]) -> dict[str, float]:
         else:  # no transfer to save, or values that float32 would round
             numbers.update((name, values[name].item()) for name in names)
     try:
-        return {name: numbers[name] if name in numbers else float(values[name]) for name in values}
+        return {
+            name: value if type(value) is float else numbers[name] if name in numbers else float(value)
+            for name, value in values.items()
+        }
     except (TypeError, ValueError):
         bad = next(name for name, value in values.items() if not isinstance(value, int | float | torch.Tensor))
         raise TypeError(
