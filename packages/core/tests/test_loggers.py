@@ -23,6 +23,7 @@ from torch.nn import functional as F
 
 import hocket
 from hocket.loggers.console import ConsoleLogger
+from hocket.loggers.lines import LinesFile
 from hocket.loggers.memory import MemoryLogger
 from hocket.loggers.progress import ProgressLogger
 from hocket.plugins.delivery import LoggerWarning
@@ -248,6 +249,51 @@ def test_a_full_disk_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.warns(LoggerWarning, match="No space left on device|rows dropped"):
         result = make(loggers=["jsonl"]).fit()
     assert result.timestamp.batch == 10
+
+
+def test_lines_that_wait_are_written_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the next line after 0.1 seconds, for an evaluation, a checkpoint and the end; each is there once, in order."""
+    clock = [1000.0]
+    monkeypatch.setattr("hocket.loggers.jsonl.time.monotonic", lambda: clock[0])
+    seen: dict[str, list[int]] = {}
+
+    class Reads(hocket.Callback):
+        def batch_start(self, state: hocket.State) -> None:
+            seen[f"batch {state.timestamp.batch}"] = written()
+            clock[0] += 0.03
+
+        def eval_batch_start(self, state: hocket.State) -> None:
+            seen.setdefault("evaluation", written())
+
+    def written() -> list[int]:
+        file = Path("runs/run/metrics.jsonl")
+        return [row["batch"] for row in map(json.loads, file.read_text().splitlines()) if "train/loss" in row]
+
+    data = [(torch.ones(2, 3), torch.zeros(2, 1))]
+    trainer = make(loggers=["jsonl"], callbacks=[Reads()], eval_data=data, eval_every="7ba", duration="9ba")
+    trainer.fit()
+    assert seen["batch 1"] == [1] and seen["batch 2"] == [1] and seen["batch 4"] == [1]
+    assert seen["batch 5"] == [1, 2, 3, 4, 5]
+    assert seen["evaluation"] == [1, 2, 3, 4, 5, 6]  # the row of batch 7 follows the evaluation
+    assert written() == [*range(1, 10)]
+
+
+def test_lines_that_waited_for_a_full_disk_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every row that is not in the file, although many are written together."""
+    write = LinesFile.write
+
+    def full(self: LinesFile, *lines: Any) -> None:
+        if any(line.get("batch", 0) >= 3 for line in lines):
+            raise OSError(28, "No space left on device")
+        write(self, *lines)
+
+    monkeypatch.setattr(LinesFile, "write", full)
+    trainer = make(loggers=["jsonl"], duration="10ba")
+    with pytest.warns(LoggerWarning) as caught:
+        trainer.fit()
+        trainer.close()
+    dropped = [int(n) for each in caught for n in re.findall(r"(\d+) rows? dropped", str(each.message))]
+    assert sum(dropped) + len([line for line in lines() if "batch" in line]) == 10
 
 
 # --- lines for people

@@ -526,6 +526,21 @@ def test_where_the_time_goes(tmp_path: Path) -> None:
 # --- is it alive
 
 
+def test_the_end_of_a_fit_reports_what_remains() -> None:
+    """A fit that is shorter than the interval, and the batches since the last report; nothing twice."""
+    monitors = ["memory-monitor", "time-monitor", "speed-monitor"]
+
+    def reported(duration: str) -> dict[str, list[float]]:
+        history = make_trainer(callbacks=monitors, duration=duration, log_every="1ba").fit().history
+        return {name: history.series(name)[0] for name in history if name.split("/")[0] in ("memory", "time", "speed")}
+
+    for name, batches in reported("3ba").items():
+        assert batches == [3], name
+    longer = reported("53ba")
+    assert longer["speed/batches_per_second"] == [50, 53]
+    assert reported("50ba")["speed/batches_per_second"] == [50]
+
+
 def test_a_heartbeat_ages_while_training_hangs(tmp_path: Path) -> None:
     file = tmp_path / "beat.json"
     beats: list[dict[str, Any]] = []
