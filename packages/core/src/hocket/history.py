@@ -112,7 +112,7 @@ class Recorder:
     """Collect the values of a run for a `History`. The loop adds those that it passes to loggers."""
 
     def __init__(self) -> None:
-        self._position = {name: array("d" if name == "seconds" else "q") for name in POSITION}
+        self._position: dict[str, array[Any]] = {name: array("d" if name == "seconds" else "q") for name in POSITION}
         #: By name: the rows in which a value was logged, and the values.
         self._logged: dict[str, tuple[array[int], array[float]]] = {}
         #: Rows that are not yet in the columns, which is quicker for many at once.
