@@ -134,11 +134,12 @@ class ActivationMonitor(Callback):
         if not self._measured:
             return
         self._measured, measured, self._batch = False, self._batch, {}
-        for name, moments in measured.items():
-            for key, value in moments.statistics().items():
-                state.log({f"activation/{key}/{name}": value})
-            if self._histograms is not None and moments.counts is not None:
-                self._histograms.replace(f"activation/histogram/{name}", moments.counts)
+        for kind, values in _statistics(list(measured.values())).items():
+            state.log({f"activation/{kind}/{name}": value for name, value in zip(measured, values, strict=True)})
+        if self._histograms is not None:
+            for name, moments in measured.items():
+                if moments.counts is not None:
+                    self._histograms.replace(f"activation/histogram/{name}", moments.counts)
 
     def exception(self, state: State) -> None:
         """Remove the hooks and discard the measurements of an interrupted batch."""
@@ -164,38 +165,55 @@ class ActivationMonitor(Callback):
 
 
 class _Moments:
-    """Number, mean, sum of squared deviations, largest magnitude and number of zeros of elements; in float32 at least."""
+    """Number, mean, sum of squared deviations, extremes and number of nonzero elements; in float32 at least."""
 
-    __slots__ = ("counts", "deviations", "largest", "mean", "number", "zeros")
+    __slots__ = ("counts", "deviations", "greatest", "least", "mean", "nonzero", "number")
 
     def __init__(
-        self, number: int, mean: Tensor, deviations: Tensor, largest: Tensor, zeros: Tensor, counts: Tensor | None
-    ) -> None:
+        self, number: int, mean: Tensor, deviations: Tensor, least: Tensor, greatest: Tensor, nonzero: Tensor,
+        counts: Tensor | None,
+    ) -> None:  # fmt: skip
         self.number, self.mean, self.deviations = number, mean, deviations
-        self.largest, self.zeros, self.counts = largest, zeros, counts
+        self.least, self.greatest, self.nonzero, self.counts = least, greatest, nonzero, counts
 
     @classmethod
     @torch.no_grad()
     def of(cls, values: Tensor, counts: bool) -> _Moments:
         precise = values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
-        variance, mean = torch.var_mean(precise, correction=0)
-        number = values.numel()
-        largest = torch.linalg.vector_norm(precise, float("inf"))
-        return cls(number, mean, variance * number, largest, (values == 0).sum(), histogram(values) if counts else None)
+        # On CPU var_mean would take ten times as long as these, and the norm of infinite order twenty times.
+        mean = precise.mean()
+        deviations = (precise - mean).square_().sum()
+        least, greatest = torch.aminmax(precise)
+        nonzero = torch.count_nonzero(values)
+        return cls(values.numel(), mean, deviations, least, greatest, nonzero, histogram(values) if counts else None)
 
     def joined(self, other: _Moments) -> _Moments:
         """Return the moments of both (Chan et al. 1979, eq. 2.1), whose rounding does not grow with the mean."""
         number = self.number + other.number
         difference = other.mean - self.mean
-        mean = self.mean + difference * (other.number / number)
-        deviations = self.deviations + other.deviations + difference**2 * (self.number * other.number / number)
-        counts = None if self.counts is None or other.counts is None else self.counts + other.counts
-        largest = torch.maximum(self.largest, other.largest)
-        return _Moments(number, mean, deviations, largest, self.zeros + other.zeros, counts)
+        return _Moments(
+            number,
+            self.mean + difference * (other.number / number),
+            self.deviations + other.deviations + difference**2 * (self.number * other.number / number),
+            torch.minimum(self.least, other.least),
+            torch.maximum(self.greatest, other.greatest),
+            self.nonzero + other.nonzero,
+            None if self.counts is None or other.counts is None else self.counts + other.counts,
+        )
 
-    def statistics(self) -> dict[str, Tensor]:
-        std = (self.deviations / self.number).sqrt()
-        return {"mean": self.mean, "std": std, "max": self.largest, "zeros": self.zeros / self.number}
+
+def _statistics(measured: Sequence[_Moments]) -> dict[str, Sequence[Tensor]]:
+    """Return the statistics of each, by what is measured."""
+    numbers = [each.number for each in measured]
+    zeros = torch._foreach_add(torch._foreach_neg([each.nonzero for each in measured]), numbers)
+    return {
+        "mean": [each.mean for each in measured],
+        "std": torch._foreach_sqrt(torch._foreach_div([each.deviations for each in measured], numbers)),
+        "max": torch._foreach_maximum(
+            torch._foreach_neg([each.least for each in measured]), [each.greatest for each in measured]
+        ),
+        "zeros": torch._foreach_div(zeros, numbers),
+    }
 
 
 def _is_compiled(module: nn.Module) -> bool:
