@@ -18,11 +18,12 @@ import hocket
 from hocket import types
 from hocket.cli import recorded
 from hocket.cli.advice import in_yaml
+from hocket.cli.calls import lacking, lacks
 from hocket.cli.document import ConfigError, Node, flow, suggestion
-from hocket.cli.errors import explains
+from hocket.cli.errors import blamed, explains, mentions
 from hocket.cli.imports import as_call, raised, reference, resolve
 from hocket.cli.keys import KINDS, LISTS, keys
-from hocket.cli.objects import arguments, blamed, build, call, checking, defaults, lacking, lacks, make, mentions, shown
+from hocket.cli.objects import arguments, build, call, checking, defaults, make, shown
 from hocket.cli.overrides import as_node, source
 from hocket.cli.recorded import Source
 from hocket.data.module import is_module
@@ -406,11 +407,11 @@ class Configuration:
             ]
             if len(found) == 1:
                 return found[0].where
-        named = [node.key for name, node in _inside(self._document) if mentions(message, repr(name))]
+        named = [node.key for name, node in self._document.inside() if mentions(message, repr(name))]
         if not named:  # a value at any depth
             named = [
                 node.where
-                for _, node in _inside(self._document)
+                for _, node in self._document.inside()
                 if isinstance(node.value, str) and mentions(message, repr(node.value))
             ]
         if not named:  # a plug-in by the name of its class
@@ -436,15 +437,6 @@ def _check_groups(groups: Node | None, cls: Any, name: str, at: str) -> None:
 def _names(kind: str) -> set[str]:
     """Return the names of plug-ins of a kind, with and without their distributions."""
     return {*catalog.names(kind), *(f"{each.dist}/{each.name}" for each in catalog.entries(kind))}
-
-
-def _inside(node: Node) -> Iterator[tuple[Any, Node]]:
-    """Yield every key with its value, at any depth."""
-    children = node.value.items() if isinstance(node.value, dict) else enumerate(node.value)
-    for name, child in children:
-        yield name, child
-        if isinstance(child.value, dict | list):
-            yield from _inside(child)
 
 
 def _items(node: Node) -> list[Node]:

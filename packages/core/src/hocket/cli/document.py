@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,14 @@ class Node:
         if isinstance(self.value, dict):
             return {key: child.plain() for key, child in self.value.items()}
         return [child.plain() for child in self.value] if isinstance(self.value, list) else self.value
+
+    def inside(self) -> Iterator[tuple[Any, Node]]:
+        """Yield every key or index with its value, at any depth."""
+        children = self.value.items() if isinstance(self.value, dict) else enumerate(self.value)
+        for name, child in children:
+            yield name, child
+            if isinstance(child.value, dict | list):
+                yield from child.inside()
 
 
 class _Resolver(yaml.resolver.BaseResolver):

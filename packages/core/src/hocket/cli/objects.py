@@ -6,22 +6,22 @@
 
 from __future__ import annotations
 
-import difflib
 import enum
 import functools
 import inspect
 import os
 import re
 import typing
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
 from hocket.cli.advice import argument_of, in_yaml
+from hocket.cli.calls import BY_NAME, almost, lacking, lacks, takes, unexpected
 from hocket.cli.document import ConfigError, Node, flow, parse_value, suggestion
-from hocket.cli.errors import explains
+from hocket.cli.errors import blamed, explains
 from hocket.cli.imports import Reference, as_call, raised, reference, resolve
 from hocket.cli.keys import keys
 from hocket.plugins import signatures
@@ -110,7 +110,7 @@ def _described_by_arguments(hint: Any) -> type | None:
         parameters = inspect.signature(classes[0]).parameters.values()
     except (TypeError, ValueError):
         return None
-    return classes[0] if any(each.kind in _BY_NAME for each in parameters) else None
+    return classes[0] if any(each.kind in BY_NAME for each in parameters) else None
 
 
 def _list(node: Node, hint: Any, at: str) -> Any:
@@ -204,8 +204,6 @@ def _kind(value: Any) -> str:
 
 # --- calls
 
-_BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-
 
 def make(found: Reference, hint: Any, at: str) -> Any:
     """Return what a path names, called if it has arguments or needs none and is not a function that may stand as it is."""
@@ -285,24 +283,7 @@ def call(
         raise
     except Exception as error:
         message = f"{at}: {in_yaml(str(error))}" if explains(error) else raised(f"{at}: {name}", error)
-        raise ConfigError(blamed(node, str(error), where), message + _unexpected(target, node, error)) from error
-
-
-def lacking(target: Any, positional: Sequence[Any], named: Mapping[str, Any]) -> list[str]:
-    """Return the names of arguments without a default that are not given."""
-    try:
-        parameters = list(inspect.signature(target).parameters.values())
-    except (TypeError, ValueError):
-        return []
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, *_BY_NAME)
-    needed = [each.name for each in parameters[len(positional) :] if each.kind in kinds and each.default is each.empty]
-    return [each for each in needed if each not in named]
-
-
-def lacks(target: Any, name: str, missing: Sequence[str], where: str, leading: int = 0) -> ConfigError:
-    """Return the error that arguments are missing."""
-    what = f"Write `{{{name}: {{{missing[0]}: …}}}}`. {_takes(target, leading)}."
-    return ConfigError(where, f"{name} needs {', '.join(missing)}. {what}")
+        raise ConfigError(blamed(node, str(error), where), message + unexpected(target, node, error)) from error
 
 
 def defaults(target: Any, leading: int) -> dict[str, Any]:
@@ -313,7 +294,7 @@ def defaults(target: Any, leading: int) -> dict[str, Any]:
         return {}
     hints, found = signatures.hints(target), {}
     for each in parameters:
-        if each.kind in _BY_NAME and each.default is not each.empty and _is_plain(each.default):
+        if each.kind in BY_NAME and each.default is not each.empty and _is_plain(each.default):
             plain = list(each.default) if isinstance(each.default, tuple) else each.default
             try:
                 read = build(_as_read(plain), hints.get(each.name, UNKNOWN), each.name)
@@ -353,20 +334,20 @@ def arguments(target: Any, name: str, node: Node, at: str, leading: int) -> tupl
             node.where,
             f"The arguments of {name} are {node.plain()!r}. Write a mapping of names to values: {{name: value}}.",
         )
-    known = [each.name for each in parameters if each.kind in _BY_NAME]
+    known = [each.name for each in parameters if each.kind in BY_NAME]
     anything = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters)
     for key, child in node.value.items():
         if key not in known and not anything:
             near = argument_of(target, key, child.plain(), known) or suggestion(key, known, "")
-            raise ConfigError(child.key, f"{name} has no argument '{key}'. {near} {_takes(target, leading)}.")
-        if key not in known and (near := _almost(target, key, node.value)):
+            raise ConfigError(child.key, f"{name} has no argument '{key}'. {near} {takes(target, leading)}.")
+        if key not in known and (near := almost(target, key, node.value)):
             raise ConfigError(
                 child.key,
                 f"{name} declares no argument '{key}'. Did you mean '{near}'? If not, give both.",
             )
     for key, child in node.value.items():
         if not isinstance(key, str):
-            raise ConfigError(child.key, f"{key!r} is no name of an argument of {name}. {_takes(target, leading)}.")
+            raise ConfigError(child.key, f"{key!r} is no name of an argument of {name}. {takes(target, leading)}.")
         if key in known and key not in hints:
             _check_default(next(each.default for each in parameters if each.name == key), child, f"{at}.{key}", name)
     return [], {key: build(child, hints.get(key, UNKNOWN), f"{at}.{key}") for key, child in node.value.items()}
@@ -410,71 +391,3 @@ def _positional(
         build(child, hints.get(each, UNKNOWN), f"{at}.{i}")
         for i, (child, each) in enumerate(zip(node.value, names, strict=True))
     ]
-
-
-def _unexpected(target: Any, node: Node, error: Exception) -> str:
-    """Return what to write for a key that ``**kwargs`` took to a base class that has no such argument; else empty."""
-    found = re.search(r"unexpected keyword argument '(\w+)'", str(error)) if isinstance(target, type) else None
-    if found is None or not isinstance(node.value, dict) or found[1] not in node.value:
-        return ""
-    return f" {suggestion(found[1], _declared(target) - {found[1]}, '')}".rstrip()
-
-
-def _declared(target: type) -> set[str]:
-    """Return the names of the arguments that a class and its bases declare."""
-    parameters = [each for init in _inits(target) for each in init]
-    return {each.name for each in parameters if each.kind in _BY_NAME} - {"self"}
-
-
-def _inits(target: type) -> list[list[inspect.Parameter]]:
-    """Return the parameters of the constructors of a class and its bases, in method resolution order."""
-    inits = [vars(cls)["__init__"] for cls in target.__mro__ if "__init__" in vars(cls) and cls is not object]
-    return [list(inspect.signature(init).parameters.values()) for init in inits]
-
-
-def _almost(target: Any, key: object, given: Mapping[Any, Any]) -> str:
-    """Return the declared argument that a name for ``**kwargs`` almost is, such as a letter less; or empty.
-
-    If that is given too, the name is refused only where ``**kwargs`` go to a base class that does not accept any name.
-    """
-    try:
-        declared = _declared(target) if isinstance(target, type) else set(inspect.signature(target).parameters)
-        inits = _inits(target) if isinstance(target, type) else []
-    except (TypeError, ValueError):
-        return ""
-    if not isinstance(key, str) or len(key) < 3 or key in declared:
-        return ""
-    closed = any(all(each.kind is not inspect.Parameter.VAR_KEYWORD for each in init) for init in inits)
-    near = difflib.get_close_matches(key, declared - (set() if closed else set(given)), 1, 0.8)
-    return near[0] if near else ""
-
-
-def _takes(target: Any, leading: int) -> str:
-    """Return the signature as configurations write it: names with defaults."""
-    try:
-        parameters = list(inspect.signature(target).parameters.values())[leading:]
-    except (TypeError, ValueError):
-        return "its signature is unknown"
-    shown = [
-        each.name if each.default is each.empty else f"{each.name}={each.default!r}"
-        for each in parameters
-        if each.kind in _BY_NAME
-    ]
-    return f"Its arguments are {', '.join(shown)}" if shown else "It takes no arguments"
-
-
-def blamed(node: Node, message: str, otherwise: str) -> str:
-    """Return the place of the one argument that a message is about, by its name or its value; else another place."""
-    children = node.value if isinstance(node.value, dict) else {}
-    for pattern in ("{key}={value!r}", "'{key}'", "{key}", "{value!r}"):
-        about = [
-            child for key, child in children.items() if mentions(message, pattern.format(key=key, value=child.plain()))
-        ]
-        if len(about) == 1:
-            return about[0].where
-    return otherwise
-
-
-def mentions(message: str, text: str) -> bool:
-    """Whether a message has a text as a word."""
-    return re.search(rf"(?<![\w.]){re.escape(text)}" + ("" if text.endswith("=") else r"(?!\w)"), message) is not None
