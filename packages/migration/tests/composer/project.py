@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from composer import Callback, Evaluator, Trainer
 from composer.algorithms import BlurPool, ChannelsLast, GradientClipping, LabelSmoothing, LayerFreezing
+from composer.callbacks import EarlyStopper, ThresholdStopper
 from composer.core import Algorithm, Event
 from composer.loggers import InMemoryLogger
 from composer.models import ComposerClassifier, ComposerModel
@@ -39,6 +40,27 @@ class LearningRates(Callback):
 
     def batch_start(self, state, logger):
         self.rates.append(state.optimizers[0].param_groups[0]["lr"])
+
+
+class Reading(Callback):
+    """What a callback reads of the state."""
+
+    def __init__(self):
+        self.read, self.at_end = [], []
+
+    def batch_end(self, state, logger):
+        self.read.append([int(state.timestamp.batch), *state.schedulers[0].get_last_lr()])
+
+    def eval_end(self, state, logger):
+        self.read.append([state.dataloader_label, type(state.device).__name__])
+
+    def fit_end(self, state, logger):
+        if state.algorithms:  # mosaicml cannot name the parameters after layer freezing
+            return
+        tree = state.state_dict()
+        (optimizer,) = tree["optimizers"].values()
+        (now,) = tree["timestamp"].values()
+        self.at_end.append([sorted(tree["model"]), sorted(optimizer["state"]), now["batch"], now["sample"]])
 
 
 class Scaled(Algorithm):
@@ -121,6 +143,21 @@ CASES = {
     "freezing": {"algorithms": lambda: [LayerFreezing(freeze_start=0.3)], "schedulers": LinearScheduler()},
     "subset": {"train_subset_num_batches": 2, "schedulers": StepScheduler("1ep"), "eval_interval": "3ba"},
     **{
+        f"stopper-{number}": {
+            "callbacks": stopper, "schedulers": LinearScheduler(), "max_duration": "6ep", "eval_interval": "2ba",
+        }
+        for number, stopper in enumerate(
+            [
+                lambda: EarlyStopper("MulticlassAccuracy", "test", patience="3ba"),
+                lambda: EarlyStopper("MulticlassAccuracy", "train", patience="2ba"),
+                lambda: EarlyStopper("CrossEntropy", "half", comp=torch.less, min_delta=0.5),
+                lambda: ThresholdStopper("CrossEntropy", "half", 10.0, comp="less"),
+                lambda: ThresholdStopper("MulticlassAccuracy", "train", 0.1),
+                lambda: ThresholdStopper("MulticlassAccuracy", "train", 0.1, stop_on_batch=True),
+            ]
+        )
+    },
+    **{
         f"schedule-{number}": {"schedulers": scheduler, "max_duration": "2ep", "evaluators": []}
         for number, scheduler in enumerate(
             [
@@ -140,7 +177,8 @@ def train(case, **given):
     case = dict(case)
     model = case.pop("model", classifier)()
     optimizer = case.pop("optimizer", sgd)(model.parameters())
-    rates, values = LearningRates(), InMemoryLogger()
+    rates, reading, values = LearningRates(), Reading(), InMemoryLogger()
+    stoppers = [case.pop("callbacks")()] if "callbacks" in case else []
     evaluators = [
         Evaluator(label="test", dataloader=data(), metric_names=["Accuracy"]),
         Evaluator(label="half", dataloader=data(), subset_num_batches=1),
@@ -154,7 +192,7 @@ def train(case, **given):
         optimizers=optimizer,
         schedulers=steps(optimizer) if schedulers is steps else schedulers,
         algorithms=case.pop("algorithms", list)(),
-        callbacks=[rates],
+        callbacks=[rates, reading, *stoppers],
         loggers=[values],
         progress_bar=False,
         device="cpu",
@@ -167,6 +205,9 @@ def train(case, **given):
     return {
         "loss": [float(value) for _, value in values.data["loss/train/total"]],
         "rate": rates.rates,
+        "read": reading.read,
+        "at end": reading.at_end,
+        "logged": sorted(name for name in values.data if name.startswith("loss/")),
         "metrics": {
             f"{label}/{name}": float(metric.compute())
             for label, named in metrics.items()

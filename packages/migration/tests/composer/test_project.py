@@ -45,6 +45,14 @@ def same(mine: dict[str, Any], theirs: dict[str, Any], done: int = 0) -> None:
     assert mine["loss"][-len(expected) :] == pytest.approx(expected, **CLOSE)
     assert mine["rate"] == pytest.approx(theirs["rate"][done:], **CLOSE)
     assert mine["metrics"] == pytest.approx(theirs["metrics"], **CLOSE)
+    assert mine["logged"] == theirs["logged"]
+    if not done:
+        assert rounded(mine["read"]) == rounded(theirs["read"])
+        assert mine["at end"] == theirs["at end"]
+
+
+def rounded(read: list[list[Any]]) -> list[list[Any]]:
+    return [[round(each, 5) if isinstance(each, float) else each for each in row] for row in read]
 
 
 @pytest.mark.parametrize("name", RECORDED)

@@ -376,8 +376,8 @@ def test_functional_forms_change_the_model_in_place() -> None:
     functional.apply_ghost_batchnorm(net, ghost_batch_size=2, optimizers=[optimizer])
     assert type(net[0]).__name__ == "BlurConv2d" and "Ghost" in type(net[1]).__name__
     assert len(optimizer.param_groups[0]["params"]) == 4
-    with pytest.raises(NotImplementedError, match=r"Write hocket_vision.functional.mixup"):
-        functional.mixup_batch(torch.ones(2), torch.ones(2))
+    with pytest.raises(NotImplementedError, match=r"Write hocket_vision.functional.cutmix"):
+        functional.cutmix_batch(torch.ones(2), torch.ones(2))
     with pytest.raises(
         AttributeError, match=r"no attribute 'apply_sam'; it has apply_alibi, .*cutmix_batch, .*smooth_labels"
     ):

@@ -273,3 +273,11 @@ def test_a_notebook(tmp_path, migrate, notebook):
         "%time 1\nfrom hocket_migration.transformers import Trainer\nfrom transformers import pipeline"
     )
     assert made["cells"][1:] == notebook(*cells)["cells"][1:]
+
+
+def test_a_folder_that_cannot_be_written_is_said(tmp_path, migrate):
+    (tmp_path / "a.py").write_text("from composer import Trainer\n")
+    (tmp_path / "file").write_text("")
+    for out in ("file/out", "file/deeper/out"):
+        with pytest.raises(OSError, match=r"file/.*out cannot be written: .*file is not a folder"):
+            migrate("convert", tmp_path / "a.py", "--out", tmp_path / out)

@@ -247,7 +247,9 @@ def test_json_holds_everything(tmp_path, capsys, migrate):
     assert migrate("inspect", "--json", tmp_path) == 1
     found = json.loads(capsys.readouterr().out)
     assert found["files"] == 1 and found["counts"] == {"maps": 2, "changes": 0, "no counterpart": 1, "not readable": 1}
-    assert {"file", "line", "column", "source", "name", "verdict", "text", "cell"} == found["findings"][0].keys()
+    assert {"file", "line", "column", "source", "name", "verdict", "text", "cell", "breaks"} == found["findings"][
+        0
+    ].keys()
 
 
 def test_nothing_of_the_project_or_of_a_framework_is_imported(tmp_path):
@@ -261,3 +263,11 @@ def test_nothing_of_the_project_or_of_a_framework_is_imported(tmp_path):
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_commands_and_questions_in_a_notebook_are_no_python(tmp_path, notebook):
+    cell = "files = !ls\nt.rate = %env RATE\nTrainer?\nt.fit??\nfrom composer import Trainer\nx = y != 3\n"
+    (tmp_path / "a.ipynb").write_text(json.dumps(notebook(("code", cell))))
+    found = inspect(tmp_path)
+    assert not found.problems
+    assert [each.name for each in found.findings] == ["import Trainer"]

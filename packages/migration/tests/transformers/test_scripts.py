@@ -55,6 +55,7 @@ def test_a_converted_script_gives_the_losses_of_the_original(name, tmp_path, mon
     assert len(ours["log"]) == len(original["log"])
     for mine, theirs in zip(ours["log"], original["log"], strict=True):
         assert mine.keys() == theirs.keys()
+        assert {name: type(value) for name, value in mine.items()} == {n: type(value) for n, value in theirs.items()}
         assert _numbers(mine) == pytest.approx(_numbers(theirs), abs=1e-5)
     assert ours["train_loss"] == pytest.approx(original["train_loss"], abs=1e-6)
     for key, value in weights.items():

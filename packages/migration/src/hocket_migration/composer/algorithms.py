@@ -173,11 +173,6 @@ def MixUp(alpha: float = 0.2, interpolate_loss: bool = False, input_key: Any = 0
     return make("algorithms", "mixup", alpha=alpha, input_key=input_key, target_key=target_key)
 
 
-def NoOpModel() -> Any:
-    """Return hocket's ``no-op-model``."""
-    return make("algorithms", "no-op-model")
-
-
 def ProgressiveResizing(
     mode: Any = "resize",
     initial_scale: float = 0.5,
@@ -297,6 +292,9 @@ def WeightStandardization(n_last_layers_ignore: int = 0) -> Any:
     return make("algorithms", "weight-standardization", n_last_layers_ignore=n_last_layers_ignore)
 
 
+NoOpModel = no_counterpart(
+    "NoOpModel", "Write hocket.Trainer(module, loss=…, algorithms=['no-op-model']), which takes plain modules only."
+)
 AugmentAndMixTransform = no_counterpart(
     "AugmentAndMixTransform", "Use AugMix(), or hocket_vision.functional.augmix(image)."
 )

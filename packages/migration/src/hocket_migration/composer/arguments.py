@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import difflib
 import inspect
-import sys
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch.optim import Optimizer
+from torch.utils.data import DataLoader
 
 import hocket
 import hocket.plugins
 from hocket_migration.composer.core import algorithm as algorithms
 from hocket_migration.composer.core import callback as callbacks
+from hocket_migration.composer.core.data_spec import DataSpec
 from hocket_migration.composer.core.evaluator import Evaluator, ensure_evaluator
 from hocket_migration.composer.core.precision import Precision
 from hocket_migration.composer.core.state import State
 from hocket_migration.composer.core.time import Time, TimeUnit
 from hocket_migration.composer.loggers import logger_destination
+from hocket_migration.composer.loggers.vendors import ConsoleLogger, ProgressBarLogger
 from hocket_migration.composer.plugins import make
 
 #: What to write for arguments of other versions.
@@ -163,12 +166,21 @@ _FIXED = {
 }  # fmt: skip
 
 
-def strategy_of(parallelism: Any, fsdp: Any) -> Any:
+def strategy_of(parallelism: Any, fsdp: Any, timeout: float = 300.0) -> Any:
     """Return hocket's strategy. Raises ValueError for options without a counterpart."""
+    strategy = _strategy(parallelism, fsdp)
+    if timeout == 300.0 or int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        return strategy
+    return {"ddp" if strategy == "auto" else strategy: {"timeout": timeout}}
+
+
+def _strategy(parallelism: Any, fsdp: Any) -> str:
     given = parallelism if isinstance(parallelism, Mapping) or parallelism is None else vars(parallelism)
     given = {name: value for name, value in (given or {}).items() if value is not None}
     if fsdp is not None:
         given["fsdp"] = fsdp
+    if "fsdp2" in given:
+        given["fsdp"] = given.pop("fsdp2")
     if "tp" in given:
         raise ValueError(
             "parallelism_config={'tp': …}: write hocket={'strategy': {'tensor-parallel': {…}}}, with a plan of layers."
@@ -203,6 +215,10 @@ def evaluators_of(given: Any) -> list[Evaluator]:
     listed = (
         list(given) if isinstance(given, list | tuple) and any(isinstance(e, Evaluator) for e in given) else [given]
     )
+    if isinstance(given, list | tuple) and all(isinstance(each, DataLoader | DataSpec) for each in given):
+        raise ValueError(
+            f"eval_dataloader= was given {len(given)} loaders. Write [Evaluator(label='first', dataloader=loader), …]."
+        )
     if any(isinstance(each, Evaluator) for each in listed) and not all(isinstance(each, Evaluator) for each in listed):
         raise ValueError(
             "eval_dataloader= mixes Evaluators and other data. Write Evaluator(label=…, dataloader=…) for all."
@@ -214,18 +230,27 @@ def evaluators_of(given: Any) -> list[Evaluator]:
     return evaluators
 
 
+def _check_made(given: Any, argument: str) -> None:
+    """Raise TypeError for a class or function that was not called."""
+    if isinstance(given, type) or inspect.isfunction(given):
+        raise TypeError(f"{argument}= was given {given.__name__} itself. Write {given.__name__}(…).")
+
+
 def algorithm(given: Any, view: State) -> Any:
     """Return an algorithm for hocket's Trainer: hocket's own as it is, one with Composer's interface in an adapter."""
+    _check_made(given, "algorithms")
     return algorithms.adapted(given, view) if isinstance(given, algorithms.Algorithm) else given
 
 
 def callback(given: Any, view: State) -> Any:
     """Return a callback for hocket's Trainer."""
+    _check_made(given, "callbacks")
     return callbacks.adapted(given, view) if isinstance(given, callbacks.Callback) else given
 
 
 def logger(given: Any, view: State) -> Any:
     """Return a logger for hocket's Trainer."""
+    _check_made(given, "loggers")
     if isinstance(given, logger_destination.LoggerDestination):
         return logger_destination.adapted(given, view)
     return given
@@ -233,16 +258,10 @@ def logger(given: Any, view: State) -> Any:
 
 def bars(progress: bool, console: bool, stream: Any, every: Any, given: Sequence[Any]) -> list[Any]:
     """Return the progress bar and the console logger, unless one was given."""
-    time = Time.from_input(every, "ep")
-    if console and str(time) != "1ba":
-        raise ValueError(
-            f"console_log_interval='{time}': write hocket={{'log_every': '10ba'}}, the interval of all loggers."
-        )
-    file = {"stderr": sys.stderr, "stdout": sys.stdout}.get(stream, stream) if isinstance(stream, str) else stream
+    makers = {"progress": lambda: ProgressBarLogger(stream), "console": lambda: ConsoleLogger(every, stream)}
     wanted = {"progress": progress, "console": console}
-    kinds = {name: hocket.plugins.get("loggers", name) for name in wanted}
     return [
-        make("loggers", name, file=file)
+        makers[name]()
         for name, asked in wanted.items()
-        if asked and not any(isinstance(each, kinds[name]) for each in given)
+        if asked and not any(isinstance(each, hocket.plugins.get("loggers", name)) for each in given)
     ]

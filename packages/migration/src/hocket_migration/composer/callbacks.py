@@ -1,13 +1,21 @@
-"""Composer's callbacks by their names and arguments. Each returns the callback of hocket's that does this."""
+"""Composer's callbacks by their names and arguments. Functions return the callback of hocket's that does this."""
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
+from hocket_migration.composer.core.callback import Callback
 from hocket_migration.composer.core.time import Time
 from hocket_migration.composer.plugins import make, no_counterpart, refuse
+from hocket_migration.composer.stoppers import EarlyStopper, ThresholdStopper
+
+__all__ = [
+    "ActivationMonitor", "CheckpointSaver", "EarlyStopper", "ExportForInferenceCallback", "FreeOutputs", "Generate",
+    "ImageVisualizer", "LRMonitor", "LoadCheckpoint", "MLPerfCallback", "MemoryMonitor", "MemorySnapshot", "NaNMonitor",
+    "OOMObserver", "OptimizerMonitor", "RuntimeEstimator", "SpeedMonitor", "SystemMetricsMonitor", "ThresholdStopper",
+]  # fmt: skip
 
 
 def _batches(interval: int | str | Time, owner: str) -> int:
@@ -69,53 +77,6 @@ def SystemMetricsMonitor(log_all_data: bool = False) -> Any:
     return make("callbacks", "system-monitor")
 
 
-def EarlyStopper(
-    monitor: str,
-    dataloader_label: str,
-    comp: str | Callable[[Any, Any], Any] | None = None,
-    min_delta: float = 0.0,
-    patience: int | str | Time = 1,
-) -> Any:
-    """Return hocket's ``early-stopping``, without restoring the best weights, as Composer does not either.
-
-    Composer stops when more than ``patience`` epochs have passed since the best one, hocket when as many have.
-    """
-    time = Time.from_input(patience, "ep")
-    return make(
-        "callbacks", "early-stopping",
-        monitor=f"{dataloader_label}/{monitor}", mode=_mode("EarlyStopper", monitor, comp), min_delta=min_delta,
-        patience=str(time + 1), restore_best=False,
-    )  # fmt: skip
-
-
-def ThresholdStopper(
-    monitor: str,
-    dataloader_label: str,
-    threshold: float,
-    *,
-    comp: str | Callable[[Any, Any], Any] | None = None,
-    stop_on_batch: bool = False,
-) -> Any:
-    """Return hocket's ``threshold-stopper``, which looks at every value that is logged, so ``stop_on_batch`` is not needed."""
-    greater = _mode("ThresholdStopper", monitor, comp) == "max"
-    return make(
-        "callbacks", "threshold-stopper",
-        monitor=f"{dataloader_label}/{monitor}", **{"above" if greater else "below": threshold},
-    )  # fmt: skip
-
-
-def _mode(owner: str, monitor: str, comp: str | Callable[[Any, Any], Any] | None) -> str:
-    """Return ``"min"`` or ``"max"``: Composer takes less for better if the name has loss, error or perplexity."""
-    if comp is None:
-        return "min" if any(each in monitor.lower() for each in ("loss", "error", "perplexity", "entropy")) else "max"
-    name = getattr(comp, "__name__", comp)
-    if name in ("greater", "gt", "greater_equal") or comp is operator.gt:
-        return "max"
-    if name in ("less", "lt", "less_equal") or comp is operator.lt:
-        return "min"
-    raise ValueError(f"{owner} was given comp={comp!r}. Write comp='greater' or comp='less'.")
-
-
 def Generate(prompts: list[str], interval: str | int | Time, batch_size: int | None = None, **kwargs: Any) -> Any:
     """Return hocket's ``generate``."""
     refuse("Generate", "All prompts are one batch.", batch_size=(batch_size, None))
@@ -156,9 +117,35 @@ def MemorySnapshot(skip_batches: int = 1, interval: Any = "3ba", max_entries: in
     return make("callbacks", "memory-report", at=at, record=True, entries=max_entries)
 
 
-CheckpointSaver = no_counterpart(
-    "CheckpointSaver", "Pass save_folder=, save_interval= and the other arguments of that kind to the Trainer."
-)
+class CheckpointSaver(Callback):
+    """Write checkpoints, as the Trainer's ``save_folder`` and the other arguments of that kind do.
+
+    The Trainer takes one, unless it has a ``save_folder``. Raises ValueError for arguments without a counterpart.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path = "{run_name}/checkpoints",
+        filename: str = "ep{epoch}-ba{batch}-rank{rank}.pt",
+        remote_file_name: str | None = "{run_name}/checkpoints/ep{epoch}-ba{batch}-rank{rank}.pt",
+        latest_filename: str | None = "latest-rank{rank}.pt",
+        latest_remote_file_name: str | None = "{run_name}/checkpoints/latest-rank{rank}.pt",
+        save_interval: int | str | Time | Callable[[Any, Any], bool] = "1ep",
+        *,
+        overwrite: bool = False,
+        num_checkpoints_to_keep: int = -1,
+        weights_only: bool = False,
+        ignore_keys: Any = None,
+    ) -> None:
+        refuse("CheckpointSaver", "Checkpoints hold all of the state.", ignore_keys=(ignore_keys, None))
+        #: The arguments of the Trainer that do this.
+        self.arguments = {
+            "save_folder": folder, "save_filename": str(filename), "save_latest_filename": latest_filename,
+            "save_interval": save_interval, "save_overwrite": overwrite, "save_weights_only": weights_only,
+            "save_num_checkpoints_to_keep": num_checkpoints_to_keep,
+        }  # fmt: skip
+
+
 LoadCheckpoint = no_counterpart("LoadCheckpoint", "Pass load_path= and load_weights_only= to the Trainer.")
 ExportForInferenceCallback = no_counterpart(
     "ExportForInferenceCallback", "Call torch.export.export(trainer.state.model.eval(), …) after fit()."

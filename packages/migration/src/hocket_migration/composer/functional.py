@@ -10,6 +10,7 @@ import importlib
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -17,6 +18,7 @@ from torch.optim import Optimizer
 import hocket.plugins
 from hocket.lazy import missing
 from hocket.surgery import update_optimizer
+from hocket_migration.composer.plugins import no_counterpart
 
 
 def _function(algorithm: str, name: str) -> Any:
@@ -25,8 +27,8 @@ def _function(algorithm: str, name: str) -> Any:
     return getattr(importlib.import_module(f"{package}.functional"), name)
 
 
-def _operate(algorithm: str, name: str, model: nn.Module, optimizers: Any, *args: Any, **arguments: Any) -> None:
-    """Change a model in place, and the optimizers with it."""
+def _operate(algorithm: str, name: str, model: nn.Module, optimizers: Any, *args: Any, **arguments: Any) -> int:
+    """Change a model in place, and the optimizers with it. Return how many modules were replaced."""
     changed, replacements = _function(algorithm, name)(model, *args, **arguments)
     if changed is not model:
         raise ValueError(
@@ -34,6 +36,7 @@ def _operate(algorithm: str, name: str, model: nn.Module, optimizers: Any, *args
         )
     for optimizer in _several(optimizers):
         update_optimizer(optimizer, replacements)
+    return len(replacements)
 
 
 def _several(optimizers: Any) -> Iterator[Optimizer]:
@@ -107,9 +110,9 @@ def apply_factorization(
     )  # fmt: skip
 
 
-def apply_weight_standardization(module: nn.Module, n_last_layers_ignore: int = 0) -> None:
-    """Convolve with filters of mean 0 and variance 1."""
-    _operate(
+def apply_weight_standardization(module: nn.Module, n_last_layers_ignore: int = 0) -> int:
+    """Convolve with filters of mean 0 and variance 1. Return the number of convolutions."""
+    return _operate(
         "weight-standardization", "weight_standardization", module, None, n_last_layers_ignore=n_last_layers_ignore
     )
 
@@ -185,6 +188,47 @@ def randaugment_image(img: Any, severity: int = 9, depth: int = 2, augmentation_
     return _function("randaugment", "randaugment")(img, severity, depth, augmentation_set, "random")
 
 
+def mixup_batch(
+    input: Tensor, target: Tensor, mixing: float | None = None, alpha: float = 0.2, indices: Tensor | None = None
+) -> tuple[Tensor, Tensor, float]:
+    """Return mixed inputs, the targets of the samples that were mixed in, and the weight of those.
+
+    Example:
+        >>> import torch
+        >>> from hocket_migration.composer import functional as cf
+        >>> cf.mixup_batch(torch.tensor([0.0, 1.0]), torch.tensor([3, 4]), mixing=0.25, indices=torch.tensor([1, 0]))
+        (tensor([0.2500, 0.7500]), tensor([4, 3]), 0.25)
+    """
+    if mixing is None:
+        share = np.random.beta(alpha, alpha)
+        mixing = min(share, 1 - share)
+    partners = torch.randperm(len(input)) if indices is None else indices
+    return (1 - mixing) * input + mixing * input[partners], target[partners], mixing
+
+
+@torch.no_grad()
+def compute_ema(model: nn.Module, ema_model: nn.Module, smoothing: float = 0.99) -> None:
+    """Move the weights and buffers of ``ema_model`` towards those of ``model``, in place."""
+    averages = ema_model.state_dict()
+    for name, value in (*model.named_parameters(), *model.named_buffers()):
+        if name in averages:
+            averages[name].copy_(averages[name] * smoothing + value * (1 - smoothing))
+
+
+def set_batch_sequence_length(
+    batch: Any, curr_seq_len: int, truncate: bool = True, preserve_end_of_sequence: bool = False
+) -> Any:
+    """Return a batch of shorter sequences. Raises ValueError for ``truncate=False``."""
+    if not truncate:
+        raise ValueError(
+            "set_batch_sequence_length(truncate=False) makes several sequences of one, which hocket has no function of. "
+            "Use the algorithm: SeqLengthWarmup(truncate=False)."
+        )
+    return _function("seq-length-warmup", "truncate_sequences")(
+        batch, curr_seq_len, preserve_end_of_sequence=preserve_end_of_sequence
+    )
+
+
 def resize_batch(
     input: Tensor, target: Tensor, scale_factor: float, mode: str = "resize", resize_targets: bool = False
 ) -> Any:
@@ -203,23 +247,16 @@ def should_selective_backprop(
 
 
 _INSTEAD = {
-    "compute_ema": "hocket_general.functional.ema_update(averages, values, smoothing)",
     "cutmix_batch": "hocket_vision.functional.cutmix(images, targets), which returns a hocket.data.Mixture of targets",
-    "mixup_batch": "hocket_vision.functional.mixup(inputs, targets), which returns a hocket.data.Mixture of targets",
     "freeze_layers": "hocket_general.functional.freeze_layers(model, fraction)",
     "apply_gyro_dropout": "hocket_general.functional.gyro_dropout(model, schedule)",
     "select_using_loss": "hocket_general.functional.select_using_loss(losses, keep)",
-    "set_batch_sequence_length": "hocket_nlp.functional.truncate_sequences(batch, length)",
 }
 
 
 def __getattr__(name: str) -> Any:
     if name in _INSTEAD:
-
-        def refused(*args: Any, **kwargs: Any) -> Any:
-            raise NotImplementedError(f"hocket has no counterpart of Composer's {name}. Write {_INSTEAD[name]}.")
-
-        return refused
+        return no_counterpart(name, f"Write {_INSTEAD[name]}.")
     raise missing(__name__, name, __dir__())
 
 

@@ -96,7 +96,7 @@ _NUMPY: list[Any] = [
 #: The algorithms that changed the model: a checkpoint of theirs fits only a model that was changed.
 _SURGERY = (
     "Alibi", "BlurPool", "Factorize", "GatedLinearUnits", "GhostBatchNorm", "GyroDropout", "LowPrecisionGroupNorm",
-    "LowPrecisionLayerNorm", "NoOpModel", "SqueezeExcite", "StochasticDepth", "WeightStandardization",
+    "LowPrecisionLayerNorm", "SqueezeExcite", "StochasticDepth", "WeightStandardization",
 )  # fmt: skip
 
 

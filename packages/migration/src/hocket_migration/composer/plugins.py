@@ -25,10 +25,14 @@ def refuse(owner: str, instead: str, /, **given: tuple[Any, Any]) -> None:
             raise ValueError(f"{owner} was given {name}={value!r}, which hocket has no counterpart of. {instead}")
 
 
-def no_counterpart(name: str, instead: str) -> type:
+class NoCounterpart(type):
+    """The class of names of Composer that can be imported, and refuse to be called."""
+
+
+def no_counterpart(name: str, instead: str) -> NoCounterpart:
     """Return a class of this name that refuses to be made."""
 
     def refused(self: Any, *args: Any, **kwargs: Any) -> None:
         raise NotImplementedError(f"hocket has no counterpart of Composer's {name}. {instead}")
 
-    return type(name, (), {"__init__": refused, "__doc__": f"Not available: {instead}"})
+    return NoCounterpart(name, (), {"__init__": refused, "__doc__": f"Not available: {instead}"})

@@ -1,12 +1,15 @@
-"""Composer's names in the messages of hocket's errors."""
+"""Composer's names in the messages of hocket's errors and warnings."""
 
 from __future__ import annotations
 
 import inspect
 import re
+import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from typing import Any
 
 import hocket
 
@@ -17,6 +20,10 @@ _PHRASES = {
     r", or return it from \w+\(\) of the data module": "",
     r"\bcheckpoints=hocket\.Checkpoints\((?:'[^']*', )?(overwrite=True)\)": r"save_\1",
     r"\bresume='auto'": "autoresume=True",
+    r"\bcheckpoints=hocket\.Checkpoints\(('[^']*')\)": r"save_folder=\1",
+    r"\bduration=…": "max_duration=…",
+    r"\.fit\(('\w+')\)": r".fit(duration=\1)",
+    r", or give a function: optimizer=lambda parameters: .*": ".",
 }
 #: hocket's arguments whose values mean the same in Composer's.
 _ARGUMENTS = {
@@ -33,17 +40,35 @@ _VALUE = r"('[^']*'|-?\d+(?:\.\d+)?|True|False|None)"
 
 @contextmanager
 def translated() -> Iterator[None]:
-    """Translate errors that hocket raises inside the context, or in the decorated function; others stay as they are."""
+    """Translate hocket's errors and warnings inside the context, or in the decorated function; others stay as they are."""
+    show = warnings.showwarning
+
+    def show_translated(message: Any, *details: Any, **more: Any) -> None:
+        frame: Any = sys._getframe(1)
+        while frame is not None and frame.f_globals.get("__name__") == "warnings":
+            frame = frame.f_back
+        if frame is not None and _of_hocket(frame):
+            message = type(message)(in_composers(str(message)))
+        show(message, *details, **more)
+
+    warnings.showwarning = show_translated
     try:
         yield
     except Exception as error:
         last = error.__traceback__
         while last is not None and last.tb_next is not None:
             last = last.tb_next
-        raised_by = "" if last is None else str(last.tb_frame.f_globals.get("__name__"))
-        if raised_by.partition(".")[0] == "hocket" and error.args and isinstance(error.args[0], str):
+        if last is not None and _of_hocket(last.tb_frame) and error.args and isinstance(error.args[0], str):
             error.args = (in_composers(error.args[0]), *error.args[1:])
         raise
+    finally:
+        if warnings.showwarning is show_translated:
+            warnings.showwarning = show
+
+
+def _of_hocket(frame: Any) -> bool:
+    package = str(frame.f_globals.get("__name__")).partition(".")[0]
+    return package.startswith("hocket") and package != "hocket_migration"
 
 
 def in_composers(message: str) -> str:

@@ -13,6 +13,7 @@ import torch
 
 from hocket import Decision, EvalSet
 from hocket_migration.composer import arguments, loading
+from hocket_migration.composer.callbacks import CheckpointSaver
 from hocket_migration.composer.core.data_spec import Parts, ensure_data_spec
 from hocket_migration.composer.core.evaluator import interval
 from hocket_migration.composer.core.precision import Precision
@@ -25,6 +26,33 @@ from hocket_migration.composer.plugins import refuse
 from hocket_migration.composer.saving import NamedCheckpoints
 from hocket_migration.composer.task import ComposerTask
 from hocket_migration.composer.terms import translated
+
+#: Arguments of the Trainer that only their default may be given for: it, and what to write.
+REFUSED: Mapping[str, tuple[Any, str]] = {
+    "train_dataloader_label": ("train", "Values of training are 'train/…'."),
+    "algorithm_passes": (None, "Order algorithms by their phase, before= and after=."),
+    "spin_dataloaders": (
+        True,
+        "A resumed run continues within the epoch; load_ignore_keys=['state/timestamp'] begins anew.",
+    ),
+    "log_traces": (False, "Print them in a Callback."),
+    "load_object_store": (None, "Load from a folder, or with resume= and a URL in hocket={…}."),
+    "save_ignore_keys": (None, "Checkpoints hold all of the state."),
+    "save_metrics": (False, "Checkpoints hold all of the state."),
+    "precision_config": (None, "Set it in hocket={'precision': …}."),
+    "accumulate_train_batch_on_tokens": (
+        False,
+        "Return (mean, number of tokens) from the model's loss: hocket weights means by it.",
+    ),
+    "profiler": (None, "Write hocket={'profile': '5ba after 10ba'}."),
+}
+#: The same of `Trainer.fit`.
+REFUSED_OF_FIT: Mapping[str, tuple[Any, str]] = {
+    "train_dataloader_label": ("train", "Give it to the Trainer."),
+    "train_subset_num_batches": (None, "Give it to the Trainer."),
+    "spin_dataloaders": (None, "Give it to the Trainer."),
+    "reset_time": (False, "Make a new Trainer with model=trainer.state.model."),
+}
 
 
 class Trainer:
@@ -120,37 +148,10 @@ class Trainer:
         hocket: Mapping[str, Any] | None = None,
         **unknown: Any,
     ) -> None:
+        values = dict(locals())
         arguments.refuse_unknown(unknown)
-        refuse("Trainer", "Values of training are 'train/…'.", train_dataloader_label=(train_dataloader_label, "train"))
-        refuse(
-            "Trainer", "Order algorithms by their phase, before= and after=.",
-            algorithm_passes=(algorithm_passes or None, None),
-        )  # fmt: skip
-        refuse(
-            "Trainer", "A resumed run continues within the epoch; load_ignore_keys=['state/timestamp'] begins anew.",
-            spin_dataloaders=(spin_dataloaders, True),
-        )  # fmt: skip
-        refuse(
-            "Trainer", "Print them in a Callback.", log_traces=(log_traces, False),
-        )  # fmt: skip
-        refuse(
-            "Trainer", "Load from a folder, or with resume= and a URL in hocket={…}.",
-            load_object_store=(load_object_store, None),
-        )  # fmt: skip
-        refuse(
-            "Trainer", "Checkpoints hold all of the state.", save_ignore_keys=(save_ignore_keys, None),
-            save_metrics=(save_metrics, False),
-        )  # fmt: skip
-        refuse("Trainer", "Set it in hocket={'precision': …}.", precision_config=(precision_config, None))
-        refuse(
-            "Trainer", "Return (mean, number of tokens) from the model's loss: hocket weights means by it.",
-            accumulate_train_batch_on_tokens=(accumulate_train_batch_on_tokens, False),
-        )  # fmt: skip
-        refuse(
-            "Trainer", "Gradients are reduced once a batch; set options in hocket={'strategy': {'ddp': {…}}}.",
-            ddp_sync_strategy=(ddp_sync_strategy, None), dist_timeout=(dist_timeout, 300.0),
-        )  # fmt: skip
-        refuse("Trainer", "Write hocket={'profile': '5ba after 10ba'}.", profiler=(profiler, None))
+        for name, (default, instead) in REFUSED.items():
+            refuse("Trainer", instead, **{name: (values[name], default)})
         if python_log_level is not None:
             logging.getLogger("hocket").setLevel(python_log_level.upper())
 
@@ -178,14 +179,23 @@ class Trainer:
         loaded = loading.find(load_path)
         view.algorithms += loading.required_algorithms(loaded, view.algorithms, load_exclude_algorithms)
         run_name = run_name or os.environ.get("COMPOSER_RUN_NAME") or os.environ.get("RUN_NAME")
-        if save_folder is not None and "{run_name}" in str(save_folder) and run_name is None:
+        saving: dict[str, Any] = {
+            "save_folder": save_folder, "save_filename": save_filename, "save_latest_filename": save_latest_filename,
+            "save_interval": save_interval, "save_overwrite": save_overwrite, "save_weights_only": save_weights_only,
+            "save_num_checkpoints_to_keep": save_num_checkpoints_to_keep,
+        }  # fmt: skip
+        savers = [each for each in view.callbacks if isinstance(each, CheckpointSaver)]
+        if len(savers) + (save_folder is not None) > 1:
+            raise ValueError(
+                "hocket writes the checkpoints of a run into one folder. Pass save_folder=, or one CheckpointSaver."
+            )
+        saving |= savers[0].arguments if savers else {}
+        folder = saving["save_folder"]
+        if folder is not None and "{run_name}" in str(folder) and run_name is None:
             if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-                raise ValueError(f"save_folder={str(save_folder)!r} needs run_name=, which all ranks have to be given.")
+                raise ValueError(f"save_folder={str(folder)!r} needs run_name=, which all ranks have to be given.")
             run_name = time.strftime("%Y%m%d-%H%M%S")
-        self._checkpoints = self._made_checkpoints(
-            save_folder, save_filename, save_latest_filename, save_interval, run_name,
-            keep=save_num_checkpoints_to_keep, overwrite=save_overwrite, weights_only=save_weights_only,
-        )  # fmt: skip
+        self._checkpoints = None if folder is None else _checkpoints(run_name, **saving)
         if autoresume and (self._checkpoints is None or run_name is None):
             raise ValueError(
                 "autoresume=True needs save_folder= and run_name=, so that the next process finds the checkpoints."
@@ -194,10 +204,10 @@ class Trainer:
         asking = {label: each.eval_interval for label, each in task.evaluators.items() if callable(each.eval_interval)}
         if callable(eval_interval):
             asking |= {label: eval_interval for label, each in task.evaluators.items() if each.eval_interval is None}
-        saving = save_interval if callable(save_interval) else None
+        asked = saving["save_interval"] if callable(saving["save_interval"]) else None
         internal: list[Any] = [StartSchedules(self._schedulers)] if self._schedulers is not None else []
-        if asking or saving is not None:
-            internal.append(AskedIntervals(view, list(asking.values()), saving))
+        if asking or asked is not None:
+            internal.append(AskedIntervals(view, list(asking.values()), asked))
         given: dict[str, Any] = {
             "train_data": None if spec is None else spec.dataloader,
             "eval_data": self._eval_sets(interval(eval_interval)) or None,
@@ -214,7 +224,7 @@ class Trainer:
                 *(arguments.logger(each, view) for each in given_loggers),
                 *arguments.bars(progress_bar, log_to_console, console_stream, console_log_interval, given_loggers),
             ],
-            "strategy": arguments.strategy_of(parallelism_config, fsdp_config),
+            "strategy": arguments.strategy_of(parallelism_config, fsdp_config, dist_timeout),
             "precision": chosen.plugin,
             "device": arguments.device_of(device),
             "microbatch": arguments.microbatch_of(device_train_microbatch_size),
@@ -252,36 +262,9 @@ class Trainer:
             return None
         if optimizer is None:
             raise ValueError("schedulers= needs optimizers=, the optimizer whose learning rates they set.")
-        self.state.schedulers = schedulers
-        return Schedulers(schedulers, self.state, optimizer, ssr, every_batch(schedulers, every))
-
-    def _made_checkpoints(
-        self,
-        folder: Any,
-        filename: str,
-        latest: str | None,
-        every: Any,
-        run_name: str | None,
-        *,
-        keep: int,
-        **options: Any,
-    ) -> NamedCheckpoints | None:
-        if folder is None:
-            return None
-        if keep == 0:
-            raise ValueError(
-                "save_num_checkpoints_to_keep=0 keeps none. Give 1 or more, -1 for all, or omit save_folder=."
-            )
-        where = str(folder).replace("{run_name}", run_name or "")
-        period = interval(every, "save_interval")
-        return NamedCheckpoints(
-            where,
-            filename,
-            latest,
-            every=None if period == "0ba" else period,
-            keep=None if keep < 0 else keep,
-            **options,
-        )
+        made = Schedulers(schedulers, self.state, optimizer, ssr, every_batch(schedulers, every))
+        self.state.schedulers = made.in_use
+        return made
 
     def _set_evaluators(self, given: Any) -> None:
         evaluators = arguments.evaluators_of(given)
@@ -319,11 +302,10 @@ class Trainer:
         Raises:
             ValueError: an argument has no counterpart here, or there is nothing to train for.
         """
+        values = dict(locals())
+        for name, (default, instead) in REFUSED_OF_FIT.items():
+            refuse("fit", instead, **{name: (values[name], default)})
         write = "Give it to the Trainer."
-        refuse("fit", write, train_dataloader_label=(train_dataloader_label, "train"))
-        refuse("fit", write, train_subset_num_batches=(train_subset_num_batches, None))
-        refuse("fit", write, spin_dataloaders=(spin_dataloaders, None))
-        refuse("fit", "Make a new Trainer with model=trainer.state.model.", reset_time=(reset_time, False))
         if precision is not None and Precision(precision) is not self.state.precision:
             refuse("fit", write, precision=(precision, None))
         if schedulers is not None:
@@ -363,7 +345,7 @@ class Trainer:
                 "fit(schedulers=…) are stepped as those of the Trainer. Give step_schedulers_every_batch= to both."
             )
         self._schedulers.replace(schedulers, ssr)
-        self.state.schedulers = schedulers
+        self.state.schedulers = self._schedulers.in_use
 
     @translated()
     def eval(self, eval_dataloader: Any = None, subset_num_batches: int = -1) -> None:
@@ -371,6 +353,13 @@ class Trainer:
 
         Raises ValueError without any set.
         """
+        self.state.standalone = True
+        try:
+            self._eval(eval_dataloader, subset_num_batches)
+        finally:
+            self.state.standalone = False
+
+    def _eval(self, eval_dataloader: Any, subset_num_batches: int) -> None:
         if eval_dataloader is None and subset_num_batches == -1:
             self.hocket.evaluate()
             return
@@ -417,6 +406,23 @@ class Trainer:
     def close(self) -> None:
         """Release the resources of all plug-ins."""
         self.hocket.close()
+
+
+def _checkpoints(run_name: str | None, **saving: Any) -> NamedCheckpoints:
+    """Return hocket's checkpoints of the Trainer's arguments. Raises ValueError if none would be kept."""
+    keep = saving["save_num_checkpoints_to_keep"]
+    if keep == 0:
+        raise ValueError("save_num_checkpoints_to_keep=0 keeps none. Give 1 or more, -1 for all, or omit save_folder=.")
+    period = interval(saving["save_interval"], "save_interval")
+    return NamedCheckpoints(
+        str(saving["save_folder"]).replace("{run_name}", run_name or ""),
+        saving["save_filename"],
+        saving["save_latest_filename"],
+        every=None if period == "0ba" else period,
+        keep=None if keep < 0 else keep,
+        overwrite=saving["save_overwrite"],
+        weights_only=saving["save_weights_only"],
+    )
 
 
 def _limit(batches: int) -> int | None:

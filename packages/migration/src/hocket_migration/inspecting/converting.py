@@ -6,6 +6,7 @@ import ast
 import dataclasses
 import difflib
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -46,6 +47,13 @@ class Conversion:
         """
         if folder is not None:
             target = Path(folder)
+            for parent in (target, *target.parents):
+                if parent.exists() and not (parent.is_dir() and os.access(parent, os.W_OK)):
+                    raise OSError(
+                        f"--out {folder} cannot be written: {parent} is not a folder that this user may write to."
+                    )
+                if parent.exists():
+                    break
             if target.exists() and (not target.is_dir() or any(target.iterdir())):
                 raise FileExistsError(f"--out {folder} is not an empty folder. Choose another, or remove it.")
             if self.root.is_dir():

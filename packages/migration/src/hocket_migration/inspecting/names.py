@@ -113,6 +113,8 @@ class Names:
         self.classes: dict[ast.AST, Class] = {}
         self.functions: dict[ast.AST, Function] = {}
         self.scopes: dict[ast.AST, dict[str, Ref]] = {}
+        #: Attributes that the project stores in instances of a framework's classes: framework, class, name.
+        self.stored: set[tuple[str, str, str]] = set()
         #: How often something was learned.
         self.learned = 0
 

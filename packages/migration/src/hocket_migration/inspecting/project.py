@@ -29,6 +29,8 @@ class Finding:
     verdict: Verdict
     text: str
     cell: int | None = None
+    #: Whether the drop-in namespace does not have it, or refuses it.
+    breaks: bool = False
 
     @property
     def place(self) -> str:
@@ -88,7 +90,10 @@ def inspect(path: str | Path) -> Inspection:
 def finding(file: SourceFile, use: Use) -> Finding:
     """Return a use of a file as a finding."""
     line, cell = file.place(use.line)
-    return Finding(file.name, line, use.column + 1, use.source.title, use.name, use.entry.verdict, use.entry.text, cell)
+    entry = use.entry
+    return Finding(
+        file.name, line, use.column + 1, use.source.title, use.name, entry.verdict, entry.text, cell, use.breaks
+    )
 
 
 def _walks(file: SourceFile, names: Names) -> bool:

@@ -7,6 +7,7 @@ import dataclasses
 import io
 import json
 import os
+import re
 import tokenize
 import warnings
 from collections.abc import Iterator
@@ -181,6 +182,10 @@ def _parse_cells(text: str, cells: dict[int, int]) -> tuple[ast.Module, list[tup
     return ast.parse("".join(code)), bad
 
 
+#: Lines of IPython that are not Python: ``%magic``, ``!command``, ``?name``, ``name?``, ``x = !command``.
+_IPYTHON = re.compile(r"[%!?]|[\w.]+\?{1,2}\s*$|[\w.]+\s*=\s*[%!]")
+
+
 def _without_magics(text: str) -> str:
     """Replace the lines of a cell that are not Python: magics, shell commands, and cells of another language."""
     lines = []
@@ -190,5 +195,5 @@ def _without_magics(text: str) -> str:
     for line in lines_of(text):
         stripped = line.lstrip()
         indent = line[: len(line) - len(stripped)]
-        lines.append(f"{indent}pass\n" if stripped.startswith(("%", "!", "?")) else line)
+        lines.append(f"{indent}pass\n" if _IPYTHON.match(stripped) else line)
     return "".join(lines)

@@ -11,6 +11,10 @@ if TYPE_CHECKING:
     from hocket_migration.inspecting.converting import Conversion
 
 
+#: The mark of findings that the drop-in namespace does not have, or refuses.
+_BREAKS = "[breaks in the drop-in]"
+
+
 def of_inspection(found: Inspection) -> str:
     """Return the findings, one a line, the files that could not be read, and the counts."""
     lines = [_line(each) for each in found.findings]
@@ -25,6 +29,8 @@ def of_inspection(found: Inspection) -> str:
         f"{counts['maps']} map, {counts['changes']} change, {counts['no counterpart']} have no counterpart, "
         f"{counts['not readable']} are not readable."
     )
+    if broken := len({each.place for each in found.findings if each.breaks}):
+        lines.append(f"{_count(broken, 'line')} would break in the drop-in namespace: those that end with {_BREAKS}.")
     return "\n".join(lines)
 
 
@@ -53,7 +59,8 @@ def status(found: Inspection, left: Sequence[Finding] | None = None) -> int:
 
 
 def _line(finding: Finding) -> str:
-    return f"{finding.place}: {finding.verdict}: {finding.name}: {finding.text}"
+    mark = f" {_BREAKS}" if finding.breaks else ""
+    return f"{finding.place}: {finding.verdict}: {finding.name}: {finding.text}{mark}"
 
 
 def _problems(found: Inspection) -> list[str]:

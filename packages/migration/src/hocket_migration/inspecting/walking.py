@@ -7,6 +7,7 @@ import dataclasses
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 
+from hocket_migration.inspecting import drop_in
 from hocket_migration.inspecting.names import (
     Class,
     Elements,
@@ -35,6 +36,8 @@ class Use:
     source: Source
     name: str
     entry: Entry
+    #: Whether the drop-in namespace does not have it, or refuses it.
+    breaks: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,8 +108,9 @@ class Walker(Resolver, ast.NodeVisitor):
                 if isinstance(found, Symbol)
                 else self._entry_of_import(source, dotted, alias.name)
             )
+            assert isinstance(found, Symbol | Module)
             if entry is not None:
-                self._use(alias, source, f"import {alias.name}", entry)
+                self._use(alias, source, f"import {alias.name}", entry, drop_in.lacks(found))
 
     def _import_local(self, module: str, alias: ast.alias) -> None:
         if alias.name == "*":
@@ -122,7 +126,7 @@ class Walker(Resolver, ast.NodeVisitor):
         if isinstance(node.ctx, ast.Load):
             found = self.ref(node)
             if isinstance(found, Symbol):
-                self._use(node, found.source, node.id, self._entry_of(found))
+                self._use(node, found.source, node.id, self._entry_of(found), drop_in.lacks(found))
             elif isinstance(found, Module):
                 self._refer(node, found)
 
@@ -130,11 +134,10 @@ class Walker(Resolver, ast.NodeVisitor):
         base, found = self.ref(node.value), self.ref(node)
         if isinstance(base, Module):
             if isinstance(found, Symbol):
-                self._use(node, found.source, ast.unparse(node), self._entry_of(found))
+                self._use(node, found.source, ast.unparse(node), self._entry_of(found), drop_in.lacks(found))
             elif isinstance(found, Module):  # the end of a chain; inner ones are not visited
-                self._use(
-                    node, found.source, ast.unparse(node), self._entry_of_end(found.source, base.dotted, node.attr)
-                )
+                entry = self._entry_of_end(found.source, base.dotted, node.attr)
+                self._use(node, found.source, ast.unparse(node), entry, drop_in.lacks(found))
             if isinstance(found, Symbol | Module):
                 self._refer(node, found)
             return
@@ -160,10 +163,17 @@ class Walker(Resolver, ast.NodeVisitor):
         for kind in base.kinds:
             if (entry := kind.members.get(node.attr)) is not None:
                 if base.of is None or node.attr not in base.of.attributes or kind.returns.get(node.attr):
-                    self._use(node, source_of(kind), f"{kind.name}.{node.attr}", entry)
+                    breaks = drop_in.lacks_member(kind, node.attr)
+                    self._use(node, source_of(kind), f"{kind.name}.{node.attr}", entry, breaks)
                 return
-        if base.of is None and base.certain and not (kind := base.kinds[0]).open and not node.attr.startswith("__"):
-            self._use(node, source_of(kind), f"{kind.name}.{node.attr}", _unknown(source_of(kind), node.attr))
+        if isinstance(node.ctx, ast.Store):  # an attribute of the project's own
+            self.names.stored.update((kind.source, kind.name, node.attr) for kind in base.kinds)
+        elif base.of is None and base.certain and not (kind := base.kinds[0]).open and not node.attr.startswith("__"):
+            if (kind.source, kind.name, node.attr) in self.names.stored:
+                return
+            source, breaks = source_of(kind), drop_in.lacks_member(kind, node.attr)
+            entry = _unknown(source, node.attr) if breaks or not source.whole else _in_drop_in(source)
+            self._use(node, source, f"{kind.name}.{node.attr}", entry, breaks)
 
     # --- calls
 
@@ -194,14 +204,15 @@ class Walker(Resolver, ast.NodeVisitor):
                 if isinstance(argument, ast.Starred):
                     self._use(argument, source, f"{called}(*…)", _unread(ast.unparse(argument.value)))
                     break
-                self._use(argument, source, f"{called}({name}=)", kind.arguments[name])
+                breaks = drop_in.refuses_argument(kind, "__init__", name, argument)
+                self._use(argument, source, f"{called}({name}=)", kind.arguments[name], breaks)
         for keyword in _keywords(node):
             if keyword.arg is None:
                 self._use(keyword.value, source, f"{called}(**…)", _unread(ast.unparse(keyword.value)))
-            elif (entry := kind.arguments.get(keyword.arg)) is not None:
-                self._use(keyword, source, f"{called}({keyword.arg}=)", entry)
-            elif known:
-                self._use(keyword, source, f"{called}({keyword.arg}=)", _unknown(source, keyword.arg))
+            elif known or keyword.arg in kind.arguments:
+                entry = kind.arguments.get(keyword.arg) or _unknown(source, keyword.arg)
+                breaks = drop_in.refuses_argument(kind, "__init__", keyword.arg, keyword.value)
+                self._use(keyword, source, f"{called}({keyword.arg}=)", entry, breaks)
 
     def _method_arguments(self, node: ast.Call, base: Instance, method: str) -> None:
         for kind in base.kinds:
@@ -216,7 +227,8 @@ class Walker(Resolver, ast.NodeVisitor):
                     called = f"{kind.name}.{method}(**…)"
                     self._use(keyword.value, source_of(kind), called, _unread(ast.unparse(keyword.value)))
                 elif (entry := table.get(keyword.arg)) is not None:
-                    self._use(keyword, source_of(kind), f"{kind.name}.{method}({keyword.arg}=)", entry)
+                    breaks = drop_in.refuses_argument(kind, method, keyword.arg, keyword.value)
+                    self._use(keyword, source_of(kind), f"{kind.name}.{method}({keyword.arg}=)", entry, breaks)
 
     @property
     def _forwarded(self) -> set[str]:
@@ -278,7 +290,8 @@ class Walker(Resolver, ast.NodeVisitor):
     def _use_overriding(self, node: ast.AST, name: str, cls: Class) -> None:
         for kind in cls.kinds:
             if (entry := kind.members.get(name)) is not None:
-                self._use(node, source_of(kind), f"{kind.name}.{name}", entry)
+                breaks = drop_in.lacks_member(kind, name) or drop_in.refuses_override(kind, name)
+                self._use(node, source_of(kind), f"{kind.name}.{name}", entry, breaks)
                 return
 
     def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
@@ -442,26 +455,32 @@ class Walker(Resolver, ast.NodeVisitor):
         entry = found.source.symbols.get(found.name) or _functional(found.source, found.name)
         if entry is not None:
             return entry
+        if found.source.whole and not drop_in.lacks(found):
+            return _in_drop_in(found.source)
         return _unlisted(found.source, found.dotted, found.name)
 
     def _entry_of_end(self, source: Source, dotted: str, name: str) -> Entry | None:
         """Return the entry of what may be a module or a function."""
         near = _functional(source, name) or source.symbols.get(name) or source.symbols.get(dotted.rpartition(".")[2])
+        if near is None and source.whole and not drop_in.lacks(Module(source, f"{dotted}.{name}")):
+            return _in_drop_in(source)
         return near or _unlisted(source, dotted, name)
 
     def _entry_of_import(self, source: Source, dotted: str, name: str) -> Entry | None:
         near = source.symbols.get(name) or source.symbols.get(dotted.rpartition(".")[2])
         if near is None and source.others_stay and (_trains(dotted) or not _trains(name)):
             return _unlisted(source, dotted, name)
+        if near is None and source.whole and drop_in.lacks(Module(source, f"{dotted}.{name}")):
+            return _unknown(source, name)
         return near or source.imported
 
-    def _use(self, node: ast.AST, source: Source, name: str, entry: Entry | None) -> None:
+    def _use(self, node: ast.AST, source: Source, name: str, entry: Entry | None, breaks: bool = False) -> None:
         if entry is None:
             return
         line, column = node.lineno, node.col_offset  # type: ignore[attr-defined]
         if isinstance(node, ast.Attribute):  # where the name itself is, in a chain of several lines
             line, column = node.end_lineno or line, (node.end_col_offset or len(node.attr)) - len(node.attr)
-        self.uses.append(Use(line, column, source, name, entry))
+        self.uses.append(Use(line, column, source, name, entry, breaks))
 
 
 class _NamePlace(ast.AST):
@@ -491,6 +510,10 @@ def _unknown(source: Source, name: str) -> Entry:
     return Entry(
         "no counterpart", f"{name} of {source.title} is not in the tables; docs/porting.md has what hocket offers"
     )
+
+
+def _in_drop_in(source: Source) -> Entry:
+    return Entry("changes", f"stays in {source.namespace}; docs/porting.md has what hocket.Trainer offers")
 
 
 def _unlisted(source: Source, dotted: str, name: str) -> Entry | None:

@@ -79,7 +79,7 @@ class OnHocket(transformers.Trainer):
     def note_inputs(self, batch: Any) -> None:
         """Count operations and tokens of a batch in training, as the Trainer's state reports them."""
         if self.model is not None and self.model.training:
-            self.current_flos += int(self.floating_point_ops(batch))
+            self.current_flos += float(self.floating_point_ops(batch))  # type: ignore[assignment]  # as transformers
             self._track_num_input_tokens(batch)
 
     def note_loss(self, loss: torch.Tensor | None) -> None:

@@ -6,11 +6,14 @@ from hocket.lazy import lazy
 
 _PUBLIC = {
     "Algorithm": "algorithm",
+    "Batch": "types",
     "Callback": "callback",
     "DataSpec": "data_spec",
     "Engine": "engine",
     "Evaluator": "evaluator",
     "Event": "event",
+    "JSON": "types",
+    "MemoryFormat": "types",
     "Precision": "precision",
     "State": "state",
     "Time": "time",
@@ -19,6 +22,7 @@ _PUBLIC = {
     "ensure_data_spec": "data_spec",
     "ensure_evaluator": "evaluator",
     "ensure_time": "time",
+    "get_precision_context": "precision",
 }
 
 __getattr__, __dir__ = lazy(__name__, _PUBLIC)

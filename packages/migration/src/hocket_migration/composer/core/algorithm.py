@@ -59,7 +59,9 @@ class AlgorithmAdapter(hocket.Algorithm):
     def match(self, event: hocket.Event, state: hocket.State) -> bool:
         """Ask the algorithm; on the first FIT_START, which is an iteration's too, act in :meth:`apply`."""
         view = self._view.bind(state)
-        return event is hocket.Event.FIT_START or self.algorithm.match(Event(event.value), view)
+        if event is hocket.Event.FIT_START:
+            return True
+        return view.happens(Event(event.value)) and self.algorithm.match(Event(event.value), view)
 
     def apply(self, event: hocket.Event, state: hocket.State) -> None:
         """Run the algorithm."""

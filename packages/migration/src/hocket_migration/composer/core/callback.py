@@ -80,7 +80,8 @@ def adapted(callback: Callback, view: State, base: type[hocket.Callback] = hocke
 def _calling(event: Event) -> Any:
     def method(self: Any, state: hocket.State) -> None:
         view = self._view.bind(state)
-        self.callback.run_event(event, view, view.logger)
+        if view.happens(event):
+            self.callback.run_event(event, view, view.logger)
 
     return method
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import StrEnum
+
+import torch
 
 
 class Precision(StrEnum):
@@ -17,3 +21,17 @@ class Precision(StrEnum):
     def plugin(self) -> str:
         """The name of hocket's precision."""
         return self.value.removeprefix("amp_")
+
+
+@contextmanager
+def get_precision_context(precision: str | Precision) -> Iterator[None]:
+    """Compute in a precision inside the context, on a GPU; a CPU computes as ever. Raises ValueError for ``amp_fp8``."""
+    precision = Precision(precision)
+    if precision is Precision.AMP_FP8:
+        raise ValueError("get_precision_context('amp_fp8') is not available. Write Trainer(precision='amp_fp8').")
+    if not torch.cuda.is_available():
+        yield
+        return
+    dtype = {Precision.AMP_FP16: torch.float16, Precision.AMP_BF16: torch.bfloat16}.get(precision)
+    with torch.autocast("cuda", dtype=dtype, enabled=dtype is not None):
+        yield

@@ -11,9 +11,13 @@ from torch import nn
 
 import hocket
 from hocket import Timestamp as Position
+from hocket.checkpoints.components.model import by_own_names
 from hocket.data.items import get_item, set_item
+from hocket_migration.composer.core.event import Event
 from hocket_migration.composer.core.precision import Precision
 from hocket_migration.composer.core.time import Time, Timestamp
+from hocket_migration.composer.devices import Device, device_named
+from hocket_migration.composer.utils.helpers import is_model_ddp
 
 if TYPE_CHECKING:
     from hocket_migration.composer.core.evaluator import Evaluator
@@ -47,9 +51,14 @@ class State:
         self.evaluators: list[Evaluator] = []
         self.schedulers: list[Any] = []
         self.train_dataloader: Any = None
-        self.dataloader_label: str | None = "train"
         self.logger: Logger
         self._planned: Time | None = None
+        #: Whether `Trainer.eval` runs.
+        self.standalone = False
+
+    def happens(self, event: Event) -> bool:
+        """Whether an event of hocket's happens in Composer: in ``trainer.eval()`` those around all sets do not."""
+        return not (self.standalone and event in (Event.EVAL_BEFORE_ALL, Event.EVAL_AFTER_ALL))
 
     def bind(self, state: hocket.State) -> State:
         """Make this a view of a state of hocket's."""
@@ -180,6 +189,11 @@ class State:
         return self.train_dataloader if label is None else self.hocket.eval_sets[label].data
 
     @property
+    def dataloader_label(self) -> str:
+        """The label of the evaluation set, or ``"train"``."""
+        return self.hocket.eval_label or "train"
+
+    @property
     def dataloader_len(self) -> Time | None:
         """Batches in an epoch of training; None if unknown."""
         length = self.hocket.epoch_length
@@ -219,9 +233,9 @@ class State:
         return self._precision
 
     @property
-    def device(self) -> torch.device:
+    def device(self) -> Device:
         """The device of this rank."""
-        return self.hocket.device
+        return device_named(self.hocket.device.type)
 
     @property
     def device_train_microbatch_size(self) -> int | None:
@@ -239,6 +253,47 @@ class State:
     def run_name(self) -> str:
         """The name of the run."""
         return self.hocket.run_name
+
+    # --- for checkpoints
+
+    @property
+    def is_model_ddp(self) -> bool:
+        """Whether the model is wrapped by torch's DistributedDataParallel."""
+        return is_model_ddp(self.hocket.prepared)
+
+    def get_model_state_dict(self) -> dict[str, Any]:
+        """Return the full weights by name, on every rank."""
+        return by_own_names(self.hocket, self.hocket.bus.model_state(self.hocket.prepared))
+
+    def get_optim_state_dict(self) -> dict[str, Any]:
+        """Return the state of the optimizer under the name of its class, by the names of the weights."""
+        return {type(each).__name__: self._named(each) for each in self.optimizers}
+
+    def _named(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        names = {parameter: name for name, parameter in self.model.named_parameters()}
+        order = [names[each] for group in optimizer.param_groups for each in group["params"]]
+        tree = optimizer.state_dict()
+        groups = [{**group, "params": [order[index] for index in group["params"]]} for group in tree["param_groups"]]
+        return {"state": {order[index]: each for index, each in tree["state"].items()}, "param_groups": groups}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of the run as a checkpoint of Composer's holds it, which ``load_path`` takes as a file.
+
+        ``torch.save({"state": state.state_dict()}, path)`` writes one. It has weights, optimizer, schedulers and position;
+        `Trainer.save_checkpoint` writes a file with the state of algorithms and callbacks and of random numbers too.
+        """
+        return {
+            "model": self.get_model_state_dict(),
+            "optimizers": self.get_optim_state_dict(),
+            "schedulers": {f"{number}": each.state_dict() for number, each in enumerate(self.schedulers)},
+            "timestamp": {"Timestamp": self.timestamp.state_dict()},
+            "rank_zero_seed": self.seed,
+            "run_name": self.run_name,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any], *args: Any, **kwargs: Any) -> None:
+        """Refuse: the Trainer loads."""
+        raise NotImplementedError("state.load_state_dict is not available. Pass load_path= to the Trainer.")
 
     @property
     def fsdp_enabled(self) -> bool:

@@ -93,6 +93,16 @@ class Time:
         return cls(duration, TimeUnit.DURATION)
 
     @classmethod
+    def from_timedelta(cls, timestring: str | datetime.timedelta) -> Time:
+        """Return whole seconds from a text such as ``"1h30m"``, or from a timedelta."""
+        if isinstance(timestring, datetime.timedelta):
+            return cls(int(timestring.total_seconds()), TimeUnit.SECOND)
+        time = cls.from_timestring(timestring)
+        if time.unit is not TimeUnit.SECOND:
+            raise ValueError(f"{timestring!r} is not a time of the clock. Write '1h30m0s' or the like.")
+        return time
+
+    @classmethod
     def from_input(cls, i: Any, default_int_unit: str | TimeUnit | None = None) -> Time:
         """Return a time from a Time, a text such as ``"10ep"``, or a number of ``default_int_unit``."""
         if isinstance(i, Time):
@@ -233,9 +243,20 @@ class Timestamp:
             if name in _WALL_CLOCK:
                 setattr(self._position, _WALL_CLOCK[name], value.total_seconds())
             elif name in _COUNTS:
-                setattr(self._position, name, int(value))
+                setattr(self._position, name, int(Time.from_timestring(value) if isinstance(value, str) else value))
             else:
                 raise TypeError(f"A Timestamp has no {name}=. It has {', '.join((*_COUNTS, *_WALL_CLOCK))}.")
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all counts as numbers, and the wall-clock times."""
+        names = ("iteration", *_COUNTS, "epoch_in_iteration", "token_in_iteration")
+        counts = {name: getattr(self, name).value for name in names}
+        return counts | {name: getattr(self, name) for name in (*_WALL_CLOCK, "iteration_wct")}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take counts and times from what :meth:`state_dict` returned."""
+        known = {name: state[name] for name in (*_COUNTS, *_WALL_CLOCK) if name in state}
+        self._position = Timestamp(self._position, **known)._position
 
     def copy(self, **values: Any) -> Timestamp:
         """Return a copy with some of its counts and times replaced."""

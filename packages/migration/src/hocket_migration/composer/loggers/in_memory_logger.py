@@ -64,6 +64,9 @@ class InMemoryLogger(LoggerDestination):
         if metric not in self.data:
             raise ValueError(f"{metric!r} was not logged. These were: {', '.join(sorted(self.data)) or 'none'}.")
         entries = self.data[metric]
-        names = ("epoch", "batch", "sample", "token", "batch_in_epoch", "sample_in_epoch", "token_in_epoch")
-        positions = {name: np.array([getattr(now, name).value for now, _ in entries]) for name in names}
-        return {**positions, metric: np.array([value for _, value in entries])}
+        found: dict[str, list[Any]] = {}
+        for now, value in entries:
+            for name, at in now.state_dict().items():
+                found.setdefault(name, []).append(at.total_seconds() if name.endswith("_wct") else at)
+            found.setdefault(metric, []).append(value)
+        return {name: np.array(values) for name, values in found.items()}

@@ -82,6 +82,8 @@ class _Adapter(hocket.Logger):
         """Pass on the row of a batch: each value at the position at which Composer logs it, before or after the batch."""
         view = self._view.bind(state)
         logged = view.logger.positions
+        parts = {f"train/{name}": f"train/loss/{name}" for name in state.loss_parts}
+        metrics = {parts.get(name, name): value for name, value in metrics.items()}
         losses = {name for name in metrics if name == "train/loss" or name.startswith("train/loss/")}
         of_epoch = {name for name in metrics if name.startswith("train/")} - losses - logged.keys()
         if of_epoch and self._measured_at == state.timestamp.batch:  # hocket logs them at the end of a fit again

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import hocket
+import hocket.plugins
+from hocket_migration.composer.core.time import Time, Timestamp
 from hocket_migration.composer.plugins import make, no_counterpart, refuse
+from hocket_migration.composer.terms import in_composers
 
 
 def TensorboardLogger(log_dir: str | None = None, flush_interval: int = 100, rank_zero_only: bool = True) -> Any:
@@ -69,14 +74,38 @@ def FileLogger(filename: str | None = None, **others: Any) -> Any:
 def ProgressBarLogger(stream: Any = None, log_traces: bool = False) -> Any:
     """Return hocket's ``progress``."""
     refuse("ProgressBarLogger", "Omit it.", log_traces=(log_traces, False))
-    return make("loggers", "progress", file=stream)
+    return _named_as_composers("progress")(file=_file(stream))
+
+
+def _named_as_composers(name: str) -> Any:
+    """Return a logger's class that prints the last lines of a fit with Composer's arguments."""
+    kind = hocket.plugins.get("loggers", name)
+
+    def log_summary(self: Any, state: hocket.State, lines: Sequence[str]) -> None:
+        kind.log_summary(self, state, [in_composers(line) for line in lines])
+
+    return type(kind.__name__, (kind,), {"log_summary": log_summary, "__doc__": kind.__doc__})
+
+
+def _file(stream: Any) -> Any:
+    return {"stderr": sys.stderr, "stdout": sys.stdout}.get(stream, stream) if isinstance(stream, str) else stream
 
 
 def ConsoleLogger(log_interval: Any = "1ba", stream: Any = None, log_traces: bool = False) -> Any:
-    """Return hocket's ``console``. The interval is that of all loggers: ``Trainer(hocket={"log_every": "10ba"})``."""
-    write = "Write Trainer(hocket={'log_every': '10ba'}), the interval of all loggers."
-    refuse("ConsoleLogger", write, log_interval=(log_interval, "1ba"), log_traces=(log_traces, False))
-    return make("loggers", "console", file=stream)
+    """Return hocket's ``console``, which prints the values of evaluations, and in an interval those of training."""
+    refuse("ConsoleLogger", "Omit it.", log_traces=(log_traces, False))
+    kind = _named_as_composers("console")
+    every, passed = Time.from_input(log_interval, "ep"), 0
+
+    def log_metrics(self: Any, state: hocket.State, metrics: Mapping[str, float]) -> None:
+        nonlocal passed
+        evaluated = {name for name in metrics if name.partition("/")[0] in state.eval_sets}
+        now = int(Timestamp(state.timestamp).get(every.unit)) // max(int(every), 1)
+        due = now != passed and int(every) > 0
+        passed = now if due else passed
+        kind.log_metrics(self, state, metrics if due else {name: metrics[name] for name in evaluated})
+
+    return type(kind.__name__, (kind,), {"log_metrics": log_metrics, "__doc__": kind.__doc__})(file=_file(stream))
 
 
 SlackLogger = no_counterpart("SlackLogger", "Use hocket_loggers.WebhookLogger(url), with the URL of a Slack webhook.")

@@ -15,7 +15,10 @@ _SCHEDULERS = (
     "PolynomialWithWarmupScheduler", "StepScheduler",
 )  # fmt: skip
 
-_schedulers, _ = lazy(__name__, {"scheduler": "", **dict.fromkeys(_SCHEDULERS, "scheduler")})
+_schedulers, _ = lazy(
+    __name__,
+    {"scheduler": "", **dict.fromkeys(_SCHEDULERS, "scheduler"), "compile_composer_scheduler": "schedulers"},
+)
 
 
 def __getattr__(name: str) -> Any:
@@ -25,4 +28,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*_OPTIMIZERS, *_SCHEDULERS, "scheduler"])
+    return sorted([*_OPTIMIZERS, *_SCHEDULERS, "compile_composer_scheduler", "scheduler"])

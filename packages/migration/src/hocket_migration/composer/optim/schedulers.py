@@ -8,9 +8,47 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from hocket_migration.composer.core.state import State
+
+
+def factor(scheduler: Any, view: State, ssr: float) -> float:
+    """Return what a function of the state, and of the scale of the schedule if it takes that, returns."""
+    alone = len(inspect.signature(scheduler).parameters) == 1
+    return scheduler(view) if alone else scheduler(view, ssr)  # type: ignore[no-any-return]  # a number
+
+
+def compile_composer_scheduler(scheduler: Any, state: State, ssr: float = 1.0) -> LambdaLR:
+    """Return a scheduler of torch that sets the learning rates that a function of the state gives."""
+    return LambdaLR(state.optimizers[0], lambda _: factor(scheduler, state, ssr))
+
+
+class InUse:
+    """A function of the state that the Trainer steps, with the methods of torch's schedulers that read."""
+
+    def __init__(self, scheduler: Any, optimizer: Optimizer) -> None:
+        self.scheduler, self.optimizer = scheduler, optimizer
+        #: What the function returned last; None before, as in a resumed run.
+        self.factor: float | None = None
+
+    @property
+    def base_lrs(self) -> list[float]:
+        """The learning rates that the function is multiplied by."""
+        return [group["initial_lr"] for group in self.optimizer.param_groups]
+
+    def get_last_lr(self) -> list[float]:
+        """Return the learning rate of each parameter group."""
+        if self.factor is None:
+            return [group["lr"] for group in self.optimizer.param_groups]
+        return [rate * self.factor for rate in self.base_lrs]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return an empty dict: a function of the state has no state of its own."""
+        return {}
+
+    def __repr__(self) -> str:
+        return repr(self.scheduler)
 
 
 class Schedulers:
@@ -35,6 +73,8 @@ class Schedulers:
         ssr = self._ssr
         for group in self.optimizer.param_groups:
             group.setdefault("initial_lr", group["lr"])
+        #: The schedulers as ``state.schedulers`` has them: each with ``get_last_lr()``.
+        self.in_use = [each if isinstance(each, LRScheduler) else InUse(each, self.optimizer) for each in self._given]
         for scheduler in self._given:
             if not isinstance(scheduler, LRScheduler) and not callable(scheduler):
                 raise TypeError(
@@ -64,13 +104,11 @@ class Schedulers:
 
     def _set(self, position: Any) -> None:
         with self._view.at(position):
-            for scheduler in self._given:
-                if isinstance(scheduler, LRScheduler):
-                    continue
-                alone = len(inspect.signature(scheduler).parameters) == 1
-                factor = scheduler(self._view) if alone else scheduler(self._view, self._ssr)
-                for group in self.optimizer.param_groups:
-                    group["lr"] = group["initial_lr"] * factor
+            for each in self.in_use:
+                if isinstance(each, InUse):
+                    each.factor = factor(each.scheduler, self._view, self._ssr)
+                    for group, rate in zip(self.optimizer.param_groups, each.get_last_lr(), strict=True):
+                        group["lr"] = rate
 
     def resumed(self, saved: Sequence[Mapping[str, Any]]) -> None:
         """Continue from the states of a checkpoint of mosaicml's; the learning rates are the optimizer's."""

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import importlib.util
+import socket
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from hocket.data.items import get_item, set_item
+from hocket.display import notebook
+from hocket_migration.composer.core.event import Event
+from hocket_migration.composer.core.time import Time, TimeUnit
+from hocket_migration.composer.devices import Device, best_device, device_named
+
+#: The dtypes of Composer's names.
+STR_TO_DTYPE = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 def batch_get(batch: Any, key: Any) -> Any:
@@ -32,6 +42,17 @@ def batch_set(batch: Any, key: Any, value: Any) -> Any:
     return set_item(batch, key, value)
 
 
+def map_collection(collection: Any, map_fn: Callable[[Any], Any]) -> Any:
+    """Call a function with each element of a list, tuple or dict, or with one thing; return the results in the same kind."""
+    if collection is None:
+        return None
+    if isinstance(collection, list | tuple):
+        return type(collection)(map_fn(each) for each in collection)
+    if isinstance(collection, dict):
+        return {key: map_fn(each) for key, each in collection.items()}
+    return map_fn(collection)
+
+
 def ensure_tuple(x: Any) -> tuple[Any, ...]:
     """Return a tuple of nothing for None, of the values of a mapping, of the items of a sequence, else of one thing."""
     if x is None:
@@ -41,11 +62,63 @@ def ensure_tuple(x: Any) -> tuple[Any, ...]:
     return tuple(x) if isinstance(x, Sequence) and not isinstance(x, str | bytes) else (x,)
 
 
-def get_device(device: str | None = None) -> torch.device:
-    """Return a device of torch by Composer's name; None for a GPU if there is one."""
-    if device is None:
-        device = "gpu" if torch.cuda.is_available() else "cpu"
-    return torch.device({"gpu": "cuda"}.get(device, device))
+def get_device(device: str | Device | None = None) -> Device:
+    """Return a device by Composer's name; None for a GPU if there is one. Raises ValueError for other names."""
+    if isinstance(device, Device):
+        return device
+    return best_device() if device is None else device_named(device)
+
+
+def is_model_ddp(model: nn.Module) -> bool:
+    """Whether a model is wrapped by torch's DistributedDataParallel."""
+    return isinstance(model, nn.parallel.DistributedDataParallel)
+
+
+def is_model_fsdp(model: nn.Module) -> bool:
+    """Whether ranks hold shards of a model's weights."""
+    return any(isinstance(each, DTensor) for each in model.parameters())
+
+
+def is_xla_installed() -> bool:
+    """Whether there is torch_xla."""
+    return importlib.util.find_spec("torch_xla") is not None
+
+
+def is_notebook() -> bool:
+    """Whether this is a notebook."""
+    return notebook() is not None
+
+
+def get_free_tcp_port() -> int:
+    """Return a port that nothing listens on."""
+    with socket.socket() as found:
+        found.bind(("", 0))
+        return int(found.getsockname()[1])
+
+
+def create_interval_scheduler(
+    interval: int | str | Time, include_end_of_training: bool = True, checkpoint_events: bool = True
+) -> Callable[[Any, Event], bool]:
+    """Return a function for ``eval_interval`` and ``save_interval`` that agrees in an interval, and at the end of training.
+
+    Raises ValueError for an interval in ``dur``, which both take as a text.
+    """
+    every = Time.from_input(interval, "ep")
+    if every.unit is TimeUnit.DURATION:
+        raise ValueError(f"create_interval_scheduler('{every}'): pass '{every}' itself as the interval.")
+    epochs = every.unit is TimeUnit.EPOCH
+    checkpoint = Event.EPOCH_CHECKPOINT if epochs else Event.BATCH_CHECKPOINT
+    on = checkpoint if checkpoint_events else Event.EPOCH_END if epochs else Event.BATCH_END
+
+    def due(state: Any, event: Event) -> bool:
+        if every.value <= 0 or event is not on:
+            return False
+        if include_end_of_training and state.max_duration is not None and state.timestamp >= state.max_duration:
+            return True
+        before, now = (each.get(every.unit).value for each in (state.previous_timestamp, state.timestamp))
+        return bool(before // every.value != now // every.value)
+
+    return due
 
 
 @contextmanager

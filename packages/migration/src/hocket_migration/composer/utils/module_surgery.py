@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import nn
@@ -43,3 +43,17 @@ def replace_module_classes(
 def count_module_instances(module: nn.Module, module_class: type[nn.Module] | tuple[type[nn.Module], ...]) -> int:
     """Return the number of descendants of a class."""
     return sum(isinstance(each, module_class) for each in module.modules() if each is not module)
+
+
+def update_params_in_optimizer(
+    old_params: Iterable[nn.Parameter], new_params: Iterable[nn.Parameter], optimizers: Optimizer | Sequence[Optimizer]
+) -> None:
+    """Remove parameters from their group, and add others to it. Raises RuntimeError if they are in several groups."""
+    (optimizer,) = [optimizers] if isinstance(optimizers, Optimizer) else optimizers
+    old = set(old_params)
+    groups = [group for group in optimizer.param_groups if not old.isdisjoint(group["params"])]
+    if len(groups) > 1:
+        raise RuntimeError("The parameters are in several groups of the optimizer. Update one group at a time.")
+    for group in groups:
+        kept = [each for each in group["params"] if each not in old]
+        group["params"] = [*kept, *(each for each in new_params if not any(each is other for other in kept))]

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
+
+from hocket_migration.composer.utils import dist
+
+#: The largest seed.
+MAX_SEED = 2**32 - 1
 
 
 def seed_all(seed: int) -> None:
@@ -21,7 +27,7 @@ def seed_all(seed: int) -> None:
         >>> torch.initial_seed()
         17
     """
-    if not 0 <= seed < 2**32:
+    if not 0 <= seed <= MAX_SEED:
         raise ValueError(f"seed_all({seed}): a seed is a number from 0 to 2**32 - 1.")
     random.seed(seed)
     np.random.seed(seed)
@@ -43,7 +49,30 @@ def seed_context(seed: int) -> Iterator[None]:
 
 def get_random_seed() -> int:
     """Return a random seed."""
-    return random.SystemRandom().randrange(2**32)
+    return random.SystemRandom().randrange(MAX_SEED + 1)
+
+
+def get_rng_state() -> list[dict[str, Any]]:
+    """Return the states of the random numbers of Python, NumPy and torch, of each rank."""
+    state: dict[str, Any] = {
+        "python": random.getstate(), "numpy": np.random.get_state(), "torch": torch.get_rng_state(),
+    }  # fmt: skip
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        state["cuda"] = torch.cuda.get_rng_state()
+    return dist.all_gather_object(state)
+
+
+def load_rng_state(rng_state_dicts: Sequence[dict[str, Any]]) -> None:
+    """Restore what :func:`get_rng_state` returned; on a rank that had none, change nothing."""
+    rank = dist.get_global_rank()
+    if rank >= len(rng_state_dicts):
+        return
+    state = rng_state_dicts[rank]
+    random.setstate(state["python"])
+    np.random.set_state(state["numpy"])
+    torch.set_rng_state(state["torch"])
+    if "cuda" in state and torch.cuda.is_available():
+        torch.cuda.set_rng_state(state["cuda"])
 
 
 def configure_deterministic_mode() -> None:
