@@ -674,6 +674,24 @@ def test_a_name_on_one_rank_is_named_once_and_nothing_hangs() -> None:
     assert "with reduce='mean' on rank 0, and with reduce='sum' on rank 1" in ways
 
 
+def test_a_plain_value_that_rank_0_does_not_log_is_named() -> None:
+    class Logs(hocket.Callback):
+        def batch_end(self, state: hocket.State) -> None:
+            state.log({"everywhere": 1.0})
+            if state.strategy.rank:
+                state.log({"elsewhere": float(state.strategy.rank)})
+
+    def train(rank: int) -> Any:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            history = make_trainer(callbacks=[Logs()], strategy="ddp", log_every="1ba", duration="1ep").fit().history
+        return sorted(history), [str(each.message) for each in caught if "was logged on" in str(each.message)]
+
+    (names, told), (_, silent) = ranks(2, train)
+    assert "everywhere" in names and "elsewhere" not in names and not silent
+    assert len(told) == 1 and told[0].startswith("'elsewhere' was logged on rank 1, and not on rank 0"), told
+
+
 def test_another_number_of_ranks_continues_the_epoch() -> None:
     data = batches([4] * 6)
 

@@ -411,7 +411,8 @@ class State:
     ) -> None:
         """Log values by name. Scalar tensors stay on their device until the logging interval ends.
 
-        Without further arguments the last value of an interval counts, as rank 0 has it. Otherwise values are reduced over
+        Without further arguments the last value of an interval counts, as rank 0 has it; the end of a fit warns about names that
+        only other ranks have logged. Otherwise values are reduced over
         everything that is logged in the interval, on all ranks, in double precision. Early stopping, ``best=`` of checkpoints
         and the schedule ``plateau`` find the value by its name.
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
+
 import torch
 
 from hocket.checkpoints.storage.ranks import Ranks
 from hocket.data.batches import Counts
+from hocket.help import logged as help_logged
 from hocket.state import State
 from hocket.training.requests import Decision
 
@@ -65,3 +68,14 @@ def share_aggregates(state: State) -> None:
 def ranks_of(state: State) -> Ranks:
     """Return the `Ranks` of a run; all ranks have to make the same calls on it."""
     return Ranks(state.strategy.rank, state.strategy.world_size, state.bus.all_gather_object)
+
+
+def compare_names(state: State) -> None:
+    """Warn about names that other ranks than 0 alone have logged without a reduction. All ranks call it."""
+    if state.strategy.world_size == 1:
+        return
+    names = state.bus.all_gather_object(sorted(state.aggregates.plain))
+    if state.strategy.rank == 0:
+        for name in sorted({name for each in names for name in each}.difference(names[0])):
+            ranks = [rank for rank, each in enumerate(names) if name in each]
+            warnings.warn(help_logged.lost(name, ranks), stacklevel=2)

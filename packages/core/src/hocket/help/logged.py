@@ -164,6 +164,14 @@ def differs(name: str, over: str, reduce: str, by_rank: Mapping[int, str], world
     )
 
 
+def lost(name: str, ranks: Sequence[int]) -> str:
+    """Return the warning about a name that was logged without a reduction, but not on rank 0."""
+    return (
+        f"{name!r} was logged on {_ranks(ranks)}, and not on rank 0, whose values alone are passed to the loggers where none are "
+        f"reduced; so it is in no log. Log it on rank 0 too, or write state.log({{{name!r}: …}}, reduce='mean')."
+    )
+
+
 def twice(both: Sequence[str]) -> str:
     """Return the warning about names that were logged with and without a reduction in one interval."""
     return (

@@ -187,6 +187,7 @@ class FitLoop:
         self._checkpoint("over", bus.fit_end)
         agreement.share_aggregates(state)
         self._write_logs()
+        agreement.compare_names(state)
 
     def _finish(self, stage: str) -> None:
         """Complete the batch or epoch in which a checkpoint was taken or an exception was raised."""
