@@ -411,10 +411,10 @@ class State:
     ) -> None:
         """Log values by name. Scalar tensors stay on their device until the logging interval ends.
 
-        Without further arguments the last value of an interval counts, as rank 0 has it; the end of a fit warns about names that
-        only other ranks have logged. Otherwise values are reduced over
-        everything that is logged in the interval, on all ranks, in double precision. Early stopping, ``best=`` of checkpoints
-        and the schedule ``plateau`` find the value by its name.
+        Without further arguments the last value of an interval counts, as rank 0 has it; a fit ends with a warning about names
+        that only other ranks have logged. Otherwise values are reduced over everything that is logged in the interval, on all
+        ranks, in double precision. Early stopping, ``best=`` of checkpoints and the schedule ``plateau`` find the value by its
+        name.
 
         Args:
             values: numbers, scalar tensors, or metrics (objects with ``update``, ``compute`` and ``reset``) that the caller
