@@ -167,8 +167,8 @@ def differs(name: str, over: str, reduce: str, by_rank: Mapping[int, str], world
 def lost(name: str, ranks: Sequence[int]) -> str:
     """Return the warning about a name that was logged without a reduction, but not on rank 0."""
     return (
-        f"{name!r} was logged on {_ranks(ranks)}, and not on rank 0. Without a reduction loggers get the values of rank 0, so it "
-        f"is in no log. Log it on rank 0 too, or write state.log({{{name!r}: …}}, reduce='mean')."
+        f"{name!r} was logged on {_ranks(ranks)}, and not on rank 0. Without a reduction loggers get the values of rank 0, so "
+        f"it is in no log. Log it on rank 0 too, or write state.log({{{name!r}: …}}, reduce='mean')."
     )
 
 
