@@ -1,7 +1,8 @@
 """One contender in a process of its own: ``python worker.py NAME``. Reads a question per line, answers with a line of JSON.
 
 ``{"workload": "mlp", "case": "bare"}`` is answered with seconds per step of the hand-written loop and of the contender,
-measured one right after the other, or in blocks in turn with ``"in_turn": true``. ``{}`` is answered with the cases there are and the versions.
+measured one right after the other, or in blocks in turn with ``"in_turn": true``. ``{}`` is answered with the cases there are
+and the versions.
 ``{"function": "colout", "batch": 256, "side": 224}`` is answered with the seconds of one call of a functional form.
 ``"device"`` and ``"precision"`` replace those of the workload.
 """

@@ -279,7 +279,9 @@ def test_other_numbers_and_events_are_refused(every: dict[str, Any]) -> None:
 
         def epoch_end(self) -> None: ...
 
-    with pytest.raises(HookError, match=r"has every_batches=.* Give events from after_dataloader to batch_end the number"):
+    with pytest.raises(
+        HookError, match=r"has every_batches=.* Give events from after_dataloader to batch_end the number"
+    ):
         bus_of(Rare())
 
 

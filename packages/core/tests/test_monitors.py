@@ -141,6 +141,32 @@ def test_norms_of_layers_are_those_of_a_plain_loop() -> None:
         assert values(logger, f"gradient/{name}") == pytest.approx(series, rel=1e-5)
 
 
+@pytest.mark.parametrize("sizes", [(1, 1, 1), (2, 1, 3)])
+@pytest.mark.parametrize("layers", ["*", "2"])
+def test_monitors_of_one_trainer_share_what_they_measure(
+    sizes: tuple[int, ...], layers: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each logs what it logs alone, also where the others measure in other batches, or other layers."""
+
+    def made() -> list[Any]:
+        first, second, third = sizes
+        return [GradientMonitor(first, layers), OptimizerMonitor(second), GradientMonitor(third, by="parameter")]
+
+    copies = []
+    clone = Tensor.clone
+    monkeypatch.setattr(Tensor, "clone", lambda self, **how: copies.append(self) or clone(self, **how))
+    together = fit(*made())
+    count = len(copies)
+    alone = [fit(monitor) for monitor in made()]
+    for logger in alone:
+        names = [name for name in logger.metrics if name.split("/")[0] in ("gradient", "optimizer")]
+        assert names
+        for name in names:
+            assert together.metrics[name] == logger.metrics[name], name
+    if sizes == (1, 1, 1) and layers == "*":
+        assert (count, len(copies)) == (24, 96)  # 4 tensors in each of 6 batches, once and then for each alone
+
+
 def test_parameters_and_patterns() -> None:
     logger = fit(GradientMonitor(every=2, layers=["2.*"], by="parameter"))
     assert [batch for batch, _ in logger.metrics["gradient/norm/2.bias"]] == [2, 4, 6]

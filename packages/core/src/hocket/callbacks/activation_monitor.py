@@ -135,7 +135,9 @@ class ActivationMonitor(Callback):
             return
         self._measured, measured, self._batch = False, self._batch, {}
         found = _statistics(list(measured.values())).items()
-        state.log({f"activation/{kind}/{name}": each for kind, of in found for name, each in zip(measured, of, strict=True)})
+        state.log(
+            {f"activation/{kind}/{name}": each for kind, of in found for name, each in zip(measured, of, strict=True)}
+        )
         if self._histograms is not None:
             for name, moments in measured.items():
                 if moments.counts is not None:

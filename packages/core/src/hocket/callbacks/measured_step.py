@@ -30,7 +30,9 @@ class MeasuredStep(Callback):
 
     def fit_start(self, state: State) -> None:
         """Share with the others of the Trainer."""
-        self._shared = next((a.obj._shared for a in state.bus.attachments if isinstance(a.obj, MeasuredStep)), self._shared)
+        self._shared = next(
+            (a.obj._shared for a in state.bus.attachments if isinstance(a.obj, MeasuredStep)), self._shared
+        )
 
     def _parameters(self, state: State) -> list[nn.Parameter]:
         return [p for optimizer in state.optimizers for group in optimizer.param_groups for p in group["params"]]
