@@ -11,7 +11,7 @@ import pytest
 pl = pytest.importorskip("lightning.pytorch")
 
 import torch  # noqa: E402
-from torch.utils.data import DataLoader  # noqa: E402
+from torch.utils.data import DataLoader, IterableDataset  # noqa: E402
 
 sys.path.append(str(Path(__file__).parent))
 
@@ -158,6 +158,10 @@ def schedulers(form: str) -> Any:
                     "optimizer": sgd,
                     "lr_scheduler": {"scheduler": plateau, "monitor": "train_loss", "interval": "step"},
                 },
+                "plateau in steps on validation": {
+                    "optimizer": sgd,
+                    "lr_scheduler": {"scheduler": plateau, "monitor": "val_loss", "interval": "step", "strict": False},
+                },
                 "several": ([sgd], [step, {"scheduler": plateau, "monitor": "train_loss_epoch"}]),
                 "every second epoch": ([sgd], [{"scheduler": step, "frequency": 2}]),
             }[form]
@@ -172,6 +176,20 @@ def schedulers(form: str) -> Any:
 )  # fmt: skip
 def test_every_form_of_configure_optimizers(form: str) -> None:
     m.compare(schedulers(form))
+
+
+class Unsized(IterableDataset):
+    def __iter__(self) -> Any:
+        return iter(m.pairs(18, 8, 1))
+
+
+@pytest.mark.parametrize("how", [{}, {"val_check_interval": 2}, {"accumulate_grad_batches": 2}])
+@pytest.mark.parametrize("sized", [True, False])
+def test_a_plateau_in_steps_acts_on_the_validation_before_it(how: dict[str, Any], sized: bool) -> None:
+    def fit(trainer: Any, module: Any) -> None:
+        trainer.fit(module, DataLoader(m.pairs(18, 8, 1) if sized else Unsized(), 3))
+
+    m.compare(schedulers("plateau in steps on validation"), fit, **how)
 
 
 class NoneSometimes(m.LitAutoEncoder):

@@ -111,6 +111,8 @@ class LightningTask(EvaluatedModule):
         self._results = Results()
         #: Whether a batch was begun and not ended; whether the rest of the epoch is skipped; whether one is in progress.
         self._begun = self._skipping = self._in_epoch = self._trained_before = False
+        #: Whether schedulers that monitor a value have not stepped after the latest batch, which a validation may follow.
+        self._plateau_waits = False
         #: Whether schedulers of this epoch have stepped, where its last batch is known in advance.
         self._epoch_stepped = False
         #: Whether `training_step` was called for the current window's batches one by one.
@@ -337,6 +339,7 @@ class LightningTask(EvaluatedModule):
 
     def batch_start(self, state: State) -> None:
         """``on_train_batch_start``; if it returns -1, the rest of the epoch is skipped."""
+        self._step_plateau()
         self._window = isinstance(state.batch, Window)
         self._first_microbatch = True
         self._counted = False
@@ -442,13 +445,20 @@ class LightningTask(EvaluatedModule):
                 self._taken.add(name)
 
     def batch_checkpoint(self, state: State) -> None:
-        """The schedulers that depend on a value, in the interval of steps."""
+        """Schedulers that monitor a value, in the interval of steps; in the last batch, the end of the epoch validates first."""
         self._continue_random_numbers()
         if self._skipping or self._trained_before:
             return
-        self._step_schedulers("step", plateau=True)
+        self._plateau_waits = True
+        if state.epoch_length not in (None, state.timestamp.batch_in_epoch):
+            self._step_plateau()
         self.trainer.batches_that_stepped += 1
         self._counted = True
+
+    def _step_plateau(self) -> None:
+        if self._plateau_waits:
+            self._plateau_waits = False
+            self._step_schedulers("step", plateau=True)
 
     def epoch_end(self, state: State) -> None:
         """Schedulers in the interval of epochs, if the epoch's length was unknown."""
@@ -468,6 +478,7 @@ class LightningTask(EvaluatedModule):
     def epoch_checkpoint(self, state: State) -> None:
         """``on_train_epoch_end``, which Lightning calls after validation."""
         self._continue_random_numbers()
+        self._step_plateau()
         self._close_epoch(state)
         self.trainer.current_epoch = state.timestamp.epoch
         self.trainer.epoch_begun = self.trainer.epoch_processed = False
@@ -492,6 +503,7 @@ class LightningTask(EvaluatedModule):
 
     def fit_end(self, state: State) -> None:
         """``on_train_end``."""
+        self._step_plateau()
         if state.timestamp.batch_in_epoch:  # a fit that ends within an epoch
             self._close_epoch(state)
             self._in_epoch = True
@@ -545,6 +557,8 @@ class LightningTask(EvaluatedModule):
         return {
             "counters": {name: getattr(trainer, name) for name in _COUNTERS},
             "in_epoch": self._in_epoch,
+            "plateau_waits": self._plateau_waits,
+            "metrics": trainer.callback_metrics,
             "schedulers": [config.scheduler.state_dict() for config in trainer.lr_scheduler_configs],
             "callbacks": callbacks,
             "added": {name: value for name, value in added.items() if name not in _STANDARD},
@@ -563,7 +577,8 @@ class LightningTask(EvaluatedModule):
         trainer = self.trainer
         for name, value in state["counters"].items():
             setattr(trainer, name, value)
-        self._in_epoch = state["in_epoch"]
+        self._in_epoch, self._plateau_waits = state["in_epoch"], state.get("plateau_waits", False)
+        trainer._callback_metrics.update(state.get("metrics", {}))
         for config, saved in zip(trainer.lr_scheduler_configs, state["schedulers"], strict=True):
             config.scheduler.load_state_dict(saved)
         trainer.hooks.module("on_load_checkpoint", dict(state["added"]))
