@@ -67,7 +67,7 @@ def recorded(trainer_class: Any, base: Any, run: Any, names: list[str], **others
     module = recording(base, calls, present)()
     callback = recording(pl.Callback, calls, OF_CALLBACKS)()
     settings = {"limit_train_batches": 2, "limit_val_batches": 1, "limit_predict_batches": 2, "limit_test_batches": 2}
-    run(trainer_class(**m.arguments(callbacks=[callback], max_epochs=2, **settings, **others)), module)
+    run(trainer_class(**m.arguments(callbacks=[callback], max_epochs=2, **(settings | others))), module)
     return calls
 
 
@@ -102,15 +102,14 @@ def without_loaders(calls: list[str]) -> list[str]:
     return [each for each in calls if "_dataloader" not in each]
 
 
-def test_accumulation_loads_the_window_first_and_keeps_the_order_of_each_batch() -> None:
+@pytest.mark.parametrize("interval", [1.0, 1, 3])
+def test_accumulation_loads_the_window_first_and_keeps_the_order_of_each_batch(interval: Any) -> None:
     def fit(trainer: Any, module: Any) -> None:
         trainer.fit(module)
 
-    names = [name for name in OF_MODULES if "transfer" not in name]
-    ours = recorded(Trainer, BoringModel, fit, [n for n in names if n != "optimizer_step"], accumulate_grad_batches=2)
-    theirs = recorded(
-        pl.Trainer, BoringModel, fit, [n for n in names if n != "optimizer_step"], accumulate_grad_batches=2
-    )
+    names = [name for name in OF_MODULES if "transfer" not in name and name != "optimizer_step"]
+    how = {"accumulate_grad_batches": 2, "val_check_interval": interval, "limit_train_batches": 4}
+    ours, theirs = (recorded(kind, BoringModel, fit, names, **how) for kind in (Trainer, pl.Trainer))
     assert without_loaders(ours) == without_loaders(theirs)
 
 

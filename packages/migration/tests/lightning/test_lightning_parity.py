@@ -192,6 +192,30 @@ def test_a_plateau_in_steps_acts_on_the_validation_before_it(how: dict[str, Any]
     m.compare(schedulers("plateau in steps on validation"), fit, **how)
 
 
+class Even(m.VAE):
+    """Batches of one size, which a window weights alike in both."""
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(m.pairs(21, 8, 1), batch_size=3, shuffle=True)
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"accumulate_grad_batches": 3, "val_check_interval": 2, "limit_train_batches": 6},
+        {"accumulate_grad_batches": 2, "val_check_interval": 3, "limit_train_batches": 6},
+        {"accumulate_grad_batches": 4, "val_check_interval": 1, "limit_train_batches": 4},
+        {"accumulate_grad_batches": 2, "val_check_interval": 0.5, "limit_train_batches": 6},
+        {"accumulate_grad_batches": 3, "val_check_interval": 4, "check_val_every_n_epoch": None, "limit_train_batches": 6},
+        {"val_check_interval": 2, "check_val_every_n_epoch": 2},
+        {"accumulate_grad_batches": 2, "check_val_every_n_epoch": 2, "limit_train_batches": 6},
+        {"accumulate_grad_batches": 2, "val_check_interval": 3, "limit_train_batches": 6, "precision": "bf16-mixed"},
+    ],
+)
+def test_validation_comes_after_the_same_batches(how: dict[str, Any]) -> None:
+    m.compare(Even, **how, max_epochs=4)
+
+
 class NoneSometimes(m.LitAutoEncoder):
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         return None if batch_idx % 3 == 1 else super().training_step(batch, batch_idx)

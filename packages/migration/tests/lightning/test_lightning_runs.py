@@ -232,6 +232,25 @@ def test_two_ranks_train_on_the_mean_of_both_and_evaluate_each_sample_once(strat
         assert found["train_loss_epoch"] == pytest.approx(alone["train_loss_epoch"], abs=1e-5)
 
 
+class Places(pl.Callback):
+    def __init__(self) -> None:
+        self.found: list[int] = []
+
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        self.found.append(trainer.batch_idx)
+
+
+@pytest.mark.parametrize("samples", [16, 14])
+def test_ranks_validate_together_within_a_window_and_at_the_end_of_the_last(samples: int) -> None:
+    def train(rank: int) -> list[int]:
+        given = m.arguments(max_epochs=1, num_sanity_val_steps=0, accumulate_grad_batches=2, val_check_interval=1)
+        trainer = Trainer(**given | {"callbacks": [places := Places()]}, hocket={"strategy": "ddp"})
+        trainer.fit(Means(), DataLoader(m.pairs(samples, 8, 1), 2), DataLoader(m.pairs(5, 8, 2), 2))
+        return places.found
+
+    assert run_ranks(train, 2) == [[0, 1, 3]] * 2
+
+
 class Quiet(m.Accumulating):
     """Manual optimization without random numbers or logs that differ between ranks."""
 

@@ -15,6 +15,7 @@ from hocket.data import batches
 from hocket.data.batches import Counts
 from hocket.data.windows import Window
 from hocket.training import seeding
+from hocket.training.evaluate import evaluate
 from hocket.training.requests import Decision
 from hocket_migration.lightning.actions import Actions, NoLoss
 from hocket_migration.lightning.evaluating import EvaluatedModule
@@ -25,6 +26,7 @@ from hocket_migration.lightning.view import TrainerView
 
 if TYPE_CHECKING:
     from hocket.state import State
+    from hocket_migration.lightning.validating import Check
 
 #: Keys of a Lightning checkpoint that hocket's checkpoints have elsewhere.
 _STANDARD = ("epoch", "global_step", "pytorch-lightning_version", "state_dict")
@@ -122,6 +124,8 @@ class LightningTask(EvaluatedModule):
         #: Whether the module's optimizers are made; and the form of its batches, None for that of the data.
         self.optimizes = True
         self.unpack: Callable[[Any], Any] | None = None
+        #: When a fit of the drop-in Trainer validates.
+        self.check: Check | None = None
         #: Names that hocket logs itself.
         self._taken: set[str] = set()
 
@@ -131,14 +135,6 @@ class LightningTask(EvaluatedModule):
         """Call ``training_step``, and return what it returned. Outside of a fit, call the module."""
         if not self.trainer.training:
             return self.model(batch)
-        if self._window:
-            self._end_batch()
-            self._begin_batch(batch)
-            if self._skipping:
-                raise ValueError(
-                    f"on_train_batch_start of {type(self.model).__name__} returned -1 within a window of accumulate=, whose "
-                    "batches are trained on together. Return -1 without accumulation only."
-                )
         return self.training_step(batch)
 
     def training_step(self, batch: Any) -> Any:
@@ -199,8 +195,8 @@ class LightningTask(EvaluatedModule):
 
     @property
     def skips(self) -> bool:
-        """Whether the module has skipped the rest of the epoch, after which Lightning does not validate."""
-        return self._skipping
+        """Whether the module has skipped the rest of the epoch, or a resumed run the batch: Lightning does not validate then."""
+        return self._skipping or self._trained_before
 
     def configure_optimizers(self) -> Any:
         """Return the module's optimizers; its schedulers are stepped as Lightning steps them."""
@@ -371,6 +367,32 @@ class LightningTask(EvaluatedModule):
         self._batch, self._output, self._begun = batch, None, True
         self._results.padding = False
         self._skipping = trainer.hooks.both("on_train_batch_start", batch, trainer.batch_idx) == -1
+
+    def before_forward(self, state: State) -> None:
+        """Begin the next batch of a window, after the end of the one before and the validation that is due there."""
+        if not self._window or self._repeats:
+            return
+        if self._begun:
+            self._end_batch()
+            self._validate_within(state)
+        self._begin_batch(state.batch)
+        if self._skipping:
+            raise ValueError(
+                f"on_train_batch_start of {type(self.model).__name__} returned -1 within a window of accumulate=, whose "
+                "batches are trained on together. Return -1 without accumulation only."
+            )
+
+    def _validate_within(self, state: State) -> None:
+        now, length = state.timestamp.batch_in_epoch, state.epoch_length
+        full = state.strategy.world_size == 1 or (length is not None and now + 1 < length)  # on all ranks
+        if self.check is None or not self.check.due_within(together=full):
+            return
+        samples, self._within = state.aggregates.samples, True
+        try:
+            evaluate(state, state.eval_sets)
+        finally:
+            state.aggregates.samples, self._within = samples, False
+        self._continue_random_numbers()
 
     def after_loss(self, state: State) -> None:
         """``on_before_zero_grad`` and ``optimizer_zero_grad``, before the first gradients of a step."""

@@ -22,6 +22,7 @@ from hocket_migration.lightning import arguments, callbacks, checkpoint, data
 from hocket_migration.lightning.framework import overrides, package_of, require
 from hocket_migration.lightning.preparing import prepare
 from hocket_migration.lightning.task import LightningTask, check_trains
+from hocket_migration.lightning.validating import Check
 from hocket_migration.lightning.view import TrainerView
 
 P = ParamSpec("P")
@@ -199,8 +200,10 @@ class Trainer(TrainerView):
         self._log_hyperparameters()
         task.begin_fit(run)
         evaluated = self._fit_loaders(task, val_dataloaders)
-        every = arguments.eval_every(self._given, self._epoch_batches())
+        self._train_batches()
+        every = Check(self)
         every.unless = lambda: task.skips
+        task.check = None if self.fast_dev_run else every
         labels = data.labelled(evaluated, "val_dataloader")
         limit = self.limit_val_batches
         sets = {
@@ -571,10 +574,6 @@ class Trainer(TrainerView):
         source = adapt(prepared(loader, run.bus.prepare_data, True, self._extra.get("global_batch")), given=loader)
         length = source.length()
         return loader if length is None else range(length)
-
-    def _epoch_batches(self) -> int | None:
-        self._train_batches()
-        return None if self.num_training_batches == math.inf else int(self.num_training_batches)
 
     @property
     def estimated_stepping_batches(self) -> int | float:
