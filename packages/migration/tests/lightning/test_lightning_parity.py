@@ -206,7 +206,12 @@ class Even(m.VAE):
         {"accumulate_grad_batches": 2, "val_check_interval": 3, "limit_train_batches": 6},
         {"accumulate_grad_batches": 4, "val_check_interval": 1, "limit_train_batches": 4},
         {"accumulate_grad_batches": 2, "val_check_interval": 0.5, "limit_train_batches": 6},
-        {"accumulate_grad_batches": 3, "val_check_interval": 4, "check_val_every_n_epoch": None, "limit_train_batches": 6},
+        {
+            "accumulate_grad_batches": 3,
+            "val_check_interval": 4,
+            "check_val_every_n_epoch": None,
+            "limit_train_batches": 6,
+        },
         {"val_check_interval": 2, "check_val_every_n_epoch": 2},
         {"accumulate_grad_batches": 2, "check_val_every_n_epoch": 2, "limit_train_batches": 6},
         {"accumulate_grad_batches": 2, "val_check_interval": 3, "limit_train_batches": 6, "precision": "bf16-mixed"},

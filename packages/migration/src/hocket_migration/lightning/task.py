@@ -195,7 +195,7 @@ class LightningTask(EvaluatedModule):
 
     @property
     def skips(self) -> bool:
-        """Whether the module has skipped the rest of the epoch, or a resumed run the batch: Lightning does not validate then."""
+        """Whether the module has skipped the rest of the epoch, or a resumed run this batch: no validation follows."""
         return self._skipping or self._trained_before
 
     def configure_optimizers(self) -> Any:
@@ -467,7 +467,7 @@ class LightningTask(EvaluatedModule):
                 self._taken.add(name)
 
     def batch_checkpoint(self, state: State) -> None:
-        """Schedulers that monitor a value, in the interval of steps; in the last batch, the end of the epoch validates first."""
+        """Schedulers that monitor a value, in steps; the validation at the end of an epoch comes before them."""
         self._continue_random_numbers()
         if self._skipping or self._trained_before:
             return
