@@ -124,6 +124,8 @@ class LightningTask(EvaluatedModule):
         #: Whether the module's optimizers are made; and the form of its batches, None for that of the data.
         self.optimizes = True
         self.unpack: Callable[[Any], Any] | None = None
+        #: Whether a fit ends before its first batch, as the drop-in Trainer's limits may say.
+        self.omits_training = False
         #: When a fit of the drop-in Trainer validates.
         self.check: Check | None = None
         #: Names that hocket logs itself.
@@ -195,8 +197,8 @@ class LightningTask(EvaluatedModule):
 
     @property
     def skips(self) -> bool:
-        """Whether the module has skipped the rest of the epoch, or a resumed run this batch: no validation follows."""
-        return self._skipping or self._trained_before
+        """Whether the rest of the epoch, this batch of a resumed run or all training is omitted: no validation follows."""
+        return self._skipping or self._trained_before or self.omits_training
 
     def configure_optimizers(self) -> Any:
         """Return the module's optimizers; its schedulers are stepped as Lightning steps them."""
@@ -305,7 +307,15 @@ class LightningTask(EvaluatedModule):
         trainer.enter("FITTING", "TRAINING")
         trainer._results = self._results
         trainer.epoch_begun, trainer.epoch_processed = self._in_epoch, False
+        if self.omits_training:
+            state.request(Decision.STOP, reason="there is nothing to train")
+            return
         trainer.hooks.both("on_train_start")
+        self._stop(state)
+
+    def _stop(self, state: State) -> None:
+        if self.trainer.stops:
+            state.request(Decision.STOP, reason="trainer.should_stop was set")
 
     def epoch_start(self, state: State) -> None:
         """``on_train_epoch_start``."""
@@ -314,6 +324,7 @@ class LightningTask(EvaluatedModule):
         self._skipping, self._in_epoch, self._epoch_stepped = False, True, False
         trainer.epoch_begun = True
         trainer.hooks.both("on_train_epoch_start")
+        self._stop(state)
 
     def after_dataloader(self, state: State) -> None:
         """The hooks of the transfer to the device."""
@@ -431,6 +442,7 @@ class LightningTask(EvaluatedModule):
         self._write_step(state)
         if self.trainer.ends_by_steps and self.trainer.global_step >= self.trainer.max_steps:
             state.request(Decision.STOP, reason=f"max_steps={self.trainer.max_steps}")
+        self._stop(state)
 
     def _end_batch(self) -> None:
         if not self._begun:
@@ -476,6 +488,7 @@ class LightningTask(EvaluatedModule):
             self._step_plateau()
         self.trainer.batches_that_stepped += 1
         self._counted = True
+        self._stop(state)
 
     def _step_plateau(self) -> None:
         if self._plateau_waits:
@@ -505,6 +518,7 @@ class LightningTask(EvaluatedModule):
         self.trainer.current_epoch = state.timestamp.epoch
         self.trainer.epoch_begun = self.trainer.epoch_processed = False
         self._skipping = False
+        self._stop(state)
 
     def _close_epoch(self, state: State) -> None:
         if not self._in_epoch:
@@ -525,8 +539,10 @@ class LightningTask(EvaluatedModule):
 
     def fit_end(self, state: State) -> None:
         """``on_train_end``."""
+        if self.omits_training:
+            return
         self._step_plateau()
-        if state.timestamp.batch_in_epoch:  # a fit that ends within an epoch
+        if self._in_epoch:  # a fit that ends within an epoch
             self._close_epoch(state)
             self._in_epoch = True
             self.trainer.current_epoch += 1

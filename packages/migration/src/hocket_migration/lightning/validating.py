@@ -16,22 +16,23 @@ class Check(Interval):
 
     hocket asks after each of its batches and epochs, the task after each batch within a window.
 
+    Args:
+        unless: says whether validation is omitted.
+
     Raises:
         ValueError: the data is too short, or its length is unknown where it is needed.
     """
 
-    __slots__ = ("_batches", "_missed", "_timed", "_trainer", "unless")
+    __slots__ = ("_batches", "_missed", "_timed", "_trainer", "_unless")
     at_end = False
 
-    def __init__(self, trainer: TrainerView) -> None:
+    def __init__(self, trainer: TrainerView, unless: Callable[[], bool]) -> None:
         given, epochs = trainer.val_check_interval, trainer.check_val_every_n_epoch
         self._timed = not isinstance(given, int | float)
         super().__init__(f"{seconds_of(given):g}s" if self._timed else "1ba")
-        self._trainer, self._missed = trainer, False
-        #: Says whether validation is omitted.
-        self.unless: Callable[[], bool] = bool
+        self._trainer, self._unless, self._missed = trainer, unless, False
         #: A number of batches; None for the end of each epoch.
-        self._batches = None if self._timed else _batches(given, epochs, trainer.num_training_batches)
+        self._batches = None if self._timed or unless() else _batches(given, epochs, trainer.num_training_batches)
 
     def due(
         self,
@@ -42,9 +43,12 @@ class Check(Interval):
     ) -> bool:
         """Whether validation is due after a batch of hocket's, or after an epoch."""
         missed, self._missed = self._missed, False
+        ended = now.batch == previous.batch
+        if not ended and self._trainer.stops:
+            return self._in_epoch()
         if self._timed:
             return self._in_epoch() and super().due(previous, now, elapsed_before, elapsed_now)
-        return missed or self._reached(ended=now.batch == previous.batch)
+        return missed or self._reached(ended)
 
     def due_within(self, together: bool) -> bool:
         """Whether validation is due after a batch within a window.
@@ -52,17 +56,18 @@ class Check(Interval):
         Args:
             together: whether all ranks ask; otherwise validation follows at the window's end.
         """
-        reached = not self._timed and self._reached()
+        reached = self._reached(ended=False)
         self._missed |= reached and not together
         return reached and together
 
     def _in_epoch(self) -> bool:
         epochs = self._trainer.check_val_every_n_epoch
-        return not self.unless() and (epochs is None or (self._trainer.current_epoch + 1) % epochs == 0)
+        return not self._unless() and (epochs is None or (self._trainer.current_epoch + 1) % epochs == 0)
 
-    def _reached(self, ended: bool = False) -> bool:
+    def _reached(self, ended: bool) -> bool:
+        """Whether so many batches are done; ``ended`` says that the epoch is over, and not only its last batch."""
         trainer = self._trainer
-        if not self._in_epoch():
+        if self._timed or not self._in_epoch():
             return False
         if self._batches is None:
             return ended if trainer.num_training_batches == float("inf") else trainer.is_last_batch and not ended
