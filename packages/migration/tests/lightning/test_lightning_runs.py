@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -22,6 +22,7 @@ import modules as m  # noqa: E402
 import hocket  # noqa: E402
 from hocket.testkit import run_ranks  # noqa: E402
 from hocket_migration.lightning import LightningTask, Trainer  # noqa: E402
+from hocket_migration.lightning.algorithms import INSTEAD  # noqa: E402
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning"),
@@ -143,6 +144,41 @@ def test_a_ckpt_file_of_any_moment_has_lightnings_counters_and_continues_alike(t
         for folder in ("ours", "theirs"):
             assert batches(Trainer, tmp_path / folder / f"{name}.ckpt") == (18, 3, 18)
     assert batches(pl.Trainer, tmp_path / "ours" / "epoch=1-step=8.ckpt") == (18, 3, 18)
+
+
+class Writes(m.ImageClassifier):
+    """Writes in ``training_step`` what the message says."""
+
+    instead = ""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        import hocket_general.functional
+        import hocket_nlp.functional
+        import hocket_vision.functional
+
+        x, y = batch
+        logits, cross_entropy = self(x), torch.nn.functional.cross_entropy
+        names = {**globals(), **locals(), "F": torch.nn.functional, "loss": cross_entropy(logits, y)}
+        exec(self.instead, names)
+        return names["loss"] + cross_entropy(self(names["x"]), y[: len(names["x"])])
+
+
+class Between(hocket.Algorithm):
+    events: ClassVar = {hocket.Event.BEFORE_LOSS}
+
+    def apply(self, event: Any, state: Any) -> None:
+        raise AssertionError("refused before")
+
+
+@pytest.mark.parametrize("name", [*INSTEAD, Between()])
+def test_algorithms_between_outputs_and_loss_are_refused_with_what_to_write(name: Any) -> None:
+    with pytest.raises(hocket.plugins.PluginError, match="training_step of ImageClassifier computes both") as raised:
+        hocket.Trainer(model=LightningTask(m.ImageClassifier(), total_steps=1), algorithms=[name], device="cpu")
+    module = Writes()
+    if isinstance(name, str):
+        module.instead = str(raised.value).partition("write in training_step: ")[2]
+        assert module.instead == INSTEAD[name]
+    Trainer(**m.arguments(max_epochs=1)).fit(module, datamodule=m.DigitsDataModule())
 
 
 class BlurredImages(m.ImageClassifier):

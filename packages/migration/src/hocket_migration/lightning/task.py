@@ -17,6 +17,7 @@ from hocket.data.windows import Window
 from hocket.training import seeding
 from hocket.training.evaluate import evaluate
 from hocket.training.requests import Decision
+from hocket_migration.lightning import algorithms
 from hocket_migration.lightning.actions import Actions, NoLoss
 from hocket_migration.lightning.evaluating import EvaluatedModule
 from hocket_migration.lightning.framework import framework_of, overrides
@@ -238,6 +239,7 @@ class LightningTask(EvaluatedModule):
         self.trainer.run_state = state
         self.trainer._accelerator_connector.is_distributed = state.strategy.world_size > 1
         self._shards = hocket.Need.FULL_PARAMETERS not in state.strategy.offers
+        algorithms.refuse(state.bus, type(self.model).__name__)
         self._actions.attach(state)
 
     def before_load(self, state: State) -> None:

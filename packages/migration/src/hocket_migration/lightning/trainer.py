@@ -620,7 +620,7 @@ class Trainer(TrainerView):
         return total if steps == -1 else min(total, steps)
 
     @property
-    def max_epochs(self) -> int | None:
+    def max_epochs(self) -> int:
         """The epochs of the run, -1 for no limit."""
         given = self._given
         if self.fast_dev_run:
