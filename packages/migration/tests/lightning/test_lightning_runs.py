@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -152,13 +153,12 @@ class Writes(m.ImageClassifier):
     instead = ""
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
-        import hocket_general.functional
-        import hocket_nlp.functional
-        import hocket_vision.functional
-
         x, y = batch
         logits, cross_entropy = self(x), torch.nn.functional.cross_entropy
-        names = {**globals(), **locals(), "F": torch.nn.functional, "loss": cross_entropy(logits, y)}
+        names = {**locals(), "F": torch.nn.functional, "loss": cross_entropy(logits, y)}
+        for package in ("hocket_general", "hocket_nlp", "hocket_vision"):
+            import_module(f"{package}.functional")
+            names[package] = import_module(package)
         exec(self.instead, names)
         return names["loss"] + cross_entropy(self(names["x"]), y[: len(names["x"])])
 

@@ -26,6 +26,6 @@ def refuse(bus: Bus, module: str) -> None:
         if each.kind == "algorithms" and (each in acting or each.name in INSTEAD):
             write = INSTEAD.get(each.name, "the loss that it would make")
             raise PlanError(
-                f"Algorithm '{each.name}' acts between the model's outputs and the loss, and training_step of {module} computes "
-                f"both. Remove '{each.name}', and write in training_step: {write}"
+                f"Algorithm '{each.name}' acts between the model's outputs and the loss, and training_step of {module} "
+                f"computes both. Remove '{each.name}', and write in training_step: {write}"
             )
