@@ -18,6 +18,8 @@ sys.path.append(str(Path(__file__).parent))
 import modules as m  # noqa: E402
 from lightning.pytorch.demos import boring_classes as boring  # noqa: E402
 from lightning.pytorch.demos import lstm, transformer  # noqa: E402
+from lightning.pytorch.utilities import CombinedLoader  # noqa: E402
+from torch.utils._pytree import tree_flatten  # noqa: E402
 
 from hocket_migration.lightning import Trainer  # noqa: E402
 
@@ -110,6 +112,68 @@ def test_several_loaders_side_by_side() -> None:
         trainer.fit(module, datamodule=boring.IterableBoringDataModule())
 
     m.compare(OnTwoLoaders, fit, max_epochs=1, rates=False, metrics=False)
+
+
+class OnCombinedLoaders(boring.BoringModel):
+    """Takes batches of any form, in which a loader that has ended may be None."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 2)
+        self.forms: list[str] = []
+
+    def _loss(self, batch: Any) -> Any:
+        leaves, form = tree_flatten(batch)
+        self.forms.append(str(form))
+        return torch.stack([self.step(each) for each in leaves if each is not None]).sum()
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return self._loss(batch)
+
+    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        self.log("val", self._loss(batch) * (batch_idx + 1) * (dataloader_idx + 1))
+
+
+def loader(samples: int, seed: int) -> Any:
+    return DataLoader(boring.RandomDataset(4, samples), 2, shuffle=bool(seed))
+
+
+COLLECTIONS = {
+    "list": lambda seed: [loader(6, seed), loader(10, seed)],
+    "dict": lambda seed: {"b": loader(10, seed), "a": loader(6, seed)},
+    "nested": lambda seed: {"a": [loader(4, seed), loader(8, seed)], "b": (loader(6, seed),)},
+    "one": lambda seed: loader(8, seed),
+}
+
+
+@pytest.mark.parametrize("limit", [1.0, 0.5, 2])
+@pytest.mark.parametrize("form", COLLECTIONS)
+@pytest.mark.parametrize("mode", ["min_size", "max_size_cycle", "max_size", None])
+def test_combined_loaders(mode: Any, form: str, limit: Any) -> None:
+    def combined(seed: int) -> Any:
+        torch.manual_seed(seed)
+        made = COLLECTIONS[form](seed)
+        return made if mode is None else CombinedLoader(made, mode)
+
+    def fit(trainer: Any, module: Any) -> None:
+        trainer.fit(module, combined(1), combined(0))
+
+    how = {"limit_train_batches": limit, "limit_val_batches": limit}
+    ours, theirs = m.compare(OnCombinedLoaders, fit, max_epochs=2, **how)
+    assert ours.lightning_module.forms == theirs.lightning_module.forms
+    assert ours.num_training_batches == theirs.num_training_batches
+
+
+def test_loaders_one_after_the_other_are_for_evaluation() -> None:
+    def fit(trainer: Any, module: Any) -> None:
+        trainer.fit(module, loader(8, 1), CombinedLoader(COLLECTIONS["nested"](0), "sequential"))
+
+    m.compare(OnCombinedLoaders, fit, max_epochs=2)
+    together = CombinedLoader([loader(4, 0)], "sequential")
+    with pytest.raises(TypeError, match="mode='max_size_cycle'"):
+        Trainer(**m.arguments()).fit(OnCombinedLoaders(), together)
+    with pytest.raises(TypeError, match="mode='sequential'"):
+        Trainer(**m.arguments()).predict(OnCombinedLoaders(), CombinedLoader([loader(4, 0)], "min_size"))
 
 
 def test_the_demonstration_model_of_a_summed_loss() -> None:

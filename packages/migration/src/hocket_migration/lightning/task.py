@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 import hocket
 from hocket.data import batches
@@ -184,7 +185,7 @@ class LightningTask(EvaluatedModule):
     def count(self, batch: Any) -> int | Counts:
         """Return the number of samples, and 1 where it is not certain, such as with leaves of different lengths.
 
-        Batches of unknown size weigh alike in epoch means. Lightning weights them by the length of the first leaf.
+        Batches of unknown size weigh alike in the means over microbatches and ranks.
         """
         try:
             return batches.count(batch)
@@ -259,7 +260,12 @@ class LightningTask(EvaluatedModule):
         return results
 
     def _samples(self) -> int:
-        counted = 1 if self._batch is None else self.count(self._batch)
+        """Return the weight of a logged value: the number of samples, or the length of the first leaf where they differ."""
+        try:
+            counted = batches.count(self._batch)
+        except (ValueError, TypeError):
+            leaves = (leaf for leaf in tree_leaves(self._batch) if isinstance(leaf, Tensor) and leaf.dim())
+            return next(map(len, leaves), 1)
         return counted[0] if isinstance(counted, tuple) else counted
 
     def _metric(self, name: str) -> Any:

@@ -261,7 +261,7 @@ class Trainer(TrainerView):
             self._end()
             return None
         self.predict_dataloaders = self._loaders("predict_dataloader", dataloaders)
-        loaders = data.evaluation(self.predict_dataloaders)
+        loaders = data.prediction(self.predict_dataloaders, self.framework)
         self.num_predict_batches = [data.limited(each, self.limit_predict_batches) for each in loaders]
         found, before = [], task.set_labels
         task.set_labels = list(data.labelled(loaders, "predict_dataloader"))
@@ -297,7 +297,7 @@ class Trainer(TrainerView):
             self._end()
             return []
         loaders = self._loaders(name, loaders)
-        given = data.evaluation(loaders)
+        given = data.evaluation(loaders, self.framework)
         counts = [data.limited(each, limit) for each in given]
         if kind == "test":
             self.test_dataloaders, self.num_test_batches = loaders, counts
@@ -549,7 +549,7 @@ class Trainer(TrainerView):
                     if sanity:
                         task.begin_sanity_check()
                     self.val_dataloaders = self._loaders("val_dataloader", val_dataloaders)
-                    evaluated = data.evaluation(self.val_dataloaders)
+                    evaluated = data.evaluation(self.val_dataloaders, self.framework)
         self.num_val_batches = [data.limited(each, self.limit_val_batches) for each in evaluated]
         return evaluated
 
@@ -582,7 +582,7 @@ class Trainer(TrainerView):
             assert self._train_source is not None
             loaders = self._train_source()
             self.train_dataloader = loaders
-            self._train_data, unpack = data.training(loaders)
+            self._train_data, unpack = data.training(loaders, self.framework)
             limit = self._extra.get("limit_train", self.limit_train_batches)
             limit = 1.0 if limit is None else limit
             limit = (self._translated | self._extra).get("overfit") or limit
