@@ -56,7 +56,9 @@ def recording(base: type, calls: list[str], names: list[str]) -> Any:
     return kind
 
 
-def recorded(trainer_class: Any, base: Any, run: Any, names: list[str], **others: Any) -> list[str]:
+def recorded(
+    trainer_class: Any, base: Any, run: Any, names: list[str], callbacks: Any = (), **others: Any
+) -> list[str]:
     torch.manual_seed(1)
     calls: list[str] = []
     present = [
@@ -67,8 +69,107 @@ def recorded(trainer_class: Any, base: Any, run: Any, names: list[str], **others
     module = recording(base, calls, present)()
     callback = recording(pl.Callback, calls, OF_CALLBACKS)()
     settings = {"limit_train_batches": 2, "limit_val_batches": 1, "limit_predict_batches": 2, "limit_test_batches": 2}
-    run(trainer_class(**m.arguments(callbacks=[callback], max_epochs=2, **settings, **others)), module)
+    run(
+        trainer_class(**m.arguments(callbacks=[callback, *callbacks], **({"max_epochs": 2} | settings | others))),
+        module,
+    )
     return calls
+
+
+class Evaluates(m.LitAutoEncoder):
+    def predict_step(self, batch: Any, batch_idx: int) -> Any:
+        return self(batch[0])
+
+    def predict_dataloader(self) -> Any:
+        return self.val_dataloader()
+
+
+def fits(trainer: Any, module: Any) -> None:
+    trainer.fit(module)
+
+
+def fits_twice(trainer: Any, module: Any) -> None:
+    trainer.fit(module)
+    trainer.fit(module)
+
+
+def fits_nothing(trainer: Any, module: Any) -> None:
+    trainer.fit(module, DataLoader(m.pairs(0, 8, 1), 4))
+
+
+def validates_nothing(trainer: Any, module: Any) -> None:
+    assert trainer.validate(module, DataLoader(m.pairs(0, 8, 1), 4), verbose=False) == []
+
+
+def validates(trainer: Any, module: Any) -> None:
+    assert trainer.validate(module, verbose=False) == []
+
+
+def evaluates_on_test_data(trainer: Any, module: Any) -> None:
+    assert trainer.test(module, verbose=False) == []
+
+
+def predicts(trainer: Any, module: Any) -> None:
+    assert trainer.predict(module) is None
+
+
+@pytest.mark.parametrize(
+    ("run", "limits"),
+    [
+        (fits, {"max_epochs": 0}),
+        (fits, {"max_steps": 0}),
+        (fits, {"max_epochs": 0, "limit_val_batches": 0}),
+        (fits, {"max_time": {"seconds": 0}}),
+        (fits, {"limit_train_batches": 0}),
+        (fits, {"limit_train_batches": 0.0, "val_check_interval": 0.5}),
+        (fits, {"limit_val_batches": 0}),
+        (fits, {"val_check_interval": 0.0}),
+        (fits_twice, {}),
+        (fits_nothing, {}),
+        (validates_nothing, {}),
+        (validates, {"limit_val_batches": 0}),
+        (evaluates_on_test_data, {"limit_test_batches": 0.0}),
+        (predicts, {"limit_predict_batches": 0}),
+    ],
+)
+def test_with_nothing_to_do_the_same_hooks_are_called(run: Any, limits: dict[str, Any]) -> None:
+    ours, theirs = (recorded(kind, Evaluates, run, OF_MODULES, **limits) for kind in (Trainer, pl.Trainer))
+    assert without_loaders(ours) == without_loaders(theirs)
+    assert sorted(ours) == sorted(theirs)
+
+
+class Stops(pl.Callback):
+    """Requests a stop in the given call of a hook."""
+
+    def __init__(self, hook: str, call: int) -> None:
+        self.left = call
+        setattr(self, hook, self._count)
+
+    def _count(self, trainer: Any, *others: Any) -> None:
+        self.left -= 1
+        if not self.left:
+            trainer.should_stop = True
+
+
+@pytest.mark.parametrize(
+    "least",
+    [{}, {"min_epochs": 2}, {"min_steps": 3}, {"min_steps": 5}, {"min_steps": 5, "min_epochs": 2}, {"min_epochs": 0}],
+)
+@pytest.mark.parametrize(
+    ("hook", "call"),
+    [("on_fit_start", 1), ("on_train_start", 1), ("on_train_epoch_start", 2), ("on_train_batch_start", 2),
+     ("on_before_backward", 3), ("on_train_batch_end", 4), ("on_validation_end", 2), ("on_train_epoch_end", 1)],
+)  # fmt: skip
+@pytest.mark.parametrize("module", [Evaluates, m.GAN])
+def test_a_fit_that_shall_stop_ends_and_validates_with_the_same_hooks(
+    module: Any, hook: str, call: int, least: dict[str, Any]
+) -> None:
+    def record(kind: Any) -> list[str]:
+        stops = Stops(hook, call)
+        return recorded(kind, module, fits, OF_MODULES, limit_train_batches=4, max_epochs=3, callbacks=[stops], **least)
+
+    ours, theirs = record(Trainer), record(pl.Trainer)
+    assert without_loaders(ours) == without_loaders(theirs)
 
 
 OWN_STEPS = ["optimizer_step", "backward", "optimizer_zero_grad", "configure_gradient_clipping"]
@@ -102,15 +203,14 @@ def without_loaders(calls: list[str]) -> list[str]:
     return [each for each in calls if "_dataloader" not in each]
 
 
-def test_accumulation_loads_the_window_first_and_keeps_the_order_of_each_batch() -> None:
+@pytest.mark.parametrize("interval", [1.0, 1, 3])
+def test_accumulation_loads_the_window_first_and_keeps_the_order_of_each_batch(interval: Any) -> None:
     def fit(trainer: Any, module: Any) -> None:
         trainer.fit(module)
 
-    names = [name for name in OF_MODULES if "transfer" not in name]
-    ours = recorded(Trainer, BoringModel, fit, [n for n in names if n != "optimizer_step"], accumulate_grad_batches=2)
-    theirs = recorded(
-        pl.Trainer, BoringModel, fit, [n for n in names if n != "optimizer_step"], accumulate_grad_batches=2
-    )
+    names = [name for name in OF_MODULES if "transfer" not in name and name != "optimizer_step"]
+    how = {"accumulate_grad_batches": 2, "val_check_interval": interval, "limit_train_batches": 4}
+    ours, theirs = (recorded(kind, BoringModel, fit, names, **how) for kind in (Trainer, pl.Trainer))
     assert without_loaders(ours) == without_loaders(theirs)
 
 

@@ -11,13 +11,15 @@ import pytest
 pl = pytest.importorskip("lightning.pytorch")
 
 import torch  # noqa: E402
-from torch.utils.data import DataLoader  # noqa: E402
+from torch.utils.data import DataLoader, IterableDataset  # noqa: E402
 
 sys.path.append(str(Path(__file__).parent))
 
 import modules as m  # noqa: E402
 from lightning.pytorch.demos import boring_classes as boring  # noqa: E402
 from lightning.pytorch.demos import lstm, transformer  # noqa: E402
+from lightning.pytorch.utilities import CombinedLoader  # noqa: E402
+from torch.utils._pytree import tree_flatten  # noqa: E402
 
 from hocket_migration.lightning import Trainer  # noqa: E402
 
@@ -112,6 +114,68 @@ def test_several_loaders_side_by_side() -> None:
     m.compare(OnTwoLoaders, fit, max_epochs=1, rates=False, metrics=False)
 
 
+class OnCombinedLoaders(boring.BoringModel):
+    """Takes batches of any form, in which a loader that has ended may be None."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 2)
+        self.forms: list[str] = []
+
+    def _loss(self, batch: Any) -> Any:
+        leaves, form = tree_flatten(batch)
+        self.forms.append(str(form))
+        return torch.stack([self.step(each) for each in leaves if each is not None]).sum()
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return self._loss(batch)
+
+    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        self.log("val", self._loss(batch) * (batch_idx + 1) * (dataloader_idx + 1))
+
+
+def loader(samples: int, seed: int) -> Any:
+    return DataLoader(boring.RandomDataset(4, samples), 2, shuffle=bool(seed))
+
+
+COLLECTIONS = {
+    "list": lambda seed: [loader(6, seed), loader(10, seed)],
+    "dict": lambda seed: {"b": loader(10, seed), "a": loader(6, seed)},
+    "nested": lambda seed: {"a": [loader(4, seed), loader(8, seed)], "b": (loader(6, seed),)},
+    "one": lambda seed: loader(8, seed),
+}
+
+
+@pytest.mark.parametrize("limit", [1.0, 0.5, 2])
+@pytest.mark.parametrize("form", COLLECTIONS)
+@pytest.mark.parametrize("mode", ["min_size", "max_size_cycle", "max_size", None])
+def test_combined_loaders(mode: Any, form: str, limit: Any) -> None:
+    def combined(seed: int) -> Any:
+        torch.manual_seed(seed)
+        made = COLLECTIONS[form](seed)
+        return made if mode is None else CombinedLoader(made, mode)
+
+    def fit(trainer: Any, module: Any) -> None:
+        trainer.fit(module, combined(1), combined(0))
+
+    how = {"limit_train_batches": limit, "limit_val_batches": limit}
+    ours, theirs = m.compare(OnCombinedLoaders, fit, max_epochs=2, **how)
+    assert ours.lightning_module.forms == theirs.lightning_module.forms
+    assert ours.num_training_batches == theirs.num_training_batches
+
+
+def test_loaders_one_after_the_other_are_for_evaluation() -> None:
+    def fit(trainer: Any, module: Any) -> None:
+        trainer.fit(module, loader(8, 1), CombinedLoader(COLLECTIONS["nested"](0), "sequential"))
+
+    m.compare(OnCombinedLoaders, fit, max_epochs=2)
+    together = CombinedLoader([loader(4, 0)], "sequential")
+    with pytest.raises(TypeError, match="mode='max_size_cycle'"):
+        Trainer(**m.arguments()).fit(OnCombinedLoaders(), together)
+    with pytest.raises(TypeError, match="mode='sequential'"):
+        Trainer(**m.arguments()).predict(OnCombinedLoaders(), CombinedLoader([loader(4, 0)], "min_size"))
+
+
 def test_the_demonstration_model_of_a_summed_loss() -> None:
     m.compare(boring.DemoModel, with_loader(16, 32, 4))
 
@@ -158,6 +222,10 @@ def schedulers(form: str) -> Any:
                     "optimizer": sgd,
                     "lr_scheduler": {"scheduler": plateau, "monitor": "train_loss", "interval": "step"},
                 },
+                "plateau in steps on validation": {
+                    "optimizer": sgd,
+                    "lr_scheduler": {"scheduler": plateau, "monitor": "val_loss", "interval": "step", "strict": False},
+                },
                 "several": ([sgd], [step, {"scheduler": plateau, "monitor": "train_loss_epoch"}]),
                 "every second epoch": ([sgd], [{"scheduler": step, "frequency": 2}]),
             }[form]
@@ -172,6 +240,49 @@ def schedulers(form: str) -> Any:
 )  # fmt: skip
 def test_every_form_of_configure_optimizers(form: str) -> None:
     m.compare(schedulers(form))
+
+
+class Unsized(IterableDataset):
+    def __iter__(self) -> Any:
+        return iter(m.pairs(18, 8, 1))
+
+
+@pytest.mark.parametrize("how", [{}, {"val_check_interval": 2}, {"accumulate_grad_batches": 2}])
+@pytest.mark.parametrize("sized", [True, False])
+def test_a_plateau_in_steps_acts_on_the_validation_before_it(how: dict[str, Any], sized: bool) -> None:
+    def fit(trainer: Any, module: Any) -> None:
+        trainer.fit(module, DataLoader(m.pairs(18, 8, 1) if sized else Unsized(), 3))
+
+    m.compare(schedulers("plateau in steps on validation"), fit, **how)
+
+
+class Even(m.VAE):
+    """Batches of one size, which a window weights alike in both."""
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(m.pairs(21, 8, 1), batch_size=3, shuffle=True)
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"accumulate_grad_batches": 3, "val_check_interval": 2, "limit_train_batches": 6},
+        {"accumulate_grad_batches": 2, "val_check_interval": 3, "limit_train_batches": 6},
+        {"accumulate_grad_batches": 4, "val_check_interval": 1, "limit_train_batches": 4},
+        {"accumulate_grad_batches": 2, "val_check_interval": 0.5, "limit_train_batches": 6},
+        {
+            "accumulate_grad_batches": 3,
+            "val_check_interval": 4,
+            "check_val_every_n_epoch": None,
+            "limit_train_batches": 6,
+        },
+        {"val_check_interval": 2, "check_val_every_n_epoch": 2},
+        {"accumulate_grad_batches": 2, "check_val_every_n_epoch": 2, "limit_train_batches": 6},
+        {"accumulate_grad_batches": 2, "val_check_interval": 3, "limit_train_batches": 6, "precision": "bf16-mixed"},
+    ],
+)
+def test_validation_comes_after_the_same_batches(how: dict[str, Any]) -> None:
+    m.compare(Even, **how, max_epochs=4)
 
 
 class NoneSometimes(m.LitAutoEncoder):

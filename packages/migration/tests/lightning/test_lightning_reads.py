@@ -95,6 +95,53 @@ def test_the_number_of_steps_is_known_in_setup() -> None:
     assert trainer.lightning_module.total == reference.lightning_module.total == 12
 
 
+class OwnCheckpoint(theirs.ModelCheckpoint):
+    pass
+
+
+class OwnStopping(theirs.EarlyStopping):
+    pass
+
+
+class OwnLosses(m.Losses):
+    pass
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+@pytest.mark.parametrize(
+    ("given", "configured"),
+    [
+        (lambda: [theirs.EarlyStopping("val_loss"), m.Losses()], lambda: [OwnStopping("train_loss")]),
+        (lambda: [theirs.EarlyStopping("val_loss"), m.Losses()], lambda: OwnLosses()),
+        (lambda: [OwnStopping("val_loss")], lambda: [theirs.EarlyStopping("train_loss")]),
+        (lambda: [theirs.EarlyStopping("val_loss")], lambda: [theirs.EarlyStopping("train_loss"), OwnLosses()]),
+        (lambda: [m.Losses(), m.Losses()], lambda: [m.Losses()]),
+        (lambda: [m.Losses()], lambda: []),
+        (lambda: [pl.Callback()], lambda: [m.Losses()]),
+    ],
+)
+def test_callbacks_of_the_module_replace_those_of_their_type_or_a_base(
+    given: Any, configured: Any, enabled: bool
+) -> None:
+    def names(kind: Any) -> list[tuple[str, Any]]:
+        class Module(m.LitAutoEncoder):
+            def configure_callbacks(self) -> Any:
+                made = configured()
+                return [*made, OwnCheckpoint(monitor="val_loss")] if enabled and isinstance(made, list) else made
+
+        trainer = kind(**m.arguments(max_epochs=1, callbacks=given(), enable_checkpointing=enabled))
+        trainer.fit(Module())
+        return [(type(each).__name__, getattr(each, "monitor", None)) for each in trainer.callbacks]
+
+    assert names(Trainer) == names(pl.Trainer)
+
+
+@pytest.mark.parametrize("kind", [pl.Trainer, Trainer])
+def test_two_callbacks_whose_state_has_one_key_are_refused(kind: Any) -> None:
+    with pytest.raises((RuntimeError, ValueError), match="state_key"):
+        kind(**m.arguments(callbacks=[theirs.Timer(), theirs.Timer()]))
+
+
 class Writer(theirs.BasePredictionWriter):
     def __init__(self, interval: str) -> None:
         super().__init__(interval)
@@ -234,14 +281,15 @@ class OwnStep(LogsMuch):
         self.log_dict({"step": float(self.current_epoch), "per_epoch": 1.0})
 
 
+@pytest.mark.parametrize("how", [{}, {"accumulate_grad_batches": 2, "val_check_interval": 1, "limit_train_batches": 4}])
 @pytest.mark.parametrize("loaders", [1, 2])
 @pytest.mark.parametrize("kind", [LogsMuch, OwnStep])
-def test_loggers_get_the_same_rows(kind: Any, loaders: int) -> None:
+def test_loggers_get_the_same_rows(kind: Any, loaders: int, how: dict[str, Any]) -> None:
     runs = []
     data = [DataLoader(m.pairs(7 + each, 8, each), batch_size=2) for each in range(loaders)]
     for trainer_class in (pl.Trainer, Trainer):
         torch.manual_seed(3)
-        trainer = trainer_class(**m.arguments(max_epochs=2, log_every_n_steps=2) | {"logger": (rows := Rows())})
+        trainer = trainer_class(**m.arguments(max_epochs=2, log_every_n_steps=2, **how) | {"logger": (rows := Rows())})
         trainer.fit(module := kind(), module.train_dataloader(), data)
         logged = [trainer.logged_metrics, trainer.callback_metrics, trainer.progress_bar_metrics]
         trainer.test(module, data, verbose=False)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -22,6 +23,7 @@ import modules as m  # noqa: E402
 import hocket  # noqa: E402
 from hocket.testkit import run_ranks  # noqa: E402
 from hocket_migration.lightning import LightningTask, Trainer  # noqa: E402
+from hocket_migration.lightning.algorithms import INSTEAD  # noqa: E402
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning"),
@@ -145,6 +147,40 @@ def test_a_ckpt_file_of_any_moment_has_lightnings_counters_and_continues_alike(t
     assert batches(pl.Trainer, tmp_path / "ours" / "epoch=1-step=8.ckpt") == (18, 3, 18)
 
 
+class Writes(m.ImageClassifier):
+    """Writes in ``training_step`` what the message says."""
+
+    instead = ""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        x, y = batch
+        logits, cross_entropy = self(x), torch.nn.functional.cross_entropy
+        names = {**locals(), "F": torch.nn.functional, "loss": cross_entropy(logits, y)}
+        for package in ("hocket_general", "hocket_nlp", "hocket_vision"):
+            import_module(f"{package}.functional")
+            names[package] = import_module(package)
+        exec(self.instead, names)
+        return names["loss"] + cross_entropy(self(names["x"]), y[: len(names["x"])])
+
+
+class Between(hocket.Algorithm):
+    events: ClassVar = {hocket.Event.BEFORE_LOSS}
+
+    def apply(self, event: Any, state: Any) -> None:
+        raise AssertionError("refused before")
+
+
+@pytest.mark.parametrize("name", [*INSTEAD, Between()])
+def test_algorithms_between_outputs_and_loss_are_refused_with_what_to_write(name: Any) -> None:
+    with pytest.raises(hocket.plugins.PluginError, match="training_step of ImageClassifier computes both") as raised:
+        hocket.Trainer(model=LightningTask(m.ImageClassifier(), total_steps=1), algorithms=[name], device="cpu")
+    module = Writes()
+    if isinstance(name, str):
+        module.instead = str(raised.value).partition("write in training_step: ")[2]
+        assert module.instead == INSTEAD[name]
+    Trainer(**m.arguments(max_epochs=1)).fit(module, datamodule=m.DigitsDataModule())
+
+
 class BlurredImages(m.ImageClassifier):
     """Trains with plug-ins of hocket's that change modules and weights."""
 
@@ -230,6 +266,25 @@ def test_two_ranks_train_on_the_mean_of_both_and_evaluate_each_sample_once(strat
         assert found["val_count"] == 5
         assert found["val_mean"] == pytest.approx(expected, abs=1e-6)
         assert found["train_loss_epoch"] == pytest.approx(alone["train_loss_epoch"], abs=1e-5)
+
+
+class Places(pl.Callback):
+    def __init__(self) -> None:
+        self.found: list[int] = []
+
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        self.found.append(trainer.batch_idx)
+
+
+@pytest.mark.parametrize("samples", [16, 14])
+def test_ranks_validate_together_within_a_window_and_at_the_end_of_the_last(samples: int) -> None:
+    def train(rank: int) -> list[int]:
+        given = m.arguments(max_epochs=1, num_sanity_val_steps=0, accumulate_grad_batches=2, val_check_interval=1)
+        trainer = Trainer(**given | {"callbacks": [places := Places()]}, hocket={"strategy": "ddp"})
+        trainer.fit(Means(), DataLoader(m.pairs(samples, 8, 1), 2), DataLoader(m.pairs(5, 8, 2), 2))
+        return places.found
+
+    assert run_ranks(train, 2) == [[0, 1, 3]] * 2
 
 
 class Quiet(m.Accumulating):
@@ -377,6 +432,9 @@ def test_without_lightning_the_error_says_what_to_install(monkeypatch: pytest.Mo
         {"val_check_interval": 0},
         {"val_check_interval": 1.5},
         {"check_val_every_n_epoch": 0},
+        {"accumulate_grad_batches": 0},
+        {"max_epochs": -2},
+        {"max_steps": 1.5},
         {"profiler": "foo"},
         {"gradient_clip_algorithm": "foo"},
         {"devices": 0},

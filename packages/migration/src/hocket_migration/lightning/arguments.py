@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from datetime import timedelta
 from importlib.util import find_spec
 from typing import Any
-
-from hocket.time import Interval
-from hocket.timestamp import Timestamp
 
 DEVICES = {"auto": "auto", "cpu": "cpu", "gpu": "auto", "cuda": "cuda", "mps": "mps", "tpu": "xla"}
 STRATEGIES: dict[str, Any] = {
@@ -70,10 +67,6 @@ def translated(given: Mapping[str, Any]) -> dict[str, Any]:
         "min_duration": _min_duration(given),
     }
     if given["accumulate_grad_batches"] != 1:
-        if not isinstance(given["accumulate_grad_batches"], int):
-            raise TypeError(
-                f"Trainer(accumulate_grad_batches={given['accumulate_grad_batches']!r}) has to be an int of 1 or more."
-            )
         found["accumulate"] = f"{given['accumulate_grad_batches']}ba"
     kind = getattr(given["gradient_clip_algorithm"], "value", given["gradient_clip_algorithm"]) or "norm"
     if kind not in ("norm", "value"):
@@ -91,7 +84,7 @@ def translated(given: Mapping[str, Any]) -> dict[str, Any]:
         found["overfit"] = given["overfit_batches"]
     for name in ("train", "predict"):
         limit = given[f"limit_{name}_batches"]
-        if limit is not None and not (isinstance(limit, float) and limit == 1.0):
+        if limit and not (isinstance(limit, float) and limit == 1.0):
             found[f"limit_{name}"] = limit
     return {name: value for name, value in found.items() if value is not None}
 
@@ -106,8 +99,11 @@ def _check_numbers(given: Mapping[str, Any]) -> None:
                 f"Trainer({name}={limit!r}) is neither a number of batches nor a share from 0.0 to 1.0. Write {name}=10, or "
                 f"{name}=0.5."
             )
+    for name, least in (("accumulate_grad_batches", 1), ("max_epochs", -1), ("max_steps", -1)):
+        if (number := given[name]) is not None and not (isinstance(number, int) and number >= least):
+            raise ValueError(f"Trainer({name}={number!r}) has to be an int of {least} or more. Write {name}=1, say.")
     interval, epochs = given["val_check_interval"], given["check_val_every_n_epoch"]
-    share = isinstance(interval, float) and 0 < interval <= 1
+    share = isinstance(interval, float) and 0 <= interval <= 1
     if isinstance(interval, int | float) and not share and not (isinstance(interval, int) and interval >= 1):
         raise ValueError(
             f"Trainer(val_check_interval={interval!r}) is neither a number of batches nor a share of an epoch. Write "
@@ -196,23 +192,26 @@ def _profile(given: Any) -> Any:
 
 
 def duration(given: Mapping[str, Any], steps_are_batches: bool = True) -> Any:
-    """Return the length of training: the first of epochs, steps and time to be over, without steps that are not batches."""
+    """Return the length of training: the first of epochs, steps and time to be over, without steps that are not batches.
+
+    A length of 0, for which the drop-in Trainer trains nothing, is 1 here.
+    """
     epochs, steps, seconds = given["max_epochs"], given["max_steps"], given["max_time"]
     if epochs is None and steps in (-1, None) and seconds is None:
         epochs = 1000
     found = []
     if epochs is not None and epochs != -1:
-        found.append(f"{epochs}ep")
+        found.append(f"{epochs or 1}ep")
     if steps not in (-1, None):
-        found.append(f"{steps if steps_are_batches else 2**31}ba")
+        found.append(f"{(steps or 1) if steps_are_batches else 2**31}ba")
     if seconds is not None:
-        found.append(f"{_seconds(seconds):g}s")
+        found.append(f"{seconds_of(seconds) or 1:g}s")
     if not found:
         return f"{2**31}ep"
     return found[0] if len(found) == 1 else found
 
 
-def _seconds(given: Any) -> float:
+def seconds_of(given: Any) -> float:
     if isinstance(given, Mapping):
         given = timedelta(**given)
     if isinstance(given, str):
@@ -225,79 +224,6 @@ def _seconds(given: Any) -> float:
 
 
 def _min_duration(given: Mapping[str, Any]) -> str | None:
+    """Return what requests of hocket's plug-ins to stop respect; `TrainerView.stops` has both for ``trainer.should_stop``."""
     epochs, steps = given["min_epochs"], given["min_steps"]
-    if epochs and steps:
-        raise ValueError(
-            f"Trainer(min_epochs={epochs}, min_steps={steps}): give one of them, such as min_epochs={epochs}."
-        )
     return f"{epochs}ep" if epochs else f"{steps}ba" if steps else None
-
-
-class Check(Interval):
-    """When Lightning validates: after every so many batches, counted in each epoch or across epochs, or at an epoch's end.
-
-    Args:
-        every: an interval in epochs or seconds; None to count batches.
-        batches: a number of the loader's batches.
-        window: batches of the loader in a batch of hocket's.
-        across: whether to count across epochs.
-    """
-
-    __slots__ = ("_across", "_batches", "_window", "unless")
-    at_end = False
-
-    def __init__(self, every: str | None, batches: int = 0, window: int = 1, across: bool = False) -> None:
-        super().__init__(every or "1ba")
-        self._batches, self._window, self._across = batches, window, across
-        #: Says whether validation is omitted.
-        self.unless: Callable[[], bool] = bool
-
-    def due(
-        self,
-        previous: Timestamp,
-        now: Timestamp,
-        elapsed_before: float | None = None,
-        elapsed_now: float | None = None,
-    ) -> bool:
-        """Whether validation is due after a batch, or after an epoch."""
-        if self.unless():
-            return False
-        if not self._batches:
-            return super().due(previous, now, elapsed_before, elapsed_now)
-        if now.batch == previous.batch:  # the end of an epoch
-            return False
-        done = (now.batch if self._across else now.batch_in_epoch) * self._window
-        return done // self._batches != (done - self._window) // self._batches
-
-
-def eval_every(given: Mapping[str, Any], batches: int | None) -> Check:
-    """Return the interval of validation, from ``val_check_interval`` and ``check_val_every_n_epoch``.
-
-    Args:
-        batches: batches of the data in an epoch, if known.
-    """
-    interval, epochs = given["val_check_interval"], given["check_val_every_n_epoch"]
-    if interval is None or (isinstance(interval, float) and interval == 1.0):
-        if epochs is None:
-            raise ValueError("Trainer(check_val_every_n_epoch=None) needs val_check_interval=, a number of batches.")
-        return Check(f"{epochs}ep")
-    if not isinstance(interval, int | float):
-        return Check(f"{_seconds(interval):g}s")
-    if isinstance(interval, float):
-        if batches is None:
-            raise ValueError(
-                f"Trainer(val_check_interval={interval}) is a share of an epoch, whose length is unknown. Give a number of "
-                "batches."
-            )
-        interval = max(1, int(batches * interval))
-    if epochs is not None and epochs > 1:
-        raise ValueError(
-            f"Trainer(val_check_interval={given['val_check_interval']}, check_val_every_n_epoch={epochs}) validates within "
-            "some epochs only. Give one of them."
-        )
-    if epochs is not None and batches is not None and interval > batches:
-        raise ValueError(
-            f"Trainer(val_check_interval={interval}) is more than the {batches} batches of an epoch. For an interval across "
-            "epochs write check_val_every_n_epoch=None."
-        )
-    return Check(None, interval, given["accumulate_grad_batches"], epochs is None)

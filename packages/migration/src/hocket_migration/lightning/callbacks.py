@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from types import ModuleType
 from typing import Any
 
-from hocket_migration.lightning.framework import package_of
+from hocket_migration.lightning.framework import overrides, package_of
 
 #: Callbacks that reach into Lightning's loops, and hocket's counterpart.
 REFUSED = {
@@ -65,9 +66,20 @@ def _is_progress(callback: Any) -> bool:
 
 
 def merged(callbacks: list[Any], of_module: Any, framework: ModuleType) -> list[Any]:
-    """Return the callbacks with those of ``configure_callbacks``, which replace others of their type. Checkpoints come last."""
+    """Return the callbacks with those of ``configure_callbacks``, which replace others of their type, or else of a base of it.
+
+    Checkpoints come last. Raises ValueError for two callbacks whose state has one key.
+    """
     own = checked(of_module, framework)
-    kinds = {type(each) for each in own}
-    every = [each for each in callbacks if type(each) not in kinds] + own
+    given = {type(each) for each in callbacks} - {framework.Callback}
+    replaced = {next((base for base in type(each).__mro__ if base in given), None) for each in own}
+    every = [each for each in callbacks if type(each) not in replaced] + own
+    keys = Counter(each.state_key for each in every if overrides(each, "state_dict", framework.Callback))
+    for key, number in keys.items():
+        if number > 1:
+            raise ValueError(
+                f"{number} callbacks have the state_key {key!r}, under which checkpoints hold their state. Omit one of them, or "
+                "define the property state_key."
+            )
     last = framework.callbacks.Checkpoint
     return [each for each in every if not isinstance(each, last)] + [each for each in every if isinstance(each, last)]

@@ -3,48 +3,71 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from itertools import islice
+from types import ModuleType
 from typing import Any
 
+from torch.utils._pytree import tree_unflatten
+
 from hocket.data import Several
+from hocket.data.source import known_length, set_epoch
 from hocket_migration.lightning.framework import package_of
 
-#: Modes of Lightning's CombinedLoader.
+#: Modes of Lightning's CombinedLoader that `Several` has, which resumes within an epoch and slices each loader by ranks.
 _MODES = {"max_size_cycle": "cycle", "min_size": "shortest"}
 
 
-def training(given: Any) -> tuple[Any, Callable[[Any], Any] | None]:
+def training(given: Any, framework: ModuleType) -> tuple[Any, Callable[[Any], Any] | None]:
     """Return the training data, and a function that gives a batch the form in which Lightning passes it; None for no change.
 
-    Raises TypeError for collections that hocket does not combine.
+    Raises TypeError for a mode that is not one of training.
     """
-    mode = "max_size_cycle"
-    if type(given).__name__ == "CombinedLoader" and package_of(type(given)) is not None:
-        mode, given = given._mode, given.iterables
-        if mode not in _MODES:
-            raise TypeError(
-                f"CombinedLoader(mode={mode!r}) is not combined for training. Write {' or '.join(map(repr, _MODES))}; or "
-                "hocket.data.Several, which has further modes."
-            )
-    elif not isinstance(given, list | tuple | Mapping) or _is_batches(given):
+    if _is_batches(given):
         return given, None
-    if isinstance(given, Mapping):
-        loaders, unpack = {str(name): each for name, each in given.items()}, None
-    elif isinstance(given, list | tuple):
-        loaders = {str(number): each for number, each in enumerate(given)}
-        kind = type(given)
-
-        def unpack(batch: Any) -> Any:
-            return kind(batch.values())
-
-    else:
-        return given, None
-    if any(isinstance(each, list | tuple | Mapping) for each in loaders.values()):
+    combined = _combined(given, "max_size_cycle", framework)
+    loaders, mode, spec = combined.flattened, combined._mode, combined._spec
+    if mode == "sequential":
         raise TypeError(
-            "The training loaders are nested collections. Give one list or dict of loaders, or hocket.data.Several."
+            "CombinedLoader(mode='sequential') is not combined for training. Write mode='max_size_cycle', 'max_size' or "
+            "'min_size'; for one loader after the other, hocket.data.Several(loaders, 'in turn')."
         )
-    return Several(loaders, _MODES[mode]), unpack  # type: ignore[arg-type]
+    if spec.is_leaf():
+        return loaders[0], None
+    if mode not in _MODES:
+        return Combined(combined), None
+
+    def unpack(batch: Any) -> Any:
+        return tree_unflatten(list(batch.values()), spec)
+
+    named = {str(number): each for number, each in enumerate(loaders)}
+    return Several(named, _MODES[mode]), unpack  # type: ignore[arg-type]
+
+
+def evaluation(given: Any, framework: ModuleType) -> list[Any]:
+    """Return the loaders of an evaluation, in their order: those that a mode combines are one."""
+    if given is None:
+        return []
+    if _is_batches(given):
+        return [given]
+    combined = _combined(given, "sequential", framework)
+    return list(combined.flattened) if combined._mode == "sequential" else [Combined(combined)]
+
+
+def prediction(given: Any, framework: ModuleType) -> list[Any]:
+    """Return the loaders of a prediction, in their order. Raises TypeError for a mode that combines them."""
+    found = evaluation(given, framework)
+    if found and isinstance(found[0], Combined):
+        raise TypeError("A prediction has one loader after the other. Write CombinedLoader(…, mode='sequential').")
+    return found
+
+
+def _combined(given: Any, mode: str, framework: ModuleType) -> Any:
+    """Return a CombinedLoader, which knows loaders in nested collections."""
+    kind = type(given)
+    if kind.__name__ == "CombinedLoader" and package_of(kind) is not None:
+        return given
+    return framework.utilities.CombinedLoader(given, mode)
 
 
 def _is_batches(given: Any) -> bool:
@@ -52,23 +75,28 @@ def _is_batches(given: Any) -> bool:
     from torch import Tensor
 
     return isinstance(given, list | tuple) and any(
-        isinstance(each, Tensor | list | tuple | Mapping) or not hasattr(each, "__iter__") for each in given
+        isinstance(each, Tensor) or not hasattr(each, "__iter__") or _is_batches(each) for each in given
     )
 
 
-def evaluation(given: Any) -> list[Any]:
-    """Return the loaders of an evaluation, in their order."""
-    if type(given).__name__ == "CombinedLoader" and package_of(type(given)) is not None:
-        if given._mode != "sequential":
-            raise TypeError(
-                f"CombinedLoader(mode={given._mode!r}) is not combined for evaluation. Write mode='sequential'."
-            )
-        given = given.iterables
-    if isinstance(given, Mapping):
-        return list(given.values())
-    if isinstance(given, list | tuple) and not _is_batches(given):
-        return list(given)
-    return [] if given is None else [given]
+class Combined:
+    """The batches of a CombinedLoader, as one loader."""
+
+    def __init__(self, combined: Any) -> None:
+        self._combined = combined
+
+    def __len__(self) -> int:
+        lengths = list(map(len, self._combined.flattened))
+        return min(lengths) if self._combined._mode == "min_size" else max(lengths)
+
+    def __iter__(self) -> Any:
+        batches = (batch for batch, _, _ in self._combined)
+        return islice(batches, known_length(self))  # the end of the longest loader would begin others anew
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch of all loaders."""
+        for each in self._combined.flattened:
+            set_epoch(each, epoch)
 
 
 def labelled(loaders: list[Any], name: str) -> dict[str, Any]:

@@ -38,7 +38,8 @@ class EvaluatedModule(hocket.Task):
         self._eval_batch = 0
         #: The batches of each set that were evaluated since the fit or the evaluation began: the step of their rows.
         self._evaluated_batches: Counter[int] = Counter()
-        self._padding = False
+        #: Whether a validation comes between two batches of an accumulation window, whose gradients it leaves as they are.
+        self._padding = self._within = False
         #: Whether the latest batch is in the trainer's counters, which it is from its end on.
         self._counted = False
         #: What the latest evaluation logged, by set.
@@ -114,7 +115,7 @@ class EvaluatedModule(hocket.Task):
         if sanity:
             self.begin_sanity_check()
             self._sanity_begun = False
-        elif self._fits:
+        elif self._fits and not self._within:
             hooks.module("on_validation_model_zero_grad")
         hooks.module(f"on_{kind}_model_eval")
         hooks.both(f"on_{kind}_start")

@@ -9,13 +9,16 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 import hocket
 from hocket.data import batches
 from hocket.data.batches import Counts
 from hocket.data.windows import Window
 from hocket.training import seeding
+from hocket.training.evaluate import evaluate
 from hocket.training.requests import Decision
+from hocket_migration.lightning import algorithms
 from hocket_migration.lightning.actions import Actions, NoLoss
 from hocket_migration.lightning.evaluating import EvaluatedModule
 from hocket_migration.lightning.framework import framework_of, overrides
@@ -25,6 +28,7 @@ from hocket_migration.lightning.view import TrainerView
 
 if TYPE_CHECKING:
     from hocket.state import State
+    from hocket_migration.lightning.validating import Check
 
 #: Keys of a Lightning checkpoint that hocket's checkpoints have elsewhere.
 _STANDARD = ("epoch", "global_step", "pytorch-lightning_version", "state_dict")
@@ -111,6 +115,8 @@ class LightningTask(EvaluatedModule):
         self._results = Results()
         #: Whether a batch was begun and not ended; whether the rest of the epoch is skipped; whether one is in progress.
         self._begun = self._skipping = self._in_epoch = self._trained_before = False
+        #: Whether schedulers that monitor a value have not stepped after the latest batch, which a validation may follow.
+        self._plateau_waits = False
         #: Whether schedulers of this epoch have stepped, where its last batch is known in advance.
         self._epoch_stepped = False
         #: Whether `training_step` was called for the current window's batches one by one.
@@ -120,6 +126,10 @@ class LightningTask(EvaluatedModule):
         #: Whether the module's optimizers are made; and the form of its batches, None for that of the data.
         self.optimizes = True
         self.unpack: Callable[[Any], Any] | None = None
+        #: Whether a fit ends before its first batch, as the drop-in Trainer's limits may say.
+        self.omits_training = False
+        #: When a fit of the drop-in Trainer validates.
+        self.check: Check | None = None
         #: Names that hocket logs itself.
         self._taken: set[str] = set()
 
@@ -129,14 +139,6 @@ class LightningTask(EvaluatedModule):
         """Call ``training_step``, and return what it returned. Outside of a fit, call the module."""
         if not self.trainer.training:
             return self.model(batch)
-        if self._window:
-            self._end_batch()
-            self._begin_batch(batch)
-            if self._skipping:
-                raise ValueError(
-                    f"on_train_batch_start of {type(self.model).__name__} returned -1 within a window of accumulate=, whose "
-                    "batches are trained on together. Return -1 without accumulation only."
-                )
         return self.training_step(batch)
 
     def training_step(self, batch: Any) -> Any:
@@ -183,7 +185,7 @@ class LightningTask(EvaluatedModule):
     def count(self, batch: Any) -> int | Counts:
         """Return the number of samples, and 1 where it is not certain, such as with leaves of different lengths.
 
-        Batches of unknown size weigh alike in epoch means. Lightning weights them by the length of the first leaf.
+        Batches of unknown size weigh alike in the means over microbatches and ranks.
         """
         try:
             return batches.count(batch)
@@ -197,8 +199,8 @@ class LightningTask(EvaluatedModule):
 
     @property
     def skips(self) -> bool:
-        """Whether the module has skipped the rest of the epoch, after which Lightning does not validate."""
-        return self._skipping
+        """Whether the rest of the epoch, this batch of a resumed run or all training is omitted: no validation follows."""
+        return self._skipping or self._trained_before or self.omits_training
 
     def configure_optimizers(self) -> Any:
         """Return the module's optimizers; its schedulers are stepped as Lightning steps them."""
@@ -238,6 +240,7 @@ class LightningTask(EvaluatedModule):
         self.trainer.run_state = state
         self.trainer._accelerator_connector.is_distributed = state.strategy.world_size > 1
         self._shards = hocket.Need.FULL_PARAMETERS not in state.strategy.offers
+        algorithms.refuse(state.bus, type(self.model).__name__)
         self._actions.attach(state)
 
     def before_load(self, state: State) -> None:
@@ -257,7 +260,12 @@ class LightningTask(EvaluatedModule):
         return results
 
     def _samples(self) -> int:
-        counted = 1 if self._batch is None else self.count(self._batch)
+        """Return the weight of a logged value: the number of samples, or the length of the first leaf where they differ."""
+        try:
+            counted = batches.count(self._batch)
+        except (ValueError, TypeError):
+            leaves = (leaf for leaf in tree_leaves(self._batch) if isinstance(leaf, Tensor) and leaf.dim())
+            return next(map(len, leaves), 1)
         return counted[0] if isinstance(counted, tuple) else counted
 
     def _metric(self, name: str) -> Any:
@@ -307,7 +315,15 @@ class LightningTask(EvaluatedModule):
         trainer.enter("FITTING", "TRAINING")
         trainer._results = self._results
         trainer.epoch_begun, trainer.epoch_processed = self._in_epoch, False
+        if self.omits_training:
+            state.request(Decision.STOP, reason="there is nothing to train")
+            return
         trainer.hooks.both("on_train_start")
+        self._stop(state)
+
+    def _stop(self, state: State) -> None:
+        if self.trainer.stops:
+            state.request(Decision.STOP, reason="trainer.should_stop was set")
 
     def epoch_start(self, state: State) -> None:
         """``on_train_epoch_start``."""
@@ -316,6 +332,7 @@ class LightningTask(EvaluatedModule):
         self._skipping, self._in_epoch, self._epoch_stepped = False, True, False
         trainer.epoch_begun = True
         trainer.hooks.both("on_train_epoch_start")
+        self._stop(state)
 
     def after_dataloader(self, state: State) -> None:
         """The hooks of the transfer to the device."""
@@ -337,6 +354,7 @@ class LightningTask(EvaluatedModule):
 
     def batch_start(self, state: State) -> None:
         """``on_train_batch_start``; if it returns -1, the rest of the epoch is skipped."""
+        self._step_plateau()
         self._window = isinstance(state.batch, Window)
         self._first_microbatch = True
         self._counted = False
@@ -368,6 +386,32 @@ class LightningTask(EvaluatedModule):
         self._batch, self._output, self._begun = batch, None, True
         self._results.padding = False
         self._skipping = trainer.hooks.both("on_train_batch_start", batch, trainer.batch_idx) == -1
+
+    def before_forward(self, state: State) -> None:
+        """Begin the next batch of a window, after the end of the one before and the validation that is due there."""
+        if not self._window or self._repeats:
+            return
+        if self._begun:
+            self._end_batch()
+            self._validate_within(state)
+        self._begin_batch(state.batch)
+        if self._skipping:
+            raise ValueError(
+                f"on_train_batch_start of {type(self.model).__name__} returned -1 within a window of accumulate=, whose "
+                "batches are trained on together. Return -1 without accumulation only."
+            )
+
+    def _validate_within(self, state: State) -> None:
+        now, length = state.timestamp.batch_in_epoch, state.epoch_length
+        full = state.strategy.world_size == 1 or (length is not None and now + 1 < length)  # on all ranks
+        if self.check is None or not self.check.due_within(together=full):
+            return
+        samples, self._within = state.aggregates.samples, True
+        try:
+            evaluate(state, state.eval_sets)
+        finally:
+            state.aggregates.samples, self._within = samples, False
+        self._continue_random_numbers()
 
     def after_loss(self, state: State) -> None:
         """``on_before_zero_grad`` and ``optimizer_zero_grad``, before the first gradients of a step."""
@@ -406,6 +450,7 @@ class LightningTask(EvaluatedModule):
         self._write_step(state)
         if self.trainer.ends_by_steps and self.trainer.global_step >= self.trainer.max_steps:
             state.request(Decision.STOP, reason=f"max_steps={self.trainer.max_steps}")
+        self._stop(state)
 
     def _end_batch(self) -> None:
         if not self._begun:
@@ -442,13 +487,21 @@ class LightningTask(EvaluatedModule):
                 self._taken.add(name)
 
     def batch_checkpoint(self, state: State) -> None:
-        """The schedulers that depend on a value, in the interval of steps."""
+        """Schedulers that monitor a value, in steps; the validation at the end of an epoch comes before them."""
         self._continue_random_numbers()
         if self._skipping or self._trained_before:
             return
-        self._step_schedulers("step", plateau=True)
+        self._plateau_waits = True
+        if state.epoch_length not in (None, state.timestamp.batch_in_epoch):
+            self._step_plateau()
         self.trainer.batches_that_stepped += 1
         self._counted = True
+        self._stop(state)
+
+    def _step_plateau(self) -> None:
+        if self._plateau_waits:
+            self._plateau_waits = False
+            self._step_schedulers("step", plateau=True)
 
     def epoch_end(self, state: State) -> None:
         """Schedulers in the interval of epochs, if the epoch's length was unknown."""
@@ -468,10 +521,12 @@ class LightningTask(EvaluatedModule):
     def epoch_checkpoint(self, state: State) -> None:
         """``on_train_epoch_end``, which Lightning calls after validation."""
         self._continue_random_numbers()
+        self._step_plateau()
         self._close_epoch(state)
         self.trainer.current_epoch = state.timestamp.epoch
         self.trainer.epoch_begun = self.trainer.epoch_processed = False
         self._skipping = False
+        self._stop(state)
 
     def _close_epoch(self, state: State) -> None:
         if not self._in_epoch:
@@ -492,7 +547,10 @@ class LightningTask(EvaluatedModule):
 
     def fit_end(self, state: State) -> None:
         """``on_train_end``."""
-        if state.timestamp.batch_in_epoch:  # a fit that ends within an epoch
+        if self.omits_training:
+            return
+        self._step_plateau()
+        if self._in_epoch:  # a fit that ends within an epoch
             self._close_epoch(state)
             self._in_epoch = True
             self.trainer.current_epoch += 1
@@ -545,6 +603,8 @@ class LightningTask(EvaluatedModule):
         return {
             "counters": {name: getattr(trainer, name) for name in _COUNTERS},
             "in_epoch": self._in_epoch,
+            "plateau_waits": self._plateau_waits,
+            "metrics": trainer.callback_metrics,
             "schedulers": [config.scheduler.state_dict() for config in trainer.lr_scheduler_configs],
             "callbacks": callbacks,
             "added": {name: value for name, value in added.items() if name not in _STANDARD},
@@ -563,7 +623,8 @@ class LightningTask(EvaluatedModule):
         trainer = self.trainer
         for name, value in state["counters"].items():
             setattr(trainer, name, value)
-        self._in_epoch = state["in_epoch"]
+        self._in_epoch, self._plateau_waits = state["in_epoch"], state.get("plateau_waits", False)
+        trainer._callback_metrics.update(state.get("metrics", {}))
         for config, saved in zip(trainer.lr_scheduler_configs, state["schedulers"], strict=True):
             config.scheduler.load_state_dict(saved)
         trainer.hooks.module("on_load_checkpoint", dict(state["added"]))

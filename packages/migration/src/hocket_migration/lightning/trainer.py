@@ -22,6 +22,7 @@ from hocket_migration.lightning import arguments, callbacks, checkpoint, data
 from hocket_migration.lightning.framework import overrides, package_of, require
 from hocket_migration.lightning.preparing import prepare
 from hocket_migration.lightning.task import LightningTask, check_trains
+from hocket_migration.lightning.validating import Check
 from hocket_migration.lightning.view import TrainerView
 
 P = ParamSpec("P")
@@ -199,16 +200,18 @@ class Trainer(TrainerView):
         self._log_hyperparameters()
         task.begin_fit(run)
         evaluated = self._fit_loaders(task, val_dataloaders)
-        every = arguments.eval_every(self._given, self._epoch_batches())
-        every.unless = lambda: task.skips
+        task.omits_training = not self._trains()
+        every = Check(self, lambda: task.skips)
+        task.check = None if self.fast_dev_run else every
         labels = data.labelled(evaluated, "val_dataloader")
-        limit = self.limit_val_batches
-        sets = {
-            label: hocket.EvalSet(self._at_most(each, limit), every=every) for label, each in labels.items()
-        } or None
+        loaders = self._not_empty(labels, self.num_val_batches, self.limit_val_batches)
+        sets = {label: hocket.EvalSet(each, every=every) for label, each in loaders.items()} or None
         task.set_labels = list(labels)
         try:
-            self.hocket.fit(self._train_batches(), sets)
+            if task.omits_training:  # only the sanity check, and the hooks of a fit
+                self.hocket.fit([None], sets, duration="1ep")
+            else:
+                self.hocket.fit(self._train_batches(), sets)
         finally:
             self._fits = False
         self._fitted = True
@@ -254,8 +257,11 @@ class Trainer(TrainerView):
         """Return what ``predict_step`` returns for each batch, a list for each loader if there are several."""
         dataloaders, datamodule = _module_or_loaders(dataloaders, datamodule)
         task = self._begin_again("PREDICTING", "predict", model, datamodule, ckpt_path, weights_only)
+        if self.limit_predict_batches == 0:
+            self._end()
+            return None
         self.predict_dataloaders = self._loaders("predict_dataloader", dataloaders)
-        loaders = data.evaluation(self.predict_dataloaders)
+        loaders = data.prediction(self.predict_dataloaders, self.framework)
         self.num_predict_batches = [data.limited(each, self.limit_predict_batches) for each in loaders]
         found, before = [], task.set_labels
         task.set_labels = list(data.labelled(loaders, "predict_dataloader"))
@@ -286,20 +292,27 @@ class Trainer(TrainerView):
         function = "TESTING" if kind == "test" else "VALIDATING"
         task = self._begin_again(function, verb, model, datamodule, ckpt_path, weights_only)
         name = "test_dataloader" if kind == "test" else "val_dataloader"
-        loaders = self._loaders(name, loaders)
-        given = data.evaluation(loaders)
         limit = self.limit_test_batches if kind == "test" else self.limit_val_batches
+        if limit == 0:
+            self._end()
+            return []
+        loaders = self._loaders(name, loaders)
+        given = data.evaluation(loaders, self.framework)
         counts = [data.limited(each, limit) for each in given]
         if kind == "test":
             self.test_dataloaders, self.num_test_batches = loaders, counts
         else:
             self.val_dataloaders, self.num_val_batches = loaders, counts
         labels = data.labelled(given, name)
+        sets = self._not_empty(labels, counts, limit)
+        if not sets:
+            self._end()
+            return []
         task.evaluates, before, task.set_labels = kind, task.set_labels, list(labels)
         try:
             task.check_evaluation()
             with self._weights():
-                self.hocket.evaluate({label: self._at_most(each, limit) for label, each in labels.items()})
+                self.hocket.evaluate(sets)
         finally:
             task.evaluates, task.set_labels = "validation", before
         self._end()
@@ -401,6 +414,8 @@ class Trainer(TrainerView):
         self.ends_by_steps = fits and not self.lightning_module.automatic_optimization and self.max_steps != -1
         if self.ends_by_steps:
             settings["duration"] = arguments.duration(self._given, steps_are_batches=False)
+        if not self.lightning_module.automatic_optimization and not self.min_epochs:
+            settings.pop("min_duration", None)
         self.ends_by_steps &= "duration" not in self._extra
         settings["folder"] = str(Path(self.default_root_dir) / "runs")
         if self._given["enable_progress_bar"] is not False and fits:
@@ -507,6 +522,16 @@ class Trainer(TrainerView):
             )
         )
 
+    def _trains(self) -> bool:
+        """Whether a fit has anything to do: batches, and epochs and steps that are left."""
+        epochs, steps, time = self.max_epochs, self.max_steps, self._given["max_time"]
+        over = (epochs != -1 and self.current_epoch >= epochs) or (steps != -1 and self.global_step >= steps)
+        over |= time is not None and not arguments.seconds_of(time)
+        if self.stops or self.limit_train_batches == 0 or (over and "duration" not in self._extra):
+            return False
+        self._train_batches()
+        return self.num_training_batches != 0
+
     def _fit_loaders(self, task: LightningTask, val_dataloaders: Any) -> list[Any]:
         """Make the data of a fit, in Lightning's order, and return the validation loaders.
 
@@ -517,14 +542,14 @@ class Trainer(TrainerView):
         evaluated: list[Any] = []
         self.val_dataloaders = None
         for name in ("val", "train") if sanity else ("train", "val"):
-            if name == "train":
+            if name == "train" and self.limit_train_batches != 0:
                 self._train_batches()
-            elif validates:
+            elif name == "val" and validates:
                 with seeding.preserved() if sanity else nullcontext():
                     if sanity:
                         task.begin_sanity_check()
                     self.val_dataloaders = self._loaders("val_dataloader", val_dataloaders)
-                    evaluated = data.evaluation(self.val_dataloaders)
+                    evaluated = data.evaluation(self.val_dataloaders, self.framework)
         self.num_val_batches = [data.limited(each, self.limit_val_batches) for each in evaluated]
         return evaluated
 
@@ -542,10 +567,14 @@ class Trainer(TrainerView):
             f"{'train_dataloaders' if name.startswith('train') else 'dataloaders'}= or datamodule=."
         )
 
-    def _at_most(self, loader: Any, limit: int | float) -> Any:
-        """Return a loader of as many batches for each rank; hocket's own limit is the same for validation and test."""
+    def _not_empty(self, loaders: Mapping[str, Any], counts: Iterable[Any], limit: int | float) -> dict[str, Any]:
+        """Return the loaders that have batches, limited to as many for each rank."""
         whole = limit == 1.0 and isinstance(limit, float)
-        return loader if whole else data.Limited(loader, limit, self.world_size)
+        return {
+            label: each if whole else data.Limited(each, limit, self.world_size)
+            for (label, each), count in zip(loaders.items(), counts, strict=True)
+            if count
+        }
 
     def _train_batches(self) -> Any:
         """Return the training data, made at the first call."""
@@ -553,7 +582,7 @@ class Trainer(TrainerView):
             assert self._train_source is not None
             loaders = self._train_source()
             self.train_dataloader = loaders
-            self._train_data, unpack = data.training(loaders)
+            self._train_data, unpack = data.training(loaders, self.framework)
             limit = self._extra.get("limit_train", self.limit_train_batches)
             limit = 1.0 if limit is None else limit
             limit = (self._translated | self._extra).get("overfit") or limit
@@ -571,10 +600,6 @@ class Trainer(TrainerView):
         source = adapt(prepared(loader, run.bus.prepare_data, True, self._extra.get("global_batch")), given=loader)
         length = source.length()
         return loader if length is None else range(length)
-
-    def _epoch_batches(self) -> int | None:
-        self._train_batches()
-        return None if self.num_training_batches == math.inf else int(self.num_training_batches)
 
     @property
     def estimated_stepping_batches(self) -> int | float:
@@ -595,7 +620,7 @@ class Trainer(TrainerView):
         return total if steps == -1 else min(total, steps)
 
     @property
-    def max_epochs(self) -> int | None:
+    def max_epochs(self) -> int:
         """The epochs of the run, -1 for no limit."""
         given = self._given
         if self.fast_dev_run:

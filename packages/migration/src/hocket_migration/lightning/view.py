@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hocket.optim.clipping import clip_gradients
-from hocket.training.requests import Decision
 from hocket_migration.lightning.framework import framework_of
 from hocket_migration.lightning.hooks import Hooks
 from hocket_migration.lightning.logged import Results
@@ -374,8 +373,13 @@ class TrainerView:
     @should_stop.setter
     def should_stop(self, stop: bool) -> None:
         self._should_stop = bool(stop)
-        if stop and self.run_state is not None:
-            self.run_state.request(Decision.STOP, reason="trainer.should_stop was set")
+
+    @property
+    def stops(self) -> bool:
+        """Whether a stop was requested, and ``min_epochs`` and ``min_steps`` are over; steps alone also need one epoch."""
+        least = self.min_epochs or int(self.min_epochs is None and self.min_steps is not None)
+        done = self.current_epoch + self.epoch_processed
+        return self._should_stop and done >= least and self.global_step >= (self.min_steps or 0)
 
     @property
     def current_loss(self) -> torch.Tensor | None:
