@@ -78,7 +78,7 @@ def merged(callbacks: list[Any], of_module: Any, framework: ModuleType) -> list[
     for key, number in keys.items():
         if number > 1:
             raise ValueError(
-                f"{number} callbacks have the state_key {key!r}, under which checkpoints hold their state. Omit one of them, or "
+                f"{number} callbacks have the state_key {key!r}, under which checkpoints hold their state. Omit one, or "
                 "define the property state_key."
             )
     last = framework.callbacks.Checkpoint

@@ -20,6 +20,7 @@ from hocket.training.evaluate import evaluate
 from hocket.training.requests import Decision
 from hocket_migration.lightning import algorithms
 from hocket_migration.lightning.actions import Actions, NoLoss
+from hocket_migration.lightning.arguments import BATCHES
 from hocket_migration.lightning.evaluating import EvaluatedModule
 from hocket_migration.lightning.framework import framework_of, overrides
 from hocket_migration.lightning.logged import Results
@@ -102,9 +103,9 @@ class LightningTask(EvaluatedModule):
                 trainer.hooks.module("configure_model")
         self.model = module
         for name in ("training_step", "validation_step", "test_step"):
-            if "dataloader_iter" in inspect.signature(getattr(module, name)).parameters:
+            if BATCHES in inspect.signature(getattr(module, name)).parameters:
                 raise TypeError(
-                    f"{name}(dataloader_iter) of {type(module).__name__} fetches batches by itself, which hocket's loop does. "
+                    f"{name}({BATCHES}) of {type(module).__name__} fetches batches by itself, which hocket's loop does. "
                     f"Write {name}(self, batch, batch_idx)."
                 )
         self._actions = Actions(self)

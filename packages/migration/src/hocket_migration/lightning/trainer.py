@@ -656,7 +656,7 @@ class Trainer(TrainerView):
                     f"ckpt_path={path!r}: no ModelCheckpoint of this Trainer has written one. Give the path of a .ckpt file."
                 )
             path = found
-        elif path in ("hpc", "registry"):
+        elif path in arguments.REFUSED_PATHS:
             raise ValueError(f"ckpt_path={path!r} has no counterpart in hocket. Give the path of a .ckpt file.")
         self.ckpt_path = os.fspath(path)
         return checkpoint.read(path, weights_only)
