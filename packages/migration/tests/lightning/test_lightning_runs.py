@@ -468,6 +468,22 @@ def test_a_module_that_cannot_be_trained_is_refused(name: str) -> None:
         Trainer(**m.arguments()).fit(kind())
 
 
+@pytest.mark.parametrize(
+    "name", ["training_epoch_end", "validation_epoch_end", "test_epoch_end", "configure_sharded_model"]
+)
+def test_methods_of_earlier_versions_are_refused(name: str) -> None:
+    kind = type("Old", (m.LitAutoEncoder,), {name: lambda self, outputs=None: None})
+    with pytest.raises(TypeError, match=f"Old defines {name}, which is not called"):
+        Trainer(**m.arguments()).fit(kind())
+
+
+@pytest.mark.parametrize("name", ["training_step", "validation_step", "test_step", "predict_step"])
+def test_steps_that_fetch_batches_are_refused(name: str) -> None:
+    kind = type("Fetches", (m.LitAutoEncoder,), {name: lambda self, dataloader_iter: None})
+    with pytest.raises(TypeError, match=rf"{name}\(dataloader_iter\) of Fetches"):
+        Trainer(**m.arguments()).fit(kind())
+
+
 def test_arguments_that_are_set_as_attributes_act_in_the_next_fit() -> None:
     def steps(trainer_class: Any) -> list[Any]:
         trainer = trainer_class(**m.arguments(max_epochs=1, callbacks=[losses := m.Losses()]))
