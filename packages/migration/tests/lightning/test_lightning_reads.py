@@ -261,6 +261,76 @@ class Rows(pl.loggers.Logger):
         self.rows.append((step, dict(metrics)))
 
 
+class Called(Rows):
+    """Notes each call, and the stage of the trainer's module then."""
+
+    def __init__(self, calls: list[Any]) -> None:
+        super().__init__()
+        self.calls = calls
+
+    @property
+    def experiment(self) -> None:
+        self.calls.append("experiment")
+
+    def log_hyperparams(self, params: Any) -> None:
+        self.calls.append(("hyperparameters", dict(params)))
+
+    def log_graph(self, model: Any) -> None:
+        self.calls.append(("graph", type(model).__name__))
+
+    def log_metrics(self, metrics: Any, step: Any = None) -> None:
+        self.calls.append(("metrics", step, sorted(metrics)))
+
+    def finalize(self, status: str) -> None:
+        self.calls.append(("finalize", status))
+
+
+class Notes(pl.Callback):
+    def __init__(self, calls: list[Any]) -> None:
+        for hook in ("setup", "on_fit_start", "on_train_start", "on_test_start", "on_fit_end", "teardown"):
+            setattr(self, hook, lambda *others, hook=hook, **named: calls.append((hook, *named)))
+
+
+class WithHyperparameters(m.DigitsDataModule):
+    def __init__(self, lr: float = 1e-2) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(m.pairs(8, 8, 1), batch_size=4)
+
+    val_dataloader = test_dataloader = predict_dataloader = train_dataloader
+    on_after_batch_transfer = pl.LightningDataModule.on_after_batch_transfer
+
+
+class Predicts(m.LitAutoEncoder):
+    def predict_step(self, batch: Any, batch_idx: int) -> Any:
+        return batch[0]
+
+
+@pytest.mark.parametrize("verb", ["fit", "validate", "test", "predict"])
+@pytest.mark.parametrize("data", [None, WithHyperparameters])
+def test_loggers_are_called_in_the_same_order(verb: str, data: Any) -> None:
+    def record(kind: Any) -> list[Any]:
+        calls: list[Any] = []
+        given = m.arguments(max_epochs=1, log_every_n_steps=1, callbacks=[Notes(calls)])
+        trainer = kind(**given | {"logger": Called(calls)})
+        loaders = DataLoader(m.pairs(8, 8, 1), batch_size=4) if data is None else None
+        quiet = {"verbose": False} if verb in ("validate", "test") else {}
+        getattr(trainer, verb)(Predicts(), loaders, datamodule=data and data(), **quiet)
+        return calls
+
+    ours, expected = record(Trainer), record(pl.Trainer)
+    assert [each for each in ours if each != "experiment"] == [each for each in expected if each != "experiment"]
+    assert ours.index("experiment") < ours.index(("setup", "stage"))
+
+
+@pytest.mark.parametrize("kind", [pl.Trainer, Trainer])
+def test_hyperparameters_that_differ_are_refused(kind: Any) -> None:
+    with pytest.raises((RuntimeError, ValueError), match="different (values|hyperparameters)"):
+        kind(**m.arguments(max_epochs=1) | {"logger": Rows()}).fit(Predicts(), datamodule=WithHyperparameters(lr=3.0))
+
+
 class LogsMuch(m.LitAutoEncoder):
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         if batch_idx % 3 == 1:

@@ -29,23 +29,27 @@ def made(given: Any, framework: ModuleType, fast_dev_run: Any, folder: str) -> l
     return listed
 
 
-def log_hyperparameters(loggers: Iterable[Any], owners: Iterable[Any]) -> None:
-    """Pass the saved hyperparameters of a module and its data module to all loggers.
+def log_hyperparameters(loggers: Iterable[Any], module: Any, datamodule: Any) -> None:
+    """Pass the saved hyperparameters of a module and its data module, and the module's graph, to all loggers.
 
     Raises ValueError if both have different values under one name.
     """
-    values: dict[str, Any] = {}
-    for owner in owners:
-        if owner is None or not getattr(owner, "_log_hyperparams", False) or not owner.hparams:
+    values: dict[str, Any] | None = None
+    for owner in (module, datamodule):
+        if owner is None or not owner._log_hyperparams:
             continue
+        values = values or {}
         for name, value in owner.hparams_initial.items():
+            if name == "_class_path":  # of LightningCLI
+                continue
             if name in values and values[name] is not value and repr(values[name]) != repr(value):
                 raise ValueError(
                     f"The module and the data module have different hyperparameters {name!r}: {values[name]!r} and {value!r}. "
                     "Rename one of them, or write save_hyperparameters(logger=False)."
                 )
-        values.update(owner.hparams_initial)
+            values[name] = value
     for logger in loggers:
-        if values:
+        if values is not None:
             logger.log_hyperparams(values)
+        logger.log_graph(module)
         logger.save()

@@ -198,9 +198,8 @@ class Trainer(TrainerView):
         elif self._fitted:  # a Trainer counts on from one fit to the next, as Lightning's does
             run.timestamp.epoch, run.timestamp.batch = self.current_epoch, self.batches_that_stepped
             run.previous.become(run.timestamp)
-        if self._given["enable_autolog_hparams"] and self.is_global_zero:
-            loggers.log_hyperparameters(self.loggers, [self.lightning_module, self.datamodule])
         task.begin_fit(run)
+        self._log_hyperparameters()
         evaluated = self._fit_loaders(task, val_dataloaders)
         task.omits_training = not self._trains()
         every = Check(self, lambda: task.skips)
@@ -350,9 +349,11 @@ class Trainer(TrainerView):
         for each in self.callbacks:
             each.log, each.log_dict = model.log, model.log_dict
         prepare([each for each in (datamodule, model) if each is not None])
+        for logger in self.loggers:
+            getattr(logger, "experiment", None)  # made before `setup`, which may use it
         if datamodule is not None:
             datamodule.setup(stage=self.state.fn)
-        self.hooks.callbacks("setup", self.state.fn)
+        self.hooks.callbacks("setup", stage=self.state.fn)
         self.hooks.module("setup", stage=self.state.fn)
         if overrides(model, "configure_model", framework.LightningModule):
             self.hooks.module("configure_model")
@@ -380,10 +381,15 @@ class Trainer(TrainerView):
             assert task is not None
             if saved is not None:
                 self._fitted_weights = None
-            return task
-        task = self._build(fits=False)
-        self._fitted_weights = self._fingerprint()
+        else:
+            task = self._build(fits=False)
+            self._fitted_weights = self._fingerprint()
+        self._log_hyperparameters()
         return task
+
+    def _log_hyperparameters(self) -> None:
+        if self.loggers and self._given["enable_autolog_hparams"] and self.is_global_zero:
+            loggers.log_hyperparameters(self.loggers, self.lightning_module, self.datamodule)
 
     def _fingerprint(self) -> Any:
         """Return numbers that change with the weights, where an algorithm evaluates others; else None."""
@@ -432,7 +438,7 @@ class Trainer(TrainerView):
         stage = self.state.fn
         if self.datamodule is not None:
             self.datamodule.teardown(stage=stage)
-        self.hooks.callbacks("teardown", stage)
+        self.hooks.callbacks("teardown", stage=stage)
         self.hooks.module("teardown", stage=stage)
         for logger in self.loggers:
             logger.finalize("success")
