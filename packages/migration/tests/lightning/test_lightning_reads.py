@@ -2,31 +2,18 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
+import lightning.pytorch as pl
+import modules as m
 import pytest
+import torch
+from lightning.pytorch import callbacks as theirs
+from torch.utils.data import DataLoader
 
-pl = pytest.importorskip("lightning.pytorch")
-
-import torch  # noqa: E402
-from lightning.pytorch import callbacks as theirs  # noqa: E402
-from torch.utils.data import DataLoader  # noqa: E402
-
-sys.path.append(str(Path(__file__).parent))
-
-import modules as m  # noqa: E402
-
-import hocket  # noqa: E402
-from hocket_migration.lightning import LightningTask, Trainer  # noqa: E402
-
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::UserWarning"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-    pytest.mark.usefixtures("in_an_empty_folder"),
-]
+import hocket
+from hocket_migration.lightning import LightningTask, Trainer
 
 
 class Names(m.LitAutoEncoder):
@@ -327,7 +314,7 @@ def test_loggers_are_called_in_the_same_order(verb: str, data: Any) -> None:
 
 @pytest.mark.parametrize("kind", [pl.Trainer, Trainer])
 def test_hyperparameters_that_differ_are_refused(kind: Any) -> None:
-    with pytest.raises((RuntimeError, ValueError), match="different (values|hyperparameters)"):
+    with pytest.raises((RuntimeError, ValueError), match=r"different (values|hyperparameters)"):
         kind(**m.arguments(max_epochs=1) | {"logger": Rows()}).fit(Predicts(), datamodule=WithHyperparameters(lr=3.0))
 
 

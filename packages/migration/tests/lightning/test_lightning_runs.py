@@ -7,30 +7,18 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar
 
+import lightning.pytorch as pl
+import modules as m
 import pytest
+import torch
+from lightning.pytorch import callbacks as theirs
+from lightning.pytorch.demos.boring_classes import BoringModel
+from torch.utils.data import DataLoader
 
-pl = pytest.importorskip("lightning.pytorch")
-
-import torch  # noqa: E402
-from lightning.pytorch import callbacks as theirs  # noqa: E402
-from lightning.pytorch.demos.boring_classes import BoringModel  # noqa: E402
-from torch.utils.data import DataLoader  # noqa: E402
-
-sys.path.append(str(Path(__file__).parent))
-
-import modules as m  # noqa: E402
-
-import hocket  # noqa: E402
-from hocket.testkit import run_ranks  # noqa: E402
-from hocket_migration.lightning import LightningTask, Trainer  # noqa: E402
-from hocket_migration.lightning.algorithms import INSTEAD  # noqa: E402
-
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::UserWarning"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-    pytest.mark.usefixtures("in_an_empty_folder"),
-]
+import hocket
+from hocket.testkit import run_ranks
+from hocket_migration.lightning import LightningTask, Trainer
+from hocket_migration.lightning.algorithms import INSTEAD
 
 
 class Remembers(m.VAE):
