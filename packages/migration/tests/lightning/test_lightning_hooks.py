@@ -2,31 +2,17 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Any
 
+import lightning.pytorch as pl
+import modules as m
 import pytest
+import torch
+from lightning.pytorch.demos.boring_classes import BoringModel, ManualOptimBoringModel
+from torch.utils.data import DataLoader
 
-pl = pytest.importorskip("lightning.pytorch")
-
-import torch  # noqa: E402
-from lightning.pytorch.demos.boring_classes import BoringModel, ManualOptimBoringModel  # noqa: E402
-from torch.utils.data import DataLoader  # noqa: E402
-
-sys.path.append(str(Path(__file__).parent))
-
-import modules as m  # noqa: E402
-
-import hocket  # noqa: E402
-from hocket_migration.lightning import LightningTask, Trainer  # noqa: E402
-
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::UserWarning"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-    pytest.mark.usefixtures("in_an_empty_folder"),
-]
+import hocket
+from hocket_migration.lightning import LightningTask, Trainer
 
 _BEGINNINGS = (
     "on_", "training_step", "validation_step", "test_step", "predict_step", "configure_", "optimizer_", "lr_scheduler_step",

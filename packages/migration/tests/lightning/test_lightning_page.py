@@ -2,35 +2,19 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Any
 
-import pytest
+import lightning.pytorch as pl
+import modules as m
+import torch
+from pages import ROOT, blocks
+from torch.utils.data import DataLoader
 
-pl = pytest.importorskip("lightning.pytorch")
-
-import torch  # noqa: E402
-from pages import ROOT, blocks  # noqa: E402
-from torch.utils.data import DataLoader  # noqa: E402
-
-sys.path.append(str(Path(__file__).parent))
-
-import modules as m  # noqa: E402
-
-from hocket.testkit import run_ranks  # noqa: E402
-from hocket_migration.lightning import Trainer  # noqa: E402
-
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::UserWarning"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-    pytest.mark.usefixtures("in_an_empty_folder"),
-]
+from hocket.testkit import run_ranks
+from hocket_migration.lightning import Trainer
 
 
 def test_the_programs_of_the_page_run() -> None:
-    pytest.importorskip("lightning")
     page, names = ROOT / "docs" / "from-lightning.md", {"__name__": "__main__"}
     ran = [block for block in blocks(page) if block.language == "python"]
     for block in ran:

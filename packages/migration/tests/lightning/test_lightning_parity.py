@@ -2,33 +2,19 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
+import modules as m
 import pytest
+import torch
+from lightning.pytorch.demos import boring_classes as boring
+from lightning.pytorch.demos import lstm, transformer
+from lightning.pytorch.utilities import CombinedLoader
+from torch.utils._pytree import tree_flatten
+from torch.utils.data import DataLoader, IterableDataset
 
-pl = pytest.importorskip("lightning.pytorch")
-
-import torch  # noqa: E402
-from torch.utils.data import DataLoader, IterableDataset  # noqa: E402
-
-sys.path.append(str(Path(__file__).parent))
-
-import modules as m  # noqa: E402
-from lightning.pytorch.demos import boring_classes as boring  # noqa: E402
-from lightning.pytorch.demos import lstm, transformer  # noqa: E402
-from lightning.pytorch.utilities import CombinedLoader  # noqa: E402
-from torch.utils._pytree import tree_flatten  # noqa: E402
-
-from hocket_migration.lightning import Trainer  # noqa: E402
-
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::UserWarning"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-    pytest.mark.usefixtures("in_an_empty_folder"),
-]
+from hocket_migration.lightning import Trainer
 
 
 def with_loader(samples: int, features: int, size: int) -> Any:
@@ -247,6 +233,7 @@ class Unsized(IterableDataset):
         return iter(m.pairs(18, 8, 1))
 
 
+@pytest.mark.filterwarnings("ignore:ReduceLROnPlateau conditioned:RuntimeWarning")
 @pytest.mark.parametrize("how", [{}, {"val_check_interval": 2}, {"accumulate_grad_batches": 2}])
 @pytest.mark.parametrize("sized", [True, False])
 def test_a_plateau_in_steps_acts_on_the_validation_before_it(how: dict[str, Any], sized: bool) -> None:

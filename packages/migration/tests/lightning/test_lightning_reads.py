@@ -2,31 +2,18 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
+import lightning.pytorch as pl
+import modules as m
 import pytest
+import torch
+from lightning.pytorch import callbacks as theirs
+from torch.utils.data import DataLoader
 
-pl = pytest.importorskip("lightning.pytorch")
-
-import torch  # noqa: E402
-from lightning.pytorch import callbacks as theirs  # noqa: E402
-from torch.utils.data import DataLoader  # noqa: E402
-
-sys.path.append(str(Path(__file__).parent))
-
-import modules as m  # noqa: E402
-
-import hocket  # noqa: E402
-from hocket_migration.lightning import LightningTask, Trainer  # noqa: E402
-
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::UserWarning"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-    pytest.mark.usefixtures("in_an_empty_folder"),
-]
+import hocket
+from hocket_migration.lightning import LightningTask, Trainer
 
 
 class Names(m.LitAutoEncoder):
@@ -259,6 +246,76 @@ class Rows(pl.loggers.Logger):
 
     def log_metrics(self, metrics: Any, step: Any = None) -> None:
         self.rows.append((step, dict(metrics)))
+
+
+class Called(Rows):
+    """Notes each call, and the stage of the trainer's module then."""
+
+    def __init__(self, calls: list[Any]) -> None:
+        super().__init__()
+        self.calls = calls
+
+    @property
+    def experiment(self) -> None:
+        self.calls.append("experiment")
+
+    def log_hyperparams(self, params: Any) -> None:
+        self.calls.append(("hyperparameters", dict(params)))
+
+    def log_graph(self, model: Any) -> None:
+        self.calls.append(("graph", type(model).__name__))
+
+    def log_metrics(self, metrics: Any, step: Any = None) -> None:
+        self.calls.append(("metrics", step, sorted(metrics)))
+
+    def finalize(self, status: str) -> None:
+        self.calls.append(("finalize", status))
+
+
+class Notes(pl.Callback):
+    def __init__(self, calls: list[Any]) -> None:
+        for hook in ("setup", "on_fit_start", "on_train_start", "on_test_start", "on_fit_end", "teardown"):
+            setattr(self, hook, lambda *others, hook=hook, **named: calls.append((hook, *named)))
+
+
+class WithHyperparameters(m.DigitsDataModule):
+    def __init__(self, lr: float = 1e-2) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(m.pairs(8, 8, 1), batch_size=4)
+
+    val_dataloader = test_dataloader = predict_dataloader = train_dataloader
+    on_after_batch_transfer = pl.LightningDataModule.on_after_batch_transfer
+
+
+class Predicts(m.LitAutoEncoder):
+    def predict_step(self, batch: Any, batch_idx: int) -> Any:
+        return batch[0]
+
+
+@pytest.mark.parametrize("verb", ["fit", "validate", "test", "predict"])
+@pytest.mark.parametrize("data", [None, WithHyperparameters])
+def test_loggers_are_called_in_the_same_order(verb: str, data: Any) -> None:
+    def record(kind: Any) -> list[Any]:
+        calls: list[Any] = []
+        given = m.arguments(max_epochs=1, log_every_n_steps=1, callbacks=[Notes(calls)])
+        trainer = kind(**given | {"logger": Called(calls)})
+        loaders = DataLoader(m.pairs(8, 8, 1), batch_size=4) if data is None else None
+        quiet = {"verbose": False} if verb in ("validate", "test") else {}
+        getattr(trainer, verb)(Predicts(), loaders, datamodule=data and data(), **quiet)
+        return calls
+
+    ours, expected = record(Trainer), record(pl.Trainer)
+    assert [each for each in ours if each != "experiment"] == [each for each in expected if each != "experiment"]
+    assert ours.index("experiment") < ours.index(("setup", "stage"))
+
+
+@pytest.mark.parametrize("kind", [pl.Trainer, Trainer])
+def test_hyperparameters_that_differ_are_refused(kind: Any) -> None:
+    with pytest.raises((RuntimeError, ValueError), match=r"different (values|hyperparameters)"):
+        kind(**m.arguments(max_epochs=1) | {"logger": Rows()}).fit(Predicts(), datamodule=WithHyperparameters(lr=3.0))
 
 
 class LogsMuch(m.LitAutoEncoder):

@@ -7,30 +7,18 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar
 
+import lightning.pytorch as pl
+import modules as m
 import pytest
+import torch
+from lightning.pytorch import callbacks as theirs
+from lightning.pytorch.demos.boring_classes import BoringModel
+from torch.utils.data import DataLoader
 
-pl = pytest.importorskip("lightning.pytorch")
-
-import torch  # noqa: E402
-from lightning.pytorch import callbacks as theirs  # noqa: E402
-from lightning.pytorch.demos.boring_classes import BoringModel  # noqa: E402
-from torch.utils.data import DataLoader  # noqa: E402
-
-sys.path.append(str(Path(__file__).parent))
-
-import modules as m  # noqa: E402
-
-import hocket  # noqa: E402
-from hocket.testkit import run_ranks  # noqa: E402
-from hocket_migration.lightning import LightningTask, Trainer  # noqa: E402
-from hocket_migration.lightning.algorithms import INSTEAD  # noqa: E402
-
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::UserWarning"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-    pytest.mark.usefixtures("in_an_empty_folder"),
-]
+import hocket
+from hocket.testkit import run_ranks
+from hocket_migration.lightning import LightningTask, Trainer
+from hocket_migration.lightning.algorithms import INSTEAD
 
 
 class Remembers(m.VAE):
@@ -465,6 +453,22 @@ def test_a_share_of_less_than_a_batch_is_refused() -> None:
 def test_a_module_that_cannot_be_trained_is_refused(name: str) -> None:
     kind = type("Lacks", (m.LitAutoEncoder,), {name: getattr(pl.LightningModule, name)})
     with pytest.raises(TypeError, match=f"Lacks has no {name}"):
+        Trainer(**m.arguments()).fit(kind())
+
+
+@pytest.mark.parametrize(
+    "name", ["training_epoch_end", "validation_epoch_end", "test_epoch_end", "configure_sharded_model"]
+)
+def test_methods_of_earlier_versions_are_refused(name: str) -> None:
+    kind = type("Old", (m.LitAutoEncoder,), {name: lambda self, outputs=None: None})
+    with pytest.raises(TypeError, match=f"Old defines {name}, which is not called"):
+        Trainer(**m.arguments()).fit(kind())
+
+
+@pytest.mark.parametrize("name", ["training_step", "validation_step", "test_step", "predict_step"])
+def test_steps_that_fetch_batches_are_refused(name: str) -> None:
+    kind = type("Fetches", (m.LitAutoEncoder,), {name: lambda self, dataloader_iter: None})
+    with pytest.raises(TypeError, match=rf"{name}\(dataloader_iter\) of Fetches"):
         Trainer(**m.arguments()).fit(kind())
 
 

@@ -5,13 +5,21 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+from collections.abc import Collection
 from typing import Any
 
+import hocket_migration.lightning.arguments as of_lightning
 from hocket_migration.inspecting.names import Module, Symbol
 from hocket_migration.inspecting.namespaces import offered
 from hocket_migration.inspecting.tables import Kind, sources
+from hocket_migration.lightning.callbacks import REFUSED as CALLBACKS
 from hocket_migration.transformers.fields import FIELDS
 from hocket_migration.transformers.overrides import REFUSED as OVERRIDES
+
+
+def refuses(found: Symbol) -> bool:
+    """Whether a drop-in Trainer refuses the instances of a class, which are imported from the framework itself."""
+    return found.source.name == "lightning" and (found.name in CALLBACKS or found.name == "Tuner")
 
 
 def lacks(found: Symbol | Module) -> bool:
@@ -26,18 +34,26 @@ def lacks(found: Symbol | Module) -> bool:
 
 
 def lacks_member(kind: Kind, name: str) -> bool:
-    """Whether instances of a class in a namespace that replaces the whole package do not have an attribute."""
+    """Whether instances of a drop-in class do not have an attribute."""
     cls = _class(kind)
-    if cls is None or any(name in vars(each) for each in cls.__mro__):
+    if cls is None:
         return False
-    code = getattr(inspect.unwrap(cls.__init__), "__code__", None)
-    return code is None or name not in code.co_names  # the attributes that it sets
+    return not any(name in vars(each) or name in _set_by(each) for each in cls.__mro__)
+
+
+def _set_by(cls: type) -> tuple[str, ...]:
+    """Return the names in a constructor, among them the attributes that it sets."""
+    made = vars(cls).get("__init__")
+    code = None if made is None else getattr(inspect.unwrap(made), "__code__", None)
+    return () if code is None else code.co_names
 
 
 def refuses_argument(kind: Kind, method: str, name: str, value: ast.expr) -> bool:
     """Whether a drop-in Trainer refuses an argument, unless it is given its default."""
     if (kind.source, kind.name) == ("transformers", "TrainingArguments"):
         return name in FIELDS and bool(FIELDS[name].refused) and not _is(value, False, None)
+    if (kind.source, kind.name) == ("lightning", "Trainer"):
+        return _lightning_refuses(kind, method, name, value)
     if (kind.source, kind.name) != ("composer", "Trainer"):
         return False
     trainer: Any = importlib.import_module("hocket_migration.composer.trainer")
@@ -46,12 +62,29 @@ def refuses_argument(kind: Kind, method: str, name: str, value: ast.expr) -> boo
     return name not in known or (name in refused and not _is(value, refused[name][0]))
 
 
-def refuses_override(kind: Kind, method: str) -> bool:
-    """Whether a drop-in Trainer refuses a subclass that overrides a method."""
+def _lightning_refuses(kind: Kind, method: str, name: str, value: ast.expr) -> bool:
+    try:
+        given = ast.literal_eval(value)
+    except (ValueError, TypeError):
+        made = isinstance(value, ast.Call) and ast.unparse(value.func).rpartition(".")[2][:1].isupper()
+        if not made or name not in of_lightning.BY_NAME:
+            return method == "__init__" and name not in kind.arguments
+        given = object()
+    if method != "__init__":
+        return name == "ckpt_path" and given in of_lightning.REFUSED_PATHS
+    return name not in kind.arguments or of_lightning.refuses(name, given)
+
+
+def refuses_override(kind: Kind, method: str, parameters: Collection[str] = ()) -> bool:
+    """Whether a drop-in Trainer refuses a subclass that overrides a method, with parameters of these names."""
+    if (kind.source, kind.name) == ("lightning", "LightningModule"):
+        return of_lightning.BATCHES in parameters
     return (kind.source, kind.name) == ("transformers", "Trainer") and method in OVERRIDES
 
 
 def _class(kind: Kind) -> Any:
+    if (kind.source, kind.name) == ("lightning", "Trainer"):
+        return importlib.import_module("hocket_migration.lightning.trainer").Trainer
     source = sources()[kind.source]
     if not source.whole or kind.open:
         return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from hocket_migration.inspecting import drop_in
 from hocket_migration.inspecting.names import (
@@ -126,7 +126,8 @@ class Walker(Resolver, ast.NodeVisitor):
         if isinstance(node.ctx, ast.Load):
             found = self.ref(node)
             if isinstance(found, Symbol):
-                self._use(node, found.source, node.id, self._entry_of(found), drop_in.lacks(found))
+                breaks = drop_in.lacks(found) or drop_in.refuses(found)
+                self._use(node, found.source, node.id, self._entry_of(found), breaks)
             elif isinstance(found, Module):
                 self._refer(node, found)
 
@@ -134,7 +135,8 @@ class Walker(Resolver, ast.NodeVisitor):
         base, found = self.ref(node.value), self.ref(node)
         if isinstance(base, Module):
             if isinstance(found, Symbol):
-                self._use(node, found.source, ast.unparse(node), self._entry_of(found), drop_in.lacks(found))
+                breaks = drop_in.lacks(found) or drop_in.refuses(found)
+                self._use(node, found.source, ast.unparse(node), self._entry_of(found), breaks)
             elif isinstance(found, Module):  # the end of a chain; inner ones are not visited
                 entry = self._entry_of_end(found.source, base.dotted, node.attr)
                 self._use(node, found.source, ast.unparse(node), entry, drop_in.lacks(found))
@@ -287,10 +289,10 @@ class Walker(Resolver, ast.NodeVisitor):
         self.scopes.pop()
         self._classes.pop()
 
-    def _use_overriding(self, node: ast.AST, name: str, cls: Class) -> None:
+    def _use_overriding(self, node: ast.AST, name: str, cls: Class, parameters: Collection[str] = ()) -> None:
         for kind in cls.kinds:
             if (entry := kind.members.get(name)) is not None:
-                breaks = drop_in.lacks_member(kind, name) or drop_in.refuses_override(kind, name)
+                breaks = drop_in.lacks_member(kind, name) or drop_in.refuses_override(kind, name, parameters)
                 self._use(node, source_of(kind), f"{kind.name}.{name}", entry, breaks)
                 return
 
@@ -346,7 +348,7 @@ class Walker(Resolver, ast.NodeVisitor):
         arguments: Sequence[ast.arg],
     ) -> None:
         """Note what a method overrides, and what its arguments are; ``arguments`` begin with ``self`` or ``cls``."""
-        self._use_overriding(_NamePlace(node), node.name, cls)
+        self._use_overriding(_NamePlace(node), node.name, cls, [each.arg for each in arguments])
         if not any(node.name in kind.members for kind in cls.kinds):
             self.names.learn(cls.attributes, node.name, function)
         if not arguments:

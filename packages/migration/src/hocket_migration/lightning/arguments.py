@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
 from datetime import timedelta
 from importlib.util import find_spec
@@ -42,6 +43,26 @@ _REFUSED: dict[str, tuple[Any, str]] = {
     ),
     "num_nodes": ((1,), "Start the script by torchrun --nnodes=…, whose processes hocket uses, and omit num_nodes="),
 }
+#: Arguments that take a name, and no object of Lightning's.
+BY_NAME = ("strategy", "plugins", "profiler")
+#: Values of ``ckpt_path=`` that are refused.
+REFUSED_PATHS = ("hpc", "registry")
+#: The parameter of a step that fetches its batches itself, which is refused.
+BATCHES = "dataloader_iter"
+
+
+def refuses(name: str, value: Any) -> bool:
+    """Whether the drop-in Trainer refuses a value of one of its arguments, on any machine."""
+    if name == "accelerator" and value in [*DEVICES]:
+        return False
+    given: dict[str, Any] = defaultdict(lambda: None)
+    given |= {each: defaults[0] for each, (defaults, _) in _REFUSED.items()}
+    given |= {"accelerator": "auto", "devices": "auto", "strategy": "auto", "accumulate_grad_batches": 1, name: value}
+    try:
+        translated(given)
+    except (TypeError, ValueError):
+        return True
+    return False
 
 
 def translated(given: Mapping[str, Any]) -> dict[str, Any]:

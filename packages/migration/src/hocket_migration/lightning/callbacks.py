@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from types import ModuleType
 from typing import Any
 
@@ -30,6 +30,26 @@ REFUSED = {
 }
 #: Callbacks that hocket's progress logger stands for.
 PROGRESS = ("ProgressBar", "TQDMProgressBar", "RichProgressBar")
+
+
+def made(given: Mapping[str, Any], framework: ModuleType, *, others_write: bool) -> list[Any]:
+    """Return the callbacks of a Trainer with these arguments: those that were given, and Lightning's ModelCheckpoint.
+
+    Args:
+        others_write: whether hocket writes checkpoints.
+    """
+    listed = checked(given["callbacks"], framework)
+    writers = [each for each in listed if isinstance(each, framework.callbacks.Checkpoint)]
+    wanted = given["enable_checkpointing"]
+    if wanted is False and writers:
+        raise ValueError(
+            f"Trainer(enable_checkpointing=False) was given the callback {type(writers[0]).__name__}. Omit one of them."
+        )
+    if given["fast_dev_run"]:
+        return [each for each in listed if each not in writers]
+    if wanted is not False and not writers and not others_write:
+        listed.append(framework.callbacks.ModelCheckpoint())
+    return merged(listed, None, framework)
 
 
 def checked(given: Any, framework: ModuleType) -> list[Any]:
@@ -78,8 +98,8 @@ def merged(callbacks: list[Any], of_module: Any, framework: ModuleType) -> list[
     for key, number in keys.items():
         if number > 1:
             raise ValueError(
-                f"{number} callbacks have the state_key {key!r}, under which checkpoints hold their state. Omit one of them, "
-                "or define the property state_key."
+                f"{number} callbacks have the state_key {key!r}, under which checkpoints hold their state. Omit one, or "
+                "define the property state_key."
             )
     last = framework.callbacks.Checkpoint
     return [each for each in every if not isinstance(each, last)] + [each for each in every if isinstance(each, last)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hocket.checkpoints import CheckpointError
+from hocket_migration.lightning.arguments import REFUSED_PATHS
 
 if TYPE_CHECKING:
     from hocket_migration.lightning.view import TrainerView
@@ -107,6 +109,30 @@ def _loops(trainer: TrainerView) -> dict[str, Any]:
         "epoch_loop.val_loop.state_dict": {},
         "epoch_loop.val_loop.batch_progress": {**nothing, "is_last_batch": False},
     }
+
+
+def named(trainer: TrainerView, path: Any, weights_only: bool | None) -> dict[str, Any] | None:
+    """Return the checkpoint that ``ckpt_path`` names; None without one."""
+    trainer.ckpt_path = None
+    if path is None:
+        return None
+    if path in REFUSED_PATHS:
+        raise ValueError(f"ckpt_path={path!r} has no counterpart in hocket. Give the path of a .ckpt file.")
+    if path in ("best", "last"):
+        writer = trainer.checkpoint_callback
+        found = getattr(writer, f"{path}_model_path", "")
+        if not found and path == "last" and writer is not None:
+            found = max(writer._find_last_checkpoints(trainer), key=os.path.getmtime, default="")
+        if not found and path == "last":
+            warnings.warn("ckpt_path='last': there is no checkpoint yet, so none is loaded.", stacklevel=4)
+            return None
+        if not found:
+            raise ValueError(
+                f"ckpt_path={path!r}: no ModelCheckpoint of this Trainer has written one. Give the path of a .ckpt file."
+            )
+        path = found
+    trainer.ckpt_path = os.fspath(path)
+    return read(path, weights_only)
 
 
 def read(path: Any, weights_only: bool | None) -> dict[str, Any]:

@@ -99,6 +99,17 @@ class Combined:
             set_epoch(each, epoch)
 
 
+def one_of(loaders: Any, datamodule: Any) -> tuple[Any, Any]:
+    """Return loaders and data module, where the first may have been given in place of the second."""
+    if loaders is not None and any(base.__name__ == "LightningDataModule" for base in type(loaders).__mro__):
+        if datamodule is not None:
+            raise TypeError("Two data modules were given. Give one.")
+        return None, loaders
+    if loaders is not None and datamodule is not None:
+        raise TypeError("Loaders and a data module were given. Give one of them.")
+    return loaders, datamodule
+
+
 def labelled(loaders: list[Any], name: str) -> dict[str, Any]:
     """Return loaders by label: the name of the method that made them, and their number if there are several."""
     return {name if len(loaders) == 1 else f"{name}_{number}": each for number, each in enumerate(loaders)}

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 import hocket
+from hocket.data.nesting import map_tensors
 from hocket.training import seeding
 from hocket_migration.lightning.framework import overrides
 from hocket_migration.lightning.logged import Results
@@ -234,3 +235,24 @@ class EvaluatedModule(hocket.Task):
         trainer.hooks.both("on_predict_epoch_end")
         trainer.hooks.both("on_predict_end")
         trainer.state.stage = None
+
+
+class PredictLoop:
+    """The predictions so far, which prediction writers read."""
+
+    #: The samples of a batch, which depend on the loader's sampler, are not known.
+    current_batch_indices = None
+    epoch_batch_indices = None
+
+    def __init__(self, loaders: Sequence[Any] = ()) -> None:
+        self.num_dataloaders = len(loaders)
+        self._predictions: list[list[Any]] = [[] for _ in loaders]
+
+    @property
+    def predictions(self) -> list[Any]:
+        """The predictions of each batch, in a list for each loader if there are several."""
+        return self._predictions[0] if self.num_dataloaders == 1 else self._predictions
+
+    def add(self, number: int, prediction: Any) -> None:
+        """Add the prediction of a batch of a loader."""
+        self._predictions[number].append(map_tensors(lambda tensor: tensor.cpu(), prediction))

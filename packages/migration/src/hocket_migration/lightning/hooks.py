@@ -32,12 +32,12 @@ class Hooks:
         with self.named(hook):
             return getattr(self._module, hook)(*arguments, **keywords)
 
-    def callbacks(self, hook: str, *arguments: Any, monitoring: bool | None = None) -> None:
+    def callbacks(self, hook: str, *arguments: Any, monitoring: bool | None = None, **keywords: Any) -> None:
         """Call a hook of all callbacks, or only of those that monitor metrics, or of the others."""
         with self.named(hook):
             for callback in self._trainer.callbacks:
                 if monitoring is None or monitoring == self._trainer.monitors(callback):
-                    getattr(callback, hook)(self._trainer, self._module, *arguments)
+                    getattr(callback, hook)(self._trainer, self._module, *arguments, **keywords)
 
     def both(self, hook: str, *arguments: Any) -> Any:
         """Call a hook of the callbacks, then of the module, and return what the module's returned."""

@@ -20,6 +20,7 @@ from hocket.training.evaluate import evaluate
 from hocket.training.requests import Decision
 from hocket_migration.lightning import algorithms
 from hocket_migration.lightning.actions import Actions, NoLoss
+from hocket_migration.lightning.arguments import BATCHES
 from hocket_migration.lightning.evaluating import EvaluatedModule
 from hocket_migration.lightning.framework import framework_of, overrides
 from hocket_migration.lightning.logged import Results
@@ -101,17 +102,9 @@ class LightningTask(EvaluatedModule):
             if overrides(module, "configure_model", self._base):
                 trainer.hooks.module("configure_model")
         self.model = module
-        for name in ("training_step", "validation_step", "test_step"):
-            if "dataloader_iter" in inspect.signature(getattr(module, name)).parameters:
-                raise TypeError(
-                    f"{name}(dataloader_iter) of {type(module).__name__} fetches batches by itself, which hocket's loop does. "
-                    f"Write {name}(self, batch, batch_idx)."
-                )
+        _check_methods(module, self._base)
         self._actions = Actions(self)
-        self._takes_index = {
-            name: len(inspect.signature(getattr(module, name)).parameters) > 1
-            for name in ("training_step", "validation_step", "test_step", "predict_step")
-        }
+        self._takes_index = {name: len(inspect.signature(getattr(module, name)).parameters) > 1 for name in _STEPS}
         self._results = Results()
         #: Whether a batch was begun and not ended; whether the rest of the epoch is skipped; whether one is in progress.
         self._begun = self._skipping = self._in_epoch = self._trained_before = False
@@ -644,6 +637,28 @@ def check_trains(module: Any, optimizes: bool = True) -> None:
             raise TypeError(f"{type(module).__name__} has no {name}, so it cannot be trained. Define {name}(self, …).")
 
 
+def _check_methods(module: Any, base: type) -> None:
+    """Raise TypeError for methods that are not called, and for steps that fetch batches themselves."""
+    kind = type(module).__name__
+    for name, write in _NOT_CALLED.items():
+        if overrides(module, name, base):
+            raise TypeError(f"{kind} defines {name}, which is not called. Define {write}.")
+    for name in _STEPS:
+        if BATCHES in inspect.signature(getattr(module, name)).parameters:
+            raise TypeError(
+                f"{name}({BATCHES}) of {kind} fetches batches by itself, which hocket's loop does. Write {name}(self, batch, "
+                "batch_idx)."
+            )
+
+
+_STEPS = ("training_step", "validation_step", "test_step", "predict_step")
+#: Methods of earlier versions of Lightning, and what to define.
+_NOT_CALLED = {
+    "training_epoch_end": "on_train_epoch_end(self), with the outputs of the steps in an attribute",
+    "validation_epoch_end": "on_validation_epoch_end(self), with the outputs of the steps in an attribute",
+    "test_epoch_end": "on_test_epoch_end(self), with the outputs of the steps in an attribute",
+    "configure_sharded_model": "configure_model(self)",
+}
 _COUNTERS = ("current_epoch", "global_step", "batches_that_stepped", "batch_idx", "total_batch_idx")
 
 

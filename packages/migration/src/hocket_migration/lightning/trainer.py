@@ -6,19 +6,18 @@ import functools
 import inspect
 import math
 import os
-import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import hocket
 from hocket.data.adapters import adapt
-from hocket.data.nesting import map_tensors
 from hocket.data.several import prepared
 from hocket.time import Time, Unit
 from hocket.training import seeding
-from hocket_migration.lightning import arguments, callbacks, checkpoint, data
+from hocket_migration.lightning import arguments, callbacks, checkpoint, data, loggers
+from hocket_migration.lightning.evaluating import PredictLoop
 from hocket_migration.lightning.framework import overrides, package_of, require
 from hocket_migration.lightning.preparing import prepare
 from hocket_migration.lightning.task import LightningTask, check_trains
@@ -113,7 +112,7 @@ class Trainer(TrainerView):
         self._train_source: Callable[[], Any] | None = None
         self._train_data: Any = None
         self._unpack: Callable[[Any], Any] | None = None
-        self.predict_loop = _PredictLoop()
+        self.predict_loop = PredictLoop()
         if self._given["benchmark"] is not None:
             import torch
 
@@ -156,7 +155,9 @@ class Trainer(TrainerView):
     def _connect(self, framework: Any) -> None:
         """Make callbacks and loggers of a package of Lightning."""
         self.adopt(framework)
-        self.callbacks, self.loggers = self._make_callbacks(), self._make_loggers()
+        given, writes = self._given, "checkpoints" in self._extra
+        self.callbacks = callbacks.made(given, framework, others_write=writes)
+        self.loggers = loggers.made(given["logger"], framework, given["fast_dev_run"], self.default_root_dir)
 
     # --- what Lightning's Trainer does
 
@@ -176,13 +177,13 @@ class Trainer(TrainerView):
             ckpt_path: a ``.ckpt`` file to continue from, or ``"last"``, ``"best"``.
             weights_only: False to unpickle any object in it.
         """
-        train_dataloaders, datamodule = _module_or_loaders(train_dataloaders, datamodule)
+        train_dataloaders, datamodule = data.one_of(train_dataloaders, datamodule)
         check_trains(model, "optimizer" not in self._extra)
         # known in `setup`, which may ask for the number of batches
         self._train_source = lambda: self._loaders("train_dataloader", train_dataloaders)
         self._train_data = None
         self._begin("FITTING", model, datamodule)
-        saved = self._saved(ckpt_path, weights_only)
+        saved = checkpoint.named(self, ckpt_path, weights_only)
         if saved is not None:
             checkpoint.restore_weights(self, saved)
         self._validates = self._has_validation(val_dataloaders)
@@ -197,8 +198,8 @@ class Trainer(TrainerView):
         elif self._fitted:  # a Trainer counts on from one fit to the next, as Lightning's does
             run.timestamp.epoch, run.timestamp.batch = self.current_epoch, self.batches_that_stepped
             run.previous.become(run.timestamp)
-        self._log_hyperparameters()
         task.begin_fit(run)
+        self._log_hyperparameters()
         evaluated = self._fit_loaders(task, val_dataloaders)
         task.omits_training = not self._trains()
         every = Check(self, lambda: task.skips)
@@ -255,7 +256,7 @@ class Trainer(TrainerView):
         weights_only: bool | None = None,
     ) -> list[Any] | None:
         """Return what ``predict_step`` returns for each batch, a list for each loader if there are several."""
-        dataloaders, datamodule = _module_or_loaders(dataloaders, datamodule)
+        dataloaders, datamodule = data.one_of(dataloaders, datamodule)
         task = self._begin_again("PREDICTING", "predict", model, datamodule, ckpt_path, weights_only)
         if self.limit_predict_batches == 0:
             self._end()
@@ -265,7 +266,7 @@ class Trainer(TrainerView):
         self.num_predict_batches = [data.limited(each, self.limit_predict_batches) for each in loaders]
         found, before = [], task.set_labels
         task.set_labels = list(data.labelled(loaders, "predict_dataloader"))
-        self.predict_loop = task.predict_loop = _PredictLoop(loaders)
+        self.predict_loop = task.predict_loop = PredictLoop(loaders)
         with self._weights():
             for number, loader in enumerate(loaders):
                 task._set = number
@@ -288,7 +289,7 @@ class Trainer(TrainerView):
         datamodule: Any,
         weights_only: bool | None,
     ) -> list[dict[str, float]]:
-        loaders, datamodule = _module_or_loaders(loaders, datamodule)
+        loaders, datamodule = data.one_of(loaders, datamodule)
         function = "TESTING" if kind == "test" else "VALIDATING"
         task = self._begin_again(function, verb, model, datamodule, ckpt_path, weights_only)
         name = "test_dataloader" if kind == "test" else "val_dataloader"
@@ -348,9 +349,11 @@ class Trainer(TrainerView):
         for each in self.callbacks:
             each.log, each.log_dict = model.log, model.log_dict
         prepare([each for each in (datamodule, model) if each is not None])
+        for logger in self.loggers:
+            getattr(logger, "experiment", None)  # made before `setup`, which may use it
         if datamodule is not None:
             datamodule.setup(stage=self.state.fn)
-        self.hooks.callbacks("setup", self.state.fn)
+        self.hooks.callbacks("setup", stage=self.state.fn)
         self.hooks.module("setup", stage=self.state.fn)
         if overrides(model, "configure_model", framework.LightningModule):
             self.hooks.module("configure_model")
@@ -369,7 +372,7 @@ class Trainer(TrainerView):
         best = getattr(self.checkpoint_callback, "best_model_path", None)
         if model is None and ckpt_path is None and best:
             ckpt_path = "best"  # as Lightning does, if no module is given
-        saved = self._saved(ckpt_path, weights_only)
+        saved = checkpoint.named(self, ckpt_path, weights_only)
         if saved is not None:
             checkpoint.restore_weights(self, saved)
             checkpoint.restore_callbacks(self, saved)
@@ -378,10 +381,15 @@ class Trainer(TrainerView):
             assert task is not None
             if saved is not None:
                 self._fitted_weights = None
-            return task
-        task = self._build(fits=False)
-        self._fitted_weights = self._fingerprint()
+        else:
+            task = self._build(fits=False)
+            self._fitted_weights = self._fingerprint()
+        self._log_hyperparameters()
         return task
+
+    def _log_hyperparameters(self) -> None:
+        if self.loggers and self._given["enable_autolog_hparams"] and self.is_global_zero:
+            loggers.log_hyperparameters(self.loggers, self.lightning_module, self.datamodule)
 
     def _fingerprint(self) -> Any:
         """Return numbers that change with the weights, where an algorithm evaluates others; else None."""
@@ -430,27 +438,12 @@ class Trainer(TrainerView):
         stage = self.state.fn
         if self.datamodule is not None:
             self.datamodule.teardown(stage=stage)
-        self.hooks.callbacks("teardown", stage)
+        self.hooks.callbacks("teardown", stage=stage)
         self.hooks.module("teardown", stage=stage)
         for logger in self.loggers:
             logger.finalize("success")
         self.state.status = self._states.TrainerStatus.FINISHED
         self.state.stage = None
-
-    def _make_callbacks(self) -> list[Any]:
-        framework, given = self.framework, self._given
-        made = callbacks.checked(given["callbacks"], framework)
-        writes = [each for each in made if isinstance(each, framework.callbacks.Checkpoint)]
-        wanted = given["enable_checkpointing"]
-        if wanted is False and writes:
-            raise ValueError(
-                f"Trainer(enable_checkpointing=False) was given the callback {type(writes[0]).__name__}. Omit one of them."
-            )
-        if self.fast_dev_run:
-            return [each for each in made if each not in writes]
-        if wanted is not False and not writes and "checkpoints" not in self._extra:
-            made.append(framework.callbacks.ModelCheckpoint())
-        return callbacks.merged(made, None, framework)
 
     def _check_checkpoints(self, task: LightningTask) -> None:
         """Omit ``.ckpt`` files that nobody has asked for under a strategy that shards. Raises CheckpointError for others."""
@@ -471,40 +464,6 @@ class Trainer(TrainerView):
         self.print(
             "No .ckpt files are written: the strategy shards the weights. Write hocket={'checkpoints': 'runs/a'}."
         )
-
-    def _make_loggers(self) -> list[Any]:
-        given = self._given["logger"]
-        if given is False:
-            return []
-        loggers = self.framework.loggers
-        if self.fast_dev_run:
-            return [loggers.logger.DummyLogger()]
-        if given is None or given is True:
-            try:
-                return [loggers.TensorBoardLogger(save_dir=self.default_root_dir)]
-            except ModuleNotFoundError:
-                return [loggers.CSVLogger(save_dir=self.default_root_dir)]
-        listed = list(given) if isinstance(given, list | tuple) else [given]
-        for each in listed:
-            if not isinstance(each, loggers.Logger):
-                raise TypeError(
-                    f"logger={type(each).__name__} is not a Logger of {self.framework.__name__}. Loggers of hocket are given "
-                    "as hocket={'loggers': […]}."
-                )
-        return listed
-
-    def _log_hyperparameters(self) -> None:
-        if not self._given["enable_autolog_hparams"]:
-            return
-        values: dict[str, Any] = {}
-        for obj in (self.lightning_module, self.datamodule):
-            if obj is not None and getattr(obj, "_log_hyperparams", False) and obj.hparams:
-                values.update(obj.hparams_initial)
-        if self.is_global_zero:
-            for logger in self.loggers:
-                if values:
-                    logger.log_hyperparams(values)
-                logger.save()
 
     # --- data
 
@@ -634,68 +593,9 @@ class Trainer(TrainerView):
         """The optimizer steps of the run, -1 for no limit."""
         return int(self.fast_dev_run) if self.fast_dev_run else int(self._given["max_steps"])
 
-    # --- checkpoints
-
-    def _saved(self, path: Any, weights_only: bool | None) -> dict[str, Any] | None:
-        """Return the checkpoint that ``ckpt_path`` names; None without one."""
-        self.ckpt_path = None
-        if path is None:
-            return None
-        if path in ("best", "last"):
-            writer = self.checkpoint_callback
-            name = f"{path}_model_path"
-            found = "" if writer is None else getattr(writer, name, "")
-            if not found and path == "last" and writer is not None:
-                candidates = sorted(writer._find_last_checkpoints(self), key=os.path.getmtime)
-                found = candidates[-1] if candidates else ""
-            if not found and path == "last":
-                warnings.warn("ckpt_path='last': there is no checkpoint yet, so none is loaded.", stacklevel=3)
-                return None
-            if not found:
-                raise ValueError(
-                    f"ckpt_path={path!r}: no ModelCheckpoint of this Trainer has written one. Give the path of a .ckpt file."
-                )
-            path = found
-        elif path in ("hpc", "registry"):
-            raise ValueError(f"ckpt_path={path!r} has no counterpart in hocket. Give the path of a .ckpt file.")
-        self.ckpt_path = os.fspath(path)
-        return checkpoint.read(path, weights_only)
-
-
-class _PredictLoop:
-    """The predictions so far, which prediction writers read."""
-
-    #: The samples of a batch, which depend on the loader's sampler, are not known.
-    current_batch_indices = None
-    epoch_batch_indices = None
-
-    def __init__(self, loaders: Sequence[Any] = ()) -> None:
-        self.num_dataloaders = len(loaders)
-        self._predictions: list[list[Any]] = [[] for _ in loaders]
-
-    @property
-    def predictions(self) -> list[Any]:
-        """The predictions of each batch, in a list for each loader if there are several."""
-        return self._predictions[0] if self.num_dataloaders == 1 else self._predictions
-
-    def add(self, number: int, prediction: Any) -> None:
-        """Add the prediction of a batch of a loader."""
-        self._predictions[number].append(map_tensors(lambda tensor: tensor.cpu(), prediction))
-
 
 def _time(given: Any) -> Time:
     return given if isinstance(given, Time) else Time.parse(given)
-
-
-def _module_or_loaders(loaders: Any, datamodule: Any) -> tuple[Any, Any]:
-    """Return loaders and data module, where the first may have been given in place of the second."""
-    if loaders is not None and any(base.__name__ == "LightningDataModule" for base in type(loaders).__mro__):
-        if datamodule is not None:
-            raise TypeError("Two data modules were given. Give one.")
-        return None, loaders
-    if loaders is not None and datamodule is not None:
-        raise TypeError("Loaders and a data module were given. Give one of them.")
-    return loaders, datamodule
 
 
 def _framework_of(given: Iterable[Any]) -> Any:

@@ -95,6 +95,8 @@ class TrainerView:
     progress_bar_callback = None
     profiler: Any = None
     received_sigterm = False
+    #: Lightning's TrainerState.
+    state: Any = None
 
     def __init__(self, module: Any = None, callbacks: Sequence[Any] = (), loggers: Sequence[Any] = ()) -> None:
         self.framework: Any = None
