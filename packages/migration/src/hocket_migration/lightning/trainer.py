@@ -133,6 +133,8 @@ class Trainer(TrainerView):
         for name in ("train", "val", "test", "predict"):
             limit = given[f"limit_{name}_batches"]
             limit = int(self.fast_dev_run) if self.fast_dev_run else 1.0 if limit is None else limit
+            if name in ("train", "val") and self.overfit_batches:
+                limit = self.overfit_batches
             setattr(self, f"limit_{name}_batches", limit)
         sanity = given["num_sanity_val_steps"]
         self.num_sanity_val_steps = 2 if sanity is None else math.inf if sanity == -1 else sanity
@@ -428,7 +430,7 @@ class Trainer(TrainerView):
         settings["folder"] = str(Path(self.default_root_dir) / "runs")
         if self._given["enable_progress_bar"] is not False and fits:
             settings["loggers"] = ["progress"]
-        if self.fast_dev_run or "overfit" in settings:
+        if self.fast_dev_run or "overfit" in self._extra:
             settings.pop("sanity_eval", None)
         self.hocket = hocket.Trainer(model=task, **(settings | self._extra))
         return task
@@ -497,7 +499,7 @@ class Trainer(TrainerView):
         What a loader draws at random as it is made before a sanity check is undone, as Lightning undoes that check's.
         """
         validates = self._validates
-        sanity = validates and self.num_sanity_val_steps > 0 and "overfit" not in self._translated
+        sanity = validates and self.num_sanity_val_steps > 0 and "overfit" not in self._extra
         evaluated: list[Any] = []
         self.val_dataloaders = None
         for name in ("val", "train") if sanity else ("train", "val"):
@@ -508,7 +510,7 @@ class Trainer(TrainerView):
                     if sanity:
                         task.begin_sanity_check()
                     self.val_dataloaders = self._loaders("val_dataloader", val_dataloaders)
-                    evaluated = data.evaluation(self.val_dataloaders, self.framework)
+                    evaluated = data.evaluation(self.val_dataloaders, self.framework, bool(self.overfit_batches))
         self.num_val_batches = [data.limited(each, self.limit_val_batches) for each in evaluated]
         return evaluated
 
@@ -541,10 +543,10 @@ class Trainer(TrainerView):
             assert self._train_source is not None
             loaders = self._train_source()
             self.train_dataloader = loaders
-            self._train_data, unpack = data.training(loaders, self.framework)
+            self._train_data, unpack = data.training(loaders, self.framework, ordered=bool(self.overfit_batches))
             limit = self._extra.get("limit_train", self.limit_train_batches)
             limit = 1.0 if limit is None else limit
-            limit = (self._translated | self._extra).get("overfit") or limit
+            limit = self._extra.get("overfit") or limit
             self.num_training_batches = data.limited(self._of_this_rank(self._train_data), limit)
             self._unpack = unpack
             if self._task is not None:
