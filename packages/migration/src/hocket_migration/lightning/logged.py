@@ -203,7 +203,7 @@ class Results:
 
     def load_state_dict(self, saved: Mapping[str, Any], device: torch.device) -> None:
         """Continue an epoch whose values :meth:`state_dict` returned."""
-        for key, value in map_tensors(lambda tensor: tensor.to(device), saved).items():
+        for key, value in _moved(saved, device).items():
             metric = None if value["attribute"] is None else self.metric_of(value["attribute"])
             self.values[key] = Value(**value, metric=metric)
 
@@ -221,7 +221,11 @@ def load_metric_states(module: Module, saved: Mapping[str, Any]) -> None:
     """Undo `metric_states`."""
     for name, metric in _metrics(module).items():
         for each, value in saved.get(name, {}).items():
-            setattr(metric, each, map_tensors(lambda tensor, to=metric.device: tensor.to(to), value))
+            setattr(metric, each, _moved(value, metric.device))
+
+
+def _moved(tree: Any, device: torch.device) -> Any:
+    return map_tensors(lambda tensor: tensor.to(device), tree)
 
 
 def _metrics(module: Module) -> dict[str, Any]:
