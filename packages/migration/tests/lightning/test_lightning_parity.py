@@ -272,6 +272,19 @@ def test_validation_comes_after_the_same_batches(how: dict[str, Any]) -> None:
     m.compare(Even, **how, max_epochs=4)
 
 
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"overfit_batches": 2},
+        {"overfit_batches": 0.5, "val_check_interval": 2},
+        {"fast_dev_run": 3},
+        {"limit_train_batches": 0.5, "limit_val_batches": 0.7, "num_sanity_val_steps": 5},
+    ],
+)
+def test_parts_of_the_data(how: dict[str, Any]) -> None:
+    m.compare(Even, **how)
+
+
 class NoneSometimes(m.LitAutoEncoder):
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         return None if batch_idx % 3 == 1 else super().training_step(batch, batch_idx)

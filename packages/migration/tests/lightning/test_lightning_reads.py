@@ -338,15 +338,24 @@ class OwnStep(LogsMuch):
         self.log_dict({"step": float(self.current_epoch), "per_epoch": 1.0})
 
 
+class WantsToStop(LogsMuch):
+    """Requests a stop that ``min_epochs`` delays; meanwhile each step is logged."""
+
+    def on_train_batch_end(self, *others: Any) -> None:
+        self.trainer.should_stop = True
+
+
 @pytest.mark.parametrize("how", [{}, {"accumulate_grad_batches": 2, "val_check_interval": 1, "limit_train_batches": 4}])
 @pytest.mark.parametrize("loaders", [1, 2])
-@pytest.mark.parametrize("kind", [LogsMuch, OwnStep])
+@pytest.mark.parametrize("kind", [LogsMuch, OwnStep, WantsToStop])
 def test_loggers_get_the_same_rows(kind: Any, loaders: int, how: dict[str, Any]) -> None:
     runs = []
     data = [DataLoader(m.pairs(7 + each, 8, each), batch_size=2) for each in range(loaders)]
     for trainer_class in (pl.Trainer, Trainer):
         torch.manual_seed(3)
-        trainer = trainer_class(**m.arguments(max_epochs=2, log_every_n_steps=2, **how) | {"logger": (rows := Rows())})
+        trainer = trainer_class(
+            **m.arguments(min_epochs=1, max_epochs=2, log_every_n_steps=2, **how) | {"logger": (rows := Rows())}
+        )
         trainer.fit(module := kind(), module.train_dataloader(), data)
         logged = [trainer.logged_metrics, trainer.callback_metrics, trainer.progress_bar_metrics]
         trainer.test(module, data, verbose=False)

@@ -11,6 +11,7 @@ import lightning.pytorch as pl
 import modules as m
 import pytest
 import torch
+import torchmetrics
 from lightning.pytorch import callbacks as theirs
 from lightning.pytorch.demos.boring_classes import BoringModel
 from torch.utils.data import DataLoader
@@ -191,8 +192,30 @@ def test_hockets_algorithms_act_on_the_module() -> None:
     assert torch.isfinite(trainer.callback_metrics["train/loss_epoch"])
 
 
-@pytest.mark.parametrize("module", [Remembers, m.GAN, m.Accumulating])
-def test_hockets_checkpoints_resume_exactly(module: Any, tmp_path: Path) -> None:
+class Measures(m.LitAutoEncoder):
+    """Logs means of epochs, also by a metric, and has a schedule that monitors a value of validation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean = torchmetrics.MeanMetric()
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = super().training_step(batch, batch_idx)
+        self.mean.update(loss)
+        self.log("mean", self.mean, on_step=False, on_epoch=True)
+        self.log("sum", float(batch_idx), on_step=False, on_epoch=True, reduce_fx="sum")
+        return loss
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+        scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=0, threshold=0.5)
+        config = {"scheduler": scheduler, "monitor": "val_loss", "interval": "step", "strict": False}
+        return {"optimizer": optimizer, "lr_scheduler": config}
+
+
+@pytest.mark.parametrize("lost", [3, 9])
+@pytest.mark.parametrize("module", [Remembers, Measures, m.GAN, m.Accumulating])
+def test_hockets_checkpoints_resume_exactly(module: Any, lost: int, tmp_path: Path) -> None:
     def run(name: str, **extra: Any) -> Trainer:
         torch.manual_seed(6)
         given = {"checkpoints": hocket.Checkpoints(tmp_path / name, every="2ba"), "run_name": name, **extra}
@@ -202,9 +225,10 @@ def test_hockets_checkpoints_resume_exactly(module: Any, tmp_path: Path) -> None
 
     whole = run("whole")
     with pytest.raises(RuntimeError, match="the machine is lost"):
-        run("parts", callbacks=[Lost(3)])
+        run("parts", callbacks=[Lost(lost)])
     resumed = run("parts", resume="auto")
     assert resumed.global_step == whole.global_step
+    assert resumed.callback_metrics == whole.callback_metrics
     ours, expected = resumed.lightning_module.state_dict(), whole.lightning_module.state_dict()
     assert all(torch.equal(ours[name], value) for name, value in expected.items())
 

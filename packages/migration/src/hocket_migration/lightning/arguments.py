@@ -96,15 +96,10 @@ def translated(given: Mapping[str, Any]) -> dict[str, Any]:
         found["clip_gradients"] = (kind, float(given["gradient_clip_val"]))
     if given["fast_dev_run"]:
         found["fast_dev_run"] = int(given["fast_dev_run"])
-    if given["overfit_batches"]:
-        if not isinstance(given["overfit_batches"], int):
-            raise ValueError(
-                f"Trainer(overfit_batches={given['overfit_batches']}) is a share of the batches. Give their number, such as "
-                "overfit_batches=10."
-            )
-        found["overfit"] = given["overfit_batches"]
     for name in ("train", "predict"):
         limit = given[f"limit_{name}_batches"]
+        if name == "train" and given["overfit_batches"]:
+            limit = given["overfit_batches"]
         if limit and not (isinstance(limit, float) and limit == 1.0):
             found[f"limit_{name}"] = limit
     return {name: value for name, value in found.items() if value is not None}
@@ -112,7 +107,7 @@ def translated(given: Mapping[str, Any]) -> dict[str, Any]:
 
 def _check_numbers(given: Mapping[str, Any]) -> None:
     """Raise ValueError for a number of batches or epochs that cannot be one."""
-    for name in ("limit_train_batches", "limit_val_batches", "limit_test_batches", "limit_predict_batches"):
+    for name in (*(f"limit_{each}_batches" for each in ("train", "val", "test", "predict")), "overfit_batches"):
         limit = given[name]
         share = isinstance(limit, float) and 0 <= limit <= 1
         if limit is not None and not share and not (isinstance(limit, int) and limit >= 0):

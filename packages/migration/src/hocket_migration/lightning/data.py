@@ -18,14 +18,18 @@ from hocket_migration.lightning.framework import package_of
 _MODES = {"max_size_cycle": "cycle", "min_size": "shortest"}
 
 
-def training(given: Any, framework: ModuleType) -> tuple[Any, Callable[[Any], Any] | None]:
+def training(given: Any, framework: ModuleType, ordered: bool = False) -> tuple[Any, Callable[[Any], Any] | None]:
     """Return the training data, and a function that gives a batch the form in which Lightning passes it; None for no change.
 
-    Raises TypeError for a mode that is not one of training.
+    Args:
+        ordered: whether loaders yield samples in the order of their data set, as with ``overfit_batches``.
+
+    Raises:
+        TypeError: the mode is not one of training.
     """
     if _is_batches(given):
         return given, None
-    combined = _combined(given, "max_size_cycle", framework)
+    combined = _combined(given, "max_size_cycle", framework, ordered)
     loaders, mode, spec = combined.flattened, combined._mode, combined._spec
     if mode == "sequential":
         raise TypeError(
@@ -44,13 +48,13 @@ def training(given: Any, framework: ModuleType) -> tuple[Any, Callable[[Any], An
     return Several(named, _MODES[mode]), unpack  # type: ignore[arg-type]
 
 
-def evaluation(given: Any, framework: ModuleType) -> list[Any]:
+def evaluation(given: Any, framework: ModuleType, ordered: bool = False) -> list[Any]:
     """Return the loaders of an evaluation, in their order: those that a mode combines are one."""
     if given is None:
         return []
     if _is_batches(given):
         return [given]
-    combined = _combined(given, "sequential", framework)
+    combined = _combined(given, "sequential", framework, ordered)
     return list(combined.flattened) if combined._mode == "sequential" else [Combined(combined)]
 
 
@@ -62,12 +66,15 @@ def prediction(given: Any, framework: ModuleType) -> list[Any]:
     return found
 
 
-def _combined(given: Any, mode: str, framework: ModuleType) -> Any:
+def _combined(given: Any, mode: str, framework: ModuleType, ordered: bool) -> Any:
     """Return a CombinedLoader, which knows loaders in nested collections."""
     kind = type(given)
-    if kind.__name__ == "CombinedLoader" and package_of(kind) is not None:
-        return given
-    return framework.utilities.CombinedLoader(given, mode)
+    if kind.__name__ != "CombinedLoader" or package_of(kind) is None:
+        given = framework.utilities.CombinedLoader(given, mode)
+    if ordered:
+        stage = framework.trainer.states.RunningStage.TRAINING  # for the message
+        framework.trainer.connectors.data_connector._resolve_overfit_batches(given, stage)
+    return given
 
 
 def _is_batches(given: Any) -> bool:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Module
+
+from hocket.data.nesting import map_tensors
 
 _REDUCTIONS = ("mean", "sum", "min", "max")
 
@@ -36,8 +39,9 @@ class Value:
     logger: bool
     #: The number of its evaluation loader, where there are several; its name then ends with it.
     loader: int | None
-    #: A torchmetrics.Metric, which accumulates itself.
+    #: A torchmetrics.Metric, which accumulates itself, and its name in the module.
     metric: Any = None
+    attribute: str | None = None
     latest: Any = None
     total: Tensor | None = None
     weight: float = 0.0
@@ -141,8 +145,10 @@ class Results:
                 f"self.log({name!r}, …) is called twice in {hook} with different arguments: on_step, on_epoch and reduce_fx of "
                 "a name stay the same. Choose another name for one of them."
             )
-        if attribute is not None and entry.metric is None and not isinstance(value, Tensor):
-            entry.metric = self.metric_of(attribute)
+        if attribute is not None and not isinstance(value, Tensor):
+            entry.attribute = attribute
+            if entry.metric is None:
+                entry.metric = self.metric_of(attribute)
         if self.padding:
             return
         weight = 1.0
@@ -189,3 +195,44 @@ class Results:
         for each in self.values.values():
             each.reset()
         self.values = {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the values of the epoch so far, without the states of metrics."""
+        kept = [each.name for each in fields(Value) if each.name != "metric"]
+        return {key: {name: getattr(value, name) for name in kept} for key, value in self.values.items()}
+
+    def load_state_dict(self, saved: Mapping[str, Any], device: torch.device) -> None:
+        """Continue an epoch whose values :meth:`state_dict` returned."""
+        for key, value in _moved(saved, device).items():
+            metric = None if value["attribute"] is None else self.metric_of(value["attribute"])
+            self.values[key] = Value(**value, metric=metric)
+
+
+def metric_states(module: Module) -> dict[str, Any]:
+    """Return the states of a module's metrics, which its ``state_dict`` omits, by their names."""
+    return {
+        name: {each: getattr(metric, each) for each in (*metric.metric_state, *_OF_METRICS)}
+        for name, metric in _metrics(module).items()
+        if metric._update_count
+    }
+
+
+def load_metric_states(module: Module, saved: Mapping[str, Any]) -> None:
+    """Undo `metric_states`."""
+    for name, metric in _metrics(module).items():
+        for each, value in saved.get(name, {}).items():
+            setattr(metric, each, _moved(value, metric.device))
+
+
+def _moved(tree: Any, device: torch.device) -> Any:
+    return map_tensors(lambda tensor: tensor.to(device), tree)
+
+
+def _metrics(module: Module) -> dict[str, Any]:
+    from torchmetrics import Metric
+
+    return {name: each for name, each in module.named_modules() if isinstance(each, Metric)}
+
+
+#: Attributes of a metric that are no states of its own: the number of batches, and the value of the latest.
+_OF_METRICS = ("_update_count", "_forward_cache")

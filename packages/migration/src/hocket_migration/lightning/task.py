@@ -23,7 +23,7 @@ from hocket_migration.lightning.actions import Actions, NoLoss
 from hocket_migration.lightning.arguments import BATCHES
 from hocket_migration.lightning.evaluating import EvaluatedModule
 from hocket_migration.lightning.framework import framework_of, overrides
-from hocket_migration.lightning.logged import Results
+from hocket_migration.lightning.logged import Results, load_metric_states, metric_states
 from hocket_migration.lightning.optimizers import NoOptimizer, is_torch_scheduler, parse
 from hocket_migration.lightning.view import TrainerView
 
@@ -598,6 +598,9 @@ class LightningTask(EvaluatedModule):
             "in_epoch": self._in_epoch,
             "plateau_waits": self._plateau_waits,
             "metrics": trainer.callback_metrics,
+            "world_size": trainer.world_size,
+            "logged": self._results.state_dict(),
+            "metric_states": metric_states(self.model),
             "schedulers": [config.scheduler.state_dict() for config in trainer.lr_scheduler_configs],
             "callbacks": callbacks,
             "added": {name: value for name, value in added.items() if name not in _STANDARD},
@@ -618,6 +621,9 @@ class LightningTask(EvaluatedModule):
             setattr(trainer, name, value)
         self._in_epoch, self._plateau_waits = state["in_epoch"], state.get("plateau_waits", False)
         trainer._callback_metrics.update(state.get("metrics", {}))
+        if state.get("world_size") == trainer.world_size:  # other ranks have other parts of an epoch's means
+            self._results.load_state_dict(state["logged"], trainer.strategy.root_device)
+            load_metric_states(self.model, state["metric_states"])
         for config, saved in zip(trainer.lr_scheduler_configs, state["schedulers"], strict=True):
             config.scheduler.load_state_dict(saved)
         trainer.hooks.module("on_load_checkpoint", dict(state["added"]))

@@ -37,7 +37,8 @@ class _Connector:
     def should_update_logs(self) -> bool:
         """Whether values are passed to loggers after this batch."""
         trainer = self._trainer
-        return trainer.log_every_n_steps > 0 and (trainer.batches_that_stepped + 1) % trainer.log_every_n_steps == 0
+        every = trainer.log_every_n_steps
+        return every > 0 and ((trainer.batches_that_stepped + 1) % every == 0 or trainer.should_stop)
 
     def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
         """Pass values to the loggers, without the callbacks' metrics."""
