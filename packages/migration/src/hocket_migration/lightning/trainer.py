@@ -17,7 +17,8 @@ from hocket_migration.lightning.evaluating import PredictLoop
 from hocket_migration.lightning.framework import overrides, package_of, require
 from hocket_migration.lightning.loading import LoadingTrainer
 from hocket_migration.lightning.preparing import prepare
-from hocket_migration.lightning.task import LightningTask, check_trains
+from hocket_migration.lightning.task import LightningTask
+from hocket_migration.lightning.training import check_trains
 from hocket_migration.lightning.validating import Check
 
 P = ParamSpec("P")
