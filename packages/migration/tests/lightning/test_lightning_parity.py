@@ -290,6 +290,15 @@ class NoneSometimes(m.LitAutoEncoder):
         return None if batch_idx % 3 == 1 else super().training_step(batch, batch_idx)
 
 
+class NoneOften(Even):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return None if batch_idx in (1, 2, 3) else super().training_step(batch, batch_idx)
+
+
+def test_batches_without_a_loss_count_in_a_window() -> None:
+    m.compare(NoneOften, accumulate_grad_batches=2, limit_train_batches=6)
+
+
 class LastHalfSkipped(m.LitAutoEncoder):
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> Any:
         return -1 if batch_idx == 3 else None

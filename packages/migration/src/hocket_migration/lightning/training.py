@@ -39,8 +39,8 @@ class TrainedModule(EvaluatedModule):
         self._plateau_waits = False
         #: Whether schedulers of this epoch have stepped, where its last batch is known in advance.
         self._epoch_stepped = False
-        #: Whether `training_step` was called for the current window's batches one by one.
-        self._window = False
+        #: Whether the current batch is a window of several, and whether `training_step` returned a loss for one of them.
+        self._window = self._has_loss = False
         self._first_microbatch = True
         self._fit_begun = self._sanity_begun = self._repeats = self._in_eval_mode = False
         #: Whether a fit ends before its first batch, as the drop-in Trainer's limits may say.
@@ -137,7 +137,7 @@ class TrainedModule(EvaluatedModule):
         self._step_plateau()
         self._window = isinstance(state.batch, Window)
         self._first_microbatch = True
-        self._counted = False
+        self._has_loss = self._counted = False
         trainer = self.trainer
         self._trained_before = trainer.batches_to_skip > 0
         if self._trained_before:
@@ -206,16 +206,20 @@ class TrainedModule(EvaluatedModule):
         trainer.hooks.module("optimizer_zero_grad", trainer.current_epoch, trainer.batch_idx, trainer.optimizers[0])
 
     def before_backward(self, state: State) -> None:
-        """``on_before_backward``."""
-        self.trainer.hooks.both("on_before_backward", state.loss)
+        """``on_before_backward``, if there is a loss."""
+        if self._output is not None or not self._window:
+            self.trainer.hooks.both("on_before_backward", state.loss)
 
     def after_backward(self, state: State) -> None:
-        """``on_after_backward``."""
-        self.trainer.hooks.both("on_after_backward")
+        """``on_after_backward``, if there is a loss."""
+        if self._output is not None or not self._window:
+            self.trainer.hooks.both("on_after_backward")
 
     def after_train_batch(self, state: State) -> None:
         """``on_before_optimizer_step``; in manual optimization the step calls it."""
         self._first_microbatch = True  # of gradients that an optimizer asks for again
+        if self._window and not self._has_loss:
+            state.bus.zero_grad(state)
         if self.model.automatic_optimization:
             self.trainer.hooks.both("on_before_optimizer_step", self.trainer.optimizers[0])
 
