@@ -285,6 +285,27 @@ def test_parts_of_the_data(how: dict[str, Any]) -> None:
     m.compare(Even, **how)
 
 
+class DrawsEverywhere(m.VAE):
+    def predict_step(self, batch: Any, batch_idx: int) -> Any:
+        return self._reconstruct(batch)
+
+    def predict_dataloader(self) -> Any:
+        return DataLoader(m.pairs(7, 8, 4), batch_size=4)
+
+
+@pytest.mark.parametrize("verb", ["validate", "test", "predict"])
+def test_random_numbers_of_an_evaluation_come_before_those_of_a_fit(verb: str) -> None:
+    def fit(trainer: Any, module: Any) -> None:
+        quiet = {} if verb == "predict" else {"verbose": False}
+        getattr(trainer, verb)(module, **quiet)
+        trainer.fit(module)
+        getattr(trainer, verb)(module, **quiet)
+        module.drawn = torch.rand(1)
+
+    ours, theirs = m.compare(DrawsEverywhere, fit, max_epochs=2)
+    assert ours.lightning_module.drawn == theirs.lightning_module.drawn
+
+
 class NoneSometimes(m.LitAutoEncoder):
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         return None if batch_idx % 3 == 1 else super().training_step(batch, batch_idx)

@@ -265,6 +265,7 @@ class Trainer(LoadingTrainer):
             for number, loader in enumerate(loaders):
                 task._set = number
                 found.append(self.hocket.predict(loader))
+                task.continue_random_numbers()
         task.set_labels, task.predict_loop = before, None
         self._end()
         if return_predictions is False:
@@ -308,6 +309,7 @@ class Trainer(LoadingTrainer):
             task.check_evaluation()
             with self._weights():
                 self.hocket.evaluate(sets)
+            task.continue_random_numbers()
         finally:
             task.evaluates, task.set_labels = "validation", before
         self._end()

@@ -191,7 +191,7 @@ class TrainedModule(EvaluatedModule):
             evaluate(state, state.eval_sets)
         finally:
             state.aggregates.samples, self._within = samples, False
-        self._continue_random_numbers()
+        self.continue_random_numbers()
 
     def after_loss(self, state: State) -> None:
         """``on_before_zero_grad`` and ``optimizer_zero_grad``, before the first gradients of a step."""
@@ -272,7 +272,7 @@ class TrainedModule(EvaluatedModule):
 
     def batch_checkpoint(self, state: State) -> None:
         """Schedulers that monitor a value, in steps; the validation at the end of an epoch comes before them."""
-        self._continue_random_numbers()
+        self.continue_random_numbers()
         if self._skipping or self._trained_before:
             return
         self._plateau_waits = True
@@ -296,15 +296,9 @@ class TrainedModule(EvaluatedModule):
             self._epoch_stepped = True
             self._step_schedulers("epoch", plateau=False)
 
-    def _continue_random_numbers(self) -> None:
-        """Continue with the random numbers after an evaluation, as Lightning does; hocket has restored those before it."""
-        if self._drawn is not None:
-            seeding.restore(self._drawn)
-            self._drawn = None
-
     def epoch_checkpoint(self, state: State) -> None:
         """``on_train_epoch_end``, which Lightning calls after validation."""
-        self._continue_random_numbers()
+        self.continue_random_numbers()
         self._step_plateau()
         self._close_epoch(state)
         self.trainer.current_epoch = state.timestamp.epoch
