@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from hocket.data.windows import Window
-from hocket.training import seeding
 from hocket.training.evaluate import evaluate
 from hocket.training.requests import Decision
 from hocket_migration.lightning.evaluating import EvaluatedModule
