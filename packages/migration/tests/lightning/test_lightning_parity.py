@@ -264,6 +264,8 @@ class Even(m.VAE):
             "limit_train_batches": 6,
         },
         {"val_check_interval": 2, "check_val_every_n_epoch": 2},
+        {"val_check_interval": "00:00:00:00"},
+        {"val_check_interval": {"hours": 1}, "accumulate_grad_batches": 2, "limit_train_batches": 6},
         {"accumulate_grad_batches": 2, "check_val_every_n_epoch": 2, "limit_train_batches": 6},
         {"accumulate_grad_batches": 2, "val_check_interval": 3, "limit_train_batches": 6, "precision": "bf16-mixed"},
     ],
