@@ -200,6 +200,18 @@ def test_accumulation_loads_the_window_first_and_keeps_the_order_of_each_batch(i
     assert without_loaders(ours) == without_loaders(theirs)
 
 
+class NoneOften(BoringModel):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return None if batch_idx in (1, 2, 3) else super().training_step(batch, batch_idx)
+
+
+def test_batches_without_a_loss_have_the_same_hooks() -> None:
+    how = {"accumulate_grad_batches": 2, "limit_train_batches": 6}
+    names = [name for name in OF_MODULES if "transfer" not in name and name not in OWN_STEPS]
+    ours, theirs = (recorded(kind, NoneOften, fits, names, **how) for kind in (Trainer, pl.Trainer))
+    assert without_loaders(ours) == without_loaders(theirs)
+
+
 def test_the_adapter_calls_the_same_hooks_in_a_trainer_of_hocket() -> None:
     calls: list[str] = []
     module = recording(BoringModel, calls, OF_MODULES)()

@@ -264,6 +264,8 @@ class Even(m.VAE):
             "limit_train_batches": 6,
         },
         {"val_check_interval": 2, "check_val_every_n_epoch": 2},
+        {"val_check_interval": "00:00:00:00"},
+        {"val_check_interval": {"hours": 1}, "accumulate_grad_batches": 2, "limit_train_batches": 6},
         {"accumulate_grad_batches": 2, "check_val_every_n_epoch": 2, "limit_train_batches": 6},
         {"accumulate_grad_batches": 2, "val_check_interval": 3, "limit_train_batches": 6, "precision": "bf16-mixed"},
     ],
@@ -285,9 +287,39 @@ def test_parts_of_the_data(how: dict[str, Any]) -> None:
     m.compare(Even, **how)
 
 
+class DrawsEverywhere(m.VAE):
+    def predict_step(self, batch: Any, batch_idx: int) -> Any:
+        return self._reconstruct(batch)
+
+    def predict_dataloader(self) -> Any:
+        return DataLoader(m.pairs(7, 8, 4), batch_size=4)
+
+
+@pytest.mark.parametrize("verb", ["validate", "test", "predict"])
+def test_random_numbers_of_an_evaluation_come_before_those_of_a_fit(verb: str) -> None:
+    def fit(trainer: Any, module: Any) -> None:
+        quiet = {} if verb == "predict" else {"verbose": False}
+        getattr(trainer, verb)(module, **quiet)
+        trainer.fit(module)
+        getattr(trainer, verb)(module, **quiet)
+        module.drawn = torch.rand(1)
+
+    ours, theirs = m.compare(DrawsEverywhere, fit, max_epochs=2)
+    assert ours.lightning_module.drawn == theirs.lightning_module.drawn
+
+
 class NoneSometimes(m.LitAutoEncoder):
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         return None if batch_idx % 3 == 1 else super().training_step(batch, batch_idx)
+
+
+class NoneOften(Even):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return None if batch_idx in (1, 2, 3) else super().training_step(batch, batch_idx)
+
+
+def test_batches_without_a_loss_count_in_a_window() -> None:
+    m.compare(NoneOften, accumulate_grad_batches=2, limit_train_batches=6)
 
 
 class LastHalfSkipped(m.LitAutoEncoder):

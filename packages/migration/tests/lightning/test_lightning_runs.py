@@ -14,7 +14,7 @@ import torch
 import torchmetrics
 from lightning.pytorch import callbacks as theirs
 from lightning.pytorch.demos.boring_classes import BoringModel
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, DistributedSampler
 
 import hocket
 from hocket.testkit import run_ranks
@@ -278,6 +278,23 @@ def test_two_ranks_train_on_the_mean_of_both_and_evaluate_each_sample_once(strat
         assert found["val_count"] == 5
         assert found["val_mean"] == pytest.approx(expected, abs=1e-6)
         assert found["train_loss_epoch"] == pytest.approx(alone["train_loss_epoch"], abs=1e-5)
+
+
+@pytest.mark.parametrize("how", [{"val_check_interval": 2}, {"accumulate_grad_batches": 2}])
+def test_two_ranks_with_a_distributed_sampler_train_as_under_lightning(how: dict[str, Any]) -> None:
+    def train(rank: int, kind: Any, given: dict[str, Any]) -> Any:
+        def loader(samples: int) -> Any:
+            data = m.pairs(samples, 8, samples)
+            return DataLoader(data, 2, sampler=DistributedSampler(data, 2, rank, shuffle=samples == 16))
+
+        torch.manual_seed(1)
+        trainer = kind(**m.arguments(max_epochs=2, callbacks=[losses := m.Losses()], **how) | given)
+        trainer.fit(module := Means(), loader(16), loader(8))
+        return losses.losses, {name: each.clone() for name, each in module.state_dict().items()}, trainer.global_step
+
+    ours = run_ranks(train, 2, Trainer, {"hocket": {"strategy": "ddp"}})
+    expected = run_ranks(train, 2, pl.Trainer, {"strategy": "ddp", "devices": 2})
+    torch.testing.assert_close(ours, expected, rtol=0, atol=1e-6)
 
 
 class Places(pl.Callback):

@@ -45,7 +45,7 @@ class EvaluatedModule(hocket.Task):
         self._counted = False
         #: What the latest evaluation logged, by set.
         self.evaluated: list[dict[str, float]] = []
-        #: The random numbers after an evaluation within a fit, until training continues.
+        #: The random numbers after an evaluation or a prediction, until the drop-in Trainer continues with them.
         self._drawn: Any = None
         #: What the predictions of several loaders are collected in; None for a prediction of hocket's own.
         self.predict_loop: Any = None
@@ -186,7 +186,7 @@ class EvaluatedModule(hocket.Task):
             trainer.validated = True
         results.reset()
         trainer.state.fn, trainer.state.stage, trainer._results = self._before
-        if trainer.evaluation_draws and self._results is trainer._results and not sanity:
+        if trainer.evaluation_draws and not sanity:
             self._drawn = seeding.capture()
 
     def _by_set(self, values: Mapping[str, Any]) -> list[dict[str, float]]:
@@ -230,11 +230,19 @@ class EvaluatedModule(hocket.Task):
     def predict_end(self, state: State) -> None:
         """``on_predict_epoch_end`` and ``on_predict_end``."""
         trainer = self.trainer
+        if trainer.evaluation_draws:
+            self._drawn = seeding.capture()
         if self.predict_loop is not None and self._set + 1 < self.predict_loop.num_dataloaders:
             return
         trainer.hooks.both("on_predict_epoch_end")
         trainer.hooks.both("on_predict_end")
         trainer.state.stage = None
+
+    def continue_random_numbers(self) -> None:
+        """Continue with the random numbers after an evaluation, as Lightning does; hocket has restored those before it."""
+        if self._drawn is not None:
+            seeding.restore(self._drawn)
+            self._drawn = None
 
 
 class PredictLoop:

@@ -17,7 +17,8 @@ from hocket_migration.lightning.evaluating import PredictLoop
 from hocket_migration.lightning.framework import overrides, package_of, require
 from hocket_migration.lightning.loading import LoadingTrainer
 from hocket_migration.lightning.preparing import prepare
-from hocket_migration.lightning.task import LightningTask, check_trains
+from hocket_migration.lightning.task import LightningTask
+from hocket_migration.lightning.training import check_trains
 from hocket_migration.lightning.validating import Check
 
 P = ParamSpec("P")
@@ -264,6 +265,7 @@ class Trainer(LoadingTrainer):
             for number, loader in enumerate(loaders):
                 task._set = number
                 found.append(self.hocket.predict(loader))
+                task.continue_random_numbers()
         task.set_labels, task.predict_loop = before, None
         self._end()
         if return_predictions is False:
@@ -307,6 +309,7 @@ class Trainer(LoadingTrainer):
             task.check_evaluation()
             with self._weights():
                 self.hocket.evaluate(sets)
+            task.continue_random_numbers()
         finally:
             task.evaluates, task.set_labels = "validation", before
         self._end()

@@ -28,6 +28,8 @@ class Check(Interval):
 
     def __init__(self, trainer: TrainerView, unless: Callable[[], bool]) -> None:
         given, epochs = trainer.val_check_interval, trainer.check_val_every_n_epoch
+        if not isinstance(given, int | float) and not seconds_of(given):
+            given = 1  # no time, which is over after each batch
         self._timed = not isinstance(given, int | float)
         super().__init__(f"{seconds_of(given):g}s" if self._timed else "1ba")
         self._trainer, self._unless, self._missed = trainer, unless, False

@@ -71,6 +71,8 @@ class TrainerView:
 
     #: Whether a fit ends after `max_steps` optimizer steps, which manual optimization takes as it likes.
     ends_by_steps = False
+    #: Whether a fit has begun, whose data and duration are known.
+    begun = False
     #: Whether an attribute that is an argument is changed by the user when it is set.
     _made = True
 
