@@ -24,6 +24,9 @@ _STATE = (
     "best_model_checkpoint",
 )  # fmt: skip
 
+#: The arguments that a run of transformers reads in each step, and hocket at its beginning.
+_FIXED = ("gradient_accumulation_steps", "max_grad_norm")
+
 
 class Flow(Callback):
     """Drive a transformers Trainer: its state, its callbacks, and their decisions to log, evaluate, save and stop.
@@ -37,6 +40,7 @@ class Flow(Callback):
 
     def __init__(self, trainer: OnHocket, plan: Plan) -> None:
         self._trainer, self._plan = trainer, plan
+        self._fixed = {name: getattr(trainer.args, name) for name in _FIXED}
         self._epoch = plan.epochs_trained
         self._steps_in_epoch = 0
         self._batches = plan.batches_skipped
@@ -86,6 +90,12 @@ class Flow(Callback):
     def batch_start(self, state: State) -> None:
         """Begin a step."""
         self._in_epoch = True
+        args = self._trainer.args
+        if self._fixed != (fixed := {name: getattr(args, name) for name in _FIXED}):
+            raise NotImplementedError(
+                f"A callback changed the arguments from {self._fixed} to {fixed}, which hocket reads once. Call train() again "
+                "with other arguments and resume_from_checkpoint=True."
+            )
         self._in_step = self._to_do = len(state.batch.batches) if type(state.batch) is Window else 1
         self._call("on_step_begin")
 
@@ -94,6 +104,11 @@ class Flow(Callback):
         self._to_do -= 1
         if self._to_do > 0:
             self._call("on_substep_end")
+            if self._trainer.control.should_training_stop:
+                raise NotImplementedError(
+                    "A callback set control.should_training_stop in on_substep_end, and hocket ends no step early. Set it in "
+                    "on_step_end."
+                )
 
     def after_train_batch(self, state: State) -> None:
         """Note the learning rate of the step."""

@@ -48,6 +48,8 @@ class TrainerTask(Task):
         self._trainer = trainer
         #: Labels in all batches of the current step on all ranks, or None if the loss does not depend on it.
         self._items: Any = None
+        #: Batches of the current step that are still without a loss.
+        self._left = 0
         #: The state of torch's generator after the last evaluation.
         self.random_numbers: Any = None
 
@@ -77,16 +79,19 @@ class TrainerTask(Task):
         if items is not None and state.strategy.world_size > 1:
             mine = torch.as_tensor(items, dtype=torch.float64 if state.device.type != "mps" else torch.float32)
             items = state.bus.all_reduce(mine.to(state.device) * bool(state.rank_samples), "sum")
-        self._items = items
+        self._items, self._left = items, len(batches)
         trainer.current_gradient_accumulation_steps = len(batches)
 
     def forward(self, batch: Batch) -> Computed:
         """Return what `compute_loss` returns for a microbatch."""
         trainer = self._trainer
+        self._left -= 1
+        trainer.accelerator.gradient_state._set_sync_gradients(self._left <= 0)
+        self.network.train()  # as transformers before each batch, since callbacks and losses may leave it in eval mode
+        trainer.note_inputs(batch)
         inputs = trainer._prepare_inputs(copy.copy(batch))  # `compute_loss` may take labels out of it
         with trainer.compute_loss_context_manager():
             found = trainer.compute_loss(self.network, inputs, return_outputs=True, num_items_in_batch=self._items)
-        trainer.note_inputs(batch)
         return Computed(*found) if isinstance(found, tuple) and len(found) == 2 else Computed(found, None)
 
     def loss(self, outputs: Any, batch: Batch) -> Loss:

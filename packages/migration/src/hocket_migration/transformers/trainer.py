@@ -78,9 +78,8 @@ class OnHocket(transformers.Trainer):
 
     def note_inputs(self, batch: Any) -> None:
         """Count operations and tokens of a batch in training, as the Trainer's state reports them."""
-        if self.model is not None and self.model.training:
-            self.current_flos += float(self.floating_point_ops(batch))  # type: ignore[assignment]  # as transformers
-            self._track_num_input_tokens(batch)
+        self.current_flos += float(self.floating_point_ops(batch))  # type: ignore[assignment]  # as transformers
+        self._track_num_input_tokens(batch)
 
     def note_loss(self, loss: torch.Tensor | None) -> None:
         """Add the loss of a step to those that are logged."""
@@ -134,6 +133,7 @@ class OnHocket(transformers.Trainer):
             self.lr_scheduler, self._created_lr_scheduler = None, False
         if self.hocket is not None:
             self.hocket.close()
+        self.model.train()
         self.begin_training({})
         remaining = max(steps - self.state.global_step, 0)
         self.hocket = trainer = self._trainer(
@@ -278,7 +278,10 @@ class OnHocket(transformers.Trainer):
             )
         finally:
             self._options = outer
-        torch.set_rng_state(self.hocket.state.task.random_numbers)  # as transformers leaves it
+        torch.set_rng_state(
+            self.hocket.state.task.random_numbers
+        )  # as transformers leaves it, and the mode of the model
+        self.model.eval()
         arrays, samples = predictions.gathered(self.hocket.state.bus.all_gather_object)
         metrics: Any = predictions.metrics or {}
         complete = arrays.get("logits") is not None and arrays.get("labels") is not None
