@@ -261,7 +261,7 @@ class Trainer(TrainerView):
         if self.limit_predict_batches == 0:
             self._end()
             return None
-        self.predict_dataloaders = self._loaders("predict_dataloader", dataloaders)
+        self.keep(predict_dataloaders=self._loaders("predict_dataloader", dataloaders))
         loaders = data.prediction(self.predict_dataloaders, self.framework)
         self.num_predict_batches = [data.limited(each, self.limit_predict_batches) for each in loaders]
         found, before = [], task.set_labels
@@ -301,9 +301,11 @@ class Trainer(TrainerView):
         given = data.evaluation(loaders, self.framework)
         counts = [data.limited(each, limit) for each in given]
         if kind == "test":
-            self.test_dataloaders, self.num_test_batches = loaders, counts
+            self.keep(test_dataloaders=loaders)
+            self.num_test_batches = counts
         else:
-            self.val_dataloaders, self.num_val_batches = loaders, counts
+            self.keep(val_dataloaders=loaders)
+            self.num_val_batches = counts
         labels = data.labelled(given, name)
         sets = self._not_empty(labels, counts, limit)
         if not sets:
@@ -499,7 +501,7 @@ class Trainer(TrainerView):
         validates = self._validates
         sanity = validates and self.num_sanity_val_steps > 0 and "overfit" not in self._translated
         evaluated: list[Any] = []
-        self.val_dataloaders = None
+        self.keep(val_dataloaders=None)
         for name in ("val", "train") if sanity else ("train", "val"):
             if name == "train" and self.limit_train_batches != 0:
                 self._train_batches()
@@ -507,7 +509,7 @@ class Trainer(TrainerView):
                 with seeding.preserved() if sanity else nullcontext():
                     if sanity:
                         task.begin_sanity_check()
-                    self.val_dataloaders = self._loaders("val_dataloader", val_dataloaders)
+                    self.keep(val_dataloaders=self._loaders("val_dataloader", val_dataloaders))
                     evaluated = data.evaluation(self.val_dataloaders, self.framework)
         self.num_val_batches = [data.limited(each, self.limit_val_batches) for each in evaluated]
         return evaluated
@@ -540,7 +542,7 @@ class Trainer(TrainerView):
         if self._train_data is None:
             assert self._train_source is not None
             loaders = self._train_source()
-            self.train_dataloader = loaders
+            self.keep(train_dataloader=loaders)
             self._train_data, unpack = data.training(loaders, self.framework)
             limit = self._extra.get("limit_train", self.limit_train_batches)
             limit = 1.0 if limit is None else limit

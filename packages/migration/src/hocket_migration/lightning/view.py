@@ -109,8 +109,6 @@ class TrainerView:
         self.hocket: Any = None
         #: The state of hocket's run, once it begins.
         self.run_state: State | None = None
-        self.optimizers: list[Any] = []
-        self.lr_scheduler_configs: list[SchedulerConfig] = []
         self.strategy = StrategyView(self)
         self.precision_plugin = _Clipping()
         self._logger_connector = _Connector(self)
@@ -134,10 +132,7 @@ class TrainerView:
         self.num_test_batches: list[int | float] = []
         self.num_predict_batches: list[int | float] = []
         self.num_sanity_val_batches: list[int | float] = []
-        self.train_dataloader: Any = None
-        self.val_dataloaders: Any = None
-        self.test_dataloaders: Any = None
-        self.predict_dataloaders: Any = None
+        self.keep(train_dataloader=None, val_dataloaders=None, test_dataloaders=None, predict_dataloaders=None)
         self.is_last_batch = False
         #: Whether an epoch has begun, whether its batches are over, and whether ``on_train_batch_end`` is called for one.
         self.epoch_begun = self.epoch_processed = self.batch_ending = False
@@ -218,6 +213,22 @@ class TrainerView:
         """Whether batches are validated or tested."""
         return self.validating or self.testing
 
+    # --- optimizers
+
+    @property
+    def optimizers(self) -> list[Any]:
+        """The optimizers; see `StrategyView.optimizers`."""
+        return self.strategy.optimizers
+
+    @optimizers.setter
+    def optimizers(self, given: Sequence[Any]) -> None:
+        self.strategy.optimizers = given
+
+    @property
+    def lr_scheduler_configs(self) -> list[SchedulerConfig]:
+        """The schedulers, and when they step."""
+        return self.strategy.lr_scheduler_configs
+
     # --- values
 
     @property
@@ -268,8 +279,12 @@ class TrainerView:
 
     @property
     def logger(self) -> Any:
-        """The first logger, or None."""
+        """The first logger, or None; one that is set takes the place of all."""
         return self.loggers[0] if self.loggers else None
+
+    @logger.setter
+    def logger(self, logger: Any) -> None:
+        self.loggers = [logger] if logger else []
 
     @property
     def log_dir(self) -> str | None:
@@ -461,7 +476,16 @@ class TrainerView:
     def __setattr__(self, name: str, value: Any) -> None:
         if name in _CHANGEABLE and self._made:
             self.change(name, value)
+        elif name in _WITHOUT_EFFECT or (name not in vars(self) and name in _LIGHTNINGS):
+            raise AttributeError(
+                f"trainer.{name} cannot be set under hocket, where it would have no effect. "
+                f"{_WITHOUT_EFFECT.get(name, 'Omit it')}."
+            )
         super().__setattr__(name, value)
+
+    def keep(self, **values: Any) -> None:
+        """Set attributes that modules only read."""
+        vars(self).update(values)
 
     def change(self, name: str, value: Any) -> None:
         """Change an argument that the Trainer was given. Raises AttributeError where it cannot be changed."""
@@ -482,6 +506,24 @@ _CHANGEABLE = {
     "fast_dev_run", "overfit_batches", "log_every_n_steps", "accumulate_grad_batches", "gradient_clip_val",
     "gradient_clip_algorithm", "check_val_every_n_epoch", "val_check_interval", "limit_train_batches", "limit_val_batches",
     "limit_test_batches", "limit_predict_batches", "num_sanity_val_steps", "default_root_dir", "min_epochs", "min_steps",
+}  # fmt: skip
+
+
+#: Attributes that modules read, and what to write instead of setting them.
+_WITHOUT_EFFECT = {
+    "train_dataloader": "Return the loader from train_dataloader(), or give it to fit",
+    "val_dataloaders": "Return the loaders from val_dataloader(), or give them to fit",
+    "test_dataloaders": "Return the loaders from test_dataloader(), or give them to test",
+    "predict_dataloaders": "Return the loaders from predict_dataloader(), or give them to predict",
+    "val_check_batch": "Write Trainer(val_check_interval=…)",
+    "ckpt_path": "Give fit, validate, test or predict ckpt_path=…",
+    "barebones": "Give the arguments that it stands for to the Trainer",
+    "enable_autolog_hparams": "Give it to the Trainer",
+}
+#: Other attributes of Lightning's Trainer that it acts on, and this one has not.
+_LIGHTNINGS = {
+    "validate_loop", "test_loop", "_data_connector", "_callback_connector", "_checkpoint_connector", "_signal_connector",
+    "_detect_anomaly", "_loggers",
 }  # fmt: skip
 
 
