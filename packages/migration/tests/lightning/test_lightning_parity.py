@@ -479,3 +479,52 @@ class SharpByHand(Sharp):
 @pytest.mark.parametrize("module", [Sharp, SharpByOverride, SharpByHand])
 def test_optimizers_that_compute_gradients_in_their_step_do(module: Any) -> None:
     m.compare(module, max_epochs=2, limit_train_batches=4)
+
+
+class Stream(IterableDataset):
+    def __iter__(self) -> Any:
+        return iter(torch.randn(10, 32, generator=torch.Generator().manual_seed(4)))
+
+
+class StepsAtTheLastBatch(boring.BoringModel):
+    """Manual optimization with a scheduler of epochs, on data without a length."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        optimizer = self.optimizers()
+        optimizer.zero_grad()
+        loss = self.step(batch)
+        self.manual_backward(loss)
+        optimizer.step()
+        if self.trainer.is_last_batch:
+            self.lr_schedulers().step()
+        return {"loss": loss}
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(Stream(), 3)
+
+
+class SeesTheLastBatch(boring.BoringModel):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[bool] = []
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        self.seen.append(self.trainer.is_last_batch)
+
+    train_dataloader = StepsAtTheLastBatch.train_dataloader
+
+
+def test_the_last_batch_of_data_without_a_length_is_known() -> None:
+    m.compare(StepsAtTheLastBatch, max_epochs=3)
+
+
+@pytest.mark.parametrize("window", [1, 3])
+def test_the_last_batch_of_a_window_without_a_length_is_known(window: int) -> None:
+    how: dict[str, Any] = {"max_epochs": 2, "accumulate_grad_batches": window, "limit_val_batches": 0}
+    ours, theirs = (m.trained(each, SeesTheLastBatch, **how)[0] for each in (Trainer, pl.Trainer))
+    assert ours.seen == theirs.seen
+    assert ours.seen.count(True) == 2

@@ -99,7 +99,7 @@ def _loops(trainer: TrainerView) -> dict[str, Any]:
         "epoch_loop.state_dict": {"_batches_that_stepped": stepped},
         "epoch_loop.batch_progress": {
             **_counter(batch, batch, batch - trainer.batch_ending, earlier),
-            "is_last_batch": trainer.is_last_batch,
+            "is_last_batch": trainer.is_known_last_batch,
         },
         "epoch_loop.scheduler_progress": {"total": optimizer["total"], "current": optimizer["current"]},
         "epoch_loop.automatic_optimization.state_dict": {},

@@ -62,6 +62,18 @@ class _Loop(SimpleNamespace):
         self.change(name, value)
 
 
+class _BatchProgress:
+    """Where training is in the epoch."""
+
+    def __init__(self, trainer: TrainerView) -> None:
+        self._trainer = trainer
+
+    @property
+    def is_last_batch(self) -> bool:
+        """See `TrainerView.is_last_batch`."""
+        return self._trainer.is_last_batch
+
+
 class TrainerView:
     """The ``trainer`` of a module that hocket trains.
 
@@ -133,7 +145,8 @@ class TrainerView:
         self.num_predict_batches: list[int | float] = []
         self.num_sanity_val_batches: list[int | float] = []
         self.keep(train_dataloader=None, val_dataloaders=None, test_dataloaders=None, predict_dataloaders=None)
-        self.is_last_batch = False
+        #: The loaded batches, of an accumulation window, that follow the current one.
+        self.batches_loaded = 0
         #: Whether an epoch has begun, whether its batches are over, and whether ``on_train_batch_end`` is called for one.
         self.epoch_begun = self.epoch_processed = self.batch_ending = False
         #: Batches, or windows of them, at the beginning of the epoch that were trained on before a checkpoint.
@@ -399,6 +412,18 @@ class TrainerView:
         return self._should_stop and done >= least and self.global_step >= (self.min_steps or 0)
 
     @property
+    def is_last_batch(self) -> bool:
+        """Whether the current batch is the last one of the epoch; if the length is unknown, the next one is read to know."""
+        if self.num_training_batches != math.inf or self.run_state is None or self.batch_idx < 0:
+            return self.is_known_last_batch
+        return not self.batches_loaded and self.run_state.is_last_batch()
+
+    @property
+    def is_known_last_batch(self) -> bool:
+        """As `is_last_batch`, and False if the length is unknown."""
+        return self.batch_idx + 1 == self.num_training_batches
+
+    @property
     def current_loss(self) -> torch.Tensor | None:
         """The latest loss of training."""
         return None if self.run_state is None else self.run_state.loss
@@ -406,7 +431,6 @@ class TrainerView:
     @property
     def fit_loop(self) -> Any:
         """The counters of training that Lightning's callbacks read."""
-        progress = SimpleNamespace(is_last_batch=self.is_last_batch)
         epoch_loop = _Loop(
             change=self.change,
             max_steps=self.max_steps,
@@ -415,7 +439,7 @@ class TrainerView:
             batch_idx=self.batch_idx,
             total_batch_idx=self.total_batch_idx,
             global_step=self.global_step,
-            batch_progress=progress,
+            batch_progress=_BatchProgress(self),
             val_loop=SimpleNamespace(_has_run=self.current_epoch >= 0 and self.validated),
         )
         return _Loop(
