@@ -1,7 +1,8 @@
 """One contender in a process of its own: ``python worker.py NAME``. Reads a question per line, answers with a line of JSON.
 
 ``{"workload": "mlp", "case": "bare"}`` is answered with seconds per step of the hand-written loop and of the contender,
-measured one right after the other. ``{}`` is answered with the cases there are and the versions.
+measured one right after the other, or in blocks in turn with ``"in_turn": true``. ``{}`` is answered with the cases there are
+and the versions.
 ``{"function": "colout", "batch": 256, "side": 224}`` is answered with the seconds of one call of a functional form.
 ``"device"`` and ``"precision"`` replace those of the workload.
 """
@@ -20,7 +21,7 @@ from functools import lru_cache
 from typing import Any
 
 import torch
-from workload import WORKLOADS, Stopwatch, raw_loop
+from workload import WORKLOADS, InTurn, Stopwatch, raw_loop
 
 
 def main() -> None:
@@ -41,10 +42,15 @@ def main() -> None:
             where = {name: question[name] for name in ("device", "precision") if name in question}
             workload = replace(WORKLOADS[question["workload"]], **where)
             run, microbatches = contender.CASES[question["case"]]
-            raw, own = Stopwatch(workload), Stopwatch(workload)
-            raw_loop(workload, raw, microbatches)
-            run(workload, own)
-            answer = {"raw": raw.seconds_per_step, "own": own.seconds_per_step}
+            if question.get("in_turn"):
+                both = InTurn(workload)
+                run(workload, both)
+                answer = {"raw": both.raw_seconds_per_step, "own": both.seconds_per_step}
+            else:
+                raw, own = Stopwatch(workload), Stopwatch(workload)
+                raw_loop(workload, raw, microbatches)
+                run(workload, own)
+                answer = {"raw": raw.seconds_per_step, "own": own.seconds_per_step}
         print(json.dumps(answer), file=answers, flush=True)
 
 

@@ -134,7 +134,7 @@ WORKLOADS = {
     "wide mlp": Workload(
         lambda: nn.Sequential(nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 10)),
         lambda: (torch.randn(96, 256), torch.randint(10, (96,))),
-        steps=900,
+        steps=1600,
         warmup=100,
         block=100,
     ),
@@ -201,10 +201,49 @@ class Stopwatch:
             yield batch
 
 
-def raw_loop(workload: Workload, batches: Any, microbatches: int = 1) -> None:
+class InTurn(Stopwatch):
+    """Batches from memory that time themselves, a block at a time, in turn with the hand-written loop.
+
+    What slows the machine down for a second, then, slows down both. The hand-written loop takes half of a block's steps, so
+    that what plug-ins do every so many seconds costs them little more than alone.
+    """
+
+    def __init__(self, workload: Workload) -> None:
+        super().__init__(workload)
+        self._workload, self._model = workload, workload.model()
+        #: Seconds of a block: of the hand-written loop, and of the contender.
+        self._blocks: list[tuple[float, float]] = []
+
+    def __iter__(self) -> Iterator[Batch]:
+        begin = raw = 0.0
+        for index, batch in enumerate(self.batches):
+            if index >= self.warmup and (index - self.warmup) % self.block == 0:
+                now = time.perf_counter()
+                if begin:
+                    self._blocks.append((raw, now - begin))
+                with torch.enable_grad():
+                    raw_loop(self._workload, self.batches[: self.block // 2], model=self._model)
+                begin = time.perf_counter()
+                raw = (begin - now) * 2
+            yield batch
+
+    @property
+    def seconds_per_step(self) -> float:
+        """The median of the hand-written loop's blocks, times the median of the ratios."""
+        return self.raw_seconds_per_step * median(own / raw for raw, own in self._blocks)
+
+    @property
+    def raw_seconds_per_step(self) -> float:
+        """The same of the hand-written loop."""
+        return median(raw for raw, _ in self._blocks) / self.block
+
+
+def raw_loop(workload: Workload, batches: Any, microbatches: int = 1, model: nn.Module | None = None) -> None:
     """The loop that anyone would write."""
-    torch.manual_seed(0)
-    model, device = workload.model().to(workload.device), torch.device(workload.device)
+    if model is None:
+        torch.manual_seed(0)
+        model = workload.model()
+    model, device = model.to(workload.device), torch.device(workload.device)
     model.train()
     autocast = torch.autocast(device.type, torch.bfloat16) if workload.precision == "bf16" else nullcontext()
     optimizer = workload.optimizer(model.parameters())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import warnings
 from collections.abc import Callable
@@ -387,6 +388,92 @@ def test_optimizers_by_name_and_from_the_task(make, data) -> None:
         optimizer.step(closure)
     assert torch.equal(trainer.model_state_dict()["net.weight"], theirs.net.weight)
     assert set(trainer.model_state_dict()) == {"net.weight", "net.bias"}
+
+
+class Sharp(torch.optim.SGD):
+    """SAM in the step of an optimizer: it calls the closure twice if it gets one, and is plain SGD otherwise."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+        if closure is None:
+            return super().step()
+        loss = torch.enable_grad()(closure)()
+        self._moved(closure)
+        return loss
+
+    def _moved(self, closure: Any) -> None:
+        parameters = [p for group in self.param_groups for p in group["params"]]
+        weights = [p.clone() for p in parameters]
+        for parameter in parameters:
+            parameter.add_(parameter.grad, alpha=0.5)
+        torch.enable_grad()(closure)()
+        for parameter, weight in zip(parameters, weights, strict=True):
+            parameter.copy_(weight)
+        super().step()
+
+
+class MovesFirst(Sharp):
+    """It moves the weights before it calls the closure, through ``.data``, and must have one."""
+
+    @torch.no_grad()
+    def step(self, closure: Any) -> Any:  # type: ignore[override]
+        parameters = [p for group in self.param_groups for p in group["params"]]
+        for parameter in parameters:
+            parameter.data.mul_(1.1)
+        loss = torch.enable_grad()(closure)()
+        for parameter in parameters:
+            parameter.data.div_(1.1)
+        torch.optim.SGD.step(self)
+        return loss
+
+
+class Polyak(Sharp):
+    """The size of a step follows from the loss, which the closure returns."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+        loss = torch.enable_grad()(closure)() if closure is not None else None
+        self.param_groups[0]["lr"] = 0.01 if loss is None else 0.1 * float(loss)
+        return torch.optim.SGD.step(self)
+
+
+class Once(Sharp):
+    """It calls the closure once, before anything else, as most optimizers do."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+        loss = torch.enable_grad()(closure)() if closure is not None else None
+        torch.optim.SGD.step(self)
+        return loss
+
+
+@pytest.mark.parametrize("profile", [False, True])
+@pytest.mark.parametrize(("kind", "passes"), [(Sharp, 2), (MovesFirst, 2), (Polyak, 1), (Once, 1)])
+def test_optimizers_that_call_a_closure_train_as_in_a_plain_loop(make, kind, passes, profile) -> None:
+    generator, calls = torch.Generator().manual_seed(0), []
+    data = [(torch.randn(4, 8, generator=generator), torch.arange(4) % 3) for _ in range(6)]
+    theirs = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 3))
+    ours = copy.deepcopy(theirs)
+    ours[0].register_forward_pre_hook(lambda *given: calls.append(1))
+    optimizer = kind(theirs.parameters(), lr=0.1)
+    make(
+        model=ours, train_data=data, optimizer=lambda parameters: kind(parameters, lr=0.1), duration="2ep",
+        profile_plugins=profile,
+    ).fit()
+    for batch in data * 2:
+
+        def closure(batch: Any = batch) -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = F.cross_entropy(theirs(batch[0]), batch[1])
+            loss.backward()
+            return loss
+
+        if kind is MovesFirst and theirs[0].weight.grad is None:
+            closure()  # it moves the weights only, so gradients need not be there
+        optimizer.step(closure)
+    for a, b in zip(theirs.parameters(), ours.parameters(), strict=True):
+        assert torch.equal(a, b)
+    assert len(calls) == passes * 12
 
 
 def test_parameters_that_no_optimizer_holds_gather_no_gradients(make, model) -> None:

@@ -141,6 +141,32 @@ def test_norms_of_layers_are_those_of_a_plain_loop() -> None:
         assert values(logger, f"gradient/{name}") == pytest.approx(series, rel=1e-5)
 
 
+@pytest.mark.parametrize("sizes", [(1, 1, 1), (2, 1, 3)])
+@pytest.mark.parametrize("layers", ["*", "2"])
+def test_monitors_of_one_trainer_share_what_they_measure(
+    sizes: tuple[int, ...], layers: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each logs what it logs alone, also where the others measure in other batches, or other layers."""
+
+    def made() -> list[Any]:
+        first, second, third = sizes
+        return [GradientMonitor(first, layers), OptimizerMonitor(second), GradientMonitor(third, by="parameter")]
+
+    copies = []
+    clone = Tensor.clone
+    monkeypatch.setattr(Tensor, "clone", lambda self, **how: copies.append(self) or clone(self, **how))
+    together = fit(*made())
+    count = len(copies)
+    alone = [fit(monitor) for monitor in made()]
+    for logger in alone:
+        names = [name for name in logger.metrics if name.split("/")[0] in ("gradient", "optimizer")]
+        assert names
+        for name in names:
+            assert together.metrics[name] == logger.metrics[name], name
+    if sizes == (1, 1, 1) and layers == "*":
+        assert (count, len(copies)) == (24, 96)  # 4 tensors in each of 6 batches, once and then for each alone
+
+
 def test_parameters_and_patterns() -> None:
     logger = fit(GradientMonitor(every=2, layers=["2.*"], by="parameter"))
     assert [batch for batch, _ in logger.metrics["gradient/norm/2.bias"]] == [2, 4, 6]
@@ -153,16 +179,16 @@ def test_parameters_and_patterns() -> None:
         GradientMonitor(layers=3)  # type: ignore[arg-type]
 
 
-def test_norms_of_groups_of_any_dtype() -> None:
+def test_norms_of_any_dtype() -> None:
     half, double, empty = (
         torch.full((300,), 40.0, dtype=torch.float16),
         torch.ones(4, dtype=torch.float64),
         torch.ones(0),
     )
     sparse = torch.sparse_coo_tensor([[0, 0, 1]], [3.0, 0.0, 4.0], (3,), check_invariants=True)
-    found = norms([[half, double], [empty], [sparse], [torch.tensor([3.0]), torch.tensor(4.0)]])
+    found = norms([half, double, empty, sparse, torch.tensor([3.0, 4.0]), torch.tensor(4.0)])
     assert found.dtype is torch.float32
-    assert found.tolist() == pytest.approx([math.sqrt(300 * 1600 + 4), 0, 5, 5], rel=1e-6)
+    assert found.tolist() == pytest.approx([math.sqrt(300 * 1600), 2, 0, 5, 5, 4], rel=1e-6)
 
 
 def test_histograms_count_like_numpy() -> None:

@@ -10,7 +10,7 @@ from torch import nn
 
 from hocket.algorithm import Algorithm, Need, Phase
 from hocket.hookspecs import Event
-from hocket.optim.optimizers import needs_closure
+from hocket.optim.closures import needs_closure
 from hocket.plugins.errors import PlanError
 from hocket.surgery import NoEffectWarning
 from hocket.time import Time, Unit

@@ -11,7 +11,7 @@ from torch import Tensor
 from hocket.algorithm import Algorithm, Need, Phase
 from hocket.distributed.dtensors import mesh_of, total_norm
 from hocket.hookspecs import Event, hookimpl
-from hocket.optim.optimizers import needs_closure
+from hocket.optim.closures import needs_closure
 from hocket.span import Span
 
 if TYPE_CHECKING:

@@ -25,8 +25,8 @@ class Callback:
         ...         return outputs
     """
 
-    #: Intervals in batches by event, from ``batch_start`` to ``batch_end``: ``{"batch_end": 10}`` calls ``batch_end`` in
-    #: batches 10, 20 and so on only.
+    #: Intervals in batches by event, from ``after_dataloader`` to ``batch_end``: ``{"batch_end": 10}`` calls ``batch_end``
+    #: in batches 10, 20 and so on only, and 0 in none.
     every_batches: Mapping[str, int] = MappingProxyType({})
 
     def state_dict(self) -> dict[str, Any]:

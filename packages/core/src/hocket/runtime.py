@@ -25,6 +25,7 @@ from hocket.help.arguments import explained, understood, unknown
 from hocket.hookspecs import Event
 from hocket.hookspecs.actions import Actions
 from hocket.optim.clipping import clip_gradients
+from hocket.optim.closures import closure_for
 from hocket.optim.optimizers import check_parameters
 from hocket.parts import Parts, resolve
 from hocket.plugins import switches
@@ -403,7 +404,7 @@ class Runtime:
         if self._finish(optimizer):
             self._allow_step(optimizer)
         self.bus.overflowed(self.bus.all_reduce)
-        stepped: bool = self.bus.step_optimizer(optimizer, _no_closure)
+        stepped: bool = self.bus.step_optimizer(optimizer, closure_for(optimizer, lambda: None, _no_closure))
         optimizer.zero_grad(set_to_none=True)
         self.device_kind.batch_end()
         return stepped

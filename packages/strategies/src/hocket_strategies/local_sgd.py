@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from hocket import Device, State, Time, Unit, hookimpl
-from hocket.optim.optimizers import needs_closure
+from hocket.optim.closures import needs_closure
 from hocket_strategies.ddp import DDP
 from hocket_strategies.packing import packed, unpack
 

@@ -134,8 +134,10 @@ class ActivationMonitor(Callback):
         if not self._measured:
             return
         self._measured, measured, self._batch = False, self._batch, {}
-        for kind, values in _statistics(list(measured.values())).items():
-            state.log({f"activation/{kind}/{name}": value for name, value in zip(measured, values, strict=True)})
+        found = _statistics(list(measured.values())).items()
+        state.log(
+            {f"activation/{kind}/{name}": each for kind, of in found for name, each in zip(measured, of, strict=True)}
+        )
         if self._histograms is not None:
             for name, moments in measured.items():
                 if moments.counts is not None:
@@ -156,8 +158,8 @@ class ActivationMonitor(Callback):
         self._handles = []
 
     def _observe(self, name: str, module: nn.Module, inputs: Any, outputs: Any) -> None:
-        tensors = (each for each in tree_leaves(outputs) if isinstance(each, Tensor) and each.is_floating_point())
-        output = next(tensors, None)
+        leaves = [outputs] if isinstance(outputs, Tensor) else tree_leaves(outputs)
+        output = next((each for each in leaves if isinstance(each, Tensor) and each.is_floating_point()), None)
         if output is None or not output.numel():
             return
         moments = _Moments.of(local(output.detach()), self._histograms is not None)
@@ -177,7 +179,6 @@ class _Moments:
         self.least, self.greatest, self.nonzero, self.counts = least, greatest, nonzero, counts
 
     @classmethod
-    @torch.no_grad()
     def of(cls, values: Tensor, counts: bool) -> _Moments:
         precise = values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
         # On CPU var_mean, count_nonzero and the norm of infinite order would take ten times as long as these.

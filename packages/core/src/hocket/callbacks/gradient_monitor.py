@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
 import torch
@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from hocket.callbacks.choosing import chosen, patterns_of
 from hocket.callbacks.histograms import Histograms, histogram
 from hocket.callbacks.measured_step import MeasuredStep
-from hocket.distributed.dtensors import norms
 from hocket.state import State
 
 
@@ -67,6 +66,7 @@ class GradientMonitor(MeasuredStep):
 
     def fit_start(self, state: State) -> None:
         """Collect the layers, since algorithms may have changed the model."""
+        super().fit_start(state)
         trained = {
             id(parameter)
             for optimizer in state.optimizers
@@ -83,25 +83,29 @@ class GradientMonitor(MeasuredStep):
     def _parameters(self, state: State) -> list[nn.Parameter]:
         return [parameter for layer in self._layers.values() for parameter in layer]
 
-    def _gradients(self, state: State, parameters: Sequence[nn.Parameter]) -> None:
-        held = {name: [p.grad for p in layer if p.grad is not None] for name, layer in self._layers.items()}
-        held = {name: gradients for name, gradients in held.items() if gradients}
-        if held:
-            _log(state, "norm", held, norms(list(held.values())))
+    def _gradients(self, state: State, parameters: Sequence[nn.Parameter], gradients: Tensor) -> None:
+        held = self._by_layer(parameters)
+        _log(state, "norm", held, _joined(gradients, held))
         if self._histograms is not None:
-            for name, gradients in held.items():
-                counts = torch.stack([histogram(gradient) for gradient in gradients]).sum(0)
+            for name, layer in held.items():
+                counts = torch.stack([histogram(p.grad) for p in layer if p.grad is not None]).sum(0)
                 self._histograms.replace(f"gradient/histogram/{name}", counts)
 
-    def _step(self, state: State, parameters: Sequence[nn.Parameter], updates: Sequence[Tensor]) -> None:
-        if not self._layers:
-            return
-        update = iter(updates)
-        changes = [[next(update) for _ in layer] for layer in self._layers.values()]
-        layers = [[parameter.detach() for parameter in layer] for layer in self._layers.values()]
-        weights, change = norms([*layers, *changes]).chunk(2)
+    def _step(self, state: State, weights: Tensor, updates: Tensor) -> None:
+        weights, updates = _joined(weights, self._layers), _joined(updates, self._layers)
         _log(state, "weight_norm", self._layers, weights)
-        _log(state, "update_ratio", self._layers, change / weights.clamp(min=torch.finfo(weights.dtype).tiny))
+        _log(state, "update_ratio", self._layers, updates / weights.clamp(min=torch.finfo(weights.dtype).tiny))
+
+    def _by_layer(self, parameters: Sequence[nn.Parameter]) -> dict[str, list[nn.Parameter]]:
+        """Return those of the parameters that each layer has; they are in the order of the layers."""
+        some = set(map(id, parameters))
+        held = {name: [p for p in layer if id(p) in some] for name, layer in self._layers.items()}
+        return {name: layer for name, layer in held.items() if layer}
+
+
+def _joined(norms: Tensor, layers: Mapping[str, Sequence[nn.Parameter]]) -> Tensor:
+    """Return the norm of each layer of the norms of its parameters."""
+    return torch.stack(torch._foreach_norm(norms.split([len(layer) for layer in layers.values()])))
 
 
 def _log(state: State, kind: str, layers: Iterable[str], values: Tensor) -> None:

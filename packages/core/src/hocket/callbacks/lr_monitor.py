@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 
 from hocket.callback import Callback
@@ -30,27 +32,26 @@ class LRMonitor(Callback):
     """
 
     def __init__(self) -> None:
-        #: The names of the groups of all optimizers; built once, because the rates are read in every step.
+        #: The names of the groups of all optimizers, and what was logged last; read in every step.
         self._names: list[str] = []
+        self._rates: list[Any] = []
 
     def fit_start(self, state: State) -> None:
         """Name the parameter groups, since optimizers may have changed."""
-        self._names = _names(state)
+        self._names, self._rates = _names(state), []
 
     def after_train_batch(self, state: State) -> None:
         """Log the rates before the step, since schedules have not changed them yet."""
-        names, index, rates = self._names, 0, {}
-        for optimizer in state.optimizers:
-            for group in optimizer.param_groups:
-                if index == len(names):  # a group was added
-                    names = self._names = _names(state)
-                rate = group.get("lr")
-                if type(rate) is not float and isinstance(rate, Tensor):
-                    rate = rate.clone()  # schedules update it in place, and logged tensors are read later
-                if rate is not None:
-                    rates[names[index]] = rate
-                index += 1
-        state.log(rates)
+        rates = [group.get("lr") for optimizer in state.optimizers for group in optimizer.param_groups]
+        if rates and rates == self._rates and self._names[0] in state.logged:
+            return  # nothing is new since the last row of the loggers
+        if len(rates) != len(self._names):  # a group was added
+            self._names = _names(state)
+        found = dict(zip(self._names, rates, strict=True))
+        tensors = {name: rate.clone() for name, rate in found.items() if isinstance(rate, Tensor)}
+        # Schedules update tensors in place, and logged ones are read later.
+        self._rates = [] if tensors else rates
+        state.log({name: rate for name, rate in {**found, **tensors}.items() if rate is not None})
 
 
 def _names(state: State) -> list[str]:

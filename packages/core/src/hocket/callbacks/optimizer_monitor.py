@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.linalg import vector_norm
 
 from hocket.callbacks.measured_step import MeasuredStep
 from hocket.distributed.dtensors import total_norm
@@ -42,24 +43,18 @@ class OptimizerMonitor(MeasuredStep):
 
     def __init__(self, every: int = 100) -> None:
         super().__init__(every)
-        #: The gradient norm of each step of the batch, by the step's name.
+        #: The norms of the gradients of each step of the batch, by the step's name.
         self._norms: dict[str, Tensor] = {}
 
-    def _gradients(self, state: State, parameters: Sequence[nn.Parameter]) -> None:
-        gradients = [parameter.grad for parameter in state.trained_parameters() if parameter.grad is not None]
-        self._norms[state.step.name] = _norm(gradients)
+    def _gradients(self, state: State, parameters: Sequence[nn.Parameter], gradients: Tensor) -> None:
+        self._norms[state.step.name] = gradients
 
-    def _step(self, state: State, parameters: Sequence[nn.Parameter], updates: Sequence[Tensor]) -> None:
+    def _step(self, state: State, weights: Tensor, updates: Tensor) -> None:
         if self._norms:
-            norms, self._norms = list(self._norms.values()), {}
-            state.log({"optimizer/gradient_norm": norms[0] if len(norms) == 1 else torch.stack(norms).norm()})
-        weights = [parameter.detach() for parameter in parameters]
-        state.log({"optimizer/weight_norm": _norm(weights), "optimizer/update_norm": _norm(updates)})
+            steps, self._norms = list(self._norms.values()), {}
+            state.log({"optimizer/gradient_norm": vector_norm(steps[0] if len(steps) == 1 else torch.cat(steps))})
+        state.log({"optimizer/weight_norm": vector_norm(weights), "optimizer/update_norm": vector_norm(updates)})
         held = [values for optimizer in state.optimizers for values in optimizer.state.values()]
         for key in ("exp_avg", "exp_avg_sq"):
             if averages := [values[key] for values in held if isinstance(values.get(key), Tensor)]:
-                state.log({f"optimizer/{key}_norm": _norm(averages)})
-
-
-def _norm(tensors: Sequence[Tensor]) -> Tensor:
-    return total_norm(tensors).float()
+                state.log({f"optimizer/{key}_norm": total_norm(averages).float()})

@@ -49,6 +49,8 @@ class SpeedMonitor(Periodic):
     ) -> None:
         self._flops_per_sample = flops_per_sample
         super().__init__(every)
+        if flops_per_sample is None and type(self).after_dataloader is SpeedMonitor.after_dataloader:
+            self.every_batches = {**self.every_batches, "after_dataloader": 0}
         if not (flops_per_sample is None or isinstance(flops_per_sample, int | float) or callable(flops_per_sample)):
             raise TypeError(
                 f"flops_per_sample={flops_per_sample!r} is {type(flops_per_sample).__name__}; give a number such as 6e9, or "

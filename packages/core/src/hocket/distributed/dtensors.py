@@ -126,13 +126,15 @@ def total_norm(tensors: Sequence[Tensor], order: float = 2.0) -> Tensor:
 
 
 @torch.no_grad()
-def norms(groups: Sequence[Sequence[Tensor]]) -> Tensor:
-    """Return the joint 2-norm of each group of tensors, as a plain float32 vector, identical on all ranks holding shards.
+def norms(tensors: Sequence[Tensor]) -> Tensor:
+    """Return the 2-norm of each tensor, as a plain float32 vector, identical on all ranks holding shards.
 
     It takes one foreach operation for each mesh, device and dtype, and one reduction for each mesh, regardless of the number
-    of tensors and groups.
+    of tensors.
     """
-    tensors = [_values(tensor) for group in groups for tensor in group]
+    if uniform(tensors) and tensors[0].dtype is torch.float32:
+        return torch.stack(torch._foreach_norm(list(tensors)))
+    tensors = [_values(tensor) for tensor in tensors]
     kinds: dict[Any, list[int]] = {}
     for index, tensor in enumerate(tensors):
         kinds.setdefault((mesh_of(tensor), tensor.device, tensor.dtype), []).append(index)
@@ -147,8 +149,7 @@ def norms(groups: Sequence[Sequence[Tensor]]) -> Tensor:
             found = _reduce(squares, mesh, "sum").sqrt()
         each.update(zip(indices, found.unbind(), strict=True))
     device = tensors[0].device
-    joined = torch.stack([each[index].to(device) for index in range(len(tensors))])
-    return torch.stack(torch._foreach_norm(list(joined.split([len(group) for group in groups])), 2))
+    return torch.stack([each[index].to(device) for index in range(len(tensors))])
 
 
 def sum_over_shards(values: Tensor, like: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from hocket import fast_paths
 from hocket.help.objects import short
+from hocket.optim.closures import gets_closure
 from hocket.optim.groups import OPTIONS, make_groups, scale_rates
 from hocket.plugins import catalog
 from hocket.plugins.spec import build, read
@@ -89,14 +90,9 @@ def _named(given: Mapping[Any, Any], task: Task) -> dict[str, nn.Module]:
     )
 
 
-def needs_closure(optimizer: Optimizer) -> bool:
-    """Whether it computes gradients in its steps: LBFGS, and classes with ``requires_closure = True``."""
-    return isinstance(optimizer, torch.optim.LBFGS) or bool(getattr(type(optimizer), "requires_closure", False))
-
-
 def step(optimizer: Optimizer, closure: Callable[[], Any]) -> None:
-    """Call ``optimizer.step()``, with the closure for optimizers that need one."""
-    if needs_closure(optimizer):
+    """Call ``optimizer.step()``, with the closure for optimizers that may call it."""
+    if gets_closure(optimizer):
         optimizer.step(closure)
     else:
         fast_paths.step(optimizer)

@@ -31,7 +31,7 @@ _HOOKS = HOOKS
 _EVENTS = {event.value: event for event in Event}
 _ACTIONS = {name for name in vars(Actions) if not name.startswith("_")}
 _NAMES = [event.value for event in Event]
-_IN_A_BATCH = set(_NAMES[_NAMES.index(Event.BATCH_START.value) : _NAMES.index(Event.BATCH_END.value) + 1])
+_IN_A_BATCH = set(_NAMES[_NAMES.index(Event.AFTER_DATALOADER.value) : _NAMES.index(Event.BATCH_END.value) + 1])
 #: Every listener of these events runs, even if another one raises.
 _ALWAYS = {Event.EXCEPTION.value, Event.CLOSE.value}
 #: After these hooks, loggers must have written all pending rows.
@@ -215,7 +215,8 @@ class Bus(_Hooks):
         else:
             every = [1] if inner is not None else [self._every(hook, impl) for impl in ordered if not impl.wrapper]
             every += [1] * (len(calls) - len(every))  # of deliveries to loggers
-            folded = all_of(calls, every, counted=hook == Event.BATCH_END.value)
+            listeners = [(call, n) for call, n in zip(calls, every, strict=True) if n]
+            folded = all_of(listeners, counted=hook == Event.BATCH_END.value)
         for impl in reversed([impl for impl in ordered if impl.wrapper]):
             folded = self._wrap(hook, impl, argnames, folded)
         if (self._profile or self._measuring) and "closure" in argnames:
@@ -235,10 +236,10 @@ class Bus(_Hooks):
         """Return the interval in batches between calls of an implementation; see `hocket.Callback.every_batches`."""
         attachment = self._attachments[impl.plugin_name]
         every: int = (getattr(attachment.obj, "every_batches", None) or {}).get(hook, 1)
-        if every != 1 and (hook not in _IN_A_BATCH or type(every) is not int or every < 1):
+        if every != 1 and (hook not in _IN_A_BATCH or type(every) is not int or every < 0):
             raise HookError(
-                f"{origin_of(attachment, hook)} has every_batches={{{hook!r}: {every!r}}}. Give events from batch_start to "
-                "batch_end the number of batches, an int of 1 or more."
+                f"{origin_of(attachment, hook)} has every_batches={{{hook!r}: {every!r}}}. Give events from after_dataloader "
+                "to batch_end the number of batches, an int of 0 (never) or more."
             )
         return every
 

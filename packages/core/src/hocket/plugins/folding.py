@@ -37,25 +37,25 @@ def silent(*args: Any) -> None:
     """Do nothing: the hook has no listeners."""
 
 
-def all_of(calls: list[tuple[Callable[..., Any], str]], every: list[int], counted: bool) -> Callable[..., Any]:
+def all_of(listeners: list[tuple[tuple[Callable[..., Any], str], int]], counted: bool) -> Callable[..., Any]:
     """Call every listener at its interval.
 
     Args:
-        every: the interval of each listener, in batches.
+        listeners: each with the plug-in to name in its errors, and its interval in batches.
         counted: whether the timestamp counts the current batch already.
     """
-    if not calls:
+    if not listeners:
         return silent
-    if any(n > 1 for n in every):
-        return _gated(tuple((*call, n) for call, n in zip(calls, every, strict=True)), 0 if counted else 1)
+    if any(every > 1 for _, every in listeners):
+        return _gated(tuple((*call, every) for call, every in listeners), 0 if counted else 1)
+    calls = tuple(call for call, _ in listeners)
     if len(calls) == 1:
         return noted(*calls[0])
-    listeners = tuple(calls)
 
     def run(*args: Any) -> None:
         whose = ""
         try:
-            for call, whose in listeners:  # noqa: B007  # the except clause reads `whose`
+            for call, whose in calls:  # noqa: B007  # the except clause reads `whose`
                 call(*args)
         except BaseException as error:
             note(error, whose)

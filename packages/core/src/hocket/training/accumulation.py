@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import nn
 
-from hocket.optim.optimizers import needs_closure
+from hocket.optim.closures import needs_closure
 from hocket.plugins.bus import Bus
 from hocket.training.means import Weighting
 

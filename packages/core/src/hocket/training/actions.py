@@ -17,6 +17,7 @@ from hocket.distributed.dtensors import mesh_of
 from hocket.help import failures
 from hocket.losses import WHOLE, Apart, Loss, as_loss
 from hocket.optim.clipping import clip_gradients
+from hocket.optim.closures import closure_for
 from hocket.state import State
 from hocket.training import weights
 from hocket.training.carry import check_kept, split_carry
@@ -117,7 +118,7 @@ class DefaultActions:
         """Have the precision step every optimizer of the step."""
         taken = False
         for optimizer in state.step_optimizers:
-            taken |= state.bus.step_optimizer(optimizer, closure)
+            taken |= state.bus.step_optimizer(optimizer, closure_for(optimizer, lambda: state.loss, closure))
         return taken
 
     def zero_grad(self, state: State) -> bool:

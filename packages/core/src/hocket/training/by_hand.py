@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hocket.algorithm import Need
 from hocket.losses import Apart, Loss, as_loss
-from hocket.optim.optimizers import needs_closure
+from hocket.optim.closures import needs_closure
 from hocket.plugins.errors import PlanError
 from hocket.plugins.kinds import singular
 from hocket.strategies.base import Strategy

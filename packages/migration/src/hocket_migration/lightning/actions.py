@@ -12,7 +12,7 @@ from torch import Tensor
 from hocket import hookimpl
 from hocket.algorithm import Need
 from hocket.data.windows import Window
-from hocket.optim.optimizers import needs_closure
+from hocket.optim.closures import needs_closure
 from hocket.plugins.errors import PlanError
 from hocket.plugins.spec import Attachment
 from hocket_migration.lightning.framework import overrides

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from hocket import Precision
-from hocket.optim.optimizers import needs_closure
+from hocket.optim.closures import needs_closure
 from hocket_strategies.precisions.loss_scaling import LossScaler
 
 if TYPE_CHECKING:
