@@ -420,7 +420,7 @@ class LightningTask(EvaluatedModule):
     def after_train_batch(self, state: State) -> None:
         """``on_before_optimizer_step``; in manual optimization the step calls it."""
         self._first_microbatch = True  # of gradients that an optimizer asks for again
-        if self.model.automatic_optimization:
+        if self.model.automatic_optimization and not self._actions.steps_itself:
             self.trainer.hooks.both("on_before_optimizer_step", self.trainer.optimizers[0])
 
     def batch_end(self, state: State) -> None:
