@@ -573,3 +573,46 @@ def test_the_last_batch_of_a_window_without_a_length_is_known(window: int) -> No
     ours, theirs = (m.trained(each, SeesTheLastBatch, **how)[0] for each in (Trainer, pl.Trainer))
     assert ours.seen == theirs.seen
     assert ours.seen.count(True) == 2
+
+
+class StepsEveryThird(boring.BoringModel):
+    """Accumulates by its own optimizer_step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.called: list[int] = []
+
+    def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
+        if (batch_idx + 1) % 3 == 0:
+            optimizer.step(closure=optimizer_closure)
+        else:
+            optimizer_closure()
+
+    def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: Any) -> None:
+        if batch_idx % 3 == 0:
+            optimizer.zero_grad()
+
+    def on_before_optimizer_step(self, optimizer: Any) -> None:
+        self.called.append(self.trainer.batch_idx if hasattr(self.trainer, "batch_idx") else -1)
+
+
+class ClosureThenStep(StepsEveryThird):
+    """Computes the gradients before it asks for a step."""
+
+    def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
+        optimizer_closure()
+        if (batch_idx + 1) % 3 == 0:
+            optimizer.step()
+
+
+class ClipsItself(StepsEveryThird):
+    def configure_gradient_clipping(self, optimizer: Any, gradient_clip_val: Any, gradient_clip_algorithm: Any) -> None:
+        self.called.append(-2)
+        self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
+
+
+@pytest.mark.parametrize("module", [StepsEveryThird, ClosureThenStep, ClipsItself])
+def test_gradients_are_clipped_where_the_modules_own_optimizer_step_steps(module: Any) -> None:
+    trainer, reference = m.compare(module, max_epochs=2, limit_train_batches=9, gradient_clip_val=0.05)
+    ours, theirs = trainer.lightning_module.called, reference.lightning_module.called
+    assert len(ours) == len(theirs) > 0

@@ -219,7 +219,7 @@ class TrainedModule(EvaluatedModule):
         self._first_microbatch = True  # of gradients that an optimizer asks for again
         if self._window and not self._has_loss:
             state.bus.zero_grad(state)
-        if self.model.automatic_optimization:
+        if self.model.automatic_optimization and not self._actions.steps_itself:
             self.trainer.hooks.both("on_before_optimizer_step", self.trainer.optimizers[0])
 
     def batch_end(self, state: State) -> None:
