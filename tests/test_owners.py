@@ -37,7 +37,7 @@ OWNERS = {
 ASSIGNED = {
     "trainer.py": {
         "task", "prepared", "optimizers", "optimizer_names", "schedules", "clipping", "loss_reduction", "content",
-        "train_data", "train_loader", "eval_sets", "exception", "sample_indices", "another_epoch",
+        "train_data", "train_loader", "eval_sets", "exception", "sample_indices", "is_last_batch", "another_epoch",
     },
     "training/fit.py": {"parameters"},
     "training/evaluate.py": {"eval_label", "logged"},

@@ -549,3 +549,64 @@ def test_another_epoch_leaves_the_one_in_progress(limits, expected, workers) -> 
     rest = [batch.item() for batch, _ in iter(data.next, None)]
     assert [first.item(), *rest] == expected
     data.close()
+
+
+class Counting:
+    """Data without a length, whose own state is the position."""
+
+    def __init__(self) -> None:
+        self.done = 0
+
+    def __iter__(self):
+        while self.done < 5:
+            self.done += 1
+            yield torch.tensor([self.done])
+        self.done = 0
+
+    def state_dict(self):
+        return {"done": self.done}
+
+    def load_state_dict(self, state):
+        self.done = state["done"]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [Counting, lambda: DataLoader(samples(), 3, shuffle=True), lambda: map_like(5)],
+    ids=["state", "length", "replay"],
+)
+@pytest.mark.filterwarnings("ignore:.*no position to save")
+def test_the_last_batch_is_known_and_a_position_does_not_count_one_that_was_read_to_know(make) -> None:
+    def rest(data: TrainingIterator) -> list[list[int]]:
+        return [batch[0].reshape(-1).tolist() for batch, _ in iter(data.next, None)]
+
+    def iterator() -> TrainingIterator:
+        torch.manual_seed(1)
+        return TrainingIterator(adapt(make()))
+
+    data = iterator()
+    data.start(0)
+    expected, last = [], []
+    while (found := data.next()) is not None:
+        expected.append(found[0][0].reshape(-1).tolist())
+        last.append(data.is_last())
+        assert data.is_last() == last[-1]
+    assert last == [False] * (len(expected) - 1) + [True]
+    for stop in range(1, len(expected) + 1):
+        data = iterator()
+        data.start(0)
+        for _ in range(stop):
+            data.next()
+        data.is_last()
+        again = iterator()
+        again.load_state_dict(data.state_dict())
+        again.resume(0)
+        assert rest(again) == expected[stop:] == rest(data)
+
+
+def map_like(number: int):
+    class Stream:
+        def __iter__(self):
+            return (torch.tensor([each]) for each in range(number))
+
+    return Stream()

@@ -108,6 +108,8 @@ class State:
         self.train_loader: Any = None
         #: Returns the data set's indices of the samples in the batch that was loaded last on this rank, or None if unknown.
         self.sample_indices: Callable[[], list[Any] | None] = lambda: None
+        #: Says whether no batch of training follows the latest in its epoch; see `TrainingIterator.is_last`.
+        self.is_last_batch: Callable[[], bool] = lambda: False
         #: Enters an epoch of the training data beside that of training, and yields an iterator over its batches on this rank,
         #: before any event, each with whether it counts (see `hocket.data.batches.unpadded`); None without training data.
         self.another_epoch: Callable[[], AbstractContextManager[Iterator[tuple[Any, bool]]]] | None = None

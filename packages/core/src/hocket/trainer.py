@@ -699,7 +699,7 @@ class Trainer:
         before_fit.warn_of_window(settings.accumulate, source.length())
         self._loop.data = TrainingIterator(source, limit, settings.overfit, settings.accumulate or 1)
         state.progress.epoch_length = self._loop.data.length
-        state.sample_indices = self._loop.data.indices
+        state.sample_indices, state.is_last_batch = self._loop.data.indices, self._loop.data.is_last
 
         def again() -> Source:
             size, prepare = settings.global_batch, state.bus.prepare_data

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import lightning.pytorch as pl
 import modules as m
 import pytest
 import torch
@@ -418,3 +419,200 @@ def test_pytorch_lightnings_own_classes() -> None:
         return module.layer.weight
 
     torch.testing.assert_close(run(Trainer), run(pytorch_lightning.Trainer), rtol=0, atol=1e-6)
+
+
+class Acting(pl.Callback):
+    """Acts on the trainer as the second epoch begins."""
+
+    def __init__(self, act: Any) -> None:
+        self.act = act
+
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        if trainer.current_epoch == 1:
+            self.act(trainer, pl_module)
+
+
+def adam(trainer: Any) -> Any:
+    groups = [[p for group in each.param_groups for p in group["params"]] for each in trainer.optimizers]
+    return [torch.optim.Adam(parameters, 0.01) for parameters in groups]
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        lambda trainer, module: setattr(trainer, "optimizers", adam(trainer)),
+        lambda trainer, module: setattr(trainer.strategy, "optimizers", adam(trainer)),
+        lambda trainer, module: setattr(trainer.strategy, "lr_scheduler_configs", []),
+    ],
+)
+@pytest.mark.parametrize("module", [boring.BoringModel, m.Accumulating])
+def test_optimizers_and_schedulers_set_in_a_hook_are_those_that_train(module: Any, act: Any) -> None:
+    m.compare(module, callbacks=[Acting(act)], max_epochs=3, limit_train_batches=4)
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        lambda trainer, module: setattr(trainer, "optimizers", adam(trainer) * 2),
+        lambda trainer, module: setattr(trainer, "train_dataloader", []),
+        lambda trainer, module: setattr(trainer, "val_check_batch", 2),
+        lambda trainer, module: setattr(trainer, "validate_loop", None),
+        lambda trainer, module: setattr(trainer.strategy, "precision_plugin", None),
+    ],
+)
+def test_attributes_that_would_have_no_effect_cannot_be_set(act: Any) -> None:
+    with pytest.raises(AttributeError, match="cannot be set"):
+        m.trained(Trainer, boring.BoringModel, callbacks=[Acting(act)], max_epochs=2, limit_train_batches=2)
+
+
+def test_a_logger_can_be_replaced_in_a_hook() -> None:
+    def act(trainer: Any, module: Any) -> None:
+        trainer.logger = None
+
+    trainer = m.trained(Trainer, boring.BoringModel, callbacks=[Acting(act)], max_epochs=2, limit_train_batches=2)[1]
+    assert trainer.logger is None
+    assert trainer.loggers == []
+
+
+class SharpnessAware(torch.optim.SGD):
+    """Computes gradients again at other weights, if it gets a closure."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        if closure is None:
+            return super().step()
+        with torch.enable_grad():
+            loss = closure()
+        before = [(p, p.clone()) for group in self.param_groups for p in group["params"]]
+        for parameter, _ in before:
+            parameter.add_(parameter.grad, alpha=0.5)
+        with torch.enable_grad():
+            closure()
+        for parameter, value in before:
+            parameter.copy_(value)
+        super().step()
+        return loss
+
+
+class Sharp(boring.BoringModel):
+    def configure_optimizers(self) -> Any:
+        return SharpnessAware(self.parameters(), lr=0.1)
+
+
+class SharpByOverride(Sharp):
+    def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
+        optimizer.step(closure=optimizer_closure)
+
+
+class SharpByHand(Sharp):
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        optimizer = self.optimizers()
+
+        def closure() -> Any:
+            optimizer.zero_grad()
+            loss = self.step(batch)
+            self.manual_backward(loss)
+            return loss
+
+        optimizer.step(closure=closure)
+
+
+@pytest.mark.parametrize("module", [Sharp, SharpByOverride, SharpByHand])
+def test_optimizers_that_compute_gradients_in_their_step_do(module: Any) -> None:
+    m.compare(module, max_epochs=2, limit_train_batches=4)
+
+
+class Stream(IterableDataset):
+    def __iter__(self) -> Any:
+        return iter(torch.randn(10, 32, generator=torch.Generator().manual_seed(4)))
+
+
+class StepsAtTheLastBatch(boring.BoringModel):
+    """Manual optimization with a scheduler of epochs, on data without a length."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        optimizer = self.optimizers()
+        optimizer.zero_grad()
+        loss = self.step(batch)
+        self.manual_backward(loss)
+        optimizer.step()
+        if self.trainer.is_last_batch:
+            self.lr_schedulers().step()
+        return {"loss": loss}
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(Stream(), 3)
+
+
+class SeesTheLastBatch(boring.BoringModel):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[bool] = []
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        self.seen.append(self.trainer.is_last_batch)
+
+    train_dataloader = StepsAtTheLastBatch.train_dataloader
+
+
+def test_the_last_batch_of_data_without_a_length_is_known() -> None:
+    m.compare(StepsAtTheLastBatch, max_epochs=3)
+
+
+@pytest.mark.parametrize("window", [1, 3])
+def test_the_last_batch_of_a_window_without_a_length_is_known(window: int) -> None:
+    how: dict[str, Any] = {"max_epochs": 2, "accumulate_grad_batches": window, "limit_val_batches": 0}
+    ours, theirs = (m.trained(each, SeesTheLastBatch, **how)[0] for each in (Trainer, pl.Trainer))
+    assert ours.seen == theirs.seen
+    assert ours.seen.count(True) == 2
+
+
+class StepsEveryThird(boring.BoringModel):
+    """Accumulates by its own optimizer_step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.called: list[int] = []
+
+    def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
+        if (batch_idx + 1) % 3 == 0:
+            optimizer.step(closure=optimizer_closure)
+        else:
+            optimizer_closure()
+
+    def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: Any) -> None:
+        if batch_idx % 3 == 0:
+            optimizer.zero_grad()
+
+    def on_before_optimizer_step(self, optimizer: Any) -> None:
+        self.called.append(self.trainer.batch_idx if hasattr(self.trainer, "batch_idx") else -1)
+
+
+class ClosureThenStep(StepsEveryThird):
+    """Computes the gradients before it asks for a step."""
+
+    def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
+        optimizer_closure()
+        if (batch_idx + 1) % 3 == 0:
+            optimizer.step()
+
+
+class ClipsItself(StepsEveryThird):
+    def configure_gradient_clipping(self, optimizer: Any, gradient_clip_val: Any, gradient_clip_algorithm: Any) -> None:
+        self.called.append(-2)
+        self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
+
+
+@pytest.mark.parametrize("module", [StepsEveryThird, ClosureThenStep, ClipsItself])
+def test_gradients_are_clipped_where_the_modules_own_optimizer_step_steps(module: Any) -> None:
+    trainer, reference = m.compare(module, max_epochs=2, limit_train_batches=9, gradient_clip_val=0.05)
+    ours, theirs = trainer.lightning_module.called, reference.lightning_module.called
+    assert len(ours) == len(theirs) > 0

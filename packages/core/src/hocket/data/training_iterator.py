@@ -15,6 +15,7 @@ from hocket.data.batches import Padding, unpadded
 from hocket.data.errors import DataError
 from hocket.data.loaders import is_loader_iterator
 from hocket.data.source import Source, one_epoch
+from hocket.data.sources.replay import Replay
 from hocket.help import collating
 
 #: Types of data that never ends.
@@ -55,6 +56,8 @@ class TrainingIterator:
         self._read = 0  # batches of earlier epochs, if the data is an iterator
         #: Batches that were returned by `next` and `more` and not trained on.
         self._back: list[tuple[Any, bool]] = []
+        #: The source's position before `is_last` read a batch, if the source knows only that after it.
+        self._before: Mapping[str, Any] | None = None
         #: Whether `more` has found the end of the epoch.
         self._ended = False
         #: Whether the data raised an exception, which its iterator may not survive.
@@ -121,6 +124,7 @@ class TrainingIterator:
     def next(self) -> tuple[Any, bool] | None:
         """Return the next batch, and whether it counts (see `Padding`); None at the end of the epoch."""
         assert self._batches is not None, "start comes first"
+        self._before = None
         if self._back:
             return self._back.pop(0)
         if self._handed_out != self._limit:
@@ -151,6 +155,7 @@ class TrainingIterator:
     def more(self) -> tuple[Any, bool] | None:
         """As :meth:`next`, but at the end of the epoch return None and leave it to `next` to end the epoch."""
         assert self._batches is not None, "next comes first"
+        self._before = None
         if self._back:
             return self._back.pop(0)
         if self._handed_out == self._limit:
@@ -165,6 +170,20 @@ class TrainingIterator:
             raise
         self._batches, self._ended = iter(()), True
         return None
+
+    def is_last(self) -> bool:
+        """Whether no batch follows the latest in its epoch. If the length is unknown, the next one is read to know."""
+        if self._batches is None or self._ended:
+            return not self._back
+        if self._back:
+            return False
+        if (length := self._limited(self._source.length())) is not None:
+            return self._handed_out >= length
+        before = None if isinstance(self._source, Replay) else self._source.position(self._handed_out)
+        following = self.more()
+        if following is not None:
+            self._back, self._before = [following], before
+        return following is None
 
     @contextmanager
     def another_epoch(self, make: Callable[[], Source]) -> Iterator[Iterator[tuple[Any, bool]]]:
@@ -189,11 +208,12 @@ class TrainingIterator:
 
     def put_back(self, handed_out: Sequence[tuple[Any, bool]]) -> None:
         """Have :meth:`next` and :meth:`more` return their last batches again."""
-        self._back = [*handed_out]
+        self._back = [*handed_out, *self._back]
 
     def suspend(self) -> None:
         """End worker processes, or an iterator that raised; :meth:`resume` continues the epoch as in another process."""
         failed, self._failed, back = self._failed, False, self._back
+        ahead = int(self._before is not None)  # a batch that is read again
         data = self._source.data
         workers: Any = getattr(data, "num_workers", 0)
         if self._lost or not (failed or workers):
@@ -203,6 +223,8 @@ class TrainingIterator:
         if self._once:
             why = f"The training data ({kind}) is an iterator, which cannot be restarted after the exception that it raised."
         else:
+            kept = back[: len(back) - ahead]
+            self._back = back[len(kept) :]
             try:
                 position = self.state_dict()
             except Exception as error:
@@ -214,12 +236,13 @@ class TrainingIterator:
             )
         else:
             self.load_state_dict(position)
-            self._back = back
+            self._back = kept
 
     def close(self) -> None:
         """Discard the current epoch and end the worker processes of a running DataLoader."""
         self._source.close()
         self._batches, self._position, self._back, self._lost = None, None, [], ""
+        self._before = None
 
     # --- checkpoints
 
@@ -227,14 +250,15 @@ class TrainingIterator:
         """Return this rank's position as a tree. Its keys keep their names for compatibility with older checkpoints."""
         if self._position is not None:
             return dict(self._position)
-        in_progress = self._batches is not None
+        in_progress, handed_out = self._batches is not None, self._handed_out - len(self._back)
+        within = handed_out if in_progress and not self._ended else None
         return {
             "under_way": in_progress,
-            "handed_out": self._handed_out if in_progress else 0,
+            "handed_out": handed_out if in_progress else 0,
             "read": self._read,
             "length": self._length,
             **({"ended": True} if in_progress and self._ended else {}),
-            "pass": self._source.position(self._handed_out if in_progress and not self._ended else None),
+            "pass": self._source.position(within) if self._before is None else self._before,
         }
 
     def load_state_dict(self, tree: Mapping[str, Any]) -> None:

@@ -44,22 +44,25 @@ class Actions:
         self._attachment: Attachment | None = None
         self._gradients: Callable[[State], Any] | None = None
         self._optimizer_step: Callable[..., Any] | None = None
-        #: Whether a step is being taken, where gradients are those of the batch again.
-        self._stepping = False
+        base = self._trainer.framework.LightningModule
+        self._custom = {name for name in _OVERRIDABLE if overrides(self._module, name, base)}
+        #: Whether the module's own ``optimizer_step`` steps, before which gradients are clipped.
+        self.steps_itself = bool(self._module.automatic_optimization) and "optimizer_step" in self._custom
+        #: Whether a step is being taken, where gradients are those of the batch again; and whether it is about to be.
+        self._stepping = self._finishing = False
         self._taken = False
         #: How often each optimizer has stepped in the current batch of manual optimization, by id.
         self._steps: Counter[int] = Counter()
 
     def attach(self, state: State) -> None:
         """Attach the actions."""
-        base = self._trainer.framework.LightningModule
-        custom = {name for name in _OVERRIDABLE if overrides(self._module, name, base)}
+        custom = self._custom
         methods: dict[str, Callable[..., Any]] = {}
         if not self._module.automatic_optimization:
             methods = {"gradients": self._manual_gradients, "optimizer_step": self._was_taken}
         else:
             methods = {"optimizer_step": self._counted}
-            if "optimizer_step" in custom:
+            if self.steps_itself:
                 methods = {"gradients": self._own_step, "optimizer_step": self._was_taken}
             else:
                 methods["gradients"] = self._without_loss
@@ -67,7 +70,7 @@ class Actions:
                 methods["backward"] = self._backward
             if "optimizer_zero_grad" in custom:
                 methods["zero_grad"] = self._zero_grad
-            if "configure_gradient_clipping" in custom:
+            if self.steps_itself or "configure_gradient_clipping" in custom:
                 methods["clip_gradients"] = self._clip
         name = f"{type(self._module).__name__}'s steps"
         self._attachment = Attachment("task", name, _Implemented(methods))
@@ -142,7 +145,8 @@ class Actions:
         state.loss = state.loss.detach()
         state.gradient_norm = None
         self._task.zero_gradients()
-        self._hooks.both("on_before_optimizer_step", self._trainer.optimizers[0])
+        if not self.steps_itself:
+            self._hooks.both("on_before_optimizer_step", self._trainer.optimizers[0])
 
     def _backward(self, state: State, loss: Tensor) -> bool:
         self._hooks.module("backward", state.bus.scale_loss(loss))
@@ -152,8 +156,12 @@ class Actions:
         """Leave gradients to ``optimizer_zero_grad``, which is called once the loss is computed."""
         return True
 
-    def _clip(self, state: State) -> bool:
+    def _clip(self, state: State) -> bool | None:
         trainer = self._trainer
+        if self.steps_itself and not self._finishing:
+            return True
+        if "configure_gradient_clipping" not in self._custom:
+            return None
         self._hooks.module(
             "configure_gradient_clipping",
             trainer.optimizers[0],
@@ -169,6 +177,7 @@ class Actions:
         assert self._gradients is not None
         if self._stepping:  # an optimizer asks for the gradients again
             self._gradients(state)
+            self._finish(state)
             return True
         batch, computed = state.batch, False
 
@@ -202,10 +211,21 @@ class Actions:
         state.loss = state.loss.detach()
         return True
 
+    def _finish(self, state: State) -> None:
+        """Call ``on_before_optimizer_step`` and clip, once the closure of a step has returned."""
+        self._hooks.both("on_before_optimizer_step", self._trainer.optimizers[0])
+        self._finishing = True
+        try:
+            norm = state.bus.clip_gradients(state)
+        finally:
+            self._finishing = False
+        state.gradient_norm = norm if isinstance(norm, Tensor) else None
+
     def _again(self, state: State) -> Tensor:
         assert self._gradients is not None
         with state.unlogged(), torch.enable_grad():
             self._gradients(state)
+        self._finish(state)
         assert state.loss is not None
         return state.loss
 
@@ -215,6 +235,7 @@ class Actions:
         assert state is not None and self._optimizer_step is not None
         _check_keywords(keywords)
         result = closure()
+        self._finish(state)
         self._stepping = True
         try:
             with self._task.repeating():

@@ -99,7 +99,7 @@ def _loops(trainer: TrainerView) -> dict[str, Any]:
         "epoch_loop.state_dict": {"_batches_that_stepped": stepped},
         "epoch_loop.batch_progress": {
             **_counter(batch, batch, batch - trainer.batch_ending, earlier),
-            "is_last_batch": trainer.is_last_batch,
+            "is_last_batch": trainer.is_known_last_batch,
         },
         "epoch_loop.scheduler_progress": {"total": optimizer["total"], "current": optimizer["current"]},
         "epoch_loop.automatic_optimization.state_dict": {},
@@ -113,7 +113,7 @@ def _loops(trainer: TrainerView) -> dict[str, Any]:
 
 def named(trainer: TrainerView, path: Any, weights_only: bool | None) -> dict[str, Any] | None:
     """Return the checkpoint that ``ckpt_path`` names; None without one."""
-    trainer.ckpt_path = None
+    trainer.keep(ckpt_path=None)
     if path is None:
         return None
     if path in REFUSED_PATHS:
@@ -131,7 +131,7 @@ def named(trainer: TrainerView, path: Any, weights_only: bool | None) -> dict[st
                 f"ckpt_path={path!r}: no ModelCheckpoint of this Trainer has written one. Give the path of a .ckpt file."
             )
         path = found
-    trainer.ckpt_path = os.fspath(path)
+    trainer.keep(ckpt_path=os.fspath(path))
     return read(path, weights_only)
 
 

@@ -64,7 +64,7 @@ class LoadingTrainer(TrainerView):
         validates = self._validates
         sanity = validates and self.num_sanity_val_steps > 0 and "overfit" not in self._extra
         evaluated: list[Any] = []
-        self.val_dataloaders = None
+        self.keep(val_dataloaders=None)
         for name in ("val", "train") if sanity else ("train", "val"):
             if name == "train" and self.limit_train_batches != 0:
                 self._train_batches()
@@ -72,7 +72,7 @@ class LoadingTrainer(TrainerView):
                 with seeding.preserved() if sanity else nullcontext():
                     if sanity:
                         task.begin_sanity_check()
-                    self.val_dataloaders = self._loaders("val_dataloader", val_dataloaders)
+                    self.keep(val_dataloaders=self._loaders("val_dataloader", val_dataloaders))
                     evaluated = data.evaluation(self.val_dataloaders, self.framework, bool(self.overfit_batches))
         self.num_val_batches = [data.limited(each, self.limit_val_batches) for each in evaluated]
         return evaluated
@@ -105,7 +105,7 @@ class LoadingTrainer(TrainerView):
         if self._train_data is None:
             assert self._train_source is not None
             loaders = self._train_source()
-            self.train_dataloader = loaders
+            self.keep(train_dataloader=loaders)
             self._train_data, unpack = data.training(loaders, self.framework, ordered=bool(self.overfit_batches))
             limit = self._extra.get("limit_train", self.limit_train_batches)
             limit = 1.0 if limit is None else limit

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from hocket.algorithm import Need
 from hocket.data.nesting import map_tensors
 
 if TYPE_CHECKING:
     from hocket.plugins.bus import Bus
+    from hocket.state import State
+    from hocket_migration.lightning.optimizers import SchedulerConfig
     from hocket_migration.lightning.view import TrainerView
 
 
@@ -20,11 +23,35 @@ class StrategyView:
 
     def __init__(self, trainer: TrainerView) -> None:
         self._trainer = trainer
+        self._optimizers: list[Any] = []
         #: The optimizers as the module gets them from ``self.optimizers()``.
         self._lightning_optimizers: list[Any] = []
+        self.lr_scheduler_configs: list[SchedulerConfig] = []
         #: Called with a loss, and with an optimizer and its closure, by the module; set while it trains.
         self._backward: Callable[..., None] | None = None
         self._step: Callable[..., Any] | None = None
+
+    # --- optimizers
+
+    @property
+    def optimizers(self) -> list[Any]:
+        """The optimizers. Those that are set during a fit take the place of the ones that train.
+
+        Raises AttributeError where they cannot.
+        """
+        return self._optimizers
+
+    @optimizers.setter
+    def optimizers(self, given: Sequence[Any]) -> None:
+        trainer = self._trainer
+        optimizers = [getattr(each, "_optimizer", each) for each in given]  # Lightning's wrappers
+        run = trainer.run_state
+        if run is not None and run.optimizers and list(map(id, run.optimizers)) != list(map(id, optimizers)):
+            optimizers = _replaced(run, optimizers)
+        wrapper = trainer.framework.core.optimizer.LightningOptimizer
+        self._optimizers, self._lightning_optimizers = optimizers, [wrapper(each) for each in optimizers]
+        for each in self._lightning_optimizers:
+            each._strategy = self
 
     # --- ranks
 
@@ -146,7 +173,37 @@ class StrategyView:
             )
         return self._step(optimizer, closure, **keywords)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in _SET:
+            raise AttributeError(f"trainer.strategy.{name} cannot be set under hocket, where it would have no effect.")
+        super().__setattr__(name, value)
+
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(
             f"trainer.strategy.{name} is not available under hocket. Use trainer.hocket.state.strategy, hocket's strategy."
         )
+
+
+_SET = {
+    "optimizers", "lr_scheduler_configs", "_trainer", "_optimizers", "_lightning_optimizers", "_backward", "_step",
+}  # fmt: skip
+
+
+def _replaced(run: State, optimizers: list[Any]) -> list[Any]:
+    """Let a run continue with other optimizers, and return them. Raises AttributeError where it cannot."""
+    why = ""
+    if len(optimizers) != len(run.optimizers):
+        why = f"{len(optimizers)} optimizers would take the place of {len(run.optimizers)}"
+    elif Need.FULL_PARAMETERS not in run.strategy.offers:
+        why = f"strategy {type(run.strategy).__name__} shards the weights that they were made with"
+    elif run.schedules:
+        why = "hocket's schedule= sets the learning rates of the optimizers that it was made with"
+    if why:
+        raise AttributeError(
+            f"trainer.optimizers cannot be set during this fit: {why}. Return the optimizers from configure_optimizers, and "
+            "change their param_groups in hooks; or call fit again."
+        )
+    for each in optimizers:
+        run.bus.check_optimizer(each)
+    run.optimizers[:] = [run.bus.prepare_optimizer(each) for each in optimizers]
+    return list(run.optimizers)

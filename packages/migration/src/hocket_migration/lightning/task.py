@@ -171,7 +171,7 @@ class LightningTask(TrainedModule):
             return None
         returned = trainer.hooks.module("configure_optimizers")
         kind = type(module).__name__
-        trainer.optimizers, trainer.lr_scheduler_configs = parse(returned, bool(module.automatic_optimization), kind)
+        optimizers, trainer.strategy.lr_scheduler_configs = parse(returned, bool(module.automatic_optimization), kind)
         if module.automatic_optimization and not overrides(module, "lr_scheduler_step", self._base):
             for config in trainer.lr_scheduler_configs:
                 if not is_torch_scheduler(config.scheduler):
@@ -179,21 +179,13 @@ class LightningTask(TrainedModule):
                         f"The scheduler {type(config.scheduler).__name__} of {kind} is not one of torch.optim.lr_scheduler. "
                         "Define lr_scheduler_step(self, scheduler, metric), which steps it."
                     )
-        if not trainer.optimizers:
+        if not optimizers:
             warnings.warn(
                 f"configure_optimizers() of {kind} returned None, so its weights do not change.", stacklevel=2
             )
-            trainer.optimizers = [NoOptimizer(module.parameters(), lr=0.0)]
-        self._wrap()
-        return list(trainer.optimizers)
-
-    def _wrap(self) -> None:
-        """Set what ``self.optimizers()`` returns."""
-        trainer = self.trainer
-        optimizer_class = trainer.framework.core.optimizer.LightningOptimizer
-        trainer.strategy._lightning_optimizers = wrapped = [optimizer_class(each) for each in trainer.optimizers]
-        for each in wrapped:
-            each._strategy = trainer.strategy
+            optimizers = [NoOptimizer(module.parameters(), lr=0.0)]
+        trainer.optimizers = optimizers
+        return list(optimizers)
 
     # --- the run
 
@@ -209,8 +201,7 @@ class LightningTask(TrainedModule):
         """Note optimizers that the Trainer was given in place of the module's."""
         trainer = self.trainer
         if list(map(id, state.optimizers)) != list(map(id, trainer.optimizers)):
-            trainer.optimizers, trainer.lr_scheduler_configs = list(state.optimizers), []
-            self._wrap()
+            trainer.optimizers, trainer.strategy.lr_scheduler_configs = list(state.optimizers), []
         world = state.strategy.world_size
         self._results = self._new_results(world, training=True)
 

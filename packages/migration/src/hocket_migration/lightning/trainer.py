@@ -255,7 +255,7 @@ class Trainer(LoadingTrainer):
         if self.limit_predict_batches == 0:
             self._end()
             return None
-        self.predict_dataloaders = self._loaders("predict_dataloader", dataloaders)
+        self.keep(predict_dataloaders=self._loaders("predict_dataloader", dataloaders))
         loaders = data.prediction(self.predict_dataloaders, self.framework)
         self.num_predict_batches = [data.limited(each, self.limit_predict_batches) for each in loaders]
         found, before = [], task.set_labels
@@ -296,9 +296,11 @@ class Trainer(LoadingTrainer):
         given = data.evaluation(loaders, self.framework)
         counts = [data.limited(each, limit) for each in given]
         if kind == "test":
-            self.test_dataloaders, self.num_test_batches = loaders, counts
+            self.keep(test_dataloaders=loaders)
+            self.num_test_batches = counts
         else:
-            self.val_dataloaders, self.num_val_batches = loaders, counts
+            self.keep(val_dataloaders=loaders)
+            self.num_val_batches = counts
         labels = data.labelled(given, name)
         sets = self._not_empty(labels, counts, limit)
         if not sets:

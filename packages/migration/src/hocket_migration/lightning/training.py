@@ -139,8 +139,8 @@ class TrainedModule(EvaluatedModule):
         self._has_loss = self._counted = False
         trainer = self.trainer
         self._trained_before = trainer.batches_to_skip > 0
+        batches = trainer.batches_loaded = len(state.batch.batches) if self._window else 1
         if self._trained_before:
-            batches = len(state.batch.batches) if self._window else 1
             trainer.batches_to_skip -= 1
             trainer.batch_idx += batches
             trainer.total_batch_idx += batches
@@ -160,7 +160,7 @@ class TrainedModule(EvaluatedModule):
         trainer = self.trainer
         trainer.batch_idx += 1
         trainer.total_batch_idx += 1
-        trainer.is_last_batch = trainer.batch_idx + 1 == trainer.num_training_batches
+        trainer.batches_loaded -= 1
         self._results.next_batch()
         self._batch, self._output, self._begun = batch, None, True
         self._results.padding = False
@@ -219,7 +219,7 @@ class TrainedModule(EvaluatedModule):
         self._first_microbatch = True  # of gradients that an optimizer asks for again
         if self._window and not self._has_loss:
             state.bus.zero_grad(state)
-        if self.model.automatic_optimization:
+        if self.model.automatic_optimization and not self._actions.steps_itself:
             self.trainer.hooks.both("on_before_optimizer_step", self.trainer.optimizers[0])
 
     def batch_end(self, state: State) -> None:

@@ -63,6 +63,18 @@ class _Loop(SimpleNamespace):
         self.change(name, value)
 
 
+class _BatchProgress:
+    """Where training is in the epoch."""
+
+    def __init__(self, trainer: TrainerView) -> None:
+        self._trainer = trainer
+
+    @property
+    def is_last_batch(self) -> bool:
+        """See `TrainerView.is_last_batch`."""
+        return self._trainer.is_last_batch
+
+
 class TrainerView:
     """The ``trainer`` of a module that hocket trains.
 
@@ -98,6 +110,10 @@ class TrainerView:
     progress_bar_callback = None
     profiler: Any = None
     received_sigterm = False
+    train_dataloader: Any = None
+    val_dataloaders: Any = None
+    test_dataloaders: Any = None
+    predict_dataloaders: Any = None
     #: Lightning's TrainerState.
     state: Any = None
 
@@ -112,8 +128,6 @@ class TrainerView:
         self.hocket: Any = None
         #: The state of hocket's run, once it begins.
         self.run_state: State | None = None
-        self.optimizers: list[Any] = []
-        self.lr_scheduler_configs: list[SchedulerConfig] = []
         self.strategy = StrategyView(self)
         self.precision_plugin = _Clipping()
         self._logger_connector = _Connector(self)
@@ -137,11 +151,8 @@ class TrainerView:
         self.num_test_batches: list[int | float] = []
         self.num_predict_batches: list[int | float] = []
         self.num_sanity_val_batches: list[int | float] = []
-        self.train_dataloader: Any = None
-        self.val_dataloaders: Any = None
-        self.test_dataloaders: Any = None
-        self.predict_dataloaders: Any = None
-        self.is_last_batch = False
+        #: The loaded batches, of an accumulation window, that follow the current one.
+        self.batches_loaded = 0
         #: Whether an epoch has begun, whether its batches are over, and whether ``on_train_batch_end`` is called for one.
         self.epoch_begun = self.epoch_processed = self.batch_ending = False
         #: Batches, or windows of them, at the beginning of the epoch that were trained on before a checkpoint.
@@ -221,6 +232,22 @@ class TrainerView:
         """Whether batches are validated or tested."""
         return self.validating or self.testing
 
+    # --- optimizers
+
+    @property
+    def optimizers(self) -> list[Any]:
+        """The optimizers; see `StrategyView.optimizers`."""
+        return self.strategy.optimizers
+
+    @optimizers.setter
+    def optimizers(self, given: Sequence[Any]) -> None:
+        self.strategy.optimizers = given
+
+    @property
+    def lr_scheduler_configs(self) -> list[SchedulerConfig]:
+        """The schedulers, and when they step."""
+        return self.strategy.lr_scheduler_configs
+
     # --- values
 
     @property
@@ -271,8 +298,12 @@ class TrainerView:
 
     @property
     def logger(self) -> Any:
-        """The first logger, or None."""
+        """The first logger, or None; one that is set takes the place of all."""
         return self.loggers[0] if self.loggers else None
+
+    @logger.setter
+    def logger(self, logger: Any) -> None:
+        self.loggers = [logger] if logger else []
 
     @property
     def log_dir(self) -> str | None:
@@ -387,6 +418,18 @@ class TrainerView:
         return self._should_stop and done >= least and self.global_step >= (self.min_steps or 0)
 
     @property
+    def is_last_batch(self) -> bool:
+        """Whether the current batch is the last one of the epoch; if the length is unknown, the next one is read to know."""
+        if self.num_training_batches != math.inf or self.run_state is None or self.batch_idx < 0:
+            return self.is_known_last_batch
+        return not self.batches_loaded and self.run_state.is_last_batch()
+
+    @property
+    def is_known_last_batch(self) -> bool:
+        """As `is_last_batch`, and False if the length is unknown."""
+        return self.batch_idx + 1 == self.num_training_batches
+
+    @property
     def current_loss(self) -> torch.Tensor | None:
         """The latest loss of training."""
         return None if self.run_state is None else self.run_state.loss
@@ -394,7 +437,6 @@ class TrainerView:
     @property
     def fit_loop(self) -> Any:
         """The counters of training that Lightning's callbacks read."""
-        progress = SimpleNamespace(is_last_batch=self.is_last_batch)
         epoch_loop = _Loop(
             change=self.change,
             max_steps=self.max_steps,
@@ -403,7 +445,7 @@ class TrainerView:
             batch_idx=self.batch_idx,
             total_batch_idx=self.total_batch_idx,
             global_step=self.global_step,
-            batch_progress=progress,
+            batch_progress=_BatchProgress(self),
             val_loop=SimpleNamespace(_has_run=self.current_epoch >= 0 and self.validated),
         )
         return _Loop(
@@ -464,7 +506,16 @@ class TrainerView:
     def __setattr__(self, name: str, value: Any) -> None:
         if name in _CHANGEABLE and self._made:
             self.change(name, value)
+        elif name in _WITHOUT_EFFECT or (name not in vars(self) and name in _LIGHTNINGS):
+            raise AttributeError(
+                f"trainer.{name} cannot be set under hocket, where it would have no effect. "
+                f"{_WITHOUT_EFFECT.get(name, 'Omit it')}."
+            )
         super().__setattr__(name, value)
+
+    def keep(self, **values: Any) -> None:
+        """Set attributes that modules only read."""
+        vars(self).update(values)
 
     def change(self, name: str, value: Any) -> None:
         """Change an argument that the Trainer was given. Raises AttributeError where it cannot be changed."""
@@ -485,6 +536,24 @@ _CHANGEABLE = {
     "fast_dev_run", "overfit_batches", "log_every_n_steps", "accumulate_grad_batches", "gradient_clip_val",
     "gradient_clip_algorithm", "check_val_every_n_epoch", "val_check_interval", "limit_train_batches", "limit_val_batches",
     "limit_test_batches", "limit_predict_batches", "num_sanity_val_steps", "default_root_dir", "min_epochs", "min_steps",
+}  # fmt: skip
+
+
+#: Attributes that modules read, and what to write instead of setting them.
+_WITHOUT_EFFECT = {
+    "train_dataloader": "Return the loader from train_dataloader(), or give it to fit",
+    "val_dataloaders": "Return the loaders from val_dataloader(), or give them to fit",
+    "test_dataloaders": "Return the loaders from test_dataloader(), or give them to test",
+    "predict_dataloaders": "Return the loaders from predict_dataloader(), or give them to predict",
+    "val_check_batch": "Write Trainer(val_check_interval=…)",
+    "ckpt_path": "Give fit, validate, test or predict ckpt_path=…",
+    "barebones": "Give the arguments that it stands for to the Trainer",
+    "enable_autolog_hparams": "Give it to the Trainer",
+}
+#: Other attributes of Lightning's Trainer that it acts on, and this one has not.
+_LIGHTNINGS = {
+    "validate_loop", "test_loop", "_data_connector", "_callback_connector", "_checkpoint_connector", "_signal_connector",
+    "_detect_anomaly", "_loggers",
 }  # fmt: skip
 
 
