@@ -34,7 +34,7 @@ def gets_closure(optimizer: Optimizer) -> bool:
 
 
 @cache
-def _takes_closure(kind: type[Optimizer]) -> bool:
+def _takes_closure(kind: Any) -> bool:
     step = inspect.unwrap(kind.step)
     return not step.__module__.startswith(_OURS) and "closure" in inspect.signature(step).parameters
 
