@@ -213,6 +213,63 @@ def test_callbacks_see_the_same_events(tmp_path):
     assert {"on_substep_end", "on_evaluate", "on_optimizer_step", "on_train_end"} <= {event[0] for event in recorded[0]}
 
 
+class Evaluating(TrainerCallback):
+    """It leaves the model in eval mode, in which dropout would be off."""
+
+    def on_step_end(self, args, state, control, model, **kwargs):
+        model.eval()
+
+
+def _noting(base):
+    class Noting(base):
+        def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+            self.modes.append((model.training, self.accelerator.sync_gradients))
+            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+
+        def log(self, logs, *args, **kwargs):
+            self.modes.append(self.model.training)
+            super().log(logs, *args, **kwargs)
+
+    Noting.modes = []
+    return Noting
+
+
+def test_the_mode_of_the_model_is_that_of_transformers(tmp_path):
+    def given(folder):
+        return arguments(folder, eval_strategy="steps", eval_steps=3)
+
+    ours, theirs = _noting(Trainer), _noting(transformers.Trainer)
+    mine, other = compare(
+        classifier, given, tmp_path, ours, theirs, train_dataset=rows(), eval_dataset=rows(6), callbacks=[Evaluating()]
+    )
+    assert [each for each in ours.modes if each != (False, True)] == [
+        each
+        for each in theirs.modes
+        if each != (False, True)  # evaluation: of how many batches is hocket's affair
+    ]
+    assert {(True, True), (True, False), False} <= set(ours.modes)
+    assert mine.state.total_flos == other.state.total_flos > 0
+
+
+class ChangesArguments(TrainerCallback):
+    def on_epoch_end(self, args, state, control, **kwargs):
+        args.max_grad_norm = 0.5
+
+
+class StopsWithinAStep(TrainerCallback):
+    def on_substep_end(self, args, state, control, **kwargs):
+        control.should_training_stop = True
+
+
+@pytest.mark.parametrize(
+    ("callback", "message"),
+    [(ChangesArguments, "'max_grad_norm': 0.5}, which hocket reads once"), (StopsWithinAStep, "Set it in on_step_end")],
+)
+def test_what_callbacks_cannot_do_is_said(callback, message, tmp_path):
+    with pytest.raises(NotImplementedError, match=message):
+        trained(Trainer, classifier, tmp_path, arguments, train_dataset=rows(), callbacks=[callback()])
+
+
 def test_plateau_early_stopping_and_the_best_model(tmp_path):
     def given(folder):
         return arguments(

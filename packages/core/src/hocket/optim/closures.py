@@ -30,12 +30,12 @@ def gets_closure(optimizer: Optimizer) -> bool:
 
     Those of torch and hocket call it once, before anything else, so they do without.
     """
-    return (_takes_closure(type(optimizer)) and "step" not in vars(optimizer)) or needs_closure(optimizer)
+    return (_takes_closure(type(optimizer).step) and "step" not in vars(optimizer)) or needs_closure(optimizer)
 
 
 @cache
-def _takes_closure(kind: Any) -> bool:
-    step = inspect.unwrap(kind.step)
+def _takes_closure(step: Callable[..., Any]) -> bool:
+    step = inspect.unwrap(step)
     return not step.__module__.startswith(_OURS) and "closure" in inspect.signature(step).parameters
 
 

@@ -125,7 +125,7 @@ class OnHocket(transformers.Trainer):
         epochs, steps_per_epoch, _, samples, _, steps_in_epoch, steps = self.set_initial_training_values(
             self.args, of_rank
         )
-        assert steps_in_epoch is not None
+        assert steps_in_epoch is not None and self.model is not None
         trained, skipped = self._init_training_state(steps, steps_per_epoch, epochs, resume_from_checkpoint, trial)
         plan = Plan(steps, steps_in_epoch, trained, skipped, resume_from_checkpoint, ignore_keys_for_eval, started)
         self._warn_of_sums()
@@ -281,7 +281,8 @@ class OnHocket(transformers.Trainer):
         torch.set_rng_state(
             self.hocket.state.task.random_numbers
         )  # as transformers leaves it, and the mode of the model
-        self.model.eval()
+        if self.model is not None:
+            self.model.eval()
         arrays, samples = predictions.gathered(self.hocket.state.bus.all_gather_object)
         metrics: Any = predictions.metrics or {}
         complete = arrays.get("logits") is not None and arrays.get("labels") is not None
