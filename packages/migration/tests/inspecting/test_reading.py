@@ -242,6 +242,50 @@ def test_classes_are_followed_over_files(tmp_path):
     assert ("train.py", 4, "Base") in names
 
 
+@pytest.mark.parametrize(
+    ("line", "names"),
+    [
+        ("def f(t=L.Trainer()): t.fit(net)", ["L.Trainer", "Trainer.fit"]),
+        ("def f(*, kind=L.Trainer): kind(max_epochs=3)", ["L.Trainer", "kind", "Trainer(max_epochs=)"]),
+        ("f = lambda t=L.Trainer(): t.fit(net)", ["L.Trainer", "Trainer.fit"]),
+        ("[t.fit(net) for t in [L.Trainer()]]", ["L.Trainer", "Trainer.fit"]),
+        ("{t: t.fit(net) for t in [L.Trainer()] if t.loggers}", ["L.Trainer", "Trainer.loggers", "Trainer.fit"]),
+        ("Plain(gpus=2, max_epochs=1)", ["Plain(gpus=)", "Plain(max_epochs=)"]),
+        ("Own(gpus=2, max_epochs=1)", ["Own(max_epochs=)"]),
+        ("Mixed(gpus=2)", []),
+        ("Net.load_from_checkpoint('a.ckpt')", ["Net.load_from_checkpoint"]),
+        ("Net.own()", []),
+    ],
+)
+def test_defaults_comprehensions_and_subclasses_are_followed(tmp_path, line, names):
+    head = [
+        "import lightning as L",
+        "class Net(L.LightningModule):",
+        "    def own(): ...",
+        "class Plain(L.Trainer): ...",
+        "class Own(L.Trainer):",
+        "    def __init__(self, gpus, **others): ...",
+        "class Mixed(Other, L.Trainer): ...",
+        "net = Net()",
+    ]
+    (tmp_path / "a.py").write_text("\n".join([*head, line]) + "\n")
+    found = [each for each in inspect(tmp_path).findings if each.line == len(head) + 1]
+    assert sorted(each.name for each in found) == sorted(names)
+    assert [each.breaks for each in found if "gpus" in each.name] == [True] * ("Plain(gpus=)" in names)
+
+
+def test_a_decision_that_the_drop_in_refuses_is_marked(tmp_path):
+    lines = [
+        "from transformers import TrainerCallback",
+        "class Stops(TrainerCallback):",
+        "    def on_step_end(self, args, state, control, **kwargs):",
+        "        control.should_epoch_stop = True",
+        "        control.should_training_stop = True",
+    ]
+    (tmp_path / "a.py").write_text("\n".join(lines) + "\n")
+    assert {each.line: each.breaks for each in inspect(tmp_path).findings if each.line > 3} == {4: True, 5: False}
+
+
 def test_json_holds_everything(tmp_path, capsys, migrate):
     (tmp_path / "a.py").write_text("import lightning as L\nL.Trainer(**x, unknown=1)\n")
     assert migrate("inspect", "--json", tmp_path) == 1

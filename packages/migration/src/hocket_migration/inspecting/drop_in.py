@@ -14,6 +14,7 @@ from hocket_migration.inspecting.namespaces import offered
 from hocket_migration.inspecting.tables import Kind, sources
 from hocket_migration.lightning.callbacks import REFUSED as CALLBACKS
 from hocket_migration.transformers.fields import FIELDS
+from hocket_migration.transformers.overrides import IGNORED_DECISION
 from hocket_migration.transformers.overrides import REFUSED as OVERRIDES
 
 
@@ -34,7 +35,9 @@ def lacks(found: Symbol | Module) -> bool:
 
 
 def lacks_member(kind: Kind, name: str) -> bool:
-    """Whether instances of a drop-in class do not have an attribute."""
+    """Whether instances of a drop-in class do not have an attribute, or refuse its use."""
+    if (kind.source, kind.name) == ("transformers", "TrainerControl"):
+        return name == IGNORED_DECISION
     cls = _class(kind)
     if cls is None:
         return False

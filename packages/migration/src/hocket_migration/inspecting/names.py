@@ -35,6 +35,8 @@ class Class:
     kinds: list[Kind]
     #: What is known of attributes of its instances.
     attributes: dict[str, Ref] = dataclasses.field(default_factory=dict)
+    #: Whether its instances are made with other arguments than those of the framework's class.
+    own_arguments: bool = False
 
 
 @dataclasses.dataclass(eq=False)

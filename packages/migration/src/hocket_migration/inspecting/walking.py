@@ -143,7 +143,7 @@ class Walker(Resolver, ast.NodeVisitor):
             if isinstance(found, Symbol | Module):
                 self._refer(node, found)
             return
-        if isinstance(base, Symbol):
+        if isinstance(base, Symbol | Class):
             self._use_of_class(node, base)
         elif isinstance(base, Instance):
             self._use_member(node, base)
@@ -156,10 +156,15 @@ class Walker(Resolver, ast.NodeVisitor):
         if isinstance(first, ast.Name):
             self.references.append(Reference(node, found, first.id))
 
-    def _use_of_class(self, node: ast.Attribute, base: Symbol) -> None:
-        kind = base.source.kind_of(base.name)
-        if kind is not None and node.attr in kind.members:
-            self._use(node, base.source, f"{base.name}.{node.attr}", kind.members[node.attr])
+    def _use_of_class(self, node: ast.Attribute, base: Symbol | Class) -> None:
+        if isinstance(base, Class):
+            kinds = [] if node.attr in base.attributes else base.kinds
+        else:
+            kinds = [kind for kind in [base.source.kind_of(base.name)] if kind is not None]
+        for kind in kinds:
+            if node.attr in kind.members:
+                self._use(node, source_of(kind), f"{base.name}.{node.attr}", kind.members[node.attr])
+                return
 
     def _use_member(self, node: ast.Attribute, base: Instance) -> None:
         for kind in base.kinds:
@@ -186,7 +191,7 @@ class Walker(Resolver, ast.NodeVisitor):
             self._arguments(node, kind.name if len(kind.symbols) == 1 else function.name, kind, True)
         elif isinstance(function, Class):
             for kind in function.kinds:
-                self._arguments(node, function.name, kind, False)
+                self._arguments(node, function.name, kind, known=not function.own_arguments)
             self._pass(node, function)
         elif isinstance(node.func, ast.Attribute):
             base = self.ref(node.func.value)
@@ -265,15 +270,21 @@ class Walker(Resolver, ast.NodeVisitor):
                 new = [kind]
             elif isinstance(found, Class):
                 new = found.kinds
+                cls.own_arguments |= found.own_arguments
                 for name, known in found.attributes.items():
                     cls.attributes.setdefault(name, known)
                 for kind in new:
                     text = Entry("maps", f"{kind.name} by {found.name}, which stays as it is")
                     self._use(base, source_of(kind), found.name, text)
+            cls.own_arguments |= not new
             for kind in new:
                 if kind not in cls.kinds:
                     cls.kinds.append(kind)
                     self.names.learned += 1
+        made = [
+            each for each in node.body if isinstance(each, ast.FunctionDef) and each.name in ("__init__", "__new__")
+        ]
+        cls.own_arguments |= bool(made or node.decorator_list or node.keywords)
         self._bind(node.name, cls)
         self._classes.append(cls)
         self.scopes.append(self.names.scopes.setdefault(node, {}))
@@ -320,6 +331,7 @@ class Walker(Resolver, ast.NodeVisitor):
         scope = self.names.scopes.setdefault(node, {})
         for argument in (*arguments, *given.kwonlyargs):
             self.names.learn(scope, argument.arg, self._of_annotation(argument.annotation))
+        self._learn_defaults(scope, given)
         for name, known in function.known.items():
             self.names.learn(scope, name, known)
             self.names.doubt(scope, name, known)
@@ -338,6 +350,42 @@ class Walker(Resolver, ast.NodeVisitor):
         if function.returns is None and (returned := self._of_annotation(node.returns)) is not None:
             function.returns = returned
             self.names.learned += 1
+
+    def _learn_defaults(self, scope: dict[str, Ref], given: ast.arguments) -> None:
+        """Note what the defaults of parameters are; callers may give something else."""
+        positional = [*given.posonlyargs, *given.args]
+        last = positional[len(positional) - len(given.defaults) :]
+        for argument, default in (
+            *zip(last, given.defaults, strict=True),
+            *zip(given.kwonlyargs, given.kw_defaults, strict=True),
+        ):
+            found = self.ref(default)
+            if isinstance(found, Instance | Class | Symbol):
+                self.names.learn(scope, argument.arg, uncertain(found))
+
+    def visit_Lambda(self, node: ast.Lambda) -> None:
+        for default in (*node.args.defaults, *node.args.kw_defaults):
+            if default is not None:
+                self.visit(default)
+        scope = self.names.scopes.setdefault(node, {})
+        self._learn_defaults(scope, node.args)
+        self.scopes.append(scope)
+        self.visit(node.body)
+        self.scopes.pop()
+
+    def _visit_comprehension(self, node: ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp) -> None:
+        self.scopes.append(self.names.scopes.setdefault(node, {}))
+        for each in node.generators:
+            self.visit(each.iter)
+            if isinstance(found := self.ref(each.iter), Elements):
+                self._store(each.target, found.each)
+            for condition in each.ifs:
+                self.visit(condition)
+        for value in [node.key, node.value] if isinstance(node, ast.DictComp) else [node.elt]:
+            self.visit(value)
+        self.scopes.pop()
+
+    visit_ListComp = visit_SetComp = visit_GeneratorExp = visit_DictComp = _visit_comprehension
 
     def _method(
         self,

@@ -12,6 +12,7 @@ from hocket.callback import Callback
 from hocket.data import Window
 from hocket.hookspecs import hookimpl
 from hocket.training.requests import Decision
+from hocket_migration.transformers.overrides import IGNORED_DECISION
 
 if TYPE_CHECKING:
     from hocket.state import State
@@ -136,9 +137,9 @@ class Flow(Callback):
         trainer.note_loss(state.loss)
         self._call("on_step_end")
         self._act()
-        if trainer.control.should_epoch_stop:
+        if getattr(trainer.control, IGNORED_DECISION):
             raise NotImplementedError(
-                "A callback set control.should_epoch_stop, and hocket does not end an epoch early. Set "
+                f"A callback set control.{IGNORED_DECISION}, and hocket does not end an epoch early. Set "
                 "control.should_training_stop, or limit the epochs: hocket={'limit_train': 100}."
             )
         if trainer.control.should_training_stop:

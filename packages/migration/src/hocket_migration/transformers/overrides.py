@@ -29,6 +29,9 @@ REFUSED: Mapping[str, str] = {
     "prediction_loop": "transformers does not call it any more; override prediction_step",
 }
 
+#: The decision of callbacks that hocket does not act on.
+IGNORED_DECISION = "should_epoch_stop"
+
 #: Names of losses that are means over a batch.
 _MEANS = re.compile(r"(Loss|cross_entropy|_loss)$")
 
