@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import random
 import warnings
 
 import numpy as np
@@ -249,6 +250,73 @@ def test_the_mode_of_the_model_is_that_of_transformers(tmp_path):
     ]
     assert {(True, True), (True, False), False} <= set(ours.modes)
     assert mine.state.total_flos == other.state.total_flos > 0
+
+
+def _flagged(base):
+    class Flagged(base):
+        def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+            if return_outputs and model.training:
+                raise ValueError("outputs are for evaluation")
+            outputs = model(**inputs)
+            self.dtypes.add((outputs.logits.dtype, torch.is_autocast_enabled("cpu")))
+            uniform = torch.log_softmax(outputs.logits, -1).mean()  # of tensors in bfloat16 it would be rounded
+            loss = outputs.loss - 0.1 * uniform
+            return (loss, outputs) if return_outputs else loss
+
+    Flagged.dtypes = set()
+    return Flagged
+
+
+def test_losses_are_computed_in_float32_and_without_outputs_in_training(tmp_path):
+    def given(folder):
+        return arguments(folder, bf16=True, eval_strategy="epoch")
+
+    ours, theirs = _flagged(Trainer), _flagged(transformers.Trainer)
+    mine, other = compare(classifier, given, tmp_path, ours, theirs, train_dataset=rows(), eval_dataset=rows(8, seed=1))
+    assert ours.dtypes == theirs.dtypes == {(torch.float32, False)}
+    found, expected = mine.predict(rows(8)), other.predict(rows(8))
+    assert found.predictions.dtype == expected.predictions.dtype
+    assert found.predictions == pytest.approx(expected.predictions, abs=1e-5)
+
+
+class Drawing(torch.utils.data.Dataset):
+    """Its rows draw from the generators of Python and NumPy."""
+
+    def __init__(self, rows):
+        self.rows = rows
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, index):
+        row = dict(self.rows[index])
+        row["input_ids"] = row["input_ids"].clone()
+        row["input_ids"][0] = random.randrange(60)
+        row["input_ids"][1] = np.random.randint(60)
+        return row
+
+
+def test_random_numbers_go_on_after_an_evaluation(tmp_path):
+    def given(folder):
+        return arguments(folder, eval_strategy="steps", eval_steps=3)
+
+    compare(classifier, given, tmp_path, train_dataset=Drawing(rows()), eval_dataset=Drawing(rows(6)))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"callbacks": ["ema"]}, r"was given 'ema'.*hocket=\{'algorithms': \['ema'\]\}"),
+        ({"callbacks": [hocket.Callback()]}, r"Write those of hocket as hocket=\{'callbacks'"),
+        (
+            {"args": {"output_dir": "out"}},
+            r"args=\) was given dict. Write Trainer\(model=model, args=TrainingArguments",
+        ),
+    ],
+)
+def test_arguments_of_another_kind_are_refused(given, message, tmp_path):
+    with pytest.raises(TypeError, match=message):
+        Trainer(model=classifier(), **{"args": arguments(tmp_path), **given})
 
 
 class ChangesArguments(TrainerCallback):

@@ -13,7 +13,7 @@ from hocket_migration.inspecting.names import Module, Symbol
 from hocket_migration.inspecting.namespaces import offered
 from hocket_migration.inspecting.tables import Kind, sources
 from hocket_migration.lightning.callbacks import REFUSED as CALLBACKS
-from hocket_migration.transformers.fields import FIELDS
+from hocket_migration.transformers.fields import FIELDS, steps_in_backward
 from hocket_migration.transformers.overrides import IGNORED_DECISION
 from hocket_migration.transformers.overrides import REFUSED as OVERRIDES
 
@@ -54,7 +54,8 @@ def _set_by(cls: type) -> tuple[str, ...]:
 def refuses_argument(kind: Kind, method: str, name: str, value: ast.expr) -> bool:
     """Whether a drop-in Trainer refuses an argument, unless it is given its default."""
     if (kind.source, kind.name) == ("transformers", "TrainingArguments"):
-        return name in FIELDS and bool(FIELDS[name].refused) and not _is(value, False, None)
+        refused = name in FIELDS and bool(FIELDS[name].refused) and not _is(value, False, None)
+        return refused or (name == "optim" and isinstance(value, ast.Constant) and steps_in_backward(str(value.value)))
     if (kind.source, kind.name) == ("lightning", "Trainer"):
         return _lightning_refuses(kind, method, name, value)
     if (kind.source, kind.name) != ("composer", "Trainer"):

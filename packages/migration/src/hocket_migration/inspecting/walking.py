@@ -522,6 +522,8 @@ class Walker(Resolver, ast.NodeVisitor):
             return _unlisted(source, dotted, name)
         if near is None and source.whole and drop_in.lacks(Module(source, f"{dotted}.{name}")):
             return _unknown(source, name)
+        if near is None and not source.namespace and dotted != name:
+            return _unknown(source, name)
         return near or source.imported
 
     def _use(self, node: ast.AST, source: Source, name: str, entry: Entry | None, breaks: bool = False) -> None:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from transformers import TrainerCallback, TrainingArguments
 
 import hocket
-from hocket_migration.transformers.fields import ELSEWHERE, FIELDS, LAYERWISE
-
-if TYPE_CHECKING:
-    from transformers import TrainingArguments
+from hocket_migration.transformers.fields import ELSEWHERE, FIELDS, steps_in_backward
 
 
 def configuration(args: TrainingArguments) -> dict[str, Any]:
@@ -47,13 +45,30 @@ def configuration(args: TrainingArguments) -> dict[str, Any]:
     return found
 
 
+def check_types(name: str, given: Mapping[str, Any]) -> None:
+    """Raise TypeError for arguments of the Trainer that are of another kind, such as callbacks of hocket's."""
+    args = given.get("args")
+    if args is not None and not isinstance(args, TrainingArguments):
+        raise TypeError(
+            f"{name}(args=) was given {type(args).__name__}. Write {name}(model=model, "
+            "args=TrainingArguments(output_dir='out'), …)."
+        )
+    for each in given.get("callbacks") or ():
+        kind = each if isinstance(each, type) else type(each)
+        if not issubclass(kind, TrainerCallback):
+            raise TypeError(
+                f"{name}(callbacks=) takes TrainerCallbacks of transformers, and was given {each!r}. Write those of hocket as "
+                "hocket={'callbacks': […]}, and algorithms as hocket={'algorithms': ['ema']}."
+            )
+
+
 def check(args: TrainingArguments) -> None:
     """Raise ValueError for a field that the drop-in Trainer does not support at its value, with what to write."""
     for name in _changed(args):
         if refused := FIELDS[name].refused:
             raise ValueError(f"TrainingArguments({name}={getattr(args, name)!r}) is not supported: {refused}.")
     optim = str(getattr(args.optim, "value", args.optim))
-    if any(each in optim for each in LAYERWISE):
+    if steps_in_backward(optim):
         raise ValueError(
             f"TrainingArguments(optim={optim!r}) steps inside the backward pass, which hocket's loop has no place for. Choose "
             "another, such as optim='adamw_torch_fused', or pass optimizers=(optimizer, None)."

@@ -125,7 +125,6 @@ def _ddp(args: Any) -> Any:
     given = {
         "find_unused_parameters": args.ddp_find_unused_parameters,
         "bucket_cap_mb": args.ddp_bucket_cap_mb,
-        "broadcast_buffers": args.ddp_broadcast_buffers,
         "static_graph": args.ddp_static_graph,
     }
     given = {name: value for name, value in given.items() if value is not None}
@@ -144,6 +143,11 @@ def _part(text: str) -> Field:
 def _data(text: str) -> Field:
     """Return a field about the data or the program, which are not arguments of `hocket.Trainer`."""
     return Field("maps", text, settled=True)
+
+
+def steps_in_backward(optimizer: str) -> bool:
+    """Whether an optimizer of ``optim=`` steps inside the backward pass."""
+    return "lomo" in optimizer or "layerwise" in optimizer
 
 
 def _always(text: str) -> Field:
@@ -309,7 +313,7 @@ FIELDS: Mapping[str, Field] = {
     "length_column_name": _data("the sampler of the DataLoader"),
     "ddp_find_unused_parameters": _maps("strategy={'ddp': {'find_unused_parameters': True}}", "strategy", value=_ddp),
     "ddp_bucket_cap_mb": _part("strategy={'ddp': {'bucket_cap_mb': 25}}"),
-    "ddp_broadcast_buffers": _part("strategy={'ddp': {'broadcast_buffers': True}}"),
+    "ddp_broadcast_buffers": _always("buffers are copied from rank 0"),
     "ddp_static_graph": _part("strategy={'ddp': {'static_graph': True}}"),
     "ddp_backend": _always("chosen by the device: gloo for CPUs, nccl for CUDA"),
     "ddp_timeout": _always("that of torch.distributed"),
@@ -342,9 +346,6 @@ FIELDS: Mapping[str, Field] = {
     "generation_num_beams": _maps("HuggingFaceTask(generate={'num_beams': 4})"),
     "generation_config": _maps("HuggingFaceTask(generate={…})"),
 }
-
-#: Optimizers that step inside the backward pass.
-LAYERWISE = ("lomo", "layerwise")
 
 #: Arguments of `hocket.Trainer` that the drop-in Trainer makes, and where to write them instead.
 ELSEWHERE: Mapping[str, str] = {

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+import functools
+import random
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy
 import torch
+from accelerate.utils import convert_to_fp32
 from torch import Tensor
 
 from hocket.data import Window
@@ -50,7 +55,7 @@ class TrainerTask(Task):
         self._items: Any = None
         #: Batches of the current step that are still without a loss.
         self._left = 0
-        #: The state of torch's generator after the last evaluation.
+        #: The states of the generators of Python, NumPy and torch after the last evaluation.
         self.random_numbers: Any = None
 
     @property
@@ -90,9 +95,34 @@ class TrainerTask(Task):
         self.network.train()  # as transformers before each batch, since callbacks and losses may leave it in eval mode
         trainer.note_inputs(batch)
         inputs = trainer._prepare_inputs(copy.copy(batch))  # `compute_loss` may take labels out of it
-        with trainer.compute_loss_context_manager():
-            found = trainer.compute_loss(self.network, inputs, return_outputs=True, num_items_in_batch=self._items)
+        options = {"return_outputs": True} if "train_metrics" in trainer.hocket_arguments else {}
+        with trainer.compute_loss_context_manager(), self._precision_of_the_model_alone():
+            found = trainer.compute_loss(self.network, inputs, num_items_in_batch=self._items, **options)
         return Computed(*found) if isinstance(found, tuple) and len(found) == 2 else Computed(found, None)
+
+    @contextmanager
+    def _precision_of_the_model_alone(self) -> Iterator[None]:
+        """Autocast the model only, and return its outputs in float32, as accelerate does; the loss is computed in float32."""
+        kind = next(self.network.parameters()).device.type
+        if not torch.is_autocast_enabled(kind):
+            yield
+            return
+        dtype, forward = torch.get_autocast_dtype(kind), self.network.forward
+
+        @functools.wraps(forward)  # `generate` reads its signature
+        def autocast(*args: Any, **kwargs: Any) -> Any:
+            with torch.autocast(kind, dtype):
+                return convert_to_fp32(forward(*args, **kwargs))
+
+        own = vars(self.network).get("forward")
+        self.network.forward = autocast
+        try:
+            with torch.autocast(kind, enabled=False):
+                yield
+        finally:
+            del self.network.forward
+            if own is not None:
+                self.network.forward = own
 
     def loss(self, outputs: Any, batch: Batch) -> Loss:
         """Return the loss with its weight."""
@@ -117,7 +147,8 @@ class TrainerTask(Task):
         """Return what `prediction_step` returns for a batch."""
         trainer = self._trainer
         options = trainer.prediction_options
-        return Predicted(*trainer.prediction_step(self.network, copy.copy(batch), *options))
+        with self._precision_of_the_model_alone():
+            return Predicted(*trainer.prediction_step(self.network, copy.copy(batch), *options))
 
     def eval_batch_end(self, state: State) -> None:
         """Call ``on_prediction_step`` of the callbacks."""
@@ -126,7 +157,7 @@ class TrainerTask(Task):
 
     def eval_after_all(self, state: State) -> None:
         """Note the random numbers, which hocket restores after an evaluation and transformers does not."""
-        self.random_numbers = torch.get_rng_state()
+        self.random_numbers = random.getstate(), numpy.random.get_state(), torch.get_rng_state()
 
     def has_eval_loss(self, outputs: Any) -> bool:
         """Whether the batch had labels."""

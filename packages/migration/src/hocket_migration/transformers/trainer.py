@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import random
 import time
 import warnings
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
+import numpy
 import torch
 import transformers
 from accelerate.data_loader import prepare_data_loader
@@ -23,6 +25,9 @@ from hocket_migration.transformers.batches import Batches, OfRank
 from hocket_migration.transformers.flow import Flow
 from hocket_migration.transformers.predictions import Predictions, prediction_of
 from hocket_migration.transformers.task import TrainerTask
+
+#: They set the states of the generators of Python, NumPy and torch.
+_GENERATORS = (random.setstate, numpy.random.set_state, torch.set_rng_state)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +55,8 @@ class OnHocket(transformers.Trainer):
                 f"transformers {transformers.__version__}."
             )
         given = signature.bind(self, *args, **kwargs).arguments
-        if isinstance(given.get("args"), transformers.TrainingArguments):
+        arguments.check_types(type(self).__name__, given)
+        if given.get("args") is not None:
             arguments.check(given["args"])
         #: Arguments of hocket.Trainer that win over those that are translated.
         self.hocket_arguments: dict[str, Any] = arguments.checked_hocket(hocket)
@@ -278,9 +284,9 @@ class OnHocket(transformers.Trainer):
             )
         finally:
             self._options = outer
-        torch.set_rng_state(
-            self.hocket.state.task.random_numbers
-        )  # as transformers leaves it, and the mode of the model
+        # As transformers leaves random numbers and the mode of the model.
+        for restore, state in zip(_GENERATORS, self.hocket.state.task.random_numbers, strict=True):
+            restore(state)
         if self.model is not None:
             self.model.eval()
         arrays, samples = predictions.gathered(self.hocket.state.bus.all_gather_object)
