@@ -571,3 +571,17 @@ def test_gradients_are_clipped_where_the_modules_own_optimizer_step_steps(module
     trainer, reference = m.compare(module, max_epochs=2, limit_train_batches=9, gradient_clip_val=0.05)
     ours, theirs = trainer.lightning_module.called, reference.lightning_module.called
     assert len(ours) == len(theirs) > 0
+
+
+class TimeFirst(boring.BoringModel):
+    """Sequences of shape (time, batch, features), of different lengths."""
+
+    def train_dataloader(self) -> Any:
+        generator = torch.Generator().manual_seed(5)
+        batches = [torch.randn(length, 4, 32, generator=generator) for length in (3, 9, 2, 7, 12, 5)]
+        return DataLoader(batches, batch_size=None)
+
+
+@pytest.mark.parametrize("window", [2, 3])
+def test_the_batches_of_a_window_weigh_alike(window: int) -> None:
+    m.compare(TimeFirst, max_epochs=2, accumulate_grad_batches=window)

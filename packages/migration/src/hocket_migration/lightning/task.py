@@ -114,6 +114,8 @@ class LightningTask(EvaluatedModule):
         self._epoch_stepped = False
         #: Whether `training_step` was called for the current window's batches one by one.
         self._window = False
+        #: Whether each of them is a microbatch.
+        self._alike = False
         self._first_microbatch = True
         self._fit_begun = self._sanity_begun = self._repeats = self._in_eval_mode = False
         #: Whether the module's optimizers are made; and the form of its batches, None for that of the data.
@@ -158,8 +160,11 @@ class LightningTask(EvaluatedModule):
             output = output.get("loss")
         return output if isinstance(output, Tensor) else None
 
-    def loss(self, outputs: Any, batch: Any) -> Tensor:
-        """Return the loss that ``training_step`` returned. Raises TypeError for anything else than a tensor, a dict or None."""
+    def loss(self, outputs: Any, batch: Any) -> Tensor | hocket.Loss:
+        """Return the loss that ``training_step`` returned; the batches of a window weigh alike, as in Lightning.
+
+        Raises TypeError for anything else than a tensor, a dict or None.
+        """
         if outputs is None:
             if self._window:
                 raise ValueError(
@@ -173,7 +178,7 @@ class LightningTask(EvaluatedModule):
                 f"training_step of {type(self.model).__name__} returned {type(outputs).__name__}. In automatic optimization it "
                 "returns the loss, a dict with the loss at 'loss', or None to skip the batch."
             )
-        return loss
+        return hocket.Loss(loss, weight=1.0) if self._alike else loss
 
     def count(self, batch: Any) -> int | Counts:
         """Return the number of samples, and 1 where it is not certain, such as with leaves of different lengths.
@@ -345,6 +350,9 @@ class LightningTask(EvaluatedModule):
         trainer = self.trainer
         self._trained_before = trainer.batches_to_skip > 0
         batches = trainer.batches_loaded = len(state.batch.batches) if self._window else 1
+        self._alike = self._window and all(
+            _samples(self.count(each)) <= (state.microbatch or 0) for each in state.batch.batches
+        )
         if self._trained_before:
             trainer.batches_to_skip -= 1
             trainer.batch_idx += batches
@@ -651,6 +659,10 @@ _NOT_CALLED = {
     "configure_sharded_model": "configure_model(self)",
 }
 _COUNTERS = ("current_epoch", "global_step", "batches_that_stepped", "batch_idx", "total_batch_idx")
+
+
+def _samples(counted: int | Counts) -> int:
+    return counted[0] if isinstance(counted, tuple) else counted
 
 
 def _detached(value: Any) -> Any:
