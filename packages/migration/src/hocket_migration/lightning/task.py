@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
 import hocket
 from hocket.data import batches
@@ -97,7 +96,7 @@ class LightningTask(EvaluatedModule):
         own = trainer is None
         self.trainer = trainer = TaskTrainer(module, total_steps) if trainer is None else trainer
         if own:
-            trainer.enter("FITTING", None)
+            trainer.enter("FITTING", "TRAINING")
             trainer.hooks.module("setup", stage="fit")
             if overrides(module, "configure_model", self._base):
                 trainer.hooks.module("configure_model")
@@ -116,6 +115,8 @@ class LightningTask(EvaluatedModule):
         self._window = False
         #: Whether each of them is a microbatch.
         self._alike = False
+        #: Whether it was warned of a step without a loss; and whether a fit trains.
+        self._warned = self._trains = False
         self._first_microbatch = True
         self._fit_begun = self._sanity_begun = self._repeats = self._in_eval_mode = False
         #: Whether the module's optimizers are made; and the form of its batches, None for that of the data.
@@ -132,7 +133,7 @@ class LightningTask(EvaluatedModule):
 
     def forward(self, batch: Any) -> Any:
         """Call ``training_step``, and return what it returned. Outside of a fit, call the module."""
-        if not self.trainer.training:
+        if not (self._trains and self.trainer.training):
             return self.model(batch)
         return self.training_step(batch)
 
@@ -249,13 +250,8 @@ class LightningTask(EvaluatedModule):
         return results
 
     def _samples(self) -> int:
-        """Return the weight of a logged value: the number of samples, or the length of the first leaf where they differ."""
-        try:
-            counted = batches.count(self._batch)
-        except (ValueError, TypeError):
-            leaves = (leaf for leaf in tree_leaves(self._batch) if isinstance(leaf, Tensor) and leaf.dim())
-            return next(map(len, leaves), 1)
-        return counted[0] if isinstance(counted, tuple) else counted
+        """Return the weight of a logged value: the batch size that Lightning finds; it warns, or raises if there is none."""
+        return 1 if self._batch is None else self.trainer.batch_size_of(self._batch)
 
     def _metric(self, name: str) -> Any:
         found = self.model
@@ -286,7 +282,7 @@ class LightningTask(EvaluatedModule):
         """Call ``on_fit_start``, once for each fit; the drop-in Trainer does so before it asks for loaders."""
         if not self._fit_begun:
             self._fit_begun = True
-            self.trainer.enter("FITTING", None)
+            self.trainer.enter("FITTING", "TRAINING")
             self.trainer._should_stop = False
             self.trainer.hooks.both("on_fit_start")
 
@@ -302,7 +298,7 @@ class LightningTask(EvaluatedModule):
         trainer = self.trainer
         self.model.training &= not self._in_eval_mode
         trainer.enter("FITTING", "TRAINING")
-        trainer._results = self._results
+        trainer._results, self._trains = self._results, True
         trainer.epoch_begun, trainer.epoch_processed = self._in_epoch, False
         if self.omits_training:
             state.request(Decision.STOP, reason="there is nothing to train")
@@ -438,6 +434,13 @@ class LightningTask(EvaluatedModule):
         self._step_schedulers("step", plateau=False)
         if state.timestamp.batch_in_epoch == state.epoch_length:
             self._end_of_epoch_schedulers(state)
+        if self._output is None and self.model.automatic_optimization and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"training_step of {type(self.model).__name__} returned None, so nothing is trained on such a batch. Return "
+                "the loss, unless this is on purpose.",
+                stacklevel=2,
+            )
         self._end_batch()
         self._write_step(state)
         if self.trainer.ends_by_steps and self.trainer.global_step >= self.trainer.max_steps:
@@ -551,7 +554,7 @@ class LightningTask(EvaluatedModule):
 
     def after_fit(self, state: State) -> None:
         """``on_fit_end``."""
-        self.trainer._results = None
+        self.trainer._results, self._trains = None, False
         self.trainer.hooks.both("on_fit_end")
         self.trainer.state.stage = None
 

@@ -111,6 +111,7 @@ class Trainer(TrainerView):
         #: Where `estimated_stepping_batches` and `fit` get the training data from, once.
         self._train_source: Callable[[], Any] | None = None
         self._train_data: Any = None
+        self._val_source: Any = None
         self._unpack: Callable[[Any], Any] | None = None
         self.predict_loop = PredictLoop()
         if self._given["benchmark"] is not None:
@@ -182,11 +183,12 @@ class Trainer(TrainerView):
         # known in `setup`, which may ask for the number of batches
         self._train_source = lambda: self._loaders("train_dataloader", train_dataloaders)
         self._train_data = None
+        self._val_source = val_dataloaders
         self._begin("FITTING", model, datamodule)
         saved = checkpoint.named(self, ckpt_path, weights_only)
         if saved is not None:
             checkpoint.restore_weights(self, saved)
-        self._validates = self._has_validation(val_dataloaders)
+        self._validates = self.enable_validation
         task = self._build(fits=True)
         self._fits = True
         run = self.run_state
@@ -345,7 +347,7 @@ class Trainer(TrainerView):
         if framework is not before:
             self._connect(framework)
         self.forget_values()
-        self.enter(function, None)
+        self.enter(function, "TRAINING" if function == "FITTING" else function)
         of_module = self.hooks.module("configure_callbacks")
         self.callbacks = callbacks.merged(self.callbacks, of_module, framework)
         for each in self.callbacks:
@@ -469,13 +471,14 @@ class Trainer(TrainerView):
 
     # --- data
 
-    def _has_validation(self, given: Any) -> bool:
+    @property
+    def enable_validation(self) -> bool:
         """Whether fit validates: there is a step for it, and data."""
         framework, module = self.framework, self.lightning_module
         if self.limit_val_batches == 0 or not overrides(module, "validation_step", framework.LightningModule):
             return False
         return (
-            given is not None
+            self._val_source is not None
             or overrides(module, "val_dataloader", framework.LightningModule)
             or (
                 self.datamodule is not None
