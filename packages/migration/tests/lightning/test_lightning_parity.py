@@ -689,3 +689,12 @@ def test_callbacks_read_the_same_stages_and_values() -> None:
             assert ours[4] == pytest.approx(theirs[4], abs=1e-6), number
         else:
             assert ours == theirs, number
+
+
+def test_a_compiled_module_trains() -> None:
+    def fit(trainer: Any, module: Any) -> None:
+        compiled = torch.compile(module, backend="eager")
+        trainer.fit(compiled)
+        trainer.validate(compiled, verbose=False)
+
+    m.compare(m.LitAutoEncoder, fit, max_epochs=2)

@@ -646,6 +646,11 @@ def _check_methods(module: Any, base: type) -> None:
         if overrides(module, name, base):
             raise TypeError(f"{kind} defines {name}, which is not called. Define {write}.")
     for name in _STEPS:
+        if "optimizer_idx" in inspect.signature(getattr(module, name)).parameters:
+            raise TypeError(
+                f"{name}(optimizer_idx) of {kind} is of an earlier Lightning. Set self.automatic_optimization = False "
+                f"and step the optimizers of self.optimizers() in {name}(self, batch, batch_idx)."
+            )
         if BATCHES in inspect.signature(getattr(module, name)).parameters:
             raise TypeError(
                 f"{name}({BATCHES}) of {kind} fetches batches by itself, which hocket's loop does. Write {name}(self, batch, "

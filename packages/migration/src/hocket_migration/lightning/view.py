@@ -61,6 +61,15 @@ class _Loop(SimpleNamespace):
     def __setattr__(self, name: str, value: Any) -> None:
         self.change(name, value)
 
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise AttributeError(
+            f"{name} of Lightning's loops is not available under hocket. Read trainer.current_epoch, global_step, "
+            "is_last_batch, num_training_batches or estimated_stepping_batches (no setup_data() is needed), or "
+            "trainer.hocket.state."
+        )
+
 
 class _BatchProgress:
     """Where training is in the epoch."""
