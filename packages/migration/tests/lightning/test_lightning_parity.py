@@ -698,3 +698,20 @@ def test_a_compiled_module_trains() -> None:
         trainer.validate(compiled, verbose=False)
 
     m.compare(m.LitAutoEncoder, fit, max_epochs=2)
+
+
+class ReadsGradients(TimeFirst):
+    """Gradients within a window are those of its batches so far, divided by their number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norms: list[float] = []
+
+    def on_after_backward(self) -> None:
+        self.norms.append(self.layer.weight.grad.norm().item())
+
+
+def test_gradients_within_a_window_have_lightnings_scale() -> None:
+    trainer, reference = m.compare(ReadsGradients, max_epochs=1, accumulate_grad_batches=3)
+    ours, theirs = trainer.lightning_module.norms, reference.lightning_module.norms
+    assert ours == pytest.approx(theirs, abs=1e-5)

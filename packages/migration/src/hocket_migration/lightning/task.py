@@ -115,6 +115,7 @@ class LightningTask(EvaluatedModule):
         self._window = False
         #: Whether each of them is a microbatch.
         self._alike = False
+        self._loaded = 1
         #: Whether it was warned of a step without a loss; and whether a fit trains.
         self._warned = self._trains = False
         self._first_microbatch = True
@@ -179,7 +180,16 @@ class LightningTask(EvaluatedModule):
                 f"training_step of {type(self.model).__name__} returned {type(outputs).__name__}. In automatic optimization it "
                 "returns the loss, a dict with the loss at 'loss', or None to skip the batch."
             )
-        return hocket.Loss(loss, weight=1.0) if self._alike else loss
+        return hocket.Loss(loss, weight=self._weight) if self._alike else loss
+
+    @property
+    def _weight(self) -> float:
+        """The weight of a batch of a window: as if it had its share of the samples."""
+        run = self.trainer.run_state
+        assert run is not None
+        if run.strategy.world_size == 1:
+            return run.batch_samples / self._loaded
+        return run.batch_samples / (self.trainer.accumulate_grad_batches * run.strategy.data_ranks)
 
     def count(self, batch: Any) -> int | Counts:
         """Return the number of samples, and 1 where it is not certain, such as with leaves of different lengths.
@@ -346,6 +356,7 @@ class LightningTask(EvaluatedModule):
         trainer = self.trainer
         self._trained_before = trainer.batches_to_skip > 0
         batches = trainer.batches_loaded = len(state.batch.batches) if self._window else 1
+        self._loaded = batches
         self._alike = self._window and all(
             _samples(self.count(each)) <= (state.microbatch or 0) for each in state.batch.batches
         )
