@@ -616,3 +616,146 @@ def test_gradients_are_clipped_where_the_modules_own_optimizer_step_steps(module
     trainer, reference = m.compare(module, max_epochs=2, limit_train_batches=9, gradient_clip_val=0.05)
     ours, theirs = trainer.lightning_module.called, reference.lightning_module.called
     assert len(ours) == len(theirs) > 0
+
+
+class TimeFirst(boring.BoringModel):
+    """Sequences of shape (time, batch, features), of different lengths."""
+
+    def train_dataloader(self) -> Any:
+        generator = torch.Generator().manual_seed(5)
+        batches = [torch.randn(length, 4, 32, generator=generator) for length in (3, 9, 2, 7, 12, 5)]
+        return DataLoader(batches, batch_size=None)
+
+
+@pytest.mark.parametrize("window", [2, 3])
+def test_the_batches_of_a_window_weigh_alike(window: int) -> None:
+    m.compare(TimeFirst, max_epochs=2, accumulate_grad_batches=window)
+
+
+class Graphs(boring.BoringModel):
+    """Batches of nodes and edges, whose first tensor tells the size."""
+
+    def step(self, batch: Any) -> Any:
+        return super().step(batch["x"])
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = self.step(batch)
+        self.log("train_loss", loss, on_step=True, on_epoch=True)
+        return loss
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("val_loss", self.step(batch))
+
+    def on_validation_epoch_end(self) -> None:
+        self.log("of_the_epoch", 2.0)
+
+    def train_dataloader(self) -> Any:
+        generator = torch.Generator().manual_seed(5)
+        return DataLoader(
+            [{"x": torch.randn(n, 32, generator=generator), "edges": torch.zeros(2, 2 * n)} for n in (3, 9, 2, 7)], None
+        )
+
+    val_dataloader = train_dataloader
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-true"])
+def test_epoch_means_are_weighted_by_the_first_tensor_and_in_float32(precision: str) -> None:
+    how = {"max_epochs": 2, "precision": precision, "num_sanity_val_steps": 0}
+    trainer, reference = m.compare(Graphs, metrics=False, **how)
+    found, known = trainer.callback_metrics, reference.callback_metrics
+    assert {name: value.item() for name, value in found.items()} == pytest.approx(
+        {name: value.item() for name, value in known.items()}, abs=1e-6
+    )
+    assert found["train_loss_epoch"].dtype == torch.float32
+
+
+class Nameless:
+    """A batch in which no size is found."""
+
+    def __init__(self, x: Any) -> None:
+        self.x = x
+
+
+class OfNoSize(boring.BoringModel):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = self.step(batch.x)
+        self.log("train_loss", loss, on_epoch=True)
+        return loss
+
+    def train_dataloader(self) -> Any:
+        return DataLoader([Nameless(torch.ones(2, 32))] * 3, None)
+
+
+@pytest.mark.parametrize("trainer_class", [Trainer, pl.Trainer])
+def test_an_epoch_mean_over_batches_of_no_size_is_an_error(trainer_class: Any) -> None:
+    with pytest.raises(Exception, match="batch_size=batch_size"):
+        m.trained(trainer_class, OfNoSize, limit_val_batches=0)
+
+
+class Forgets(boring.BoringModel):
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        self.step(batch)
+
+
+def test_a_step_that_returns_nothing_is_warned_of() -> None:  # Lightning warns once in a process
+    with pytest.warns(UserWarning, match="returned `?None"):
+        m.trained(Trainer, Forgets, max_epochs=1, limit_train_batches=2, limit_val_batches=0)
+
+
+class Reads(pl.Callback):
+    """Notes what the trainer says in hooks."""
+
+    def __init__(self) -> None:
+        self.seen: list[Any] = []
+
+    def note(self, trainer: Any, *_: Any, **__: Any) -> None:
+        stage = trainer.state.stage
+        logged = {name: value.item() for name, value in trainer.logged_metrics.items()}
+        self.seen.append(
+            (stage and stage.value, trainer.training, trainer.evaluating, trainer.enable_validation, logged)
+        )
+        self.seen.append(trainer.num_sanity_val_batches)
+
+    setup = on_fit_start = on_sanity_check_start = on_validation_batch_end = on_train_batch_end = note
+    on_train_epoch_end = on_validation_end = on_train_start = on_validation_start = note
+
+
+def test_callbacks_read_the_same_stages_and_values() -> None:
+    seen = []
+    for trainer_class in (Trainer, pl.Trainer):
+        reads = Reads()
+        m.trained(trainer_class, m.LitAutoEncoder, callbacks=[reads], max_epochs=2, log_every_n_steps=4)
+        seen.append(reads.seen)
+    assert len(seen[0]) == len(seen[1])
+    for number, (ours, theirs) in enumerate(zip(*seen, strict=True)):
+        if isinstance(ours, tuple):
+            assert ours[:4] == theirs[:4], number
+            assert ours[4] == pytest.approx(theirs[4], abs=1e-6), number
+        else:
+            assert ours == theirs, number
+
+
+def test_a_compiled_module_trains() -> None:
+    def fit(trainer: Any, module: Any) -> None:
+        compiled = torch.compile(module, backend="eager")
+        trainer.fit(compiled)
+        trainer.validate(compiled, verbose=False)
+
+    m.compare(m.LitAutoEncoder, fit, max_epochs=2)
+
+
+class ReadsGradients(TimeFirst):
+    """Gradients within a window are those of its batches so far, divided by their number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norms: list[float] = []
+
+    def on_after_backward(self) -> None:
+        self.norms.append(self.layer.weight.grad.norm().item())
+
+
+def test_gradients_within_a_window_have_lightnings_scale() -> None:
+    trainer, reference = m.compare(ReadsGradients, max_epochs=1, accumulate_grad_batches=3)
+    ours, theirs = trainer.lightning_module.norms, reference.lightning_module.norms
+    assert ours == pytest.approx(theirs, abs=1e-5)

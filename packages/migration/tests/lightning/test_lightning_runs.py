@@ -14,9 +14,11 @@ import torch
 import torchmetrics
 from lightning.pytorch import callbacks as theirs
 from lightning.pytorch.demos.boring_classes import BoringModel
+from lightning.pytorch.strategies import DDPStrategy
 from torch.utils.data import DataLoader, DistributedSampler
 
 import hocket
+from hocket.checkpoints import CheckpointError
 from hocket.testkit import run_ranks
 from hocket_migration.lightning import LightningTask, Trainer
 from hocket_migration.lightning.algorithms import INSTEAD
@@ -614,3 +616,57 @@ def test_a_module_in_eval_mode_stays_so() -> None:
         assert not any(each.training for each in module.modules())
 
     m.compare(m.VAE, fit, max_epochs=2)
+
+
+class TakesNoLoader(BoringModel):
+    def val_dataloader(self) -> Any:
+        return [super().val_dataloader(), super().val_dataloader()]
+
+
+class OfTwoOptimizers(BoringModel):
+    def training_step(self, batch: Any, batch_idx: int, optimizer_idx: int) -> Any:
+        return self.step(batch)
+
+
+class NeedsALoader(BoringModel):
+    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int) -> None:
+        pass
+
+
+def _garbage(trainer: Any) -> None:
+    Path("a.ckpt").write_bytes(b"garbage")
+    trainer.fit(BoringModel(), ckpt_path="a.ckpt")
+
+
+def _past_the_end(trainer: Any) -> None:
+    longer = Trainer(**m.arguments(max_epochs=3, limit_train_batches=1, limit_val_batches=0))
+    longer.fit(BoringModel())
+    longer.save_checkpoint("a.ckpt")
+    trainer.fit(BoringModel(), ckpt_path="a.ckpt")
+
+
+@pytest.mark.parametrize(
+    ("act", "match"),
+    [
+        (lambda trainer: trainer.fit(BoringModel(), train_dataloader=[]), "Did you mean train_dataloaders="),
+        (lambda trainer: trainer.validate(BoringModel(), loader=[]), "Did you mean dataloaders="),
+        (lambda trainer: trainer.save_checkpoint("a.ckpt"), "Call fit or validate first"),
+        (lambda trainer: trainer.fit_loop.setup_data(), "estimated_stepping_batches"),
+        (lambda trainer: trainer.fit_loop.epoch_loop.batch_progress_of, "trainer.current_epoch"),
+        (lambda trainer: Trainer(resume_from_checkpoint="a.ckpt"), r"ckpt_path="),
+        (lambda trainer: Trainer(gpus=1), "accelerator='gpu', devices="),
+        (
+            lambda trainer: Trainer(strategy=DDPStrategy(find_unused_parameters=True)),
+            "'ddp_find_unused_parameters_true'",
+        ),
+        (lambda trainer: trainer.fit(OfTwoOptimizers()), "automatic_optimization = False"),
+        (_garbage, "not a file that torch.save wrote"),
+        (_past_the_end, "Write max_epochs="),
+        (lambda trainer: trainer.validate(TakesNoLoader()), "batch_idx, dataloader_idx"),
+        (lambda trainer: trainer.validate(NeedsALoader()), "give dataloader_idx the default 0"),
+    ],
+)
+def test_mistakes_are_answered_with_what_to_write(act: Any, match: str) -> None:
+    trainer = Trainer(**m.arguments(max_epochs=1, limit_train_batches=1, limit_val_batches=1))
+    with pytest.raises((TypeError, ValueError, AttributeError, CheckpointError), match=match):
+        act(trainer)

@@ -174,6 +174,11 @@ def _strategy(given: Any) -> Any:
     if isinstance(given, str) and given in STRATEGIES:
         return STRATEGIES[given]
     name = given if isinstance(given, str) else type(given).__name__
+    if name == "DDPStrategy":
+        raise ValueError(
+            "Trainer(strategy=DDPStrategy(…)) is an object of Lightning's. Write strategy='ddp', or "
+            "'ddp_find_unused_parameters_true'; other options are hocket's: hocket={'strategy': {'ddp': {…}}}."
+        )
     raise ValueError(
         f"Trainer(strategy={name!r}) is not translated. Translated are {', '.join(map(repr, STRATEGIES))}. Give another one "
         "and its options by hocket: hocket={'strategy': {'fsdp': {…}}}."

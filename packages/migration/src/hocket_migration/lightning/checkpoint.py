@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -44,6 +45,8 @@ def content(trainer: TrainerView, weights_only: bool) -> dict[str, Any]:
     import hocket
 
     module, run = trainer.lightning_module, trainer.run_state
+    if module is None:
+        raise CheckpointError("save_checkpoint was called before the Trainer has a module. Call fit or validate first.")
     if run is not None and hocket.Need.FULL_PARAMETERS not in run.strategy.offers:
         raise sharded(trainer)
     saved: dict[str, Any] = {
@@ -151,11 +154,18 @@ def read(path: Any, weights_only: bool | None) -> dict[str, Any]:
         saved = torch.load(file, map_location="cpu", weights_only=weights_only is not False)
     except Exception as error:
         raise CheckpointError(
-            f"{str(path)!r} cannot be read: {str(error).splitlines()[0]} If it holds objects, such as hyperparameters, and you "
-            "trust its source, write fit(…, weights_only=False)."
+            f"{str(path)!r} cannot be read: {type(error).__name__}: {str(error).splitlines()[0].rstrip('. ')}. "
+            + (
+                "It may hold objects, such as hyperparameters: if you trust its source, write fit(…, weights_only=False)."
+                if zipfile.is_zipfile(file)
+                else "It is not a file that torch.save wrote. Give ckpt_path= the path of a .ckpt file."
+            )
         ) from error
     if not isinstance(saved, Mapping) or "state_dict" not in saved:
-        raise CheckpointError(f"{str(path)!r} is not a checkpoint of Lightning: it has no state_dict.")
+        raise CheckpointError(
+            f"{str(path)!r} is not a checkpoint of Lightning: it has no state_dict. If it holds weights only, write "
+            "module.load_state_dict(torch.load(path)), and omit ckpt_path=."
+        )
     return dict(saved)
 
 
@@ -222,6 +232,11 @@ def restore_training(trainer: TrainerView, saved: Mapping[str, Any]) -> None:
             batch = 0
     else:
         epoch += 1
+    if trainer.max_epochs is not None and -1 != trainer.max_epochs < epoch:
+        raise CheckpointError(
+            f"The checkpoint is of epoch {epoch}, and Trainer(max_epochs={trainer.max_epochs}) ends before it. Write "
+            f"max_epochs={epoch + 1} or more."
+        )
     window = trainer.accumulate_grad_batches
     trainer.current_epoch, trainer.total_batch_idx = epoch, total - 1 - batch
     trainer.batches_to_skip = batch // window

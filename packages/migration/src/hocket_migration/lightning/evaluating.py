@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -73,7 +74,18 @@ class EvaluatedModule(hocket.Task):
         return self._output
 
     def _arguments(self, name: str, batch: Any) -> tuple[Any, ...]:
-        return (batch, *self._place) if self._takes_index[name] or self._several else (batch,)
+        arguments = (batch, *self._place) if self._takes_index[name] or self._several else (batch,)
+        if self._eval_batch == 0:
+            try:
+                inspect.signature(getattr(self.model, name)).bind(*arguments)
+            except TypeError as error:
+                written = "self, batch, batch_idx" + ", dataloader_idx" * self._several
+                raise TypeError(
+                    f"{type(self.model).__name__}.{name} cannot be called with {len(self._sets)} loader"
+                    f"{'s' * self._several}: {error}. Write {name}({written})"
+                    + (", or give one loader." if self._several else ", or give dataloader_idx the default 0.")
+                ) from error
+        return arguments
 
     @property
     def _several(self) -> bool:

@@ -48,6 +48,15 @@ def framework_of(obj: Any, base: str = "LightningModule") -> ModuleType:
     )
 
 
+def unwrapped(model: Any) -> Any:
+    """Return a LightningModule that ``torch.compile`` returned, whose steps are compiled; anything else as it is."""
+    inner = getattr(model, "_orig_mod", None)
+    package = None if inner is None else package_of(type(inner))
+    if package is None:
+        return model
+    return importlib.import_module(f"{package}.utilities.compile")._maybe_unwrap_optimized(model)
+
+
 def overrides(obj: Any, name: str, base: type) -> bool:
     """Whether an object has a method of its own in place of the one of a base class."""
     method = getattr(obj, name, None)

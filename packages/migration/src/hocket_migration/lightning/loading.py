@@ -29,16 +29,19 @@ class LoadingTrainer(TrainerView):
     #: Where `estimated_stepping_batches` and `fit` get the training data from, once.
     _train_source: Callable[[], Any] | None = None
     _train_data: Any = None
+    #: The validation loaders that `fit` was given.
+    _val_source: Any = None
     #: Gives a batch of it the form in which the module gets it; None for no change.
     _unpack: Callable[[Any], Any] | None = None
 
-    def _has_validation(self, given: Any) -> bool:
+    @property
+    def enable_validation(self) -> bool:
         """Whether fit validates: there is a step for it, and data."""
         framework, module = self.framework, self.lightning_module
         if self.limit_val_batches == 0 or not overrides(module, "validation_step", framework.LightningModule):
             return False
         return (
-            given is not None
+            self._val_source is not None
             or overrides(module, "val_dataloader", framework.LightningModule)
             or (
                 self.datamodule is not None

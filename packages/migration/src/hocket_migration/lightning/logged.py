@@ -81,7 +81,9 @@ class Value:
         if reduce is not None:
             over = "sum" if self.reduce == "mean" else self.reduce
             total, weight = reduce(torch.stack([total, weight]), over).unbind()
-        return (total / weight if self.reduce == "mean" else total).to(self.latest.dtype)
+        return (total / weight if self.reduce == "mean" else total).to(
+            torch.promote_types(self.latest.dtype, torch.float32)
+        )
 
     def named(self, step: bool) -> str:
         """Return its name as loggers get it."""

@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
 import hocket
 from hocket.data import batches
@@ -90,7 +89,7 @@ class LightningTask(TrainedModule):
         own = trainer is None
         self.trainer = trainer = TaskTrainer(module, total_steps) if trainer is None else trainer
         if own:
-            trainer.enter("FITTING", None)
+            trainer.enter("FITTING", "TRAINING")
             trainer.hooks.module("setup", stage="fit")
             if overrides(module, "configure_model", self._base):
                 trainer.hooks.module("configure_model")
@@ -105,7 +104,7 @@ class LightningTask(TrainedModule):
 
     def forward(self, batch: Any) -> Any:
         """Call ``training_step``, and return what it returned. Outside of a fit, call the module."""
-        if not self.trainer.training:
+        if not (self._trains and self.trainer.training):
             return self.model(batch)
         return self.training_step(batch)
 
@@ -133,21 +132,34 @@ class LightningTask(TrainedModule):
             output = output.get("loss")
         return output if isinstance(output, Tensor) else None
 
-    def loss(self, outputs: Any, batch: Any) -> Tensor:
-        """Return the loss that ``training_step`` returned. Raises TypeError for anything else than a tensor, a dict or None."""
+    def loss(self, outputs: Any, batch: Any) -> Tensor | hocket.Loss:
+        """Return the loss that ``training_step`` returned; the batches of a window weigh alike, as in Lightning.
+
+        Raises TypeError for anything else than a tensor, a dict or None.
+        """
         if outputs is None:
             if not self._window or self.trainer.world_size > 1:
                 raise NoLoss
             trained = next(each for each in self.parameters() if each.requires_grad)
-            return trained.reshape(-1)[:1].sum() * 0  # counts as a batch of the window, as in Lightning
-        self._has_loss = True
-        loss = self.loss_of_output()
+            loss: Tensor | None = trained.reshape(-1)[:1].sum() * 0  # counts as a batch of the window, as in Lightning
+        else:
+            self._has_loss = True
+            loss = self.loss_of_output()
         if loss is None:
             raise TypeError(
                 f"training_step of {type(self.model).__name__} returned {type(outputs).__name__}. In automatic optimization it "
                 "returns the loss, a dict with the loss at 'loss', or None to skip the batch."
             )
-        return loss
+        return hocket.Loss(loss, weight=self._weight) if self._alike else loss
+
+    @property
+    def _weight(self) -> float:
+        """The weight of a batch of a window: as if it had its share of the samples."""
+        run = self.trainer.run_state
+        assert run is not None
+        if run.strategy.world_size == 1:
+            return run.batch_samples / self._loaded
+        return run.batch_samples / (self.trainer.accumulate_grad_batches * run.strategy.data_ranks)
 
     def count(self, batch: Any) -> int | Counts:
         """Return the number of samples, and 1 where it is not certain, such as with leaves of different lengths.
@@ -213,13 +225,8 @@ class LightningTask(TrainedModule):
         return results
 
     def _samples(self) -> int:
-        """Return the weight of a logged value: the number of samples, or the length of the first leaf where they differ."""
-        try:
-            counted = batches.count(self._batch)
-        except (ValueError, TypeError):
-            leaves = (leaf for leaf in tree_leaves(self._batch) if isinstance(leaf, Tensor) and leaf.dim())
-            return next(map(len, leaves), 1)
-        return counted[0] if isinstance(counted, tuple) else counted
+        """Return the weight of a logged value: the batch size that Lightning finds; it warns, or raises if there is none."""
+        return 1 if self._batch is None else self.trainer.batch_size_of(self._batch)
 
     def _metric(self, name: str) -> Any:
         found = self.model
@@ -285,6 +292,11 @@ def _check_methods(module: Any, base: type) -> None:
         if overrides(module, name, base):
             raise TypeError(f"{kind} defines {name}, which is not called. Define {write}.")
     for name in _STEPS:
+        if "optimizer_idx" in inspect.signature(getattr(module, name)).parameters:
+            raise TypeError(
+                f"{name}(optimizer_idx) of {kind} is of an earlier Lightning. Set self.automatic_optimization = False "
+                f"and step the optimizers of self.optimizers() in {name}(self, batch, batch_idx)."
+            )
         if BATCHES in inspect.signature(getattr(module, name)).parameters:
             raise TypeError(
                 f"{name}({BATCHES}) of {kind} fetches batches by itself, which hocket's loop does. Write {name}(self, batch, "

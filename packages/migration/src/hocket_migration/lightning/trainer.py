@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
 import inspect
 import math
@@ -14,7 +15,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import hocket
 from hocket_migration.lightning import arguments, callbacks, checkpoint, data, loggers
 from hocket_migration.lightning.evaluating import PredictLoop
-from hocket_migration.lightning.framework import overrides, package_of, require
+from hocket_migration.lightning.framework import overrides, package_of, require, unwrapped
 from hocket_migration.lightning.loading import LoadingTrainer
 from hocket_migration.lightning.preparing import prepare
 from hocket_migration.lightning.task import LightningTask
@@ -38,6 +39,23 @@ def _interruptible(method: Callable[Concatenate[Trainer, P], R]) -> Callable[Con
                 logger.finalize("failed")
             self.state.stage = None
             raise
+
+    return call
+
+
+def _checked(method: Callable[Concatenate[Trainer, P], R]) -> Callable[Concatenate[Trainer, P], R]:
+    """Raise TypeError for arguments of other names, with the nearest."""
+    known = [each for each in inspect.signature(method).parameters if each != "self"]
+
+    @functools.wraps(method)
+    def call(self: Trainer, /, *given: P.args, **named: P.kwargs) -> R:
+        for name in named.keys() - {*known}:
+            near = difflib.get_close_matches(name, known, 1, 0.5)
+            raise TypeError(
+                f"{method.__name__}({name}=…) is not an argument. "
+                + (f"Did you mean {near[0]}=?" if near else f"Known are {', '.join(known)}.")
+            )
+        return method(self, *given, **named)
 
     return call
 
@@ -155,6 +173,7 @@ class Trainer(LoadingTrainer):
 
     # --- what Lightning's Trainer does
 
+    @_checked
     @_interruptible
     def fit(
         self,
@@ -172,15 +191,17 @@ class Trainer(LoadingTrainer):
             weights_only: False to unpickle any object in it.
         """
         train_dataloaders, datamodule = data.one_of(train_dataloaders, datamodule)
+        model = unwrapped(model)
         check_trains(model, "optimizer" not in self._extra)
         # known in `setup`, which may ask for the number of batches
         self._train_source = lambda: self._loaders("train_dataloader", train_dataloaders)
         self._train_data = None
+        self._val_source = val_dataloaders
         self._begin("FITTING", model, datamodule)
         saved = checkpoint.named(self, ckpt_path, weights_only)
         if saved is not None:
             checkpoint.restore_weights(self, saved)
-        self._validates = self._has_validation(val_dataloaders)
+        self._validates = self.enable_validation
         task = self._build(fits=True)
         self._fits = True
         run = self.run_state
@@ -213,6 +234,7 @@ class Trainer(LoadingTrainer):
         self._fitted_weights = self._fingerprint()
         self._end()
 
+    @_checked
     def validate(
         self,
         model: Any = None,
@@ -227,6 +249,7 @@ class Trainer(LoadingTrainer):
             "validation", "validate", model, dataloaders, ckpt_path, verbose, datamodule, weights_only
         )
 
+    @_checked
     def test(
         self,
         model: Any = None,
@@ -239,6 +262,7 @@ class Trainer(LoadingTrainer):
         """Return the values that ``test_step`` logs, a dict for each loader."""
         return self._evaluate("test", "test", model, dataloaders, ckpt_path, verbose, datamodule, weights_only)
 
+    @_checked
     @_interruptible
     def predict(
         self,
@@ -341,7 +365,7 @@ class Trainer(LoadingTrainer):
         if framework is not before:
             self._connect(framework)
         self.forget_values()
-        self.enter(function, None)
+        self.enter(function, "TRAINING" if function == "FITTING" else function)
         of_module = self.hooks.module("configure_callbacks")
         self.callbacks = callbacks.merged(self.callbacks, of_module, framework)
         for each in self.callbacks:
@@ -360,6 +384,7 @@ class Trainer(LoadingTrainer):
         self, function: str, verb: str, model: Any, datamodule: Any, ckpt_path: Any, weights_only: bool | None
     ) -> LightningTask:
         """Begin an evaluation or prediction, with the run of an earlier call if it is of the same module."""
+        model = unwrapped(model)
         same = self._task is not None and (model is None or model is self._task.model)
         if model is None and not same:
             raise TypeError(f"trainer.{verb}() has no module. Give one: trainer.{verb}(module, loader).")
@@ -474,8 +499,8 @@ def _framework_of(given: Iterable[Any]) -> Any:
 
 
 def _unknown(name: str, known: Mapping[str, Any]) -> str:
-    import difflib
-
+    if name in _EARLIER:
+        return f"Trainer({name}=…) is not an argument of Lightning 2. Write {_EARLIER[name]}."
     if name in _HOCKETS:
         return f"Trainer({name}=…) is an argument of hocket.Trainer. Write Trainer(hocket={{{name!r}: …}})."
     near = difflib.get_close_matches(name, known, 1)
@@ -484,5 +509,20 @@ def _unknown(name: str, known: Mapping[str, Any]) -> str:
     )
 
 
+#: Arguments of earlier versions of Lightning, and what to write.
+_EARLIER = {
+    "resume_from_checkpoint": "trainer.fit(…, ckpt_path=…)",
+    "gpus": "accelerator='gpu', devices=…",
+    "tpu_cores": "accelerator='tpu', devices=…",
+    "num_processes": "accelerator='cpu', devices=…",
+    "progress_bar_refresh_rate": "enable_progress_bar=False for no progress, or omit it",
+    "checkpoint_callback": "enable_checkpointing=…",
+    "weights_summary": "enable_model_summary=…",
+    "weights_save_path": "default_root_dir=…",
+    "auto_lr_find": "nothing; hocket sweep finds a learning rate",
+    "auto_scale_batch_size": "hocket={'microbatch': 'auto'}",
+    "amp_level": "precision='16-mixed'",
+    "distributed_backend": "strategy=…",
+}
 _DATA = {"model", "train_data", "eval_data", "data"}
 _HOCKETS = set(inspect.signature(hocket.Trainer).parameters)

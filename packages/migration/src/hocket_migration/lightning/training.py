@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from hocket.data.batches import Counts
 from hocket.data.windows import Window
 from hocket.training.evaluate import evaluate
 from hocket.training.requests import Decision
@@ -40,6 +42,11 @@ class TrainedModule(EvaluatedModule):
         self._epoch_stepped = False
         #: Whether the current batch is a window of several, and whether `training_step` returned a loss for one of them.
         self._window = self._has_loss = False
+        #: Whether each batch of a window is a microbatch, and how many there are.
+        self._alike = False
+        self._loaded = 1
+        #: Whether it was warned of a step without a loss; and whether a fit trains.
+        self._warned = self._trains = False
         self._first_microbatch = True
         self._fit_begun = self._sanity_begun = self._repeats = self._in_eval_mode = False
         #: Whether a fit ends before its first batch, as the drop-in Trainer's limits may say.
@@ -76,7 +83,7 @@ class TrainedModule(EvaluatedModule):
         """Call ``on_fit_start``, once for each fit; the drop-in Trainer does so before it asks for loaders."""
         if not self._fit_begun:
             self._fit_begun = True
-            self.trainer.enter("FITTING", None)
+            self.trainer.enter("FITTING", "TRAINING")
             self.trainer._should_stop = False
             self.trainer.hooks.both("on_fit_start")
 
@@ -92,7 +99,7 @@ class TrainedModule(EvaluatedModule):
         trainer = self.trainer
         self.model.training &= not self._in_eval_mode
         trainer.enter("FITTING", "TRAINING")
-        trainer._results = self._results
+        trainer._results, self._trains = self._results, True
         trainer.epoch_begun, trainer.epoch_processed = self._in_epoch, False
         if self.omits_training:
             state.request(Decision.STOP, reason="there is nothing to train")
@@ -140,6 +147,10 @@ class TrainedModule(EvaluatedModule):
         trainer = self.trainer
         self._trained_before = trainer.batches_to_skip > 0
         batches = trainer.batches_loaded = len(state.batch.batches) if self._window else 1
+        self._loaded = batches
+        self._alike = self._window and all(
+            _samples(self.count(each)) <= (state.microbatch or 0) for each in state.batch.batches
+        )
         if self._trained_before:
             trainer.batches_to_skip -= 1
             trainer.batch_idx += batches
@@ -229,6 +240,13 @@ class TrainedModule(EvaluatedModule):
         self._step_schedulers("step", plateau=False)
         if state.timestamp.batch_in_epoch == state.epoch_length:
             self._end_of_epoch_schedulers(state)
+        if self._output is None and self.model.automatic_optimization and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"training_step of {type(self.model).__name__} returned None, so nothing is trained on such a batch. Return "
+                "the loss, unless this is on purpose.",
+                stacklevel=2,
+            )
         self._end_batch()
         self._write_step(state)
         if self.trainer.ends_by_steps and self.trainer.global_step >= self.trainer.max_steps:
@@ -336,7 +354,7 @@ class TrainedModule(EvaluatedModule):
 
     def after_fit(self, state: State) -> None:
         """``on_fit_end``."""
-        self.trainer._results = None
+        self.trainer._results, self._trains = None, False
         self.trainer.hooks.both("on_fit_end")
         self.trainer.state.stage = None
 
@@ -375,6 +393,10 @@ def check_trains(module: Any, optimizes: bool = True) -> None:
     for name in ("training_step", "configure_optimizers")[: 1 + optimizes]:
         if not overrides(module, name, base):
             raise TypeError(f"{type(module).__name__} has no {name}, so it cannot be trained. Define {name}(self, …).")
+
+
+def _samples(counted: int | Counts) -> int:
+    return counted[0] if isinstance(counted, tuple) else counted
 
 
 def _detached(value: Any) -> Any:

@@ -62,6 +62,15 @@ class _Loop(SimpleNamespace):
     def __setattr__(self, name: str, value: Any) -> None:
         self.change(name, value)
 
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise AttributeError(
+            f"{name} of Lightning's loops is not available under hocket. Read trainer.current_epoch, global_step, "
+            "is_last_batch, num_training_batches or estimated_stepping_batches (no setup_data() is needed), or "
+            "trainer.hocket.state."
+        )
+
 
 class _BatchProgress:
     """Where training is in the epoch."""
@@ -150,7 +159,7 @@ class TrainerView:
         self.num_val_batches: list[int | float] = []
         self.num_test_batches: list[int | float] = []
         self.num_predict_batches: list[int | float] = []
-        self.num_sanity_val_batches: list[int | float] = []
+        self.keep(train_dataloader=None, val_dataloaders=None, test_dataloaders=None, predict_dataloaders=None)
         #: The loaded batches, of an accumulation window, that follow the current one.
         self.batches_loaded = 0
         #: Whether an epoch has begun, whether its batches are over, and whether ``on_train_batch_end`` is called for one.
@@ -175,6 +184,8 @@ class TrainerView:
             self._states = importlib.import_module(f"{framework.__name__}.trainer.states")
             self.state = self._states.TrainerState()
             self.profiler = framework.profilers.PassThroughProfiler()
+            data = importlib.import_module(f"{framework.__name__}.utilities.data")
+            self.batch_size_of = data.extract_batch_size
 
     # --- stages
 
@@ -229,8 +240,8 @@ class TrainerView:
 
     @property
     def evaluating(self) -> bool:
-        """Whether batches are validated or tested."""
-        return self.validating or self.testing
+        """Whether batches are validated or tested, or the first ones tried."""
+        return self.validating or self.testing or self.sanity_checking
 
     # --- optimizers
 
@@ -258,12 +269,14 @@ class TrainerView:
 
     @property
     def logged_metrics(self) -> dict[str, Any]:
-        """The latest values that loggers got."""
+        """The latest values for loggers."""
+        self._refresh()
         return self._logged_metrics
 
     @property
     def progress_bar_metrics(self) -> dict[str, Any]:
         """The latest values with ``prog_bar=True``."""
+        self._refresh()
         return self._progress_bar_metrics
 
     def _refresh(self) -> None:
@@ -274,6 +287,7 @@ class TrainerView:
         """Store values, of a step or of an epoch, for callbacks."""
         self._callback_metrics.update({name: _tensor(value) for name, value in values["callback"].items()})
         self._progress_bar_metrics.update({name: _number(value) for name, value in values["bar"].items()})
+        self._logged_metrics.update({name: _tensor(value) for name, value in values["log"].items()})
 
     def forget_values(self) -> None:
         """Begin with no values, as each call of the Trainer does."""
@@ -282,7 +296,6 @@ class TrainerView:
     def write(self, values: dict[str, Any], step: int | None = None, behind: int = 0) -> None:
         """Pass values to Lightning's loggers: at a step, or with the epoch at the current one, less ``behind``."""
         numbers = {name: _number(value) for name, value in values.items()}
-        self._logged_metrics.update({name: _tensor(value) for name, value in values.items()})
         if not numbers or not self.is_global_zero:
             return
         if step is None and (own := numbers.pop("step", None)) is not None:  # self.log("step", …) sets it
@@ -372,6 +385,11 @@ class TrainerView:
     def accelerator(self) -> Any:
         """The kind of device, such as ``"cpu"``."""
         return self.strategy.root_device.type
+
+    @property
+    def num_sanity_val_batches(self) -> list[int | float]:
+        """The batches of each validation loader that are tried before training."""
+        return [min(self.num_sanity_val_steps, batches) for batches in self.num_val_batches]
 
     @property
     def enable_validation(self) -> bool:

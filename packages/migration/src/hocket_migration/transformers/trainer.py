@@ -7,7 +7,7 @@ import inspect
 import random
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -27,7 +27,7 @@ from hocket_migration.transformers.predictions import Predictions, prediction_of
 from hocket_migration.transformers.task import TrainerTask
 
 #: They set the states of the generators of Python, NumPy and torch.
-_GENERATORS = (random.setstate, numpy.random.set_state, torch.set_rng_state)
+_GENERATORS: tuple[Callable[[Any], None], ...] = (random.setstate, numpy.random.set_state, torch.set_rng_state)
 
 
 @dataclasses.dataclass(frozen=True)

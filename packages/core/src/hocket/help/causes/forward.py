@@ -156,6 +156,9 @@ def _arguments(failure: Failure) -> str:
             "The model gets batch[0] alone. For a model with several inputs, yield dicts whose keys are the names of the "
             "arguments of forward, with targets='label' in the Trainer; or write a hocket.Task with forward(self, batch)."
         )
+    kind = type(failure.task).__name__
+    if f"{kind}.forward()" not in failure.text and f"{kind}.loss()" not in failure.text:
+        return ""  # of a function that the task calls
     return "The forward of a hocket.Task gets the whole batch: def forward(self, batch), and loss gets (self, outputs, batch)."
 
 
