@@ -286,6 +286,16 @@ def test_a_decision_that_the_drop_in_refuses_is_marked(tmp_path):
     assert {each.line: each.breaks for each in inspect(tmp_path).findings if each.line > 3} == {4: True, 5: False}
 
 
+def test_methods_of_earlier_versions_of_lightning_are_marked(tmp_path):
+    lines = [
+        "import lightning as L",
+        "class Net(L.LightningModule):",
+        "    def validation_epoch_end(self, outputs): ...",
+    ]
+    found = inspect_text(tmp_path, "\n".join(lines) + "\n")
+    assert [each.breaks for each in found if each.line == 3] == [True]
+
+
 def test_json_holds_everything(tmp_path, capsys, migrate):
     (tmp_path / "a.py").write_text("import lightning as L\nL.Trainer(**x, unknown=1)\n")
     assert migrate("inspect", "--json", tmp_path) == 1

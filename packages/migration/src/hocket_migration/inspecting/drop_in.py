@@ -82,7 +82,7 @@ def _lightning_refuses(kind: Kind, method: str, name: str, value: ast.expr) -> b
 def refuses_override(kind: Kind, method: str, parameters: Collection[str] = ()) -> bool:
     """Whether a drop-in Trainer refuses a subclass that overrides a method, with parameters of these names."""
     if (kind.source, kind.name) == ("lightning", "LightningModule"):
-        return of_lightning.BATCHES in parameters
+        return of_lightning.BATCHES in parameters or method in of_lightning.NOT_CALLED
     return (kind.source, kind.name) == ("transformers", "Trainer") and method in OVERRIDES
 
 

@@ -25,6 +25,14 @@ PRECISIONS = {
     "16-true": "fp16-true", "bf16-true": "bf16-true", "64": "fp64", "64-true": "fp64",
 }  # fmt: skip
 
+#: Methods of earlier versions of Lightning, and what to define instead.
+NOT_CALLED: Mapping[str, str] = {
+    "training_epoch_end": "on_train_epoch_end(self), with the outputs of the steps in an attribute",
+    "validation_epoch_end": "on_validation_epoch_end(self), with the outputs of the steps in an attribute",
+    "test_epoch_end": "on_test_epoch_end(self), with the outputs of the steps in an attribute",
+    "configure_sharded_model": "configure_model(self)",
+}
+
 #: Arguments that are refused unless they have their default, and what to write.
 _REFUSED: dict[str, tuple[Any, str]] = {
     "plugins": ((None, []), "Give the precision as precision=…, and other plug-ins of hocket in hocket={…}"),

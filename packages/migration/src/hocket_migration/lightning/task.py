@@ -15,7 +15,7 @@ from hocket.data import batches
 from hocket.data.batches import Counts
 from hocket_migration.lightning import algorithms
 from hocket_migration.lightning.actions import Actions, NoLoss
-from hocket_migration.lightning.arguments import BATCHES
+from hocket_migration.lightning.arguments import BATCHES, NOT_CALLED
 from hocket_migration.lightning.framework import framework_of, overrides
 from hocket_migration.lightning.logged import Results, load_metric_states, metric_states
 from hocket_migration.lightning.optimizers import NoOptimizer, is_torch_scheduler, parse
@@ -288,7 +288,7 @@ class LightningTask(TrainedModule):
 def _check_methods(module: Any, base: type) -> None:
     """Raise TypeError for methods that are not called, and for steps that fetch batches themselves."""
     kind = type(module).__name__
-    for name, write in _NOT_CALLED.items():
+    for name, write in NOT_CALLED.items():
         if overrides(module, name, base):
             raise TypeError(f"{kind} defines {name}, which is not called. Define {write}.")
     for name in _STEPS:
@@ -305,11 +305,4 @@ def _check_methods(module: Any, base: type) -> None:
 
 
 _STEPS = ("training_step", "validation_step", "test_step", "predict_step")
-#: Methods of earlier versions of Lightning, and what to define.
-_NOT_CALLED = {
-    "training_epoch_end": "on_train_epoch_end(self), with the outputs of the steps in an attribute",
-    "validation_epoch_end": "on_validation_epoch_end(self), with the outputs of the steps in an attribute",
-    "test_epoch_end": "on_test_epoch_end(self), with the outputs of the steps in an attribute",
-    "configure_sharded_model": "configure_model(self)",
-}
 _COUNTERS = ("current_epoch", "global_step", "batches_that_stepped", "batch_idx", "total_batch_idx")
