@@ -457,7 +457,10 @@ def test_optimizers_that_call_a_closure_train_as_in_a_plain_loop(make, kind, pas
     ours[0].register_forward_pre_hook(lambda *given: calls.append(1))
     optimizer = kind(theirs.parameters(), lr=0.1)
     make(
-        model=ours, train_data=data, optimizer=lambda parameters: kind(parameters, lr=0.1), duration="2ep",
+        model=ours,
+        train_data=data,
+        optimizer=lambda parameters: kind(parameters, lr=0.1),
+        duration="2ep",
         profile_plugins=profile,
     ).fit()
     for batch in data * 2:
