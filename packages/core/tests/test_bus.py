@@ -239,8 +239,8 @@ def test_on_exception_and_close_everyone_runs() -> None:
     assert [note for note in raised.value.__notes__ if "number 1" in note and "'p1'" in note]
 
 
-@given(every=st.integers(0, 7), other=st.integers(0, 7), alone=st.booleans())
-def test_a_plugin_is_called_in_each_nth_batch(every: int, other: int, alone: bool) -> None:
+@given(every=st.integers(0, 7), other=st.integers(0, 7), alone=st.booleans(), begun=st.booleans())
+def test_a_plugin_is_called_in_each_nth_batch(every: int, other: int, alone: bool, begun: bool) -> None:
     called: list[tuple[str, int, int]] = []
 
     class Rare(Callback):
@@ -259,6 +259,8 @@ def test_a_plugin_is_called_in_each_nth_batch(every: int, other: int, alone: boo
     bus = bus_of(Rare(every)) if alone else bus_of(Rare(every), Rare(other))
     expected = []
     for batch in range(20):
+        if begun and bus.interval:
+            bus.begin_batch(batch + 1)
         bus.before_forward(SimpleNamespace(timestamp=SimpleNamespace(batch=batch)))
         bus.batch_end(SimpleNamespace(timestamp=SimpleNamespace(batch=batch + 1)))  # which is counted by then
         bus.epoch_end(SimpleNamespace(timestamp=SimpleNamespace(batch=batch + 1)))

@@ -271,6 +271,7 @@ def _listen(stage: Stage, trainer: Trainer, kinds: dict[str, set[int]]) -> None:
     bus.gradients = phase("forward", computed, modes=True)
     bus.optimizer_step = phase("step", stepped, modes=True)
     bus.batch_end = phase("step", ended)
+    bus.interval = 0  # listeners at intervals stay within these
 
 
 def _result(stage: Stage, trainer: Trainer, kinds: dict[str, set[int]]) -> Rehearsal:

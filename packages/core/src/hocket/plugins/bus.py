@@ -11,6 +11,7 @@ from __future__ import annotations
 import difflib
 import dis
 import inspect
+import math
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -94,6 +95,11 @@ class Bus(_Hooks):
         self._muted: tuple[str, ...] = ()
         self._deliveries: dict[str, Delivery] = {}
         self._rank = 0
+        #: The smallest interval of `hocket.Callback.every_batches`, of which the others are multiples; 0 for none.
+        self.interval = 0
+        #: By hook: all listeners, each called at its interval, and those that are called in every batch.
+        self._at_intervals: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {}
+        self._due: bool | None = None
         #: (plug-in, hook) -> [calls, own seconds, seconds in nested timed calls], filled if ``profile`` is True, and during
         #: `measure`.
         self.account: dict[tuple[str, str], list[float]] = {}
@@ -190,8 +196,23 @@ class Bus(_Hooks):
 
     def _compile(self) -> None:
         check_combination([attachment for attachment in self._attachments.values() if attachment.kind == "algorithms"])
+        self.interval, self._at_intervals, self._due = 0, {}, None
         for hook in _HOOKS:
             setattr(self, hook, self._fold(hook))
+
+    def begin_batch(self, number: int) -> None:
+        """Leave out, in batches that are no multiple of `interval`, the listeners that are not called there.
+
+        They would not be called otherwise either, but looked at.
+
+        Args:
+            number: of the batch that begins, counted from 1.
+        """
+        due = number % self.interval == 0
+        if due is not self._due:
+            self._due = due
+            for hook, (all_listeners, in_every_batch) in self._at_intervals.items():
+                setattr(self, hook, all_listeners if due else in_every_batch)
 
     def _fold(
         self, hook: str, without: Collection[Attachment] = (), inner: Callable[..., Any] | None = None
@@ -216,7 +237,17 @@ class Bus(_Hooks):
             every = [1] if inner is not None else [self._every(hook, impl) for impl in ordered if not impl.wrapper]
             every += [1] * (len(calls) - len(every))  # of deliveries to loggers
             listeners = [(call, n) for call, n in zip(calls, every, strict=True) if n]
-            folded = all_of(listeners, counted=hook == Event.BATCH_END.value)
+            counted = hook == Event.BATCH_END.value
+            folded = all_of(listeners, counted)
+            if (
+                not without
+                and inner is None
+                and all(not impl.wrapper for impl in ordered)
+                and any(n > 1 for _, n in listeners)
+            ):
+                self.interval = math.gcd(self.interval, *(n for _, n in listeners if n > 1))
+                in_every_batch = all_of([each for each in listeners if each[1] == 1], counted)
+                self._at_intervals[hook] = folded, in_every_batch
         for impl in reversed([impl for impl in ordered if impl.wrapper]):
             folded = self._wrap(hook, impl, argnames, folded)
         if (self._profile or self._measuring) and "closure" in argnames:

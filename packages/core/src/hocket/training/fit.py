@@ -286,6 +286,8 @@ class FitLoop:
     def _batch(self, batch: Batch, counts: bool) -> None:
         state, bus, step = self.state, self.state.bus, self.state.step
         self.stage = "gradients"
+        if bus.interval:
+            bus.begin_batch(state.timestamp.batch + 1)
         step.parts = 1
         if self._windows is None:
             step.batch = batch
