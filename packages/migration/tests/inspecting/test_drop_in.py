@@ -186,5 +186,5 @@ def test_of_transformers(tmp_path, capsys, migrate):
     assert {each.line for each in inspect(tmp_path).findings if each.breaks} == {3, 5}
     assert migrate("inspect", tmp_path) == 1
     printed = capsys.readouterr().out.splitlines()
-    assert printed[-1] == "2 lines would break in the drop-in namespace: those that end with [breaks in the drop-in]."
+    assert printed[-1] == "The drop-in namespace refuses 2 lines, marked [breaks in the drop-in]."
     assert sum(line.endswith("[breaks in the drop-in]") for line in printed) == 2

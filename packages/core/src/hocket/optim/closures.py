@@ -15,8 +15,9 @@ from torch.optim import Optimizer
 from hocket.distributed.dtensors import norms
 
 _OURS = ("torch.", "hocket")
-#: Optimizers of which a first step was seen; those that then changed tensors before the closure without counting a version.
+#: Optimizers that have taken a step.
 _SEEN: WeakSet[Optimizer] = WeakSet()
+#: Optimizers that change tensors through ``.data`` before they call the closure, which tensors' versions do not show.
 _UNCOUNTED: WeakSet[Optimizer] = WeakSet()
 
 

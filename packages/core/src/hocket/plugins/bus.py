@@ -97,7 +97,7 @@ class Bus(_Hooks):
         self._rank = 0
         #: The smallest interval of `hocket.Callback.every_batches`, of which the others are multiples; 0 for none.
         self.interval = 0
-        #: By hook: all listeners, each called at its interval, and those that are called in every batch.
+        #: Two functions for each hook: one calls all listeners at their intervals, the other only the listeners of every batch.
         self._at_intervals: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {}
         self._due: bool | None = None
         #: (plug-in, hook) -> [calls, own seconds, seconds in nested timed calls], filled if ``profile`` is True, and during

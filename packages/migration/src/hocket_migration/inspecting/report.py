@@ -30,7 +30,7 @@ def of_inspection(found: Inspection) -> str:
         f"{counts['not readable']} are not readable."
     )
     if broken := len({each.place for each in found.findings if each.breaks}):
-        lines.append(f"{_count(broken, 'line')} would break in the drop-in namespace: those that end with {_BREAKS}.")
+        lines.append(f"The drop-in namespace refuses {_count(broken, 'line')}, marked {_BREAKS}.")
     return "\n".join(lines)
 
 

@@ -33,7 +33,7 @@ PROGRESS = ("ProgressBar", "TQDMProgressBar", "RichProgressBar")
 
 
 def made(given: Mapping[str, Any], framework: ModuleType, *, others_write: bool) -> list[Any]:
-    """Return the callbacks of a Trainer with these arguments: those that were given, and Lightning's ModelCheckpoint.
+    """Return the user's callbacks and Lightning's ModelCheckpoint, by the Trainer's arguments.
 
     Args:
         others_write: whether hocket writes checkpoints.

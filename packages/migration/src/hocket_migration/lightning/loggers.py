@@ -1,4 +1,4 @@
-"""Lightning's loggers under hocket: those that were given, or Lightning's default."""
+"""Lightning's loggers under hocket: the user's, or Lightning's default."""
 
 from __future__ import annotations
 

@@ -225,7 +225,7 @@ class LightningTask(TrainedModule):
         return results
 
     def _samples(self) -> int:
-        """Return the weight of a logged value: the batch size that Lightning finds; it warns, or raises if there is none."""
+        """Return the weight of a logged value: the batch size that Lightning infers. Raises an error if it infers none."""
         return 1 if self._batch is None else self.trainer.batch_size_of(self._batch)
 
     def _metric(self, name: str) -> Any:
