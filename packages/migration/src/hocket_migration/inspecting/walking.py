@@ -7,7 +7,7 @@ import dataclasses
 import itertools
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
-from hocket_migration.inspecting import drop_in
+from hocket_migration.inspecting import drop_in, entries
 from hocket_migration.inspecting.names import (
     Class,
     Elements,
@@ -99,7 +99,7 @@ class Walker(Resolver, ast.NodeVisitor):
             if alias.name == "*":
                 for name in source.symbols:
                     self._bind(name, Symbol(source, name, dotted))
-                self._use(node, source, f"from {dotted} import *", _star(source))
+                self._use(node, source, f"from {dotted} import *", entries.star(source))
                 continue
             found = member_of_module(Module(source, dotted), alias.name)
             self._bind(alias.asname or alias.name, found)
@@ -179,7 +179,7 @@ class Walker(Resolver, ast.NodeVisitor):
             if (kind.source, kind.name, node.attr) in self.names.stored:
                 return
             source, breaks = source_of(kind), drop_in.lacks_member(kind, node.attr)
-            entry = _unknown(source, node.attr) if breaks or not source.whole else _in_drop_in(source)
+            entry = entries.unknown(source, node.attr) if breaks or not source.whole else entries.in_drop_in(source)
             self._use(node, source, f"{kind.name}.{node.attr}", entry, breaks)
 
     # --- calls
@@ -209,15 +209,15 @@ class Walker(Resolver, ast.NodeVisitor):
         if known:
             for name, argument in zip(order, node.args, strict=False):
                 if isinstance(argument, ast.Starred):
-                    self._use(argument, source, f"{called}(*…)", _unread(ast.unparse(argument.value)))
+                    self._use(argument, source, f"{called}(*…)", entries.unread(ast.unparse(argument.value)))
                     break
                 breaks = drop_in.refuses_argument(kind, "__init__", name, argument)
                 self._use(argument, source, f"{called}({name}=)", kind.arguments[name], breaks)
         for keyword in _keywords(node):
             if keyword.arg is None:
-                self._use(keyword.value, source, f"{called}(**…)", _unread(ast.unparse(keyword.value)))
+                self._use(keyword.value, source, f"{called}(**…)", entries.unread(ast.unparse(keyword.value)))
             elif known or keyword.arg in kind.arguments:
-                entry = kind.arguments.get(keyword.arg) or _unknown(source, keyword.arg)
+                entry = kind.arguments.get(keyword.arg) or entries.unknown(source, keyword.arg)
                 breaks = drop_in.refuses_argument(kind, "__init__", keyword.arg, keyword.value)
                 self._use(keyword, source, f"{called}({keyword.arg}=)", entry, breaks)
 
@@ -232,7 +232,7 @@ class Walker(Resolver, ast.NodeVisitor):
                     if isinstance(keyword.value, ast.Name) and keyword.value.id in self._forwarded:
                         continue
                     called = f"{kind.name}.{method}(**…)"
-                    self._use(keyword.value, source_of(kind), called, _unread(ast.unparse(keyword.value)))
+                    self._use(keyword.value, source_of(kind), called, entries.unread(ast.unparse(keyword.value)))
                 elif (entry := table.get(keyword.arg)) is not None:
                     breaks = drop_in.refuses_argument(kind, method, keyword.arg, keyword.value)
                     self._use(keyword, source_of(kind), f"{kind.name}.{method}({keyword.arg}=)", entry, breaks)
@@ -502,28 +502,32 @@ class Walker(Resolver, ast.NodeVisitor):
     # --- results
 
     def _entry_of(self, found: Symbol) -> Entry | None:
-        entry = found.source.symbols.get(found.name) or _functional(found.source, found.name)
+        entry = found.source.symbols.get(found.name) or entries.functional(found.source, found.name)
         if entry is not None:
             return entry
         if found.source.whole and not drop_in.lacks(found):
-            return _in_drop_in(found.source)
-        return _unlisted(found.source, found.dotted, found.name)
+            return entries.in_drop_in(found.source)
+        return entries.unlisted(found.source, found.dotted, found.name)
 
     def _entry_of_end(self, source: Source, dotted: str, name: str) -> Entry | None:
         """Return the entry of what may be a module or a function."""
-        near = _functional(source, name) or source.symbols.get(name) or source.symbols.get(dotted.rpartition(".")[2])
+        near = (
+            entries.functional(source, name)
+            or source.symbols.get(name)
+            or source.symbols.get(dotted.rpartition(".")[2])
+        )
         if near is None and source.whole and not drop_in.lacks(Module(source, f"{dotted}.{name}")):
-            return _in_drop_in(source)
-        return near or _unlisted(source, dotted, name)
+            return entries.in_drop_in(source)
+        return near or entries.unlisted(source, dotted, name)
 
     def _entry_of_import(self, source: Source, dotted: str, name: str) -> Entry | None:
         near = source.symbols.get(name) or source.symbols.get(dotted.rpartition(".")[2])
-        if near is None and source.others_stay and (_trains(dotted) or not _trains(name)):
-            return _unlisted(source, dotted, name)
+        if near is None and source.others_stay and (entries.trains(dotted) or not entries.trains(name)):
+            return entries.unlisted(source, dotted, name)
         if near is None and source.whole and drop_in.lacks(Module(source, f"{dotted}.{name}")):
-            return _unknown(source, name)
+            return entries.unknown(source, name)
         if near is None and not source.namespace and dotted != name:
-            return _unknown(source, name)
+            return entries.unknown(source, name)
         return near or source.imported
 
     def _use(self, node: ast.AST, source: Source, name: str, entry: Entry | None, breaks: bool = False) -> None:
@@ -544,37 +548,6 @@ class _NamePlace(ast.AST):
 
 def _is(node: ast.expr, name: str) -> bool:
     return isinstance(node, ast.Name) and node.id == name
-
-
-def _functional(source: Source, name: str) -> Entry | None:
-    """Return the entry of a functional form of Composer, such as apply_blurpool."""
-    if source.name != "composer" or not name.startswith(
-        ("apply_", "augmix_", "colout_", "cutmix_", "cutout_", "mixup_")
-    ):
-        return None
-    plain = name.removeprefix("apply_").partition("_")[0]
-    return Entry(
-        "changes", f"algorithms=['{plain}']: algorithms act when the Trainer is made, and are recorded in checkpoints"
-    )
-
-
-def _unknown(source: Source, name: str) -> Entry:
-    return Entry(
-        "no counterpart", f"{name} of {source.title} is not in the tables; docs/porting.md has what hocket offers"
-    )
-
-
-def _in_drop_in(source: Source) -> Entry:
-    return Entry("changes", f"stays in {source.namespace}; docs/porting.md has what hocket.Trainer offers")
-
-
-def _unlisted(source: Source, dotted: str, name: str) -> Entry | None:
-    """Return the entry of a name that is not in the tables: None if it has nothing to do with training."""
-    return None if source.others_stay and not _trains(dotted) else _unknown(source, name)
-
-
-def _trains(dotted: str) -> bool:
-    return any(part in dotted for part in ("trainer", "training_args", "integrations"))
 
 
 def _keywords(call: ast.Call) -> Iterator[ast.keyword]:
@@ -602,15 +575,3 @@ def _named(mapping: ast.expr) -> Iterator[ast.keyword]:
         yield from _named(mapping.right)
     else:
         yield ast.copy_location(ast.keyword(None, mapping), mapping)
-
-
-def _unread(expression: str) -> Entry:
-    if len(expression) > 40:
-        expression = f"{expression[:39]}…"
-    return Entry(
-        "not readable", f"the arguments in {expression} are known only when the program runs: compare their names"
-    )
-
-
-def _star(source: Source) -> Entry:
-    return Entry("changes", f"names of {source.title} are followed, as far as they are known: import them by name")

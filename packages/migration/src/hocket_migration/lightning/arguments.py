@@ -25,6 +25,22 @@ PRECISIONS = {
     "16-true": "fp16-true", "bf16-true": "bf16-true", "64": "fp64", "64-true": "fp64",
 }  # fmt: skip
 
+#: Arguments of earlier versions of Lightning, and what to write.
+EARLIER: Mapping[str, str] = {
+    "resume_from_checkpoint": "trainer.fit(…, ckpt_path=…)",
+    "gpus": "accelerator='gpu', devices=…",
+    "tpu_cores": "accelerator='tpu', devices=…",
+    "num_processes": "accelerator='cpu', devices=…",
+    "progress_bar_refresh_rate": "enable_progress_bar=False for no progress, or omit it",
+    "checkpoint_callback": "enable_checkpointing=…",
+    "weights_summary": "enable_model_summary=…",
+    "weights_save_path": "default_root_dir=…",
+    "auto_lr_find": "nothing; hocket sweep finds a learning rate",
+    "auto_scale_batch_size": "hocket={'microbatch': 'auto'}",
+    "amp_level": "precision='16-mixed'",
+    "distributed_backend": "strategy=…",
+}
+
 #: Methods of earlier versions of Lightning, and what to define instead.
 NOT_CALLED: Mapping[str, str] = {
     "training_epoch_end": "on_train_epoch_end(self), with the outputs of the steps in an attribute",

@@ -49,7 +49,7 @@ def training(given: Any, framework: ModuleType, ordered: bool = False) -> tuple[
 
 
 def evaluation(given: Any, framework: ModuleType, ordered: bool = False) -> list[Any]:
-    """Return the loaders of an evaluation, in their order: those that a mode combines are one."""
+    """Return the loaders of an evaluation in their order. A mode other than ``"sequential"`` combines loaders into one."""
     if given is None:
         return []
     if _is_batches(given):

@@ -499,8 +499,8 @@ def _framework_of(given: Iterable[Any]) -> Any:
 
 
 def _unknown(name: str, known: Mapping[str, Any]) -> str:
-    if name in _EARLIER:
-        return f"Trainer({name}=…) is not an argument of Lightning 2. Write {_EARLIER[name]}."
+    if name in arguments.EARLIER:
+        return f"Trainer({name}=…) is not an argument of Lightning 2. Write {arguments.EARLIER[name]}."
     if name in _HOCKETS:
         return f"Trainer({name}=…) is an argument of hocket.Trainer. Write Trainer(hocket={{{name!r}: …}})."
     near = difflib.get_close_matches(name, known, 1)
@@ -509,20 +509,5 @@ def _unknown(name: str, known: Mapping[str, Any]) -> str:
     )
 
 
-#: Arguments of earlier versions of Lightning, and what to write.
-_EARLIER = {
-    "resume_from_checkpoint": "trainer.fit(…, ckpt_path=…)",
-    "gpus": "accelerator='gpu', devices=…",
-    "tpu_cores": "accelerator='tpu', devices=…",
-    "num_processes": "accelerator='cpu', devices=…",
-    "progress_bar_refresh_rate": "enable_progress_bar=False for no progress, or omit it",
-    "checkpoint_callback": "enable_checkpointing=…",
-    "weights_summary": "enable_model_summary=…",
-    "weights_save_path": "default_root_dir=…",
-    "auto_lr_find": "nothing; hocket sweep finds a learning rate",
-    "auto_scale_batch_size": "hocket={'microbatch': 'auto'}",
-    "amp_level": "precision='16-mixed'",
-    "distributed_backend": "strategy=…",
-}
 _DATA = {"model", "train_data", "eval_data", "data"}
 _HOCKETS = set(inspect.signature(hocket.Trainer).parameters)

@@ -1,0 +1,48 @@
+"""What is said of names that the tables do not have."""
+
+from __future__ import annotations
+
+from hocket_migration.inspecting.tables import Entry, Source
+
+
+def functional(source: Source, name: str) -> Entry | None:
+    """Return the entry of a functional form of Composer, such as apply_blurpool."""
+    if source.name != "composer" or not name.startswith(
+        ("apply_", "augmix_", "colout_", "cutmix_", "cutout_", "mixup_")
+    ):
+        return None
+    plain = name.removeprefix("apply_").partition("_")[0]
+    return Entry(
+        "changes", f"algorithms=['{plain}']: algorithms act when the Trainer is made, and are recorded in checkpoints"
+    )
+
+
+def unknown(source: Source, name: str) -> Entry:
+    return Entry(
+        "no counterpart", f"{name} of {source.title} is not in the tables; docs/porting.md has what hocket offers"
+    )
+
+
+def in_drop_in(source: Source) -> Entry:
+    return Entry("changes", f"stays in {source.namespace}; docs/porting.md has what hocket.Trainer offers")
+
+
+def unlisted(source: Source, dotted: str, name: str) -> Entry | None:
+    """Return the entry of a name that is not in the tables: None if it has nothing to do with training."""
+    return None if source.others_stay and not trains(dotted) else unknown(source, name)
+
+
+def trains(dotted: str) -> bool:
+    return any(part in dotted for part in ("trainer", "training_args", "integrations"))
+
+
+def unread(expression: str) -> Entry:
+    if len(expression) > 40:
+        expression = f"{expression[:39]}…"
+    return Entry(
+        "not readable", f"the arguments in {expression} are known only when the program runs: compare their names"
+    )
+
+
+def star(source: Source) -> Entry:
+    return Entry("changes", f"names of {source.title} are followed, as far as they are known: import them by name")
