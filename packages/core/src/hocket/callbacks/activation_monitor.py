@@ -183,7 +183,8 @@ class _Moments:
         precise = values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
         # On CPU var_mean, count_nonzero and the norm of infinite order would take ten times as long as these.
         mean = precise.mean()
-        deviations = (scratch := precise - mean).square_().sum()
+        scratch = precise - mean
+        deviations = scratch.square_().sum()
         least, greatest = torch.aminmax(precise)
         # Summing floats takes less than half the time of summing bools; beyond 2**24 the sum is rounded.
         nonzero = torch.ne(precise, 0, out=scratch).sum()
