@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import re
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -186,13 +187,28 @@ def test_policies_for_what_is_not_finite(make, policy, what) -> None:
 
     # The callback changes the loss, which callbacks should not; a test may.
     trainer = make(callbacks=[Inject(), Count()], nonfinite=policy, schedule="constant")
-    with pytest.warns(RuntimeWarning, match=r"Not finite in .*batch 2") as warned:
+    with pytest.warns(RuntimeWarning, match=r"Not finite in (batch 2|the weights before batch 3)") as warned:
         trainer.fit()
     assert len(warned) == 1 or policy == "warn"
     finite = all(p.isfinite().all() for p in trainer.state.model.parameters())
     assert finite is (policy == "skip")
     assert (2 in steps) is (policy == "warn")
     assert trainer.state.timestamp.batch == 6
+
+
+@pytest.mark.parametrize(("policy", "batches"), [("warn", 1), ("warn", 6), ("skip", 6), ("skip", 8)])
+def test_a_run_that_has_diverged_warns_at_powers_of_two_and_tells_the_number(make, policy, batches) -> None:
+    class Inject(hocket.Callback):
+        def after_loss(self, state: hocket.State) -> None:
+            state.loss = state.loss * float("nan")
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        make(callbacks=[Inject()], nonfinite=policy, duration=f"{batches}ba").fit()
+    texts = [str(each.message) for each in caught if "finite" in str(each.message)]
+    told = [at for at in (1, 2, 4, 8) if at <= batches]
+    assert [re.search(r"batch (\d+)", text)[1] for text in texts[: len(told)]] == [str(at - 1) for at in told]
+    assert texts[len(told) :] == ([] if batches in told else [f"A loss or gradient was not finite {batches} times."])
 
 
 def test_a_gradient_that_is_not_finite_is_an_error_even_in_the_last_batch(make) -> None:

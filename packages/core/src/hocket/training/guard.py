@@ -50,6 +50,8 @@ class NonFiniteGuard:
         self._overflowed = False
         #: Number of skipped batches, or steps.
         self.skipped = 0
+        #: How often this process found something, and at which of these times it warned last.
+        self._found = self._told = 0
 
     def allows(self, state: State) -> bool:
         """Whether the optimizer may step. Raises FloatingPointError under ``"raise"``."""
@@ -86,12 +88,15 @@ class NonFiniteGuard:
 
     def fit_end(self, state: State) -> None:
         """Check the gradients of the last batch, because there is no later loss that would show them."""
-        if self._overflowed or self._policy == "skip" or state.loss is None or not math.isfinite(state.loss.item()):
-            return
-        if not _gradients_finite(state):
+        unchecked = not self._overflowed and self._policy != "skip"
+        finite_loss = state.loss is not None and math.isfinite(state.loss.item())
+        if unchecked and finite_loss and not _gradients_finite(state):
             self._report(
                 state, f"the gradients of batch {state.timestamp.batch - 1}, which the optimizer has stepped with,"
             )
+        if self._found > self._told:
+            self._told = self._found
+            warnings.warn(f"A loss or gradient was not finite {self._found} times.", RuntimeWarning, stacklevel=2)
 
     def before_checkpoint(self, state: State) -> bool:
         """Whether the weights are finite on every rank; recorded checks are reported first.
@@ -136,7 +141,15 @@ class NonFiniteGuard:
         skipped = self._policy == "skip" or self._overflowed
         done = f"the {self.unit} is skipped" if skipped else "training continues with it"
         self.skipped += self._policy == "skip"
-        warnings.warn(f"Not finite in {where}: loss {loss}{norm}; {done}.", RuntimeWarning, stacklevel=2)
+        self._found += 1
+        if self._found & (self._found - 1) == 0:  # 1, 2, 4, 8, …: a run that has diverged would warn in every batch
+            self._told = self._found
+            often = f" It happened {self._found} times; the next warning comes at {2 * self._found}."
+            warnings.warn(
+                f"Not finite in {where}: loss {loss}{norm}; {done}.{often if self._found > 1 else ''}",
+                RuntimeWarning,
+                stacklevel=2,
+            )
 
 
 def _gradients_finite(state: State) -> bool:
