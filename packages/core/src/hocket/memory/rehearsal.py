@@ -219,7 +219,7 @@ def _rehearse(make: Make, ranks: int, arguments: dict[str, Any]) -> Rehearsal:
 def _listen(stage: Stage, trainer: Trainer, kinds: dict[str, set[int]]) -> None:
     """Have the actions of the Trainer run without storage, and record what is what."""
     ledger = stage.ledger
-    bus: Any = trainer.state.bus  # whose actions are replaced
+    bus = trainer.state.bus
     loop = trainer._loop
     loop._guard = _Finite()  # type: ignore[assignment]  # it reads values
 
@@ -265,13 +265,15 @@ def _listen(stage: Stage, trainer: Trainer, kinds: dict[str, set[int]]) -> None:
             raise _Done
         loop._batch(*loop._handed_out)  # the next step, on the same batch
 
-    bus.move_batch = moved
-    for name in ("forward", "loss", "backward"):
-        setattr(bus, name, phase(_PHASES[name], getattr(bus, name)))
-    bus.gradients = phase("forward", computed, modes=True)
-    bus.optimizer_step = phase("step", stepped, modes=True)
-    bus.batch_end = phase("step", ended)
-    bus.interval = 0  # listeners at intervals stay within these
+    bus.replace(
+        {
+            "move_batch": moved,
+            **{name: phase(_PHASES[name], getattr(bus, name)) for name in ("forward", "loss", "backward")},
+            "gradients": phase("forward", computed, modes=True),
+            "optimizer_step": phase("step", stepped, modes=True),
+            "batch_end": phase("step", ended),
+        }
+    )
 
 
 def _result(stage: Stage, trainer: Trainer, kinds: dict[str, set[int]]) -> Rehearsal:

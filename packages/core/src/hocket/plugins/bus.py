@@ -13,7 +13,7 @@ import dis
 import inspect
 import math
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -199,6 +199,12 @@ class Bus(_Hooks):
         self.interval, self._at_intervals, self._due = 0, {}, None
         for hook in _HOOKS:
             setattr(self, hook, self._fold(hook))
+
+    def replace(self, hooks: Mapping[str, Callable[..., Any]]) -> None:
+        """Call these functions for hooks, until the next change of plug-ins; listeners at intervals are those of now."""
+        self.interval = 0
+        for hook, function in hooks.items():
+            setattr(self, hook, function)
 
     def begin_batch(self, number: int) -> None:
         """Leave out, in batches that are no multiple of `interval`, the listeners that are not called there.
