@@ -29,7 +29,14 @@
     return {colour, dash: []};
   }
 
-  const labels = (value = "datum.value") => `${value} == 0 ? '0' : abs(${value}) >= 1e4 ? format(${value}, '.4~s') : abs(${value}) < 1e-3 ? format(${value}, '.2~e') : format(${value}, '.5~r')`;
+  const labels = (digits = 4) => `datum.value == 0 ? '0' : abs(datum.value) >= 1e4 ? format(datum.value, '.${digits}~s') : abs(datum.value) < 1e-3 ? format(datum.value, '.${digits - 2}~e') : format(datum.value, '.${digits + 1}~r')`;
+
+  // As many digits as tell apart the values of a curve that is nearly flat.
+  function digits(values) {
+    const finite = values.filter(Number.isFinite), high = finite.reduce((a, b) => Math.max(a, b), -Infinity);
+    const low = finite.reduce((a, b) => Math.min(a, b), Infinity), ratio = Math.max(Math.abs(high), Math.abs(low)) / (high - low);
+    return ratio > 0 && ratio < 1e9 ? Math.max(4, Math.ceil(Math.log10(ratio)) + 2) : 4;
+  }
 
   const config = {
     background: null, view: {stroke: null}, font: "system-ui, sans-serif",
@@ -48,7 +55,7 @@
     });
     const looks = chart.curves.map((curve) => look(chart, curve)), domain = looks.map((_, index) => index);
     const x = {field: "x", type: "quantitative", axis: {title: names[by], labelExpr: labels(), tickCount: 5, grid: false}, scale: {zero: false, nice: false}};
-    const y = {field: "y", type: "quantitative", axis: {title: null, tickCount: 5, labelExpr: labels()}, scale: {zero: false, type: scale.value}};
+    const y = {field: "y", type: "quantitative", axis: {title: null, tickCount: 5, labelExpr: labels(digits(values.map((each) => each.y)))}, scale: {zero: false, type: scale.value}};
     const colour = {field: "c", type: "nominal", scale: {domain, range: looks.map((each) => each.colour)}, legend: null};
     const dash = {field: "c", type: "nominal", scale: {domain, range: looks.map((each) => each.dash)}, legend: null};
     const hover = {name: "hover", select: {type: "point", fields: ["c", "i"], nearest: true, on: "pointermove", clear: "pointerout"}};
