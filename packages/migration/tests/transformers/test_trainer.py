@@ -312,11 +312,21 @@ def test_random_numbers_go_on_after_an_evaluation(tmp_path):
             {"args": {"output_dir": "out"}},
             r"args=\) was given dict. Write Trainer\(model=model, args=TrainingArguments",
         ),
+        ({"model": "bert"}, r"model=\) was given 'bert'.*AutoModel….from_pretrained\('bert'\)"),
     ],
 )
 def test_arguments_of_another_kind_are_refused(given, message, tmp_path):
     with pytest.raises(TypeError, match=message):
-        Trainer(model=classifier(), **{"args": arguments(tmp_path), **given})
+        Trainer(**{"model": classifier(), "args": arguments(tmp_path), **given})
+
+
+def test_a_loss_that_is_not_returned_is_named(tmp_path):
+    class Mine(Trainer):
+        def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+            model(**inputs)
+
+    with pytest.raises(TypeError, match=r"compute_loss of Mine returned None. Return the loss"):
+        Mine(model=classifier(), args=arguments(tmp_path), train_dataset=rows(8), data_collator=collate).train()
 
 
 class ChangesArguments(TrainerCallback):

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch import nn
 from transformers import TrainerCallback, TrainingArguments
 
 import hocket
@@ -47,6 +48,12 @@ def configuration(args: TrainingArguments) -> dict[str, Any]:
 
 def check_types(name: str, given: Mapping[str, Any]) -> None:
     """Raise TypeError for arguments of the Trainer that are of another kind, such as callbacks of hocket's."""
+    model = given.get("model")
+    if model is not None and not isinstance(model, nn.Module):
+        raise TypeError(
+            f"{name}(model=) was given {model!r}, which is no torch.nn.Module. Load the model first: "
+            f"{name}(model=AutoModel….from_pretrained({model if isinstance(model, str) else 'name'!r}), …)."
+        )
     args = given.get("args")
     if args is not None and not isinstance(args, TrainingArguments):
         raise TypeError(

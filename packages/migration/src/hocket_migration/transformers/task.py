@@ -98,7 +98,13 @@ class TrainerTask(Task):
         options = {"return_outputs": True} if "train_metrics" in trainer.hocket_arguments else {}
         with trainer.compute_loss_context_manager(), self._precision_of_the_model_alone():
             found = trainer.compute_loss(self.network, inputs, num_items_in_batch=self._items, **options)
-        return Computed(*found) if isinstance(found, tuple) and len(found) == 2 else Computed(found, None)
+        computed = Computed(*found) if isinstance(found, tuple) and len(found) == 2 else Computed(found, None)
+        if not isinstance(computed.loss, Tensor):
+            raise TypeError(
+                f"compute_loss of {type(trainer).__name__} returned {found!r}. Return the loss, a Tensor, or (loss, outputs) "
+                "where return_outputs is True."
+            )
+        return computed
 
     @contextmanager
     def _precision_of_the_model_alone(self) -> Iterator[None]:
