@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -11,6 +14,8 @@ from pathlib import Path
 import pytest
 import torch
 from pages import ROOT, blocks, write_files
+
+import hocket
 
 PAGES = (
     "README.md",
@@ -59,6 +64,19 @@ def test_page_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
             if str(getattr(sys.modules[module], "__file__", None) or "").startswith(str(tmp_path)):
                 del sys.modules[module]
     assert ran
+
+
+def test_defaults_in_the_table_of_monitors_are_those_of_the_constructors() -> None:
+    rows = re.findall(r"^\| `([\w-]+)` \|.*\|([^|]*)\|$", (ROOT / "docs/monitors.md").read_text(), re.MULTILINE)
+    checked = 0
+    for name, defaults in rows:
+        for argument, value in re.findall(r"`(\w+)=([^`]+)`", defaults):
+            if value == '"train"':  # another choice, not the default
+                continue
+            parameters = inspect.signature(hocket.plugins.get("callbacks", name)).parameters
+            assert parameters[argument].default == ast.literal_eval(value), (name, argument)
+            checked += 1
+    assert checked >= 11
 
 
 def _commands(text: str, folder: Path) -> int:
