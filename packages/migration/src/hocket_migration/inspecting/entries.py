@@ -1,8 +1,40 @@
-"""What is said of names that the tables do not have."""
+"""What becomes of a name: the entry of the tables, or what is said of names that they do not have."""
 
 from __future__ import annotations
 
+from hocket_migration.inspecting import drop_in
+from hocket_migration.inspecting.names import Module, Symbol
 from hocket_migration.inspecting.tables import Entry, Source
+
+
+def of_symbol(found: Symbol) -> Entry | None:
+    """Return the entry of a public name."""
+    entry = found.source.symbols.get(found.name) or functional(found.source, found.name)
+    if entry is not None:
+        return entry
+    if found.source.whole and not drop_in.lacks(found):
+        return in_drop_in(found.source)
+    return unlisted(found.source, found.dotted, found.name)
+
+
+def of_end(source: Source, dotted: str, name: str) -> Entry | None:
+    """Return the entry of what may be a module or a function."""
+    near = functional(source, name) or source.symbols.get(name) or source.symbols.get(dotted.rpartition(".")[2])
+    if near is None and source.whole and not drop_in.lacks(Module(source, f"{dotted}.{name}")):
+        return in_drop_in(source)
+    return near or unlisted(source, dotted, name)
+
+
+def of_import(source: Source, dotted: str, name: str) -> Entry | None:
+    """Return the entry of what ``from dotted import name`` imports, if it is not a public name."""
+    near = source.symbols.get(name) or source.symbols.get(dotted.rpartition(".")[2])
+    if near is None and source.others_stay and (trains(dotted) or not trains(name)):
+        return unlisted(source, dotted, name)
+    if near is None and source.whole and drop_in.lacks(Module(source, f"{dotted}.{name}")):
+        return unknown(source, name)
+    if near is None and not source.namespace and dotted != name:
+        return unknown(source, name)
+    return near or source.imported
 
 
 def functional(source: Source, name: str) -> Entry | None:

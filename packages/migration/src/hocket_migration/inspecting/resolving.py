@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from hocket_migration.inspecting.names import (
     Class,
@@ -132,6 +132,11 @@ def is_none(node: ast.AST) -> bool:
     return isinstance(node, ast.Constant) and node.value is None
 
 
+def is_name(node: ast.AST, name: str) -> bool:
+    """Whether an expression is this name."""
+    return isinstance(node, ast.Name) and node.id == name
+
+
 def source_of(kind: Kind) -> Source:
     """Return the framework of a class."""
     return sources()[kind.source]
@@ -141,3 +146,30 @@ def instance_of(kind: Kind, name: str) -> Instance | None:
     """Return an instance of another class of the framework of ``kind``."""
     found = source_of(kind).kinds.get(name)
     return None if found is None else Instance((found,))
+
+
+def keywords_of(call: ast.Call) -> Iterator[ast.keyword]:
+    """Yield the keyword arguments of a call, those of ``**{"name": value}`` and ``**dict(name=value)`` one by one."""
+    for keyword in call.keywords:
+        yield from (keyword,) if keyword.arg is not None else _named(keyword.value)
+
+
+def _named(mapping: ast.expr) -> Iterator[ast.keyword]:
+    """Yield the items of a mapping as keyword arguments; those whose names are not known have none."""
+    if isinstance(mapping, ast.Dict):
+        for key, value in zip(mapping.keys, mapping.values, strict=True):
+            if key is None:
+                yield from _named(value)
+            elif isinstance(key, ast.Constant) and isinstance(key.value, str):
+                yield ast.copy_location(ast.keyword(key.value, value), key)
+            else:
+                yield ast.copy_location(ast.keyword(None, key), key)
+    elif isinstance(mapping, ast.Call) and is_name(mapping.func, "dict"):
+        for each in mapping.args:
+            yield from _named(each)
+        yield from keywords_of(mapping)
+    elif isinstance(mapping, ast.BinOp) and isinstance(mapping.op, ast.BitOr):
+        yield from _named(mapping.left)
+        yield from _named(mapping.right)
+    else:
+        yield ast.copy_location(ast.keyword(None, mapping), mapping)

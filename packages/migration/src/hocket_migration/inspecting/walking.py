@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import itertools
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from hocket_migration.inspecting import drop_in, entries
 from hocket_migration.inspecting.names import (
@@ -23,7 +23,7 @@ from hocket_migration.inspecting.names import (
     uncertain,
 )
 from hocket_migration.inspecting.reading import SourceFile
-from hocket_migration.inspecting.resolving import Resolver, instance_of, is_none, source_of
+from hocket_migration.inspecting.resolving import Resolver, instance_of, is_name, is_none, keywords_of, source_of
 from hocket_migration.inspecting.tables import Entry, Kind, Source
 
 
@@ -104,9 +104,7 @@ class Walker(Resolver, ast.NodeVisitor):
             found = member_of_module(Module(source, dotted), alias.name)
             self._bind(alias.asname or alias.name, found)
             entry = (
-                self._entry_of(found)
-                if isinstance(found, Symbol)
-                else self._entry_of_import(source, dotted, alias.name)
+                entries.of_symbol(found) if isinstance(found, Symbol) else entries.of_import(source, dotted, alias.name)
             )
             assert isinstance(found, Symbol | Module)
             if entry is not None:
@@ -127,7 +125,7 @@ class Walker(Resolver, ast.NodeVisitor):
             found = self.ref(node)
             if isinstance(found, Symbol):
                 breaks = drop_in.lacks(found) or drop_in.refuses(found)
-                self._use(node, found.source, node.id, self._entry_of(found), breaks)
+                self._use(node, found.source, node.id, entries.of_symbol(found), breaks)
             elif isinstance(found, Module):
                 self._refer(node, found)
 
@@ -136,9 +134,9 @@ class Walker(Resolver, ast.NodeVisitor):
         if isinstance(base, Module):
             if isinstance(found, Symbol):
                 breaks = drop_in.lacks(found) or drop_in.refuses(found)
-                self._use(node, found.source, ast.unparse(node), self._entry_of(found), breaks)
+                self._use(node, found.source, ast.unparse(node), entries.of_symbol(found), breaks)
             elif isinstance(found, Module):  # the end of a chain; inner ones are not visited
-                entry = self._entry_of_end(found.source, base.dotted, node.attr)
+                entry = entries.of_end(found.source, base.dotted, node.attr)
                 self._use(node, found.source, ast.unparse(node), entry, drop_in.lacks(found))
             if isinstance(found, Symbol | Module):
                 self._refer(node, found)
@@ -213,7 +211,7 @@ class Walker(Resolver, ast.NodeVisitor):
                     break
                 breaks = drop_in.refuses_argument(kind, "__init__", name, argument)
                 self._use(argument, source, f"{called}({name}=)", kind.arguments[name], breaks)
-        for keyword in _keywords(node):
+        for keyword in keywords_of(node):
             if keyword.arg is None:
                 self._use(keyword.value, source, f"{called}(**…)", entries.unread(ast.unparse(keyword.value)))
             elif known or keyword.arg in kind.arguments:
@@ -226,7 +224,7 @@ class Walker(Resolver, ast.NodeVisitor):
             table = kind.keywords.get(method)
             if method == "__init__":
                 table = kind.arguments
-            for keyword in _keywords(node) if table else ():
+            for keyword in keywords_of(node) if table else ():
                 assert table is not None
                 if keyword.arg is None:
                     if isinstance(keyword.value, ast.Name) and keyword.value.id in self._forwarded:
@@ -319,7 +317,7 @@ class Walker(Resolver, ast.NodeVisitor):
                 self.visit(default)
         cls = self._classes[-1]
         method = cls is not None and self.scopes[-1] is self._class_scopes[-1]
-        static = any(_is(each, "staticmethod") for each in node.decorator_list)
+        static = any(is_name(each, "staticmethod") for each in node.decorator_list)
         function = self.names.functions.setdefault(
             node,
             Function(
@@ -401,7 +399,7 @@ class Walker(Resolver, ast.NodeVisitor):
             self.names.learn(cls.attributes, node.name, function)
         if not arguments:
             return
-        of_class = any(_is(each, "classmethod") for each in node.decorator_list)
+        of_class = any(is_name(each, "classmethod") for each in node.decorator_list)
         scope[arguments[0].arg] = cls if of_class else Instance(tuple(cls.kinds), cls)
         for kind in cls.kinds:
             passed = kind.passes.get(node.name, kind.first if node.name in kind.members else ())
@@ -415,7 +413,7 @@ class Walker(Resolver, ast.NodeVisitor):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             found = self.annotated(node)
             if isinstance(found, Symbol):
-                self._use(node, found.source, node.value, self._entry_of(found))
+                self._use(node, found.source, node.value, entries.of_symbol(found))
         elif node is not None:
             self.visit(node)
 
@@ -501,35 +499,6 @@ class Walker(Resolver, ast.NodeVisitor):
 
     # --- results
 
-    def _entry_of(self, found: Symbol) -> Entry | None:
-        entry = found.source.symbols.get(found.name) or entries.functional(found.source, found.name)
-        if entry is not None:
-            return entry
-        if found.source.whole and not drop_in.lacks(found):
-            return entries.in_drop_in(found.source)
-        return entries.unlisted(found.source, found.dotted, found.name)
-
-    def _entry_of_end(self, source: Source, dotted: str, name: str) -> Entry | None:
-        """Return the entry of what may be a module or a function."""
-        near = (
-            entries.functional(source, name)
-            or source.symbols.get(name)
-            or source.symbols.get(dotted.rpartition(".")[2])
-        )
-        if near is None and source.whole and not drop_in.lacks(Module(source, f"{dotted}.{name}")):
-            return entries.in_drop_in(source)
-        return near or entries.unlisted(source, dotted, name)
-
-    def _entry_of_import(self, source: Source, dotted: str, name: str) -> Entry | None:
-        near = source.symbols.get(name) or source.symbols.get(dotted.rpartition(".")[2])
-        if near is None and source.others_stay and (entries.trains(dotted) or not entries.trains(name)):
-            return entries.unlisted(source, dotted, name)
-        if near is None and source.whole and drop_in.lacks(Module(source, f"{dotted}.{name}")):
-            return entries.unknown(source, name)
-        if near is None and not source.namespace and dotted != name:
-            return entries.unknown(source, name)
-        return near or source.imported
-
     def _use(self, node: ast.AST, source: Source, name: str, entry: Entry | None, breaks: bool = False) -> None:
         if entry is None:
             return
@@ -544,34 +513,3 @@ class _NamePlace(ast.AST):
 
     def __init__(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
         self.lineno, self.col_offset = node.lineno, node.col_offset + (4 if isinstance(node, ast.FunctionDef) else 10)
-
-
-def _is(node: ast.expr, name: str) -> bool:
-    return isinstance(node, ast.Name) and node.id == name
-
-
-def _keywords(call: ast.Call) -> Iterator[ast.keyword]:
-    """Yield the keyword arguments of a call, those of ``**{"name": value}`` and ``**dict(name=value)`` one by one."""
-    for keyword in call.keywords:
-        yield from (keyword,) if keyword.arg is not None else _named(keyword.value)
-
-
-def _named(mapping: ast.expr) -> Iterator[ast.keyword]:
-    """Yield the items of a mapping as keyword arguments; those whose names are not known have none."""
-    if isinstance(mapping, ast.Dict):
-        for key, value in zip(mapping.keys, mapping.values, strict=True):
-            if key is None:
-                yield from _named(value)
-            elif isinstance(key, ast.Constant) and isinstance(key.value, str):
-                yield ast.copy_location(ast.keyword(key.value, value), key)
-            else:
-                yield ast.copy_location(ast.keyword(None, key), key)
-    elif isinstance(mapping, ast.Call) and _is(mapping.func, "dict"):
-        for each in mapping.args:
-            yield from _named(each)
-        yield from _keywords(mapping)
-    elif isinstance(mapping, ast.BinOp) and isinstance(mapping.op, ast.BitOr):
-        yield from _named(mapping.left)
-        yield from _named(mapping.right)
-    else:
-        yield ast.copy_location(ast.keyword(None, mapping), mapping)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
+import functools
+import inspect
 from collections import defaultdict
 from collections.abc import Mapping
 from datetime import timedelta
@@ -73,6 +76,44 @@ BY_NAME = ("strategy", "plugins", "profiler")
 REFUSED_PATHS = ("hpc", "registry")
 #: The parameter of a step that fetches its batches itself, which is refused.
 BATCHES = "dataloader_iter"
+
+
+_DATA = {"model", "train_data", "eval_data", "data"}
+
+
+@functools.cache
+def _hockets() -> set[str]:
+    import hocket  # with torch, which `hocket migrate inspect` does without
+
+    return set(inspect.signature(hocket.Trainer).parameters)
+
+
+def unknown(name: str, known: Mapping[str, Any]) -> str:
+    """Return what to say of an argument that Lightning's Trainer does not have."""
+    if name in EARLIER:
+        return f"Trainer({name}=…) is not an argument of Lightning 2. Write {EARLIER[name]}."
+    if name in _hockets():
+        return f"Trainer({name}=…) is an argument of hocket.Trainer. Write Trainer(hocket={{{name!r}: …}})."
+    near = difflib.get_close_matches(name, known, 1)
+    return f"Trainer({name}=…) is not an argument of Lightning's Trainer." + (
+        f" Did you mean {near[0]}=?" if near else f" It has {', '.join(known)}."
+    )
+
+
+def checked_hocket(given: Any) -> dict[str, Any]:
+    """Return the arguments for `hocket.Trainer`, or raise TypeError for those that cannot be given here."""
+    if not isinstance(given, Mapping | None):
+        raise TypeError(
+            f"Trainer(hocket={given!r}) is not a mapping. Give arguments of hocket.Trainer by name, such as "
+            "hocket={'algorithms': ['ema']}."
+        )
+    for name in given or ():
+        if name in _DATA or name not in _hockets():
+            raise TypeError(
+                f"Trainer(hocket={{{name!r}: …}}) is not an argument of hocket.Trainer that can be given here. Model and "
+                f"data are given to fit; the others are {', '.join(sorted(_hockets() - _DATA))}."
+            )
+    return dict(given or {})
 
 
 def refuses(name: str, value: Any) -> bool:

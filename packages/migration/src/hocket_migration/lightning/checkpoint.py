@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hocket.checkpoints import CheckpointError
+from hocket_migration.lightning import callbacks
 from hocket_migration.lightning.arguments import REFUSED_PATHS
+from hocket_migration.lightning.framework import overrides
 
 if TYPE_CHECKING:
     from hocket_migration.lightning.view import TrainerView
@@ -37,6 +39,32 @@ def sharded(trainer: TrainerView) -> CheckpointError:
         f"A .ckpt file holds the full state, and strategy {type(trainer.run_state.strategy).__name__} shards it. Write "
         "checkpoints of hocket, which any number of ranks resumes from: hocket={'checkpoints': 'runs/a'}, with "
         "enable_checkpointing=False, and no ModelCheckpoint."
+    )
+
+
+def check_writers(trainer: TrainerView, given: Mapping[str, Any]) -> None:
+    """Omit the callback that writes ``.ckpt`` files by default, for a strategy that shards.
+
+    Args:
+        given: the arguments of the Trainer.
+
+    Raises:
+        CheckpointError: such files were asked for.
+    """
+    kinds = trainer.framework.callbacks.Checkpoint
+    writers = [each for each in trainer.callbacks if isinstance(each, kinds)]
+    if not writers:
+        return
+    listed = callbacks.checked(given["callbacks"], trainer.framework)
+    if (
+        given["enable_checkpointing"]
+        or overrides(trainer.lightning_module, "configure_callbacks", trainer.framework.LightningModule)
+        or any(each is writer for each in listed for writer in writers)
+    ):
+        raise sharded(trainer)
+    trainer.callbacks = [each for each in trainer.callbacks if each not in writers]
+    trainer.print(
+        "No .ckpt files are written: the strategy shards the weights. Write hocket={'checkpoints': 'runs/a'}."
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Iterable
 from types import ModuleType
 from typing import Any
 
@@ -46,6 +47,15 @@ def framework_of(obj: Any, base: str = "LightningModule") -> ModuleType:
         f"{what} is {'a class' if isinstance(obj, type) else f'not a {base}'}. Give an instance of a {base} of Lightning"
         + (", with parentheses." if isinstance(obj, type) else "; other models are trained by hocket.Trainer itself.")
     )
+
+
+def framework_of_any(given: Iterable[Any]) -> ModuleType | None:
+    """Return the package of Lightning that callbacks or loggers are of, alone or in lists, or None."""
+    for each in given:
+        for one in each if isinstance(each, Iterable) else [each]:
+            if (package := package_of(type(one))) is not None:
+                return require(package)
+    return None
 
 
 def unwrapped(model: Any) -> Any:

@@ -7,7 +7,7 @@ import functools
 import inspect
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -15,7 +15,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import hocket
 from hocket_migration.lightning import arguments, callbacks, checkpoint, data, loggers
 from hocket_migration.lightning.evaluating import PredictLoop
-from hocket_migration.lightning.framework import overrides, package_of, require, unwrapped
+from hocket_migration.lightning.framework import framework_of_any, overrides, require, unwrapped
 from hocket_migration.lightning.loading import LoadingTrainer
 from hocket_migration.lightning.preparing import prepare
 from hocket_migration.lightning.task import LightningTask
@@ -101,24 +101,13 @@ class Trainer(LoadingTrainer):
         }
         for name in given:
             if name not in known:
-                raise TypeError(_unknown(name, known))
+                raise TypeError(arguments.unknown(name, known))
         self._given = known | given
         super().__init__()
-        if not isinstance(hocket, Mapping | None):
-            raise TypeError(
-                f"Trainer(hocket={hocket!r}) is not a mapping. Give arguments of hocket.Trainer by name, such as "
-                "hocket={'algorithms': ['ema']}."
-            )
-        self._extra = dict(hocket or {})
-        for name in self._extra:
-            if name in _DATA or name not in _HOCKETS:
-                raise TypeError(
-                    f"Trainer(hocket={{{name!r}: …}}) is not an argument of hocket.Trainer that can be given here. Model and "
-                    f"data are given to fit; the others are {', '.join(sorted(_HOCKETS - _DATA))}."
-                )
+        self._extra = arguments.checked_hocket(hocket)
         self._translated = arguments.translated(self._given)
         self._set_attributes()
-        self._connect(_framework_of([self._given["callbacks"], self._given["logger"]]) or framework)
+        self._connect(framework_of_any([self._given["callbacks"], self._given["logger"]]) or framework)
         self._fitted = False
         #: Identifies the weights at the end of the fit, which algorithms such as EMA replace in evaluations; None for no fit.
         self._fitted_weights: Any = None
@@ -206,7 +195,8 @@ class Trainer(LoadingTrainer):
         self._fits = True
         run = self.run_state
         assert run is not None
-        self._check_checkpoints(task)
+        if task.shards:
+            checkpoint.check_writers(self, self._given)
         if saved is not None:
             checkpoint.restore_callbacks(self, saved)
             checkpoint.restore_training(self, saved)
@@ -467,47 +457,3 @@ class Trainer(LoadingTrainer):
             logger.finalize("success")
         self.state.status = self._states.TrainerStatus.FINISHED
         self.state.stage = None
-
-    def _check_checkpoints(self, task: LightningTask) -> None:
-        """Omit ``.ckpt`` files that nobody has asked for under a strategy that shards. Raises CheckpointError for others."""
-        writers = [each for each in self.callbacks if isinstance(each, self.framework.callbacks.Checkpoint)]
-        if not writers or not task.shards:
-            return
-        given = self._given
-        if given["enable_checkpointing"] or overrides(
-            self.lightning_module, "configure_callbacks", self.framework.LightningModule
-        ):
-            default = False
-        else:
-            listed = callbacks.checked(given["callbacks"], self.framework)
-            default = all(each is not writer for each in listed for writer in writers)
-        if not default:
-            raise checkpoint.sharded(self)
-        self.callbacks = [each for each in self.callbacks if each not in writers]
-        self.print(
-            "No .ckpt files are written: the strategy shards the weights. Write hocket={'checkpoints': 'runs/a'}."
-        )
-
-
-def _framework_of(given: Iterable[Any]) -> Any:
-    """Return the package of Lightning that callbacks or loggers are of, or None."""
-    for each in given:
-        for one in each if isinstance(each, Iterable) else [each]:
-            if (package := package_of(type(one))) is not None:
-                return require(package)
-    return None
-
-
-def _unknown(name: str, known: Mapping[str, Any]) -> str:
-    if name in arguments.EARLIER:
-        return f"Trainer({name}=…) is not an argument of Lightning 2. Write {arguments.EARLIER[name]}."
-    if name in _HOCKETS:
-        return f"Trainer({name}=…) is an argument of hocket.Trainer. Write Trainer(hocket={{{name!r}: …}})."
-    near = difflib.get_close_matches(name, known, 1)
-    return f"Trainer({name}=…) is not an argument of Lightning's Trainer." + (
-        f" Did you mean {near[0]}=?" if near else f" It has {', '.join(known)}."
-    )
-
-
-_DATA = {"model", "train_data", "eval_data", "data"}
-_HOCKETS = set(inspect.signature(hocket.Trainer).parameters)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hocket.optim.clipping import clip_gradients
+from hocket_migration.lightning.changes import Changes
 from hocket_migration.lightning.framework import framework_of
 from hocket_migration.lightning.hooks import Hooks
 from hocket_migration.lightning.logged import Results
@@ -84,7 +85,7 @@ class _BatchProgress:
         return self._trainer.is_last_batch
 
 
-class TrainerView:
+class TrainerView(Changes):
     """The ``trainer`` of a module that hocket trains.
 
     `hocket_migration.lightning.Trainer` is one; a `LightningTask` that was given to a `hocket.Trainer` makes its own.
@@ -94,9 +95,6 @@ class TrainerView:
     ends_by_steps = False
     #: Whether a fit has begun, whose data and duration are known.
     begun = False
-    #: Whether an attribute that is an argument is changed by the user when it is set.
-    _made = True
-
     # What Lightning's own Trainer has under these names; a subclass sets them from its arguments.
     barebones = False
     fast_dev_run: int | bool = False
@@ -521,24 +519,6 @@ class TrainerView:
         if self.is_global_zero:
             print(*arguments, **keywords)
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name in _CHANGEABLE and self._made:
-            self.change(name, value)
-        elif name in _WITHOUT_EFFECT or (name not in vars(self) and name in _LIGHTNINGS):
-            raise AttributeError(
-                f"trainer.{name} cannot be set under hocket, where it would have no effect. "
-                f"{_WITHOUT_EFFECT.get(name, 'Omit it')}."
-            )
-        super().__setattr__(name, value)
-
-    def keep(self, **values: Any) -> None:
-        """Set attributes that modules only read."""
-        vars(self).update(values)
-
-    def change(self, name: str, value: Any) -> None:
-        """Change an argument that the Trainer was given. Raises AttributeError where it cannot be changed."""
-        raise AttributeError(f"trainer.{name} cannot be set here. Give its counterpart to hocket.Trainer.")
-
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
@@ -547,32 +527,6 @@ class TrainerView:
             f"{', '.join(each for each in dir(type(self)) if each[0] != '_')}; and trainer.hocket, the hocket.Trainer, whose "
             "state is trainer.hocket.state."
         )
-
-
-#: Attributes that are arguments of the Trainer.
-_CHANGEABLE = {
-    "fast_dev_run", "overfit_batches", "log_every_n_steps", "accumulate_grad_batches", "gradient_clip_val",
-    "gradient_clip_algorithm", "check_val_every_n_epoch", "val_check_interval", "limit_train_batches", "limit_val_batches",
-    "limit_test_batches", "limit_predict_batches", "num_sanity_val_steps", "default_root_dir", "min_epochs", "min_steps",
-}  # fmt: skip
-
-
-#: Attributes that modules read, and what to write instead of setting them.
-_WITHOUT_EFFECT = {
-    "train_dataloader": "Return the loader from train_dataloader(), or give it to fit",
-    "val_dataloaders": "Return the loaders from val_dataloader(), or give them to fit",
-    "test_dataloaders": "Return the loaders from test_dataloader(), or give them to test",
-    "predict_dataloaders": "Return the loaders from predict_dataloader(), or give them to predict",
-    "val_check_batch": "Write Trainer(val_check_interval=…)",
-    "ckpt_path": "Give fit, validate, test or predict ckpt_path=…",
-    "barebones": "Give the arguments that it stands for to the Trainer",
-    "enable_autolog_hparams": "Give it to the Trainer",
-}
-#: Other attributes of Lightning's Trainer that it acts on, and this one has not.
-_LIGHTNINGS = {
-    "validate_loop", "test_loop", "_data_connector", "_callback_connector", "_checkpoint_connector", "_signal_connector",
-    "_detect_anomaly", "_loggers",
-}  # fmt: skip
 
 
 def _tensor(value: Any) -> torch.Tensor:
