@@ -5,7 +5,6 @@ A batch that is not split, on one rank, needs no weights. Several microbatches o
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import math
@@ -23,6 +22,7 @@ from hocket.help import names
 from hocket.losses import WHOLE, Loss, as_loss, own_loss
 from hocket.task import SupervisedTask
 from hocket.training import seeding
+from hocket.training.trial import without_trace
 
 if TYPE_CHECKING:
     from hocket.state import State
@@ -160,13 +160,19 @@ def classes(loss: Any) -> tuple[Tensor | None, int] | None:
 def tried(state: State, samples: int) -> Literal["mean", "sum", "neither"] | None:
     """Whether the loss of several samples is the mean or the sum of their losses, or neither; None if that cannot be tried.
 
-    A single sample is tried twice in one batch. Only losses are computed, without gradients, and the task's buffers and
-    attributes are restored. A loss function of `hocket.Task.train_batch` includes its forward pass.
+    A single sample is tried twice in one batch. Only losses are computed, without gradients, and the task is restored.
+    A loss function of `hocket.Task.train_batch` includes its forward pass.
     """
     function = state.step.loss_function
     several = list(range(min(samples, 8))) if samples > 1 else [0, 0]
     try:
-        with torch.no_grad(), seeding.preserved(), _restored(state.task), state.unlogged(), state.bus.forward_context():
+        with (
+            torch.no_grad(),
+            seeding.preserved(),
+            without_trace(state.task),
+            state.unlogged(),
+            state.bus.forward_context(),
+        ):
 
             def loss_of(indices: list[int]) -> Tensor:
                 batch = batches.take_samples(state.batch, indices, samples)
@@ -204,7 +210,7 @@ def check_weight(state: State) -> None:
         with (
             torch.enable_grad(),
             seeding.preserved(),
-            _restored(state.task),
+            without_trace(state.task),
             state.unlogged(),
             state.bus.forward_context(),
         ):
@@ -212,25 +218,6 @@ def check_weight(state: State) -> None:
     except Exception:  # of a loss that cannot be computed in this way
         return
     as_loss(returned)
-
-
-@contextlib.contextmanager
-def _restored(task: nn.Module) -> Iterator[None]:
-    """Restore the attributes and buffers of all modules, and the values of buffers, afterwards."""
-    kept = [(module, dict(vars(module)), dict(module._buffers)) for module in task.modules()]
-    values = [(buffer, buffer.clone(), buffer._version) for buffer in task.buffers()]
-    try:
-        yield
-    finally:
-        for module, attributes, buffers in kept:
-            for name in vars(module).keys() - attributes.keys():
-                del vars(module)[name]
-            vars(module).update(attributes)
-            module._buffers.update(buffers)
-        with torch.no_grad():
-            for buffer, value, version in values:
-                if buffer._version != version:
-                    buffer.copy_(value)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,0 +1,111 @@
+"""Compute losses on trial, without a trace in the task."""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+#: Attributes of every module, which hold its parameters, submodules and hooks.
+_OF_MODULES = frozenset(vars(nn.Module()))
+#: Arguments of batch normalization, which does not declare that it writes to them.
+_WRITTEN = {"running_mean", "running_var"}
+#: Larger arrays are taken for data, which nothing changes.
+_LARGEST_ARRAY = 2**20
+
+
+@contextmanager
+def without_trace(task: nn.Module) -> Iterator[None]:
+    """Restore afterwards what a computation changes: tensors, in place or as attributes, and collections in attributes.
+
+    Objects in attributes that collect, such as metrics, are restored too. They are known by ``update`` and ``reset``.
+    """
+    undo: list[Callable[[], Any]] = []
+    seen: set[int] = set()
+    for module in task.modules():
+        _note(module._buffers, undo, seen)
+        _note(vars(module), undo, seen, _OF_MODULES)
+    written = _Written()
+    try:
+        with written:
+            yield
+    finally:
+        with torch.no_grad():
+            for tensor, value in reversed(written.before):
+                tensor.copy_(value)
+        for each in reversed(undo):
+            each()
+
+
+class _Written(TorchDispatchMode):
+    """Copies tensors before an operator changes them in place.
+
+    ``before``: the tensors, as ``data``, whose restoration autograd does not take for another change, and their values.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.before: list[tuple[Tensor, Tensor]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        for at, argument in enumerate(func._schema.arguments):
+            declared = argument.alias_info is not None and argument.alias_info.is_write
+            if declared or argument.name in _WRITTEN:
+                given = args[at] if at < len(args) else kwargs.get(argument.name)
+                for tensor in tree_leaves(given):
+                    if isinstance(tensor, Tensor):
+                        self.before.append((tensor.data, tensor.detach().clone()))
+        return func(*args, **kwargs)
+
+
+def _note(value: Any, undo: list[Callable[[], Any]], seen: set[int], without: frozenset[str] = frozenset()) -> None:
+    """Note how to restore a value and what it holds."""
+    if id(value) in seen:
+        return
+    seen.add(id(value))
+    inner: list[Any] = []
+    if isinstance(value, dict):
+        items = {key: each for key, each in value.items() if key not in without}
+        undo.append(lambda: _refill(value, items, without))
+        inner = list(items.values())
+    elif isinstance(value, list | deque):
+        inner = list(value)
+        undo.append(lambda: _replace(value, value.extend, inner))
+    elif isinstance(value, set):
+        inner = list(value)
+        undo.append(lambda: _replace(value, value.update, inner))
+    elif isinstance(value, tuple):
+        inner = list(value)
+    elif (numpy := sys.modules.get("numpy")) and isinstance(value, numpy.ndarray):
+        if value.size <= _LARGEST_ARRAY and value.flags.writeable:
+            copied = value.copy()
+            undo.append(lambda: numpy.copyto(value, copied))
+    elif _collects(value):
+        inner = [vars(value)]
+    for each in inner:
+        _note(each, undo, seen)
+
+
+def _collects(value: Any) -> bool:
+    methods = (getattr(value, "update", None), getattr(value, "reset", None))
+    return hasattr(value, "__dict__") and not isinstance(value, nn.Module | type) and all(map(callable, methods))
+
+
+def _replace(collection: Any, add: Callable[[Any], None], content: Any) -> None:
+    collection.clear()
+    add(content)
+
+
+def _refill(mapping: dict[Any, Any], items: dict[Any, Any], without: frozenset[str]) -> None:
+    for key in [key for key in mapping if key not in items and key not in without]:
+        del mapping[key]
+    for key, value in items.items():
+        mapping[key] = value  # a Counter's `update` adds
