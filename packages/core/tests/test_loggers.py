@@ -8,10 +8,12 @@ import multiprocessing
 import os
 import pty
 import re
+import resource
 import select
 import signal
 import sys
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -209,15 +211,15 @@ def test_every_row_is_there_once_after_kills_and_resumes() -> None:
     run("whole", duration="3ep")
 
     def rows(name: str) -> list[dict[str, Any]]:
+        first, *others = lines(f"runs/{name}/metrics.jsonl")
+        assert "hyperparameters" in first
         return [
-            {k: v for k, v in row.items() if k not in ("seconds", "run")} for row in lines(f"runs/{name}/metrics.jsonl")
-        ]
+            {k: v for k, v in row.items() if k != "seconds"} for row in others if "hyperparameters" not in row
+        ]  # those of other callbacks or of another duration are written again
 
     got, expected = rows("run"), rows("whole")
-    for row in (got[0], expected[0]):
-        assert row.pop("hyperparameters")
     assert got == expected
-    assert [row["batch"] for row in got[1:] if "train/loss" in row] == [2, 4, 5, 6, 8, 10, 12, 14, 15]
+    assert [row["batch"] for row in got if "train/loss" in row] == [2, 4, 5, 6, 8, 10, 12, 14, 15]
 
 
 def test_another_file_is_not_shortened() -> None:
@@ -252,7 +254,7 @@ def test_a_full_disk_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_lines_that_wait_are_written_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the next line after 0.1 seconds, for an evaluation, a checkpoint and the end; each is there once, in order."""
+    """With the next line after 0.1 seconds, by a thread where none comes, and at the end; each is there once, in order."""
     clock = [1000.0]
     monkeypatch.setattr("hocket.loggers.jsonl.time.monotonic", lambda: clock[0])
     seen: dict[str, list[int]] = {}
@@ -263,7 +265,11 @@ def test_lines_that_wait_are_written_together(monkeypatch: pytest.MonkeyPatch) -
             clock[0] += 0.03
 
         def eval_batch_start(self, state: hocket.State) -> None:
-            seen.setdefault("evaluation", written())
+            if "evaluation" not in seen:
+                deadline = time.time() + 30
+                while len(written()) < 6 and time.time() < deadline:
+                    time.sleep(0.01)
+                seen["evaluation"] = written()
 
     def written() -> list[int]:
         file = Path("runs/run/metrics.jsonl")
@@ -276,6 +282,42 @@ def test_lines_that_wait_are_written_together(monkeypatch: pytest.MonkeyPatch) -
     assert seen["batch 5"] == [1, 2, 3, 4, 5]
     assert seen["evaluation"] == [1, 2, 3, 4, 5, 6]  # the row of batch 7 follows the evaluation
     assert written() == [*range(1, 10)]
+
+
+def test_lines_that_fit_on_a_full_disk_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 200 rows that are written together, the complete ones up to the limit of a real file system: a limit of its size."""
+
+    def run() -> None:
+        warnings.simplefilter("ignore")
+        resource.setrlimit(resource.RLIMIT_FSIZE, (8000, resource.RLIM_INFINITY))
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        monkeypatch.setattr("hocket.loggers.jsonl._SECONDS", 3600.0)
+        make(loggers=["jsonl"], duration="200ba").fit()
+
+    process = multiprocessing.get_context("fork").Process(target=run)
+    process.start()
+    process.join(60)
+    assert process.exitcode == 0
+    rows = [row["batch"] for row in lines() if "batch" in row]
+    size = Path("runs/run/metrics.jsonl").stat().st_size
+    assert rows == [*range(1, len(rows) + 1)]
+    assert 8000 - 150 < size <= 8000
+
+
+def test_a_resumed_run_tells_its_loggers_the_hyperparameters() -> None:
+    """Those of before are not written again to the same file; another logger gets them, and a file that is new."""
+    make(loggers=["jsonl"], checkpoints=hocket.Checkpoints("saved"), duration="4ba").fit()
+    memory = MemoryLogger()
+    again = make(
+        loggers=["jsonl", {"jsonl": {"filename": "other.jsonl"}}, memory], checkpoints=hocket.Checkpoints("saved"),
+        resume="auto", duration="6ba",
+    )  # fmt: skip
+    again.fit()
+    again.fit("1ba")
+    assert memory.hyperparameters["duration"] == "6ba"
+    for name, durations in (("metrics", ["4ba", "6ba"]), ("other", ["6ba"])):
+        written = lines(f"runs/run/{name}.jsonl")
+        assert [row["hyperparameters"]["duration"] for row in written if "hyperparameters" in row] == durations
 
 
 def test_lines_that_waited_for_a_full_disk_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:

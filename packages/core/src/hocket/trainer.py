@@ -274,6 +274,8 @@ class Trainer:
         self._runtime = Runtime.of(parts, bus, devices, comparison.of_settings(settings, task))
         whole_batch.check_plan(reduction, settings, parts.strategy)
         self._randomness = seeding.RandomStream(settings.seed, parts.strategy.data_rank)
+        #: Whether loggers have the hyperparameters.
+        self._described = False
         run = bus.broadcast_object(Run.new(settings.run_name))
         self.state = state = State(
             task=task,
@@ -423,8 +425,10 @@ class Trainer:
             with deferred(state.strategy.world_size == 1) as interruption, self._running():
                 state.bus.before_fit(state)
                 summary.show_resumed(state, self.command)
-                if not state.progress.ready:
+                if not self._described:
+                    self._described = True
                     state.bus.log_hyperparameters(state, self.settings.hyperparameters(state.bus.attachments))
+                if not state.progress.ready:
                     sanity_check(state, state.eval_sets, self.settings.sanity_eval, interruption.check)
                 with first_loss.watched(state):
                     self._loop.run(interruption)

@@ -344,6 +344,7 @@ class Checkpoints(Callback):
         self._writer.wait(state)
         if not state.content.worth_saving():
             return
+        state.bus.flush(state)  # a run that resumes here does not log these values again
         omitted: dict[str, Any] = {}
         if self._weights_only:
             model = by_own_names(state, state.bus.model_shards(state.prepared))

@@ -22,7 +22,10 @@ class Loggers:
 
     @hookspec
     def log_hyperparameters(self, state: State, parameters: Mapping[str, Any], /) -> None:
-        """Log the configuration of the run. Called once, in its first fit. Values are JSON-like."""
+        """Log the configuration of the run, before the first fit of a process. Values are JSON-like.
+
+        A run that was resumed may have other values and other loggers than before.
+        """
 
     @hookspec
     def log_metrics(self, state: State, metrics: Mapping[str, float], /) -> None:
@@ -58,4 +61,4 @@ class Loggers:
 
     @hookspec
     def flush(self, state: State, /) -> None:
-        """Write out buffered values."""
+        """Write out buffered values. Called before a checkpoint is written, and after a fit."""

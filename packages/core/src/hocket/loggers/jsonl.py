@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Mapping, Sequence
+import zlib
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from hocket.logger import Logger, check_filename
-from hocket.loggers.lines import LinesFile, strict
+from hocket.loggers.lines import LinesFile, encode, strict
 from hocket.loggers.media import Media
 from hocket.loggers.run_summary import RunSummary
 from hocket.plugins.delivery import RowsLostError
@@ -22,11 +24,11 @@ class JSONLinesLogger(Logger):
     """Write ``metrics.jsonl`` in the run's folder: one JSON object per line; and images, tables, texts and histograms.
 
     Each line has ``epoch``, ``batch``, ``sample``, ``token`` and ``seconds``, and the values by name (a metric named ``epoch``
-    becomes ``metric/epoch``). The first line of a run has its ``hyperparameters`` and the identity of the ``run``.
+    becomes ``metric/epoch``). The first line of a run has its ``hyperparameters`` and the identity of the ``run``. A run that
+    is resumed with others has another such line.
 
-    A line is written at once, unless others were written less than 0.1 seconds ago: then it waits for the next one after that
-    time, for an evaluation, a checkpoint or the end. A killed run loses only lines that wait; the last line may be incomplete,
-    and is removed later.
+    A line is written at once, unless others were written less than 0.1 seconds ago: then a thread writes it within that time.
+    A killed run loses only lines that wait; the last line may be incomplete, and is removed later.
 
     ``media/metrics.jsonl`` has a line for each image, table, text and histogram; images are PNG files beside it. A call writes
     at most 16 images of 1,024 × 1,024 pixels, 100 rows or 20,000 characters, and a run 100 MB of images; lines have the number
@@ -66,41 +68,49 @@ class JSONLinesLogger(Logger):
         #: Lines that are not yet written, with their values; and when a line is to be written at once.
         self._waiting: list[tuple[dict[str, Any], Mapping[str, float]]] = []
         self._due = 0.0
+        self._writer: _Later | None = None
         #: What went wrong in a call that cannot raise, until the next one that can.
         self._lost: RowsLostError | None = None
         self._resumed = False
+        #: The checksum of the hyperparameters that the file has last.
+        self._parameters: int | None = None
 
     def state_dict(self) -> dict[str, Any]:
         """Write the waiting lines, and return the lengths of the files and their checksums."""
         self._flush()
         media = self._media.state_dict()
-        return self._lines.state_dict() | ({"media": media} if media else {})
+        parameters = {} if self._parameters is None else {"parameters": self._parameters}
+        return self._lines.state_dict() | ({"media": media} if media else {}) | parameters
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore lengths and checksums; the next fit continues the files from there."""
-        if unknown := sorted(state_dict.keys() - {"size", "sum", "media"}):
+        if unknown := sorted(state_dict.keys() - {"size", "sum", "media", "parameters"}):
             raise ValueError(
-                f"The state of a JSONLinesLogger has the keys size, sum and media, but was given {unknown}."
+                f"The state of a JSONLinesLogger has the keys size, sum, media and parameters, but was given {unknown}."
             )
         self._lines.load_state_dict(state_dict)
         self._media.load_state_dict(state_dict.get("media", {}))
+        self._parameters = state_dict.get("parameters")
         self._resumed = True
 
-    def fit_start(self, state: State) -> None:
-        """Remove lines written after the checkpoint that the run resumes from."""
-        path = self._path(state)
-        if self._resumed:
-            self._lines.truncate(path, state.run.id)
-            self._media.truncate(path, state.run.id)
-            self._summary, self._resumed = RunSummary(), False
-        self._summary.begin(path, state)
-
     def log_hyperparameters(self, state: State, parameters: Mapping[str, Any]) -> None:
-        """Write a line ``{"hyperparameters": …, "run": …}``."""
+        """Write a line ``{"hyperparameters": …, "run": …}``, unless the last one of this run has the same."""
+        self._truncate(state)
+        values = strict(parameters)
+        checksum = zlib.crc32(encode(values).encode())
+        known = checksum == self._parameters or self._parameters is None  # None: of an earlier version
+        if self._lines.size and known and self._path(state).exists():
+            return
         self._flush()
         self._open(state)
-        self._lines.write({"hyperparameters": strict(parameters), "run": state.run.id})
+        self._lines.write({"hyperparameters": values, "run": state.run.id})
+        self._parameters = checksum
         self._raise()
+
+    def fit_start(self, state: State) -> None:
+        """Begin the summary of the run."""
+        self._truncate(state)
+        self._summary.begin(self._path(state), state)
 
     def log_metrics(self, state: State, metrics: Mapping[str, float]) -> None:
         """Write a line with the position and the values."""
@@ -110,14 +120,16 @@ class JSONLinesLogger(Logger):
         else:
             line |= {f"metric/{name}" if name in line else name: value for name, value in metrics.items()}
         self._open(state)
-        self._waiting.append((line, metrics))
+        if self._writer is None:
+            self._writer = _Later(self._write)
+        with self._writer.lock:
+            self._waiting.append((line, metrics))
+            self._raise()
         if time.monotonic() >= self._due:
             self._flush()
             self._raise()
-
-    def eval_start(self, state: State) -> None:
-        """Write the waiting lines, since an evaluation may take long."""
-        self._flush()
+        else:
+            self._writer.begin()
 
     def log_images(self, state: State, name: str, images: Sequence[Any]) -> None:
         """Write PNG files, and a line that names them. Raises ValueError for other shapes than (C, H, W) and (H, W)."""
@@ -153,9 +165,20 @@ class JSONLinesLogger(Logger):
     def close(self, state: State) -> None:
         """Close the files; the next write opens them again."""
         self._flush()
+        if self._writer is not None:
+            self._writer.end()
+            self._writer = None
         self._lines.close()
         self._media.close()
         self._raise()
+
+    def _truncate(self, state: State) -> None:
+        """Remove lines written after the checkpoint that the run resumes from."""
+        if self._resumed:
+            path = self._path(state)
+            self._lines.truncate(path, state.run.id)
+            self._media.truncate(path, state.run.id)
+            self._summary, self._resumed = RunSummary(), False
 
     def _path(self, state: State) -> Path:
         path = state.run_folder / self.filename
@@ -168,21 +191,65 @@ class JSONLinesLogger(Logger):
 
     def _flush(self) -> None:
         """Write the waiting lines; `_raise` reports those that cannot be written."""
+        if self._writer is not None:
+            with self._writer.lock:
+                self._write()
+
+    def _write(self) -> None:
         if not self._waiting:
             return
         waiting, self._waiting = self._waiting, []
+        lines = [line for line, _ in waiting]
         try:
-            self._lines.write(*(line for line, _ in waiting))
-        except OSError as error:
-            self._lost = RowsLostError(error, len(waiting) + (self._lost.rows if self._lost else 0))
+            self._lines.write(*lines)
+        except OSError:
+            self._lost = self._write_what_fits(lines)
         for _, metrics in waiting:
             self._summary.add(metrics)
         self._due = time.monotonic() + _SECONDS
+
+    def _write_what_fits(self, lines: Sequence[dict[str, Any]]) -> RowsLostError | None:
+        for number, line in enumerate(lines):
+            try:
+                self._lines.write(line)
+            except OSError as error:
+                return RowsLostError(error, len(lines) - number + (self._lost.rows if self._lost else 0))
+        return self._lost
 
     def _raise(self) -> None:
         if self._lost is not None:
             lost, self._lost = self._lost, None
             raise lost
+
+
+class _Later:
+    """A thread that writes lines soon after they were added, also if the run stalls then."""
+
+    def __init__(self, write: Callable[[], None]) -> None:
+        self.lock = threading.Lock()
+        self._write = write
+        self._waits, self._ended = threading.Event(), False
+        self._thread: threading.Thread | None = None
+
+    def begin(self) -> None:
+        """Write within the time from now on."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="hocket-jsonl", daemon=True)
+            self._thread.start()
+        if not self._waits.is_set():
+            self._waits.set()
+
+    def end(self) -> None:
+        """Let the thread end."""
+        self._ended = True
+        self._waits.set()
+
+    def _run(self) -> None:
+        while self._waits.wait() and not self._ended:
+            time.sleep(_SECONDS)
+            self._waits.clear()
+            with self.lock:
+                self._write()
 
 
 def _position(state: State) -> dict[str, Any]:
