@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import re
@@ -9,6 +10,7 @@ import shutil
 import signal
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import hypothesis
@@ -51,6 +53,7 @@ def pytest_unconfigure() -> None:
 
 
 @pytest.fixture
-def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def in_an_empty_folder(tmp_path: Path) -> Iterator[None]:
     """The working directory of a test that leaves files there."""
-    monkeypatch.chdir(tmp_path)
+    with contextlib.chdir(tmp_path):
+        yield

@@ -30,7 +30,7 @@ pytestmark = [
 @pytest.fixture(autouse=True)
 def _quiet(monkeypatch):
     monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
-    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # for reading; see the last test
 
 
 @pytest.fixture(scope="module")
@@ -216,3 +216,10 @@ class TestMLflow(LoggerConformance):
         ]
         names = run.data.metrics.keys() - {"epoch", "sample", "token", "seconds"}
         return {name: [value for _, value in values(client, run, name)] for name in names}
+
+
+def test_a_folder_is_written_without_its_environment_variable(state_in, tmp_path, monkeypatch):
+    monkeypatch.delenv("MLFLOW_ALLOW_FILE_STORE")
+    logger = MLflowLogger(f"file:{tmp_path}/mlruns")
+    logger.log_metrics(state_in(tmp_path), {"loss": 0.5})
+    assert [file.read_text().split()[1] for file in tmp_path.glob("mlruns/*/*/metrics/loss")] == ["0.5"]

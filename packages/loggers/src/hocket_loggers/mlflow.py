@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from hocket import Logger, State
 from hocket_loggers.records import Written, flat, pixels, position, relative, require
@@ -28,7 +30,8 @@ class MLflowLogger(Logger):
     with all their structure the file ``hyperparameters.json``: MLflow cannot change a parameter, so a resumed run adds
     only new ones. Images become PNG files, tables JSON files as of ``mlflow.log_table``, texts Markdown files and histograms
     JSON files with ``counts`` and ``edges``, each at ``name/batch``. Characters that MLflow refuses in names become ``_``.
-    Databases store infinities as ±1.8e308.
+    Databases store infinities as ±1.8e308. Newer versions read a folder only with ``MLFLOW_ALLOW_FILE_STORE=true`` in the
+    environment, also in ``mlflow ui``; this logger sets it for its own process.
 
     A resumed run continues the run of MLflow whose tag ``hocket.run`` has its identity. Values that a killed process wrote
     after the checkpoint are kept, and not written again.
@@ -138,6 +141,9 @@ class MLflowLogger(Logger):
         if self._client is None:
             from mlflow import MlflowClient
 
+            if urlsplit(self._uri or os.environ.get("MLFLOW_TRACKING_URI", "")).scheme in ("", "file"):
+                # MLflow 3.17 refuses folders otherwise, in this process and in what reads them.
+                os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
             client = MlflowClient(tracking_uri=self._uri)
             found = client.get_experiment_by_name(self._experiment)
             experiment = client.create_experiment(self._experiment) if found is None else found.experiment_id
