@@ -164,3 +164,31 @@ class Cached(Recurrent):
 def test_caches_constants_and_buffers_are_not_named() -> None:
     assert said(Cached) == []
     assert said(Saved) == []
+
+
+class Measured(hocket.Task):
+    """Logs metrics, whose states are tensors in attributes and which checkpoints save."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        metrics = pytest.importorskip("torchmetrics")
+        self.layer = nn.Linear(2, 1)
+        self.each = metrics.MetricCollection({"mean": metrics.MeanMetric(), "largest": metrics.MaxMetric()})
+
+    def forward(self, batch: Any) -> Any:
+        return self.layer(batch[0])
+
+    def loss(self, outputs: Any, batch: Any) -> Any:
+        self.each.update(outputs.detach())
+        self.log(dict(self.each.items()), over="epoch")
+        return outputs.square().mean()
+
+
+@pytest.mark.filterwarnings("error")
+def test_metrics_that_are_logged_need_no_extra_state(tmp_path: Any) -> None:
+    arguments: dict[str, Any] = {"checkpoints": hocket.Checkpoints(tmp_path, every="2ba"), "resume": "auto"}
+    whole = trainer(Measured).fit().metrics
+    trainer(Measured, **arguments).fit("4ba")
+    resumed = trainer(Measured, **arguments).fit().metrics
+    names = ("train/mean", "train/largest")
+    assert [resumed[name] for name in names] == [whole[name] for name in names]

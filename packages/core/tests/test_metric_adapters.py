@@ -57,11 +57,22 @@ def auroc() -> Any:
     return torchmetrics.classification.MulticlassAUROC(3)
 
 
+def by_class() -> Any:
+    """Its states are in another metric."""
+    return torchmetrics.wrappers.ClasswiseWrapper(torchmetrics.classification.MulticlassAccuracy(3, average=None))
+
+
+def expression() -> Any:
+    return 2 * accuracy() - auroc()
+
+
 KINDS = [
     (Mean, MetricAdapter),
     (Stateful, MetricAdapter),
     (accuracy, Torchmetrics),
     (auroc, Torchmetrics),
+    (by_class, Torchmetrics),
+    (expression, Torchmetrics),
     (collection, Collection),
 ]
 
@@ -88,6 +99,24 @@ def test_a_metric_is_saved_restored_and_merged(make: Any, cls: Any) -> None:
     fresh = make()
     fresh.update(*batches[0])
     torch.testing.assert_close(first.metric.compute(), fresh.compute())
+
+
+@pytest.mark.parametrize("name", ["MaxMetric", "MinMetric", "SumMetric", "MeanMetric", "CatMetric"])
+def test_values_are_merged_in_the_order_of_the_run(name: str) -> None:
+    """Also those whose own ``merge_state`` refuses."""
+    values = [3.0, -1.0, 7.0, 0.5, 2.0]
+    whole, first, second = (getattr(torchmetrics, name)() for _ in range(3))
+    for number, value in enumerate(values):
+        whole.update(value)
+        (first if number < 3 else second).update(value)
+    adapted(first).merge([second])
+    assert first.compute().tolist() == whole.compute().tolist()
+    assert first.update_count == 5
+
+
+def test_states_without_a_reduction_cannot_be_merged() -> None:
+    assert not adapted(torchmetrics.PearsonCorrCoef()).merges
+    assert adapted(accuracy()).merges and adapted(collection()).merges
 
 
 def test_without_merge_state_ranks_cannot_be_combined() -> None:

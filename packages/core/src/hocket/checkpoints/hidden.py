@@ -31,14 +31,14 @@ class HiddenTensors:
     def observe(self, state: State) -> None:
         """Record the model's tensors after the first batch; later calls do nothing."""
         if self._seen is None:
-            self._seen = {name: (weakref.ref(tensor), tensor._version) for name, tensor in _hidden(state.task)}
+            self._seen = {name: (weakref.ref(tensor), tensor._version) for name, tensor in _hidden(state)}
 
     def warn(self, state: State) -> None:
         """Warn once about tensors in attributes that have changed since the first batch."""
         if self._done or self._seen is None or state.strategy.rank:
             return
         changed = []
-        for name, tensor in _hidden(state.task):
+        for name, tensor in _hidden(state):
             reference, version = self._seen.get(name, (None, 0))
             if reference is None or reference() is not tensor or tensor._version != version:
                 changed.append(f"{type(state.model).__name__}.{name.removeprefix(state.model_prefix)}")
@@ -52,13 +52,18 @@ class HiddenTensors:
             )
 
 
-def _hidden(task: Task) -> Iterator[tuple[str, Tensor]]:
-    """Yield tensors in attributes of modules, by name. Tasks and modules that define an extra state are skipped."""
+def _hidden(state: State) -> Iterator[tuple[str, Tensor]]:
+    """Yield tensors in attributes of modules, by name.
+
+    Tasks and modules that define an extra state are skipped, and metrics that were logged, which checkpoints save.
+    """
+    task = state.task
     if type(task).extra_state is not Task.extra_state:
         return
     known = {id(tensor) for tensor in [*task.parameters(), *task.buffers()]}
+    saved = {id(part) for module in task.modules() if state.aggregates.logs(module) for part in module.modules()}
     for path, module in task.named_modules():
-        if type(module).get_extra_state is not nn.Module.get_extra_state:
+        if id(module) in saved or type(module).get_extra_state is not nn.Module.get_extra_state:
             continue
         for attribute, value in vars(module).items():
             if attribute in ("_parameters", "_buffers", "_modules"):

@@ -365,10 +365,11 @@ class OfMetric(Accumulator):
         if self.metric is value:
             return
         self._metric = adapted(value)
-        if self._saved and not self._metric.combines:
+        if self._saved and not self._metric.merges:
             warnings.warn(
-                f"The logged metric {type(value).__name__} has no merge_state(others), so what it saw before the checkpoint is "
-                "lost, and this interval begins where the run was resumed. Give it merge_state, or use a torchmetrics metric.",
+                f"The logged metric {type(value).__name__} cannot add what another one saw, so what it saw before the "
+                "checkpoint is lost, and this interval begins where the run was resumed. Give it merge_state(others), or use a "
+                "torchmetrics metric whose states have a dist_reduce_fx.",
                 stacklevel=5,
             )
             self._saved = []

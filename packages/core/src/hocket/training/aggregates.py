@@ -185,6 +185,10 @@ class Aggregates:
                 if type(value) not in _TENSORS and is_metric(value):
                     self._ignored[id(value)] = value
 
+    def logs(self, metric: Any) -> bool:
+        """Whether an object was logged as a metric, whose state is part of what was collected."""
+        return id(metric) in self._owners
+
     # --- when nothing counts
 
     @contextmanager

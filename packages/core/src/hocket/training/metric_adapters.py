@@ -1,13 +1,14 @@
-"""Save, restore and combine over ranks the metrics of different libraries.
+"""Save, restore and combine the metrics of different libraries.
 
-Metrics of torchmetrics are recognized by their class, without importing anything. Only this file writes their private
-``_update_count``: without it a restored metric warns that ``compute`` was called before ``update``.
+Metrics of torchmetrics are recognized by their class, without importing anything. Only this file uses what is private there:
+``_update_count``, without which a restored metric warns that ``compute`` was called before ``update``, and ``_reductions``,
+since ``merge_state`` refuses some metrics, adds in another order than that of the run, and does not weight means.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -41,6 +42,11 @@ class MetricAdapter:
         """Whether it can be combined over ranks."""
         return self.reduces_itself or hasattr(self.metric, "merge_state")
 
+    @property
+    def merges(self) -> bool:
+        """Whether it can `merge`."""
+        return hasattr(self.metric, "merge_state")
+
     def to(self, device: torch.device) -> None:
         """Move it to a device, if it has ``to``."""
         if hasattr(self.metric, "to"):
@@ -64,7 +70,7 @@ class MetricAdapter:
             attributes[name] = move(value, before.device) if isinstance(before, torch.Tensor) else value
 
     def merge(self, others: Sequence[Any]) -> None:
-        """Add the sums of other metrics of its kind."""
+        """Add the sums of other metrics of its kind, which saw later batches."""
         self.metric.merge_state(list(others))
 
     @contextmanager
@@ -74,7 +80,7 @@ class MetricAdapter:
 
 
 class Torchmetrics(MetricAdapter):
-    """A metric of torchmetrics. Its ``state_dict`` skips most states, and its ``merge_state`` takes one metric at a time."""
+    """A metric of torchmetrics, and those that it consists of. Its ``state_dict`` skips most states."""
 
     reduces_itself = True
 
@@ -83,6 +89,14 @@ class Torchmetrics(MetricAdapter):
         """See :meth:`MetricAdapter.serves`."""
         return isinstance(metric, _classes("Metric"))
 
+    @property
+    def merges(self) -> bool:
+        """Whether torchmetrics says how the states of two of them are combined."""
+        return all(
+            _own_merge(part) or all(_name(how) in _COMBINED for how in _reductions(part).values())
+            for part in self._parts(self.metric).values()
+        )
+
     def reduce_within(self, group: Any) -> None:
         """See :meth:`MetricAdapter.reduce_within`."""
         for each in self.metric.modules():
@@ -90,19 +104,29 @@ class Torchmetrics(MetricAdapter):
 
     def state(self) -> Any:
         """See :meth:`MetricAdapter.state`."""
-        return {"updates": self.metric.update_count, "states": dict(self.metric.metric_state)}
+        (_, whole), *parts = ((name, _state(part)) for name, part in self._parts(self.metric).items())
+        return whole | {"parts": dict(parts)} if parts else whole
 
     def restore(self, state: Any) -> None:
         """See :meth:`MetricAdapter.restore`."""
         self.metric.reset()
-        for name, value in state["states"].items():
-            setattr(self.metric, name, value)
-        self.metric._update_count = state["updates"]
+        parts = self._parts(self.metric)
+        for name, saved in {"": state, **state.get("parts", {})}.items():
+            for attribute, value in saved["states"].items():
+                setattr(parts[name], attribute, value)
+            parts[name]._update_count = saved["updates"]
 
     def merge(self, others: Sequence[Any]) -> None:
         """See :meth:`MetricAdapter.merge`."""
         for other in others:
-            self.metric.merge_state(other)
+            its = self._parts(other)
+            for name, part in self._parts(self.metric).items():
+                _merge(part, its[name])
+
+    @staticmethod
+    def _parts(metric: Any) -> dict[str, Any]:
+        """Return a metric and those that a wrapper or an expression computes with, by name; its own is empty."""
+        return {name: each for name, each in metric.named_modules() if isinstance(each, _classes("Metric"))}
 
     @contextmanager
     def alone(self) -> Iterator[None]:
@@ -135,14 +159,62 @@ class Collection(Torchmetrics):
         for name, each in self.metric.items(keep_base=True):
             adapted(each).restore(state[name])
 
+    @property
+    def merges(self) -> bool:
+        """See :meth:`MetricAdapter.merges`."""
+        return all(adapted(each).merges for each in self.metric.values())
+
     def merge(self, others: Sequence[Any]) -> None:
         """See :meth:`MetricAdapter.merge`."""
         for other in others:
             for each, its in zip(self.metric.values(), other.values(), strict=True):
-                each.merge_state(its)
+                adapted(each).merge([its])
 
 
 _ADAPTERS: tuple[type[MetricAdapter], ...] = (Collection, Torchmetrics, MetricAdapter)
+
+
+#: The reductions of torchmetrics: how to combine a state with the one of later batches, and the numbers of updates.
+_COMBINED: dict[str, Callable[[Any, Any, int, int], Any]] = {
+    "dim_zero_sum": lambda first, later, n, m: first + later,
+    "dim_zero_mean": lambda first, later, n, m: (first * n + later * m) / max(n + m, 1),
+    "dim_zero_max": lambda first, later, n, m: torch.maximum(first, later),
+    "dim_zero_min": lambda first, later, n, m: torch.minimum(first, later),
+    "dim_zero_cat": lambda first, later, n, m: [*_listed(first), *_listed(later)],
+}
+
+
+def _state(metric: Any) -> dict[str, Any]:
+    return {"updates": metric.update_count, "states": {name: getattr(metric, name) for name in _reductions(metric)}}
+
+
+def _reductions(metric: Any) -> dict[str, Any]:
+    """Return how its states are reduced, by name, without those of a metric inside that a wrapper answers for."""
+    return {name: how for name, how in metric._reductions.items() if name in vars(metric)}
+
+
+def _merge(metric: Any, later: Any) -> None:
+    first, second = metric.update_count, later.update_count
+    if _own_merge(metric):
+        metric.merge_state(later)
+    else:
+        for attribute, how in _reductions(metric).items():
+            combine = _COMBINED[_name(how)]
+            setattr(metric, attribute, combine(getattr(metric, attribute), getattr(later, attribute), first, second))
+    metric._update_count = first + second
+
+
+def _own_merge(metric: Any) -> bool:
+    inherited = (getattr(each, "merge_state", None) for each in _classes("Metric"))
+    return getattr(type(metric), "merge_state", None) not in (None, *inherited)
+
+
+def _name(function: Any) -> str:
+    return getattr(function, "__name__", "")
+
+
+def _listed(values: Any) -> list[Any]:
+    return list(values) if isinstance(values, list) else [values]
 
 
 def _classes(name: str) -> tuple[type, ...]:
