@@ -17,16 +17,27 @@ from hocket.testkit import run_ranks
 from hocket.testkit.ranks import RankError
 
 
+class Seen:
+    """What trials leave as it is: neither a collection nor a metric."""
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+
+
 class Limited(nn.Module):
     """Runs out of memory above so many samples, and does what it does to each sample alone."""
 
     def __init__(self, limit: int) -> None:
         super().__init__()
         self.limit = limit
-        self.sizes: list[int] = []
+        self.seen = Seen()
         with torch.random.fork_rng():
             torch.manual_seed(0)
             self.head = nn.Linear(8, 3)
+
+    @property
+    def sizes(self) -> list[int]:
+        return self.seen.sizes
 
     def forward(self, inputs: Tensor) -> Tensor:
         self.sizes.append(len(inputs))

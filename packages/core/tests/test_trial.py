@@ -142,12 +142,13 @@ def test_torchmetrics_in_a_loss_are_those_of_the_whole_set() -> None:
     )
 
 
-def test_an_exception_leaves_no_trace_either() -> None:
+@pytest.mark.parametrize("watch", [True, False])
+def test_an_exception_leaves_no_trace_either(watch: bool) -> None:
     task = Collecting()
     batch = [each[:8] for each in DATA.tensors]
     task.loss(task(batch), batch)
     before = task.content()
-    with pytest.raises(ZeroDivisionError), without_trace(task):
+    with pytest.raises(ZeroDivisionError), without_trace(task, watch):
         task.loss(task(batch), batch)
         task.added = 1 / 0
     assert task.content() == before

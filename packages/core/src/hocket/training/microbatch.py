@@ -26,6 +26,7 @@ from hocket.training.carry import split_carry
 from hocket.training.means import Weighting
 from hocket.training.metrics import MetricSet
 from hocket.training.step import count
+from hocket.training.trial import without_trace
 from hocket.types import Batch
 
 
@@ -181,7 +182,6 @@ def _bisect(state: State, batch: Batch, samples: int) -> int:
 
 
 def _fits(state: State, batch: Batch, size: int) -> bool:
-    buffers = [(buffer, buffer.clone()) for buffer in state.task.buffers()]
     # Most optimizers allocate two more values for each parameter in their first step.
     reserved = [
         torch.empty_like(parameter)
@@ -191,14 +191,11 @@ def _fits(state: State, batch: Batch, size: int) -> bool:
         for parameter in group["params"] * 2
     ]
     try:
-        with _run_state_preserved(state):
+        with _run_state_preserved(state), without_trace(state.task, watch=False):
             return _try(state, batch, size)
     finally:
         del reserved
         state.bus.zero_grad(state)
-        with torch.no_grad():
-            for buffer, value in buffers:
-                buffer.copy_(value)
         if torch.accelerator.is_available():
             torch.accelerator.memory.empty_cache()
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -17,24 +17,31 @@ from torch.utils._pytree import tree_leaves
 _OF_MODULES = frozenset(vars(nn.Module()))
 #: Arguments of batch normalization, which does not declare that it writes to them.
 _WRITTEN = {"running_mean", "running_var"}
-#: Larger arrays are taken for data, which nothing changes.
+#: Arrays of more elements are taken for data, which nothing changes.
 _LARGEST_ARRAY = 2**20
 
 
 @contextmanager
-def without_trace(task: nn.Module) -> Iterator[None]:
+def without_trace(task: nn.Module, watch: bool = True) -> Iterator[None]:
     """Restore afterwards what a computation changes: tensors, in place or as attributes, and collections in attributes.
 
     Objects in attributes that collect, such as metrics, are restored too. They are known by ``update`` and ``reset``.
+
+    Args:
+        watch: whether to copy any tensor before it is changed in place, which takes memory. Otherwise buffers are restored, and
+            tensors in attributes unless they are large.
     """
+    tensors: list[Tensor] = []
     undo: list[Callable[[], Any]] = []
     seen: set[int] = set()
     for module in task.modules():
-        _note(module._buffers, undo, seen)
-        _note(vars(module), undo, seen, _OF_MODULES)
+        _note(module._buffers, undo, seen, tensors)
+        _note(vars(module), undo, seen, tensors, _OF_MODULES)
     written = _Written()
+    if not watch:
+        written.note([*task.buffers(), *(each for each in tensors if each.numel() <= _LARGEST_ARRAY)])
     try:
-        with written:
+        with written if watch else nullcontext():
             yield
     finally:
         with torch.no_grad():
@@ -60,19 +67,29 @@ class _Written(TorchDispatchMode):
             declared = argument.alias_info is not None and argument.alias_info.is_write
             if declared or argument.name in _WRITTEN:
                 given = args[at] if at < len(args) else kwargs.get(argument.name)
-                for tensor in tree_leaves(given):
-                    if isinstance(tensor, Tensor):
-                        self.before.append((tensor.data, tensor.detach().clone()))
+                self.note([each for each in tree_leaves(given) if isinstance(each, Tensor)])
         return func(*args, **kwargs)
 
+    def note(self, tensors: Iterable[Tensor]) -> None:
+        """Copy tensors."""
+        self.before += [(tensor.data, tensor.detach().clone()) for tensor in tensors]
 
-def _note(value: Any, undo: list[Callable[[], Any]], seen: set[int], without: frozenset[str] = frozenset()) -> None:
-    """Note how to restore a value and what it holds."""
+
+def _note(
+    value: Any,
+    undo: list[Callable[[], Any]],
+    seen: set[int],
+    tensors: list[Tensor],
+    without: frozenset[str] = frozenset(),
+) -> None:
+    """Note how to restore a value and what it holds, and which tensors that are."""
     if id(value) in seen:
         return
     seen.add(id(value))
     inner: list[Any] = []
-    if isinstance(value, dict):
+    if isinstance(value, Tensor):
+        tensors.append(value)
+    elif isinstance(value, dict):
         items = {key: each for key, each in value.items() if key not in without}
         undo.append(lambda: _refill(value, items, without))
         inner = list(items.values())
@@ -91,7 +108,7 @@ def _note(value: Any, undo: list[Callable[[], Any]], seen: set[int], without: fr
     elif _collects(value):
         inner = [vars(value)]
     for each in inner:
-        _note(each, undo, seen)
+        _note(each, undo, seen, tensors)
 
 
 def _collects(value: Any) -> bool:
