@@ -103,3 +103,25 @@ def test_the_trainer_shows_it_once_and_trains_bitwise_as_without(capsys: Any) ->
         results.append(trainer.model_state_dict())
     assert all(torch.equal(one, other) for one, other in zip(*(each.values() for each in results), strict=True))
     assert capsys.readouterr().out.count("forward") == 1
+
+
+@pytest.mark.parametrize("whole", [nn.LSTM, nn.GRU, nn.RNN])
+def test_a_recurrent_network_has_the_flops_of_a_hand_count(whole: type[nn.RNNBase]) -> None:
+    """The CPU computes a layer of an LSTM as one operation, which torch's counter does not know; the others step by step."""
+    batch, steps, width, hidden, gates = 4, 5, 8, 12, {nn.LSTM: 4, nn.GRU: 3, nn.RNN: 1}[whole]
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = whole(width, hidden, num_layers=2, bidirectional=True, batch_first=True)
+
+        def forward(self, inputs: Any) -> Any:
+            return self.layers(inputs)[0]
+
+    data = (torch.ones(batch, steps, width), torch.ones(batch, steps, 2 * hidden))
+    found = hocket.model_summary(Net(), data, loss="mse").layers[-1]
+    inputs, state = 2 * batch * gates * hidden * (width + 2 * hidden), 2 * batch * gates * hidden * 2 * hidden
+    assert found.forward_flops == 2 * steps * (inputs + state)
+    # The inputs of the first layer have no gradient, and neither has the state before the first step.
+    inner = 2 * batch * gates * hidden * 2 * hidden
+    assert found.backward_flops == found.forward_flops + 2 * (steps * inner + (steps - 1) * state)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import math
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -195,6 +196,22 @@ def _hollow_copy(task: Task, hollow: Hollow, device: torch.device) -> Task:
             module.__class__ = own
 
 
+def _flops_of_layer(inputs: Any, of_inputs: Any, of_state: Any, *rest: Any, **named: Any) -> int:
+    """Return the FLOPs of a layer of an LSTM, one operation on the CPU, from shapes: (T, B, I), (4H, I), (4H, H)."""
+    return 2 * math.prod(inputs[:-1]) * (math.prod(of_inputs) + math.prod(of_state))
+
+
+def _backward_of_layer(flops: int, inputs: Tensor, of_inputs: Tensor, of_state: Tensor) -> int:
+    """Return those of its backward pass: the state of the first step has no gradient, and the inputs may have none."""
+    steps, state = inputs.size(0), of_state.numel() / (of_inputs.numel() + of_state.numel())
+    gradients = (1 - state) * inputs.requires_grad + state * (1 - 1 / steps)
+    return round(flops * (gradients + of_inputs.requires_grad))
+
+
+#: Operations that torch's counter does not know.
+_FUSED = {torch.ops.aten.mkldnn_rnn_layer: _flops_of_layer}
+
+
 class _Backward(TorchDispatchMode):
     """Count what the backward pass of each operation will take: as much for each operand with a gradient as its forward.
 
@@ -212,7 +229,9 @@ class _Backward(TorchDispatchMode):
         before = self._counter.get_total_flops()
         made = function(*args, **(kwargs or {}))
         flops = self._counter.get_total_flops() - before
-        if flops and torch.is_grad_enabled():
+        if flops and torch.is_grad_enabled() and function.overloadpacket in _FUSED:
+            self.flops += _backward_of_layer(flops, *args[:3])
+        elif flops and torch.is_grad_enabled():
             tensors = [each for each in args if isinstance(each, Tensor)]
             if "attention" in str(function):
                 self.flops += flops * 5 // 2 if any(each.requires_grad for each in tensors) else 0
@@ -227,7 +246,7 @@ class _Run:
 
     def __init__(self, task: Task, hollow: Hollow) -> None:
         self.task, self.model, self.hollow = task, task.model, hollow
-        self.counter = FlopCounterMode(display=False)
+        self.counter = FlopCounterMode(display=False, custom_mapping=_FUSED)
         self.calls: Counter[nn.Module] = Counter()
         self.outputs: dict[nn.Module, tuple[tuple[int, ...], ...]] = {}
         self.forward: Counter[nn.Module] = Counter()

@@ -33,6 +33,7 @@ class MetricSet:
 
     Raises:
         TypeError: a metric has no update, compute or reset, or cannot be combined over ranks.
+        ValueError: a metric is named as the loss.
     """
 
     def __init__(
@@ -43,6 +44,11 @@ class MetricSet:
         given = _made(metrics(), "metrics=") if callable(metrics) else copy.deepcopy(dict(metrics or {}))
         own = _made(state.task.metrics(label), f"metrics({label!r}) of {type(state.task).__name__}")
         given = {**own, **given}
+        if "loss" in given and type(state.task).has_eval_loss is Task.has_eval_loss:
+            raise ValueError(
+                f"A metric is named 'loss', and {label}/loss is the loss of the task. Give the metric another name, such as "
+                "'mean_loss'."
+            )
         for name, metric in given.items():
             for method in ("update", "compute", "reset"):
                 if not callable(getattr(metric, method, None)):
