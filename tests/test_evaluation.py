@@ -270,6 +270,15 @@ def test_names_of_metrics_are_exact(data, model) -> None:
     assert set(values) == {"eval/loss", "eval/accuracy", "eval/accuracy-2", "eval/Accuracy"}
 
 
+@pytest.mark.parametrize("argument", ["metrics", "train_metrics"])
+def test_a_metric_does_not_take_the_name_of_the_loss(data, model, argument) -> None:
+    with pytest.raises(ValueError, match=r"(train|eval)/loss is the loss of the task. .* 'mean_loss'"):
+        hocket.Trainer(
+            model=model(), loss=F.cross_entropy, train_data=data(8), eval_data=data(8), optimizer=sgd, duration="1ep",
+            **{argument: {"loss": Accuracy()}},
+        ).fit()  # fmt: skip
+
+
 def test_outputs_without_a_loss(data, model) -> None:
     """A model that evaluates otherwise than it trains reports metrics only; so does one without a loss."""
 

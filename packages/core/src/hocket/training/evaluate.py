@@ -22,7 +22,7 @@ from hocket.task import Task
 from hocket.time import Interval, time_of
 from hocket.training import scalars, seeding, weights
 from hocket.training.means import on_device
-from hocket.training.metrics import MetricSet
+from hocket.training.metrics import MetricSet, named_loss
 from hocket.training.modes import eval_mode
 from hocket.training.step import count
 
@@ -246,7 +246,10 @@ def _evaluate_set(
             "as a list or a DataLoader."
         )
     total, over = bus.all_reduce(sums, "sum").tolist()
-    values = {**({f"{label}/loss": total / over} if over else {}), **metrics.compute()}
+    values = metrics.compute()
+    if over and f"{label}/loss" in values:
+        raise ValueError(named_loss(label))
+    values = {**({f"{label}/loss": total / over} if over else {}), **values}
     values.update(logged.together([each for _, each in ranks]))
     decides = type(state.task).has_eval_loss is not Task.has_eval_loss  # and may measure in events
     if not values and not decides and not state.task.has_eval_loss(step.outputs):

@@ -13,7 +13,7 @@ from hocket.checkpoints.plain_data import decode, encode
 from hocket.data.nesting import move
 from hocket.help import failures, objects
 from hocket.state import State
-from hocket.task import SupervisedTask
+from hocket.task import SupervisedTask, Task
 from hocket.training import scalars
 from hocket.training.metric_adapters import adapted
 from hocket.training.simple_metrics import Accuracy
@@ -44,11 +44,9 @@ class MetricSet:
         given = _made(metrics(), "metrics=") if callable(metrics) else copy.deepcopy(dict(metrics or {}))
         own = _made(state.task.metrics(label), f"metrics({label!r}) of {type(state.task).__name__}")
         given = {**own, **given}
-        if "loss" in given and type(state.task).has_eval_loss is Task.has_eval_loss:
-            raise ValueError(
-                f"A metric is named 'loss', and {label}/loss is the loss of the task. Give the metric another name, such as "
-                "'mean_loss'."
-            )
+        # A task with its own eval_forward may have no loss in evaluations.
+        if "loss" in given and (label == "train" or type(state.task).eval_forward is Task.eval_forward):
+            raise ValueError(named_loss(label))
         for name, metric in given.items():
             for method in ("update", "compute", "reset"):
                 if not callable(getattr(metric, method, None)):
@@ -187,3 +185,11 @@ def _made(returned: Any, function: str) -> Mapping[str, Any]:
     except (TypeError, ValueError) as error:
         error.add_note(f"Returned by {function}, which may return {{'accuracy': MyMetric()}}, names, or {{}} for none.")
         raise
+
+
+def named_loss(label: str) -> str:
+    """Return what to say of a metric that is named as the loss."""
+    return (
+        f"A metric is named 'loss', and {label}/loss is the loss of the task. Give the metric another name, such as "
+        "'mean_loss'."
+    )
