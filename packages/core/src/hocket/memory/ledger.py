@@ -66,9 +66,15 @@ class Ledger(TorchDispatchMode):
         """Run an operation, and record the storage of its results."""
         if function is torch.ops.aten._local_scalar_dense.default and _is_fake(args[0]):
             return self._read(function, args)
-        self.see(args)
+        given = [each for each in tree_iter(args) if isinstance(each, Tensor)]
+        self.see(filter(_is_fake, given))
+        # Real tensors that were made before are the data of the loader. What is made of them is recorded, but not their views.
+        fresh = function is torch.ops.aten.lift_fresh.default  # a number just became a tensor
+        real = [each for each in given if not fresh and not _is_fake(each)]
+        data = [storage for each in real for storage in _storages(each) if id(storage) not in self._living]
         made = function(*args, **(kwargs or {}))
-        self.see(made)
+        found = [each for each in tree_iter(made) if isinstance(each, Tensor)]
+        self.see(each for each in found if not any(s in data for s in _storages(each)))
         if function.overloadpacket is torch.ops.aten.all and _is_fake(made):
             made._of_all = True
         if (scratch := _SCRATCH.get(str(function))) is not None and args[0].device.type == "cpu":
@@ -77,18 +83,14 @@ class Ledger(TorchDispatchMode):
             self.events += [(number, True), (number, False)]
         return made
 
-    def see(self, tree: Any) -> None:
+    def see(self, tensors: Iterable[Tensor]) -> None:
         """Record the storage of tensors, unless it is known."""
-        for each in tree_iter(tree):
-            if isinstance(each, Tensor):
-                self._see(each)
-
-    def _see(self, tensor: Tensor) -> None:
-        device = tensor.device.type
-        for storage in _storages(tensor):
-            if id(storage) not in self._living:
-                weakref.finalize(storage, self._free, id(storage)).atexit = False
-                self._allocate(id(storage), storage.nbytes(), device)
+        for tensor in tensors:
+            device = tensor.device.type
+            for storage in _storages(tensor):
+                if id(storage) not in self._living:
+                    weakref.finalize(storage, self._free, id(storage)).atexit = False
+                    self._allocate(id(storage), storage.nbytes(), device)
 
     def _allocate(self, key: int, size: int, device: str) -> None:
         self._living[key] = len(self.allocations)

@@ -240,7 +240,7 @@ def _listen(stage: Stage, trainer: Trainer, kinds: dict[str, set[int]]) -> None:
 
     def moved(state: Any, batch: Any) -> Any:
         hollow = map_tensors(lambda tensor: stage.hollow.view(tensor, held), batch)
-        ledger.see(hollow)
+        ledger.see(_tensors(hollow))
         kinds["batch"] |= ledger.numbers(_tensors(hollow))
         result = move(state, hollow)
         kinds["batch"] |= ledger.numbers(_tensors(result))
