@@ -155,6 +155,30 @@ def test_slow_plugin_is_named_first(tmp_path: Path) -> None:
     assert found["plugins"]["sleeps"]["share"] * found["seconds_per_batch"] >= SLOW
 
 
+def test_what_training_needs_is_not_advised_to_be_omitted(tmp_path: Path) -> None:
+    def transform(batch: Any) -> Any:
+        time.sleep(SLOW)
+        return batch
+
+    class Slow(Wide):
+        def batch_end(self, state: Any) -> None:
+            time.sleep(SLOW)
+
+    class Acts(hocket.Callback):
+        @hocket.hookimpl(wrapper=True)
+        def backward(self, state: Any, loss: Any) -> Any:
+            time.sleep(SLOW)
+            return (yield)
+
+    cause = profiled(tmp_path, **small(), batch_transform=transform)["causes"][0]
+    assert cause["subject"] == "batch-transform" and cause["advice"][0] == "fewer operations in batch_transform="
+    assert "num_workers" in cause["advice"][1] and len(cause["advice"]) == 2
+    for subject, arguments in (("Slow", {"model": Slow()}), ("acts", {**small(), "callbacks": [Acts()]})):
+        cause = profiled(tmp_path / subject, **arguments)["causes"][0]
+        assert cause["subject"] == subject and cause["advice"][0].startswith("fewer operations in ")
+        assert not any("every n batches" in each or "not at all" in each for each in cause["advice"])
+
+
 def test_slow_optimizer_is_named_first(tmp_path: Path) -> None:
     causes = profiled(tmp_path, **small(), optimizer=lambda p: SlowSGD(p, lr=0.1))["causes"]
     assert causes[0]["name"] == "optimizer" and causes[0]["share"] > 0.4

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from hocket.hookspecs import Event
 from hocket.profiling.phases import PHASES
 
 #: The number of causes in a summary.
@@ -23,6 +24,9 @@ _LEAST_OF_PLUGIN = 0.10
 _OF_WAIT = 0.50
 #: The least share in which an idle device is a cause.
 _IDLE = 0.30
+#: The events before the forward pass in which a batch is made, which the data set could do as well.
+_OF_DATA = {"after_dataloader", "batch_start", "before_train_batch"}
+_EVENTS = {event.value for event in Event}
 #: The ratio of a rank's own time to that of the others from which on it is a straggler.
 _STRAGGLER = 1.5
 
@@ -128,22 +132,27 @@ def _plugins(summary: Mapping[str, Any]) -> Iterator[Cause]:
             kind = plugin["kind"].removesuffix("s")
             hook = max(plugin["hooks"], key=plugin["hooks"].get)
             each = f"{_percent(plugin['share'])} of a step, {_each(summary, plugin['share'])}"
-            advice = {
-                "logger": [
-                    "log_every= with a longer interval",
-                    f"another logger than {name!r}, or one with its own thread",
-                ],
-                "algorithm": [
-                    f"{name!r} with a longer interval, if it has one; else a run without it, to see what it gains"
-                ],
-            }.get(
-                kind, [f"{name!r} every n batches instead of every batch", "the same work in epoch_end, or not at all"]
-            )
-            if name == "checkpoints":
-                advice = ['hocket.Checkpoints(…, every="1000ba"), or another longer interval']
-            yield Cause(
-                "plugin", name, plugin["share"], f"The {kind} {name!r} takes {each}, most of it in {hook}.", advice
-            )
+            what = f"The {kind} {name!r} takes {each}, most of it in {hook}."
+            yield Cause("plugin", name, plugin["share"], what, _for_plugin(name, kind, hook))
+
+
+def _for_plugin(name: str, kind: str, hook: str) -> list[str]:
+    """Return what to try against a slow plug-in. What training is made of is not advised to be done less often."""
+    if name == "checkpoints":
+        return ['hocket.Checkpoints(…, every="1000ba"), or another longer interval']
+    if kind == "logger":
+        return ["log_every= with a longer interval", f"another logger than {name!r}, or one with its own thread"]
+    if kind == "callback" and hook in _EVENTS:
+        return [f"{name!r} every n batches instead of every batch", "the same work in epoch_end, or not at all"]
+    advice = [f"fewer operations in {'batch_transform=' if name == 'batch-transform' else f'{hook} of {name!r}'}"]
+    if hook in _OF_DATA:
+        advice.append(
+            "the same in the data set or collate_fn, if it does without the model: DataLoader(…, num_workers=4) runs them in "
+            "other processes"
+        )
+    if kind == "algorithm":
+        advice.append(f"a longer interval of {name!r}, if it has one; else a run without it, to see what it gains")
+    return advice
 
 
 def _waits(summary: Mapping[str, Any], facts: Mapping[str, Any]) -> Iterator[Cause]:
