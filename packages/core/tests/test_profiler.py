@@ -148,6 +148,42 @@ def test_wait_in_a_callback_is_named_first(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("call", "try_"),
+    [
+        (lambda x: x.sum().item(), "keep the value in a tensor"),
+        (lambda x: x.tolist(), "keep the value in a tensor"),
+        (lambda x: 1 if x.sum() > 0 else 2, "torch.where(condition, a, b)"),
+        (lambda x: 1 if (x > 0).any() else 2, "torch.where(condition, a, b)"),
+        (lambda x: torch.allclose(x, x), "torch.where(condition, a, b)"),
+        (lambda x: 1.0 in x, "torch.where(condition, a, b)"),
+        (lambda x: x[x > 0], "a mask that is multiplied"),
+        (lambda x: x.masked_select(x > 0), "a mask that is multiplied"),
+        (lambda x: (x > 0).nonzero(), "a mask that is multiplied"),
+        (lambda x: torch.where(x > 0), "a mask that is multiplied"),
+        (lambda x: x.unique(), "in the data set or collate_fn"),
+        (lambda x: (x > 0).flatten().long().bincount(), "scatter_add_"),
+        (lambda x: [1] * 9 + [*range(int(x.sum() * 0))], "x.index_select(0, i) as an index"),
+    ],
+)
+def test_advice_against_a_wait_is_that_of_its_call(call: Any, try_: str) -> None:
+    """What is read may be kept and logged, and less often; what training is made of is computed otherwise."""
+    waits = Waits(simulate=True)
+    x = torch.randn(4, 3)
+    waits.begin()
+    call(x)
+    waits.end()
+    (found,) = waits.found
+    shares = dict.fromkeys(PHASES, 0.0)
+    summary = {
+        "shares": shares, "plugins": {}, "ranks": [{"shares": shares}], "seconds_per_batch": 0.1, "device_time": None,
+        "waits": [{"where": "a.py:1", "function": "f", "call": found.call, "per_batch": 1.0}],
+    }  # fmt: skip
+    advice = causes_of(summary, {"device": "cuda"})[0].advice
+    assert try_ in advice[0]
+    assert any("every n batches" in each for each in advice) is try_.startswith("keep")
+
+
 def test_slow_plugin_is_named_first(tmp_path: Path) -> None:
     found = profiled(tmp_path, **small(), callbacks=[Sleeps()])
     assert (found["causes"][0]["name"], found["causes"][0]["subject"]) == ("plugin", "sleeps")

@@ -27,6 +27,32 @@ _IDLE = 0.30
 #: The events before the forward pass in which a batch is made, which the data set could do as well.
 _OF_DATA = {"after_dataloader", "batch_start", "before_train_batch"}
 _EVENTS = {event.value for event in Event}
+#: What to try instead of calls that wait for the device, by their names in `hocket.profiling.waits`; `_READS` for others.
+_DECIDES = ("torch.where(condition, a, b) instead of a decision of the host, or the decision left out",)
+_SELECTS = (
+    "a mask that is multiplied, or torch.where(mask, x, 0), instead of a selection, whose size the host has to know",
+    "the selection in the data set or collate_fn, if it depends on the batch alone",
+)
+_COUNTS = ("the same in the data set or collate_fn, if it depends on the batch alone",)
+_READS = (
+    "keep the value in a tensor, which state.log takes as it is",
+    "the same only every n batches, such as at log_every",
+)
+_INSTEAD = {
+    **dict.fromkeys(("bool() or an `if`", "`in`", "is_nonzero()", ".equal()", "torch.equal()"), _DECIDES),
+    **dict.fromkeys((".allclose()", "torch.allclose()"), _DECIDES),
+    **dict.fromkeys((".nonzero()", "nonzero()", "argwhere()", "where() of one argument"), _SELECTS),
+    **dict.fromkeys((".masked_select()", "masked_select()", "indexing with a mask"), _SELECTS),
+    **dict.fromkeys((".unique()", "torch.unique()"), _COUNTS),
+    **dict.fromkeys(
+        (".bincount()", "bincount()"),
+        ("torch.zeros(n, device=…).scatter_add_(0, x, weights), where n is known", *_COUNTS),
+    ),
+    **dict.fromkeys(
+        ("int()", "an index"),
+        ("keep the number in a tensor, which state.log takes as it is, and x.index_select(0, i) as an index", *_COUNTS),
+    ),
+}
 #: The ratio of a rank's own time to that of the others from which on it is a straggler.
 _STRAGGLER = 1.5
 
@@ -168,10 +194,8 @@ def _waits(summary: Mapping[str, Any], facts: Mapping[str, Any]) -> Iterator[Cau
         if facts.get("device") != "cpu"
         else "nothing on the CPU; on a GPU the host would wait there for all queued work"
     )
-    advice = [
-        f"remove {first['call']} at {first['where']}: keep the value in a tensor, which state.log takes as it is",
-        "the same only every n batches, such as at log_every",
-    ]
+    instead, *more = _INSTEAD.get(first["call"], _READS)
+    advice = [f"remove {first['call']} at {first['where']}: {instead}", *more]
     what = f"{where} makes the host wait for the device in every step{also}. This costs {cost}."
     yield Cause("synchronisation", first["where"], max(measured, _OF_WAIT), what, advice)
 
