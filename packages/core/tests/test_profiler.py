@@ -176,7 +176,8 @@ def test_advice_against_a_wait_is_that_of_its_call(call: Any, try_: str) -> None
     (found,) = waits.found
     shares = dict.fromkeys(PHASES, 0.0)
     summary = {
-        "shares": shares, "plugins": {}, "ranks": [{"shares": shares}], "seconds_per_batch": 0.1, "device_time": None,
+        "shares": shares, "python": {}, "plugins": {}, "ranks": [{"shares": shares}], "seconds_per_batch": 0.1,
+        "device_time": None,
         "waits": [{"where": "a.py:1", "function": "f", "call": found.call, "per_batch": 1.0}],
     }  # fmt: skip
     advice = causes_of(summary, {"device": "cuda"})[0].advice
@@ -218,6 +219,46 @@ def test_what_training_needs_is_not_advised_to_be_omitted(tmp_path: Path) -> Non
 def test_slow_optimizer_is_named_first(tmp_path: Path) -> None:
     causes = profiled(tmp_path, **small(), optimizer=lambda p: SlowSGD(p, lr=0.1))["causes"]
     assert causes[0]["name"] == "optimizer" and causes[0]["share"] > 0.4
+
+
+@pytest.mark.parametrize("phase", ["forward", "loss"])
+@pytest.mark.parametrize("pure", [False, True])
+def test_python_in_forward_and_loss_is_named(tmp_path: Path, phase: str, pure: bool) -> None:
+    class Slow(Wide):
+        def work(self) -> None:
+            until = time.perf_counter() + SLOW
+            while pure and time.perf_counter() < until:
+                sum(range(100))
+            time.sleep(0 if pure else SLOW)
+
+        def forward(self, batch: Any) -> Any:
+            if phase == "forward":
+                self.work()
+            return super().forward(batch)
+
+        def loss(self, outputs: Any, batch: Any) -> Any:
+            if phase == "loss":
+                self.work()
+            return super().loss(outputs, batch)
+
+    found = profiled(tmp_path, model=Slow())
+    cause = found["causes"][0]
+    assert cause["name"] == phase and f"Most of {phase} is Python, not tensor operations" in cause["what"]
+    assert found["python"][phase] * found["seconds_per_batch"] >= 0.9 * SLOW
+    assert [each["name"] for each in found["causes"]].count(phase) == 1
+    assert found["verdict"] == cause["what"] and found["advice"] == []
+
+
+def test_many_tensor_operations_in_forward_are_not_called_python(tmp_path: Path) -> None:
+    class Computes(Wide):
+        def forward(self, batch: Any) -> Any:
+            for _ in range(30):
+                x = self.layers(batch[0])
+            return x
+
+    found = profiled(tmp_path, model=Computes())
+    assert found["shares"]["forward"] > 0.5 > 2 * found["python"]["forward"]
+    assert "forward" not in {cause["name"] for cause in found["causes"]}
 
 
 def test_healthy_run_has_no_culprit(tmp_path: Path) -> None:
@@ -465,10 +506,43 @@ def test_device_and_waits_are_read_from_a_trace() -> None:
     assert trace.synchronisation() == pytest.approx({("loss", ""): 30e-6, ("", "sleeps"): 5e-6})
 
 
+def test_python_is_no_cause_where_the_device_is_busy_or_code_is_compiled() -> None:
+    shares = {**dict.fromkeys(PHASES, 0.0), "forward": 0.8, "backward": 0.2}
+    summary = {
+        "shares": shares, "python": {"forward": 0.7}, "plugins": {}, "waits": [], "ranks": [{"shares": shares}],
+        "seconds_per_batch": 0.1, "device_time": {"busy": 0.5, "communication": 0.0, "idle": 0.5},
+    }  # fmt: skip
+    assert [cause.name for cause in causes_of(summary, {"device": "cuda"})] == ["forward"]
+    assert "forward" not in [cause.name for cause in causes_of(summary, {"device": "cuda", "compiled": True})]
+    summary["device_time"] = {"busy": 0.9, "communication": 0.0, "idle": 0.1}
+    assert causes_of(summary, {"device": "cuda"}) == []
+
+
+def test_python_is_read_from_a_trace() -> None:
+    """By hand: a forward of 60 µs with operations of torch for 15, a launch of 5, and the operation of another thread."""
+    trace = Trace(
+        {
+            "traceEvents": [
+                event("ProfilerStep#2", "user_annotation", 0, 100),
+                event("forward", "user_annotation", 0, 60),
+                event("call_prepared", "user_annotation", 5, 60),
+                event("aten::linear", "cpu_op", 10, 20),
+                event("aten::addmm", "cpu_op", 12, 18),
+                event("a::custom", "cpu_op", 55, 60),
+                event("cudaLaunchKernel", "cuda_runtime", 30, 35),
+                event("aten::mul", "cpu_op", 0, 60, 2),
+                event("loss", "user_annotation", 60, 80),
+                event("aten::mul", "cpu_op", 60, 80),
+            ]
+        }
+    )
+    assert trace.outside_torch() == pytest.approx({"forward": 40e-6, "loss": 0.0})
+
+
 def test_idle_device_is_a_cause_only_if_nothing_else_is() -> None:
     shares = {**dict.fromkeys(PHASES, 0.0), "forward": 0.4, "backward": 0.4, "data": 0.2}
     summary = {
-        "shares": shares, "plugins": {}, "waits": [], "ranks": [{"shares": shares}], "seconds_per_batch": 0.1,
+        "shares": shares, "python": {}, "plugins": {}, "waits": [], "ranks": [{"shares": shares}], "seconds_per_batch": 0.1,
         "device_time": {"busy": 0.3, "communication": 0.0, "idle": 0.7},
     }  # fmt: skip
     facts = {"device": "cuda", "num_workers": 0}

@@ -22,6 +22,8 @@ _LEAST_OF_PLUGIN = 0.10
 #: The share of a step that a wait for the device in each step counts as, if less was measured: on the CPU, where it costs
 #: nothing, and on a device that is busy all the time. It keeps the host from running ahead of the device.
 _OF_WAIT = 0.50
+#: The least share of the step, and of its phase, from which on Python in forward or loss is a cause.
+_LEAST_PYTHON, _MOST_OF_PHASE = 0.25, 0.50
 #: The least share in which an idle device is a cause.
 _IDLE = 0.30
 #: The events before the forward pass in which a batch is made, which the data set could do as well.
@@ -87,7 +89,13 @@ def causes_of(summary: Mapping[str, Any], facts: Mapping[str, Any]) -> list[Caus
         summary: with ``shares``, ``plugins``, ``waits``, ``device_time`` and ``ranks``; see `hocket.profiling.summary`.
         facts: what the advice depends on, such as the number of worker processes of the data.
     """
-    found = [*_phases(summary, facts), *_plugins(summary), *_waits(summary, facts), *_ranks(summary)]
+    found = [
+        *_phases(summary, facts),
+        *_python(summary, facts),
+        *_plugins(summary),
+        *_waits(summary, facts),
+        *_ranks(summary),
+    ]
     device = summary["device_time"]
     if device is not None and not found and device["idle"] >= _IDLE:
         what = (
@@ -141,7 +149,10 @@ def _phases(summary: Mapping[str, Any], facts: Mapping[str, Any]) -> Iterator[Ca
         "evaluation": ["eval_every= with a longer interval", "limit_eval=100, a number of batches"],
         "loop": _host_bound(facts),
     }
+    explained = {cause.name for cause in _python(summary, facts)}
     for phase, least in _LEAST.items():
+        if phase in explained:
+            continue
         share = summary["shares"][phase]
         if phase == "communication":  # what a rank waits for the slowest one in addition has another cause
             share = min(each["shares"][phase] for each in summary["ranks"])
@@ -150,6 +161,23 @@ def _phases(summary: Mapping[str, Any], facts: Mapping[str, Any]) -> Iterator[Ca
         words = {"data": "Waiting for data", "optimizer": "The optimizer", "loss": "The loss"}.get(phase)
         what = f"{words or PHASES[phase].capitalize()} takes {_percent(share)} of a step, {_each(summary, share)}."
         yield Cause(phase, "", share, what, advice[phase])
+
+
+def _python(summary: Mapping[str, Any], facts: Mapping[str, Any]) -> Iterator[Cause]:
+    """Yield forward and loss if they are mostly Python that the device waits for. In compiled code it cannot be told."""
+    device = summary["device_time"]
+    if facts.get("compiled") or (device is not None and device["idle"] < _IDLE):
+        return
+    for phase, python in summary["python"].items():
+        share = summary["shares"][phase]
+        if python >= _LEAST_PYTHON and python > _MOST_OF_PHASE * share:
+            what = f"Most of {phase} is Python, not tensor operations: {_percent(python)} of a step, {_each(summary, python)}."
+            advice = [
+                f"the same without Python in {phase}: with tensors for loops over samples, or prepared in the data set",
+                'profile={"window": "5ba after 10ba", "stack": True}, whose trace names the functions of Python',
+                *_host_bound(facts),
+            ]
+            yield Cause(phase, "", python, what, advice)
 
 
 def _plugins(summary: Mapping[str, Any]) -> Iterator[Cause]:
