@@ -17,6 +17,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from support import make_trainer
@@ -29,6 +30,7 @@ from hocket.loggers.lines import LinesFile
 from hocket.loggers.memory import MemoryLogger
 from hocket.loggers.progress import ProgressLogger
 from hocket.plugins.delivery import LoggerWarning
+from hocket.task import SupervisedTask
 from hocket.training import scalars
 
 
@@ -82,11 +84,44 @@ def test_numbers_arrive_as_they_were() -> None:
 
 
 @pytest.mark.parametrize(
-    "value, said", [(torch.zeros(3), r"a tensor of shape \(3,\).*mean"), ("fast", "str"), (None, "NoneType")]
+    "value, said",
+    [
+        (torch.zeros(3), r"a tensor of shape \(3,\).*mean"),
+        ("fast", r"'fast'.*log_text"),
+        ("1.5", "'1.5'.*log_text"),
+        (b"1.5", "b'1.5'"),
+        (np.array("1.5"), "array"),
+        (None, "None"),
+        (torch.tensor(1 + 2j), r"a complex number \(torch.complex64\).*abs"),
+        (1 + 2j, r"the complex number \(1\+2j\).*abs"),
+        (np.complex64(1 + 2j), r"the complex number .*abs"),
+        (10**400, "an int of 1329 bits, too large for a float"),
+        (10**5000, "an int of 16610 bits, too large for a float"),
+        (torch.ones(1).to_sparse(), r"a tensor that is not dense \(torch.sparse_coo\).*to_dense"),
+        (torch.ones((), device="meta"), "a tensor on the device 'meta', which has no value"),
+    ],
+    ids=lambda each: type(each).__name__,  # an int of many digits has no text
 )
 def test_what_is_no_number_is_an_error_that_names_it(value: Any, said: str) -> None:
-    with pytest.raises(TypeError, match=f"'test/odd' was logged as {said}"):
-        make(callbacks=[Values(fine=1.0, odd=value)]).fit()
+    """From a plug-in, with a reduction and without, and from a Task; the error is raised where it was logged."""
+
+    class Logs(hocket.Callback):
+        def __init__(self, **how: Any) -> None:
+            self.how = how
+
+        def batch_end(self, state: hocket.State) -> None:
+            state.log({"test/fine": 1.0, "test/odd": value}, **self.how)  # here
+
+    class Task(SupervisedTask):
+        def loss(self, outputs: Any, batch: Any) -> Any:
+            self.log("test/odd", value)  # here
+            return super().loss(outputs, batch)
+
+    task = Task(nn.Linear(3, 1), loss=F.mse_loss)
+    for arguments in ({"callbacks": [Logs()]}, {"callbacks": [Logs(reduce="max")]}, {"model": task, "loss": None}):
+        with pytest.raises(TypeError, match=f"'test/odd' was logged as {said}") as raised:
+            make(**arguments).fit()
+        assert any(str(each.statement).endswith("# here") for each in raised.traceback)
 
 
 def test_of_several_values_in_an_interval_the_last_counts() -> None:

@@ -148,6 +148,43 @@ def test_wait_in_a_callback_is_named_first(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("call", "try_"),
+    [
+        (lambda x: x.sum().item(), "keep the value in a tensor"),
+        (lambda x: x.tolist(), "keep the value in a tensor"),
+        (lambda x: 1 if x.sum() > 0 else 2, "torch.where(condition, a, b)"),
+        (lambda x: 1 if (x > 0).any() else 2, "torch.where(condition, a, b)"),
+        (lambda x: torch.allclose(x, x), "torch.where(condition, a, b)"),
+        (lambda x: 1.0 in x, "torch.where(condition, a, b)"),
+        (lambda x: x[x > 0], "a mask that is multiplied"),
+        (lambda x: x.masked_select(x > 0), "a mask that is multiplied"),
+        (lambda x: (x > 0).nonzero(), "a mask that is multiplied"),
+        (lambda x: torch.where(x > 0), "a mask that is multiplied"),
+        (lambda x: x.unique(), "in the data set or collate_fn"),
+        (lambda x: (x > 0).flatten().long().bincount(), "scatter_add_"),
+        (lambda x: [1] * 9 + [*range(int(x.sum() * 0))], "x.index_select(0, i) as an index"),
+    ],
+)
+def test_advice_against_a_wait_is_that_of_its_call(call: Any, try_: str) -> None:
+    """What is read may be kept and logged, and less often; what training is made of is computed otherwise."""
+    waits = Waits(simulate=True)
+    x = torch.randn(4, 3)
+    waits.begin()
+    call(x)
+    waits.end()
+    (found,) = waits.found
+    shares = dict.fromkeys(PHASES, 0.0)
+    summary = {
+        "shares": shares, "python": {}, "plugins": {}, "ranks": [{"shares": shares}], "seconds_per_batch": 0.1,
+        "device_time": None,
+        "waits": [{"where": "a.py:1", "function": "f", "call": found.call, "per_batch": 1.0}],
+    }  # fmt: skip
+    advice = causes_of(summary, {"device": "cuda"})[0].advice
+    assert try_ in advice[0]
+    assert any("every n batches" in each for each in advice) is try_.startswith("keep")
+
+
 def test_slow_plugin_is_named_first(tmp_path: Path) -> None:
     found = profiled(tmp_path, **small(), callbacks=[Sleeps()])
     assert (found["causes"][0]["name"], found["causes"][0]["subject"]) == ("plugin", "sleeps")
@@ -155,9 +192,73 @@ def test_slow_plugin_is_named_first(tmp_path: Path) -> None:
     assert found["plugins"]["sleeps"]["share"] * found["seconds_per_batch"] >= SLOW
 
 
+def test_what_training_needs_is_not_advised_to_be_omitted(tmp_path: Path) -> None:
+    def transform(batch: Any) -> Any:
+        time.sleep(SLOW)
+        return batch
+
+    class Slow(Wide):
+        def batch_end(self, state: Any) -> None:
+            time.sleep(SLOW)
+
+    class Acts(hocket.Callback):
+        @hocket.hookimpl(wrapper=True)
+        def backward(self, state: Any, loss: Any) -> Any:
+            time.sleep(SLOW)
+            return (yield)
+
+    cause = profiled(tmp_path, **small(), batch_transform=transform)["causes"][0]
+    assert cause["subject"] == "batch-transform" and cause["advice"][0] == "fewer operations in batch_transform="
+    assert "num_workers" in cause["advice"][1] and len(cause["advice"]) == 2
+    for subject, arguments in (("Slow", {"model": Slow()}), ("acts", {**small(), "callbacks": [Acts()]})):
+        cause = profiled(tmp_path / subject, **arguments)["causes"][0]
+        assert cause["subject"] == subject and cause["advice"][0].startswith("fewer operations in ")
+        assert not any("every n batches" in each or "not at all" in each for each in cause["advice"])
+
+
 def test_slow_optimizer_is_named_first(tmp_path: Path) -> None:
     causes = profiled(tmp_path, **small(), optimizer=lambda p: SlowSGD(p, lr=0.1))["causes"]
     assert causes[0]["name"] == "optimizer" and causes[0]["share"] > 0.4
+
+
+@pytest.mark.parametrize("phase", ["forward", "loss"])
+@pytest.mark.parametrize("pure", [False, True])
+def test_python_in_forward_and_loss_is_named(tmp_path: Path, phase: str, pure: bool) -> None:
+    class Slow(Wide):
+        def work(self) -> None:
+            until = time.perf_counter() + SLOW
+            while pure and time.perf_counter() < until:
+                sum(range(100))
+            time.sleep(0 if pure else SLOW)
+
+        def forward(self, batch: Any) -> Any:
+            if phase == "forward":
+                self.work()
+            return super().forward(batch)
+
+        def loss(self, outputs: Any, batch: Any) -> Any:
+            if phase == "loss":
+                self.work()
+            return super().loss(outputs, batch)
+
+    found = profiled(tmp_path, model=Slow())
+    cause = found["causes"][0]
+    assert cause["name"] == phase and f"Most of {phase} is Python, not tensor operations" in cause["what"]
+    assert found["python"][phase] * found["seconds_per_batch"] >= 0.9 * SLOW
+    assert [each["name"] for each in found["causes"]].count(phase) == 1
+    assert found["verdict"] == cause["what"] and found["advice"] == []
+
+
+def test_many_tensor_operations_in_forward_are_not_called_python(tmp_path: Path) -> None:
+    class Computes(Wide):
+        def forward(self, batch: Any) -> Any:
+            for _ in range(30):
+                x = self.layers(batch[0])
+            return x
+
+    found = profiled(tmp_path, model=Computes())
+    assert found["shares"]["forward"] > 0.5 > 2 * found["python"]["forward"]
+    assert "forward" not in {cause["name"] for cause in found["causes"]}
 
 
 def test_healthy_run_has_no_culprit(tmp_path: Path) -> None:
@@ -405,10 +506,43 @@ def test_device_and_waits_are_read_from_a_trace() -> None:
     assert trace.synchronisation() == pytest.approx({("loss", ""): 30e-6, ("", "sleeps"): 5e-6})
 
 
+def test_python_is_no_cause_where_the_device_is_busy_or_code_is_compiled() -> None:
+    shares = {**dict.fromkeys(PHASES, 0.0), "forward": 0.8, "backward": 0.2}
+    summary = {
+        "shares": shares, "python": {"forward": 0.7}, "plugins": {}, "waits": [], "ranks": [{"shares": shares}],
+        "seconds_per_batch": 0.1, "device_time": {"busy": 0.5, "communication": 0.0, "idle": 0.5},
+    }  # fmt: skip
+    assert [cause.name for cause in causes_of(summary, {"device": "cuda"})] == ["forward"]
+    assert "forward" not in [cause.name for cause in causes_of(summary, {"device": "cuda", "compiled": True})]
+    summary["device_time"] = {"busy": 0.9, "communication": 0.0, "idle": 0.1}
+    assert causes_of(summary, {"device": "cuda"}) == []
+
+
+def test_python_is_read_from_a_trace() -> None:
+    """By hand: a forward of 60 µs with operations of torch for 15, a launch of 5, and the operation of another thread."""
+    trace = Trace(
+        {
+            "traceEvents": [
+                event("ProfilerStep#2", "user_annotation", 0, 100),
+                event("forward", "user_annotation", 0, 60),
+                event("call_prepared", "user_annotation", 5, 60),
+                event("aten::linear", "cpu_op", 10, 20),
+                event("aten::addmm", "cpu_op", 12, 18),
+                event("a::custom", "cpu_op", 55, 60),
+                event("cudaLaunchKernel", "cuda_runtime", 30, 35),
+                event("aten::mul", "cpu_op", 0, 60, 2),
+                event("loss", "user_annotation", 60, 80),
+                event("aten::mul", "cpu_op", 60, 80),
+            ]
+        }
+    )
+    assert trace.outside_torch() == pytest.approx({"forward": 40e-6, "loss": 0.0})
+
+
 def test_idle_device_is_a_cause_only_if_nothing_else_is() -> None:
     shares = {**dict.fromkeys(PHASES, 0.0), "forward": 0.4, "backward": 0.4, "data": 0.2}
     summary = {
-        "shares": shares, "plugins": {}, "waits": [], "ranks": [{"shares": shares}], "seconds_per_batch": 0.1,
+        "shares": shares, "python": {}, "plugins": {}, "waits": [], "ranks": [{"shares": shares}], "seconds_per_batch": 0.1,
         "device_time": {"busy": 0.3, "communication": 0.0, "idle": 0.7},
     }  # fmt: skip
     facts = {"device": "cuda", "num_workers": 0}

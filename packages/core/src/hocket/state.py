@@ -448,6 +448,9 @@ class State:
             return
         if not self.aggregates.plain.issuperset(values):
             self.aggregates.claim(values)
+        for name, value in values.items():
+            if type(value) is not float:
+                scalars.checked(name, value)
         scalars.log(self, values)
 
     def unlogged(self) -> AbstractContextManager[None]:

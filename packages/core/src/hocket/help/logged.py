@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, strided
 
 from hocket.help import names
 from hocket.help.objects import short
@@ -93,18 +93,38 @@ def unnamed(given: tuple[Any, ...]) -> TypeError:
 
 def not_a_number(name: str, value: Any) -> TypeError:
     """Return the error for a value that is not one number."""
+    found, write = found_instead(value)
+    return TypeError(f"{name!r} was logged as {found}. {write}")
+
+
+def found_instead(value: Any) -> tuple[str, str]:
+    """Return what a value is that is not one number, and what to log instead."""
     if isinstance(value, Tensor) and value.numel() != 1:
         found, write = (
             f"a tensor of shape {tuple(value.shape)}",
             "Log one number, such as its mean(); or a name for each.",
         )
+    elif isinstance(value, Tensor) and value.is_meta:
+        found, write = (
+            "a tensor on the device 'meta', which has no value",
+            "Log a tensor that was computed, or a number.",
+        )
+    elif isinstance(value, Tensor) and value.layout is not strided:
+        found, write = f"a tensor that is not dense ({value.layout})", "Log its to_dense(), or a number."
     elif isinstance(value, Tensor):
         found, write = f"a complex number ({value.dtype})", "Log its abs(), for instance."
+    elif isinstance(value, complex) or getattr(getattr(value, "dtype", None), "kind", "") == "c":
+        found, write = f"the complex number {short(value)}", "Log its abs(), for instance."
+    elif isinstance(value, int):
+        found, write = (
+            f"an int of {value.bit_length()} bits, too large for a float",
+            "Log its math.log(), for instance.",
+        )
     elif callable(getattr(value, "compute", None)):
-        found, write = f"the metric {type(value).__name__}", "Omit reduce=, or write reduce='metric'."
+        found, write = f"the metric {type(value).__name__}", "Write reduce='metric'."
     else:
         found, write = f"{short(value)}", "Log numbers or tensors of one element; loggers take texts by log_text."
-    return TypeError(f"{name!r} was logged as {found}. {write}")
+    return found, write
 
 
 def not_a_metric(name: str, value: Any) -> TypeError:

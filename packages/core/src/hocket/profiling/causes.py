@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from hocket.hookspecs import Event
 from hocket.profiling.phases import PHASES
 
 #: The number of causes in a summary.
@@ -21,8 +22,39 @@ _LEAST_OF_PLUGIN = 0.10
 #: The share of a step that a wait for the device in each step counts as, if less was measured: on the CPU, where it costs
 #: nothing, and on a device that is busy all the time. It keeps the host from running ahead of the device.
 _OF_WAIT = 0.50
+#: The least share of the step, and of its phase, from which on Python in forward or loss is a cause.
+_LEAST_PYTHON, _MOST_OF_PHASE = 0.25, 0.50
 #: The least share in which an idle device is a cause.
 _IDLE = 0.30
+#: The events before the forward pass in which a batch is made, which the data set could do as well.
+_OF_DATA = {"after_dataloader", "batch_start", "before_train_batch"}
+_EVENTS = {event.value for event in Event}
+#: What to try instead of calls that wait for the device, by their names in `hocket.profiling.waits`; `_READS` for others.
+_DECIDES = ("torch.where(condition, a, b) instead of a decision of the host, or the decision left out",)
+_SELECTS = (
+    "a mask that is multiplied, or torch.where(mask, x, 0), instead of a selection, whose size the host has to know",
+    "the selection in the data set or collate_fn, if it depends on the batch alone",
+)
+_COUNTS = ("the same in the data set or collate_fn, if it depends on the batch alone",)
+_READS = (
+    "keep the value in a tensor, which state.log takes as it is",
+    "the same only every n batches, such as at log_every",
+)
+_INSTEAD = {
+    **dict.fromkeys(("bool() or an `if`", "`in`", "is_nonzero()", ".equal()", "torch.equal()"), _DECIDES),
+    **dict.fromkeys((".allclose()", "torch.allclose()"), _DECIDES),
+    **dict.fromkeys((".nonzero()", "nonzero()", "argwhere()", "where() of one argument"), _SELECTS),
+    **dict.fromkeys((".masked_select()", "masked_select()", "indexing with a mask"), _SELECTS),
+    **dict.fromkeys((".unique()", "torch.unique()"), _COUNTS),
+    **dict.fromkeys(
+        (".bincount()", "bincount()"),
+        ("torch.zeros(n, device=…).scatter_add_(0, x, weights), where n is known", *_COUNTS),
+    ),
+    **dict.fromkeys(
+        ("int()", "an index"),
+        ("keep the number in a tensor, which state.log takes as it is, and x.index_select(0, i) as an index", *_COUNTS),
+    ),
+}
 #: The ratio of a rank's own time to that of the others from which on it is a straggler.
 _STRAGGLER = 1.5
 
@@ -57,7 +89,13 @@ def causes_of(summary: Mapping[str, Any], facts: Mapping[str, Any]) -> list[Caus
         summary: with ``shares``, ``plugins``, ``waits``, ``device_time`` and ``ranks``; see `hocket.profiling.summary`.
         facts: what the advice depends on, such as the number of worker processes of the data.
     """
-    found = [*_phases(summary, facts), *_plugins(summary), *_waits(summary, facts), *_ranks(summary)]
+    found = [
+        *_phases(summary, facts),
+        *_python(summary, facts),
+        *_plugins(summary),
+        *_waits(summary, facts),
+        *_ranks(summary),
+    ]
     device = summary["device_time"]
     if device is not None and not found and device["idle"] >= _IDLE:
         what = (
@@ -111,7 +149,10 @@ def _phases(summary: Mapping[str, Any], facts: Mapping[str, Any]) -> Iterator[Ca
         "evaluation": ["eval_every= with a longer interval", "limit_eval=100, a number of batches"],
         "loop": _host_bound(facts),
     }
+    explained = {cause.name for cause in _python(summary, facts)}
     for phase, least in _LEAST.items():
+        if phase in explained:
+            continue
         share = summary["shares"][phase]
         if phase == "communication":  # what a rank waits for the slowest one in addition has another cause
             share = min(each["shares"][phase] for each in summary["ranks"])
@@ -122,28 +163,50 @@ def _phases(summary: Mapping[str, Any], facts: Mapping[str, Any]) -> Iterator[Ca
         yield Cause(phase, "", share, what, advice[phase])
 
 
+def _python(summary: Mapping[str, Any], facts: Mapping[str, Any]) -> Iterator[Cause]:
+    """Yield forward and loss if they are mostly Python that the device waits for. In compiled code it cannot be told."""
+    device = summary["device_time"]
+    if facts.get("compiled") or (device is not None and device["idle"] < _IDLE):
+        return
+    for phase, python in summary["python"].items():
+        share = summary["shares"][phase]
+        if python >= _LEAST_PYTHON and python > _MOST_OF_PHASE * share:
+            what = f"Most of {phase} is Python, not tensor operations: {_percent(python)} of a step, {_each(summary, python)}."
+            advice = [
+                f"the same without Python in {phase}: with tensors for loops over samples, or prepared in the data set",
+                'profile={"window": "5ba after 10ba", "stack": True}, whose trace names the functions of Python',
+                *_host_bound(facts),
+            ]
+            yield Cause(phase, "", python, what, advice)
+
+
 def _plugins(summary: Mapping[str, Any]) -> Iterator[Cause]:
     for name, plugin in summary["plugins"].items():
         if plugin["share"] >= _LEAST_OF_PLUGIN:
             kind = plugin["kind"].removesuffix("s")
             hook = max(plugin["hooks"], key=plugin["hooks"].get)
             each = f"{_percent(plugin['share'])} of a step, {_each(summary, plugin['share'])}"
-            advice = {
-                "logger": [
-                    "log_every= with a longer interval",
-                    f"another logger than {name!r}, or one with its own thread",
-                ],
-                "algorithm": [
-                    f"{name!r} with a longer interval, if it has one; else a run without it, to see what it gains"
-                ],
-            }.get(
-                kind, [f"{name!r} every n batches instead of every batch", "the same work in epoch_end, or not at all"]
-            )
-            if name == "checkpoints":
-                advice = ['hocket.Checkpoints(…, every="1000ba"), or another longer interval']
-            yield Cause(
-                "plugin", name, plugin["share"], f"The {kind} {name!r} takes {each}, most of it in {hook}.", advice
-            )
+            what = f"The {kind} {name!r} takes {each}, most of it in {hook}."
+            yield Cause("plugin", name, plugin["share"], what, _for_plugin(name, kind, hook))
+
+
+def _for_plugin(name: str, kind: str, hook: str) -> list[str]:
+    """Return what to try against a slow plug-in. What training is made of is not advised to be done less often."""
+    if name == "checkpoints":
+        return ['hocket.Checkpoints(…, every="1000ba"), or another longer interval']
+    if kind == "logger":
+        return ["log_every= with a longer interval", f"another logger than {name!r}, or one with its own thread"]
+    if kind == "callback" and hook in _EVENTS:
+        return [f"{name!r} every n batches instead of every batch", "the same work in epoch_end, or not at all"]
+    advice = [f"fewer operations in {'batch_transform=' if name == 'batch-transform' else f'{hook} of {name!r}'}"]
+    if hook in _OF_DATA:
+        advice.append(
+            "the same in the data set or collate_fn, if it does without the model: DataLoader(…, num_workers=4) runs them in "
+            "other processes"
+        )
+    if kind == "algorithm":
+        advice.append(f"a longer interval of {name!r}, if it has one; else a run without it, to see what it gains")
+    return advice
 
 
 def _waits(summary: Mapping[str, Any], facts: Mapping[str, Any]) -> Iterator[Cause]:
@@ -159,10 +222,8 @@ def _waits(summary: Mapping[str, Any], facts: Mapping[str, Any]) -> Iterator[Cau
         if facts.get("device") != "cpu"
         else "nothing on the CPU; on a GPU the host would wait there for all queued work"
     )
-    advice = [
-        f"remove {first['call']} at {first['where']}: keep the value in a tensor, which state.log takes as it is",
-        "the same only every n batches, such as at log_every",
-    ]
+    instead, *more = _INSTEAD.get(first["call"], _READS)
+    advice = [f"remove {first['call']} at {first['where']}: {instead}", *more]
     what = f"{where} makes the host wait for the device in every step{also}. This costs {cost}."
     yield Cause("synchronisation", first["where"], max(measured, _OF_WAIT), what, advice)
 

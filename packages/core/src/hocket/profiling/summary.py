@@ -11,6 +11,7 @@ step, 0.0 to 1.0, means over ranks; those in ``shares`` add up to 1.
 | ``device``, ``world_size`` | such as ``"cpu"``; number of ranks |
 | ``seconds_per_batch`` | mean wall time |
 | ``shares`` | by phase (`hocket.profiling.phases.PHASES`) |
+| ``python`` | of ``forward`` and ``loss``, the share outside of torch's operations; empty without a trace |
 | ``plugins`` | by name: ``kind``, ``share``, ``hooks`` (share by hook); the largest first |
 | ``device_time`` | ``busy``, ``communication``, ``idle`` of the device, which add up to 1; null on the CPU |
 | ``waits`` | lines that make the host wait in every step: ``where``, ``function``, ``call``, ``per_batch`` |
@@ -39,7 +40,7 @@ def summarize(measured: Sequence[Mapping[str, Any]], about: Mapping[str, Any]) -
 
     Args:
         measured: by rank: ``seconds`` by phase, ``plugins`` (``kind``, and ``seconds`` by hook), ``batches``, ``waits``,
-            ``device_time``, ``trace`` and ``notes``.
+            ``python`` (seconds by phase), ``device_time``, ``trace`` and ``notes``.
         about: the keys of the summary that are the same on all ranks, and ``facts`` for the advice.
     """
     total = sum(sum(each["seconds"].values()) for each in measured) or 1.0
@@ -59,6 +60,10 @@ def summarize(measured: Sequence[Mapping[str, Any]], about: Mapping[str, Any]) -
         "world_size": len(measured),
         "seconds_per_batch": total / max(sum(each["batches"] for each in measured), 1),
         "shares": {name: sum(each["seconds"].get(name, 0.0) for each in measured) / total for name in PHASES},
+        "python": {
+            name: sum(each["python"].get(name, 0.0) for each in measured) / total
+            for name in dict.fromkeys(name for each in measured for name in each["python"])
+        },
         "plugins": {
             name: {
                 "kind": each["kind"],

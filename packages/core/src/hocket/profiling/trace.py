@@ -91,6 +91,19 @@ class Trace:
             found[phase] = length(intersect(waiting, ranges)) / 1e6
         return found
 
+    def outside_torch(self) -> dict[str, float]:
+        """Return, for forward and loss, the seconds in which the host is in no operation of torch and no call of the device."""
+        inside = union(
+            _span(e)
+            for e in self._events
+            if e["tid"] == self._thread and e.get("cat") in ("cpu_op", "cuda_runtime", "cuda_driver")
+        )
+        found = {}
+        for phase in ("forward", "loss"):
+            ranges = union(_span(e) for e in self._ranges() if "." not in e["name"] and phase_of(e["name"]) == phase)
+            found[phase] = length(subtract(self._inside(ranges), inside)) / 1e6
+        return found
+
     def synchronisation(self) -> dict[tuple[str, str], float]:
         """Return, by phase and plug-in, the seconds in which the host waits for the device; without one there are none."""
         waits = [e for e in self._events if e["name"] in _WAITING and e["tid"] == self._thread]

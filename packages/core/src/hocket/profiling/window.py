@@ -227,7 +227,7 @@ class Window:
 
     def _measured(self, state: State, phases: Phases) -> dict[str, Any]:
         """Return what this rank has measured, with its trace written."""
-        trace, file = None, None
+        trace, file, python = None, None, {}
         if self._profile is not None:
             try:
                 trace, file = self._trace(state)
@@ -241,6 +241,7 @@ class Window:
                 "slowest batch counts as the second slowest."
             )
         if trace is not None:
+            python = {phase: seconds * left.get(phase, 1.0) for phase, seconds in trace.outside_torch().items()}
             for phase, seconds in trace.exposed_communication().items():
                 phases.shift(phase, "", "communication", seconds * left.get(phase, 1.0))
             for (phase, plugin), seconds in trace.synchronisation().items():
@@ -253,6 +254,7 @@ class Window:
             },
             "batches": self._complete - WARM_UP,
             "waits": _in_every_batch(self._found),
+            "python": python,
             "device_time": None if trace is None else trace.device(),
             "trace": file,
             "notes": self._notes,

@@ -108,7 +108,7 @@ class Aggregates:
             if accumulators[0].reduce == "metric":
                 value = self._converted(name, value, accumulators[0])
             elif type(value) in _TENSORS:
-                if value.numel() != 1 or value.is_complex():
+                if value.numel() != 1 or value.is_complex() or value.is_meta or value.layout is not torch.strided:
                     raise help_logged.not_a_number(name, value)
             elif type(value) is not float:
                 value = self._converted(name, value, accumulators[0])
@@ -126,14 +126,7 @@ class Aggregates:
             if self._owners.setdefault(id(value), (value, owner))[1] != owner:
                 raise help_logged.shared_metric(name, value)
             return value
-        if isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex():
-            return value
-        if isinstance(value, str | bytes | Tensor) or is_metric(value):
-            raise help_logged.not_a_number(name, value)
-        try:
-            return float(value)
-        except (TypeError, ValueError):
-            raise help_logged.not_a_number(name, value) from None
+        return scalars.checked(name, value)
 
     def _find(
         self, name: str, value: Any, reduce: Any, over: Any, weight: Any, of_task: bool

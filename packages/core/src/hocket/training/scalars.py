@@ -13,6 +13,8 @@ from hocket.help import logged as help_logged
 if TYPE_CHECKING:
     from hocket.state import State
 
+#: Kinds of NumPy's dtypes: complex numbers, bytes and texts.
+_NO_NUMBERS = ("c", "S", "U")
 _PACKED = {torch.float32, torch.bfloat16, torch.float16}
 
 
@@ -53,30 +55,37 @@ def to_floats(values: dict[str, Any]) -> dict[str, float]:
     Raises TypeError for a value that is not a single number.
     """
     by_device: dict[torch.device, list[str]] = {}
-    for name, value in values.items():
-        if type(value) is not float and isinstance(value, torch.Tensor):
-            if value.numel() != 1:
-                raise TypeError(
-                    f"'{name}' was logged as a tensor of shape {tuple(value.shape)}; log scalars, such as its mean()."
-                )
-            by_device.setdefault(value.device, []).append(name)
     numbers: dict[str, float] = {}
+    for name, value in values.items():
+        number = checked(name, value)
+        if isinstance(number, torch.Tensor):
+            by_device.setdefault(number.device, []).append(name)
+        else:
+            numbers[name] = number
     for device, names in by_device.items():
         if device.type != "cpu" and len(names) > 1 and all(values[name].dtype in _PACKED for name in names):
             packed = torch.stack([values[name].detach().reshape(()).float() for name in names])
             numbers.update(zip(names, packed.tolist(), strict=True))
         else:  # no transfer to save, or values that float32 would round
             numbers.update((name, values[name].item()) for name in names)
+    return {name: numbers[name] for name in values}
+
+
+def checked(name: str, value: Any) -> float | torch.Tensor:
+    """Return a number as a float, and a tensor of one real number as it is. Raises TypeError for other values."""
+    if type(value) is float:
+        return value
+    if isinstance(value, torch.Tensor):
+        if value.numel() != 1 or value.is_complex() or value.is_meta or value.layout is not torch.strided:
+            raise help_logged.not_a_number(name, value)
+        return value
+    array = getattr(getattr(value, "dtype", None), "kind", "")  # NumPy reads texts as numbers, and complex ones as real
+    if isinstance(value, str | bytes | bytearray) or array in _NO_NUMBERS or callable(getattr(value, "compute", None)):
+        raise help_logged.not_a_number(name, value)
     try:
-        return {
-            name: value if type(value) is float else numbers[name] if name in numbers else float(value)
-            for name, value in values.items()
-        }
-    except (TypeError, ValueError):
-        bad = next(name for name, value in values.items() if not isinstance(value, int | float | torch.Tensor))
-        raise TypeError(
-            f"'{bad}' was logged as {type(values[bad]).__name__}; log numbers or tensors of one element."
-        ) from None
+        return float(value)
+    except (TypeError, ValueError, OverflowError):
+        raise help_logged.not_a_number(name, value) from None
 
 
 def named(name: str, value: Any) -> dict[str, Any]:
@@ -85,15 +94,10 @@ def named(name: str, value: Any) -> dict[str, Any]:
         return {key: item for part, inner in value.items() for key, item in named(f"{name}/{part}", inner).items()}
     if isinstance(value, torch.Tensor) and value.dim() == 1 and value.numel() > 1:
         return {f"{name}/{index}": item for index, item in enumerate(value)}
-    if isinstance(value, torch.Tensor) and value.numel() == 1:
-        return {name: value}
     try:
-        return {name: float(value)}
-    except (TypeError, ValueError, RuntimeError):
-        found = (
-            f"a tensor of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else f"{type(value).__name__}"
-        )
+        return {name: checked(name, value)}
+    except (TypeError, RuntimeError):
         raise TypeError(
-            f"compute() of the metric of {name!r} returned {found}. It returns a number, a vector, or numbers by name. Write "
-            "return {'first': …, 'second': …} for several."
+            f"compute() of the metric of {name!r} returned {help_logged.found_instead(value)[0]}. It returns a number, a "
+            "vector, or numbers by name. Write return {'first': …, 'second': …} for several."
         ) from None
