@@ -88,6 +88,33 @@ def test_a_run_is_repeated_bit_for_bit_from_its_folder_and_its_checkpoints(run: 
     assert yaml.safe_load(Path("runs/a-2/config.yaml").read_text())["x-hocket"]["repeats"] == "runs/a"
 
 
+@pytest.mark.parametrize("name", ["resnet-50", "trial-003", "b"])
+def test_only_the_number_of_an_earlier_repetition_is_counted_on(name: str, run: Run) -> None:
+    short = ("duration=1ba", "checkpoints=null")
+    assert run("train", "c.yaml", *short, f"run_name={name}")[0] == 0
+    assert f"is repeated as {name}-2." in run("train", "--from", f"runs/{name}")[2]
+    assert f"is repeated as {name}-3." in run("train", "--from", f"runs/{name}-2")[2]
+    assert run("train", "--from", f"runs/{name}", "run_name=seed-7")[0] == 0
+    assert "is repeated as seed-7-2." in run("train", "--from", "runs/seed-7")[2]
+
+
+def test_a_repeated_run_without_a_name_of_its_own_is_numbered(run: Run) -> None:
+    assert run("train", "c.yaml", "duration=1ba", "checkpoints=null", "run_name=null")[0] == 0
+    (folder,) = Path("runs").iterdir()
+    assert f"is repeated as {folder.name}-2." in run("train", "--from", str(folder))[2]
+
+
+@pytest.mark.parametrize("place", ["c.yaml", ".", "mine", "my file.yaml"])
+def test_a_configuration_that_no_run_recorded_is_not_repeated(place: str, run: Run) -> None:
+    Path("mine").mkdir()
+    for each in ("config.yaml", "mine/config.yaml", "my file.yaml"):
+        Path(each).write_text(CONFIG)
+    code, _, said = run("train", "--from", place)
+    write = {".": "config.yaml", "mine": "mine/config.yaml", "my file.yaml": "'my file.yaml'"}.get(place, place)
+    assert code == 2 and said.count("\n") == 1 and f"Write `hocket train {write}`" in said, said
+    assert not Path("runs").exists()
+
+
 def test_with_overrides_it_is_another_run(run: Run) -> None:
     assert run("train", "c.yaml", "duration=1ep")[0] == 0
     code, _, said = run("train", "--from", "runs/a", "optimizer.adamw.lr=0.5", "run_name=b", "checkpoints.keep=1")

@@ -16,6 +16,8 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from hocket.cli import main
@@ -91,12 +93,41 @@ def record(name: str) -> dict[str, Any]:
         ("int(1, 8)", Range("int", 1, 8)),
         ("loguniform(1e-4,1e-1)", Range("loguniform", 1e-4, 1e-1)),
         ("choices(a,b)", Choices(("a", "b"))),
+        ("choices(sgd(lr=0.1, momentum=0.9), adam)", Choices(("sgd(lr=0.1, momentum=0.9)", "adam"))),
+        (
+            "{mine:Net: {width: 4}},{mine:Net: {width: 8}}",
+            Choices(({"mine:Net": {"width": 4}}, {"mine:Net": {"width": 8}})),
+        ),
+        ("don't,'it''s, yes'", Choices(("don't", "it's, yes"))),
+        ("{torch.utils.data:DataLoader: {dataset: {mine:Squares: {count: 64}}, batch_size: 8}}", None),
         ("[1, 2]", None),
         ("cosine(warmup=0.1dur, t_max=2ep)", None),
     ],
 )
 def test_values_on_the_command_line(text: str, expected: object) -> None:
     assert of_text("key", text) == expected
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-9, 9) | st.text("ab ,:'\"\\\\()[]{}=", max_size=6),
+    lambda inside: st.lists(inside, max_size=3) | st.dictionaries(st.text("ab'{,", max_size=3), inside, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(st.lists(JSON, min_size=2, max_size=4))
+def test_every_json_value_is_one_choice(values: list[Any]) -> None:
+    assert of_text("key", ",".join(map(json.dumps, values))) == Choices(tuple(values))
+    assert of_text("key", json.dumps(values)) is None
+    assert of_text("key", f"choices({', '.join(map(json.dumps, values))})") == Choices(tuple(values))
+
+
+@given(st.lists(JSON.filter(lambda each: isinstance(each, list | dict)), min_size=2, max_size=4), st.data())
+def test_unmatched_brackets_are_refused(values: list[Any], data: st.DataObject) -> None:
+    text = ",".join(map(json.dumps, values))
+    start = sum(len(json.dumps(each)) + 1 for each in values[: data.draw(st.integers(0, len(values) - 1))])
+    with pytest.raises(ConfigError, match="do not match"):
+        of_text("key", text[:start] + text[start + 1 :])
 
 
 @pytest.mark.parametrize(
@@ -150,6 +181,10 @@ def test_random_values_have_their_distribution_and_are_reproducible() -> None:
         (["optimizer.sgd.lr=loguniform(0.1,1)", "--sampler", "grid"], "A grid has no end"),
         (["seed=1,2", "--sampler", "random"], "needs --trials"),
         (["seed=1,2", "--jobs", "0"], "less than 1"),
+        (["model.width=4},8"], "'model.width=4},8': Brackets or quotes do not match."),
+        (["model.width=(4,8]"], "Brackets or quotes do not match."),
+        (["run_tag='a,b"], "Brackets or quotes do not match."),
+        (["model.width=4,,8"], "no value between two commas"),
         (["seed=uniformm(1,2)"], "Did you mean 'uniform'?"),
         (["seed=1,2", "--nmae", "x"], "--name"),
     ],

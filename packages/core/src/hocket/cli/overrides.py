@@ -44,7 +44,7 @@ def source(args: argparse.Namespace) -> Source:
         document = read(file)
     else:
         document, made = recorded.read(repeats)
-        recorded.as_new_run(document, repeats)
+        recorded.as_new_run(document, made, repeats)
     environment = _of_environment()
     for change in environment:
         override(document, change, f"'{change}' in {VARIABLE}")

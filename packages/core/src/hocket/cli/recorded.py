@@ -7,8 +7,11 @@ file, overrides, versions and modules that it was made from.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import platform
+import re
+import shlex
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -154,7 +157,13 @@ def read(place: str) -> tuple[Node, dict[str, Any]]:
         where, text = place, _of_checkpoint(place)
     root = parse(text, where)
     made = root.value.pop(KEY, None)
-    return root, made.plain() if made is not None and isinstance(made.value, dict) else {}
+    if made is None or not isinstance(made.value, dict):
+        raise ConfigError(
+            f"--from {place}",
+            f"{where} was not recorded by a run, which has {KEY} in it. Write `hocket train {shlex.quote(where)}`, or give "
+            "the folder of a run, such as runs/a, or a checkpoint.",
+        )
+    return root, made.plain()
 
 
 def _of_checkpoint(place: str) -> str:
@@ -188,12 +197,20 @@ def _of_checkpoint(place: str) -> str:
     return text
 
 
-def as_new_run(document: Node, place: str) -> None:
-    """Give a recorded configuration the name of a new run, which does not resume."""
+def as_new_run(document: Node, made: Mapping[str, Any], place: str) -> None:
+    """Give a recorded configuration the name of a new run, which does not resume: with -2 at the end, -3 and so on.
+
+    Only a number that an earlier repetition appended is replaced; any other is a part of the name, as in ``resnet-50``.
+    """
     values, where = document.value, f"--from {place}"
     name = values["run_name"].value if "run_name" in values else None
     name = str(name or Path(place).resolve().name)
-    values["run_name"] = Node(_unused(folder_of(document), name), where, where)
+    given = [str(each) for kind in ("environment", "overrides") for each in made.get(kind) or ()]
+    if made.get("repeats") and not any(each.startswith("run_name=") for each in given):
+        name = re.sub(r"-\d+$", "", name)
+    folder = folder_of(document)
+    unused = next(new for count in itertools.count(2) if not os.path.lexists(folder / (new := f"{name}-{count}")))
+    values["run_name"] = Node(unused, where, where)
     values["resume"] = Node(None, where, where)
 
 
@@ -218,15 +235,6 @@ def own_checkpoints(document: Node, where: str) -> None:
         inside["folder"] = target
     else:
         document.value["checkpoints"] = target
-
-
-def _unused(folder: Path, name: str) -> str:
-    """Return a name like this one that no run in the folder has."""
-    stem, dash, number = name.rpartition("-")
-    stem, count = (stem, int(number)) if dash and number.isdecimal() and len(number) < 4 else (name, 1)
-    while os.path.lexists(folder / f"{stem}-{count + 1}"):
-        count += 1
-    return f"{stem}-{count + 1}"
 
 
 def differences(made: Mapping[str, Any], now: Mapping[str, Any], seed: int | None) -> str:

@@ -16,6 +16,8 @@ from hocket.cli.document import ConfigError, Node, flow, parse_value, suggestion
 FORMS = ("choices", "uniform", "loguniform", "int")
 _WRITE = "Write [a, b, c] or {choices: […]}, {uniform: [low, high]}, {loguniform: [low, high]} or {int: [low, high]}"
 
+_UNMATCHED = "Brackets or quotes do not match. Close each one, and put a text with a single one into quotes."
+
 
 @dataclass(frozen=True, slots=True)
 class Choices:
@@ -84,18 +86,34 @@ def of_text(key: str, text: str) -> Choices | Range | None:
     """Return the values of a parameter on the command line: ``a,b,c`` or ``loguniform(low,high)``; None for a single value."""
     where = f"'{key}={text}'"
     if call := re.fullmatch(rf"({'|'.join(FORMS)})\((.*)\)", text.strip()):
-        return _made(call[1], parse_value(f"[{call[2]}]", where), key, where)
+        return _made(call[1], Node(_values(call[2], where), where, where), key, where)
     if near := re.fullmatch(r"(\w+)\(\s*[-+\d.eE]+\s*,\s*[-+\d.eE]+\s*\)", text.strip()):
         raise ConfigError(where, f"There is no distribution '{near[1]}'. {suggestion(near[1], FORMS)}")
-    parts = _split(text)
-    return Choices(tuple(parse_value(each, where).plain() for each in parts)) if len(parts) > 1 else None
+    values = _values(text, where) if "," in text else []
+    return Choices(tuple(each.plain() for each in values)) if len(values) > 1 else None
 
 
-def _split(text: str) -> list[str]:
-    """Split at commas outside of brackets and quotes."""
-    return [
-        each for each in re.findall(r"(?:[^,\[\](){}'\"]|\[.*?\]|\(.*?\)|\{.*?\}|'.*?'|\".*?\")+", text) if each.strip()
-    ]
+def _values(text: str, where: str) -> list[Node]:
+    """Split at commas outside of brackets and quotes. Raises ConfigError if these do not match."""
+    parts, opened, start = [], "", 0
+    # A quote begins after a separator: that of "don't" is a letter.
+    for found in re.finditer(r"""(?<!\w)(?:'[^']*'|"(?:\\.|[^"\\])*")|(?<!\w)['"]|[,()\[\]{}]""", text, re.DOTALL):
+        match found[0]:
+            case "(" | "[" | "{" as bracket:
+                opened += bracket
+            case ")" | "]" | "}" | "'" | '"' as closing:
+                if opened[-1:] + closing not in ("()", "[]", "{}"):
+                    raise ConfigError(where, _UNMATCHED)
+                opened = opened[:-1]
+            case "," if not opened:
+                parts.append(text[start : found.start()])
+                start = found.end()
+    if opened:
+        raise ConfigError(where, _UNMATCHED)
+    parts += [text[start:]] if text[start:].strip() else []
+    if not all(each.strip() for each in parts):
+        raise ConfigError(where, "There is no value between two commas. Write null, or '' for an empty text.")
+    return [parse_value(each, where) for each in parts]
 
 
 def _made(form: str, node: Node, key: str, where: str) -> Choices | Range:
