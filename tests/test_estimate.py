@@ -188,7 +188,25 @@ MODULE = """
 import torch
 def model(): return torch.nn.Linear(1000, 1000, bias=False)
 def data(): return [(torch.ones(4, 1000), torch.ones(4, 1000))]
+def loader(n: int):
+    return torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.ones(n, 1000), torch.ones(n, 1000)), batch_size=4)
 """
+
+
+def test_the_data_set_does_not_count(tmp_path: Path) -> None:
+    """Of 32 kB, and of 80 MB, whose samples are views."""
+    (tmp_path / "described.py").write_text(MODULE)
+    found = []
+    for samples in (4, 10_000):
+        (tmp_path / "c.yaml").write_text(
+            f"{{model: described:model, train_data: {{described:loader: {{n: {samples}}}}}, loss: mse_loss, "
+            "optimizer: adamw(lr=0.1), duration: 1ep, device: cpu}"
+        )
+        command = [sys.executable, "-m", "hocket", "estimate", "c.yaml", "--json"]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        found.append(next(iter(json.loads(done.stdout).values()))["peak"])
+    assert found[0] == found[1]
 
 
 def test_the_commands_read_a_file(tmp_path: Path) -> None:
