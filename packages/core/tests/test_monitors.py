@@ -676,7 +676,7 @@ def test_a_threshold_for_metrics_checkpoints_and_resuming(tmp_path: Path) -> Non
 
 
 def test_thresholds_that_cannot_be_crossed_are_said() -> None:
-    for options in ({}, {"above": "3"}, {"above": 1.0, "times": 0}):
+    for options in ({}, {"above": "3"}, {"above": 1.0, "times": 0}, {"below": math.nan}):
         with pytest.raises(ValueError, match="Give above= or below= a number"):
             ThresholdStopper("train/loss", **options)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="no evaluation set of that name"):
@@ -732,6 +732,10 @@ def test_samples_of_training_and_of_other_batches() -> None:
             loss=lambda outputs, targets: outputs["deep"]["y"].mean(),
             model=Deep(),
         )
+    with pytest.raises(ValueError, match="returned 2 predictions for"):
+        fit(SampleVisualizer(on="train", every=1, predict=lambda outputs, batch: outputs[:2].sum(1)))
+    with pytest.raises(ValueError, match="samples=0 is not a number of samples"):
+        SampleVisualizer(samples=0)
 
 
 class Deep(nn.Linear):

@@ -284,6 +284,8 @@ def test_a_plot_has_a_chart_for_each_prefix_and_the_values() -> None:
         result.plot("train/los")
     with pytest.raises(KeyError, match="by='epoch'"):
         result.plot("epoch")
+    with pytest.raises(TypeError, match="Write each on its own"):
+        result.plot(["train/loss"])  # type: ignore[arg-type]
     pyplot.close("all")
 
 

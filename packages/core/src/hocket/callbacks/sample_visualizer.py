@@ -15,6 +15,7 @@ from hocket.data.nesting import map_tensors
 from hocket.state import State
 from hocket.task import SupervisedTask
 from hocket.time import batches
+from hocket.training.step import count
 
 #: Tensors of more elements are shown in a cell as their shape.
 _LARGEST_CELL = 16
@@ -67,7 +68,9 @@ class SampleVisualizer(Callback):
         predict: Callable[[Any, Any], Any] | None = None,
         decode: Callable[[Any], str] | None = None,
     ) -> None:
-        self._on, self._samples = on, batches(samples, "samples")
+        if type(samples) is not int or samples < 1:
+            raise ValueError(f"samples={samples!r} is not a number of samples; give an int of 1 or more, such as 8.")
+        self._on, self._samples = on, samples
         self._inputs = BatchPart("sample-visualizer", "input", input_key)
         self._targets = BatchPart("sample-visualizer", "target", target_key)
         self._predict, self._decode = predict, decode
@@ -144,7 +147,13 @@ class SampleVisualizer(Callback):
     def _predictions(self, state: State, targets: Any) -> Any:
         outputs = state.outputs
         if self._predict is not None:
-            return self._predict(outputs, state.batch)
+            predictions = self._predict(outputs, state.batch)
+            if len(predictions) < (samples := count(state, state.batch).samples):
+                raise ValueError(
+                    f"predict of sample-visualizer returned {len(predictions)} predictions for {samples} samples. Return one "
+                    "for each sample of the batch."
+                )
+            return predictions
         if isinstance(outputs, Mapping):
             outputs = outputs.get("logits", next(iter(outputs.values()), None))
         elif isinstance(outputs, tuple | list):

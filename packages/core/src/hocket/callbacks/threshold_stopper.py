@@ -50,7 +50,7 @@ class ThresholdStopper(Callback):
         checkpoint: bool = False,
     ) -> None:
         numbers = [each for each in (above, below) if each is not None]
-        numeric = all(isinstance(each, int | float) and not isinstance(each, bool) for each in numbers)
+        numeric = all(isinstance(each, int | float) and type(each) is not bool and each == each for each in numbers)
         if not numbers or not numeric or type(times) is not int or times < 1:
             raise ValueError(
                 f"threshold-stopper was given above={above!r}, below={below!r} and times={times!r}. Give above= or below= a "
