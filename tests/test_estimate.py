@@ -138,6 +138,24 @@ def test_the_kinds_are_those_of_a_hand_count() -> None:
     assert found.kinds["batch"] == 2 * 4 * 8 * 256
 
 
+def test_a_precision_that_converts_the_model_is_refused_with_what_it_means() -> None:
+    with pytest.raises(EstimateError, match="twice of it in fp64"):
+        estimated("small", precision="fp64")
+
+
+def test_what_lstms_take_is_said_not_to_count(tmp_path: Path) -> None:
+    (tmp_path / "described.py").write_text(
+        "import torch\nclass Net(torch.nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+        "        self.layers = torch.nn.LSTM(8, 8)\n    def forward(self, x):\n        return self.layers(x)[0]\n"
+        "def data(): return [(torch.ones(4, 4, 8), torch.ones(4, 4, 8))]\n"
+    )
+    text = "{model: described:Net, train_data: described:data, loss: mse_loss, optimizer: adamw(lr=0.1), duration: 1ep}"
+    (tmp_path / "c.yaml").write_text(text)
+    command = [sys.executable, "-m", "hocket", "estimate", "c.yaml", "device=cpu"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert "the memory that LSTMs take on the CPU" in done.stdout, done.stderr
+
+
 class Gated(nn.Module):
     def __init__(self) -> None:
         super().__init__()

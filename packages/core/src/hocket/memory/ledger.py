@@ -57,6 +57,8 @@ class Ledger(TorchDispatchMode):
         self.events: list[tuple[int, bool]] = []
         self.phase = "setup"
         self.module = ""
+        #: Whether an operation ran whose scratch memory is large and unknown: a layer of an LSTM on the CPU.
+        self.recurrent = False
         #: By the id of living storage: the number of its latest allocation.
         self._living: dict[int, int] = {}
 
@@ -72,6 +74,7 @@ class Ledger(TorchDispatchMode):
         fresh = function is torch.ops.aten.lift_fresh.default  # a number just became a tensor
         real = [each for each in given if not fresh and not _is_fake(each)]
         data = [storage for each in real for storage in _storages(each) if id(storage) not in self._living]
+        self.recurrent |= function.overloadpacket is torch.ops.aten.mkldnn_rnn_layer
         made = function(*args, **(kwargs or {}))
         found = [each for each in tree_iter(made) if isinstance(each, Tensor)]
         self.see(each for each in found if not any(s in data for s in _storages(each)))

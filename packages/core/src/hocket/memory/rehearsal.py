@@ -176,6 +176,12 @@ def rehearse(make: Make, ranks: int = 1, microbatch: int | None = None) -> Rehea
                 return f"{cause} {_INSTEAD}"
             if "autograd's threading" in str(error):
                 return "This process has computed gradients before, so that it cannot be forked. Estimate in a new one."
+            if "Couldn't swap" in str(error):
+                return (
+                    "The precision converts the model to another dtype, which an estimate cannot follow. Estimate with "
+                    "precision=fp32: weights, gradients and the optimizer take twice of it in fp64, and half of it in "
+                    "bf16-true and fp16-true."
+                )
             if explains(error):
                 return str(error)
             raise
@@ -290,6 +296,12 @@ def _result(stage: Stage, trainer: Trainer, kinds: dict[str, set[int]]) -> Rehea
         kind = next((name for name, numbers in kinds.items() if number in numbers), computed)
         sizes[kind] += allocation.size
         modules[owners.get(number, allocation.module), kind] += allocation.size
+    notes = [*stage.notes]
+    if ledger.recurrent:
+        notes.append(
+            "the memory that LSTMs take on the CPU beside their outputs is not counted, and may be most of it: measure with "
+            "memory-monitor."
+        )
     return Rehearsal(
         peak=peak,
         phase=ledger.allocations[last].phase,
@@ -300,7 +312,7 @@ def _result(stage: Stage, trainer: Trainer, kinds: dict[str, set[int]]) -> Rehea
         strategy=type(state.strategy).__name__,
         device=state.device.type,
         memory=_memory(state.device),
-        notes=tuple(stage.notes),
+        notes=tuple(notes),
     )
 
 
