@@ -196,6 +196,13 @@ def test_errors_before_any_trial(arguments: list[str], words: str, run: Run) -> 
     assert not Path("runs").exists()
 
 
+def test_a_folder_that_cannot_be_written_is_named(run: Run) -> None:
+    Path("loop").symlink_to("loop")
+    code, _, said = run("sweep", "c.yaml", "seed=1,2", "folder=loop", *METRIC)
+    assert code == 2 and said.count("\n") == 1, said
+    assert "Nothing can be written to loop/c-sweep: " in said and said.endswith("such as folder=runs.\n")
+
+
 @pytest.mark.parametrize(
     ("line", "words"),
     [

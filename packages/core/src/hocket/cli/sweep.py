@@ -90,14 +90,17 @@ class Sweep:
 def run(args: argparse.Namespace) -> int:
     """Check all values, run the trials, and print them as a table."""
     from hocket.checkpoints.storage.locks import FileLock
+    from hocket.run_folder import writable
     from hocket.sweeps import processes
     from hocket.sweeps.record import PRIVATE, Record
 
     sweep = _described(args)
     _check(sweep)
-    record = Record.open(sweep.folder, sweep.definition())
-    study = _study(sweep)
-    lock = FileLock(sweep.folder / PRIVATE, sweep.name)
+    with writable(sweep.folder, "folder=runs"):
+        record = Record.open(sweep.folder, sweep.definition())
+        (sweep.folder / PRIVATE).mkdir(parents=True, exist_ok=True)
+        study = _study(sweep)
+        lock = FileLock(sweep.folder / PRIVATE, sweep.name)
     try:
         record.save()
         done = sum(each.status in ("finished", "pruned", "failed") for each in record.trials)
@@ -318,7 +321,6 @@ def _study(sweep: Sweep) -> Study | None:
         return None
     from hocket.sweeps.optuna import Study
 
-    (sweep.folder / PRIVATE).mkdir(parents=True, exist_ok=True)
     return Study(sweep.folder / PRIVATE / "optuna.journal", sweep.mode, sweep.prune)
 
 
