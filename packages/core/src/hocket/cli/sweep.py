@@ -268,6 +268,10 @@ def _check_sweep(sweep: Sweep) -> None:
 
     check_name(sweep.name)
     _check_prefix(sweep.prefix)
+    if _with_optuna(sweep):
+        from hocket.sweeps.optuna import check_installed
+
+        check_installed(sweep.sampler)
     for key in [*sweep.space, *(each.partition("=")[0] for each in sweep.fixed)]:
         if key in ("run_name", "resume") or (key in sweep.space and key.partition(".")[0] in _OWN):
             raise PluginError(f"'{key}' is set by the sweep for each trial, which has its own folder. Remove it.")
@@ -314,10 +318,14 @@ def _check(sweep: Sweep) -> None:
 # --- trials
 
 
+def _with_optuna(sweep: Sweep) -> bool:
+    return bool(sweep.prune) or sweep.sampler not in ("grid", "random")
+
+
 def _study(sweep: Sweep) -> Study | None:
     from hocket.sweeps.record import PRIVATE
 
-    if sweep.sampler in ("grid", "random") and not sweep.prune:
+    if not _with_optuna(sweep):
         return None
     from hocket.sweeps.optuna import Study
 
