@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Callable
@@ -227,3 +228,20 @@ def test_errors_of_the_environment(value: str, words: str, run: Run, monkeypatch
     code, _, said = run("train", "c.yaml")
     assert code == 2 and words in said.splitlines()[-1], said
     assert not Path("runs").exists()
+
+
+def test_a_folder_that_cannot_be_written_is_named(run: Run) -> None:
+    Path("runs").mkdir()
+    Path("runs/lost").symlink_to("nowhere")
+    code, _, said = run("train", "c.yaml", "checkpoints=null", "run_name=lost")
+    assert code == 2 and said.count("\n") == 1, said
+    assert "Nothing can be written to runs/lost: File exists." in said and "such as folder='runs'." in said
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="this user may write everywhere")
+def test_a_folder_without_permission_is_named(run: Run) -> None:
+    Path("locked").mkdir(mode=0o500)
+    code, _, said = run("train", "c.yaml", "checkpoints=null", "folder=locked")
+    assert code == 2 and said.count("\n") == 1 and "Nothing can be written to locked/a: Permission denied." in said, (
+        said
+    )

@@ -196,6 +196,48 @@ def test_errors_before_any_trial(arguments: list[str], words: str, run: Run) -> 
     assert not Path("runs").exists()
 
 
+def test_a_folder_that_cannot_be_written_is_named(run: Run) -> None:
+    Path("loop").symlink_to("loop")
+    code, _, said = run("sweep", "c.yaml", "seed=1,2", "folder=loop", *METRIC)
+    assert code == 2 and said.count("\n") == 1, said
+    assert "Nothing can be written to loop/c-sweep: " in said and said.endswith("such as folder=runs.\n")
+
+
+@pytest.mark.parametrize(
+    ("sampler", "lacks", "words"),
+    [
+        ("cmaes", "cmaes", "--sampler cmaes needs cmaes, which is not installed. Type: pip install cmaes."),
+        ("gp", "scipy", "--sampler gp needs scipy, which is not installed. Type: pip install scipy."),
+        ("qmc", "scipy", "--sampler qmc needs scipy, which is not installed. Type: pip install scipy."),
+        ("tpe", "optuna", "Type: pip install 'hocket[optuna]'."),
+    ],
+)
+def test_what_a_sampler_needs_is_checked_before_the_first_trial(
+    sampler: str, lacks: str, words: str, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if lacks != "optuna":
+        pytest.importorskip("optuna")
+    monkeypatch.setitem(sys.modules, lacks, None)
+    code, _, said = run("sweep", "c.yaml", "seed=int(1,9)", "--sampler", sampler, "--trials", "2", *METRIC)
+    assert code == 2 and said.count("\n") == 1 and words in said, said
+    assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize("sampler", ["gp", "qmc", "cmaes"])
+def test_samplers_need_what_optuna_imports(sampler: str, run: Run) -> None:
+    """Ask twice, with nothing but the packages that are checked."""
+    pytest.importorskip("optuna")
+    from hocket.sweeps.optuna import _NEEDS, Study
+
+    for name in _NEEDS[sampler]:
+        pytest.importorskip(name)
+    study, space = Study(Path("optuna.journal"), "min", None), {"a": Range("uniform", 0, 1), "b": Range("int", 1, 9)}
+    for _ in range(12):
+        number, values = study.ask(space, sampler, 0, None)
+        assert 0 <= values["a"] <= 1 and 1 <= values["b"] <= 9
+        study.tell(number, values["a"], False)
+
+
 @pytest.mark.parametrize(
     ("line", "words"),
     [

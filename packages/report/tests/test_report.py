@@ -249,6 +249,7 @@ def test_a_run_without_anything_says_what_to_add() -> None:
         (["runs/a", "--output", "b.html"], "--out"),
         (["runs/a", "-o", "config.yaml"], "Write config.html"),
         (["runs/a", "-o", "mine.html"], "is no report, so it is not replaced"),
+        (["runs/a", "-o", "loop/r.html"], "Nothing can be written to loop: "),
         ([], "needs run"),
     ],
 )
@@ -257,6 +258,7 @@ def test_mistakes_are_explained(words: list[str], said: str, capsys: pytest.Capt
     Path("runs/a/metrics.jsonl").touch()
     Path("file").touch()
     Path("mine.html").write_text("<p>mine")
+    Path("loop").symlink_to("loop")
     assert main(["report", *words]) == 2
     assert said in capsys.readouterr().err
     assert Path("mine.html").read_text() == "<p>mine"

@@ -8,6 +8,8 @@ import shutil
 import tempfile
 import time
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,6 +63,19 @@ def check_name(name: Any) -> str | None:
     return name
 
 
+@contextmanager
+def writable(folder: Path, write: str) -> Iterator[None]:
+    """Let an OSError within say that it is about this folder, and what to write for another."""
+    try:
+        yield
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise type(error)(
+            f"Nothing can be written to {folder}: {why}. Make it a folder that this user may write to, or give another, such "
+            f"as {write}."
+        ) from error
+
+
 class RunFolder:
     """The folder of a run below ``parent``. It is created, and marked as this run's, when it is first claimed.
 
@@ -78,7 +93,8 @@ class RunFolder:
         self._checkpoints: str | None = None
         self._earlier: str | None = None
         # Checked now, because the folder may contain checkpoints of this run later.
-        self._unmarked = not continues and _has_files(self.path)
+        with writable(self.path, "folder='runs'"):
+            self._unmarked = not continues and _has_files(self.path)
 
     def take_over(self, checkpoints: str) -> None:
         """Let a new run with this checkpoint folder take over the run folder of an earlier run that used the same one.
@@ -129,10 +145,11 @@ class RunFolder:
         """Create and mark the folder on the first call, and return it. Raises RunFolderError if another run owns it."""
         if not self._claimed:
             self.check()
-            self.path.mkdir(parents=True, exist_ok=True)
             replace = self._continues or (self._earlier is not None)
             checkpoints = None if self._checkpoints is None else self._relative(self._checkpoints)
-            _write_mark(self.path, self._run, checkpoints, replace)
+            with writable(self.path, "folder='runs'"):
+                self.path.mkdir(parents=True, exist_ok=True)
+                _write_mark(self.path, self._run, checkpoints, replace)
             self._earlier = None
             self.check()  # another process may have been first
             self._claimed = True

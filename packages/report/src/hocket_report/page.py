@@ -12,6 +12,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from hocket.run_folder import writable
 from hocket_report import curves, panels, reading, vega
 from hocket_report.markup import Markup, code, escape, hint, joined, section, tag
 from hocket_report.reading import Run
@@ -19,6 +20,7 @@ from hocket_report.samples import Samples
 
 #: By which an earlier report is recognised, which may be replaced.
 _MARK = '<meta name="generator" content="hocket report">'
+_WRITE = "--out report.html"
 
 
 def write(
@@ -51,14 +53,16 @@ def write(
     if not runs:
         raise ValueError("A report needs the folder of a run, such as runs/a; `hocket runs` lists them.")
     path = Path(out)
-    _check(path)
+    with writable(path.parent, _WRITE):
+        _check(path)
     for line in (line for run in runs for line in run.damaged):
         print(f"hocket: {line}; the report leaves that out.", file=sys.stderr)
     text = render(runs)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)
+    with writable(path.parent, _WRITE):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f".{path.name}.{os.getpid()}")
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)
     return path
 
 

@@ -90,14 +90,17 @@ class Sweep:
 def run(args: argparse.Namespace) -> int:
     """Check all values, run the trials, and print them as a table."""
     from hocket.checkpoints.storage.locks import FileLock
+    from hocket.run_folder import writable
     from hocket.sweeps import processes
     from hocket.sweeps.record import PRIVATE, Record
 
     sweep = _described(args)
     _check(sweep)
-    record = Record.open(sweep.folder, sweep.definition())
-    study = _study(sweep)
-    lock = FileLock(sweep.folder / PRIVATE, sweep.name)
+    with writable(sweep.folder, "folder=runs"):
+        record = Record.open(sweep.folder, sweep.definition())
+        (sweep.folder / PRIVATE).mkdir(parents=True, exist_ok=True)
+        study = _study(sweep)
+        lock = FileLock(sweep.folder / PRIVATE, sweep.name)
     try:
         record.save()
         done = sum(each.status in ("finished", "pruned", "failed") for each in record.trials)
@@ -265,6 +268,10 @@ def _check_sweep(sweep: Sweep) -> None:
 
     check_name(sweep.name)
     _check_prefix(sweep.prefix)
+    if _with_optuna(sweep):
+        from hocket.sweeps.optuna import check_installed
+
+        check_installed(sweep.sampler)
     for key in [*sweep.space, *(each.partition("=")[0] for each in sweep.fixed)]:
         if key in ("run_name", "resume") or (key in sweep.space and key.partition(".")[0] in _OWN):
             raise PluginError(f"'{key}' is set by the sweep for each trial, which has its own folder. Remove it.")
@@ -311,14 +318,17 @@ def _check(sweep: Sweep) -> None:
 # --- trials
 
 
+def _with_optuna(sweep: Sweep) -> bool:
+    return bool(sweep.prune) or sweep.sampler not in ("grid", "random")
+
+
 def _study(sweep: Sweep) -> Study | None:
     from hocket.sweeps.record import PRIVATE
 
-    if sweep.sampler in ("grid", "random") and not sweep.prune:
+    if not _with_optuna(sweep):
         return None
     from hocket.sweeps.optuna import Study
 
-    (sweep.folder / PRIVATE).mkdir(parents=True, exist_ok=True)
     return Study(sweep.folder / PRIVATE / "optuna.journal", sweep.mode, sweep.prune)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,22 @@ from hocket.sweeps.space import Choices, Space
 SAMPLERS = {"tpe": "TPESampler", "gp": "GPSampler", "cmaes": "CmaEsSampler", "qmc": "QMCSampler"}
 PRUNERS = {"median": "MedianPruner", "hyperband": "HyperbandPruner", "halving": "SuccessiveHalvingPruner"}
 _STUDY = "sweep"
+#: What a sampler imports beside Optuna, which does not install it.
+_NEEDS = {"gp": ("scipy", "torch"), "cmaes": ("cmaes",), "qmc": ("scipy",)}
+
+
+def check_installed(sampler: str) -> None:
+    """Raise PluginError if Optuna, or a package that the sampler needs beside it, is not installed."""
+    if find_spec("optuna") is None:
+        raise PluginError(
+            "This sampler and pruning are Optuna's, which is not installed. Type: pip install 'hocket[optuna]'. Without "
+            "it, there are --sampler grid and random."
+        )
+    if missing := [name for name in _NEEDS.get(sampler, ()) if find_spec(name) is None]:
+        raise PluginError(
+            f"--sampler {sampler} needs {' and '.join(missing)}, which is not installed. Type: pip install "
+            f"{' '.join(missing)}. --sampler tpe needs nothing but Optuna."
+        )
 
 
 class Study:
@@ -24,19 +41,11 @@ class Study:
         journal: the file, which is created if it is missing.
         mode: ``"min"`` or ``"max"``.
         prune: the name of a pruner, or None.
-
-    Raises:
-        PluginError: optuna is not installed.
     """
 
     def __init__(self, journal: Path, mode: str, prune: str | None) -> None:
-        try:
-            import optuna
-        except ModuleNotFoundError:
-            raise PluginError(
-                "This sampler and pruning are Optuna's, which is not installed. Type: pip install 'hocket[optuna]'. Without "
-                "it, there are --sampler grid and random."
-            ) from None
+        import optuna
+
         self._optuna = optuna
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         from optuna.storages.journal import JournalFileBackend
