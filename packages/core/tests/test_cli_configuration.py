@@ -480,6 +480,10 @@ def test_every_typo_is_found_by_its_line(hocket: Hocket) -> None:
     ("text", "words"),
     [
         ("model: mine:Nett", ["c.yaml:1: mine has no 'Nett'. Did you mean 'Net'?"]),
+        ("model: {torch.nn:Linaer: [3, 1]}", ["c.yaml:1: torch.nn has no 'Linaer'. Did you mean 'Linear'?"]),
+        ("model: {torch.nn:Conv2D: [3, 1]}", ["c.yaml:1: torch.nn has no 'Conv2D'. Did you mean 'Conv2d'?"]),
+        ("model: mine:Net\noptimizer: {torch.optim:AdamWW: {}}", ["torch.optim has no 'AdamWW'. Did you mean 'AdamW'?"]),
+        ("model: mine:Net\noptimizer: torch.optim.Adam", ["'torch.optim.Adam'", "In YAML", "'torch.optim:Adam'"]),
         ("model: mien:Net", ["c.yaml:1: There is no module 'mien'", "Did you mean 'mine'?"]),
         ("model: mine", ["c.yaml:1:", "'mine' is text", "an object of class Module", "`model: module:name`"]),
         ("model: mine:Largest", ["c.yaml:1: model is Largest", "torch.nn.Module"]),

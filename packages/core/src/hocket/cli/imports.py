@@ -103,15 +103,23 @@ def resolve(found: Reference) -> Any:
     target: Any = module
     for name in rest:
         if not hasattr(target, name):
-            own = [each for each in vars(target) if not each.startswith("_")] if hasattr(target, "__dict__") else []
-            defined = [each for each in own if getattr(vars(target)[each], "__module__", "") == module.__name__]
             what = target.__name__ if inspect.ismodule(target) or isinstance(target, type) else found.path
-            near = suggestion(name, defined or own)
-            raise ConfigError(found.where, f"{what} has no '{name}'. {near if len(near) < 400 else ''}".rstrip())
+            near = _nearest(name, target)
+            raise ConfigError(found.where, f"{what} has no '{name}'. {near}".rstrip())
         target = getattr(target, name)
     if inspect.ismodule(target):
         raise ConfigError(found.where, f"{found.path} is a module. Name a class or function in it, as module:name.")
     return target
+
+
+def _nearest(name: str, target: Any) -> str:
+    """Return the name in a module or class that resembles one: of those it defines itself, also in submodules, or of all."""
+    inside = getattr(target, "__dict__", {})
+    own = [each for each in dir(target) if not each.startswith("_") and not inspect.ismodule(inside.get(each))]
+    package = f"{target.__name__ if inspect.ismodule(target) else getattr(target, '__module__', '')}."
+    defined = [each for each in own if f"{getattr(inside.get(each), '__module__', '')}.".startswith(package)]
+    known = suggestion(name, defined or own)
+    return suggestion(name, defined, "") or suggestion(name, own, known if len(known) < 400 else "")
 
 
 def _import(parts: list[str], length: int | None, found: Reference) -> tuple[Any, list[str]]:

@@ -341,6 +341,9 @@ def _unknown(kind: str, name: str, short: str) -> str:
     if short in known:
         return f"{what} installed. It comes with an extra; type: pip install 'hocket[{known[short]}]'."
     there = names(kind)
+    module, dot, attribute = name.rpartition(".")
+    if dot and ":" not in name and name.replace(".", "").isidentifier():
+        return f"{what}. In YAML the path of a class has a colon: '{module}:{attribute}'. In Python pass the class itself."
     if text := others.elsewhere(kind, short):
         return f"{what}. {text}."
     if other := next((each for each in (*_LISTS, *_SINGLE) if each != kind and short in names(each)), None):
