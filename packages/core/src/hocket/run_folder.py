@@ -35,7 +35,7 @@ class Run:
     def new(cls, name: str | None) -> Run:
         """Return a new run, named by date and time if no name is given. Its id does not consume training's random numbers."""
         number = os.urandom(16).hex()
-        return cls(number, name or f"{time.strftime('%Y%m%d-%H%M%S')}-{number[:4]}", made_up=name is None)
+        return cls(number, name or f"{time.strftime('%Y%m%d-%H%M%S')}-{number[:8]}", made_up=name is None)
 
 
 class RunFolderError(ValueError):

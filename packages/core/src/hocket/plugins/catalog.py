@@ -343,7 +343,9 @@ def _unknown(kind: str, name: str, short: str) -> str:
     there = names(kind)
     module, dot, attribute = name.rpartition(".")
     if dot and ":" not in name and name.replace(".", "").isidentifier():
-        return f"{what}. In YAML the path of a class has a colon: '{module}:{attribute}'. In Python pass the class itself."
+        return (
+            f"{what}. In YAML the path of a class has a colon: '{module}:{attribute}'. In Python pass the class itself."
+        )
     if text := others.elsewhere(kind, short):
         return f"{what}. {text}."
     if other := next((each for each in (*_LISTS, *_SINGLE) if each != kind and short in names(each)), None):
