@@ -513,6 +513,11 @@ def test_every_typo_is_found_by_its_line(hocket: Hocket) -> None:
         ),
         (changed(loss="mine:huber"), ["mine:huber needs delta"]),
         (changed(train_data="mine:Squares"), ["c.yaml:", "Wrap it in a loader"]),
+        (changed(train_data=["mine:loader"]), ["c.yaml:", "mine:loader is a function. Write `train_data: mine:loader`"]),
+        (changed(train_data=[1, 2]), ["c.yaml:", "1 is not a batch. Write `train_data: module:name`"]),
+        (changed(eval_data=["mine:loader"]), ["c.yaml:", "such as `eval_data: {test: mine:loader}`"]),
+        (changed(eval_data={"a": ["mine:loader", "mine:loader"]}), ["c.yaml:", "Write `eval_data.a: module:name`"]),
+        (changed(inputs=3), ["c.yaml", "has nothing at 3; it has 2 items"]),
         (changed(optimizer="sgd(lr=-1)"), ["c.yaml:", "Invalid learning rate: -1"]),
     ],
 )  # fmt: skip

@@ -261,6 +261,27 @@ def test_errors_of_a_file(line: str, words: str, run: Run) -> None:
 # --- trials
 
 
+def test_trials_without_a_logger_are_listed_as_the_sweep_recorded_them(run: Run) -> None:
+    assert run("sweep", "c.yaml", "model.width=2,3", "duration=1ep", "loggers=[]", *METRIC)[0] == 0
+    assert run("train", "c.yaml", "duration=1ep", "loggers=[]", "run_name=alone")[0] == 0
+    assert run("train", "--from", "runs/c-sweep/trial-001")[0] == 0
+    code, printed, _ = run("runs", "--json")
+    found = {each["name"]: each for each in json.loads(printed)}
+    _, trial = record("c-sweep")["trials"]
+    assert code == 0 and {name: each["status"] for name, each in found.items()} == {
+        "trial-001": "finished", "trial-001-2": "unknown", "alone": "unknown",
+    }  # fmt: skip
+    values = {name: each["latest"] for name, each in found["trial-001"]["values"].items()}
+    assert values == trial["metrics"] and values["test/loss"] > 0
+    _, printed, _ = run("runs")
+    assert f"{values['test/loss']:.6g}" in printed and printed.count("\nunknown: ") == 1
+
+
+def test_a_sweep_that_leaves_no_runs_does_not_say_to_repeat_one(run: Run) -> None:
+    code, printed, _ = run("sweep", "c.yaml", "seed=1,2", "fast_dev_run=1", *METRIC)
+    assert code == 0 and "best: trial-00" in printed and "it tried seed=" in printed and "--from" not in printed
+
+
 def test_a_failed_trial_does_not_end_the_sweep_and_finished_ones_are_not_repeated(run: Run) -> None:
     command = ["sweep", "c.yaml", "model.width=2,3", "duration=1ep", *METRIC]
     code, printed, said = run(*command)

@@ -246,6 +246,7 @@ def test_a_run_without_anything_says_what_to_add() -> None:
         (["absent"], "absent does not exist"),
         (["runs"], "It has runs: hocket report runs/a"),
         (["file"], "file is a file"),
+        (["odd"], "hocket report 'odd/${x} <y>'. "),
         (["runs/a", "--output", "b.html"], "--out"),
         (["runs/a", "-o", "config.yaml"], "Write config.html"),
         (["runs/a", "-o", "mine.html"], "is no report, so it is not replaced"),
@@ -259,6 +260,8 @@ def test_mistakes_are_explained(words: list[str], said: str, capsys: pytest.Capt
     Path("file").touch()
     Path("mine.html").write_text("<p>mine")
     Path("loop").symlink_to("loop")
+    Path("odd/${x} <y>").mkdir(parents=True)
+    Path("odd/${x} <y>/metrics.jsonl").touch()
     assert main(["report", *words]) == 2
     assert said in capsys.readouterr().err
     assert Path("mine.html").read_text() == "<p>mine"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,7 +46,11 @@ def read(folder: Path) -> Run:
         raise ValueError(f"{folder} {given}. Give the folder of a run, such as runs/a; `hocket runs` lists them.")
     if not files.is_run(folder):
         below = listing.find([folder])
-        write = f"It has runs: hocket report {' '.join(map(str, below[:3]))}" if below else "`hocket runs` lists runs"
+        write = (
+            f"It has runs: {shlex.join(['hocket', 'report', *map(str, below[:3])])}"
+            if below
+            else "`hocket runs` lists runs"
+        )
         raise ValueError(
             f"{folder} is no run's folder: it has no {files.MARK} and no {files.METRICS}, which runs write with loggers: "
             f"[jsonl]. {write}."

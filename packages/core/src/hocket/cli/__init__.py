@@ -35,7 +35,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if "--traceback" in argv[: _own(argv)]:
             traceback.print_exc()
         else:
-            print(f"hocket: {error}", file=sys.stderr)
+            notes = [" ".join(each.split()) for each in getattr(error, "__notes__", ())]
+            print(" ".join([f"hocket: {error}", *notes]), file=sys.stderr)
         return 1 if isinstance(error, ArithmeticError) else 2
 
 

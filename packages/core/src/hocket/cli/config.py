@@ -8,7 +8,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from inspect import signature
+from inspect import isroutine, signature
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
@@ -105,6 +105,24 @@ def _warnings_in_yaml() -> Iterator[None]:
     with warnings.catch_warnings():
         shown_before, warnings.showwarning = warnings.showwarning, show  # type: ignore[assignment]
         yield
+
+
+def _check_batches(node: Node, at: str) -> None:
+    """Refuse functions, numbers and texts in a list that stands for batches. Raises ConfigError."""
+    if isinstance(node.value, dict) and at == "eval_data" and reference(node) is None:
+        for label, child in node.value.items():
+            _check_batches(child, f"{at}.{label}")
+    for each in node.value if isinstance(node.value, list) else ():
+        found = reference(each)
+        if not isinstance(each.value, dict | list) and (found is None or isroutine(resolve(found))):
+            given = flow(each.plain())
+            named = given if found and len(node.value) == 1 else "module:name"
+            raise ConfigError(
+                each.where,
+                f"{at}: A list has the batches themselves, and {given} is {'a function' if found else 'not a batch'}. Write "
+                f"`{at}: {named}`, for batches that a function returns"
+                + (f"; for several sets, a mapping such as `{at}: {{test: {named}}}`." if at == "eval_data" else "."),
+            )
 
 
 class _Instance:
@@ -240,6 +258,8 @@ class Configuration:
         node = self._given[key]
         if key == "compile" and isinstance(node.value, dict):
             return arguments(torch.compile, "torch.compile", node, key, 1)[1]
+        if key in ("train_data", "eval_data"):
+            _check_batches(node, key)
         return build(node, self._hints.get(key, Any), key)
 
     def _value(self, key: str) -> Any:
@@ -407,7 +427,8 @@ class Configuration:
             ]
             if len(found) == 1:
                 return found[0].where
-        named = [node.key for name, node in self._document.inside() if mentions(message, repr(name))]
+        keyed = [(name, node) for name, node in self._document.inside() if isinstance(name, str)]
+        named = [node.key for name, node in keyed if mentions(message, repr(name))]
         if not named:  # a value at any depth
             named = [
                 node.where

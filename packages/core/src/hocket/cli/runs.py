@@ -189,6 +189,8 @@ def _print(runs: Sequence[RunOnDisk], names: Sequence[str], sorted_by: str | Non
     for each in runs:
         if each.status in ("failed", "killed", "silent"):
             print(f"{each.name}: {each.status}: {' '.join(each.reason.split())[:200]}")
+    if any(each.status == "unknown" for each in runs):
+        print("unknown: no status was recorded. Runs with loggers: [jsonl] record status, position and metrics.")
 
 
 def _text(value: float | None) -> str:

@@ -391,9 +391,15 @@ def _ended(record: Record, entry: Entry, study: Study | None) -> None:
 
 
 def _finish(sweep: Sweep, record: Record, interrupted: bool, args: argparse.Namespace) -> int:
+    from hocket.runs.files import CONFIG
+    from hocket.sweeps.space import described
+
     print(f"\n{record.table()}\n")
     if (best := record.best()) is not None:
-        print(f"best: {best.name}; to run it again: hocket train --from {sweep.folder / best.name}")
+        again = f"to run it again: hocket train --from {shlex.quote(str(sweep.folder / best.name))}"
+        if not (sweep.folder / best.name / CONFIG).is_file():
+            again = f"it tried {described(best.parameters)}, and left no files, as with fast_dev_run or overfit"
+        print(f"best: {best.name}; {again}")
     failed = [each for each in record.trials if each.status == "failed"]
     if failed:
         output = sweep.folder / ".sweep" / f"{failed[0].name}.txt"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from hocket.data.errors import MissingPartError
 from hocket.data.nesting import like_mapping, with_fields
 
 
@@ -22,10 +23,13 @@ def get_item(batch: Any, key: Any) -> Any:
 
 
 def part(batch: Any, where: Any, what: str = "batch") -> Any:
-    """Return the part of a batch at a name or index, or what a function returns for it. KeyError lists the existing parts.
+    """Return the part of a batch at a name or index, or what a function returns for it.
 
     Args:
         what: the batch in messages, such as ``"model's output"``.
+
+    Raises:
+        MissingPartError: there is no such part. The message lists those there are.
     """
     if callable(where):
         return where(batch)
@@ -39,7 +43,9 @@ def part(batch: Any, where: Any, what: str = "batch") -> Any:
             if isinstance(batch, list | tuple)
             else "no such attribute"
         )
-        raise KeyError(f"The {what}, a {type(batch).__name__}, has nothing at {where!r}; it has {there}.") from None
+        raise MissingPartError(
+            f"The {what}, a {type(batch).__name__}, has nothing at {where!r}; it has {there}."
+        ) from None
 
 
 def set_item(batch: Any, key: Any, value: Any) -> Any:

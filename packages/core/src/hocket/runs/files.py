@@ -11,6 +11,8 @@ from typing import Any
 
 #: Files and folders within a run's folder: who owns it, what was logged, state and plan, images and tables, configuration.
 MARK, METRICS, SUMMARY, MEDIA, CONFIG = "run.json", "metrics.jsonl", "summary.json", "media", "config.yaml"
+#: The record of a sweep, in the folder above those of its trials.
+SWEEP = "sweep.json"
 #: The keys of a line of metrics that are a position.
 POSITION = ("epoch", "batch", "sample", "token", "seconds")
 #: Longer files of one object are not read.

@@ -20,6 +20,9 @@ _DEPTH = 3
 _SILENT = 600.0
 STATUSES = ("finished", "failed", "interrupted", "running", "killed", "silent", "unknown")
 
+#: The statuses of trials that are over, in the record of a sweep, as those of runs.
+_SWEPT = {"finished": "finished", "pruned": "finished", "failed": "failed", "interrupted": "interrupted"}
+
 
 @dataclass(slots=True)
 class RunOnDisk:
@@ -73,6 +76,11 @@ def read(folder: Path) -> RunOnDisk:
     if status not in ("finished", "failed", "interrupted"):  # what was logged since the summary was written
         position, values = _scanned(folder / files.METRICS)
     best, evaluated = summary.get("best"), summary.get("evaluated")
+    if status == "unknown" and (trial := _as_trial(folder)):
+        status, reason = _SWEPT[trial["status"]], str(trial.get("error") or f"{files.SWEEP} says {trial['status']}")
+        metrics = {str(name): files.number(each) for name, each in trial["metrics"].items()}
+        values = values or {name: (each, each, each) for name, each in metrics.items() if each is not None}
+        evaluated = evaluated or [name for name in values if not name.startswith("train/")]
     ranked = [each for each in best if isinstance(each, str)] if isinstance(best, list) else []
     return RunOnDisk(
         folder=folder,
@@ -109,6 +117,15 @@ def status_of(folder: Path, summary: Mapping[str, Any]) -> tuple[str, str]:
             return "killed", f"process {process['pid']} ended without a word"
     where = f"it was begun on {process.get('host', 'an unknown machine')}, and last wrote {duration(age)} ago"
     return ("running" if age < _SILENT else "silent"), where
+
+
+def _as_trial(folder: Path) -> Mapping[str, Any]:
+    """Return what a sweep recorded about its trial in this folder when that ended; empty if it is not one."""
+    trials = files.content(folder.parent / files.SWEEP).get("trials")
+    for each in trials if isinstance(trials, list) else ():
+        if isinstance(each, dict) and each.get("name") == folder.name and isinstance(each.get("metrics"), dict):
+            return each if each.get("status") in _SWEPT else {}
+    return {}
 
 
 def latest_of(values: Mapping[str, tuple[float, float, float]], name: str) -> float | None:
