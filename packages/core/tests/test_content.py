@@ -467,7 +467,7 @@ def test_metrics_of_the_epoch_under_way() -> None:
     def metrics() -> dict[str, Any]:
         group = torchmetrics.MetricCollection([MulticlassPrecision(2), MulticlassRecall(2)])
         listed = torchmetrics.CatMetric()
-        return {"own": Sums(), "accuracy": MulticlassAccuracy(2), "group": group, "loss": Listed(listed)}
+        return {"own": Sums(), "accuracy": MulticlassAccuracy(2), "group": group, "listed": Listed(listed)}
 
     class Listed(torchmetrics.Metric):
         """Keeps a list of tensors."""
@@ -491,4 +491,4 @@ def test_metrics_of_the_epoch_under_way() -> None:
     second = make(train_metrics=metrics, duration="1ep")
     second.load_state_dict(first.state_dict())
     assert second.fit().metrics == whole.metrics
-    assert len(whole.metrics) == 5
+    assert len(whole.metrics) == 6

@@ -246,7 +246,7 @@ def test_a_run_without_anything_says_what_to_add() -> None:
         (["absent"], "absent does not exist"),
         (["runs"], "It has runs: hocket report runs/a"),
         (["file"], "file is a file"),
-        (["odd"], "hocket report 'odd/${x} <y>'. "),
+        (["odd"], "hocket report 'odd/${x} <y>'."),
         (["runs/a", "--output", "b.html"], "--out"),
         (["runs/a", "-o", "config.yaml"], "Write config.html"),
         (["runs/a", "-o", "mine.html"], "is no report, so it is not replaced"),

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from hocket.logger import Logger, check_filename
-from hocket.loggers.lines import LinesFile, encode, strict
+from hocket.loggers.lines import LinesFile, strict
 from hocket.loggers.media import Media
 from hocket.loggers.run_summary import RunSummary
 from hocket.plugins.delivery import RowsLostError
@@ -24,8 +23,7 @@ class JSONLinesLogger(Logger):
     """Write ``metrics.jsonl`` in the run's folder: one JSON object per line; and images, tables, texts and histograms.
 
     Each line has ``epoch``, ``batch``, ``sample``, ``token`` and ``seconds``, and the values by name (a metric named ``epoch``
-    becomes ``metric/epoch``). The first line of a run has its ``hyperparameters`` and the identity of the ``run``. A run that
-    is resumed with others has another such line.
+    becomes ``metric/epoch``). The first line of a run has its ``hyperparameters`` and the identity of the ``run``.
 
     A line is written at once, unless others were written less than 0.1 seconds ago: then a thread writes it within that time.
     A killed run loses only lines that wait; the last line may be incomplete, and is removed later.
@@ -72,39 +70,31 @@ class JSONLinesLogger(Logger):
         #: What went wrong in a call that cannot raise, until the next one that can.
         self._lost: RowsLostError | None = None
         self._resumed = False
-        #: The checksum of the hyperparameters that the file has last.
-        self._parameters: int | None = None
 
     def state_dict(self) -> dict[str, Any]:
         """Write the waiting lines, and return the lengths of the files and their checksums."""
         self._flush()
         media = self._media.state_dict()
-        parameters = {} if self._parameters is None else {"parameters": self._parameters}
-        return self._lines.state_dict() | ({"media": media} if media else {}) | parameters
+        return self._lines.state_dict() | ({"media": media} if media else {})
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore lengths and checksums; the next fit continues the files from there."""
-        if unknown := sorted(state_dict.keys() - {"size", "sum", "media", "parameters"}):
+        if unknown := sorted(state_dict.keys() - {"size", "sum", "media"}):
             raise ValueError(
-                f"The state of a JSONLinesLogger has the keys size, sum, media and parameters, but was given {unknown}."
+                f"The state of a JSONLinesLogger has the keys size, sum and media, but was given {unknown}."
             )
         self._lines.load_state_dict(state_dict)
         self._media.load_state_dict(state_dict.get("media", {}))
-        self._parameters = state_dict.get("parameters")
         self._resumed = True
 
     def log_hyperparameters(self, state: State, parameters: Mapping[str, Any]) -> None:
-        """Write a line ``{"hyperparameters": …, "run": …}``, unless the last one of this run has the same."""
+        """Write a line ``{"hyperparameters": …, "run": …}``, unless the file has one of this run."""
         self._truncate(state)
-        values = strict(parameters)
-        checksum = zlib.crc32(encode(values).encode())
-        known = checksum == self._parameters or self._parameters is None  # None: of an earlier version
-        if self._lines.size and known and self._path(state).exists():
+        if self._lines.size and self._path(state).exists():
             return
         self._flush()
         self._open(state)
-        self._lines.write({"hyperparameters": values, "run": state.run.id})
-        self._parameters = checksum
+        self._lines.write({"hyperparameters": strict(parameters), "run": state.run.id})
         self._raise()
 
     def fit_start(self, state: State) -> None:
@@ -228,7 +218,7 @@ class _Later:
     def __init__(self, write: Callable[[], None]) -> None:
         self.lock = threading.Lock()
         self._write = write
-        self._waits, self._ended = threading.Event(), False
+        self._waits, self._ended = threading.Event(), threading.Event()
         self._thread: threading.Thread | None = None
 
     def begin(self) -> None:
@@ -240,13 +230,14 @@ class _Later:
             self._waits.set()
 
     def end(self) -> None:
-        """Let the thread end."""
-        self._ended = True
+        """End the thread."""
+        self._ended.set()
         self._waits.set()
+        if self._thread is not None:
+            self._thread.join()
 
     def _run(self) -> None:
-        while self._waits.wait() and not self._ended:
-            time.sleep(_SECONDS)
+        while self._waits.wait() and not self._ended.wait(_SECONDS):
             self._waits.clear()
             with self.lock:
                 self._write()

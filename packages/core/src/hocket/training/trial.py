@@ -46,7 +46,8 @@ def without_trace(task: nn.Module, watch: bool = True) -> Iterator[None]:
     finally:
         with torch.no_grad():
             for tensor, value in reversed(written.before):
-                tensor.copy_(value)
+                if tensor.untyped_storage().nbytes():  # FSDP frees gathered weights
+                    tensor.copy_(value)
         for each in reversed(undo):
             each()
 
@@ -63,7 +64,7 @@ class _Written(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        for at, argument in enumerate(func._schema.arguments):
+        for at, argument in enumerate(func._schema.arguments if func.namespace == "aten" else ()):
             declared = argument.alias_info is not None and argument.alias_info.is_write
             if declared or argument.name in _WRITTEN:
                 given = args[at] if at < len(args) else kwargs.get(argument.name)
