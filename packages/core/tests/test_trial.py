@@ -152,8 +152,10 @@ def test_an_exception_leaves_no_trace_either(watch: bool) -> None:
         task.loss(task(batch), batch)
         task.added = 1 / 0
     assert task.content() == before
-    with without_trace(task):
+    with without_trace(task, watch):
         task.added = 1
         del task.last
+        task.eval()
     assert not hasattr(task, "added")
+    assert task.training and task.layer.training
     assert task.content() == before

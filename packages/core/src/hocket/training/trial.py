@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-#: Attributes of every module, which hold its parameters, submodules and hooks.
-_OF_MODULES = frozenset(vars(nn.Module()))
+#: Attributes of every module, which hold its parameters, submodules and hooks; not its mode.
+_OF_MODULES = frozenset(vars(nn.Module())) - {"training"}
 #: Arguments of batch normalization, which does not declare that it writes to them.
 _WRITTEN = {"running_mean", "running_var"}
 #: Arrays of more elements are taken for data, which nothing changes.
@@ -117,13 +117,15 @@ def _collects(value: Any) -> bool:
     return hasattr(value, "__dict__") and not isinstance(value, nn.Module | type) and all(map(callable, methods))
 
 
-def _replace(collection: Any, add: Callable[[Any], None], content: Any) -> None:
-    collection.clear()
-    add(content)
+def _replace(collection: Any, add: Callable[[Any], None], content: list[Any]) -> None:
+    if len(collection) != len(content) or any(a is not b for a, b in zip(collection, content, strict=True)):
+        collection.clear()
+        add(content)
 
 
 def _refill(mapping: dict[Any, Any], items: dict[Any, Any], without: frozenset[str]) -> None:
     for key in [key for key in mapping if key not in items and key not in without]:
         del mapping[key]
-    for key, value in items.items():
-        mapping[key] = value  # a Counter's `update` adds
+    for key, value in items.items():  # a Counter's `update` adds
+        if key not in mapping or mapping[key] is not value:
+            mapping[key] = value
