@@ -1,4 +1,4 @@
-"""A thread that calls a function regularly, for monitors that must not take time of the training loop."""
+"""A thread that calls a function regularly, for monitors and loggers that act without the training loop."""
 
 from __future__ import annotations
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from hocket.callbacks.ticking import Ticking
 from hocket.logger import Logger, check_filename
 from hocket.loggers.lines import LinesFile, strict
 from hocket.loggers.media import Media
@@ -66,7 +67,8 @@ class JSONLinesLogger(Logger):
         #: Lines that are not yet written, with their values; and when a line is to be written at once.
         self._waiting: list[tuple[dict[str, Any], Mapping[str, float]]] = []
         self._due = 0.0
-        self._writer: _Later | None = None
+        self._ticking = Ticking(_SECONDS, self._flush, "jsonl")
+        self._lock: threading.Lock | None = None  # made with the file, because it cannot be pickled
         #: What went wrong in a call that cannot raise, until the next one that can.
         self._lost: RowsLostError | None = None
         self._resumed = False
@@ -110,16 +112,13 @@ class JSONLinesLogger(Logger):
         else:
             line |= {f"metric/{name}" if name in line else name: value for name, value in metrics.items()}
         self._open(state)
-        if self._writer is None:
-            self._writer = _Later(self._write)
-        with self._writer.lock:
+        assert self._lock is not None
+        with self._lock:
             self._waiting.append((line, metrics))
-            self._raise()
         if time.monotonic() >= self._due:
             self._flush()
-            self._raise()
-        else:
-            self._writer.begin()
+        self._raise()
+        self._ticking.start()
 
     def log_images(self, state: State, name: str, images: Sequence[Any]) -> None:
         """Write PNG files, and a line that names them. Raises ValueError for other shapes than (C, H, W) and (H, W)."""
@@ -154,10 +153,8 @@ class JSONLinesLogger(Logger):
 
     def close(self, state: State) -> None:
         """Close the files; the next write opens them again."""
+        self._ticking.stop()
         self._flush()
-        if self._writer is not None:
-            self._writer.end()
-            self._writer = None
         self._lines.close()
         self._media.close()
         self._raise()
@@ -177,12 +174,13 @@ class JSONLinesLogger(Logger):
 
     def _open(self, state: State) -> None:
         if not self._lines.is_open:
+            self._lock = threading.Lock()
             self._lines.open(self._path(state), state.run.id)
 
     def _flush(self) -> None:
         """Write the waiting lines; `_raise` reports those that cannot be written."""
-        if self._writer is not None:
-            with self._writer.lock:
+        if self._lock is not None:
+            with self._lock:
                 self._write()
 
     def _write(self) -> None:
@@ -210,37 +208,6 @@ class JSONLinesLogger(Logger):
         if self._lost is not None:
             lost, self._lost = self._lost, None
             raise lost
-
-
-class _Later:
-    """A thread that writes lines soon after they were added, also if the run stalls then."""
-
-    def __init__(self, write: Callable[[], None]) -> None:
-        self.lock = threading.Lock()
-        self._write = write
-        self._waits, self._ended = threading.Event(), threading.Event()
-        self._thread: threading.Thread | None = None
-
-    def begin(self) -> None:
-        """Write within the time from now on."""
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="hocket-jsonl", daemon=True)
-            self._thread.start()
-        if not self._waits.is_set():
-            self._waits.set()
-
-    def end(self) -> None:
-        """End the thread."""
-        self._ended.set()
-        self._waits.set()
-        if self._thread is not None:
-            self._thread.join()
-
-    def _run(self) -> None:
-        while self._waits.wait() and not self._ended.wait(_SECONDS):
-            self._waits.clear()
-            with self.lock:
-                self._write()
 
 
 def _position(state: State) -> dict[str, Any]:
