@@ -101,7 +101,7 @@ def unknown(name: str, known: Mapping[str, Any]) -> str:
 
 
 def checked_hocket(given: Any) -> dict[str, Any]:
-    """Return the arguments for `hocket.Trainer`, or raise TypeError for those that cannot be given here."""
+    """Return the arguments in ``Trainer(hocket={…})``. Raises TypeError if `hocket.Trainer` does not take one, or not here."""
     if not isinstance(given, Mapping | None):
         raise TypeError(
             f"Trainer(hocket={given!r}) is not a mapping. Give arguments of hocket.Trainer by name, such as "

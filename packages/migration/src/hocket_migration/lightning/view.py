@@ -10,79 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hocket.optim.clipping import clip_gradients
 from hocket_migration.lightning.changes import Changes
 from hocket_migration.lightning.framework import framework_of
 from hocket_migration.lightning.hooks import Hooks
+from hocket_migration.lightning.inner import BatchProgress, Clipping, Connector, Loop
 from hocket_migration.lightning.logged import Results
 from hocket_migration.lightning.strategy import StrategyView
 
 if TYPE_CHECKING:
     from hocket.state import State
     from hocket_migration.lightning.optimizers import SchedulerConfig
-
-
-class _Connector:
-    """What ``LightningModule.log`` and Lightning's callbacks use of the trainer's logging."""
-
-    _current_fx: str | None = None
-
-    def __init__(self, trainer: TrainerView) -> None:
-        self._trainer = trainer
-
-    def should_reset_tensors(self, hook: str) -> bool:
-        """Whether values of an earlier epoch are still there: never, `Results` forgets them at its end."""
-        return False
-
-    @property
-    def should_update_logs(self) -> bool:
-        """Whether values are passed to loggers after this batch."""
-        trainer = self._trainer
-        every = trainer.log_every_n_steps
-        return every > 0 and ((trainer.batches_that_stepped + 1) % every == 0 or trainer.should_stop)
-
-    def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
-        """Pass values to the loggers, without the callbacks' metrics."""
-        self._trainer.write(metrics, step)
-
-
-class _Clipping:
-    """``trainer.precision_plugin``, for ``LightningModule.clip_gradients``."""
-
-    def clip_gradients(self, optimizer: Any, clip_val: float | None = 0.0, algorithm: Any = "norm") -> None:
-        """Clip the gradients of an optimizer by their norm, or by value."""
-        if clip_val is None or clip_val <= 0:
-            return
-        parameters = [each for group in optimizer.param_groups for each in group["params"]]
-        clip_gradients(parameters, getattr(algorithm, "value", algorithm), float(clip_val))
-
-
-class _Loop(SimpleNamespace):
-    """The counters of a loop. Those that are arguments of the Trainer can be set."""
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        self.change(name, value)
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        raise AttributeError(
-            f"{name} of Lightning's loops is not available under hocket. Read trainer.current_epoch, global_step, "
-            "is_last_batch, num_training_batches or estimated_stepping_batches (no setup_data() is needed), or "
-            "trainer.hocket.state."
-        )
-
-
-class _BatchProgress:
-    """Where training is in the epoch."""
-
-    def __init__(self, trainer: TrainerView) -> None:
-        self._trainer = trainer
-
-    @property
-    def is_last_batch(self) -> bool:
-        """See `TrainerView.is_last_batch`."""
-        return self._trainer.is_last_batch
 
 
 class TrainerView(Changes):
@@ -136,8 +73,8 @@ class TrainerView(Changes):
         #: The state of hocket's run, once it begins.
         self.run_state: State | None = None
         self.strategy = StrategyView(self)
-        self.precision_plugin = _Clipping()
-        self._logger_connector = _Connector(self)
+        self.precision_plugin = Clipping()
+        self._logger_connector = Connector(self)
         self._accelerator_connector = SimpleNamespace(is_distributed=False)
         #: The values of the current loop that ``self.log`` writes to; None where it may not.
         self._results: Results | None = None
@@ -453,7 +390,7 @@ class TrainerView(Changes):
     @property
     def fit_loop(self) -> Any:
         """The counters of training that Lightning's callbacks read."""
-        epoch_loop = _Loop(
+        epoch_loop = Loop(
             change=self.change,
             max_steps=self.max_steps,
             min_steps=self.min_steps,
@@ -461,10 +398,10 @@ class TrainerView(Changes):
             batch_idx=self.batch_idx,
             total_batch_idx=self.total_batch_idx,
             global_step=self.global_step,
-            batch_progress=_BatchProgress(self),
+            batch_progress=BatchProgress(self),
             val_loop=SimpleNamespace(_has_run=self.current_epoch >= 0 and self.validated),
         )
-        return _Loop(
+        return Loop(
             change=self.change,
             epoch_loop=epoch_loop,
             max_epochs=self.max_epochs,
