@@ -139,7 +139,7 @@ def test_the_kinds_are_those_of_a_hand_count() -> None:
 
 
 def test_a_precision_that_converts_the_model_is_refused_with_what_it_means() -> None:
-    with pytest.raises(EstimateError, match="twice of it in fp64"):
+    with pytest.raises(EstimateError, match="twice as much in fp64"):
         estimated("small", precision="fp64")
 
 

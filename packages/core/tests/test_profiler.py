@@ -485,22 +485,22 @@ def event(name: str, category: str, begin: float, end: float, thread: int = 1) -
     return {"ph": "X", "name": name, "cat": category, "ts": begin, "dur": end - begin, "tid": thread}
 
 
+def traced(*events: dict[str, Any]) -> Trace:
+    return Trace({"traceEvents": [*events]})
+
+
 def test_device_and_waits_are_read_from_a_trace() -> None:
     """By hand: a step of 100 µs with a wait of 30 in the loss, and a device that is busy for 50, communicates alone for 10."""
-    trace = Trace(
-        {
-            "traceEvents": [
-                event("ProfilerStep#2", "user_annotation", 0, 100),
-                event("loss", "user_annotation", 20, 60),
-                event("sleeps.batch_end", "user_annotation", 80, 100),
-                event("cudaStreamSynchronize", "cuda_runtime", 25, 55),
-                event("cudaDeviceSynchronize", "cuda_runtime", 81, 86),
-                event("gemm", "kernel", 10, 40, 7),
-                event("gemm", "kernel", 30, 60, 8),
-                event("ncclDevKernel_AllReduce", "kernel", 55, 70, 9),
-                event("gemm", "kernel", 200, 300, 7),
-            ]
-        }
+    trace = traced(
+        event("ProfilerStep#2", "user_annotation", 0, 100),
+        event("loss", "user_annotation", 20, 60),
+        event("sleeps.batch_end", "user_annotation", 80, 100),
+        event("cudaStreamSynchronize", "cuda_runtime", 25, 55),
+        event("cudaDeviceSynchronize", "cuda_runtime", 81, 86),
+        event("gemm", "kernel", 10, 40, 7),
+        event("gemm", "kernel", 30, 60, 8),
+        event("ncclDevKernel_AllReduce", "kernel", 55, 70, 9),
+        event("gemm", "kernel", 200, 300, 7),
     )
     assert trace.device() == pytest.approx({"busy": 0.5, "communication": 0.1, "idle": 0.4})
     assert trace.synchronisation() == pytest.approx({("loss", ""): 30e-6, ("", "sleeps"): 5e-6})
@@ -520,21 +520,17 @@ def test_python_is_no_cause_where_the_device_is_busy_or_code_is_compiled() -> No
 
 def test_python_is_read_from_a_trace() -> None:
     """By hand: a forward of 60 µs with operations of torch for 15, a launch of 5, and the operation of another thread."""
-    trace = Trace(
-        {
-            "traceEvents": [
-                event("ProfilerStep#2", "user_annotation", 0, 100),
-                event("forward", "user_annotation", 0, 60),
-                event("call_prepared", "user_annotation", 5, 60),
-                event("aten::linear", "cpu_op", 10, 20),
-                event("aten::addmm", "cpu_op", 12, 18),
-                event("a::custom", "cpu_op", 55, 60),
-                event("cudaLaunchKernel", "cuda_runtime", 30, 35),
-                event("aten::mul", "cpu_op", 0, 60, 2),
-                event("loss", "user_annotation", 60, 80),
-                event("aten::mul", "cpu_op", 60, 80),
-            ]
-        }
+    trace = traced(
+        event("ProfilerStep#2", "user_annotation", 0, 100),
+        event("forward", "user_annotation", 0, 60),
+        event("call_prepared", "user_annotation", 5, 60),
+        event("aten::linear", "cpu_op", 10, 20),
+        event("aten::addmm", "cpu_op", 12, 18),
+        event("a::custom", "cpu_op", 55, 60),
+        event("cudaLaunchKernel", "cuda_runtime", 30, 35),
+        event("aten::mul", "cpu_op", 0, 60, 2),
+        event("loss", "user_annotation", 60, 80),
+        event("aten::mul", "cpu_op", 60, 80),
     )
     assert trace.outside_torch() == pytest.approx({"forward": 40e-6, "loss": 0.0})
 

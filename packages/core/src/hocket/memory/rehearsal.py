@@ -179,8 +179,8 @@ def rehearse(make: Make, ranks: int = 1, microbatch: int | None = None) -> Rehea
             if "Couldn't swap" in str(error):
                 return (
                     "The precision converts the model to another dtype, which an estimate cannot follow. Estimate with "
-                    "precision=fp32: weights, gradients and the optimizer take twice of it in fp64, and half of it in "
-                    "bf16-true and fp16-true."
+                    "precision=fp32: weights, gradients and optimizer states take twice as much in fp64, half as much "
+                    "in bf16-true and fp16-true."
                 )
             if explains(error):
                 return str(error)

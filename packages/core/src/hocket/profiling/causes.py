@@ -30,7 +30,7 @@ _IDLE = 0.30
 _OF_DATA = {"after_dataloader", "batch_start", "before_train_batch"}
 _EVENTS = {event.value for event in Event}
 #: What to try instead of calls that wait for the device, by their names in `hocket.profiling.waits`; `_READS` for others.
-_DECIDES = ("torch.where(condition, a, b) instead of a decision of the host, or the decision left out",)
+_DECIDES = ("torch.where(condition, a, b) chooses on the device; a check that training does not need can go",)
 _SELECTS = (
     "a mask that is multiplied, or torch.where(mask, x, 0), instead of a selection, whose size the host has to know",
     "the selection in the data set or collate_fn, if it depends on the batch alone",

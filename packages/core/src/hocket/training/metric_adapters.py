@@ -80,7 +80,7 @@ class MetricAdapter:
 
 
 class Torchmetrics(MetricAdapter):
-    """A metric of torchmetrics, and those that it consists of. Its ``state_dict`` skips most states."""
+    """Adapt a metric of torchmetrics and its child metrics. Their ``state_dict`` omits most states."""
 
     reduces_itself = True
 
@@ -125,7 +125,7 @@ class Torchmetrics(MetricAdapter):
 
     @staticmethod
     def _parts(metric: Any) -> dict[str, Any]:
-        """Return a metric and those that a wrapper or an expression computes with, by name; its own is empty."""
+        """Return the metric, named "", and its child metrics by name, as a wrapper or an expression has them."""
         return {name: each for name, each in metric.named_modules() if isinstance(each, _classes("Metric"))}
 
     @contextmanager
