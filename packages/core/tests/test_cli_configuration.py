@@ -505,6 +505,15 @@ def test_every_typo_is_found_by_its_line(hocket: Hocket) -> None:
         ("model: mine:Net\ntrain_data: mine:loader\nduration: 1ep", ["c.yaml: There is no optimizer."]),
         (f"{SMALL}data: mine:splits", ["c.yaml:3:", "train_data and data are both given"]),
         (f"{SMALL}resume: nope", ["c.yaml:9:", "'nope'"]),
+        (
+            f"{SMALL}callbacks: [lr-monitor, early-stopping(monitor=train/loss, patience=3)]",
+            ["c.yaml:9:", "'early-stopping(monitor=train/loss, patience=3)'", "`{early-stopping: {monitor: train/loss, pat"],
+        ),
+        (
+            SMALL.replace("sgd(lr=0.1)", "{a: sgd(lr=0.1, momentum='x'), b: adam}"),
+            ["c.yaml:4:", """in quotes: "sgd(lr=0.1, momentum='x')";""", "`{sgd: {lr: 0.1, momentum: x}}`"],
+        ),
+        (f"{SMALL}callbacks: [early-stopping(train/loss, 3)]", ["c.yaml:9:", "'early-stopping(train/loss, 3)'", "{name:"]),
         (f"{SMALL}compile: {{mod: default}}", ["c.yaml:9: torch.compile has no argument 'mod'. Did you mean 'mode'?"]),
         (f"{SMALL}\nmetrics:\n  a: mine:loss", ["c.yaml:11:", "mine:loss needs outputs, targets"]),
         (
