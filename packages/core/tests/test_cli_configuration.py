@@ -484,6 +484,8 @@ def test_every_typo_is_found_by_its_line(hocket: Hocket) -> None:
         ("model: {torch.nn:Conv2D: [3, 1]}", ["c.yaml:1: torch.nn has no 'Conv2D'. Did you mean 'Conv2d'?"]),
         ("model: mine:Net\noptimizer: {torch.optim:AdamWW: {}}", ["torch.optim has no 'AdamWW'. Did you mean 'AdamW'?"]),
         ("model: mine:Net\noptimizer: torch.optim.Adam", ["'torch.optim.Adam'", "In YAML", "'torch.optim:Adam'"]),
+        ("model: {mine:Net: {width: 1_000}}", ["c.yaml:1:", "'1_000' is text", "Write `width: 1000`"]),
+        (f"{SMALL}eval_data: {{'': mine:loader}}", ["c.yaml:9: eval_data has a set without a label", "`eval_data: {test: …}`"]),
         ("model: mien:Net", ["c.yaml:1: There is no module 'mien'", "Did you mean 'mine'?"]),
         ("model: mine", ["c.yaml:1:", "'mine' is text", "an object of class Module", "`model: module:name`"]),
         ("model: mine:Largest", ["c.yaml:1: model is Largest", "torch.nn.Module"]),
@@ -544,6 +546,7 @@ def test_errors(text: str, words: list[str], hocket: Hocket) -> None:
         ("optimizer.sgd.lr=ten", ["'optimizer.sgd.lr=ten': optimizer.sgd.lr='ten' is text; it should be a number."]),
         ("optimizr.sgd.lr=1", ["'optimizr' is not a key", "'optimizer'"]),
         ("callbacks.lr-monitr.a=1", ["callbacks"]),
+        ("model.width=1_000", ["model.width='1_000' is text; it should be an integer. Write model.width=1000."]),
         ("model.widht=3", ["no argument 'widht'", "'width'"]),
         ("seed.a=3", ["seed is 1, which has no 'a'"]),
         ("duration", ["key=value"]),
@@ -570,6 +573,19 @@ def test_files_that_cannot_be_read(hocket: Hocket, capsys: pytest.CaptureFixture
     ]:
         assert main(["train", *arguments]) == 2
         assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["estimate", "--ranks", "0"], "--ranks 0 is not a number of ranks. Write --ranks 2."),
+        (["estimate", "--memory", "24"], "--memory 24 is not a size with its unit. Write --memory 24GiB"),
+        (["summary", "--depth", "-1"], "--depth -1 is not a number of levels. Write --depth 1"),
+    ],
+)
+def test_numbers_that_mean_nothing(arguments: list[str], words: str, hocket: Hocket) -> None:
+    code, _, said = hocket(SMALL, *arguments)
+    assert code == 2 and said.count("\n") == 1 and words in said
 
 
 def test_a_traceback_on_request_and_for_bugs(hocket: Hocket) -> None:

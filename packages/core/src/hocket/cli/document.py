@@ -50,16 +50,16 @@ class Node:
 
 
 class _Resolver(yaml.resolver.BaseResolver):
-    """Scalars of YAML 1.2: ``1e-3`` is a number; ``on``, ``no``, ``1:30``, ``007`` and ``2024-01-01`` are text."""
+    """Scalars of YAML 1.2: ``1e-3`` is a number; ``on``, ``no``, ``1:30``, ``1_000``, ``007`` and ``2024-01-01`` are text."""
 
 
 for _tag, _pattern, _first in (
     ("null", r"~|null|Null|NULL|", [*"~nN", ""]),
     ("bool", r"true|True|TRUE|false|False|FALSE", "tTfF"),
-    ("int", r"[-+]?(0|[1-9][0-9_]*|0x[0-9a-fA-F]+|0o[0-7]+)", "-+0123456789"),
+    ("int", r"[-+]?(0|[1-9][0-9]*|0x[0-9a-fA-F]+|0o[0-7]+)", "-+0123456789"),
     (
         "float",
-        r"[-+]?(\.[0-9]+|[0-9][0-9_]*(\.[0-9_]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
+        r"[-+]?(\.[0-9]+|(0|[1-9][0-9]*)(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
         "-+.0123456789",
     ),
     ("merge", r"<<", "<"),
