@@ -80,8 +80,10 @@ def trainer_from(
             yield trainer
         except (TypeError, ValueError, RuntimeError) as error:
             where = described.blamed(error) or (args.config if needs else None)
-            if where is None or isinstance(error, ConfigError) or not explains(error):
+            if isinstance(error, ConfigError) or not explains(error):
                 raise
+            if where is None:
+                raise PluginError(in_yaml(str(error))) from error
             raise ConfigError(where, in_yaml(str(error), where.startswith("'"))) from error
 
 
@@ -147,6 +149,9 @@ class Configuration:
             if key in document.value and (document.value[key].value is not None or each.default not in (None, []))
         }
         self._hints = signatures.hints(Trainer, _NAMES)
+        for key in ("resume", "checkpoints"):
+            self._hints[key] |= bool  # true is not a folder of that name
+        self._hints["accumulate"] = str | None  # a number of batches, and no other unit
         for key in ("metrics", "train_metrics"):
             self._hints[key] = Mapping[str, Metric | Literal[tuple(simple_metrics.METRICS)]] | self._hints[key]  # type: ignore[misc, valid-type]
         #: The plug-ins by kind and name, and their arguments.

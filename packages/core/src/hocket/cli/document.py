@@ -256,7 +256,9 @@ class _Tree:
                     merged = self._mapping(each) | merged
                 continue
             if not isinstance(name, yaml.ScalarNode):
-                raise ConfigError(where, f"A key is a list or a mapping; it should be text. {_INTERPOLATION}")
+                braces = name.start_mark.index == node.start_mark.index + 1  # {{…}}
+                write = _INTERPOLATION if braces else "Write a name before the colon, or put the key into quotes."
+                raise ConfigError(where, f"A key is a list or a mapping; it should be text. {write}")
             key = self._loader.construct_object(name)
             if key in own:
                 raise ConfigError(where, f"'{key}' is given twice, first in {own[key].key}. Remove one of them.")
