@@ -30,7 +30,7 @@ _COMMANDS = (
         "Give the configuration that they were trained with, such as config.yaml in the folder of their run.",
     ),
     (r"Pass data to evaluate\(\), or eval_data= to the Trainer", "Write `eval_data: module:function`"),
-    (r", or no metrics here and trainer\.evaluate\([^()]*\) after the fit", ", or no metrics"),
+    (r", or no metrics= here and trainer\.evaluate\([^()]*\) after the fit", ", or no metrics"),
     (r",? or omit [\w' ]+ by (?:trainer\.load_state_dict\(tree, )?ignore=\[[^\]]*\]\)?", ""),
 )
 #: Keys whose mappings are arguments of one class, and that class.
