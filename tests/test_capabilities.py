@@ -395,7 +395,7 @@ def test_plateau_says_what_it_misses() -> None:
         make_trainer(schedule="plateau(on='eval/accuracy')", eval_data=make_data()).fit()
     with pytest.raises(ValueError, match=r"monitors 'eval/acuracy', which .*does not measure. Write 'eval/accuracy'"):
         make_trainer(schedule="plateau(on='eval/acuracy', mode='max')", metrics="accuracy", eval_data=make_data()).fit()
-    with pytest.warns(UserWarning, match=r"schedule=plateau monitors 'my/loss', and no plug-in has logged"):
+    with pytest.warns(UserWarning, match=r"schedule='plateau' monitors 'my/loss', and no plug-in has logged"):
         make_trainer(schedule="plateau(on='my/loss')").fit()
 
 

@@ -125,3 +125,10 @@ def test_a_recurrent_network_has_the_flops_of_a_hand_count(whole: type[nn.RNNBas
     # The inputs of the first layer have no gradient, and neither has the state before the first step.
     inner = 2 * batch * gates * hidden * 2 * hidden
     assert found.backward_flops == found.forward_flops + 2 * (steps * inner + (steps - 1) * state)
+
+
+def test_levels_that_are_no_number_are_refused() -> None:
+    batch = (torch.ones(4, 8), torch.zeros(4, 1))
+    assert [each.name for each in hocket.model_summary(nn.Sequential(nn.Linear(8, 1)), batch, depth=0).layers] == [""]
+    with pytest.raises(ValueError, match="depth=-1 is not a number of levels"):
+        hocket.model_summary(nn.Linear(8, 1), batch, depth=-1)

@@ -177,4 +177,5 @@ MISTAKES = [
     Mistake("a binary metric", lambda: evaluated(metrics={"a": torchmetrics.BinaryAccuracy()}), "float32 of shape (8, 3)", "of 3 classes", "MulticlassAccuracy(3)"),
     Mistake("(N, 1) and (N,) in MSE of an evaluation", lambda: trainer(model=model(outputs=1), loss=nn.MSELoss()).evaluate([(INPUTS, NUMBERS[:, 0])]), "outputs of shape (16, 1) and targets of shape (16)", "the same shape", "outputs.squeeze(1)"),
     Mistake("an evaluation set 'train'", lambda: trainer().evaluate({"train": loader()}), "labelled 'train'", "another label", "{'train-set': …}"),
+    Mistake("an evaluation set without a name", lambda: trainer().evaluate({"": loader()}), "a set without a label", "Name it", "={'test': …}"),
 ]  # fmt: skip

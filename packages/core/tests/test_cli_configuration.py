@@ -484,6 +484,14 @@ def test_every_typo_is_found_by_its_line(hocket: Hocket) -> None:
         ("model: {torch.nn:Conv2D: [3, 1]}", ["c.yaml:1: torch.nn has no 'Conv2D'. Did you mean 'Conv2d'?"]),
         ("model: mine:Net\noptimizer: {torch.optim:AdamWW: {}}", ["torch.optim has no 'AdamWW'. Did you mean 'AdamW'?"]),
         ("model: mine:Net\noptimizer: torch.optim.Adam", ["'torch.optim.Adam'", "In YAML", "'torch.optim:Adam'"]),
+        ("model: {mine:Net: {width: 1_000}}", ["c.yaml:1:", "'1_000' is text", "Write `width: 1000`"]),
+        (f"{SMALL}eval_data: {{'': mine:loader}}", ["c.yaml:9: eval_data has a set without a label", "`eval_data: {test: …}`"]),
+        (f"{SMALL}null: 4", ["c.yaml:9: null, which is not text, is not a key of a configuration. A key that only holds"]),
+        (f"{SMALL}_x: 1", ["c.yaml:9: '_x' is not a key", "begins with x-, such as x-shared"]),
+        (f"{SMALL}_duration: 1ep", ["c.yaml:9:", "Did you mean 'duration'?"]),
+        (f"{SMALL}? [a, b]\n: 4", ["c.yaml:9: A key is a list or a mapping; it should be text. Write a name before"]),
+        (f"{SMALL}folder: {{{{x}}}}", ["c.yaml:9: A key is a list or a mapping", "hocket replaces neither"]),
+        (f"{SMALL}callbacks: [early-stopping: {{monitor: train/loss, patience: two}}]", ["c.yaml:9: `patience: two`: 'two'"]),
         ("model: mien:Net", ["c.yaml:1: There is no module 'mien'", "Did you mean 'mine'?"]),
         ("model: mine", ["c.yaml:1:", "'mine' is text", "an object of class Module", "`model: module:name`"]),
         ("model: mine:Largest", ["c.yaml:1: model is Largest", "torch.nn.Module"]),
@@ -505,6 +513,15 @@ def test_every_typo_is_found_by_its_line(hocket: Hocket) -> None:
         ("model: mine:Net\ntrain_data: mine:loader\nduration: 1ep", ["c.yaml: There is no optimizer."]),
         (f"{SMALL}data: mine:splits", ["c.yaml:3:", "train_data and data are both given"]),
         (f"{SMALL}resume: nope", ["c.yaml:9:", "'nope'"]),
+        (
+            f"{SMALL}callbacks: [lr-monitor, early-stopping(monitor=train/loss, patience=3)]",
+            ["c.yaml:9:", "'early-stopping(monitor=train/loss, patience=3)'", "`{early-stopping: {monitor: train/loss, pat"],
+        ),
+        (
+            SMALL.replace("sgd(lr=0.1)", "{a: sgd(lr=0.1, momentum='x'), b: adam}"),
+            ["c.yaml:4:", """in quotes: "sgd(lr=0.1, momentum='x')";""", "`{sgd: {lr: 0.1, momentum: x}}`"],
+        ),
+        (f"{SMALL}callbacks: [early-stopping(train/loss, 3)]", ["c.yaml:9:", "'early-stopping(train/loss, 3)'", "{name:"]),
         (f"{SMALL}compile: {{mod: default}}", ["c.yaml:9: torch.compile has no argument 'mod'. Did you mean 'mode'?"]),
         (f"{SMALL}\nmetrics:\n  a: mine:loss", ["c.yaml:11:", "mine:loss needs outputs, targets"]),
         (
@@ -535,6 +552,11 @@ def test_errors(text: str, words: list[str], hocket: Hocket) -> None:
         ("optimizer.sgd.lr=ten", ["'optimizer.sgd.lr=ten': optimizer.sgd.lr='ten' is text; it should be a number."]),
         ("optimizr.sgd.lr=1", ["'optimizr' is not a key", "'optimizer'"]),
         ("callbacks.lr-monitr.a=1", ["callbacks"]),
+        ("model.width=1_000", ["model.width='1_000' is text; it should be an integer. Write model.width=1000."]),
+        ("optimizer.sgd.lr=", ["'optimizer.sgd.lr=': An override is key=value, and there is no value"]),
+        ("loss=3", ["""'loss=3': `"loss='3'"` is not the name of a loss"""]),
+        ("accumulate=4", ["`accumulate=4ba` to train on four"]),
+        ("resume=true", ["`resume=auto` searches the folder of checkpoints"]),
         ("model.widht=3", ["no argument 'widht'", "'width'"]),
         ("seed.a=3", ["seed is 1, which has no 'a'"]),
         ("duration", ["key=value"]),
@@ -561,6 +583,55 @@ def test_files_that_cannot_be_read(hocket: Hocket, capsys: pytest.CaptureFixture
     ]:
         assert main(["train", *arguments]) == 2
         assert words in capsys.readouterr().err
+
+
+def test_a_value_that_is_missing_before_another_override(hocket: Hocket) -> None:
+    for arguments, words in [
+        (
+            ["optimizer.sgd.lr=", "duration=1ba"],
+            "'optimizer.sgd.lr=': An override is key=value, and there is no value.",
+        ),
+        (["optimizer.sgd.lr=", "3"], "without spaces. Write optimizer.sgd.lr=3."),
+        (["optimizer.sgd.lr", "=", "3"], "without spaces. Write optimizer.sgd.lr=3."),
+    ]:
+        code, _, said = hocket(SMALL, "train", *arguments)
+        assert code == 2 and said.count("\n") == 1 and words in said
+
+
+def test_true_and_false_are_no_folders(hocket: Hocket) -> None:
+    text = changed(run_name=None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")
+        code, _, said = hocket(text, "train", "checkpoints=true", "resume=true")
+    assert code == 0 and "`checkpoints: true` is read as `checkpoints: runs/checkpoints`" in said, said
+    assert Path("runs/checkpoints").is_dir()
+    assert hocket(text, "train", "checkpoints=false", "resume=false")[0] == 0
+    assert not Path("true").exists() and not Path("false").exists()
+
+
+def test_what_evaluates_nothing_is_said_as_in_a_file(hocket: Hocket) -> None:
+    text = changed(eval_data={"test": "mine:loader"}, metrics={"error": "mse"}, loggers=[])
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")
+        code, _, said = hocket(text, "train", "eval_data=null")
+    assert code == 0 and "or no metrics." in said and "trainer." not in said
+    code, _, said = hocket(text, "evaluate", "--weights", "runs/r", "eval_data=null")
+    assert code == 2 and "Write `eval_data: module:function`, or return it from eval()" in said
+    code, _, said = hocket(text, "evaluate", "--weights", "runs/r", "model.width=7")
+    assert code == 2 and "Give the configuration that they were trained with" in said and "remap" not in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["estimate", "--ranks", "0"], "--ranks 0 is not a number of ranks. Write --ranks 2."),
+        (["estimate", "--memory", "24"], "--memory 24 is not a size with its unit. Write --memory 24GiB"),
+        (["summary", "--depth", "-1"], "--depth -1 is not a number of levels. Write --depth 1"),
+    ],
+)
+def test_numbers_that_mean_nothing(arguments: list[str], words: str, hocket: Hocket) -> None:
+    code, _, said = hocket(SMALL, *arguments)
+    assert code == 2 and said.count("\n") == 1 and words in said
 
 
 def test_a_traceback_on_request_and_for_bugs(hocket: Hocket) -> None:
@@ -604,12 +675,17 @@ def test_every_key_is_printed_with_its_documentation(capsys: pytest.CaptureFixtu
         ("optimizer.momentum=0.9", ["optimizer is 'sgd'", "Write optimizer.sgd.momentum=0.9."]),
         ("callbacks.1.patience=1", ["callbacks.1 is 'early-stopping'", "Write callbacks.1.early-stopping.patience=1."]),
         ("optimizer={adamw: {lr: 0.1}, sgd: {lr: 0.1}}", ["adamw, sgd are 2 optimizers", "head: {sgd: {lr: 0.1}}"]),
+        (
+            "metrics.eror.scale=2",
+            ["metrics has no metric 'eror'; known: error", "Did you mean 'error'?", "metrics.eror=…"],
+        ),
         ("metrics={acc: acuracy}", ["'acuracy'", "'accuracy', 'mae' or 'mse'"]),
     ],
 )
 def test_overrides_that_name_nothing(hocket: Hocket, change: str, words: list[str]) -> None:
     text = changed(
         eval_data={"test": "mine:loader"},
+        metrics={"error": "mine:Largest"},
         callbacks=["lr-monitor", {"early-stopping": {"monitor": "test/loss"}}],
     )
     code, _, said = hocket(text, "plan", change)

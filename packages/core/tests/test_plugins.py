@@ -237,6 +237,7 @@ def test_a_name_that_matches_nothing_warns(monkeypatch: pytest.MonkeyPatch) -> N
     assert {word for warning in warned for word in ("'lr-monitr'", "'dist:nobody'") if word in str(warning.message)} == {
         "'lr-monitr'", "'dist:nobody'",
     }  # fmt: skip
+    assert "Did you mean 'lr-monitor'?" in "".join(str(warning.message) for warning in warned)
 
 
 def test_switches_of_one_trainer(install) -> None:

@@ -158,6 +158,10 @@ def summarize(
         convert, context: what the precision does with a batch, and its context of a forward pass.
         hollow: the mode of the task's tensors, if they have no storage already.
     """
+    if depth is not None and depth < 0:
+        raise ValueError(
+            f"depth={depth} is not a number of levels. Give 1 or more, 0 for the total only, or None for all."
+        )
     hollow = hollow or Hollow()
     model = task.model
     lazy = [name for name, tensor in [*model.named_parameters(), *model.named_buffers()] if is_lazy(tensor)]

@@ -12,7 +12,7 @@ from torch import Tensor
 from hocket.callback import Callback
 from hocket.data.nesting import map_tensors
 from hocket.state import State
-from hocket.time import Time, Unit
+from hocket.time import Time, Unit, time_of
 from hocket.training.requests import Decision
 from hocket.training.watching import label_of, mode_of, warn_of_nothing, watch
 
@@ -66,7 +66,7 @@ class EarlyStopping(Callback):
                 "name is that of a metric as evaluate() returns it, such as 'eval/loss', or 'eval/accuracy' for "
                 "metrics='accuracy'."
             )
-        self._patience = patience if isinstance(patience, int) else Time.parse(patience)
+        self._patience = patience if isinstance(patience, int) else time_of(patience, "patience")
         if not 0 <= min_delta < math.inf or not (patience if isinstance(patience, int) else self._patience.value) > 0:  # type: ignore[union-attr]
             raise ValueError(
                 f"EarlyStopping was given patience={patience!r} and min_delta={min_delta}. Give a patience of at least one "

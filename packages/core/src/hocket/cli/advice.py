@@ -25,6 +25,12 @@ _COMMANDS = (
         r"To omit parts, call trainer\.load_state_dict\(tree, ignore=\['…'\]\), or with strict=False\.",
         "To begin a new run instead, write resume=None, and another folder in checkpoints=.",
     ),
+    (
+        r"Pass remap=.* or strict=False\.",
+        "Give the configuration that they were trained with, such as config.yaml in the folder of their run.",
+    ),
+    (r"Pass data to evaluate\(\), or eval_data= to the Trainer", "Write `eval_data: module:function`"),
+    (r", or no metrics= here and trainer\.evaluate\([^()]*\) after the fit", ", or no metrics"),
     (r",? or omit [\w' ]+ by (?:trainer\.load_state_dict\(tree, )?ignore=\[[^\]]*\]\)?", ""),
 )
 #: Keys whose mappings are arguments of one class, and that class.
@@ -76,11 +82,16 @@ def _rewritten(text: str, override: bool) -> str:
                 continue
             value = flow(made)
             if key is not None:
-                value = shlex.quote(f"{key}={value}") if override else f"{key}: {value}"
+                value = _quoted(f"{key}={value}") if override else f"{key}: {value}"
             instead = f"`{value}`"
         found += [_words(text[place : match.start()]), instead]
         place = end
     return "".join([*found, _words(text[place:])])
+
+
+def _quoted(text: str) -> str:
+    """Return text as one word of a shell; in double quotes if it has single ones, which are easier to read so."""
+    return f'"{text}"' if "'" in text and not re.search(r'["$`\\!]', text) else shlex.quote(text)
 
 
 def _words(text: str) -> str:

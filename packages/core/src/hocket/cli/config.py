@@ -80,8 +80,10 @@ def trainer_from(
             yield trainer
         except (TypeError, ValueError, RuntimeError) as error:
             where = described.blamed(error) or (args.config if needs else None)
-            if where is None or isinstance(error, ConfigError) or not explains(error):
+            if isinstance(error, ConfigError) or not explains(error):
                 raise
+            if where is None:
+                raise PluginError(in_yaml(str(error))) from error
             raise ConfigError(where, in_yaml(str(error), where.startswith("'"))) from error
 
 
@@ -147,6 +149,9 @@ class Configuration:
             if key in document.value and (document.value[key].value is not None or each.default not in (None, []))
         }
         self._hints = signatures.hints(Trainer, _NAMES)
+        for key in ("resume", "checkpoints"):
+            self._hints[key] |= bool  # true is not a folder of that name
+        self._hints["accumulate"] = str | None  # a number of batches, and no other unit
         for key in ("metrics", "train_metrics"):
             self._hints[key] = Mapping[str, Metric | Literal[tuple(simple_metrics.METRICS)]] | self._hints[key]  # type: ignore[misc, valid-type]
         #: The plug-ins by kind and name, and their arguments.
@@ -266,6 +271,7 @@ class Configuration:
         node, kind = self._given[key], KINDS.get(key)
         if kind is None:
             return self._plain(key)
+        _check_commas(node, key)
         if key in LISTS:
             if not isinstance(node.value, list):
                 items = _items(node)
@@ -453,6 +459,35 @@ def _check_groups(groups: Node | None, cls: Any, name: str, at: str) -> None:
         check_groups(groups.plain())
     except PluginError as error:
         raise ConfigError(groups.where, f"{at}.{name}: {in_yaml(str(error))}") from None
+
+
+def _check_commas(node: Node, at: str) -> None:
+    """Raise ConfigError for ``[name(a=1, b=2)]`` without quotes, which YAML splits at the comma inside the brackets."""
+    if isinstance(node.value, dict):
+        pieces = [key if child.value is None else child.value for key, child in node.value.items()]
+    else:
+        pieces = [child.value for child in node.value] if isinstance(node.value, list) else []
+    joined, opened = "", 0
+    for piece in pieces:
+        if not isinstance(piece, str):
+            joined, opened = "", 0
+            continue
+        joined, opened = f"{joined}, {piece}" if opened else piece, opened + piece.count("(") - piece.count(")")
+        if not opened and joined != piece:
+            quote = '"' if "'" in joined else "'"
+            raise ConfigError(
+                node.where,
+                f"{at}: YAML ends a text in [ ] and {{ }} at a comma, also inside of `{joined}`. Put it in quotes: "
+                f"{quote}{joined}{quote}; or write `{_as_mapping(joined)}`.",
+            )
+
+
+def _as_mapping(text: str) -> str:
+    try:
+        name, config = parse_spec(text)
+    except PluginConfigError:
+        return "{name: {key: value}}"
+    return flow({name: config})
 
 
 def _names(kind: str) -> set[str]:

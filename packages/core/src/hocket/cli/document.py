@@ -50,16 +50,16 @@ class Node:
 
 
 class _Resolver(yaml.resolver.BaseResolver):
-    """Scalars of YAML 1.2: ``1e-3`` is a number; ``on``, ``no``, ``1:30``, ``007`` and ``2024-01-01`` are text."""
+    """Scalars of YAML 1.2: ``1e-3`` is a number; ``on``, ``no``, ``1:30``, ``1_000``, ``007`` and ``2024-01-01`` are text."""
 
 
 for _tag, _pattern, _first in (
     ("null", r"~|null|Null|NULL|", [*"~nN", ""]),
     ("bool", r"true|True|TRUE|false|False|FALSE", "tTfF"),
-    ("int", r"[-+]?(0|[1-9][0-9_]*|0x[0-9a-fA-F]+|0o[0-7]+)", "-+0123456789"),
+    ("int", r"[-+]?(0|[1-9][0-9]*|0x[0-9a-fA-F]+|0o[0-7]+)", "-+0123456789"),
     (
         "float",
-        r"[-+]?(\.[0-9]+|[0-9][0-9_]*(\.[0-9_]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
+        r"[-+]?(\.[0-9]+|(0|[1-9][0-9]*)(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
         "-+.0123456789",
     ),
     ("merge", r"<<", "<"),
@@ -256,7 +256,9 @@ class _Tree:
                     merged = self._mapping(each) | merged
                 continue
             if not isinstance(name, yaml.ScalarNode):
-                raise ConfigError(where, f"A key is a list or a mapping; it should be text. {_INTERPOLATION}")
+                braces = name.start_mark.index == node.start_mark.index + 1  # {{…}}
+                write = _INTERPOLATION if braces else "Write a name before the colon, or put the key into quotes."
+                raise ConfigError(where, f"A key is a list or a mapping; it should be text. {write}")
             key = self._loader.construct_object(name)
             if key in own:
                 raise ConfigError(where, f"'{key}' is given twice, first in {own[key].key}. Remove one of them.")

@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
 
     given = configuration(args).value
     devices = given["devices"].value if "devices" in given else None
-    ranks = args.ranks or (devices if isinstance(devices, int) else 1)
+    ranks = args.ranks if args.ranks is not None else devices if isinstance(devices, int) else 1
     if ranks < 1:
         raise ValueError(f"--ranks {ranks} is not a number of ranks. Write --ranks 2.")
     available = None if args.memory is None else size_of(args.memory)

@@ -183,7 +183,7 @@ def _meant(node: Node, hint: Any) -> str:
         return ""
     if re.fullmatch(r"\d+(\.\d+)?\s*%", value) and signatures.fits(0.5, hint):
         return f"{float(value.rstrip(' %')) / 100:g}"
-    for text in (value, _WORDS.get(value.lower(), ""), value.replace(",", "").replace(" ", ""), value.lower()):
+    for text in (value, _WORDS.get(value.lower(), ""), re.sub("[,_ ]", "", value), value.lower()):
         read = parse_value(text, node.where).value
         if text and not isinstance(read, str | dict | list) and signatures.fits(read, hint):
             return text

@@ -48,11 +48,12 @@ def source(args: argparse.Namespace) -> Source:
     environment = _of_environment()
     for change in environment:
         override(document, change, f"'{change}' in {VARIABLE}")
-    if len(changes) == 1 and changes[0][-1:] == "=":
-        raise ConfigError(
-            f"'{changes[0]}'",
-            f"An override is key=value, and there is no value. Write {changes[0]}VALUE, or {changes[0]}null.",
-        )
+    for change, following in zip(changes, [*changes[1:], "="], strict=False):
+        if change[-1:] == "=" and change != "=" and "=" in following[1:] + following[-1:]:
+            raise ConfigError(
+                f"'{change}'",
+                f"An override is key=value, and there is no value. Write {change}VALUE, or {change}null.",
+            )
     if any(each[:1] == "=" or each[-1:] == "=" for each in changes):
         joined = re.sub(r" ?= ?", "=", " ".join(changes))
         raise ConfigError(f"'{' '.join(changes)}'", f"An override is key=value, without spaces. Write {joined}.")
@@ -86,6 +87,10 @@ def check_keys(document: Node) -> None:
 def _unknown(key: object, node: Node) -> str:
     """Return what is wrong with a key that does not exist, and what to write."""
     known = keys()
+    if not str(key if isinstance(key, str) else "")[:1].isalpha():
+        about = f"'{key}'" if isinstance(key, str) else f"{flow(key)}, which is not text,"
+        near = suggestion(key, known, "A key that only holds an anchor begins with x-, such as x-shared.", 0.7)
+        return f"{about} is not a key of a configuration. {near}"
     write = (
         _elsewhere(key, node)
         or suggestion(key, known, "", 0.7)
@@ -158,15 +163,17 @@ def override(document: Node, change: str, where: str = "") -> None:
 def _child(node: Node, name: str, at: str, where: str) -> Node:
     inside = _inside(node, name, at, where)
     if (
-        at == "eval_data"
+        at in ("eval_data", "metrics", "train_metrics")
         and inside is node
         and isinstance(node.value, dict)
         and node.value
         and name not in inside.value
     ):
-        known = ", ".join(map(str, inside.value))
+        known, what = ", ".join(map(str, inside.value)), "set" if at == "eval_data" else "metric"
         raise ConfigError(
-            where, f"eval_data has no set '{name}'; known: {known}. To add one, write eval_data.{name}=…."
+            where,
+            f"{at} has no {what} '{name}'; known: {known}. {suggestion(name, map(str, inside.value), '')} To add one, write "
+            f"{at}.{name}=….",
         )
     if isinstance(inside.value, list):
         child: Node = inside.value[_index(inside, name, at, where)]

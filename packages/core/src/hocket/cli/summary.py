@@ -19,6 +19,10 @@ def run(args: argparse.Namespace) -> int:
     """Print layers, shapes, parameters and FLOPs of the model, for the first batch of the training data."""
     if args.print_config:
         return print_config(args)
+    if args.depth < 0:
+        raise ValueError(
+            f"--depth {args.depth} is not a number of levels. Write --depth 1, or --depth 0 for the total only."
+        )
     from hocket.cli.rehearsing import trainer_of
     from hocket.memory.rehearsal import ARGUMENTS, Stage
     from hocket.model_table import of_state

@@ -9,7 +9,7 @@ from typing import Any
 
 from hocket.memory.rehearsal import Rehearsal
 
-_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
+_UNITS = {"b": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 #: What is not in an estimate; the last lines of each.
 NOT_COUNTED = (
     "not counted: memory within kernels, the allocator's fragmentation, the CUDA context and NCCL's buffers, evaluation, "
@@ -25,13 +25,15 @@ def size_of(text: str) -> int:
         >>> size_of("24GiB")
         25769803776
     """
-    found = re.fullmatch(r"\s*([\d.]+)\s*([kmgt]?i?)b?\s*", text.lower())
+    found = re.fullmatch(r"\s*([\d.]+)\s*(b|[kmgt]i?)b?\s*", text.lower())
     try:
         assert found is not None
         size = int(float(found[1]) * _UNITS[found[2]])
         assert size > 0
     except (AssertionError, KeyError, ValueError):
-        raise ValueError(f"--memory {text} is not a size. Write --memory 24GiB, 80GB or 500MiB.") from None
+        raise ValueError(
+            f"--memory {text} is not a size with its unit. Write --memory 24GiB, 80GB or 500MiB."
+        ) from None
     return size
 
 

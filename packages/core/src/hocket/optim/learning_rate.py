@@ -243,7 +243,7 @@ class OnPlateau:
 
     def start(self, state: State) -> None:
         """Check the name of the value."""
-        watch(state, "schedule=plateau", self._key, self._on)
+        watch(state, "schedule='plateau'", self._key, self._on)
 
     def step(self, state: State) -> None:
         """Do nothing."""
@@ -265,10 +265,10 @@ class OnPlateau:
             return
         elif its is None and not state.timestamp.batch_in_epoch:
             self._seen = True
-            warn_of_nothing(state, "schedule=plateau", self._on)
+            warn_of_nothing(state, "schedule='plateau'", self._on)
         elif its is not None and any(label_of(state, name) == its for name in names):
             raise ValueError(
-                f"schedule=plateau monitors '{self._on}', but there is no such metric. The metrics are: "
+                f"schedule='plateau' monitors '{self._on}', but there is no such metric. The metrics are: "
                 f"{', '.join(sorted(state.metrics)) or 'none'}."
             )
 

@@ -9,6 +9,7 @@ Instances and plug-ins registered in this process are not affected, since the us
 
 from __future__ import annotations
 
+import difflib
 import os
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
@@ -51,9 +52,10 @@ class Switches:
         _warned.add(self)
         entries = list(entries)
         names, dists = {entry.name for entry in entries}, {normal(entry.dist) for entry in entries}
-        for name in sorted((self.only or frozenset()) | self.disabled):
-            if name not in names:
-                warnings.warn(f"{self.source} names '{name}', but there is no plug-in of that name.", stacklevel=4)
+        for name in sorted(((self.only or frozenset()) | self.disabled) - names):
+            near = difflib.get_close_matches(name, names, 1)
+            write = f"Did you mean '{near[0]}'?" if near else "`hocket plugins list` prints those that are installed."
+            warnings.warn(f"{self.source} names '{name}', but there is no plug-in of that name. {write}", stacklevel=4)
         for dist in sorted(self.disabled_dists - dists):
             warnings.warn(
                 f"{self.source} names 'dist:{dist}', but no distribution of that name has plug-ins.", stacklevel=4

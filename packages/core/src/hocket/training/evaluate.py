@@ -145,6 +145,10 @@ def prepare_sets(
             "An evaluation set is labelled 'train', which is the label of the values of training, such as train/loss. Choose "
             "another label; write {'train-set': …}."
         )
+    if "" in named:
+        raise ValueError(
+            f"{argument} has a set without a label. Name it, as in {argument}={{'test': …}}, for test/loss."
+        )
     sets = {label: given if isinstance(given, EvalSet) else EvalSet(given) for label, given in named.items()}
     every, limit = settings.eval_every, settings.limit_eval
     result = {label: PreparedSet(each, label, state, metrics, every, limit) for label, each in sets.items()}
