@@ -134,9 +134,9 @@ WORKLOADS = {
     "wide mlp": Workload(
         lambda: nn.Sequential(nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 10)),
         lambda: (torch.randn(96, 256), torch.randint(10, (96,))),
-        steps=3300,
+        steps=4100,
         warmup=100,
-        block=200,  # activation-monitor measures one batch in 200
+        block=500,  # gradient-, optimizer- and activation-monitor measure one batch in 500
     ),
     "resnet18": Workload(resnet18, images, steps=7, warmup=1, block=1),
     # For benchmarks/gpu.py, and small versions of both to try it with.

@@ -302,6 +302,24 @@ def test_types_and_measured_batches_of_activations() -> None:
         fit(ActivationMonitor(types="Conv2d"))
 
 
+@pytest.mark.parametrize("monitor", [ActivationMonitor, GradientMonitor, OptimizerMonitor])
+def test_a_fit_without_a_measured_batch_warns(monitor: Any, recwarn: pytest.WarningsRecorder) -> None:
+    fit(monitor(every=6))  # 6 batches
+    assert not recwarn.list
+    with pytest.warns(
+        UserWarning, match=rf"{monitor.__name__} measured nothing: .*every=7, .* batches 1 to 6.*every=1\."
+    ):
+        fit(monitor(every=7))
+    with pytest.warns(UserWarning, match=r"every=500, .* batches 1 to 12.*every=10\."):
+        fit(monitor(), duration="4ep")
+    with make_trainer(
+        model=network(), loss=F.mse_loss, train_data=batches(), optimizer="adam", callbacks=[monitor(every=4)], device="cpu",
+    ) as trainer:  # fmt: skip
+        trainer.fit("4ba")
+        with pytest.warns(UserWarning, match="every=4, and this fit had batches 5 to 6"):
+            trainer.fit("2ba")
+
+
 def test_a_compiled_model_is_refused_and_its_root_is_not() -> None:
     with pytest.raises(PlanError, match="cannot read the output of '0', because it is inside a compiled module"):
         fit(ActivationMonitor(), compile={"backend": "eager"})

@@ -10,16 +10,15 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from hocket.callback import Callback
 from hocket.callbacks.choosing import chosen, patterns_of
 from hocket.callbacks.histograms import Histograms, histogram
+from hocket.callbacks.measuring import Measuring
 from hocket.distributed.dtensors import local
 from hocket.plugins.errors import PlanError
 from hocket.state import State
-from hocket.time import batches
 
 
-class ActivationMonitor(Callback):
+class ActivationMonitor(Measuring):
     """Log statistics of layers' outputs, which show activations that vanish or explode, and ReLUs that are always zero.
 
     The names are ``activation/mean/<layer>``, ``activation/std/<layer>``, ``activation/max/<layer>`` (the largest magnitude)
@@ -57,15 +56,16 @@ class ActivationMonitor(Callback):
         ['activation/mean/1', 'activation/std/1', 'activation/max/1', 'activation/zeros/1']
     """
 
+    events = ("before_train_batch", "before_forward", "before_backward", "after_train_batch", "batch_end")
+
     def __init__(
         self,
-        every: int = 200,
+        every: int = 500,
         layers: str | Sequence[str] = "*",
         types: str | Sequence[str] | None = None,
         histograms: bool = False,
     ) -> None:
-        events = ("before_train_batch", "before_forward", "before_backward", "after_train_batch", "batch_end")
-        self.every_batches = dict.fromkeys(events, batches(every))
+        super().__init__(every)
         self._patterns = patterns_of(layers)
         self._types = None if types is None else {types} if isinstance(types, str) else set(types)
         self._histograms = Histograms() if histograms else None
@@ -81,6 +81,7 @@ class ActivationMonitor(Callback):
 
     def fit_start(self, state: State) -> None:
         """Choose the layers. Raises ValueError, PlanError."""
+        super().fit_start(state)
         candidates = {name or "model": module for name, module in state.model.named_modules() if self._fits(module)}
         if not candidates:
             kinds = sorted({type(module).__name__ for module in state.model.modules()})

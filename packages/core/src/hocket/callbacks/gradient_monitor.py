@@ -49,7 +49,7 @@ class GradientMonitor(MeasuredStep):
 
     def __init__(
         self,
-        every: int = 100,
+        every: int = 500,
         layers: str | Sequence[str] = "*",
         by: Literal["module", "parameter"] = "module",
         histograms: bool = False,

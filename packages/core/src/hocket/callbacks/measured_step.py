@@ -7,13 +7,12 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from hocket.callback import Callback
+from hocket.callbacks.measuring import Measuring
 from hocket.distributed.dtensors import norms
 from hocket.state import State
-from hocket.time import batches
 
 
-class MeasuredStep(Callback):
+class MeasuredStep(Measuring):
     """Call :meth:`_gradients` and :meth:`_step` in measured batches, in which a copy of the weights before the step is kept.
 
     Those of one Trainer that measure the same parameters share the copy and the norms.
@@ -22,14 +21,17 @@ class MeasuredStep(Callback):
         every: number of batches between measurements.
     """
 
+    events = ("before_train_batch", "after_train_batch", "batch_end")
+
     def __init__(self, every: int) -> None:
-        self.every_batches = dict.fromkeys(("before_train_batch", "after_train_batch", "batch_end"), batches(every))
+        super().__init__(every)
         #: The parameters that are measured in this batch.
         self._measured: list[nn.Parameter] | None = None
         self._shared = _Shared()
 
     def fit_start(self, state: State) -> None:
         """Share with the others of the Trainer."""
+        super().fit_start(state)
         self._shared = next(
             (a.obj._shared for a in state.bus.attachments if isinstance(a.obj, MeasuredStep)), self._shared
         )

@@ -41,7 +41,7 @@ class OptimizerMonitor(MeasuredStep):
         True
     """
 
-    def __init__(self, every: int = 100) -> None:
+    def __init__(self, every: int = 500) -> None:
         super().__init__(every)
         #: The norms of the gradients of each step of the batch, by the step's name.
         self._norms: dict[str, Tensor] = {}
