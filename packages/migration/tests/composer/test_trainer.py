@@ -357,7 +357,7 @@ def test_callbacks_and_loggers_run() -> None:
         eval_dataloader=data(), max_duration="6ep",
         callbacks=[
             callbacks.LRMonitor(), callbacks.SpeedMonitor(window_size=5), callbacks.MemoryMonitor(), callbacks.NaNMonitor(),
-            callbacks.RuntimeEstimator(), callbacks.OptimizerMonitor(), callbacks.ActivationMonitor("2ba"),
+            callbacks.RuntimeEstimator(), callbacks.OptimizerMonitor(batch_log_interval=3), callbacks.ActivationMonitor("2ba"),
             callbacks.EarlyStopper("MulticlassAccuracy", "eval", patience=1, min_delta=1.0),
         ],
         loggers=[loggers.FileLogger()], progress_bar=True, log_to_console=True, console_stream="stdout",

@@ -106,6 +106,8 @@ def run(args: argparse.Namespace) -> int:
         done = sum(each.status in ("finished", "pruned", "failed") for each in record.trials)
         if record.trials:
             print(f"hocket: {sweep.folder} is continued after {done} trials.", file=sys.stderr, flush=True)
+        if sweep.resumable:
+            processes.wait_for_left(record)
         interrupted = processes.run(
             record,
             _waiting(sweep, record, study, args.retry_failed),

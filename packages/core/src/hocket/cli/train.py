@@ -36,8 +36,10 @@ def run(args: argparse.Namespace) -> int:
 
     from hocket.cli.config import trainer_from
     from hocket.plugins.spec import Attachment
-    from hocket.sweeps.trial import Trial
+    from hocket.sweeps.trial import Trial, end_with_sweep
 
+    if args.trial is not None:
+        end_with_sweep(args.trial)
     with trainer_from(args, needs=("train_data", "duration")) as trainer:
         print(trainer.plan(), flush=True)
         folder = trainer.state.folder

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
+from hocket.checkpoints.storage.locks import FileLock, InUse
 from hocket.cli.document import flow
 from hocket.plugins import PluginError
 from hocket.sweeps.record import OVER, PRIVATE, Entry, Record
@@ -41,7 +42,8 @@ class Running:
         self._result, self._output = private / f"{entry.name}.result.json", private / f"{entry.name}.txt"
         self._result.unlink(missing_ok=True)
         about = private / f"{entry.name}.json"
-        write(about, {"metric": self._metric, "result": str(self._result.resolve()), "prune": prune})
+        result = str(self._result.resolve())
+        write(about, {"metric": self._metric, "result": result, "prune": prune, "sweep": os.getpid()})
         self._file: IO[bytes] = self._output.open("ab")
         self._began = time.monotonic()
         #: Why no trial can have the metric, if this one says so.
@@ -148,6 +150,27 @@ def _check_metric(record: Record, trial: Running) -> None:
         raise NoMetric(
             f"Trials have no metric '{metric}'. {suggestion(metric, entry.metrics)} Give it as --metric, and another --name."
         )
+
+
+def wait_for_left(record: Record) -> None:
+    """Wait while trials of a sweep that was killed still write to their checkpoints; they end soon after it."""
+    until, said = time.monotonic() + PATIENCE, False
+    for entry in record.trials:
+        while entry.status == "running" and _in_use(record.folder / entry.name / "checkpoints"):
+            if time.monotonic() > until:
+                return
+            if not said:
+                print(f"hocket: {entry.name} of the killed sweep is still ending.", file=sys.stderr, flush=True)
+            said = True
+            time.sleep(0.1)
+
+
+def _in_use(folder: Path) -> bool:
+    try:
+        FileLock(folder, "sweep").release()
+    except InUse:
+        return True
+    return False
 
 
 def attempt(folder: Path, entry: Entry, resumable: bool) -> str:

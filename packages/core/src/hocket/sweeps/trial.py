@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import math
 import os
+import signal
+import threading
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -54,6 +57,23 @@ class Trial(Callback):
         if state.strategy.rank == 0:
             metrics: dict[str, Any] = {name: float(value) for name, value in result.metrics.items()}
             write(Path(self._about["result"]), {"pruned": self.pruned, "metrics": metrics})
+
+
+def end_with_sweep(file: str) -> None:
+    """Have this process get SIGTERM when the sweep that started it is gone: it writes a checkpoint, for the next sweep.
+
+    Not where another command, such as srun, started it.
+    """
+    sweep = json.loads(Path(file).read_text(encoding="utf-8"))["sweep"]
+    if os.getppid() != sweep:
+        return
+
+    def watch() -> None:
+        while os.getppid() == sweep:
+            time.sleep(1.0)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, name="sweep", daemon=True).start()
 
 
 def write(file: Path, content: Any) -> None:
