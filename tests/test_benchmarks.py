@@ -43,6 +43,7 @@ def test_every_algorithm_has_a_loop_by_hand_or_a_reason(bench: Any) -> None:
     assert sorted([*bench.hand_loops.CASES, *bench.hand_loops.WITHOUT]) == bench.by_hand.names()
 
 
+@pytest.mark.long
 def test_loops_by_hand_do_the_same(bench: Any) -> None:
     assert RANDOM | TOLERANCES.keys() < bench.hand_loops.CASES.keys()
     different = {}

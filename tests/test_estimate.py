@@ -211,6 +211,7 @@ def loader(n: int):
 """
 
 
+@pytest.mark.long
 def test_the_data_set_does_not_count(tmp_path: Path) -> None:
     """Of 32 kB, and of 80 MB, whose samples are views."""
     (tmp_path / "described.py").write_text(MODULE)

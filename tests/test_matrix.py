@@ -43,7 +43,9 @@ def test_a_cell_holds_or_has_a_reason(name: str, column: str, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("names", GROUPS, ids="+".join)
-@pytest.mark.parametrize("strategy", columns.STRATEGIES)
+@pytest.mark.parametrize(
+    "strategy", [pytest.param(each, marks=pytest.mark.long if each == "fsdp" else ()) for each in columns.STRATEGIES]
+)
 def test_a_cell_of_ranks_holds_or_has_a_reason(strategy: str, names: list[str]) -> None:
     wrong = []
     for name, found in zip(names, columns.on_two_ranks(strategy, [(name,) for name in names]), strict=True):

@@ -284,7 +284,8 @@ def test_everything_at_once_at_every_step() -> None:
     check(make, [*range(1, 11), At(epoch=1), At(epoch=2)])
 
 
-@pytest.mark.parametrize("persistent", [pytest.param(False, marks=pytest.mark.long), True])
+@pytest.mark.long
+@pytest.mark.parametrize("persistent", [False, True])
 def test_augmentation_by_algorithms(persistent: bool) -> None:
     """ColOut drops columns of whole batches here, and of each sample where it is loaded."""
 

@@ -61,7 +61,9 @@ def test_every_file_is_covered() -> None:
 
 @pytest.mark.filterwarnings("ignore:PeftModel was in eval mode")  # as from_pretrained returns it
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # peft asks transformers
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(each, marks=pytest.mark.long if each == "lora.yaml" else ()) for each in FILES]
+)
 def test_the_commands_of_the_first_lines_run(name: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for library in {"digits.yaml": ("sklearn", "torchmetrics"), "lora.yaml": ("peft",)}.get(name, ("transformers",)):
         pytest.importorskip(library)

@@ -255,6 +255,7 @@ print(digest.hexdigest())
 """
 
 
+@pytest.mark.long
 def test_processes_agree_and_may_share_a_folder(tmp_path, small, cache):
     """Ranks on several machines have no common folder: each trains the tokenizer, with the same result."""
     started = [
