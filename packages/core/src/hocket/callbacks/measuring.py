@@ -37,7 +37,7 @@ class Measuring(Callback):
     def fit_end(self, state: State) -> None:
         """Warn if nothing was measured."""
         now = state.timestamp.batch
-        if now > self._began and now // self._every == self._began // self._every:
+        if now > self._began and now // self._every == self._began // self._every and state.strategy.rank == 0:
             had = f"batch {now}" if now == self._began + 1 else f"batches {self._began + 1} to {now}"
             warnings.warn(
                 f"{type(self).__name__} measured nothing: it measures batches whose number is a multiple of "
