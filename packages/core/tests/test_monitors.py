@@ -302,22 +302,69 @@ def test_types_and_measured_batches_of_activations() -> None:
         fit(ActivationMonitor(types="Conv2d"))
 
 
-@pytest.mark.parametrize("monitor", [ActivationMonitor, GradientMonitor, OptimizerMonitor])
-def test_a_fit_without_a_measured_batch_warns(monitor: Any, recwarn: pytest.WarningsRecorder) -> None:
+def on_train(every: int = 500) -> SampleVisualizer:
+    return SampleVisualizer("train", every)
+
+
+MEASURING: list[Any] = [ActivationMonitor, GradientMonitor, OptimizerMonitor, on_train]
+
+
+@pytest.mark.parametrize("monitor", MEASURING)
+def test_a_run_without_a_measured_batch_warns_once(monitor: Any, recwarn: pytest.WarningsRecorder) -> None:
     fit(monitor(every=6))  # 6 batches
+    fit(monitor(every=7), fast_dev_run=3)
     assert not recwarn.list
     with pytest.warns(
-        UserWarning, match=rf"{monitor.__name__} measured nothing: .*every=7, .* batches 1 to 6.*every=1\."
+        UserWarning, match=r"has measured nothing: .* every=7, and the run has had 6\. Give it every=1\."
     ):
         fit(monitor(every=7))
-    with pytest.warns(UserWarning, match=r"every=500, .* batches 1 to 12.*every=10\."):
-        fit(monitor(), duration="4ep")
     with make_trainer(
-        model=network(), loss=F.mse_loss, train_data=batches(), optimizer="adam", callbacks=[monitor(every=4)], device="cpu",
+        model=network(), loss=F.mse_loss, train_data=batches(), optimizer="adam", callbacks=[monitor()], device="cpu",
     ) as trainer:  # fmt: skip
-        trainer.fit("4ba")
-        with pytest.warns(UserWarning, match="every=4, and this fit had batches 5 to 6"):
-            trainer.fit("2ba")
+        with pytest.warns(UserWarning, match=r"every=500, and the run has had 12\. Give it every=10\."):
+            trainer.fit("4ep")
+        recwarn.clear()
+        trainer.fit("1ep")
+        assert not recwarn.list
+
+
+def test_measured_batches_of_a_resumed_run_count(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
+    arguments = {
+        "model": network(), "loss": F.mse_loss, "train_data": batches(), "optimizer": "adam", "device": "cpu",
+        "checkpoints": str(tmp_path), "resume": "auto",
+    }  # fmt: skip
+    for duration in ("5ba", "7ba"):
+        callbacks = [each(every=5) for each in MEASURING]
+        with make_trainer(**arguments, callbacks=callbacks, duration=duration) as trainer:
+            trainer.fit()
+    assert not recwarn.list
+
+
+def test_monitors_beside_microbatches_that_are_found(recwarn: pytest.WarningsRecorder) -> None:
+    logger = fit(*(each(every=3) for each in MEASURING), microbatch="auto")
+    assert {"gradient/norm/0", "activation/mean/0", "optimizer/weight_norm"} <= logger.metrics.keys()
+
+
+class HeadInLoss(hocket.Task):
+    """The head runs in the loss, which is tried on a few samples where a batch is split."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = network()
+
+    def forward(self, batch: Any) -> Tensor:
+        return self.net[1](self.net[0](batch[0]))  # type: ignore[no-any-return]
+
+    def loss(self, outputs: Tensor, batch: Any) -> Tensor:
+        return F.mse_loss(self.net[2](outputs), batch[1])
+
+
+def test_a_loss_on_trial_is_not_measured() -> None:
+    logger = fit(ActivationMonitor(every=1), model=HeadInLoss(), loss=None, microbatch=3, duration="1ba")
+    with torch.no_grad():
+        outputs = network()(batches()[0][0])
+    assert values(logger, "activation/mean/net.2") == pytest.approx([float(outputs.mean())])
+    assert values(logger, "activation/std/net.2") == pytest.approx([float(outputs.std(correction=0))])
 
 
 def test_a_compiled_model_is_refused_and_its_root_is_not() -> None:
@@ -388,6 +435,13 @@ def test_other_errors_write_no_report_and_a_report_on_request(tmp_path: Path) ->
     assert "optimizer states" in logger.texts["memory/memory"][0]
     with pytest.raises(ValueError, match="at=0 is not a number of batches"):
         MemoryReport(at=0)
+
+    class InTheWay(hocket.Callback):
+        def batch_start(self, state: hocket.State) -> None:
+            (state.run_folder / "memory-rank0.txt").mkdir(exist_ok=True)
+
+    with pytest.warns(UserWarning, match="memory-report could not write its report: IsADirectoryError"):
+        assert fit(InTheWay(), MemoryReport(at=4), folder=str(tmp_path), run_name="c").metrics
 
 
 def test_shared_storages_count_once() -> None:
@@ -704,6 +758,11 @@ def test_thresholds_that_cannot_be_crossed_are_said() -> None:
     for duration in ("1ep", "2ep"):
         with pytest.warns(UserWarning, match="threshold-stopper monitors 'train/los'.*Write 'train/loss'"):
             fit(ThresholdStopper("train/los", above=1.0), duration=duration)
+
+
+def test_a_metric_that_is_not_measured_yet_is_not_missing(recwarn: pytest.WarningsRecorder) -> None:
+    fit(ThresholdStopper("eval/loss", above=1e9), eval_data=batches(), eval_every="3ep")
+    assert not recwarn.list
 
 
 # --- samples

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hocket import Callback, Precision, Strategy, parts, plugins
+from hocket.cli import main
 from hocket.cli.source import summary
 from hocket.hookspecs import PrecisionHooks, PrecisionLike, StrategyHooks, StrategyLike
 from hocket.plugins import PluginConfigError, catalog, switches
@@ -360,6 +361,13 @@ def test_the_command_lists_and_explains(install, tmp_path) -> None:
     wrong = hocket("plugins", "info", "lr-monitr")
     assert wrong.returncode == 2 and "Did you mean 'lr-monitor'?" in wrong.stderr
     assert hocket("trian").returncode == 2
+
+
+def test_every_plug_in_of_the_core_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    for each in catalog.entries():
+        if each.dist == "hocket":
+            assert main(["plugins", "info", each.name, "--kind", each.kind]) == 0
+            assert each.name in capsys.readouterr().out
 
 
 @pytest.mark.long

@@ -56,8 +56,6 @@ class ActivationMonitor(Measuring):
         ['activation/mean/1', 'activation/std/1', 'activation/max/1', 'activation/zeros/1']
     """
 
-    events = ("before_train_batch", "before_forward", "before_backward", "after_train_batch", "batch_end")
-
     def __init__(
         self,
         every: int = 500,
@@ -65,7 +63,9 @@ class ActivationMonitor(Measuring):
         types: str | Sequence[str] | None = None,
         histograms: bool = False,
     ) -> None:
-        super().__init__(every)
+        super().__init__(
+            every, ("before_train_batch", "before_forward", "before_backward", "after_train_batch", "batch_end")
+        )
         self._patterns = patterns_of(layers)
         self._types = None if types is None else {types} if isinstance(types, str) else set(types)
         self._histograms = Histograms() if histograms else None
@@ -81,7 +81,6 @@ class ActivationMonitor(Measuring):
 
     def fit_start(self, state: State) -> None:
         """Choose the layers. Raises ValueError, PlanError."""
-        super().fit_start(state)
         candidates = {name or "model": module for name, module in state.model.named_modules() if self._fits(module)}
         if not candidates:
             kinds = sorted({type(module).__name__ for module in state.model.modules()})
@@ -114,7 +113,8 @@ class ActivationMonitor(Measuring):
         """Register the hooks."""
         if self._measuring:
             self._handles = [
-                module.register_forward_hook(partial(self._observe, name)) for name, module in self._layers.items()
+                module.register_forward_hook(partial(self._observe, state, name))
+                for name, module in self._layers.items()
             ]
 
     def before_backward(self, state: State) -> None:
@@ -158,7 +158,9 @@ class ActivationMonitor(Measuring):
             handle.remove()
         self._handles = []
 
-    def _observe(self, name: str, module: nn.Module, inputs: Any, outputs: Any) -> None:
+    def _observe(self, state: State, name: str, module: nn.Module, inputs: Any, outputs: Any) -> None:
+        if state.aggregates.ignoring:  # a pass that is no training, such as a loss on trial
+            return
         leaves = [outputs] if isinstance(outputs, Tensor) else tree_leaves(outputs)
         output = next((each for each in leaves if isinstance(each, Tensor) and each.is_floating_point()), None)
         if output is None or not output.numel():

@@ -21,17 +21,14 @@ class MeasuredStep(Measuring):
         every: number of batches between measurements.
     """
 
-    events = ("before_train_batch", "after_train_batch", "batch_end")
-
     def __init__(self, every: int) -> None:
-        super().__init__(every)
+        super().__init__(every, ("before_train_batch", "after_train_batch", "batch_end"))
         #: The parameters that are measured in this batch.
         self._measured: list[nn.Parameter] | None = None
         self._shared = _Shared()
 
     def fit_start(self, state: State) -> None:
         """Share with the others of the Trainer."""
-        super().fit_start(state)
         self._shared = next(
             (a.obj._shared for a in state.bus.attachments if isinstance(a.obj, MeasuredStep)), self._shared
         )

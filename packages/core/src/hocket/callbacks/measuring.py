@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from typing import ClassVar
+from collections.abc import Iterable
 
 from hocket.callback import Callback
 from hocket.state import State
@@ -11,36 +11,30 @@ from hocket.time import batches
 
 
 class Measuring(Callback):
-    """Listen to the class's `events` in every n-th batch only, and warn after a fit that had no such batch.
+    """Listen to some events in every n-th batch only, and warn once after a fit if the run had no such batch.
 
     A measured batch reads weights, gradients or activations several times, on code that no other batch runs. By default it is
     one in 500, which costs a step of a millisecond about 0.4 %.
 
     Args:
         every: number of batches between measurements.
+        hooks: the names of the events.
 
     Raises:
         ValueError: ``every`` is not a positive int.
     """
 
-    events: ClassVar[tuple[str, ...]]
+    def __init__(self, every: int, hooks: Iterable[str]) -> None:
+        self.every_batches = dict.fromkeys(hooks, batches(every))
+        self._warned = False
 
-    def __init__(self, every: int) -> None:
-        self._every = batches(every)
-        self.every_batches = dict.fromkeys(self.events, self._every)
-        self._began = 0
-
-    def fit_start(self, state: State) -> None:
-        """Note the first batch."""
-        self._began = state.timestamp.batch
-
-    def fit_end(self, state: State) -> None:
-        """Warn if nothing was measured."""
-        now = state.timestamp.batch
-        if now > self._began and now // self._every == self._began // self._every and state.strategy.rank == 0:
-            had = f"batch {now}" if now == self._began + 1 else f"batches {self._began + 1} to {now}"
+    def after_fit(self, state: State) -> None:
+        """Warn if nothing was measured; not after a test by ``fast_dev_run`` or ``overfit``."""
+        every, had = max(self.every_batches.values(), default=0), state.timestamp.batch
+        if 0 < had < every and not self._warned and state.folder.lasting and state.strategy.rank == 0:
+            self._warned = True
             warnings.warn(
-                f"{type(self).__name__} measured nothing: it measures batches whose number is a multiple of "
-                f"every={self._every}, and this fit had {had}. Give it every={10 if now >= self._began + 10 else 1}.",
+                f"{type(self).__name__} has measured nothing: it measures batches whose number is a multiple of "
+                f"every={every}, and the run has had {had}. Give it every={10 if had >= 10 else 1}.",
                 stacklevel=2,
             )

@@ -64,7 +64,16 @@ class MemoryReport(Callback):
 
     def _write_at(self, state: State) -> None:
         if self._at == state.timestamp.batch:
-            self.write(state)
+            self._written(state)
+
+    def _written(self, state: State, name: str = "memory") -> Path | None:
+        try:
+            return self.write(state, name)
+        except (OSError, MemoryError, RuntimeError, ValueError) as problem:  # neither end the run nor hide its error
+            warnings.warn(
+                f"memory-report could not write its report: {type(problem).__name__}: {problem}.", stacklevel=2
+            )
+            return None
 
     def write(self, state: State, name: str = "memory") -> Path:
         """Write the report, and on CUDA a snapshot, into the run's folder; return the path of the report."""
@@ -96,12 +105,8 @@ class MemoryReport(Callback):
         error = state.exception
         if error is None or not (isinstance(error, MemoryError) or is_out_of_memory(error)):
             return
-        try:
-            error.add_note(f"What held memory, and what to try, is in {self.write(state, 'out-of-memory')}.")
-        except (OSError, MemoryError, RuntimeError, ValueError) as problem:  # do not hide the error itself
-            warnings.warn(
-                f"memory-report could not write its report: {type(problem).__name__}: {problem}.", stacklevel=2
-            )
+        if (path := self._written(state, "out-of-memory")) is not None:
+            error.add_note(f"What held memory, and what to try, is in {path}.")
 
     def close(self, state: State) -> None:
         """End the recording."""

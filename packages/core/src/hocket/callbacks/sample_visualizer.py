@@ -8,20 +8,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hocket.callback import Callback
+from hocket.callbacks.measuring import Measuring
 from hocket.data import items
 from hocket.data.batch_part import BatchPart
 from hocket.data.nesting import map_tensors
 from hocket.state import State
 from hocket.task import SupervisedTask
-from hocket.time import batches
 from hocket.training.step import count
 
 #: Tensors of more elements are shown in a cell as their shape.
 _LARGEST_CELL = 16
 
 
-class SampleVisualizer(Callback):
+class SampleVisualizer(Measuring):
     """Log the first samples of an evaluation set, or of a training batch, with targets and predictions.
 
     The table ``samples/<on>/predictions`` has a row for each sample. Inputs that are images, of shape (N, C, H, W) with 1 or 3
@@ -77,10 +76,9 @@ class SampleVisualizer(Callback):
         #: Inputs, targets and predictions, copied and still on the device.
         self._taken: list[tuple[Any, Any, Any]] = []
         self._complete = False
-        every = batches(every)
+        super().__init__(every, ("batch_start", "after_forward", "batch_end") if on == "train" else ())
         if on == "train":  # otherwise no step calls them
             self.batch_start, self.after_forward, self.batch_end = self._begin, self._take_more, self._end
-            self.every_batches = dict.fromkeys(("batch_start", "after_forward", "batch_end"), every)
 
     def fit_start(self, state: State) -> None:
         """Check that the evaluation set exists."""

@@ -8,7 +8,7 @@ from typing import Any
 from hocket.callback import Callback
 from hocket.state import State
 from hocket.training.requests import Decision
-from hocket.training.watching import check_name, warn_of_nothing
+from hocket.training.watching import check_name, label_of, warn_of_nothing
 
 
 class ThresholdStopper(Callback):
@@ -117,7 +117,10 @@ class ThresholdStopper(Callback):
         self._warn(state)
 
     def _warn(self, state: State) -> None:
-        if not (self._seen or self._warned or state.strategy.rank):
+        label = label_of(state, self.monitor)
+        awaited = label is not None and not any(name.startswith(f"{label}/") for name in state.metrics)
+        seen = self._seen or self.monitor in state.metrics  # or before the run was resumed
+        if not (seen or awaited or self._warned or state.strategy.rank):
             self._warned = True
             warn_of_nothing(state, "threshold-stopper", self.monitor)
 

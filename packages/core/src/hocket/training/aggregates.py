@@ -184,6 +184,11 @@ class Aggregates:
 
     # --- when nothing counts
 
+    @property
+    def ignoring(self) -> bool:
+        """Whether the current pass does not count."""
+        return self._ignored is not None
+
     @contextmanager
     def ignored(self) -> Iterator[None]:
         """Collect nothing inside, where values were counted already or do not count, and restore metrics that were logged."""
