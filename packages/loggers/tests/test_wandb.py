@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
+import sys
 import time
 
 import pytest
@@ -100,6 +102,25 @@ def test_the_process_ends_though_the_server_never_answers(silent_server, run_aga
     """A socket that accepts and is silent: the run is complete in jsonl, and the process ends."""
     environment = {"WANDB_MODE": "online", "WANDB_BASE_URL": silent_server, "WANDB_API_KEY": "0" * 40}
     run_against({"wandb": {}}, environment)
+
+
+_UNCLOSED = """
+import torch, hocket
+data = [(torch.ones(4, 4), torch.ones(4, 1))] * 20
+trainer = hocket.Trainer(
+    model=torch.nn.Linear(4, 1), loss="mse", optimizer="sgd(lr=0.1)", train_data=data, log_every="5ba", device="cpu",
+    loggers=[{"wandb": {"mode": "offline"}}], run_name="unclosed",
+)
+trainer.fit("1ep")
+"""
+
+
+def test_a_script_that_does_not_close_the_trainer_ends_without_a_warning(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", _UNCLOSED], cwd=tmp_path, capture_output=True, text=True, timeout=200, check=False
+    )
+    assert done.returncode == 0 and "Warning" not in done.stderr, done.stderr
+    assert [row["batch"] for row in rows(tmp_path / "runs" / "unclosed") if "train/loss" in row] == [5, 10, 15, 20]
 
 
 class TestWandb(LoggerConformance):

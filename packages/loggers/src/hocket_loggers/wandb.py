@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import struct
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -84,7 +85,7 @@ class WandbLogger(Logger):
         """Write images."""
         import wandb
 
-        if images:
+        if len(images):
             self._log(state, name, [wandb.Image(pixels(image)) for image in images])
 
     def log_table(self, state: State, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
@@ -130,10 +131,14 @@ class WandbLogger(Logger):
 
     def close(self, state: State) -> None:
         """Upload pending rows and end the run; later values continue it."""
+        self._finish()
+        self._failed = False
+
+    def _finish(self) -> None:
         if self._run is not None:
             run, self._run = self._run, None
+            atexit.unregister(self._finish)
             run.finish(exit_code=int(self._failed))
-        self._failed = False
 
     def _open(self, state: State) -> wandb.Run:
         if self._run is None:
@@ -148,6 +153,7 @@ class WandbLogger(Logger):
                 project=self._project, entity=self._entity, mode=self._mode, dir=str(parent), id=state.run.id,
                 name=state.run_name, resume="allow", reinit="create_new", settings=settings,
             )  # fmt: skip
+            atexit.register(self._finish)  # before W&B ends its service, where a script ends without `close`
             sys.excepthook = excepthook  # W&B's own marks runs as failed, as `exception` does
             run.define_metric("batch", hidden=True)
             run.define_metric("*", step_metric="batch")
