@@ -308,6 +308,8 @@ def test_predict(data, model) -> None:
     net.eval()
     torch.testing.assert_close(outputs, net(loader.dataset.tensors[0]).detach())
     assert len(hocket.Trainer(model=net, limit_predict=2).predict(loader)) == 2
+    with pytest.warns(UserWarning, match=r"in random order, and outputs are in that order\. .* shuffle=False\."):
+        trainer.predict(data(37, 16, shuffle=True))
 
 
 class EvaluationMetadata(hocket.Algorithm):

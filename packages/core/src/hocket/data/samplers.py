@@ -19,8 +19,10 @@ from torch.utils.data import (
 from hocket.data.generators import DataGenerators
 from hocket.training import seeding
 
+#: Samplers whose order is random.
+DRAWN = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 #: Samplers that draw from the global generators at most once an epoch, for the first index.
-DRAW_ONCE = (SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler, list, tuple, range)
+DRAW_ONCE = (SequentialSampler, *DRAWN, list, tuple, range)
 
 
 def draws_once(sampler: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable
 from itertools import islice
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 from hocket.data.adapters import adapt
 from hocket.data.batches import unpadded
 from hocket.data.nesting import map_tensors
+from hocket.data.samplers import DRAWN
 from hocket.data.several import prepared
 from hocket.data.source import limited, one_epoch
 from hocket.data.training_iterator import ENDLESS
@@ -31,6 +33,12 @@ def predict(state: State, data: Iterable[Any], limit: float | None = None) -> li
         raise ValueError(
             f"predict(data) was given data that never ends ({type(data).__name__}). Pass data that does, or limit it: "
             "limit_predict=100."
+        )
+    if isinstance(getattr(data, "sampler", None), DRAWN):
+        warnings.warn(
+            f"predict(data) was given a {type(data).__name__} that draws samples in random order, and outputs are in that "
+            "order. For the order of the data set, give it shuffle=False.",
+            stacklevel=3,
         )
     with (
         state.another_step() as step,
