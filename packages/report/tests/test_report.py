@@ -249,6 +249,8 @@ def test_a_run_without_anything_says_what_to_add() -> None:
         (["odd"], "hocket report 'odd/${x} <y>'."),
         (["runs/a", "--output", "b.html"], "--out"),
         (["runs/a", "-o", "config.yaml"], "Write config.html"),
+        (["runs/a", "-o", "."], "Write report.html"),
+        (["runs/a", "-o", "runs"], "Write runs/report.html"),
         (["runs/a", "-o", "mine.html"], "is no report, so it is not replaced"),
         (["runs/a", "-o", "loop/r.html"], "Nothing can be written to loop: "),
         ([], "needs run"),

@@ -69,9 +69,8 @@ def write(
 def _check(path: Path) -> None:
     """Raise ValueError unless a page can be written there without replacing anything but an earlier report."""
     if path.suffix not in (".html", ".htm"):
-        raise ValueError(
-            f"A report is an HTML page, and '{path}' does not end in .html. Write {path.with_suffix('.html')}."
-        )
+        name = path / "report.html" if path.is_dir() else path.with_suffix(".html")
+        raise ValueError(f"A report is an HTML page, and '{path}' does not end in .html. Write {name}.")
     if path.is_dir() or (path.exists() and _MARK.encode() not in path.read_bytes()[:2000]):
         raise ValueError(
             f"'{path}' exists and is no report, so it is not replaced. Write another name, such as report.html."
