@@ -38,6 +38,11 @@ def small() -> Case:
     return mlp(8)
 
 
+def linear() -> Case:
+    """One bucket of DistributedDataParallel, of 650 elements."""
+    return lambda: nn.Linear(64, 10), {"loss": "mse_loss"}, (torch.randn(32, 64), torch.randn(32, 10))
+
+
 def resnet() -> Case:
     torchvision = pytest.importorskip("torchvision")
     batch = torch.randn(16, 3, 128, 128), torch.randint(10, (16,))
@@ -136,6 +141,27 @@ def test_the_kinds_are_those_of_a_hand_count() -> None:
     assert found.kinds["gradients"] == weights
     assert found.kinds["optimizer"] == 2 * weights + 8 * 4  # and a count of steps for each tensor
     assert found.kinds["batch"] == 2 * 4 * 8 * 256
+
+
+def test_models_smaller_than_the_tensors_that_have_values_are_estimated_on_several_ranks() -> None:
+    pytest.importorskip("hocket_strategies")
+    found = estimated("linear", 2, optimizer="sgd(lr=0.1)", strategy="ddp")
+    assert found.kinds["parameters"] == found.kinds["gradients"] == 4 * (64 * 10 + 10)
+
+
+def broken() -> Case:
+    class Broken(nn.Linear):
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            return super().forward(inputs).missing
+
+    return lambda: Broken(64, 10), *linear()[1:]
+
+
+def test_a_mistake_in_a_model_is_of_the_rehearsal_and_of_no_rank() -> None:
+    script = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import test_estimate as t\n"
+    script += "t.rehearsed('broken', 2, {'optimizer': 'sgd(lr=0.1)', 'strategy': 'ddp'})"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300, check=False)
+    assert "WorkerError: The rehearsal raised:" in done.stderr
 
 
 def test_a_precision_that_converts_the_model_is_refused_with_what_it_means() -> None:

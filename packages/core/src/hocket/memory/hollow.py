@@ -39,8 +39,9 @@ class Hollow(FakeTensorMode):
         kwargs = kwargs or {}
         tensors = [each for each in tree_iter((args, kwargs)) if isinstance(each, Tensor)]
         hollow = any(isinstance(each, FakeTensor) for each in tensors)
-        if hollow and function is torch.ops.c10d.allreduce_.default:
-            # DistributedDataParallel reads the result from the future, which torch's fake collectives do not have.
+        if function is torch.ops.c10d.allreduce_.default:
+            # DistributedDataParallel reads the result from the future, which torch's fake collectives do not have: neither
+            # those of hollow tensors, nor those of small real ones.
             future: torch.futures.Future[list[Tensor]] = torch.futures.Future()
             future.set_result(args[0])
             return args[0], _create_work_from_future(future).boxed()

@@ -25,6 +25,7 @@ from torch.optim.optimizer import _foreach_supported_types
 from hocket.cli.errors import explains
 from hocket.data.nesting import map_tensors
 from hocket.launching import forks
+from hocket.launching.errors import WorkerError
 from hocket.memory.hollow import Hollow
 from hocket.memory.ledger import DataDependentError, Ledger
 from hocket.state import State
@@ -187,7 +188,10 @@ def rehearse(make: Make, ranks: int = 1, microbatch: int | None = None) -> Rehea
             raise
 
     forks.check_forkable("an estimate")
-    (result,) = forks.fork(run, 1, variables={})
+    try:
+        (result,) = forks.fork(run, 1, variables={})
+    except WorkerError as error:
+        raise WorkerError(error.rank, str(error).replace("Rank 0 of 1 raised", "The rehearsal raised", 1)) from None
     if isinstance(result, str):
         raise EstimateError(result)
     assert isinstance(result, Rehearsal)
