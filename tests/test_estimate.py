@@ -182,6 +182,24 @@ def test_what_lstms_take_is_said_not_to_count(tmp_path: Path) -> None:
     assert "the memory that LSTMs take on the CPU" in done.stdout, done.stderr
 
 
+@pytest.mark.parametrize("words", [["estimate"], ["summary"]])
+def test_a_lazy_layer_is_refused_by_its_name_as_in_training(words: list[str], tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text(
+        "{model: {torch.nn:Sequential: [{torch.nn:LazyLinear: 4}]}, loss: mse_loss, duration: 1ep, device: cpu, "
+        "optimizer: sgd(lr=0.1), train_data: described:data}"
+    )
+    (tmp_path / "described.py").write_text("import torch\ndef data(): return [(torch.ones(4, 8), torch.ones(4, 4))]\n")
+    said = set()
+    for command in (words, ["train"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "hocket", *command, "c.yaml"], cwd=tmp_path, capture_output=True, text=True, check=False
+        )
+        assert done.returncode
+        said.add(done.stderr)
+    assert len(said) == 1
+    assert "Sequential.0.weight has no shape yet" in said.pop()
+
+
 class Gated(nn.Module):
     def __init__(self) -> None:
         super().__init__()

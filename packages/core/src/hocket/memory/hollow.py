@@ -18,6 +18,7 @@ from torch._subclasses.fake_tensor import (
     FakeTensor,
     FakeTensorMode,
 )
+from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_iter
 
 #: Tensors of so many elements are real, if all that they are computed from is.
@@ -90,11 +91,11 @@ class Hollow(FakeTensorMode):
         return full.as_strided(tensor.size(), tensor.stride(), tensor.storage_offset())
 
     def hollow_out(self, module: nn.Module) -> None:
-        """Replace parameters and buffers by hollow ones, in place. Tied parameters stay tied."""
+        """Replace parameters and buffers by hollow ones, in place, but not lazy ones, without shapes. Tied ones stay tied."""
         memo: dict[int, tuple[Tensor, Tensor]] = {}
         for part in module.modules():
             for tensors in (part._parameters, part._buffers):
                 for name, tensor in tensors.items():
-                    if tensor is not None and not isinstance(tensor, FakeTensor):
+                    if tensor is not None and not is_lazy(tensor) and not isinstance(tensor, FakeTensor):
                         known = memo.setdefault(id(tensor), (tensor, self.like(tensor)))
                         tensors[name] = known[1]  # type: ignore[assignment]  # a parameter for a parameter
