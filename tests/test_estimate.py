@@ -49,6 +49,27 @@ def resnet() -> Case:
     return lambda: torchvision.models.resnet18(num_classes=10), {"loss": "cross_entropy"}, batch
 
 
+def convolutions(*layers: nn.Module) -> Case:
+    """A convolution of few channels, and what follows."""
+
+    def model() -> nn.Module:
+        return nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.GELU(), *layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+
+    return model, {"loss": "cross_entropy"}, (torch.randn(16, 3, 64, 64), torch.randint(10, (16,)))
+
+
+def grouped() -> Case:
+    return convolutions(nn.Conv2d(16, 64, 3, stride=2, groups=4), nn.ReLU(), nn.Conv2d(64, 32, 3, dilation=2))
+
+
+def transposed() -> Case:
+    return convolutions(nn.ConvTranspose2d(16, 10, 4, stride=2, padding=1))
+
+
+def transposed_without_stride() -> Case:
+    return convolutions(nn.ConvTranspose2d(16, 32, 3))
+
+
 def gpt() -> Case:
     transformers = pytest.importorskip("transformers")
     nlp = pytest.importorskip("hocket_nlp")
@@ -109,9 +130,13 @@ def measured(case: Callable[[], Case], ranks: int, folder: Any, **given: Any) ->
 
 CASES = [
     (mlp, "single", {}),
+    (transposed, "single", {}),
     *(pytest.param(*case, marks=pytest.mark.long) for case in [
         (mlp, "ddp", {}), (mlp, "fsdp", {}),
         (mlp, "single", {"optimizer": "sgd(lr=0.1, momentum=0.9)"}),
+        (grouped, "single", {}), (grouped, "single", {"precision": "bf16"}),
+        (transposed, "single", {"precision": "bf16"}), (transposed_without_stride, "single", {}),
+        (resnet, "single", {"algorithms": ["channels-last"]}),
         (resnet, "single", {}), (resnet, "ddp", {}), (resnet, "fsdp", {}),
         (gpt, "single", {}), (gpt, "ddp", {}), (gpt, "fsdp", {}),
         (gpt, "single", {"precision": "bf16"}),
@@ -185,14 +210,18 @@ def test_what_lstms_take_is_said_not_to_count(tmp_path: Path) -> None:
 @pytest.mark.parametrize("words", [["estimate"], ["summary"]])
 def test_a_lazy_layer_is_refused_by_its_name_as_in_training(words: list[str], tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text(
-        "{model: {torch.nn:Sequential: [{torch.nn:LazyLinear: 4}]}, loss: mse_loss, duration: 1ep, device: cpu, "
+        "{model: {torch.nn:Sequential: [{torch.nn:LazyLinear: [4]}]}, loss: mse_loss, duration: 1ep, device: cpu, "
         "optimizer: sgd(lr=0.1), train_data: described:data}"
     )
     (tmp_path / "described.py").write_text("import torch\ndef data(): return [(torch.ones(4, 8), torch.ones(4, 4))]\n")
     said = set()
     for command in (words, ["train"]):
         done = subprocess.run(
-            [sys.executable, "-m", "hocket", *command, "c.yaml"], cwd=tmp_path, capture_output=True, text=True, check=False
+            [sys.executable, "-m", "hocket", *command, "c.yaml"],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
         )
         assert done.returncode
         said.add(done.stderr)
