@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 import hocket
+from hocket.cli.imports import raised
 from hocket.launching.forks import fork
 from hocket.memory.estimate import largest_microbatch, size_of
 from hocket.memory.rehearsal import EstimateError, Rehearsal, Stage, rehearse
@@ -320,3 +322,18 @@ def test_the_commands_read_a_file(tmp_path: Path) -> None:
         "parameters": 4_000_000, "gradients": 4_000_000, "optimizer": 8_000_004,
     }  # fmt: skip
     assert "1,000,000" in said[1]
+
+
+def test_messages_of_torch_are_shown_without_its_calls() -> None:
+    def message(*size: Any) -> str:
+        with pytest.raises((TypeError, RuntimeError)) as caught:
+            torch.empty(*size) if size else torch.ops.aten.mm(torch.ones(2), 3)
+        return raised("model", caught.value)
+
+    overflow = message(10**20)
+    assert "Overflow" in overflow
+    assert not re.search(r"frame #|Exception raised from|\n", overflow)
+    assert overflow.count('"') % 2 == 0
+    assert "negative dimension -1: [-1]" in message(-1)
+    assert "mm() Expected a value of type .Tensor." in message().replace("'", ".")
+    assert len(message()) < 1000

@@ -8,6 +8,7 @@ import importlib.util
 import inspect
 import re
 import sys
+import textwrap
 import traceback
 from collections.abc import Container
 from dataclasses import dataclass
@@ -161,7 +162,7 @@ def _no_module(name: str, package: Any) -> str:
 
 def raised(doing: str, error: BaseException) -> str:
     """Describe an exception of somebody's code, with the line of the innermost frame in a file of theirs."""
-    text = " ".join(str(error).split()).rstrip(".")
+    text = _said(error)
     if isinstance(error, SyntaxError):
         place = f"{_short(error.filename)}:{error.lineno}"
         line = " ".join((error.text or "").split())
@@ -174,6 +175,13 @@ def raised(doing: str, error: BaseException) -> str:
     if isinstance(error, ModuleNotFoundError) and error.name:
         return f"{said} Correct that line, or type: pip install {error.name.partition('.')[0]}"
     return f"{said} Change the value here or that line; --traceback shows all calls."
+
+
+def _said(error: BaseException) -> str:
+    """Return the message of an exception on one line, without the C++ calls that torch adds to it."""
+    text = str(error).partition("Exception raised from ")[0].rstrip()
+    quote = '"' if text.count('"') % 2 else ""
+    return textwrap.shorten(text + quote, 600, placeholder=" …").rstrip(".")
 
 
 def _is_users(file: str) -> bool:
