@@ -132,3 +132,19 @@ def test_levels_that_are_no_number_are_refused() -> None:
     assert [each.name for each in hocket.model_summary(nn.Sequential(nn.Linear(8, 1)), batch, depth=0).layers] == [""]
     with pytest.raises(ValueError, match="depth=-1 is not a number of levels"):
         hocket.model_summary(nn.Linear(8, 1), batch, depth=-1)
+
+
+def test_a_bilinear_layer_has_the_flops_of_a_hand_count() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.both = nn.Linear(3, 10), nn.Bilinear(10, 12, 7)
+
+        def forward(self, inputs: Any) -> Any:
+            return self.both(self.first(inputs[..., :3]), inputs)
+
+    found = hocket.model_summary(Net(), (torch.ones(5, 2, 12), torch.ones(5, 2, 7)), loss="mse").layers[-1]
+    products = 2 * 10 * 7 * 12 * 10 + 2 * 10 * 7 * 12  # of ten samples, for each of 7 outputs
+    assert found.kind == "Bilinear"
+    assert found.forward_flops == products
+    assert found.backward_flops == 2 * products  # for the weight and the first input; the second has no gradient

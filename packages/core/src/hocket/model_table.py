@@ -212,8 +212,14 @@ def _backward_of_layer(flops: int, inputs: Tensor, of_inputs: Tensor, of_state: 
     return round(flops * (gradients + of_inputs.requires_grad))
 
 
+def _flops_of_bilinear(first: Any, weight: Any, second: Any, *rest: Any, **named: Any) -> int:
+    """Return the FLOPs of `torch.nn.Bilinear`: first by weight, and that by second; (B, I), (O, I, J), (B, J)."""
+    outputs, width, other = weight
+    return 2 * math.prod(first[:-1]) * outputs * other * (width + 1)
+
+
 #: Operations that torch's counter does not know.
-_FUSED = {torch.ops.aten.mkldnn_rnn_layer: _flops_of_layer}
+_FUSED = {torch.ops.aten.mkldnn_rnn_layer: _flops_of_layer, torch.ops.aten._trilinear: _flops_of_bilinear}
 
 
 class _Backward(TorchDispatchMode):
@@ -233,7 +239,7 @@ class _Backward(TorchDispatchMode):
         before = self._counter.get_total_flops()
         made = function(*args, **(kwargs or {}))
         flops = self._counter.get_total_flops() - before
-        if flops and torch.is_grad_enabled() and function.overloadpacket in _FUSED:
+        if flops and torch.is_grad_enabled() and function.overloadpacket is torch.ops.aten.mkldnn_rnn_layer:
             self.flops += _backward_of_layer(flops, *args[:3])
         elif flops and torch.is_grad_enabled():
             tensors = [each for each in args if isinstance(each, Tensor)]
@@ -241,6 +247,7 @@ class _Backward(TorchDispatchMode):
                 self.flops += flops * 5 // 2 if any(each.requires_grad for each in tensors) else 0
             else:  # a bias takes no product
                 factors = tensors[-2:] if "addmm" in str(function) or "addbmm" in str(function) else tensors[:2]
+                factors = tensors if function.overloadpacket is torch.ops.aten._trilinear else factors
                 self.flops += flops * sum(each.requires_grad for each in factors)
         return made
 
