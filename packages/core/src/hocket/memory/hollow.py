@@ -5,13 +5,15 @@ torch's FakeTensorMode does the work. It is in a private module of torch.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import suppress
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch._C._distributed_c10d import _create_work_from_future
+from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -23,6 +25,17 @@ from torch.utils._pytree import tree_iter
 
 #: Tensors of so many elements are real, if all that they are computed from is.
 _SMALL = 4096
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keep torch from logging, with a traceback, each operation that shapes refuse. It raises as well."""
+    logger = logging.getLogger(fake_tensor.__name__)
+    before, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = before
 
 
 class Hollow(FakeTensorMode):
