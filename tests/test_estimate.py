@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 import hocket
+from hocket.cli.imports import raised
 from hocket.launching.forks import fork
 from hocket.memory.estimate import largest_microbatch, size_of
 from hocket.memory.rehearsal import EstimateError, Rehearsal, Stage, rehearse
@@ -38,10 +40,36 @@ def small() -> Case:
     return mlp(8)
 
 
+def linear() -> Case:
+    """One bucket of DistributedDataParallel, of 650 elements."""
+    return lambda: nn.Linear(64, 10), {"loss": "mse_loss"}, (torch.randn(32, 64), torch.randn(32, 10))
+
+
 def resnet() -> Case:
     torchvision = pytest.importorskip("torchvision")
     batch = torch.randn(16, 3, 128, 128), torch.randint(10, (16,))
     return lambda: torchvision.models.resnet18(num_classes=10), {"loss": "cross_entropy"}, batch
+
+
+def convolutions(*layers: nn.Module) -> Case:
+    """A convolution of few channels, and what follows."""
+
+    def model() -> nn.Module:
+        return nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.GELU(), *layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+
+    return model, {"loss": "cross_entropy"}, (torch.randn(16, 3, 64, 64), torch.randint(10, (16,)))
+
+
+def grouped() -> Case:
+    return convolutions(nn.Conv2d(16, 64, 3, stride=2, groups=4), nn.ReLU(), nn.Conv2d(64, 32, 3, dilation=2))
+
+
+def transposed() -> Case:
+    return convolutions(nn.ConvTranspose2d(16, 10, 4, stride=2, padding=1))
+
+
+def transposed_without_stride() -> Case:
+    return convolutions(nn.ConvTranspose2d(16, 32, 3))
 
 
 def gpt() -> Case:
@@ -104,9 +132,13 @@ def measured(case: Callable[[], Case], ranks: int, folder: Any, **given: Any) ->
 
 CASES = [
     (mlp, "single", {}),
+    (transposed, "single", {}),
     *(pytest.param(*case, marks=pytest.mark.long) for case in [
         (mlp, "ddp", {}), (mlp, "fsdp", {}),
         (mlp, "single", {"optimizer": "sgd(lr=0.1, momentum=0.9)"}),
+        (grouped, "single", {}), (grouped, "single", {"precision": "bf16"}),
+        (transposed, "single", {"precision": "bf16"}), (transposed_without_stride, "single", {}),
+        (resnet, "single", {"algorithms": ["channels-last"]}),
         (resnet, "single", {}), (resnet, "ddp", {}), (resnet, "fsdp", {}),
         (gpt, "single", {}), (gpt, "ddp", {}), (gpt, "fsdp", {}),
         (gpt, "single", {"precision": "bf16"}),
@@ -138,6 +170,27 @@ def test_the_kinds_are_those_of_a_hand_count() -> None:
     assert found.kinds["batch"] == 2 * 4 * 8 * 256
 
 
+def test_models_smaller_than_the_tensors_that_have_values_are_estimated_on_several_ranks() -> None:
+    pytest.importorskip("hocket_strategies")
+    found = estimated("linear", 2, optimizer="sgd(lr=0.1)", strategy="ddp")
+    assert found.kinds["parameters"] == found.kinds["gradients"] == 4 * (64 * 10 + 10)
+
+
+def broken() -> Case:
+    class Broken(nn.Linear):
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            return super().forward(inputs).missing
+
+    return lambda: Broken(64, 10), *linear()[1:]
+
+
+def test_a_mistake_in_a_model_is_of_the_rehearsal_and_of_no_rank() -> None:
+    script = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import test_estimate as t\n"
+    script += "t.rehearsed('broken', 2, {'optimizer': 'sgd(lr=0.1)', 'strategy': 'ddp'})"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300, check=False)
+    assert "WorkerError: The rehearsal raised:" in done.stderr
+
+
 def test_a_precision_that_converts_the_model_is_refused_with_what_it_means() -> None:
     with pytest.raises(EstimateError, match="twice as much in fp64"):
         estimated("small", precision="fp64")
@@ -154,6 +207,28 @@ def test_what_lstms_take_is_said_not_to_count(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "hocket", "estimate", "c.yaml", "device=cpu"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert "the memory that LSTMs take on the CPU" in done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("words", [["estimate"], ["summary"]])
+def test_a_lazy_layer_is_refused_by_its_name_as_in_training(words: list[str], tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text(
+        "{model: {torch.nn:Sequential: [{torch.nn:LazyLinear: [4]}]}, loss: mse_loss, duration: 1ep, device: cpu, "
+        "optimizer: sgd(lr=0.1), train_data: described:data}"
+    )
+    (tmp_path / "described.py").write_text("import torch\ndef data(): return [(torch.ones(4, 8), torch.ones(4, 4))]\n")
+    said = set()
+    for command in (words, ["train"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "hocket", *command, "c.yaml"],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode
+        said.add(done.stderr)
+    assert len(said) == 1
+    assert "Sequential.0.weight has no shape yet" in said.pop()
 
 
 class Gated(nn.Module):
@@ -247,3 +322,18 @@ def test_the_commands_read_a_file(tmp_path: Path) -> None:
         "parameters": 4_000_000, "gradients": 4_000_000, "optimizer": 8_000_004,
     }  # fmt: skip
     assert "1,000,000" in said[1]
+
+
+def test_messages_of_torch_are_shown_without_its_calls() -> None:
+    def message(*size: Any) -> str:
+        with pytest.raises((TypeError, RuntimeError)) as caught:
+            torch.empty(*size) if size else torch.ops.aten.mm(torch.ones(2), 3)
+        return raised("model", caught.value)
+
+    overflow = message(10**20)
+    assert "Overflow" in overflow
+    assert not re.search(r"frame #|Exception raised from|\n", overflow)
+    assert overflow.count('"') % 2 == 0
+    assert "negative dimension -1: [-1]" in message(-1)
+    assert "mm() Expected a value of type .Tensor." in message().replace("'", ".")
+    assert len(message()) < 1000

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import re
 from typing import Any
 
 import pytest
@@ -132,3 +134,47 @@ def test_levels_that_are_no_number_are_refused() -> None:
     assert [each.name for each in hocket.model_summary(nn.Sequential(nn.Linear(8, 1)), batch, depth=0).layers] == [""]
     with pytest.raises(ValueError, match="depth=-1 is not a number of levels"):
         hocket.model_summary(nn.Linear(8, 1), batch, depth=-1)
+    with pytest.raises(ValueError, match="depth='x' is not a number of levels"):
+        hocket.model_summary(nn.Linear(8, 1), batch, depth="x")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("batch", [None, (), {}])
+def test_a_batch_without_anything_is_refused(batch: Any) -> None:
+    with pytest.raises(ValueError, match=f"batch={re.escape(repr(batch))} has no tensors"):
+        hocket.model_summary(nn.Linear(8, 1), batch)
+
+
+def test_a_layer_that_does_not_take_the_batch_is_named_and_nothing_is_logged(caplog: Any) -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Sequential(nn.ReLU(), nn.Linear(9, 1))
+
+        def forward(self, inputs: Any) -> Any:
+            return self.head(inputs)
+
+    logging.getLogger("torch").addHandler(caplog.handler)
+    try:
+        with pytest.raises(ValueError, match=r"^Net\.head\.1 \(Linear\) raised .*\(4, 8\), \(4, 1\)"):
+            hocket.model_summary(Net(), (torch.ones(4, 8), torch.zeros(4, 1)))
+        assert not caplog.records
+        with pytest.raises(ValueError, match=r"^The loss raised .*\(4, 9\), \(4, 3, 5\)"):
+            hocket.model_summary(Net(), (torch.ones(4, 9), torch.zeros(4, 3, 5)), loss=lambda one, other: one @ other)
+    finally:
+        logging.getLogger("torch").removeHandler(caplog.handler)
+
+
+def test_a_bilinear_layer_has_the_flops_of_a_hand_count() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.both = nn.Linear(3, 10), nn.Bilinear(10, 12, 7)
+
+        def forward(self, inputs: Any) -> Any:
+            return self.both(self.first(inputs[..., :3]), inputs)
+
+    found = hocket.model_summary(Net(), (torch.ones(5, 2, 12), torch.ones(5, 2, 7)), loss="mse").layers[-1]
+    products = 2 * 10 * 7 * 12 * 10 + 2 * 10 * 7 * 12  # of ten samples, for each of 7 outputs
+    assert found.kind == "Bilinear"
+    assert found.forward_flops == products
+    assert found.backward_flops == 2 * products  # for the weight and the first input; the second has no gradient

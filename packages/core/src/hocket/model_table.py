@@ -5,9 +5,10 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
+import traceback
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -21,11 +22,13 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from hocket import display
 from hocket.callback import Callback
+from hocket.cli.errors import explains
+from hocket.cli.imports import raised
 from hocket.data.nesting import map_tensors
 from hocket.data.windows import Window
 from hocket.help.arguments import understood
 from hocket.memory.estimate import aligned, shown
-from hocket.memory.hollow import Hollow
+from hocket.memory.hollow import Hollow, quiet
 from hocket.plugins.spec import Attachment
 from hocket.task import Task, task_of
 from hocket.training import seeding
@@ -128,7 +131,8 @@ def model_summary(
         depth: levels of modules to list; None for all.
 
     Raises:
-        ValueError: the model has lazy modules without shapes, or reads values of tensors, so that shapes depend on them.
+        ValueError: the model has lazy modules without shapes, or reads values of tensors, so that shapes depend on them; or a
+            layer, which the message names, does not take the batch.
 
     Example:
         >>> import torch, hocket
@@ -138,6 +142,11 @@ def model_summary(
         ...
     """
     task = task_of(model, loss, inputs, targets, None)
+    if (batch is None and not _takes_steps(task)) or (isinstance(batch, tuple | list | Mapping) and not batch):
+        raise ValueError(
+            f"batch={batch!r} has no tensors. Give a batch as training has it: next(iter(loader)), or tensors of its shapes, "
+            "such as (torch.ones(32, 8), torch.zeros(32))."
+        )
     return summarize(task, batch, depth=depth, backward=loss is not None or isinstance(model, Task))
 
 
@@ -158,9 +167,9 @@ def summarize(
         convert, context: what the precision does with a batch, and its context of a forward pass.
         hollow: the mode of the task's tensors, if they have no storage already.
     """
-    if depth is not None and depth < 0:
+    if depth is not None and (not isinstance(depth, int) or isinstance(depth, bool) or depth < 0):
         raise ValueError(
-            f"depth={depth} is not a number of levels. Give 1 or more, 0 for the total only, or None for all."
+            f"depth={depth!r} is not a number of levels. Give 1 or more, 0 for the total only, or None for all."
         )
     hollow = hollow or Hollow()
     model = task.model
@@ -176,6 +185,11 @@ def summarize(
         held: dict[int, tuple[Tensor, Tensor]] = {}
         given = map_tensors(lambda tensor: hollow.view(tensor, held), batch)
         return _Run(copied, hollow).summary(given, depth, backward, convert, context, device)
+
+
+def _takes_steps(task: Task) -> bool:
+    """Whether a task has no forward pass, because it takes the steps itself."""
+    return task.owns_steps and type(task).forward is Task.forward
 
 
 def _hollow_copy(task: Task, hollow: Hollow, device: torch.device) -> Task:
@@ -212,8 +226,14 @@ def _backward_of_layer(flops: int, inputs: Tensor, of_inputs: Tensor, of_state: 
     return round(flops * (gradients + of_inputs.requires_grad))
 
 
+def _flops_of_bilinear(first: Any, weight: Any, second: Any, *rest: Any, **named: Any) -> int:
+    """Return the FLOPs of `torch.nn.Bilinear`: first by weight, and that by second; (B, I), (O, I, J), (B, J)."""
+    outputs, width, other = weight
+    return 2 * math.prod(first[:-1]) * outputs * other * (width + 1)
+
+
 #: Operations that torch's counter does not know.
-_FUSED = {torch.ops.aten.mkldnn_rnn_layer: _flops_of_layer}
+_FUSED = {torch.ops.aten.mkldnn_rnn_layer: _flops_of_layer, torch.ops.aten._trilinear: _flops_of_bilinear}
 
 
 class _Backward(TorchDispatchMode):
@@ -233,7 +253,7 @@ class _Backward(TorchDispatchMode):
         before = self._counter.get_total_flops()
         made = function(*args, **(kwargs or {}))
         flops = self._counter.get_total_flops() - before
-        if flops and torch.is_grad_enabled() and function.overloadpacket in _FUSED:
+        if flops and torch.is_grad_enabled() and function.overloadpacket is torch.ops.aten.mkldnn_rnn_layer:
             self.flops += _backward_of_layer(flops, *args[:3])
         elif flops and torch.is_grad_enabled():
             tensors = [each for each in args if isinstance(each, Tensor)]
@@ -241,6 +261,7 @@ class _Backward(TorchDispatchMode):
                 self.flops += flops * 5 // 2 if any(each.requires_grad for each in tensors) else 0
             else:  # a bias takes no product
                 factors = tensors[-2:] if "addmm" in str(function) or "addbmm" in str(function) else tensors[:2]
+                factors = tensors if function.overloadpacket is torch.ops.aten._trilinear else factors
                 self.flops += flops * sum(each.requires_grad for each in factors)
         return made
 
@@ -267,7 +288,7 @@ class _Run:
             )
             return ModelSummary(tuple(self._layers(depth)), tuple(self.notes))
         try:
-            with self.hollow, self._hooks(), self.counter, self.operations:
+            with quiet(), self.hollow, self._hooks(), self.counter, self.operations:
                 with context():
                     outputs = self.task(convert(map_tensors(lambda tensor: tensor.to(device), batch)))
                 if backward:
@@ -277,7 +298,25 @@ class _Run:
                 f"The summary of {type(self.model).__name__} needs the result of {error.func}, which depends on values, and "
                 "it is computed from shapes only. Summarize the parts before and after it on their own."
             ) from error
+        except (RuntimeError, ValueError, TypeError, IndexError) as error:
+            if explains(error):
+                raise
+            shapes: list[str] = []
+            map_tensors(lambda tensor: shapes.append(str(tuple(tensor.shape))), batch)
+            tensors = f"tensors of shapes {', '.join(shapes)}" if shapes else "no tensors"
+            advice = f"The batch has {tensors}: give another, or change the model."
+            raise ValueError(raised(self._raising(error), error, advice)) from error
         return ModelSummary(tuple(self._layers(depth)), tuple(self.notes))
+
+    def _raising(self, error: BaseException) -> str:
+        """Return the name of the module in whose forward pass an exception was raised."""
+        names = {module: name for name, module in self.model.named_modules()}
+        callers = [frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__)]
+        inner = [each for each in callers if isinstance(each, nn.Module) and each in names]
+        if not inner:
+            return "The loss" if self.calls[self.model] else "The forward pass"
+        model, layer = type(self.model).__name__, type(inner[-1]).__name__
+        return f"{model}.{names[inner[-1]]} ({layer})" if names[inner[-1]] else model
 
     def _loss(self, outputs: Any, batch: Any, context: Any) -> None:
         before = self.counter.get_total_flops(), self.operations.flops
@@ -339,7 +378,7 @@ class _Run:
 def of_state(state: State, batch: Any, depth: int | None = 3, hollow: Hollow | None = None) -> ModelSummary:
     """Return the summary of a run's model, as its task and precision compute it."""
     task = state.task
-    if task.owns_steps and type(task).forward is Task.forward:
+    if _takes_steps(task):
         return summarize(task, None, depth=depth)
     return summarize(
         task,

@@ -8,6 +8,7 @@ import importlib.util
 import inspect
 import re
 import sys
+import textwrap
 import traceback
 from collections.abc import Container
 from dataclasses import dataclass
@@ -159,9 +160,9 @@ def _no_module(name: str, package: Any) -> str:
     return f"There is no module '{name}' in {Path.cwd()}, and none is installed. {near}{write}".rstrip()
 
 
-def raised(doing: str, error: BaseException) -> str:
-    """Describe an exception of somebody's code, with the line of the innermost frame in a file of theirs."""
-    text = " ".join(str(error).split()).rstrip(".")
+def raised(doing: str, error: BaseException, advice: str = "") -> str:
+    """Describe an exception of somebody's code, with the line of the innermost frame in a file of theirs, and what to do."""
+    text = _said(error)
     if isinstance(error, SyntaxError):
         place = f"{_short(error.filename)}:{error.lineno}"
         line = " ".join((error.text or "").split())
@@ -169,11 +170,20 @@ def raised(doing: str, error: BaseException) -> str:
     frames = [each for each in traceback.extract_tb(error.__traceback__) if _is_users(each.filename)]
     said = f"{doing} raised {type(error).__name__}: {text}"
     if not frames:
-        return f"{said}. Change the value."
+        return f"{said}. {advice or 'Change the value.'}"
     said = f"{said} ({_short(frames[-1].filename)}:{frames[-1].lineno}): `{frames[-1].line}`."
+    if advice:
+        return f"{said} {advice}"
     if isinstance(error, ModuleNotFoundError) and error.name:
         return f"{said} Correct that line, or type: pip install {error.name.partition('.')[0]}"
     return f"{said} Change the value here or that line; --traceback shows all calls."
+
+
+def _said(error: BaseException) -> str:
+    """Return the message of an exception on one line, without the C++ calls that torch adds to it."""
+    text = str(error).partition("Exception raised from ")[0].rstrip()
+    quote = '"' if text.count('"') % 2 else ""
+    return textwrap.shorten(text + quote, 600, placeholder=" …").rstrip(".")
 
 
 def _is_users(file: str) -> bool:

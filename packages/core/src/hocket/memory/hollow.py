@@ -5,23 +5,37 @@ torch's FakeTensorMode does the work. It is in a private module of torch.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import suppress
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch._C._distributed_c10d import _create_work_from_future
+from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
     FakeTensor,
     FakeTensorMode,
 )
+from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_iter
 
 #: Tensors of so many elements are real, if all that they are computed from is.
 _SMALL = 4096
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keep torch from logging, with a traceback, each operation that shapes refuse. It raises as well."""
+    logger = logging.getLogger(fake_tensor.__name__)
+    before, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = before
 
 
 class Hollow(FakeTensorMode):
@@ -39,8 +53,9 @@ class Hollow(FakeTensorMode):
         kwargs = kwargs or {}
         tensors = [each for each in tree_iter((args, kwargs)) if isinstance(each, Tensor)]
         hollow = any(isinstance(each, FakeTensor) for each in tensors)
-        if hollow and function is torch.ops.c10d.allreduce_.default:
-            # DistributedDataParallel reads the result from the future, which torch's fake collectives do not have.
+        if function is torch.ops.c10d.allreduce_.default:
+            # DistributedDataParallel reads the result from the future, which torch's fake collectives do not have: neither
+            # those of hollow tensors, nor those of small real ones.
             future: torch.futures.Future[list[Tensor]] = torch.futures.Future()
             future.set_result(args[0])
             return args[0], _create_work_from_future(future).boxed()
@@ -89,11 +104,11 @@ class Hollow(FakeTensorMode):
         return full.as_strided(tensor.size(), tensor.stride(), tensor.storage_offset())
 
     def hollow_out(self, module: nn.Module) -> None:
-        """Replace parameters and buffers by hollow ones, in place. Tied parameters stay tied."""
+        """Replace parameters and buffers by hollow ones, in place, but not lazy ones, without shapes. Tied ones stay tied."""
         memo: dict[int, tuple[Tensor, Tensor]] = {}
         for part in module.modules():
             for tensors in (part._parameters, part._buffers):
                 for name, tensor in tensors.items():
-                    if tensor is not None and not isinstance(tensor, FakeTensor):
+                    if tensor is not None and not is_lazy(tensor) and not isinstance(tensor, FakeTensor):
                         known = memo.setdefault(id(tensor), (tensor, self.like(tensor)))
                         tensors[name] = known[1]  # type: ignore[assignment]  # a parameter for a parameter

@@ -17,13 +17,41 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 _TORCH = str(Path(torch.__file__).parent)
+
+
+def _of_convolution(
+    output: Tensor, input: Tensor, weight: Tensor, bias: Any, stride: list[int], padding: Any, dilation: Any,
+    transposed: bool, *_: Any
+) -> int:  # fmt: skip
+    """Copies of input and weight for a convolution by oneDNN, then of its output; a transposed one has another of that."""
+    if _channels_last(input, weight):
+        return weight.nbytes
+    inputs, half = input.nbytes + weight.nbytes, input.itemsize < 4
+    if transposed and max(stride) == 1 and not half:
+        return inputs + output.nbytes
+    return max(inputs, output.nbytes * (2 if transposed or half else 1))
+
+
+def _of_its_backward(_: Any, gradient: Tensor, input: Tensor, weight: Tensor, *__: Any) -> int:
+    return weight.nbytes if _channels_last(input, weight) else gradient.nbytes + input.nbytes
+
+
+def _channels_last(*tensors: Tensor) -> bool:
+    """Whether oneDNN computes in the layout of a tensor, so that it copies only weights."""
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    return any(
+        each.dim() in formats and each.is_contiguous(memory_format=formats[each.dim()]) and not each.is_contiguous()
+        for each in tensors
+    )
+
+
 #: Bytes that a kernel takes on the CPU beside its results while it runs: gloo copies the full tensor of a collective, oneDNN
-#: the inputs of a convolution and its gradient of the weights, in layouts of its own. Observed with torch's profiler.
+#: the operands of convolutions, in layouts of its own. Observed with torch's profiler.
 _SCRATCH: dict[str, Callable[..., int]] = {
-    "c10d._allgather_base_.default": lambda output, *_: output.nbytes,
-    "c10d._reduce_scatter_base_.default": lambda output, input, *_: input.nbytes,
-    "aten.convolution.default": lambda input, weight, *_: input.nbytes + weight.nbytes,
-    "aten.convolution_backward.default": lambda gradient, input, weight, *_: weight.nbytes,
+    "c10d._allgather_base_.default": lambda made, output, *_: output.nbytes,
+    "c10d._reduce_scatter_base_.default": lambda made, output, input, *_: input.nbytes,
+    "aten.convolution.default": _of_convolution,
+    "aten.convolution_backward.default": _of_its_backward,
 }
 
 
@@ -82,7 +110,7 @@ class Ledger(TorchDispatchMode):
             made._of_all = True
         if (scratch := _SCRATCH.get(str(function))) is not None and args[0].device.type == "cpu":
             number = len(self.allocations)
-            self.allocations.append(Allocation(scratch(*args), "cpu", self.phase, self.module))
+            self.allocations.append(Allocation(scratch(made, *args), "cpu", self.phase, self.module))
             self.events += [(number, True), (number, False)]
         return made
 

@@ -25,7 +25,8 @@ from torch.optim.optimizer import _foreach_supported_types
 from hocket.cli.errors import explains
 from hocket.data.nesting import map_tensors
 from hocket.launching import forks
-from hocket.memory.hollow import Hollow
+from hocket.launching.errors import WorkerError
+from hocket.memory.hollow import Hollow, quiet
 from hocket.memory.ledger import DataDependentError, Ledger
 from hocket.state import State
 from hocket.trainer import Trainer
@@ -167,7 +168,8 @@ def rehearse(make: Make, ranks: int = 1, microbatch: int | None = None) -> Rehea
     def run(rank: int) -> Rehearsal | str:
         warnings.simplefilter("ignore")  # they are those of training
         try:
-            return _rehearse(make, ranks, {} if microbatch is None else {"microbatch": microbatch})
+            with quiet():
+                return _rehearse(make, ranks, {} if microbatch is None else {"microbatch": microbatch})
         except Exception as error:
             cause = error if error.__cause__ is None else error.__cause__
             if isinstance(cause, DataDependentOutputException | DynamicOutputShapeException):
@@ -187,7 +189,10 @@ def rehearse(make: Make, ranks: int = 1, microbatch: int | None = None) -> Rehea
             raise
 
     forks.check_forkable("an estimate")
-    (result,) = forks.fork(run, 1, variables={})
+    try:
+        (result,) = forks.fork(run, 1, variables={})
+    except WorkerError as error:
+        raise WorkerError(error.rank, str(error).replace("Rank 0 of 1 raised", "The rehearsal raised", 1)) from None
     if isinstance(result, str):
         raise EstimateError(result)
     assert isinstance(result, Rehearsal)
