@@ -25,13 +25,23 @@ from hocket.cli.document import ConfigError, parse
 from hocket.sweeps.space import Choices, Range, drawn, grid, of_node, of_text
 
 MINE = """
-import time, torch
+import os, signal, time, torch
 
 class Net(torch.nn.Linear):
     def __init__(self, width: int = 3):
         if width < 3:
             raise ValueError(f"width={width} is too small")
         super().__init__(3, 1)
+
+class Ends(Net):
+    def __init__(self, how: str):
+        super().__init__()
+        self.how = how
+    def forward(self, inputs):
+        if self.how == "raise":
+            raise ValueError("the end of this model")
+        print("left with words", flush=True)
+        os._exit(3) if self.how == "leave" else os.kill(os.getpid(), signal.SIGKILL)
 
 def loader(count: int = 8, seconds: float = 0.0):
     numbers = torch.Generator().manual_seed(5)
@@ -299,6 +309,24 @@ def test_a_failed_trial_does_not_end_the_sweep_and_finished_ones_are_not_repeate
     assert Path("runs/c-sweep/trial-001/weights.safetensors").stat() == before
     code, _, said = run("sweep", "c.yaml", "model.width=3,4", *command[3:])
     assert code == 2 and "has another sweep: parameters was" in said and "--name" in said
+
+
+@pytest.mark.parametrize(
+    ("mode", "error"),
+    [
+        ("raise", "ValueError: the end of this model"),
+        ("kill", "signal SIGKILL"),
+        ("leave", "exit code 3: left with words"),
+    ],
+)
+def test_the_error_of_a_failed_trial_is_its_exception_and_not_the_last_line_of_its_output(
+    mode: str, error: str, run: Run
+) -> None:
+    model = f"model={{sweep_mine:Ends: {{how: {mode}}}}}"
+    code, printed, _ = run("sweep", "c.yaml", model, "seed=1,2", *METRIC)
+    assert code == 1
+    assert [each["error"] for each in record("c-sweep")["trials"]] == [error] * 2
+    assert f"trial-000 by {error}; all it printed" in printed
 
 
 def test_another_folder_is_never_overwritten(run: Run) -> None:
