@@ -732,6 +732,17 @@ def test_what_is_no_configuration(hocket: Hocket, capsys: pytest.CaptureFixture[
     assert code == 2 and "There is no bset in" in said and "load_weights" not in said
 
 
+@pytest.mark.parametrize("command", ["train", "plan", "evaluate", "sweep"])
+def test_the_file_of_a_sweep_is_no_configuration(
+    command: str, hocket: Hocket, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("s.yaml").write_text("config: c.yaml\nmetric: test/loss\nparameters: {seed: [1, 2]}\n")
+    Path("again.yaml").write_text("config: s.yaml\nmetric: test/loss\nmode: min\nparameters: {seed: [1, 2]}\n")
+    assert main([command, "again.yaml" if command == "sweep" else "s.yaml"]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and "`hocket sweep s.yaml`, or give the configuration that it names: c.yaml." in said
+
+
 # --- advice
 
 

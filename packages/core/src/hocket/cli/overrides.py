@@ -42,6 +42,12 @@ def source(args: argparse.Namespace) -> Source:
     made: dict[str, Any] = {}
     if repeats is None:
         document = read(file)
+        if not {"parameters", "config"} - document.value.keys():
+            raise ConfigError(
+                file,
+                f"It describes a sweep, and no single run. Write `hocket sweep {shlex.quote(file)}`, or give the configuration "
+                f"that it names: {document.value['config'].plain()}.",
+            )
     else:
         document, made = recorded.read(repeats)
         recorded.as_new_run(document, made, repeats)
