@@ -732,7 +732,7 @@ def test_what_is_no_configuration(hocket: Hocket, capsys: pytest.CaptureFixture[
     assert code == 2 and "There is no bset in" in said and "load_weights" not in said
 
 
-@pytest.mark.parametrize("command", ["train", "plan", "evaluate", "sweep"])
+@pytest.mark.parametrize("command", ["train", "plan", "sweep"])
 def test_the_file_of_a_sweep_is_no_configuration(
     command: str, hocket: Hocket, capsys: pytest.CaptureFixture[str]
 ) -> None:

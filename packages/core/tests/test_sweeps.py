@@ -22,6 +22,8 @@ from safetensors.torch import load_file
 
 from hocket.cli import main
 from hocket.cli.document import ConfigError, parse
+from hocket.plugins import PluginError
+from hocket.sweeps.record import Record
 from hocket.sweeps.space import Choices, Range, drawn, grid, of_node, of_text
 
 MINE = """
@@ -308,7 +310,7 @@ def test_a_failed_trial_does_not_end_the_sweep_and_finished_ones_are_not_repeate
     assert run(*command)[0] == 0
     assert Path("runs/c-sweep/trial-001/weights.safetensors").stat() == before
     code, _, said = run("sweep", "c.yaml", "model.width=3,4", *command[3:])
-    assert code == 2 and "has another sweep: parameters was" in said and "--name" in said
+    assert code == 2 and "another sweep: parameters.model.width was [2, 3], is [3, 4]. To" in said and "--name" in said
 
 
 @pytest.mark.parametrize(
@@ -327,6 +329,22 @@ def test_the_error_of_a_failed_trial_is_its_exception_and_not_the_last_line_of_i
     assert code == 1
     assert [each["error"] for each in record("c-sweep")["trials"]] == [error] * 2
     assert f"trial-000 by {error}; all it printed" in printed
+
+
+def test_what_differs_from_the_sweep_of_a_folder_is_named(tmp_path: Path) -> None:
+    long = {f"key{number}": "x" * 40 for number in range(9)}
+    before = {"configuration": long | {"model": {"m:A": {}}, "seed": 1, "gone": 2}, "mode": "min"}
+    Record(tmp_path, before).save()
+    assert Record.open(tmp_path, before).definition == before
+    now = {"configuration": long | {"model": {"m:B": {"x": 3}}, "seed": 1, "key7": "y"}, "mode": "min"}
+    with pytest.raises(PluginError) as raised:
+        Record.open(tmp_path, now)
+    differ = str(raised.value).partition("another sweep: ")[2].partition(". To continue")[0].split("; ")
+    assert differ == [
+        f"configuration.key7 was {'x' * 40}, is y",
+        "configuration.model was {m:A: {}}, is {m:B: {x: 3}}",
+        "configuration.gone was 2, is not given",
+    ]
 
 
 def test_another_folder_is_never_overwritten(run: Run) -> None:
