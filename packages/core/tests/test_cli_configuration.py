@@ -701,6 +701,11 @@ def test_overrides_that_name_nothing(hocket: Hocket, change: str, words: list[st
         ("loss=croos_entropy", ["loss=croos_entropy", "Did you mean 'cross_entropy'"]),
         ("metrics=[acuracy]", ["acuracy", "accuracy, mae, mse"]),
         ("train_metrics=acuracy", ["acuracy", "accuracy, mae, mse"]),
+        ("metrics=[{error: mse}]", ["{error: mse}]': metrics: ", "Write `metrics: {error: mse}`."]),
+        (
+            "metrics=[mae, {mine:Net: {width: 3}}, {a: mse, b: mae}]",
+            ["Write `metrics: {mae: mae, Net: {mine:Net: {width: 3}}, a: mse, b: mae}`."],
+        ),
     ],
 )
 def test_names_of_losses_and_metrics_are_checked_before_anything_is_made(
@@ -741,6 +746,19 @@ def test_the_file_of_a_sweep_is_no_configuration(
     assert main([command, "again.yaml" if command == "sweep" else "s.yaml"]) == 2
     said = capsys.readouterr().err
     assert said.count("\n") == 1 and "`hocket sweep s.yaml`, or give the configuration that it names: c.yaml." in said
+
+
+def test_control_c_ends_with_one_sentence_and_no_traceback(hocket: Hocket) -> None:
+    Path("mine.py").write_text(
+        f"{MINE}\nimport signal\ndef pressed(outputs, targets):\n    signal.raise_signal(signal.SIGINT)\n"
+        "    return outputs.square().mean()\ndef early(*_):\n    raise KeyboardInterrupt\n"
+    )
+    code, _, said = hocket(changed(loss="mine:pressed"), "train")
+    assert code == 130 and said.count("hocket: interrupted") == 1 and "Traceback" not in said, said
+    code, _, said = hocket(changed(train_data="mine:early"), "train")
+    assert (code, said.splitlines()[-1:]) == (130, ["hocket: interrupted."]), said
+    code, _, said = hocket(changed(train_data="mine:early"), "train", "--traceback")
+    assert code == 130 and "Traceback" in said
 
 
 # --- advice
