@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -20,6 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
+from hocket.checkpoints.storage.locks import FileLock
 from hocket.cli import main
 from hocket.cli.document import ConfigError, parse
 from hocket.plugins import PluginError
@@ -151,6 +153,10 @@ def test_unmatched_brackets_are_refused(values: list[Any], data: st.DataObject) 
         ("{int: [0.5, 1]}", "two integers"),
         ("[]", "needs a list"),
         ("{uniform: 1}", "needs a list"),
+        ("{width: [8, 16]}", "Write `key.width: [8, 16]`."),
+        ("{m:Net: {width: [8, 16], depth: {int: [1, 3]}}}", "Write `key.width: [8, 16]`; `key.depth: {int: [1, 3]}`."),
+        ("{a: {b: {c: [1]}}, d: 2}", "Write `key.a.b.c: [1]`."),
+        ("{loguniform: [1, 2], step: 3}", "gives no values to try"),
     ],
 )
 def test_wrong_values_in_a_file(value: str, words: str) -> None:
@@ -345,6 +351,15 @@ def test_what_differs_from_the_sweep_of_a_folder_is_named(tmp_path: Path) -> Non
         "configuration.model was {m:A: {}}, is {m:B: {x: 3}}",
         "configuration.gone was 2, is not given",
     ]
+
+
+def test_a_sweep_that_runs_is_not_started_again(run: Run) -> None:
+    Path("runs/c-sweep").mkdir(parents=True)
+    with contextlib.ExitStack() as held:
+        held.callback(FileLock(Path("runs/c-sweep/.sweep"), "c-sweep").release)
+        code, _, said = run("sweep", "c.yaml", "seed=1,2", *METRIC)
+    assert code == 2 and "is in use" in said and "write --name with another name than c-sweep." in said
+    assert "hocket.Checkpoints" not in said
 
 
 def test_another_folder_is_never_overwritten(run: Run) -> None:

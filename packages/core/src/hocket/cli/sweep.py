@@ -100,7 +100,7 @@ def run(args: argparse.Namespace) -> int:
         record = Record.open(sweep.folder, sweep.definition())
         (sweep.folder / PRIVATE).mkdir(parents=True, exist_ok=True)
         study = _study(sweep)
-        lock = FileLock(sweep.folder / PRIVATE, sweep.name)
+        lock = FileLock(sweep.folder / PRIVATE, sweep.name, f"write --name with another name than {sweep.name}")
     try:
         record.save()
         done = sum(each.status in ("finished", "pruned", "failed") for each in record.trials)
