@@ -593,6 +593,11 @@ def test_a_value_that_is_missing_before_another_override(hocket: Hocket) -> None
         ),
         (["optimizer.sgd.lr=", "3"], "without spaces. Write optimizer.sgd.lr=3."),
         (["optimizer.sgd.lr", "=", "3"], "without spaces. Write optimizer.sgd.lr=3."),
+        (["optimizer.sgd.lr", "=3"], "without spaces. Write optimizer.sgd.lr=3."),
+        (["=4"], "'=4': An override is key=value, and there is no key. Write one first, such as seed=4."),
+        (["="], "'=': An override is key=value, and there is no key. Write one first, such as seed=3."),
+        (["duration=1ba", "=4"], "'=4': An override is key=value, and there is no key."),
+        (["optimizer.sgd.lr="], "'optimizer.sgd.lr=': An override is key=value, and there is no value."),
     ]:
         code, _, said = hocket(SMALL, "train", *arguments)
         assert code == 2 and said.count("\n") == 1 and words in said

@@ -60,6 +60,12 @@ def source(args: argparse.Namespace) -> Source:
                 f"'{change}'",
                 f"An override is key=value, and there is no value. Write {change}VALUE, or {change}null.",
             )
+    for change, before in zip(changes, ["=", *changes], strict=False):
+        if change[:1] == "=" and "=" in before:
+            raise ConfigError(
+                f"'{change}'",
+                f"An override is key=value, and there is no key. Write one first, such as seed={change[1:] or 3}.",
+            )
     if any(each[:1] == "=" or each[-1:] == "=" for each in changes):
         joined = re.sub(r" ?= ?", "=", " ".join(changes))
         raise ConfigError(f"'{' '.join(changes)}'", f"An override is key=value, without spaces. Write {joined}.")
