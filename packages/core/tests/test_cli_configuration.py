@@ -766,6 +766,13 @@ def test_control_c_ends_with_one_sentence_and_no_traceback(hocket: Hocket) -> No
     assert code == 130 and "Traceback" in said
 
 
+def test_what_to_do_about_a_loss_that_is_not_finite_is_written_as_in_a_file(hocket: Hocket) -> None:
+    Path("mine.py").write_text(f"{MINE}\ndef nan(outputs, targets):\n    return outputs.mean() * float('nan')\n")
+    code, _, said = hocket(changed(loss="mine:nan"), "train")
+    assert code == 1 and "`clip_gradients: 1.0`" in said and "`nonfinite: skip`" in said, said
+    assert "callbacks=" not in said and "True" not in said
+
+
 # --- advice
 
 

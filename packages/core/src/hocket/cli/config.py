@@ -78,6 +78,10 @@ def trainer_from(
             print(f"hocket: {read.repeats} is repeated as {trainer.state.run_name}{differ}.", file=sys.stderr)
         try:
             yield trainer
+        except ArithmeticError as error:  # a fit that diverged, which is not about one key
+            if explains(error):
+                error.args = (in_yaml(str(error)),)
+            raise
         except (TypeError, ValueError, RuntimeError) as error:
             where = described.blamed(error) or (args.config if needs else None)
             if isinstance(error, ConfigError) or not explains(error):

@@ -405,7 +405,7 @@ def _finish(sweep: Sweep, record: Record, interrupted: bool, args: argparse.Name
     failed = [each for each in record.trials if each.status == "failed"]
     if failed:
         output = sweep.folder / ".sweep" / f"{failed[0].name}.txt"
-        print(f"{len(failed)} failed, {failed[0].name} by {failed[0].error}; all it printed is in {output}")
+        print(f"{len(failed)} failed, {failed[0].name} by {failed[0].error.rstrip('.')}; all it printed is in {output}")
     print(f"trials in {sweep.folder}, and all values in {sweep.folder / 'sweep.json'}")
     if interrupted:
         print("hocket: interrupted; the same command continues the sweep.", file=sys.stderr)
