@@ -593,6 +593,11 @@ def test_a_value_that_is_missing_before_another_override(hocket: Hocket) -> None
         ),
         (["optimizer.sgd.lr=", "3"], "without spaces. Write optimizer.sgd.lr=3."),
         (["optimizer.sgd.lr", "=", "3"], "without spaces. Write optimizer.sgd.lr=3."),
+        (["optimizer.sgd.lr", "=3"], "without spaces. Write optimizer.sgd.lr=3."),
+        (["=4"], "'=4': An override is key=value, and there is no key. Write one first, such as seed=4."),
+        (["="], "'=': An override is key=value, and there is no key. Write one first, such as seed=3."),
+        (["duration=1ba", "=4"], "'=4': An override is key=value, and there is no key."),
+        (["optimizer.sgd.lr="], "'optimizer.sgd.lr=': An override is key=value, and there is no value."),
     ]:
         code, _, said = hocket(SMALL, "train", *arguments)
         assert code == 2 and said.count("\n") == 1 and words in said
@@ -701,6 +706,11 @@ def test_overrides_that_name_nothing(hocket: Hocket, change: str, words: list[st
         ("loss=croos_entropy", ["loss=croos_entropy", "Did you mean 'cross_entropy'"]),
         ("metrics=[acuracy]", ["acuracy", "accuracy, mae, mse"]),
         ("train_metrics=acuracy", ["acuracy", "accuracy, mae, mse"]),
+        ("metrics=[{error: mse}]", ["{error: mse}]': metrics: ", "Write `metrics: {error: mse}`."]),
+        (
+            "metrics=[mae, {mine:Net: {width: 3}}, {a: mse, b: mae}]",
+            ["Write `metrics: {mae: mae, Net: {mine:Net: {width: 3}}, a: mse, b: mae}`."],
+        ),
     ],
 )
 def test_names_of_losses_and_metrics_are_checked_before_anything_is_made(
@@ -730,6 +740,37 @@ def test_what_is_no_configuration(hocket: Hocket, capsys: pytest.CaptureFixture[
     assert code == 2 and "There is no checkpoints. Add a line such as `checkpoints: {folder: runs/a, best:" in said
     code, _, said = hocket(SMALL, "evaluate", "--weights", "bset")
     assert code == 2 and "There is no bset in" in said and "load_weights" not in said
+
+
+@pytest.mark.parametrize("command", ["train", "plan", "sweep"])
+def test_the_file_of_a_sweep_is_no_configuration(
+    command: str, hocket: Hocket, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("s.yaml").write_text("config: c.yaml\nmetric: test/loss\nparameters: {seed: [1, 2]}\n")
+    Path("again.yaml").write_text("config: s.yaml\nmetric: test/loss\nmode: min\nparameters: {seed: [1, 2]}\n")
+    assert main([command, "again.yaml" if command == "sweep" else "s.yaml"]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and "`hocket sweep s.yaml`, or give the configuration that it names: c.yaml." in said
+
+
+def test_control_c_ends_with_one_sentence_and_no_traceback(hocket: Hocket) -> None:
+    Path("mine.py").write_text(
+        f"{MINE}\nimport signal\ndef pressed(outputs, targets):\n    signal.raise_signal(signal.SIGINT)\n"
+        "    return outputs.square().mean()\ndef early(*_):\n    raise KeyboardInterrupt\n"
+    )
+    code, _, said = hocket(changed(loss="mine:pressed"), "train")
+    assert code == 130 and said.count("hocket: interrupted") == 1 and "Traceback" not in said, said
+    code, _, said = hocket(changed(train_data="mine:early"), "train")
+    assert (code, said.splitlines()[-1:]) == (130, ["hocket: interrupted."]), said
+    code, _, said = hocket(changed(train_data="mine:early"), "train", "--traceback")
+    assert code == 130 and "Traceback" in said
+
+
+def test_what_to_do_about_a_loss_that_is_not_finite_is_written_as_in_a_file(hocket: Hocket) -> None:
+    Path("mine.py").write_text(f"{MINE}\ndef nan(outputs, targets):\n    return outputs.mean() * float('nan')\n")
+    code, _, said = hocket(changed(loss="mine:nan"), "train")
+    assert code == 1 and "`clip_gradients: 1.0`" in said and "`nonfinite: skip`" in said, said
+    assert "callbacks=" not in said and "True" not in said
 
 
 # --- advice

@@ -116,6 +116,24 @@ def test_a_configuration_that_no_run_recorded_is_not_repeated(place: str, run: R
     assert not Path("runs").exists()
 
 
+@pytest.mark.parametrize(
+    ("place", "write"),
+    [
+        ("runs/a/weights.safetensors", "--from runs/a,"),
+        ("runs/a/run.json", "--from runs/a,"),
+        ("x.pt", "such as runs/a,"),
+    ],
+)
+def test_another_file_of_a_run_is_no_configuration(place: str, write: str, run: Run) -> None:
+    Path("runs/a").mkdir(parents=True)
+    Path("runs/a/config.yaml").write_text(CONFIG)
+    Path("runs/a/run.json").write_text("{}")
+    for each in ("runs/a/weights.safetensors", "x.pt"):
+        Path(each).write_bytes(b"\x80\xff\x00")
+    code, _, said = run("train", "--from", place)
+    assert code == 2 and said.count("\n") == 1 and f"hocket: --from {place}: " in said and write in said, said
+
+
 def test_with_overrides_it_is_another_run(run: Run) -> None:
     assert run("train", "c.yaml", "duration=1ep")[0] == 0
     code, _, said = run("train", "--from", "runs/a", "optimizer.adamw.lr=0.5", "run_name=b", "checkpoints.keep=1")

@@ -244,6 +244,17 @@ def test_runs_are_listed(runs: None, capsys: pytest.CaptureFixture[str]) -> None
     assert found["values"]["test/accuracy"] == {"latest": 0.95, "least": 0.6, "greatest": 0.95}
 
 
+def test_runs_of_the_same_name_are_listed_with_the_folders_that_differ(capsys: pytest.CaptureFixture[str]) -> None:
+    for folder in ("runs/a/t0", "runs/b/t0", "runs/b/t1", "other/b/t0"):
+        Path(folder).mkdir(parents=True)
+        (Path(folder) / "metrics.jsonl").write_text('{"test/loss": 1.0}\n')
+    shown = [row[0] for row in listed(capsys, "runs", "other", "--sort", "name")[1:]]
+    assert shown == ["a/t0", "other/b/t0", "runs/b/t0", "t1"]
+    assert [row[0] for row in listed(capsys, "runs")[1:]] == ["a/t0", "b/t0", "t1"]
+    assert [row[0] for row in listed(capsys, "runs", "--filter", "t0")[1:]] == ["a/t0", "b/t0"]
+    assert [row[0] for row in listed(capsys, "runs", "--filter", "b/*")[1:]] == ["b/t0"]
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

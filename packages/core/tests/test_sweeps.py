@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -20,18 +21,31 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
+from hocket.checkpoints.storage.locks import FileLock
 from hocket.cli import main
 from hocket.cli.document import ConfigError, parse
+from hocket.plugins import PluginError
+from hocket.sweeps.record import Record
 from hocket.sweeps.space import Choices, Range, drawn, grid, of_node, of_text
 
 MINE = """
-import time, torch
+import os, signal, time, torch
 
 class Net(torch.nn.Linear):
     def __init__(self, width: int = 3):
         if width < 3:
             raise ValueError(f"width={width} is too small")
         super().__init__(3, 1)
+
+class Ends(Net):
+    def __init__(self, how: str):
+        super().__init__()
+        self.how = how
+    def forward(self, inputs):
+        if self.how == "raise":
+            raise ValueError("the end of this model")
+        print("left with words", flush=True)
+        os._exit(3) if self.how == "leave" else os.kill(os.getpid(), signal.SIGKILL)
 
 def loader(count: int = 8, seconds: float = 0.0):
     numbers = torch.Generator().manual_seed(5)
@@ -139,6 +153,10 @@ def test_unmatched_brackets_are_refused(values: list[Any], data: st.DataObject) 
         ("{int: [0.5, 1]}", "two integers"),
         ("[]", "needs a list"),
         ("{uniform: 1}", "needs a list"),
+        ("{width: [8, 16]}", "Write `key.width: [8, 16]`."),
+        ("{m:Net: {width: [8, 16], depth: {int: [1, 3]}}}", "Write `key.width: [8, 16]`; `key.depth: {int: [1, 3]}`."),
+        ("{a: {b: {c: [1]}}, d: 2}", "Write `key.a.b.c: [1]`."),
+        ("{loguniform: [1, 2], step: 3}", "gives no values to try"),
     ],
 )
 def test_wrong_values_in_a_file(value: str, words: str) -> None:
@@ -298,7 +316,50 @@ def test_a_failed_trial_does_not_end_the_sweep_and_finished_ones_are_not_repeate
     assert run(*command)[0] == 0
     assert Path("runs/c-sweep/trial-001/weights.safetensors").stat() == before
     code, _, said = run("sweep", "c.yaml", "model.width=3,4", *command[3:])
-    assert code == 2 and "has another sweep: parameters was" in said and "--name" in said
+    assert code == 2 and "another sweep: parameters.model.width was [2, 3], is [3, 4]. To" in said and "--name" in said
+
+
+@pytest.mark.parametrize(
+    ("mode", "error"),
+    [
+        ("raise", "ValueError: the end of this model"),
+        ("kill", "signal SIGKILL"),
+        ("leave", "exit code 3: left with words"),
+    ],
+)
+def test_the_error_of_a_failed_trial_is_its_exception_and_not_the_last_line_of_its_output(
+    mode: str, error: str, run: Run
+) -> None:
+    model = f"model={{sweep_mine:Ends: {{how: {mode}}}}}"
+    code, printed, _ = run("sweep", "c.yaml", model, "seed=1,2", *METRIC)
+    assert code == 1
+    assert [each["error"] for each in record("c-sweep")["trials"]] == [error] * 2
+    assert f"trial-000 by {error}; all it printed" in printed
+
+
+def test_what_differs_from_the_sweep_of_a_folder_is_named(tmp_path: Path) -> None:
+    long = {f"key{number}": "x" * 40 for number in range(9)}
+    before = {"configuration": long | {"model": {"m:A": {}}, "seed": 1, "gone": 2}, "mode": "min"}
+    Record(tmp_path, before).save()
+    assert Record.open(tmp_path, before).definition == before
+    now = {"configuration": long | {"model": {"m:B": {"x": 3}}, "seed": 1, "key7": "y"}, "mode": "min"}
+    with pytest.raises(PluginError) as raised:
+        Record.open(tmp_path, now)
+    differ = str(raised.value).partition("another sweep: ")[2].partition(". To continue")[0].split("; ")
+    assert differ == [
+        f"configuration.key7 was {'x' * 40}, is y",
+        "configuration.model was {m:A: {}}, is {m:B: {x: 3}}",
+        "configuration.gone was 2, is not given",
+    ]
+
+
+def test_a_sweep_that_runs_is_not_started_again(run: Run) -> None:
+    Path("runs/c-sweep").mkdir(parents=True)
+    with contextlib.ExitStack() as held:
+        held.callback(FileLock(Path("runs/c-sweep/.sweep"), "c-sweep").release)
+        code, _, said = run("sweep", "c.yaml", "seed=1,2", *METRIC)
+    assert code == 2 and "is in use" in said and "write --name with another name than c-sweep." in said
+    assert "hocket.Checkpoints" not in said
 
 
 def test_another_folder_is_never_overwritten(run: Run) -> None:

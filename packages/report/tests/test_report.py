@@ -127,6 +127,15 @@ def test_a_comparison_shows_what_differs() -> None:
     assert [each["name"] for each in page.data["runs"]] == ["a", "b"]
 
 
+def test_trials_of_several_sweeps_are_told_apart() -> None:
+    folders = [Path("runs/wide/t0"), Path("runs/deep/t0")]
+    for folder in folders:
+        folder.mkdir(parents=True)
+        (folder / "metrics.jsonl").write_text('{"batch": 1, "test/loss": 1.0}\n')
+    page = Page(write(folders, "t.html"))
+    assert [each["name"] for each in page.data["runs"]] == ["wide/t0", "deep/t0"]
+
+
 def test_the_profile_is_shown() -> None:
     folder = train().run_folder
     (folder / "profile").mkdir()

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hocket.run_folder import writable
+from hocket.runs import listing
 from hocket_report import curves, panels, reading, vega
 from hocket_report.markup import Markup, code, escape, hint, joined, section, tag
 from hocket_report.reading import Run
@@ -50,6 +51,7 @@ def write(
     """
     given = [folders] if isinstance(folders, str | os.PathLike) else folders
     runs = [reading.read(Path(folder)) for folder in given]
+    listing.tell_apart([run.about for run in runs])
     if not runs:
         raise ValueError("A report needs the folder of a run, such as runs/a; `hocket runs` lists them.")
     path = Path(out)
@@ -92,14 +94,14 @@ def render(runs: list[Run]) -> str:
         panels.configuration(runs),
         panels.system(runs),
     ]
-    data["runs"] = [{"name": run.about.name, "colour": panels.colour(number)} for number, run in enumerate(runs)]
+    data["runs"] = [{"name": run.about.label, "colour": panels.colour(number)} for number, run in enumerate(runs)]
     data["histograms"] = samples.histograms
     scripts = [vega.bundle(), _file("page.js")]
     return _document(_title(runs), joined(shown), data, scripts)
 
 
 def _title(runs: list[Run]) -> str:
-    names = [run.about.name for run in runs]
+    names = [run.about.label for run in runs]
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 

@@ -46,7 +46,7 @@ _PHASES: tuple[tuple[str, tuple[str, ...]], ...] = (
 def name_of(runs: Sequence[Run], number: int) -> Markup:
     """Return the name of a run with its colour."""
     return tag(
-        "span", tag("i", class_="chip", style=f"background:{colour(number)}"), runs[number].about.name, class_="run"
+        "span", tag("i", class_="chip", style=f"background:{colour(number)}"), runs[number].about.label, class_="run"
     )
 
 
@@ -80,7 +80,7 @@ def overview(runs: Sequence[Run]) -> Markup:
             cells.append(tag("b", text, title="the best of these runs") if number in best.get(name, ()) else text)
         rows.append(cells)
     reasons = [
-        hint(joined([tag("b", run.about.name), f": {run.about.status}: {run.about.reason[:500]}"]))
+        hint(joined([tag("b", run.about.label), f": {run.about.status}: {run.about.reason[:500]}"]))
         for run in runs
         if run.about.status not in ("finished", "running")
     ]

@@ -20,7 +20,10 @@ __all__ = ["Command", "main"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code. An error of the user prints one paragraph on stderr and returns 2."""
+    """Run one command and return its exit code. An error of the user prints one paragraph on stderr and returns 2.
+
+    Control-C returns 130.
+    """
     argv = list(sys.argv[1:] if argv is None else argv)
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="replace")  # a terminal that cannot print "…"
@@ -29,6 +32,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _run(argv)
     except BrokenPipeError:  # piped into head
         return 0
+    except KeyboardInterrupt as error:
+        if "--traceback" in argv[: _own(argv)]:
+            traceback.print_exc()
+        elif not error.args and os.environ.get("RANK", "0") == "0":  # a fit has said it already, with where it ended
+            print("hocket: interrupted.", file=sys.stderr)
+        return 130
     except Exception as error:
         if not explains(error):
             raise

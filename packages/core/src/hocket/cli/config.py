@@ -78,6 +78,10 @@ def trainer_from(
             print(f"hocket: {read.repeats} is repeated as {trainer.state.run_name}{differ}.", file=sys.stderr)
         try:
             yield trainer
+        except ArithmeticError as error:  # a fit that diverged, which is not about one key
+            if explains(error):
+                error.args = (in_yaml(str(error)),)
+            raise
         except (TypeError, ValueError, RuntimeError) as error:
             where = described.blamed(error) or (args.config if needs else None)
             if isinstance(error, ConfigError) or not explains(error):
@@ -138,6 +142,17 @@ class Metric(Protocol):
     def update(self, *args: Any) -> Any: ...
 
 
+def _metrics_by_name(key: str, node: Node) -> str:
+    """Return what to write for a list with a mapping of names to metrics in it."""
+    found: dict[str, Any] = {}
+    for each in node.value:
+        path = reference(each, dotted=True)
+        plain = path.path if path is not None and path.arguments is None else each.plain()
+        name = re.split("[:.]", str(plain if path is None else path.path))[-1]
+        found |= plain if isinstance(plain, dict) and path is None else {name: plain}
+    return f"Write `{key}: {flow(found)}`."
+
+
 class Configuration:
     """A configuration whose values are being built."""
 
@@ -195,6 +210,17 @@ class Configuration:
             node = self._given.get(key, Node(None, "", ""))
             for each in node.value if isinstance(node.value, list) else [node]:
                 name = each.value
+                if (
+                    key != "loss"
+                    and isinstance(name, dict)
+                    and each is not node
+                    and reference(each, dotted=True) is None
+                ):
+                    raise ConfigError(
+                        each.where,
+                        f"{key}: items of a list have no names, and this one is {flow(each.plain())}. "
+                        f"{_metrics_by_name(key, node)}",
+                    )
                 if isinstance(name, str) and reference(each, dotted=True) is None and find(name) is None:
                     try:
                         convert(name, {})

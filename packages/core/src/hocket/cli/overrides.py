@@ -42,6 +42,12 @@ def source(args: argparse.Namespace) -> Source:
     made: dict[str, Any] = {}
     if repeats is None:
         document = read(file)
+        if not {"parameters", "config"} - document.value.keys():
+            raise ConfigError(
+                file,
+                f"It describes a sweep, and no single run. Write `hocket sweep {shlex.quote(file)}`, or give the configuration "
+                f"that it names: {document.value['config'].plain()}.",
+            )
     else:
         document, made = recorded.read(repeats)
         recorded.as_new_run(document, made, repeats)
@@ -53,6 +59,12 @@ def source(args: argparse.Namespace) -> Source:
             raise ConfigError(
                 f"'{change}'",
                 f"An override is key=value, and there is no value. Write {change}VALUE, or {change}null.",
+            )
+    for change, before in zip(changes, ["=", *changes], strict=False):
+        if change[:1] == "=" and "=" in before:
+            raise ConfigError(
+                f"'{change}'",
+                f"An override is key=value, and there is no key. Write one first, such as seed={change[1:] or 3}.",
             )
     if any(each[:1] == "=" or each[-1:] == "=" for each in changes):
         joined = re.sub(r" ?= ?", "=", " ".join(changes))

@@ -6,6 +6,7 @@ file, overrides, versions and modules that it was made from.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import os
@@ -152,7 +153,7 @@ def read(place: str) -> tuple[Node, dict[str, Any]]:
     file = Path(place)
     file = file / NAME if file.is_dir() else file
     if file.is_file():
-        where, text = str(file), file.read_text(encoding="utf-8")
+        where, text = str(file), _of_file(file, place)
     else:
         where, text = place, _of_checkpoint(place)
     root = parse(text, where)
@@ -164,6 +165,19 @@ def read(place: str) -> tuple[Node, dict[str, Any]]:
             "the folder of a run, such as runs/a, or a checkpoint.",
         )
     return root, made.plain()
+
+
+def _of_file(file: Path, place: str) -> str:
+    """Return the text of a file that may be a recorded configuration. Raises ConfigError for any other file of a run."""
+    folder, text = file.parent, None
+    if file.suffix in (".yaml", ".yml") or not (folder / NAME).is_file():
+        with contextlib.suppress(UnicodeDecodeError):
+            text = file.read_text(encoding="utf-8")
+    if text is None:
+        found = (folder / NAME).is_file()
+        write = f"Write --from {shlex.quote(str(folder))}" if found else "Give the folder of a run, such as runs/a"
+        raise ConfigError(f"--from {place}", f"It is a file, and no configuration. {write}, or give a checkpoint.")
+    return text
 
 
 def _of_checkpoint(place: str) -> str:

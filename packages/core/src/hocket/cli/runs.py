@@ -52,6 +52,7 @@ def run(args: argparse.Namespace) -> int:
                 f"Runs cannot be listed: {given}. Write hocket runs FOLDER, the folder= of their Trainers."
             )
     runs = [listing.read(folder) for folder in listing.find(map(Path, args.folders))]
+    listing.tell_apart(runs)
     if not runs:
         raise PluginError(
             f"There is no run in {', '.join(args.folders)}: no folder there has a run.json or metrics.jsonl. Runs write them "
@@ -85,9 +86,9 @@ def _known(runs: Sequence[RunOnDisk], name: str, also: Sequence[str] = ()) -> st
 def _filtered(runs: list[RunOnDisk], condition: str) -> list[RunOnDisk]:
     found = re.fullmatch(r"\s*(.+?)\s*(>=|<=|!=|==|>|<|=)\s*(.+?)\s*", condition)
     if found is None:
-        passing = [each for each in runs if each.status == condition or fnmatch.fnmatchcase(each.name, condition)]
+        passing = [each for each in runs if each.status == condition or _named(each, condition)]
         if runs and not passing and not set("*?[") & set(condition):
-            known = dict.fromkeys([*listing.STATUSES, *(each.name for each in runs)])
+            known = dict.fromkeys([*listing.STATUSES, *(each.label for each in runs)])
             near = difflib.get_close_matches(condition, known, 1, 0.5)
             raise PluginError(
                 f"--filter {condition!r}: no run here has this name or status. "
@@ -108,6 +109,10 @@ def _filtered(runs: list[RunOnDisk], condition: str) -> list[RunOnDisk]:
     _known(runs, name)
     latest = [(each, listing.latest_of(each.values, name)) for each in runs]
     return [each for each, value in latest if value is not None and _COMPARISONS[comparison](value, bound)]
+
+
+def _named(each: RunOnDisk, pattern: str) -> bool:
+    return any(fnmatch.fnmatchcase(name, pattern) for name in (each.name, each.label))
 
 
 def _columns(runs: Sequence[RunOnDisk], given: str | None) -> list[str]:
@@ -135,7 +140,7 @@ def _sort(runs: list[RunOnDisk], name: str | None, reverse: bool) -> None:
     if runs:
         _known(runs, name, _FIELDS)
     keys: dict[str, Callable[[RunOnDisk], Any]] = {
-        "name": lambda each: each.name,
+        "name": lambda each: each.label,
         "began": lambda each: each.began,
         "status": lambda each: each.status,
         "position": lambda each: each.position.get("batch"),
@@ -172,7 +177,7 @@ def _print(runs: Sequence[RunOnDisk], names: Sequence[str], sorted_by: str | Non
     for each in runs:
         at, seconds = each.position, each.position.get("seconds")
         row = [
-            each.name,
+            each.label,
             "" if each.began is None else time.strftime("%Y-%m-%d %H:%M", time.localtime(each.began)),
             each.status,
             f"ep {at['epoch']:g} ba {at['batch']:g}" if "epoch" in at and "batch" in at else "",
@@ -188,7 +193,7 @@ def _print(runs: Sequence[RunOnDisk], names: Sequence[str], sorted_by: str | Non
         print("  ".join(f"{cell:<{width}}" for cell, width in zip(line, widths, strict=True)).rstrip())
     for each in runs:
         if each.status in ("failed", "killed", "silent"):
-            print(f"{each.name}: {each.status}: {' '.join(each.reason.split())[:200]}")
+            print(f"{each.label}: {each.status}: {' '.join(each.reason.split())[:200]}")
     if any(each.status == "unknown" for each in runs):
         print("unknown: no status was recorded. Runs with loggers: [jsonl] record status, position and metrics.")
 

@@ -100,7 +100,7 @@ def run(args: argparse.Namespace) -> int:
         record = Record.open(sweep.folder, sweep.definition())
         (sweep.folder / PRIVATE).mkdir(parents=True, exist_ok=True)
         study = _study(sweep)
-        lock = FileLock(sweep.folder / PRIVATE, sweep.name)
+        lock = FileLock(sweep.folder / PRIVATE, sweep.name, f"write --name with another name than {sweep.name}")
     try:
         record.save()
         done = sum(each.status in ("finished", "pruned", "failed") for each in record.trials)
@@ -405,7 +405,7 @@ def _finish(sweep: Sweep, record: Record, interrupted: bool, args: argparse.Name
     failed = [each for each in record.trials if each.status == "failed"]
     if failed:
         output = sweep.folder / ".sweep" / f"{failed[0].name}.txt"
-        print(f"{len(failed)} failed, {failed[0].name} by {failed[0].error}; all it printed is in {output}")
+        print(f"{len(failed)} failed, {failed[0].name} by {failed[0].error.rstrip('.')}; all it printed is in {output}")
     print(f"trials in {sweep.folder}, and all values in {sweep.folder / 'sweep.json'}")
     if interrupted:
         print("hocket: interrupted; the same command continues the sweep.", file=sys.stderr)

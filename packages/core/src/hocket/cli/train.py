@@ -32,14 +32,25 @@ def run(args: argparse.Namespace) -> int:
     """Print the plan, fit, and write the weights into the run's folder."""
     if args.print_config:
         return print_config(args)
+    if args.trial is None:
+        return _train(args)
+    from hocket.sweeps.trial import end_with_sweep, note_error
+
+    end_with_sweep(args.trial)
+    try:
+        return _train(args)
+    except Exception as error:
+        note_error(args.trial, error)
+        raise
+
+
+def _train(args: argparse.Namespace) -> int:
     from safetensors.torch import save_file
 
     from hocket.cli.config import trainer_from
     from hocket.plugins.spec import Attachment
-    from hocket.sweeps.trial import Trial, end_with_sweep
+    from hocket.sweeps.trial import Trial
 
-    if args.trial is not None:
-        end_with_sweep(args.trial)
     with trainer_from(args, needs=("train_data", "duration")) as trainer:
         print(trainer.plan(), flush=True)
         folder = trainer.state.folder

@@ -6,7 +6,7 @@ import math
 import os
 import socket
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -30,6 +30,8 @@ class RunOnDisk:
 
     folder: Path
     name: str
+    #: Its name among others: with the folders above it if another run has the same name.
+    label: str
     #: Seconds since 1970, or None if unknown.
     began: float | None
     #: One of `STATUSES`, and how that is known.
@@ -82,9 +84,11 @@ def read(folder: Path) -> RunOnDisk:
         values = values or {name: (each, each, each) for name, each in metrics.items() if each is not None}
         evaluated = evaluated or [name for name in values if not name.startswith("train/")]
     ranked = [each for each in best if isinstance(each, str)] if isinstance(best, list) else []
+    name = str(mark.get("name") or summary.get("name") or folder.name)
     return RunOnDisk(
         folder=folder,
-        name=str(mark.get("name") or summary.get("name") or folder.name),
+        name=name,
+        label=name,
         began=_began(mark, summary),
         status=status,
         reason=reason,
@@ -93,6 +97,19 @@ def read(folder: Path) -> RunOnDisk:
         evaluated=tuple(map(str, evaluated)) if isinstance(evaluated, list) else (),
         best=(ranked[0], ranked[1]) if len(ranked) == 2 else None,
     )
+
+
+def tell_apart(runs: Sequence[RunOnDisk]) -> None:
+    """Label runs of the same name by as many folders as differ, such as ``wide/trial-000`` for the trials of sweeps."""
+    for each in runs:
+        others = [other.folder for other in runs if other.name == each.name and other is not each]
+        parts = each.folder.parts
+        depths = range(2, len(parts) + 1) if others else ()
+        each.label = str(each.folder) if others else each.name
+        for depth in depths:
+            if all(other.parts[-depth:] != parts[-depth:] for other in others):
+                each.label = str(Path(*parts[-depth:]))
+                break
 
 
 def status_of(folder: Path, summary: Mapping[str, Any]) -> tuple[str, str]:

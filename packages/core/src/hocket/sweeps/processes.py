@@ -71,10 +71,10 @@ class Running:
         elif interrupted:
             entry.status = "interrupted"
         else:
-            if result is not None:
-                self.no_metric = result.get("no_metric", "")
-            how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-            entry.status, entry.error = "failed", f"{how}: {self._last_line()}"
+            said = {} if result is None else result
+            self.no_metric = said.get("no_metric", "")
+            how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}: {self._last_line()}"
+            entry.status, entry.error = "failed", said.get("error") or self.no_metric or how
         return True
 
     def _last_line(self) -> str:

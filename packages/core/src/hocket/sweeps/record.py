@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -62,8 +63,9 @@ class Record:
         except (ValueError, KeyError, TypeError) as error:
             raise PluginError(f"{file} cannot be read ({error}), so its trials are unknown. {name}") from None
         now = json.loads(json.dumps(definition))
-        if differ := [key for key in now if before.get(key) != now[key]]:
-            said = "; ".join(f"{key} was {_short(before.get(key))}, is {_short(now[key])}" for key in differ)
+        if differ := list(_differences({key: before.get(key) for key in now}, now)):
+            more = f"; and {len(differ) - 4} other values" if len(differ) > 4 else ""
+            said = "; ".join(f"{key} was {_given(was)}, is {_given(new)}" for key, was, new in differ[:4]) + more
             raise PluginError(f"{folder} has another sweep: {said}. To continue that one, repeat its command. {name}")
         return cls(folder, definition, trials)
 
@@ -103,6 +105,19 @@ class Record:
         )
 
 
-def _short(value: Any) -> str:
-    text = flow(value)
-    return text if len(text) < 80 else f"{text[:77]}…"
+class _Absent:
+    """In place of a value that is not given."""
+
+
+def _differences(before: dict[str, Any], now: dict[str, Any], at: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Yield each key whose values differ, at any depth, with both; mappings without a common key differ as a whole."""
+    for key in dict.fromkeys([*before, *now]):
+        was, new = before.get(key, _Absent), now.get(key, _Absent)
+        if isinstance(was, dict) and isinstance(new, dict) and was.keys() & new.keys():
+            yield from _differences(was, new, f"{at}{key}.")
+        elif was != new:
+            yield f"{at}{key}", was, new
+
+
+def _given(value: Any) -> str:
+    return "not given" if value is _Absent else flow(value)

@@ -78,8 +78,24 @@ def of_node(node: Node, key: str) -> Choices | Range:
             ((form, inside),) = value.items()
             return _made(form, inside, key, node.where)
         near = suggestion(next(iter(value)), FORMS, "") if len(value) == 1 else ""
+        if not near and (inside := list(_below(node, key))):
+            write = "; ".join(f"`{at}: {flow(each)}`" for at, each in inside)
+            raise ConfigError(node.where, f"{key} is a mapping; a parameter has its key in one line. Write {write}.")
         raise ConfigError(node.where, f"{key}={flow(node.plain())} gives no values to try. {near} {_WRITE}.")
     return Choices((value,))
+
+
+def _below(node: Node, at: str) -> Iterator[tuple[str, Any]]:
+    """Yield the values to try that stand in nested mappings, with their keys as a parameter has them."""
+    for key, each in node.value.items():
+        if isinstance(each.value, list) and key not in FORMS:
+            yield f"{at}.{key}", each.plain()
+        elif isinstance(each.value, dict):
+            below = at if ":" in str(key) else f"{at}.{key}"  # import paths are omitted
+            if len(each.value) == 1 and next(iter(each.value)) in FORMS:
+                yield below, each.plain()
+            else:
+                yield from _below(each, below)
 
 
 def of_text(key: str, text: str) -> Choices | Range | None:

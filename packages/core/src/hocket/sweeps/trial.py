@@ -59,6 +59,16 @@ class Trial(Callback):
             write(Path(self._about["result"]), {"pruned": self.pruned, "metrics": metrics})
 
 
+def note_error(file: str, error: Exception) -> None:
+    """Write the exception that ends this trial as its result, in one line; the first rank that fails does."""
+    from hocket.cli.errors import explains
+
+    result = Path(json.loads(Path(file).read_text(encoding="utf-8"))["result"])
+    if not result.exists():
+        said = str(error) if explains(error) else f"{type(error).__name__}: {error}"
+        write(result, {"error": " ".join(said.split())[:400]})
+
+
 def end_with_sweep(file: str) -> None:
     """Have this process get SIGTERM when the sweep that started it is gone: it writes a checkpoint, for the next sweep.
 

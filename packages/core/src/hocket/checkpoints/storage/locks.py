@@ -43,12 +43,13 @@ class Lock(Protocol):
         """Release it. Does nothing in a fork, because the parent owns the lock."""
 
 
-def _in_use(where: str, holder: Mapping[str, Any]) -> InUse:
+#: What gives a run another folder.
+_WRITE = "give this one another folder: checkpoints=hocket.Checkpoints('…')"
+
+
+def _in_use(where: str, holder: Mapping[str, Any], write: str = _WRITE) -> InUse:
     who = f"run {holder['run']!r} (process {holder['pid']} on {holder['host']})" if "run" in holder else "another run"
-    return InUse(
-        f"{where} is in use: {who} writes to it. End that one first, or give this one another folder: "
-        "checkpoints=hocket.Checkpoints('…')."
-    )
+    return InUse(f"{where} is in use: {who} writes to it. End that one first, or {write}.")
 
 
 def _holder(run: str) -> dict[str, Any]:
@@ -64,10 +65,13 @@ class FileLock:
     """An flock, which the kernel releases when the process ends. Its file is removed when it is released.
 
     Raises InUse, and OSError if the folder cannot be created or does not support locks.
+
+    Args:
+        write: what gives the holder another folder, for the message of InUse.
     """
 
-    def __init__(self, folder: Path, run: str) -> None:
-        self._path, self._run, self._process = folder / NAME, run, os.getpid()
+    def __init__(self, folder: Path, run: str, write: str = _WRITE) -> None:
+        self._path, self._run, self._write, self._process = folder / NAME, run, write, os.getpid()
         self._file: IO[bytes] | None = None
         self._acquire()
 
@@ -87,7 +91,7 @@ class FileLock:
                 if _is_alive(holder) is False and time.monotonic() - began < FORK:
                     time.sleep(0.05)  # it was killed, and a process that it had just forked is still starting
                     continue
-                raise _in_use(str(self._path.parent), holder) from None
+                raise _in_use(str(self._path.parent), holder, self._write) from None
             except OSError:
                 file.close()
                 raise
