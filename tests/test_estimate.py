@@ -209,7 +209,7 @@ def test_what_lstms_take_is_said_not_to_count(tmp_path: Path) -> None:
     assert "the memory that LSTMs take on the CPU" in done.stdout, done.stderr
 
 
-@pytest.mark.parametrize("words", [["estimate"], ["summary"]])
+@pytest.mark.parametrize("words", [pytest.param(["estimate"], marks=pytest.mark.long), ["summary"]])
 def test_a_lazy_layer_is_refused_by_its_name_as_in_training(words: list[str], tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text(
         "{model: {torch.nn:Sequential: [{torch.nn:LazyLinear: [4]}]}, loss: mse_loss, duration: 1ep, device: cpu, "
