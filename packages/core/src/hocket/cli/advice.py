@@ -39,7 +39,8 @@ _DESCRIBED = {"checkpoints": "hocket.Checkpoints"}
 
 #: Where Python begins in a message: an argument, a function of the parameters, a call of a class.
 _PYTHON = re.compile(
-    r"(?<![\w.'\"(\[{=-])(?:([a-z_]+)=(?![=])|(?=lambda parameters: |(?:torch|hocket)\.(?!Trainer|Runtime)[\w.]*[A-Z]\w*\())"
+    r"(?<![\w.'\"\[{=-])(?<!\S\()"
+    r"(?:([a-z_]+)=(?![=])|(?=lambda parameters: |(?:torch|hocket)\.(?!Trainer|Runtime)[\w.]*[A-Z]\w*\())"
 )
 
 
@@ -69,7 +70,7 @@ def _rewritten(text: str, override: bool) -> str:
     place = 0
     for match in _PYTHON.finditer(text):
         key = match[1]
-        if match.start() < place:
+        if match.start() < place or (text[: match.start()].endswith("(") and key not in keys()):  # (width=3)
             continue
         end = _end(text, match.end())
         written = text[match.end() : end]
