@@ -487,7 +487,7 @@ def test_a_trial_that_the_study_prunes_stops_and_says_so(run: Run) -> None:
         study.tell(number, 1e-6, pruned=False)
     number, _ = study.ask(space, "grid", 0, {"optimizer.sgd.lr": 0.1})
     prune = {"journal": str(journal), "mode": "min", "pruner": "median", "trial": number}
-    Path("t.json").write_text(json.dumps({"metric": "test/loss", "result": "result.json", "prune": prune}))
+    Path("t.json").write_text(json.dumps({"metric": "test/loss", "result": "result.json", "prune": prune, "sweep": 0}))
     code, _, said = run("train", "c.yaml", "duration=4ep", "--trial", "t.json")
     assert code == 0 and "done at ep 1 ba 2" in said
     result = json.loads(Path("result.json").read_text())
