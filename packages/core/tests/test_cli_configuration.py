@@ -489,6 +489,7 @@ def test_every_typo_is_found_by_its_line(hocket: Hocket) -> None:
         (f"{SMALL}null: 4", ["c.yaml:9: null, which is not text, is not a key of a configuration. A key that only holds"]),
         (f"{SMALL}_x: 1", ["c.yaml:9: '_x' is not a key", "begins with x-, such as x-shared"]),
         (f"{SMALL}_duration: 1ep", ["c.yaml:9:", "Did you mean 'duration'?"]),
+        (f"{SMALL}modell: {{x: 1}}", ["c.yaml:9:", "Did you mean 'model'?"]),
         (f"{SMALL}? [a, b]\n: 4", ["c.yaml:9: A key is a list or a mapping; it should be text. Write a name before"]),
         (f"{SMALL}folder: {{{{x}}}}", ["c.yaml:9: A key is a list or a mapping", "hocket replaces neither"]),
         (f"{SMALL}callbacks: [early-stopping: {{monitor: train/loss, patience: two}}]", ["c.yaml:9: `patience: two`: 'two'"]),

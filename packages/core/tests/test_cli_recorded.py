@@ -190,9 +190,10 @@ def test_the_printed_configuration_is_the_same_run(run: Run) -> None:
     assert same("a", "b")
 
 
-def test_a_run_that_fails_before_its_first_step_leaves_its_name_free(run: Run) -> None:
+@pytest.mark.parametrize("loggers", ["[]", "[jsonl]"])
+def test_a_run_that_fails_before_its_first_step_leaves_its_name_free(loggers: str, run: Run) -> None:
     with pytest.raises(RuntimeError, match="no loss today"):
-        run("train", "c.yaml", "loss=recorded_mine:crash", "checkpoints=null")
+        run("train", "c.yaml", "loss=recorded_mine:crash", "checkpoints=null", f"loggers={loggers}")
     assert not Path("runs/a").exists()
     assert run("train", "c.yaml", "duration=1ep")[0] == 0
 

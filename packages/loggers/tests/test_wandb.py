@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import subprocess
 import sys
 import time
@@ -116,8 +117,17 @@ trainer.fit("1ep")
 
 
 def test_a_script_that_does_not_close_the_trainer_ends_without_a_warning(tmp_path):
+    own = {
+        name: value for name, value in os.environ.items() if not name.startswith("WANDB")
+    }  # not this process's service
     done = subprocess.run(
-        [sys.executable, "-c", _UNCLOSED], cwd=tmp_path, capture_output=True, text=True, timeout=200, check=False
+        [sys.executable, "-c", _UNCLOSED],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+        env=own,
     )
     assert done.returncode == 0 and "Warning" not in done.stderr, done.stderr
     assert [row["batch"] for row in rows(tmp_path / "runs" / "unclosed") if "train/loss" in row] == [5, 10, 15, 20]

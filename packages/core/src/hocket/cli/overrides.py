@@ -115,7 +115,7 @@ def _unknown(key: object, node: Node) -> str:
 def _elsewhere(key: object, node: Node) -> str:
     """Return what to write for a key of another library, or for a section with keys of ours or theirs, or empty."""
     override = node.where.startswith("'")
-    if isinstance(node.value, dict):
+    if isinstance(node.value, dict) and not suggestion(key, keys(), "", 0.85):
         if plugin := _plugin_key(str(key), node):
             return plugin
         inside = [

@@ -94,7 +94,7 @@ def _forget(trainer: Trainer) -> None:
     """Remove the folder of a run that ended before its first step, if nothing else is in it: its name stays free."""
     state = trainer.state
     if state.folder.lasting and state.strategy.rank == 0 and not state.timestamp.batch:
-        state.folder.abandon(recorded.NAME)
+        state.folder.abandon(recorded.NAME, "metrics.jsonl")  # which has hyperparameters and nothing else
 
 
 command = Command("Train a model as a configuration describes", add_arguments, run)
