@@ -8,6 +8,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
+from types import TracebackType
 
 from hocket.cli import completion
 from hocket.cli.command import Command, parser_of
@@ -22,7 +23,7 @@ __all__ = ["Command", "main"]
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code. An error of the user prints one paragraph on stderr and returns 2.
 
-    Control-C returns 130.
+    Control-C raises KeyboardInterrupt as ever, whose traceback is not printed.
     """
     argv = list(sys.argv[1:] if argv is None else argv)
     if hasattr(sys.stdout, "reconfigure"):
@@ -33,11 +34,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # piped into head
         return 0
     except KeyboardInterrupt as error:
-        if "--traceback" in argv[: _own(argv)]:
-            traceback.print_exc()
-        elif not error.args and os.environ.get("RANK", "0") == "0":  # a fit has said it already, with where it ended
-            print("hocket: interrupted.", file=sys.stderr)
-        return 130
+        if "--traceback" not in argv[: _own(argv)]:
+            if not error.args and os.environ.get("RANK", "0") == "0":  # a fit has said it already, with where it ended
+                print("hocket: interrupted.", file=sys.stderr)
+            _hide(error)
+        raise
     except Exception as error:
         if not explains(error):
             raise
@@ -47,6 +48,17 @@ def main(argv: Sequence[str] | None = None) -> int:
             notes = [" ".join(each.split()) for each in getattr(error, "__notes__", ())]
             print(" ".join([f"hocket: {error}", *notes]), file=sys.stderr)
         return 1 if isinstance(error, ArithmeticError) else 2
+
+
+def _hide(error: BaseException) -> None:
+    """Have the process end with an exception, as other ranks and the shell expect, without its traceback."""
+    before = sys.excepthook
+
+    def hook(kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> None:
+        if value is not error:
+            before(kind, value, trace)
+
+    sys.excepthook = hook
 
 
 def _own(argv: list[str]) -> int:
