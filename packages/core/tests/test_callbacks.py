@@ -20,6 +20,7 @@ from hocket.callbacks.nan_monitor import NaNMonitor
 from hocket.callbacks.optimizer_monitor import OptimizerMonitor
 from hocket.data.batches import Counts
 from hocket.loggers.memory import MemoryLogger
+from hocket.plugins import catalog
 from hocket.task import SupervisedTask
 
 
@@ -409,3 +410,35 @@ def test_what_can_never_be_watched_is_an_error() -> None:
         EarlyStopping("eval/loss", patience=0)
     with pytest.warns(UserWarning, match="evaluated on request only"):
         make(callbacks=[EarlyStopping("eval/loss")], eval_data=batches(), eval_every=None).fit()
+
+
+# --- every callback beside what the Trainer does
+
+CONFIGS: dict[str, dict[str, Any]] = {
+    "early-stopping": {"monitor": "eval/loss", "patience": 9},
+    "threshold-stopper": {"monitor": "train/loss", "above": 1e9},
+    **{f"{name}-monitor": {"every": 1} for name in ("gradient", "optimizer", "activation", "nan")},
+}
+FEATURES: list[dict[str, Any]] = [
+    {"microbatch": "auto"}, {"microbatch": 2}, {"accumulate": "2ba"}, {"fast_dev_run": 2}, {"clip_gradients": 0.01},
+    {"profile_plugins": True, "summary": True},
+]  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:energy-monitor")  # no counter on most machines
+@pytest.mark.parametrize("changes", FEATURES, ids=lambda each: next(iter(each)))
+def test_callbacks_change_no_weight_beside_what_the_trainer_does(changes: dict[str, Any], tmp_path: Path) -> None:
+    names = [each.name for each in catalog.entries("callbacks") if each.dist == "hocket"]
+    assert len(names) > 15
+
+    def weights(*callbacks: dict[str, Any]) -> list[Tensor]:
+        folder = tmp_path / "-".join(["runs", *(name for each in callbacks for name in each)])  # auto remembers in it
+        given = {"callbacks": list(callbacks), "eval_data": batches(), "loggers": ["jsonl"], "folder": str(folder)}
+        with make(**given, duration="2ep", **changes) as trainer:
+            trainer.fit()
+            trainer.evaluate()
+            return [each.detach().clone() for each in trainer.state.model.parameters()]
+
+    expected = weights()
+    for name in names:
+        assert all(map(torch.equal, weights({name: CONFIGS.get(name, {})}), expected)), name
