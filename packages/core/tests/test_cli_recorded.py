@@ -200,6 +200,17 @@ def test_a_run_that_fails_before_its_first_step_leaves_its_name_free(run: Run) -
     assert run("train", "c.yaml", "duration=1ep")[0] == 0
 
 
+def test_a_run_that_takes_over_a_folder_keeps_the_rows_in_it(run: Run) -> None:
+    """The earlier run was killed before its first checkpoint."""
+    with pytest.raises(RuntimeError, match="no loss today"):
+        run("train", "c.yaml", "loss=recorded_mine:crash", "checkpoints=kept", "loggers=[jsonl]")
+    Path("runs/a/summary.json").unlink()
+    with Path("runs/a/metrics.jsonl").open("a") as file:
+        file.write('{"batch": 1, "train/loss": 3.0}\n')
+    assert run("train", "c.yaml", "checkpoints=kept", "loggers=[]", "callbacks=[sample-visualizer]")[0] == 2
+    assert '{"batch": 1, "train/loss": 3.0}' in Path("runs/a/metrics.jsonl").read_text()
+
+
 def test_python_runs_have_no_configuration(run: Run) -> None:
     data = [(torch.randn(4, 3), torch.randn(4, 1))] * 4
     hocket.Trainer(

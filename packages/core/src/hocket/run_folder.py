@@ -89,6 +89,8 @@ class RunFolder:
     def __init__(self, parent: Path, run: Run, continues: bool = False) -> None:
         self.path = parent / run.name
         self._run, self._continues, self._claimed = run, continues, False
+        #: Whether the files there are those of this run alone.
+        self._own = False
         #: The folder or URL of the run's checkpoints, and the id of the earlier run that owned this folder.
         self._checkpoints: str | None = None
         self._earlier: str | None = None
@@ -150,6 +152,7 @@ class RunFolder:
             with writable(self.path, "folder='runs'"):
                 self.path.mkdir(parents=True, exist_ok=True)
                 _write_mark(self.path, self._run, checkpoints, replace)
+            self._own = not replace
             self._earlier = None
             self.check()  # another process may have been first
             self._claimed = True
@@ -157,7 +160,7 @@ class RunFolder:
 
     def abandon(self, *names: str) -> None:
         """Remove the folder if this run created it, and it has nothing but its mark and files of these names."""
-        there = {each.name for each in self.path.iterdir()} if self._claimed and not self._continues else set()
+        there = {each.name for each in self.path.iterdir()} if self._claimed and self._own else set()
         if RECORD in there and there <= {RECORD, *names} and (_read_mark(self.path) or {}).get("run") == self._run.id:
             for name in there:
                 (self.path / name).unlink()
