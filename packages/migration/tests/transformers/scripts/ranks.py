@@ -49,3 +49,6 @@ trainer.train()
 if trainer.is_world_process_zero():
     with open(f"{folder}/log.json", "w") as file:
         json.dump(trainer.state.log_history, file)
+# without it, the threads of the group abort a process now and then while it exits
+if torch.distributed.is_initialized():
+    torch.distributed.destroy_process_group()
