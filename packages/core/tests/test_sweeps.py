@@ -436,16 +436,26 @@ def test_an_interrupted_sweep_resumes_its_trial_and_ends_as_if_it_had_not_been(n
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("metric", "says", "trained"),
-    [("test/los", "monitor 'test/loss'", False), ("train/los", "Did you mean 'train/loss'?", True)],
+    ("metric", "says", "trained", "right"),
+    [
+        ("test/los", "monitor 'test/loss'", False, "test/loss"),
+        ("train/los", "Did you mean 'train/loss'?", True, "train/loss"),
+    ],
 )
-def test_a_metric_that_does_not_exist_ends_the_sweep_in_the_first_trial(
-    run: Run, metric: str, says: str, trained: bool
+def test_a_metric_that_does_not_exist_ends_the_sweep_in_the_first_trial_and_the_right_one_continues_it(
+    run: Run, metric: str, says: str, trained: bool, right: str
 ) -> None:
-    code, _, said = run("sweep", "c.yaml", "seed=1,2,3", "duration=1ep", "--metric", metric, "--mode", "min")
+    command = ("sweep", "c.yaml", "seed=1,2", "duration=1ep", "--mode", "min", "--metric")
+    code, _, said = run(*command, metric)
     assert code == 2 and says in said
     (trial,) = record("c-sweep")["trials"]
-    assert bool(trial["metrics"]) == trained
+    assert bool(trial["metrics"]) == trained and trial["status"] == "interrupted"
+    assert run(*command, right)[0] == 0
+    assert [each["status"] for each in record("c-sweep")["trials"]] == ["finished"] * 2
+    assert all(each["value"] == each["metrics"][right] for each in record("c-sweep")["trials"])
+    other = "train/loss" if right == "test/loss" else "test/loss"
+    code, _, said = run(*command, other)
+    assert code == 2 and f"metric was {right}, is {other}" in said  # values were compared
 
 
 @pytest.mark.parametrize(

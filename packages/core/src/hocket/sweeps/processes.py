@@ -144,12 +144,13 @@ def _check_metric(record: Record, trial: Running) -> None:
     from hocket.cli.document import suggestion
 
     metric, entry = record.definition["metric"], trial.entry
-    if trial.no_metric:
-        raise NoMetric(f"{trial.no_metric} Give it as --metric, and another --name.")
+    said = trial.no_metric
     if entry.metrics and metric not in entry.metrics and not any(each.status == "finished" for each in record.trials):
-        raise NoMetric(
-            f"Trials have no metric '{metric}'. {suggestion(metric, entry.metrics)} Give it as --metric, and another --name."
-        )
+        said = f"Trials have no metric '{metric}'. {suggestion(metric, entry.metrics)}"
+    if said:
+        entry.status = "interrupted"  # it runs again, with the right metric
+        record.save()
+        raise NoMetric(f"{said} Give it as --metric; the sweep continues with it.")
 
 
 def wait_for_left(record: Record) -> None:
