@@ -27,6 +27,7 @@ MISTAKES = [
     argument("accumulate_grad_batches", 4, "accumulate", "accumulate='4ba'", listed=True),
     argument("gradient_clip_val", 1.0, "the largest norm", "clip_gradients=1.0", listed=True),
     argument("overfit_batches", 1, "train only on the first", "overfit=10", listed=True),
+    argument("n_epochs", "7ep", "length of training", "duration='7ep'"),
     argument("num_train_epochs", 3, "length of training", "duration='3ep'"),
     argument("epochs", 3, "length of training", "duration='3ep'"),
     argument("num_epochs", 3, "length of training", "duration='3ep'"),

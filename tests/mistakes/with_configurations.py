@@ -74,6 +74,8 @@ def _mistake(name: str, make: Callable[[], str], given: str, allowed: str, write
 
 MISTAKES = [
     _mistake("max_epochs", file(duration=None, max_epochs="3"), "c.yaml:8: 'max_epochs'", "not a key", "`duration: 3ep`"),
+    _mistake("interval of checkpoints", file(checkpoints="{folder: a, interval: 2ep}"), "'interval'", "Its arguments are folder", "`every: 2ep`"),
+    _mistake("1e4 max_steps", file(duration=None, max_steps="1e4"), "'max_steps'", "not a key", "`duration: 10000ba`"),
     _mistake("trainer:", file(trainer="{max_epochs: 3, seed: 1}"), "c.yaml:9: 'trainer'", "top level", "`duration: 3ep`; `seed: 1`"),
     _mistake("training:", more("training:\n  epochs: 3\n  lr: 0.1\n"), "'training'", "top level", "`optimizer: adamw(lr=0.1)`"),
     _mistake("learning_rate", file(learning_rate="5e-5"), "'learning_rate'", "not a key", "`optimizer: adamw(lr=5e-05)`"),

@@ -189,11 +189,13 @@ def key_of(name: str, value: Any, override: bool = False) -> str:
     text = names.listed(name, "keys") or names.listed(name, "arguments", "Trainer")
     if text is None:
         return ""
-    said = in_yaml(text.format(_shown(value), name=name), override)
+    said = in_yaml(names.filled(text, name, value, _shown(value)), override)
     return said.replace(f"module:{value}", value) if isinstance(value, str) else said
 
 
 def _shown(value: Any) -> Any:
+    if isinstance(value, float) and value.is_integer():
+        return int(value)  # 1e4 batches
     return value if isinstance(value, str | int | float) else "…"
 
 
@@ -208,4 +210,4 @@ def argument_of(target: Any, name: object, value: Any, known: Mapping[str, Any] 
     key, equals, _ = text.partition("=")
     if not equals or key not in known:
         return f"Write {text}."
-    return f"Write {in_yaml(text.format(_shown(value), name=name))}."
+    return f"Write {in_yaml(names.filled(text, name, value, _shown(value)))}."

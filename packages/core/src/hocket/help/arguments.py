@@ -134,7 +134,7 @@ def _unknown(what: str, known: Mapping[str, Any], name: str, value: Any) -> str:
     there = "" if what == "Trainer" else f" Its arguments are {', '.join(known)}."
     if instead is not None:
         target = instead.partition("=")[0]
-        text = instead.format(_Shown(_ours(target, value)), name=name)
+        text = names.filled(instead, name, value, _Shown(_ours(target, value)))
         of_trainer = own is None and target not in known and trainer is not None and target in trainer.parameters
         where = "in the Trainer " if of_trainer else ""
         return f"{given} Write {where}{text}.{_about_it(target)}{there}"

@@ -34,6 +34,13 @@ def listed(name: str, *path: str, near: bool = False) -> str | None:
     return known.get(like[0]) if like else None
 
 
+def filled(text: str, name: str, value: Any, shown: Any) -> str:
+    """Return the text of an entry for a name and its value, as it is shown. Text that is no number has its own unit."""
+    if isinstance(value, str) and not re.fullmatch(r"[\d._e]+", value):
+        text = re.sub(r"\{0\}(ep|ba|dur)\b", "{0}", text)
+    return text.format(shown, name=name)
+
+
 def ours(name: str, *path: str) -> str | None:
     """Return the key of the entry of a table whose text lists ``name``, or None."""
     return next((key for key, others in table(*path).items() if name in others.split()), None)
