@@ -404,6 +404,10 @@ def test_what_can_never_be_watched_is_an_error() -> None:
         make(callbacks=[EarlyStopping("test/loss")], eval_data=batches()).fit()
     with pytest.raises(ValueError, match=r"measures only 'eval/loss', because metrics= is empty"):
         make(callbacks=[EarlyStopping("eval/accuracy")], eval_data=batches()).fit()
+    with pytest.raises(ValueError, match=r"Write metrics='accuracy' in the Trainer, and monitor 'eval/accuracy'; or"):
+        make(callbacks=[EarlyStopping("eval/acuracy", "max")], eval_data=batches()).fit()
+    with pytest.raises(ValueError, match=r"Write metrics=\{'f1': …\} in the Trainer, with a metric of torchmetrics"):
+        make(callbacks=[EarlyStopping("eval/f1", "max")], eval_data=batches()).fit()
     with pytest.raises(ValueError, match="pass mode='max' or mode='min'"):
         EarlyStopping("eval/score")
     with pytest.raises(ValueError, match="patience of at least one"):
