@@ -272,7 +272,7 @@ class Configuration:
         else:
             name, inside = forms.named(node, "datasets", "data")
             entry, target = forms.find(name, inside, "datasets", "data")
-            if not isinstance(inside.value, list):
+            if isinstance(inside.value, dict | None):
                 self._note(node, name, entry, target, inside.plain() or {})
         return call(target, name, inside, node.where, "data", leading=(split,))
 
