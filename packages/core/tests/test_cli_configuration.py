@@ -15,6 +15,7 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
+from hocket import plugins
 from hocket.cli import main
 
 MINE = """
@@ -327,6 +328,17 @@ def test_errors_of_a_data_module(data: object, changes: list[str], words: list[s
     assert code == 2
     assert [each for each in words if each not in said] == [], said
     assert said.strip().count("\n") == 0
+
+
+@pytest.mark.parametrize("given", [{"small": 3}, {"small": "abc"}])
+def test_the_arguments_of_a_data_set_by_name_are_a_mapping(given: object, hocket: Hocket) -> None:
+    plugins.register("datasets", "small", lambda split, count=16: None)
+    try:
+        code, _, said = hocket(with_data(given), "train")
+    finally:
+        plugins.unregister("datasets", "small")
+    assert code == 2
+    assert "c.yaml:2: The arguments of small are" in said and "Write a mapping" in said, said
 
 
 def test_a_data_module_is_overridden_and_printed(hocket: Hocket) -> None:

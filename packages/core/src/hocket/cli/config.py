@@ -8,7 +8,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from inspect import isroutine, signature
+from inspect import signature
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
@@ -16,21 +16,20 @@ from torch import nn
 
 import hocket
 from hocket import types
-from hocket.cli import recorded
+from hocket.cli import forms, recorded
 from hocket.cli.advice import in_yaml
 from hocket.cli.calls import lacking, lacks
-from hocket.cli.document import ConfigError, Node, flow, suggestion
+from hocket.cli.document import ConfigError, Node
 from hocket.cli.errors import blamed, explains, mentions
-from hocket.cli.imports import as_call, raised, reference, resolve
+from hocket.cli.imports import raised, reference, resolve
 from hocket.cli.keys import KINDS, LISTS, keys
-from hocket.cli.objects import arguments, build, call, checking, defaults, make, shown
-from hocket.cli.overrides import as_node, source
+from hocket.cli.objects import arguments, build, call, checking, defaults, make
+from hocket.cli.overrides import source
 from hocket.cli.recorded import Source
 from hocket.data.module import is_module
-from hocket.help import names, objects
-from hocket.optim.groups import OPTIONS, check_groups
-from hocket.plugins import Entry, PluginConfigError, PluginError, catalog, signatures
-from hocket.plugins.spec import parse_spec
+from hocket.help import objects
+from hocket.optim.groups import OPTIONS
+from hocket.plugins import Entry, PluginError, catalog, signatures
 from hocket.settings import Settings
 from hocket.trainer import Trainer
 from hocket.training import simple_metrics
@@ -113,24 +112,6 @@ def _warnings_in_yaml() -> Iterator[None]:
         yield
 
 
-def _check_batches(node: Node, at: str) -> None:
-    """Refuse functions, numbers and texts in a list that stands for batches. Raises ConfigError."""
-    if isinstance(node.value, dict) and at == "eval_data" and reference(node) is None:
-        for label, child in node.value.items():
-            _check_batches(child, f"{at}.{label}")
-    for each in node.value if isinstance(node.value, list) else ():
-        found = reference(each)
-        if not isinstance(each.value, dict | list) and (found is None or isroutine(resolve(found))):
-            given = flow(each.plain())
-            named = given if found and len(node.value) == 1 else "module:name"
-            raise ConfigError(
-                each.where,
-                f"{at}: A list has the batches themselves, and {given} is {'a function' if found else 'not a batch'}. Write "
-                f"`{at}: {named}`, for batches that a function returns"
-                + (f"; for several sets, a mapping such as `{at}: {{test: {named}}}`." if at == "eval_data" else "."),
-            )
-
-
 class _Instance:
     """The annotation of plug-ins given by import path: functions are called."""
 
@@ -140,17 +121,6 @@ class Metric(Protocol):
     """The annotation of metrics."""
 
     def update(self, *args: Any) -> Any: ...
-
-
-def _metrics_by_name(key: str, node: Node) -> str:
-    """Return what to write for a list with a mapping of names to metrics in it."""
-    found: dict[str, Any] = {}
-    for each in node.value:
-        path = reference(each, dotted=True)
-        plain = path.path if path is not None and path.arguments is None else each.plain()
-        name = re.split("[:.]", str(plain if path is None else path.path))[-1]
-        found |= plain if isinstance(plain, dict) and path is None else {name: plain}
-    return f"Write `{key}: {flow(found)}`."
 
 
 class Configuration:
@@ -178,6 +148,8 @@ class Configuration:
         #: Plug-ins with all their arguments, by the identity of the node that names them.
         self._complete: dict[int, Any] = {}
 
+    # --- checks
+
     def check(self, needs: Sequence[str] | None = ()) -> dict[str, Any]:
         """Check all keys, names, arguments and types, and return the settings. No object is made. Raises ConfigError.
 
@@ -188,7 +160,7 @@ class Configuration:
             raise ConfigError(given[other].key, f"{other} and data are both given. data stands for both; remove one.")
         settings = {key: self._plain(key) for key in given if key not in _OBJECTS}
         for key in settings:
-            self._check(key, settings[key])
+            self._check_setting(key, settings[key])
         for key in () if needs is None else ("model", *needs):
             there = {key, "data"} if key == "train_data" else {key, "fast_dev_run"} if key == "duration" else {key}
             if not there & given.keys():
@@ -200,6 +172,16 @@ class Configuration:
         self._classes.clear()
         return settings
 
+    def _check_setting(self, key: str, value: Any) -> None:
+        """Check one setting as the Trainer does, with all others at their defaults. Raises ConfigError."""
+        others = {name: each.default for name, each in signature(Trainer).parameters.items() if name != "model"}
+        try:
+            Settings.of({**others, key: value})
+        except (TypeError, ValueError) as error:
+            node = self._given[key]
+            named = in_yaml(str(error) if f"{key}=" in str(error) else f"{key}: {error}", node.where.startswith("'"))
+            raise ConfigError(blamed(node, str(error), node.where), named) from error
+
     def _check_names(self) -> None:
         """Check losses and metrics that are given by a name of hocket's. Raises ConfigError."""
         for key, find, convert in (
@@ -208,42 +190,17 @@ class Configuration:
             ("train_metrics", simple_metrics.find, objects.metrics),
         ):
             node = self._given.get(key, Node(None, "", ""))
+            if key != "loss":
+                forms.check_metrics(node, key)
             for each in node.value if isinstance(node.value, list) else [node]:
                 name = each.value
-                if (
-                    key != "loss"
-                    and isinstance(name, dict)
-                    and each is not node
-                    and reference(each, dotted=True) is None
-                ):
-                    raise ConfigError(
-                        each.where,
-                        f"{key}: items of a list have no names, and this one is {flow(each.plain())}. "
-                        f"{_metrics_by_name(key, node)}",
-                    )
                 if isinstance(name, str) and reference(each, dotted=True) is None and find(name) is None:
                     try:
                         convert(name, {})
                     except ValueError as error:
                         raise ConfigError(each.where, in_yaml(str(error), each.where.startswith("'"))) from None
 
-    def resolved(self) -> dict[str, Any]:
-        """Return every key with its value, and named plug-ins with all arguments, as plain data. Raises ConfigError."""
-        if not self._complete:
-            self.check(None)
-        given = self._document.value
-        return {
-            key: self._plain_value(given[key]) if key in given else each.default
-            for key, each in keys().items()
-            if key in given or key != "model"
-        }
-
-    def _plain_value(self, node: Node) -> Any:
-        if id(node) in self._complete:
-            return self._complete[id(node)]
-        if isinstance(node.value, dict):
-            return {key: self._plain_value(child) for key, child in node.value.items()}
-        return [self._plain_value(child) for child in node.value] if isinstance(node.value, list) else node.plain()
+    # --- objects
 
     def _objects(self) -> dict[str, Any]:
         """Return the values that are objects, made."""
@@ -257,6 +214,76 @@ class Configuration:
                 values["train_data"] = self._split("train")
                 values["eval_data"] = {"test": self._split("test")}
         return values
+
+    def _plain(self, key: str) -> Any:
+        node = self._given[key]
+        if key == "compile" and isinstance(node.value, dict):
+            return arguments(torch.compile, "torch.compile", node, key, 1)[1]
+        if key in ("train_data", "eval_data"):
+            forms.check_batches(node, key)
+        return build(node, self._hints.get(key, Any), key)
+
+    def _value(self, key: str) -> Any:
+        node, kind = self._given[key], KINDS.get(key)
+        if kind is None:
+            return self._plain(key)
+        forms.check_commas(node, key)
+        if key in LISTS:
+            forms.check_list(node, kind, key)
+        else:
+            forms.check_nested(node, kind, key)
+        if isinstance(node.value, list) and (key in LISTS or kind in _FUNCTIONS):
+            return [self._plugin(item, kind, f"{key}.{i}") for i, item in enumerate(node.value)]
+        if kind in _FUNCTIONS and forms.by_name(node, kind):
+            return {name: self._plugin(item, kind, f"{key}.{name}") for name, item in node.value.items()}
+        return self._plugin(node, kind, key)
+
+    def _plugin(self, node: Node, kind: str, at: str) -> Any:
+        """Return the specification of a plug-in, or an object given by import path."""
+        forms.check_nested(node, kind, at)
+        if found := reference(node):
+            return make(found, _FUNCTIONS.get(kind, _Instance), at)
+        name, inside = forms.named(node, kind, at)
+        if name == "auto" and kind in ("strategies", "devices"):
+            return name
+        entry, cls = forms.find(name, inside, kind, at)
+        self._plugins.append((catalog.singular(kind), entry.name, inside))
+        self._classes.append((getattr(cls, "__name__", name), inside))
+        leading = _LEADING.get(kind, 0)
+        if isinstance(inside.value, list):
+            raise ConfigError(inside.where, f"The arguments of {name} are a list. Write a mapping of names to values.")
+        options: dict[str, Any] = {}
+        if kind == "optimizers" and isinstance(inside.value, dict):  # what groups match is checked with the model
+            forms.check_groups(inside.value.get("groups"), cls, name, at)
+            options = {key: child.plain() for key, child in inside.value.items() if key in OPTIONS}
+            given = {key: child for key, child in inside.value.items() if key not in OPTIONS}
+            inside = Node(given, inside.where, inside.key)
+        named = options | arguments(cls, entry.name, inside, f"{at}.{name}", leading)[1]
+        self._note(node, name, entry, cls, {**(inside.plain() or {}), **options})
+        if missing := lacking(cls, [None] * leading, named):
+            raise lacks(cls, name, missing, inside.key, leading)
+        return {name: named} if named else name
+
+    def _split(self, split: str) -> Any:
+        """Return a split of the plug-in or function that ``data`` names."""
+        node = self._given["data"]
+        if found := reference(node):
+            target, name, inside = resolve(found), found.path, found.arguments or Node({}, found.where, found.where)
+        else:
+            name, inside = forms.named(node, "datasets", "data")
+            entry, target = forms.find(name, inside, "datasets", "data")
+            if isinstance(inside.value, dict | None):
+                self._note(node, name, entry, target, inside.plain() or {})
+        return call(target, name, inside, node.where, "data", leading=(split,))
+
+    def _note(self, node: Node, name: str, entry: Entry, cls: Any, given: dict[str, Any]) -> None:
+        """Remember a plug-in with all arguments, and its distribution, for `resolved`."""
+        complete = {**defaults(cls, _LEADING.get(entry.kind, 0)), **given}
+        self._complete[id(node)] = {name: complete} if complete else name
+        if entry.dist and entry.version:
+            self.distributions[entry.dist] = entry.version
+
+    # --- the Trainer
 
     def trainer(self, needs: Sequence[str], instead: Mapping[str, Any]) -> Trainer:
         """Build the values, and the Trainer from them, after all have been checked. Raises ConfigError."""
@@ -283,164 +310,23 @@ class Configuration:
     def _assemble(self, values: Mapping[str, Any]) -> Trainer:
         return Trainer(**values)
 
-    # --- values
-
-    def _plain(self, key: str) -> Any:
-        node = self._given[key]
-        if key == "compile" and isinstance(node.value, dict):
-            return arguments(torch.compile, "torch.compile", node, key, 1)[1]
-        if key in ("train_data", "eval_data"):
-            _check_batches(node, key)
-        return build(node, self._hints.get(key, Any), key)
-
-    def _value(self, key: str) -> Any:
-        node, kind = self._given[key], KINDS.get(key)
-        if kind is None:
-            return self._plain(key)
-        _check_commas(node, key)
-        if key in LISTS:
-            if not isinstance(node.value, list):
-                items = _items(node)
-                for each in items:
-                    self._find(*self._named(each, kind, key), kind, key)  # the name may be wrong, too
-                write = flow([each.plain() for each in items])
-                raise ConfigError(node.where, f"{key}={node.plain()!r} is not a list. Write `{key}: {write}`.")
-            return [self._plugin(item, kind, f"{key}.{i}") for i, item in enumerate(node.value)]
-        self._check_flat(node, kind, key)
-        if kind in _FUNCTIONS:
-            if isinstance(node.value, list):
-                return [self._plugin(item, kind, f"{key}.{i}") for i, item in enumerate(node.value)]
-            if self._by_name(node, kind):
-                return {name: self._plugin(item, kind, f"{key}.{name}") for name, item in node.value.items()}
-        return self._plugin(node, kind, key)
-
-    def _by_name(self, node: Node, kind: str) -> bool:
-        """Whether a mapping is several optimizers or schedules by name, and not the arguments of one."""
-        if not isinstance(node.value, dict) or reference(node) is not None:
-            return False
-        if len(node.value) != 1:
-            if node.value and not any(self._names_one(each, kind) for each in node.value.values()):
-                raise ConfigError(
-                    node.where,
-                    f"{', '.join(map(str, node.value))} are {len(node.value)} {kind}, and the file does not say which "
-                    "parameters each trains. Write one; or name each, an optimizer by the submodule that it trains: "
-                    "`{encoder: {adamw: {lr: 0.1}}, head: {sgd: {lr: 0.1}}}`.",
-                )
-            return True
-        ((name, inner),) = node.value.items()
-        if isinstance(inner.value, str):
-            return True
-        return name not in _names(kind) and self._names_one(inner, kind)
-
-    def _names_one(self, node: Node, kind: str) -> bool:
-        """Whether a value is a plug-in, and not the arguments of one."""
-        inside = node.value if isinstance(node.value, dict) and len(node.value) == 1 else {}
-        return (
-            isinstance(node.value, str) or reference(node) is not None or any(each in _names(kind) for each in inside)
-        )
-
-    def _check_flat(self, node: Node, kind: str, at: str) -> None:
-        """Refuse the name of a plug-in beside its arguments. Raises ConfigError that says where they stand."""
-        theirs = next((each for each in _flat(node) if names.alias(kind, each, _names(kind))), "")
-        if write := as_call(node, {*_names(kind), theirs}):
-            name = names.alias(kind, theirs, _names(kind)) if theirs else ""
-            write = write.replace(theirs, name or theirs, 1)
-            raise ConfigError(
-                node.where, f"{at}={shown(node.plain())} is a mapping of the name and the arguments. {write}"
-            )
-
-    def _plugin(self, node: Node, kind: str, at: str) -> Any:
-        """Return the specification of a plug-in, or an object given by import path."""
-        self._check_flat(node, kind, at)
-        if found := reference(node):
-            return make(found, _FUNCTIONS.get(kind, _Instance), at)
-        name, inside = self._named(node, kind, at)
-        if name == "auto" and kind in ("strategies", "devices"):
-            return name
-        entry, cls = self._find(name, inside, kind, at)
-        self._plugins.append((catalog.singular(kind), entry.name, inside))
-        self._classes.append((getattr(cls, "__name__", name), inside))
-        leading = _LEADING.get(kind, 0)
-        if isinstance(inside.value, list):
-            raise ConfigError(inside.where, f"The arguments of {name} are a list. Write a mapping of names to values.")
-        options: dict[str, Any] = {}
-        if kind == "optimizers" and isinstance(inside.value, dict):  # what groups match is checked with the model
-            _check_groups(inside.value.get("groups"), cls, name, at)
-            options = {key: child.plain() for key, child in inside.value.items() if key in OPTIONS}
-            given = {key: child for key, child in inside.value.items() if key not in OPTIONS}
-            inside = Node(given, inside.where, inside.key)
-        named = options | arguments(cls, entry.name, inside, f"{at}.{name}", leading)[1]
-        given = {key: child.plain() for key, child in inside.value.items()} if inside.value else {}
-        self._note(node, name, entry, {**defaults(cls, leading), **given, **options})
-        if missing := lacking(cls, [None] * leading, named):
-            raise lacks(cls, name, missing, inside.key, leading)
-        return {name: named} if named else name
-
-    def _note(self, node: Node, name: str, entry: Entry, complete: dict[str, Any]) -> None:
-        """Remember a plug-in with all arguments, and its distribution, for `resolved`."""
-        self._complete[id(node)] = {name: complete} if complete else name
-        if entry.dist and entry.version:
-            self.distributions[entry.dist] = entry.version
-
-    def _find(self, name: str, inside: Node, kind: str, at: str) -> tuple[Entry, Any]:
-        try:
-            entry = catalog.find(kind, name)
-            return entry, entry.load()
-        except PluginError as error:
-            raise ConfigError(inside.key, f"{at}: {in_yaml(str(error))}") from error
-
-    def _named(self, node: Node, kind: str, at: str) -> tuple[str, Node]:
-        """Return the name of a plug-in and the node of its arguments, whose key is the place of the name."""
-        value = node.value
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            value = node.text or str(value)  # precision: 16
-        if isinstance(value, str):
-            try:
-                name, config = parse_spec(value)
-            except PluginConfigError as error:
-                raise ConfigError(node.where, f"{at}: {error}") from None
-            return name, Node({key: as_node(each, node) for key, each in config.items()}, node.where, node.where)
-        if isinstance(value, dict) and len(value) == 1:
-            ((name, inside),) = value.items()
-            return str(name), inside
-        example = (catalog.names(kind) or ["name"])[0]
-        raise ConfigError(
-            node.where,
-            f"{at}={shown(node.plain())} does not name one {catalog.singular(kind)}. Write `{example}`, "
-            f"`{{{example}: {{argument: value}}}}` or `module:Class`.",
-        )
-
-    def _split(self, split: str) -> Any:
-        """Return a split of the plug-in or function that ``data`` names."""
-        node = self._given["data"]
-        if found := reference(node):
-            target, name, inside = resolve(found), found.path, found.arguments or Node({}, found.where, found.where)
-        else:
-            name, inside = self._named(node, "datasets", "data")
-            try:
-                entry = catalog.find("datasets", name)
-                target = entry.load()
-            except PluginError as error:
-                raise ConfigError(inside.key, f"data: {error}") from error
-            if not isinstance(inside.value, list):
-                self._note(node, name, entry, {**defaults(target, 1), **(inside.plain() or {})})
-        return call(target, name, inside, node.where, "data", leading=(split,))
-
-    # --- errors
-
-    def _check(self, key: str, value: Any) -> None:
-        """Check one setting as the Trainer does, with all others at their defaults. Raises ConfigError."""
-        defaults = {
-            name: each.default
-            for name, each in signature(Trainer.__init__).parameters.items()
-            if name not in ("self", "model")
+    def resolved(self) -> dict[str, Any]:
+        """Return every key with its value, and named plug-ins with all arguments, as plain data. Raises ConfigError."""
+        if not self._complete:
+            self.check(None)
+        given = self._document.value
+        return {
+            key: self._plain_value(given[key]) if key in given else each.default
+            for key, each in keys().items()
+            if key in given or key != "model"
         }
-        try:
-            Settings.of({**defaults, key: value})
-        except (TypeError, ValueError) as error:
-            node = self._given[key]
-            named = in_yaml(str(error) if f"{key}=" in str(error) else f"{key}: {error}", node.where.startswith("'"))
-            raise ConfigError(blamed(node, str(error), node.where), named) from error
+
+    def _plain_value(self, node: Node) -> Any:
+        if id(node) in self._complete:
+            return self._complete[id(node)]
+        if isinstance(node.value, dict):
+            return {key: self._plain_value(child) for key, child in node.value.items()}
+        return [self._plain_value(child) for child in node.value] if isinstance(node.value, list) else node.plain()
 
     def blamed(self, error: BaseException) -> str | None:
         """Return the place of the value that an error of the Trainer is about, or None."""
@@ -470,67 +356,3 @@ class Configuration:
         if not named:  # a plug-in by the name of its class
             named = [inside.key for cls, inside in self._classes if mentions(message, cls)]
         return named[0] if len(set(named)) == 1 else None
-
-
-def _check_groups(groups: Node | None, cls: Any, name: str, at: str) -> None:
-    """Raise ConfigError for a parameter group without a pattern, or with an option that is almost one of the optimizer."""
-    if groups is None:
-        return
-    for node in groups.value if isinstance(groups.value, list) else ():
-        for key, child in node.value.items() if isinstance(node.value, dict) else ():
-            known = ["match", *signature(cls).parameters]
-            if key not in known and (near := suggestion(key, known, "")):
-                raise ConfigError(child.key, f"{at}.{name}: A group has no option '{key}'. {near}")
-    try:
-        check_groups(groups.plain())
-    except PluginError as error:
-        raise ConfigError(groups.where, f"{at}.{name}: {in_yaml(str(error))}") from None
-
-
-def _check_commas(node: Node, at: str) -> None:
-    """Raise ConfigError for ``[name(a=1, b=2)]`` without quotes, which YAML splits at the comma inside the brackets."""
-    if isinstance(node.value, dict):
-        pieces = [key if child.value is None else child.value for key, child in node.value.items()]
-    else:
-        pieces = [child.value for child in node.value] if isinstance(node.value, list) else []
-    joined, opened = "", 0
-    for piece in pieces:
-        if not isinstance(piece, str):
-            joined, opened = "", 0
-            continue
-        joined, opened = f"{joined}, {piece}" if opened else piece, opened + piece.count("(") - piece.count(")")
-        if not opened and joined != piece:
-            quote = '"' if "'" in joined else "'"
-            raise ConfigError(
-                node.where,
-                f"{at}: YAML ends a text in [ ] and {{ }} at a comma, also inside of `{joined}`. Put it in quotes: "
-                f"{quote}{joined}{quote}; or write `{_as_mapping(joined)}`.",
-            )
-
-
-def _as_mapping(text: str) -> str:
-    try:
-        name, config = parse_spec(text)
-    except PluginConfigError:
-        return "{name: {key: value}}"
-    return flow({name: config})
-
-
-def _names(kind: str) -> set[str]:
-    """Return the names of plug-ins of a kind, with and without their distributions."""
-    return {*catalog.names(kind), *(f"{each.dist}/{each.name}" for each in catalog.entries(kind))}
-
-
-def _items(node: Node) -> list[Node]:
-    """Return the plug-ins that a value is that should be a list of them: names with commas, or a mapping of several."""
-    if isinstance(node.value, dict) and not reference(node):
-        return [Node({name: each} if each.value else name, each.where, each.key) for name, each in node.value.items()]
-    if isinstance(node.value, str) and re.fullmatch(r"[\w-]+(,\s*[\w-]+)+", node.value):
-        return [Node(each.strip(), node.where, node.key) for each in node.value.split(",")]
-    return [node]
-
-
-def _flat(node: Node) -> Iterator[str]:
-    """Yield the texts in a mapping."""
-    if isinstance(node.value, dict):
-        yield from (each.value for each in node.value.values() if isinstance(each.value, str))

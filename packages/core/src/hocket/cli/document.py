@@ -49,6 +49,15 @@ class Node:
                 yield from child.inside()
 
 
+def as_node(value: Any, of: Node) -> Node:
+    """Return a plain value as a node at the place of another."""
+    if isinstance(value, dict):
+        return Node({key: as_node(each, of) for key, each in value.items()}, of.where, of.where)
+    if isinstance(value, list | tuple):
+        return Node([as_node(each, of) for each in value], of.where, of.where)
+    return Node(value, of.where, of.where)
+
+
 class _Resolver(yaml.resolver.BaseResolver):
     """Scalars of YAML 1.2: ``1e-3`` is a number; ``on``, ``no``, ``1:30``, ``1_000``, ``007`` and ``2024-01-01`` are text."""
 

@@ -9,7 +9,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from hocket.cli import recorded
+from hocket.cli import forms, recorded
 from hocket.cli.advice import in_yaml, key_of
 from hocket.cli.document import ConfigError, Node, flow, parse_value, read, suggestion
 from hocket.cli.imports import reference
@@ -17,7 +17,6 @@ from hocket.cli.keys import KINDS, LISTS, keys
 from hocket.cli.recorded import VARIABLE, Source
 from hocket.help import names
 from hocket.plugins import PluginConfigError, catalog
-from hocket.plugins.spec import parse_spec
 
 
 def configuration(args: argparse.Namespace) -> Node:
@@ -193,7 +192,7 @@ def _child(node: Node, name: str, at: str, where: str) -> Node:
         child = inside.value.setdefault(name, Node(None, where, where))
     if isinstance(inside.value, list) and not name.isdecimal():  # a plug-in by name: its arguments are next
         if isinstance(child.value, str):
-            child.value = _plugin(child)
+            child.value = dict([forms.from_text(child.value, child, at)])
         return child.value[name]  # type: ignore[no-any-return]
     return child
 
@@ -214,7 +213,7 @@ def _inside(node: Node, name: str, at: str, where: str) -> Node:
             node.value["init_args"] = inner
         return inner
     if isinstance(node.value, str) and at.partition(".")[0] in KINDS:
-        node.value = _plugin(node)
+        node.value = dict([forms.from_text(node.value, node, at)])
     if not isinstance(node.value, dict | list):
         raise ConfigError(where, f"{at} is {node.plain()!r}, which has no '{name}'. Write {at}=… to replace it.")
     kind, _, item = at.partition(".")
@@ -226,25 +225,6 @@ def _inside(node: Node, name: str, at: str, where: str) -> Node:
             write = f"{at}.{given}.…, or {at}={name} to replace it"
         raise ConfigError(where, f"{at} is '{given}', not '{name}'. Write {write}.")
     return node
-
-
-def _plugin(node: Node) -> dict[str, Node]:
-    """Return the name and arguments of a plug-in that was written as text."""
-    try:
-        name, config = parse_spec(node.value)
-    except PluginConfigError as error:
-        raise ConfigError(node.where, str(error)) from None
-    inside = {key: as_node(value, node) for key, value in config.items()}
-    return {name: Node(inside, node.where, node.where)}
-
-
-def as_node(value: Any, of: Node) -> Node:
-    """Return a plain value as a node at the place of another."""
-    if isinstance(value, dict):
-        return Node({key: as_node(each, of) for key, each in value.items()}, of.where, of.where)
-    if isinstance(value, list | tuple):
-        return Node([as_node(each, of) for each in value], of.where, of.where)
-    return Node(value, of.where, of.where)
 
 
 def _index(node: Node, name: str, at: str, where: str) -> int:
