@@ -34,6 +34,9 @@ class Net(nn.Module):
     def forward(self, inputs):
         return self.layers(inputs)
 
+def never():
+    raise RuntimeError("a model was made")
+
 class Wide(Net):
     def __init__(self, factor: int, **others):
         super().__init__(**others)
@@ -558,6 +561,25 @@ def test_errors(text: str, words: list[str], hocket: Hocket) -> None:
     assert code == 2 and said.count("\n") == 1 and "Traceback" not in said, said
     for word in words:
         assert word in said
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("profile=5baa", "`profile=5baa`: '5baa' is not a time"),
+        ("profile={every: 5ba}", "'profiler' has no argument 'every'"),
+        ("compile=fastest", "`compile=fastest` is not a mode of torch.compile"),
+        ("resume=runs/none", "has no checkpoint 'none'"),
+        ("resume=auto", "pass `checkpoints=runs/a` as well"),
+        ("folder=c.yaml", "c.yaml is a file and no folder"),
+    ],
+)
+def test_settings_are_checked_before_a_model_is_made(change: str, words: str, hocket: Hocket) -> None:
+    text = SMALL.replace("model: mine:Net", "model: mine:never")
+    assert text != SMALL
+    code, _, said = hocket(text, "train", change)
+    assert code == 2 and said.count("\n") == 1 and words in said
+    assert "a model was made" in hocket(text, "train")[2]
 
 
 @pytest.mark.parametrize(

@@ -36,26 +36,13 @@ def resume(state: State, where: str | Path, checkpoints: Checkpoints | None = No
         ValueError: ``"auto"`` without checkpoints, or a checkpoint of weights only.
         CheckpointError: there is no such checkpoint, or it is damaged.
     """
-    if not isinstance(where, str | os.PathLike) or not os.fspath(where):
-        raise TypeError(
-            f"resume={where!r} is not a checkpoint. Give 'auto' for the newest in the folder of checkpoints=, a checkpoint "
-            "such as 'runs/a/ep3-ba18', or None for a new run."
-        )
+    check(where, checkpoints is not None)
     ranks = ranks_of(state)
     own = None if checkpoints is None else checkpoints.store
-    if where in ("latest", "best") and not os.path.lexists(where):
-        raise CheckpointError(
-            f"resume={where!r} is not the path of a checkpoint. Write resume='auto' for the newest in the folder of "
-            "checkpoints=, or a path such as 'runs/a/ep3-ba18'; result.best.path is that of the best."
-        )
     if where != "auto":
         where = _of_a_folder(where, ranks)
     if where == "auto":
-        if checkpoints is None or own is None:
-            raise ValueError(
-                "resume='auto' searches the folder of checkpoints=; pass checkpoints=hocket.Checkpoints('runs/a') as well, or "
-                "the folder of a checkpoint as resume=."
-            )
+        assert checkpoints is not None and own is not None
         store = own
         with seeding.preserved(devices=False):
             found = store.read_latest(state.content.like(), ranks)
@@ -101,6 +88,29 @@ def resume(state: State, where: str | Path, checkpoints: Checkpoints | None = No
     state.resumed_from = f"{str(store.folder).rstrip('/')}/{name}"
     if checkpoints is not None and store is own:
         checkpoints.note_saved(state)
+
+
+def check(where: str | Path, searches: bool) -> None:
+    """Raise TypeError, ValueError or CheckpointError, as `resume`, for what cannot be a checkpoint. Nothing is read.
+
+    Args:
+        searches: whether there are checkpoints of the run to search.
+    """
+    if not isinstance(where, str | os.PathLike) or not os.fspath(where):
+        raise TypeError(
+            f"resume={where!r} is not a checkpoint. Give 'auto' for the newest in the folder of checkpoints=, a checkpoint "
+            "such as 'runs/a/ep3-ba18', or None for a new run."
+        )
+    if where in ("latest", "best") and not os.path.lexists(where):
+        raise CheckpointError(
+            f"resume={where!r} is not the path of a checkpoint. Write resume='auto' for the newest in the folder of "
+            "checkpoints=, or a path such as 'runs/a/ep3-ba18'; result.best.path is that of the best."
+        )
+    if where == "auto" and not searches:
+        raise ValueError(
+            "resume='auto' searches the folder of checkpoints=; pass checkpoints=hocket.Checkpoints('runs/a') as well, or "
+            "the folder of a checkpoint as resume=."
+        )
 
 
 def locate(where: str | Path, own: Store | None, ranks: Ranks, write: str = "resume=") -> tuple[Store, str]:

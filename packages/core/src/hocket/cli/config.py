@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import sys
 import warnings
@@ -16,6 +17,8 @@ from torch import nn
 
 import hocket
 from hocket import types
+from hocket.checkpoints import CheckpointError, resuming
+from hocket.checkpoints.storage.ranks import ALONE
 from hocket.cli import forms, recorded
 from hocket.cli.advice import in_yaml
 from hocket.cli.calls import lacking, lacks
@@ -29,7 +32,7 @@ from hocket.cli.recorded import Source
 from hocket.data.module import is_module
 from hocket.help import objects
 from hocket.optim.groups import OPTIONS
-from hocket.plugins import Entry, PluginError, catalog, signatures
+from hocket.plugins import Entry, PluginError, catalog, signatures, spec
 from hocket.settings import Settings
 from hocket.trainer import Trainer
 from hocket.training import simple_metrics
@@ -161,6 +164,8 @@ class Configuration:
         settings = {key: self._plain(key) for key in given if key not in _OBJECTS}
         for key in settings:
             self._check_setting(key, settings[key])
+        if needs is not None:
+            self._check_resume(settings)
         for key in () if needs is None else ("model", *needs):
             there = {key, "data"} if key == "train_data" else {key, "fast_dev_run"} if key == "duration" else {key}
             if not there & given.keys():
@@ -175,9 +180,29 @@ class Configuration:
     def _check_setting(self, key: str, value: Any) -> None:
         """Check one setting as the Trainer does, with all others at their defaults. Raises ConfigError."""
         others = {name: each.default for name, each in signature(Trainer).parameters.items() if name != "model"}
-        try:
+        with self._about(key):
+            with warnings.catch_warnings(action="ignore"):  # the Trainer warns
+                value = objects.CONVERSIONS.get(key, lambda given, _: given)(value, {"model": None})
+            for each in value if key == "profile" else ():
+                spec.build("callbacks", each)
             Settings.of({**others, key: value})
-        except (TypeError, ValueError) as error:
+
+    def _check_resume(self, settings: Mapping[str, Any]) -> None:
+        """Raise ConfigError where there is no checkpoint to resume from, before a model is made."""
+        where = objects.resume(settings.get("resume"), {})
+        if where is None or settings.get("fast_dev_run") or settings.get("overfit"):
+            return
+        with self._about("resume"):
+            resuming.check(where, bool(settings.get("checkpoints")))
+            if where != "auto" and "://" not in str(where) and not os.path.lexists(where):
+                resuming.locate(where, None, ALONE)
+
+    @contextmanager
+    def _about(self, key: str) -> Iterator[None]:
+        """Raise errors inside as ConfigError about this key."""
+        try:
+            yield
+        except (TypeError, ValueError, CheckpointError) as error:
             node = self._given[key]
             named = in_yaml(str(error) if f"{key}=" in str(error) else f"{key}: {error}", node.where.startswith("'"))
             raise ConfigError(blamed(node, str(error), node.where), named) from error
