@@ -369,6 +369,7 @@ def test_help_imports_nothing_and_shows_every_command(install: Install, capsys: 
     for name in catalog.names("commands"):
         if name != "mine":
             assert summaries[name] == plugins.get("commands", name).summary
+    assert main(["--help"]) == 0  # with every command imported
 
 
 @pytest.mark.parametrize("source", ["import sys; sys.exit(0)", "command = None", "command = print"])

@@ -10,10 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
-from hocket.cli import completion
+from hocket.cli import completion, source
 from hocket.cli.command import Command, parser_of
 from hocket.cli.errors import explains
-from hocket.cli.source import summary
 from hocket.plugins import PluginError, catalog, switches
 from hocket.plugins.distributions import AUTOLOAD, UNREADABLE
 
@@ -119,5 +118,5 @@ def _help() -> str:
     lines = ["usage: hocket [--no-plugins] [--version] [--print-completion SHELL] COMMAND …", ""]
     entries = {entry.name: entry for entry in catalog.choices("commands")}
     width = max(map(len, entries))
-    lines += [f"  {name:<{width}}  {summary(entry)}".rstrip() for name, entry in entries.items()]
+    lines += [f"  {name:<{width}}  {source.summary(entry)}".rstrip() for name, entry in entries.items()]
     return "\n".join([*lines, "", "Type hocket COMMAND --help for the arguments of a command."])
