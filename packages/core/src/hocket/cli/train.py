@@ -53,7 +53,8 @@ def _train(args: argparse.Namespace) -> int:
     from hocket.sweeps.trial import Trial
 
     with trainer_from(args, needs=("train_data", "duration")) as trainer:
-        print(trainer.plan(), flush=True)
+        if trainer.state.strategy.rank == 0:
+            print(trainer.plan(), flush=True)
         folder = trainer.state.folder
         folder.check()  # fail before training if the weights cannot be written there
         _record(trainer, args)
