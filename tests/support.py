@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 import hocket
+from hocket.plugins import catalog
 
 
 def make_data(samples: int = 84, batch_size: int = 32, shuffle: bool = True) -> DataLoader[Any]:
@@ -62,3 +64,28 @@ def same(one: Any, other: Any) -> bool:
     if isinstance(one, Sequence) and not isinstance(one, str):
         return len(one) == len(other) and all(map(same, one, other))
     return torch.equal(one, other) if isinstance(one, Tensor) else one == other
+
+
+#: Arguments that callbacks need in order to be made, or to act in a short run without ending it.
+_CALLBACKS: dict[str, dict[str, Any]] = {
+    "early-stopping": {"monitor": "eval/loss", "patience": 99, "restore_best": False},
+    "threshold-stopper": {"monitor": "train/loss", "above": 1e9},
+    "memory-report": {"at": 4},
+    "profiler": {"window": "1ba after 3ba"},
+}
+#: Callbacks that need another model than `make_model`.
+_OF_OTHER_MODELS = {"generate", "save-pretrained"}
+
+
+def installed_callbacks() -> list[str]:
+    """The names of the callbacks of all installed hocket packages."""
+    entries = [each for each in catalog.entries("callbacks") if each.dist.partition("-")[0] == "hocket"]
+    return sorted({each.name for each in entries} - _OF_OTHER_MODELS)
+
+
+def callback_config(name: str, every: int) -> dict[str, Any]:
+    """Arguments with which a callback acts within a run of some batches: each with ``every=`` does every so many batches."""
+    [entry] = [each for each in catalog.entries("callbacks") if each.name == name]
+    argument = inspect.signature(entry.load()).parameters.get("every")
+    interval = {} if argument is None else {"every": every if isinstance(argument.default, int) else f"{every}ba"}
+    return {**interval, **_CALLBACKS.get(name, {})}

@@ -230,6 +230,46 @@ def test_workers_end_with_the_main_process(script, tmp_path, number):
     assert ends(worker, 20.0)
 
 
+TRAINED = """
+import os, pathlib, time, torch
+if os.environ.get("RANK") == "1" and {slow}:
+    pathlib.Path("here1").touch()
+    time.sleep(600)
+def batches():
+    return [(torch.ones(4, 1), torch.ones(4, 1))] * 10_000
+def loss(outputs, targets):
+    pathlib.Path(f"here{{os.environ.get('RANK', 0)}}").touch()
+    time.sleep(0.05)
+    return (outputs - targets).square().mean()
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("slow", [False, True], ids=["in-a-batch", "before-the-other-rank-is-there"])
+def test_control_c_in_a_terminal_ends_two_ranks_with_one_sentence(slow, tmp_path):
+    """The terminal signals the process group of the command."""
+    (tmp_path / "mine.py").write_text(TRAINED.format(slow=slow))
+    (tmp_path / "c.yaml").write_text(
+        "model: {torch.nn.Linear: {in_features: 1, out_features: 1}}\nloss: mine:loss\ntrain_data: mine:batches\n"
+        "optimizer: {sgd: {lr: 0.1}}\nduration: 9ep\ndevice: cpu\ndevices: 2\nstrategy: ddp\nglobal_batch: 8\n"
+    )
+    command = [sys.executable, "-m", "hocket", "train", "c.yaml"]
+    pipe = subprocess.PIPE
+    main = subprocess.Popen(
+        command, cwd=tmp_path, env=environment(), stdout=pipe, stderr=pipe, text=True, start_new_session=True
+    )
+    until = time.monotonic() + 200
+    files = [tmp_path / f"here{rank}" for rank in ([1] if slow else [0, 1])]
+    while not all(file.exists() for file in files) and time.monotonic() < until and main.poll() is None:
+        time.sleep(0.1)
+    workers = [int(child) for child in Path(f"/proc/{main.pid}/task/{main.pid}/children").read_text().split()]
+    os.killpg(main.pid, signal.SIGINT)
+    out, err = main.communicate(timeout=20)  # it ends when every process has closed the pipes
+    assert main.returncode == -signal.SIGINT and workers and all(ends(worker, 5.0) for worker in workers)
+    assert err.count("interrupted") == 1 and "Traceback" not in err, err
+    assert slow or out.count("duration") == 1, "the plan is that of all ranks"
+
+
 @pytest.mark.long
 def test_a_worker_that_fails_before_its_trainer(tmp_path):
     """Rank 0 would wait for it until the timeout; and what the main process cannot raise, because it sleeps, ends it too."""

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from support import make_trainer
+from support import callback_config, installed_callbacks, make_data, make_model, make_trainer, momentum, same, weights
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -20,7 +22,6 @@ from hocket.callbacks.nan_monitor import NaNMonitor
 from hocket.callbacks.optimizer_monitor import OptimizerMonitor
 from hocket.data.batches import Counts
 from hocket.loggers.memory import MemoryLogger
-from hocket.plugins import catalog
 from hocket.task import SupervisedTask
 
 
@@ -418,11 +419,6 @@ def test_what_can_never_be_watched_is_an_error() -> None:
 
 # --- every callback beside what the Trainer does
 
-CONFIGS: dict[str, dict[str, Any]] = {
-    "early-stopping": {"monitor": "eval/loss", "patience": 9},
-    "threshold-stopper": {"monitor": "train/loss", "above": 1e9},
-    **{f"{name}-monitor": {"every": 1} for name in ("gradient", "optimizer", "activation", "nan")},
-}
 FEATURES: list[dict[str, Any]] = [
     {"microbatch": "auto"}, {"microbatch": 2}, {"accumulate": "2ba"}, {"fast_dev_run": 2}, {"clip_gradients": 0.01},
     {"profile_plugins": True, "summary": True},
@@ -432,17 +428,109 @@ FEATURES: list[dict[str, Any]] = [
 @pytest.mark.filterwarnings("ignore:energy-monitor")  # no counter on most machines
 @pytest.mark.parametrize("changes", FEATURES, ids=lambda each: next(iter(each)))
 def test_callbacks_change_no_weight_beside_what_the_trainer_does(changes: dict[str, Any], tmp_path: Path) -> None:
-    names = [each.name for each in catalog.entries("callbacks") if each.dist == "hocket"]
-    assert len(names) > 15
+    assert len(installed_callbacks()) > 15
 
-    def weights(*callbacks: dict[str, Any]) -> list[Tensor]:
+    def trained(*callbacks: dict[str, Any]) -> list[Tensor]:
         folder = tmp_path / "-".join(["runs", *(name for each in callbacks for name in each)])  # auto remembers in it
         given = {"callbacks": list(callbacks), "eval_data": batches(), "loggers": ["jsonl"], "folder": str(folder)}
-        with make(**given, duration="2ep", **changes) as trainer:
+        model = nn.Sequential(nn.Dropout(), network())  # which draws random numbers that no callback may draw
+        with make(**given, model=model, duration="2ep", seed=1, **changes) as trainer:
             trainer.fit()
             trainer.evaluate()
-            return [each.detach().clone() for each in trainer.state.model.parameters()]
+            return weights(trainer)
 
-    expected = weights()
-    for name in names:
-        assert all(map(torch.equal, weights({name: CONFIGS.get(name, {})}), expected)), name
+    expected = trained()
+    for name in installed_callbacks():
+        assert same(trained({name: callback_config(name, 1)}), expected), name
+
+
+# --- every callback, stopped within an epoch and resumed
+
+
+class Killed(Exception):
+    """Raised by a test in the middle of an epoch."""
+
+
+class Kill(hocket.Callback):
+    def __init__(self, after: int) -> None:
+        self._after = after
+
+    def batch_end(self, state: hocket.State) -> None:
+        if state.timestamp.batch == self._after:
+            raise Killed
+
+
+#: Values of clocks and counters of the machine: of these, names and steps are compared; of the others, which a thread takes
+#: or which begin in each process after a warm-up, the names.
+MEASURED = ("time/", "speed/", "memory/")
+BY_PROCESS = ("system/", "energy/", "time/remaining_seconds", "profile")
+
+
+def rows(folder: Path) -> dict[str, list[Any]]:
+    """Return the values of each name in what jsonl wrote, with their positions."""
+    found: dict[str, list[Any]] = {}
+    for file in (folder / "metrics.jsonl", folder / "media" / "metrics.jsonl"):
+        for line in file.read_text().splitlines() if file.exists() else ():
+            row = json.loads(line)
+            at = [row.pop(key, None) for key in ("seconds", "epoch", "batch", "sample", "token")][1:]
+            if row.pop("hyperparameters", None):  # of the Trainer that kills
+                row = {"hyperparameters": None}
+            row.pop("run", None)
+            kind = next((key for key in ("images", "table", "text", "histogram") if key in row), None)
+            for name, value in row.items() if kind is None else [(row[kind], row)]:
+                positions = found.setdefault(name, [])
+                if not name.startswith(BY_PROCESS):
+                    positions.append((at, None if name.startswith(MEASURED) else value))
+    return found
+
+
+def run(folder: Path, callbacks: list[Any], stops: tuple[int, ...] = ()) -> tuple[dict[str, list[Any]], list[Tensor]]:
+    """Train 12 batches of 2 epochs in one folder, killed after each of ``stops`` and resumed; return rows and weights."""
+    for stop in (*stops, None):
+        extra = [] if stop is None else [Kill(stop)]
+        trainer = make_trainer(
+            model=make_model(dropout=0.5), train_data=make_data(84, 14), eval_data=make_data(24), eval_every="2ba",
+            optimizer=momentum, schedule="linear", log_every="3ba", seed=1, device="cpu", folder=folder, run_name="run",
+            loggers=["jsonl"], checkpoints=hocket.Checkpoints(folder / "checkpoints", every="5ba"), resume="auto",
+            callbacks=[*callbacks, *extra],
+        )  # fmt: skip
+        with trainer, nullcontext() if stop is None else pytest.raises(Killed):
+            trainer.fit()
+    return rows(folder / "run"), weights(trainer)
+
+
+#: Callbacks that end the run, by what a checkpoint has to keep.
+ENDING: dict[str, dict[str, Any]] = {
+    "early-stopping": {"monitor": "eval/loss", "min_delta": 10.0, "patience": 4},
+    "threshold-stopper": {"monitor": "train/loss", "above": 0.0, "times": 3},
+}
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> list[Tensor]:
+    return run(tmp_path_factory.mktemp("plain"), [])[1]
+
+
+@pytest.mark.filterwarnings("ignore:energy-monitor")
+@pytest.mark.parametrize("name", installed_callbacks())
+@pytest.mark.parametrize(
+    ("every", "stops"),
+    [pytest.param(4, (8,), id="killed"), pytest.param(2, (7, 11), id="killed-twice", marks=pytest.mark.long)],
+)
+def test_callbacks_log_the_same_in_a_run_that_was_killed(
+    name: str, every: int, stops: tuple[int, ...], plain: list[Tensor], tmp_path: Path
+) -> None:
+    """With ``every=4`` what they measured in batch 4 waits in the checkpoint of batch 5 for the row of batch 6."""
+    config = {name: callback_config(name, every)}
+    expected, trained = run(tmp_path / "whole", [config])
+    logged, resumed = run(tmp_path / "resumed", [config], stops)
+    assert same(resumed, trained) and same(trained, plain)
+    assert logged == expected
+
+
+@pytest.mark.parametrize("name", ENDING)
+def test_callbacks_end_a_run_that_was_killed_where_they_end_a_whole_one(name: str, tmp_path: Path) -> None:
+    expected, trained = run(tmp_path / "whole", [{name: ENDING[name]}])
+    assert 8 < max(at[1] for at, _ in expected["train/loss"]) < 12
+    logged, resumed = run(tmp_path / "resumed", [{name: ENDING[name]}], stops=(8,))
+    assert same(resumed, trained) and logged == expected

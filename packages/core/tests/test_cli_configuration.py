@@ -790,8 +790,11 @@ def test_the_file_of_a_sweep_is_no_configuration(
     assert said.count("\n") == 1 and "`hocket sweep s.yaml`, or give the configuration that it names: c.yaml." in said
 
 
-def test_control_c_ends_with_one_sentence_and_no_traceback(hocket: Hocket) -> None:
+def test_control_c_ends_with_one_sentence_and_no_traceback(
+    hocket: Hocket, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The process ends by the signal, so that a loop of the shell ends too, and other ranks."""
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
     Path("mine.py").write_text(
         f"{MINE}\nimport signal\ndef pressed(outputs, targets):\n    signal.raise_signal(signal.SIGINT)\n"
         "    return outputs.square().mean()\ndef early(*_):\n    raise KeyboardInterrupt\n"
@@ -806,6 +809,9 @@ def test_control_c_ends_with_one_sentence_and_no_traceback(hocket: Hocket) -> No
 
     said = end(changed(loss="mine:pressed"))
     assert said.count("hocket: interrupted") == 1 and "Traceback" not in said, said
+    with pytest.raises(KeyboardInterrupt):  # within a batch, as with several ranks, which stop at different batches
+        hocket(changed(loss="mine:early", run_name="s"), "train")
+    assert capsys.readouterr().err.count("hocket: interrupted") == 1
     assert end(changed(train_data="mine:early")).splitlines()[-1:] == ["hocket: interrupted."]
     assert "Traceback" in end(changed(train_data="mine:early"), "--traceback")
 

@@ -30,6 +30,16 @@ def loader(count: int = 32, batch_size: int = 4):
 
 def crash(outputs, targets):
     raise RuntimeError("no loss today")
+
+def late(outputs, targets, before=[]):
+    if before:
+        crash(outputs, targets)
+    before.append(outputs)
+    return outputs.mean()
+
+class Early(hocket.Callback):
+    def epoch_start(self, state):
+        state.bus.log_metrics(state, {"early": 1.0})
 """
 CONFIG = """\
 model: recorded_mine:Net
@@ -191,19 +201,30 @@ def test_the_printed_configuration_is_the_same_run(run: Run) -> None:
 
 
 def test_a_run_that_fails_before_its_first_step_leaves_its_name_free(run: Run) -> None:
-    with pytest.raises(RuntimeError, match="no loss today"):
-        run("train", "c.yaml", "loss=recorded_mine:crash", "checkpoints=null")
-    assert not Path("runs/a").exists()
+    for loggers in ("[]", "[jsonl]"):
+        with pytest.raises(RuntimeError, match="no loss today"):
+            run("train", "c.yaml", "loss=recorded_mine:crash", "checkpoints=null", f"loggers={loggers}")
+        assert not Path("runs/a").exists()
     code, _, said = run("train", "c.yaml", "checkpoints=null", "loggers=[jsonl]", "callbacks=[sample-visualizer]")
     assert code == 2 and "Write `on=test`" in said  # when the fit starts, after the hyperparameters were logged
     assert not Path("runs/a").exists()
     assert run("train", "c.yaml", "duration=1ep")[0] == 0
 
 
+@pytest.mark.parametrize(
+    "more", ["callbacks=[recorded_mine:Early]", "callbacks=[heartbeat]", "loss=recorded_mine:late"], ids=str
+)
+def test_a_run_that_fails_keeps_what_it_recorded(more: str, run: Run) -> None:
+    with pytest.raises(RuntimeError, match="no loss today"):
+        run("train", "c.yaml", "loss=recorded_mine:crash", "checkpoints=null", "loggers=[jsonl]", more)
+    assert Path("runs/a/metrics.jsonl").is_file() and Path("runs/a/summary.json").is_file()
+    assert "Early" not in more or '"early": 1.0' in Path("runs/a/metrics.jsonl").read_text()
+
+
 def test_a_run_that_takes_over_a_folder_keeps_the_rows_in_it(run: Run) -> None:
     """The earlier run was killed before its first checkpoint."""
     with pytest.raises(RuntimeError, match="no loss today"):
-        run("train", "c.yaml", "loss=recorded_mine:crash", "checkpoints=kept", "loggers=[jsonl]")
+        run("train", "c.yaml", "loss=recorded_mine:late", "checkpoints=kept", "loggers=[jsonl]")
     Path("runs/a/summary.json").unlink()
     with Path("runs/a/metrics.jsonl").open("a") as file:
         file.write('{"batch": 1, "train/loss": 3.0}\n')

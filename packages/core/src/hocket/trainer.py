@@ -439,6 +439,8 @@ class Trainer:
             summary.show(state, self._checkpoints, self.command, interrupted=True)
             if isinstance(error, Deferred):  # without the frames of the loop, where nothing went wrong
                 raise KeyboardInterrupt(*error.args) from None
+            # Where it ended has been said. The command line says of an error without a message that it was interrupted.
+            error.args = error.args or (f"Control-C ended a fit after batch {state.timestamp.batch}",)
             raise
         result = self.result()
         summary.show(state, self._checkpoints, self.command, interrupted=False)

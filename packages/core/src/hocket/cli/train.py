@@ -10,7 +10,7 @@ from hocket.cli.arguments import add_arguments as add_configuration
 from hocket.cli.command import Command
 from hocket.cli.completion import completes, paths
 from hocket.cli.template import print_config
-from hocket.runs.files import METRICS
+from hocket.runs.files import METRICS, SUMMARY, lines
 
 if TYPE_CHECKING:
     from hocket.trainer import Trainer
@@ -53,7 +53,8 @@ def _train(args: argparse.Namespace) -> int:
     from hocket.sweeps.trial import Trial
 
     with trainer_from(args, needs=("train_data", "duration")) as trainer:
-        print(trainer.plan(), flush=True)
+        if trainer.state.strategy.rank == 0:
+            print(trainer.plan(), flush=True)
         folder = trainer.state.folder
         folder.check()  # fail before training if the weights cannot be written there
         _record(trainer, args)
@@ -92,10 +93,11 @@ def _record(trainer: Trainer, args: argparse.Namespace) -> None:
 
 
 def _forget(trainer: Trainer) -> None:
-    """Remove the folder of a run that ended before its first step, if nothing else is in it: its name stays free."""
+    """Remove the folder of a run that ended before its first step, if it recorded no value: its name stays free."""
     state = trainer.state
     if state.folder.lasting and state.strategy.rank == 0 and not state.timestamp.batch:
-        state.folder.abandon(recorded.NAME, METRICS)  # which has hyperparameters and nothing else
+        valueless = all("hyperparameters" in line for line in lines(state.folder.path / METRICS))
+        state.folder.abandon(recorded.NAME, *((METRICS, SUMMARY) if valueless else ()))
 
 
 command = Command("Train a model as a configuration describes", add_arguments, run)
