@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import subprocess
@@ -17,7 +16,7 @@ from hocket.checkpoints.storage.locks import FileLock, InUse
 from hocket.cli.document import flow
 from hocket.plugins import PluginError
 from hocket.sweeps.record import OVER, PRIVATE, Entry, Record
-from hocket.sweeps.trial import write
+from hocket.sweeps.trial import read, write
 
 #: Seconds that interrupted trials have to write a checkpoint.
 PATIENCE = 60.0
@@ -61,7 +60,7 @@ class Running:
         self._file.close()
         entry = self.entry
         entry.seconds = round(entry.seconds + time.monotonic() - self._began, 1)
-        result = json.loads(self._result.read_text(encoding="utf-8")) if self._result.exists() else None
+        result = read(self._result) if self._result.exists() else None
         if code == 0 and result is not None:
             entry.metrics = result["metrics"]
             entry.value = entry.metrics.get(self._metric)

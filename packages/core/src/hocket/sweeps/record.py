@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from hocket.cli.document import flow
 from hocket.plugins import PluginError
-from hocket.sweeps.trial import write
+from hocket.sweeps.trial import read, write
 
 NAME = "sweep.json"
 #: The folder below that of the sweep with the processes' output, and what they and the sweep tell each other.
@@ -58,7 +58,7 @@ class Record:
                 raise PluginError(f"{folder} exists and has no {NAME}, so it is not the folder of a sweep. {name}")
             return cls(folder, definition)
         try:
-            saved = json.loads(file.read_text(encoding="utf-8"))
+            saved = read(file)
             before, trials = dict(saved["definition"]), [Entry(**each) for each in saved["trials"]]
         except (ValueError, KeyError, TypeError) as error:
             raise PluginError(f"{file} cannot be read ({error}), so its trials are unknown. {name}") from None

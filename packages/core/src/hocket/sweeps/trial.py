@@ -28,7 +28,7 @@ class Trial(Callback):
     """
 
     def __init__(self, file: str) -> None:
-        self._about = json.loads(Path(file).read_text(encoding="utf-8"))
+        self._about = read(Path(file))
         self.pruned = False
 
     def fit_start(self, state: State) -> None:
@@ -63,7 +63,7 @@ def note_error(file: str, error: Exception) -> None:
     """Write the exception that ends this trial as its result, in one line; the first rank that fails does."""
     from hocket.cli.errors import explains
 
-    result = Path(json.loads(Path(file).read_text(encoding="utf-8"))["result"])
+    result = Path(read(Path(file))["result"])
     if not result.exists():
         said = str(error) if explains(error) else f"{type(error).__name__}: {error}"
         write(result, {"error": " ".join(said.split())[:400]})
@@ -74,7 +74,7 @@ def end_with_sweep(file: str) -> None:
 
     Not where another command, such as srun, started it.
     """
-    sweep = json.loads(Path(file).read_text(encoding="utf-8"))["sweep"]
+    sweep = read(Path(file))["sweep"]
     if os.getppid() != sweep:
         return
 
@@ -84,6 +84,11 @@ def end_with_sweep(file: str) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=watch, name="sweep", daemon=True).start()
+
+
+def read(file: Path) -> Any:
+    """Read JSON that `write` wrote."""
+    return json.loads(file.read_text(encoding="utf-8"))
 
 
 def write(file: Path, content: Any) -> None:

@@ -6,12 +6,17 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+
+from hocket.training import seeding
+
+if TYPE_CHECKING:
+    from hocket.state import State
 
 #: Attributes of every module, which hold its parameters, submodules and hooks; not its mode.
 _OF_MODULES = frozenset(vars(nn.Module())) - {"training"}
@@ -19,6 +24,13 @@ _OF_MODULES = frozenset(vars(nn.Module())) - {"training"}
 _WRITTEN = {"running_mean", "running_var"}
 #: Arrays of more elements are taken for data, which nothing changes.
 _LARGEST_ARRAY = 2**20
+
+
+@contextmanager
+def on_trial(state: State) -> Iterator[None]:
+    """Compute as the strategy does, without changing the task, random numbers or logged values."""
+    with seeding.preserved(), without_trace(state.task), state.unlogged(), state.bus.forward_context():
+        yield
 
 
 @contextmanager

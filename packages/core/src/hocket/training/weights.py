@@ -5,7 +5,6 @@ A batch that is not split, on one rank, needs no weights. Several microbatches o
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import math
@@ -22,8 +21,7 @@ from hocket.data import batches, nesting
 from hocket.help import names
 from hocket.losses import WHOLE, Loss, as_loss, own_loss
 from hocket.task import SupervisedTask
-from hocket.training import seeding
-from hocket.training.trial import without_trace
+from hocket.training.trial import on_trial
 
 if TYPE_CHECKING:
     from hocket.state import State
@@ -167,7 +165,7 @@ def tried(state: State, samples: int) -> Literal["mean", "sum", "neither"] | Non
     function = state.step.loss_function
     several = list(range(min(samples, 8))) if samples > 1 else [0, 0]
     try:
-        with torch.no_grad(), _on_trial(state):
+        with torch.no_grad(), on_trial(state):
 
             def loss_of(indices: list[int]) -> Tensor:
                 batch = batches.take_samples(state.batch, indices, samples)
@@ -202,18 +200,11 @@ def check_weight(state: State) -> None:
         return tensor.detach().requires_grad_() if tensor.is_floating_point() else tensor
 
     try:
-        with torch.enable_grad(), _on_trial(state):
+        with torch.enable_grad(), on_trial(state):
             returned = state.task.loss(nesting.map_tensors(attached, state.outputs), state.batch)
     except Exception:  # of a loss that cannot be computed in this way
         return
     as_loss(returned)
-
-
-@contextlib.contextmanager
-def _on_trial(state: State) -> Iterator[None]:
-    """Compute as the strategy does, without changing the task, random numbers or what was logged."""
-    with seeding.preserved(), without_trace(state.task), state.unlogged(), state.bus.forward_context():
-        yield
 
 
 @dataclasses.dataclass(frozen=True)
