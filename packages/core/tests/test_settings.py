@@ -46,7 +46,7 @@ class Untouched(hocket.Strategy):
         ({"seed": 1.0}, "seed=1.0 is not"),
         ({"overfit": True}, "overfit=True is not"),
         ({"fast_dev_run": 0}, "fast_dev_run=0 is not"),
-        ({"sanity_eval": -1}, "sanity_eval=-1 is not"),
+        ({"sanity_eval": -1}, "sanity_eval=-1 is not.* an int of 1 or more, such as 10. To evaluate nothing .* give 0"),
         ({"eval_every": "often"}, "often"),
         ({"log_every": 3}, "3"),
         ({"microbatch": 0}, "microbatch=0 is not a number of samples"),
@@ -61,6 +61,17 @@ class Untouched(hocket.Strategy):
 def test_what_cannot_be_understood_fails_before_anything_is_built(options: dict[str, Any], message: str) -> None:
     with pytest.raises((ValueError, TypeError, TimeError), match=message):
         hocket.Trainer(model=nn.Linear(1, 1), strategy=Untouched, device="cpu", **options)
+
+
+def test_a_switch_is_true_or_false() -> None:
+    switches = [
+        name for name, each in inspect.signature(hocket.Trainer).parameters.items() if each.annotation == "bool"
+    ]
+    assert {"deterministic", "summary"} <= set(switches)
+    for name in switches:
+        for given, meant in (("yes", True), ("off", False)):
+            with pytest.raises(TypeError, match=f"{name}='{given}' is a switch, .* Write {name}={meant}"):
+                hocket.Trainer(model=nn.Linear(1, 1), strategy=Untouched, device="cpu", **{name: given})
 
 
 def settings(**options: Any) -> Settings:

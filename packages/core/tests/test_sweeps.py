@@ -25,7 +25,7 @@ from hocket.checkpoints.storage.locks import FileLock
 from hocket.cli import main
 from hocket.cli.document import ConfigError, parse
 from hocket.plugins import PluginError
-from hocket.sweeps.record import Record
+from hocket.sweeps.record import Entry, Record
 from hocket.sweeps.space import Choices, Range, drawn, grid, of_node, of_text
 
 MINE = """
@@ -498,10 +498,20 @@ def test_a_trial_that_the_study_prunes_stops_and_says_so(run: Run) -> None:
     number, _ = study.ask(space, "grid", 0, {"optimizer.sgd.lr": 0.1})
     prune = {"journal": str(journal), "mode": "min", "pruner": "median", "trial": number}
     Path("t.json").write_text(json.dumps({"metric": "test/loss", "result": "result.json", "prune": prune, "sweep": 0}))
-    code, _, said = run("train", "c.yaml", "duration=4ep", "--trial", "t.json")
-    assert code == 0 and "done at ep 1 ba 2" in said
-    result = json.loads(Path("result.json").read_text())
-    assert result["pruned"] and result["metrics"]["test/loss"] > 1e-6
+    for name, logger in (("trial-005", "[jsonl]"), ("trial-006", "[]")):
+        in_sweep = ("folder=runs/s", f"run_name={name}", f"loggers={logger}")
+        code, _, said = run("train", "c.yaml", "duration=4ep", *in_sweep, "--trial", "t.json")
+        assert code == 0 and "done at ep 1 ba 2" in said
+        result = json.loads(Path("result.json").read_text())
+        assert result["pruned"] and result["metrics"]["test/loss"] > 1e-6
+    assert [each["status"] for each in json.loads(run("runs", "--json")[1])] == ["finished", "unknown"]
+    trials = [
+        Entry(number, f"trial-00{number}", {}, "pruned", metrics=result["metrics"], asked=number) for number in (5, 6)
+    ]
+    Record(Path("runs/s"), {}, trials).save()
+    listed = json.loads(run("runs", "--filter", "pruned", "--json")[1])
+    assert [each["name"] for each in listed] == ["trial-005", "trial-006"]
+    assert listed[0]["reason"].startswith("the sweep prunes it at test/loss")
 
 
 @pytest.mark.long

@@ -95,13 +95,13 @@ class Settings:
     def of(cls, given: Mapping[str, Any]) -> Settings:
         """Check the Trainer's arguments, by name. Raises TypeError and ValueError that say what to write."""
         limits = {name: given[name] for name in ("limit_train", "limit_eval", "limit_predict")}
-        fast, overfit, sanity_eval = given["fast_dev_run"], given["overfit"], given["sanity_eval"]
+        fast, overfit = given["fast_dev_run"], given["overfit"]
         fast = None if fast is False else fast
         until, *others = (None,) if given["duration"] is None else durations(given["duration"])
         least = minimum(given["min_duration"], until)
         if fast is not None:
             limits, until, others, least = dict.fromkeys(limits, fast), Time.parse("1ep"), [], None
-        counts = {"fast_dev_run": fast, **limits, "overfit": overfit, "sanity_eval": sanity_eval or None}
+        counts = {"fast_dev_run": fast, **limits, "overfit": overfit}
         for name, number in counts.items():
             if number is not None:
                 (share if name in limits else batches)(number, name)
@@ -116,7 +116,7 @@ class Settings:
             min_duration=least,
             **limits,
             overfit=overfit,
-            sanity_eval=sanity_eval,
+            sanity_eval=_sanity_eval(given["sanity_eval"]),
             eval_every=interval_of(given["eval_every"], "eval_every"),
             log_every=interval_of(given["log_every"], "log_every", optional=False),
             microbatch=microbatch(given["microbatch"]),
@@ -189,6 +189,13 @@ def microbatch(given: Any) -> Any:
     if isinstance(given, bool) or not isinstance(given, int) or given < 1:
         raise ValueError(f"microbatch={given!r} is not a number of samples; give a positive int, 'auto' or None.")
     return given
+
+
+def _sanity_eval(given: Any) -> int:
+    try:
+        return batches(given, "sanity_eval") if given else 0
+    except ValueError as error:
+        raise ValueError(f"{error} To evaluate nothing before training, give 0.") from None
 
 
 def _accumulate(given: Any) -> int | None:

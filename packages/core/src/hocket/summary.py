@@ -98,7 +98,7 @@ def last_lines(
         f"{'interrupted' if interrupted else 'done'} at ep {state.timestamp.epoch} ba {state.timestamp.batch}: "
         + (written or "no checkpoint was written")
     ]
-    if files := state.folder.files():
+    if state.timestamp.batch and (files := state.folder.files()):  # before the first step, the command removes them
         lines.append(f"{listed(files)} in {state.folder.path}")
     resumable = written and checkpoints is not None and checkpoints.resumable
     return [*lines, _how_to_continue(bool(resumable), command, interrupted)]

@@ -331,6 +331,6 @@ Conversion = Callable[[Any, Mapping[str, Any]], Any]
 CONVERSIONS: Mapping[str, Conversion] = {
     "precision": precision, "device": device, "loss": loss, "metrics": metrics, "train_metrics": metrics,
     "checkpoints": checkpoints, "resume": resume, "compile": compiled, "seed": seed,
-    "deterministic": flag, "detect_anomaly": flag, "profile_plugins": flag, "folder": folder, "weights": weights, "tree": tree,
-    "algorithms": plugins, "callbacks": plugins, "loggers": plugins, "profile": profile,
+    "deterministic": flag, "detect_anomaly": flag, "profile_plugins": flag, "summary": flag, "folder": folder,
+    "weights": weights, "tree": tree, "algorithms": plugins, "callbacks": plugins, "loggers": plugins, "profile": profile,
 }  # fmt: skip

@@ -18,10 +18,10 @@ from hocket.runs import files
 _DEPTH = 3
 #: Seconds after which a run on another machine counts as silent.
 _SILENT = 600.0
-STATUSES = ("finished", "failed", "interrupted", "running", "killed", "silent", "unknown")
+STATUSES = ("finished", "pruned", "failed", "interrupted", "running", "killed", "silent", "unknown")
 
-#: The statuses of trials that are over, in the record of a sweep, as those of runs.
-_SWEPT = {"finished": "finished", "pruned": "finished", "failed": "failed", "interrupted": "interrupted"}
+#: The statuses of trials that are over, in the record of a sweep.
+_SWEPT = ("finished", "pruned", "failed", "interrupted")
 
 
 @dataclass(slots=True)
@@ -77,9 +77,11 @@ def read(folder: Path) -> RunOnDisk:
     position, values = _numbers(summary.get("position")), _values(summary.get("values"))
     if status not in ("finished", "failed", "interrupted"):  # what was logged since the summary was written
         position, values = _scanned(folder / files.METRICS)
+    elif summary.get("stop_reason") and _as_trial(folder).get("status") == "pruned":
+        status = "pruned"
     best, evaluated = summary.get("best"), summary.get("evaluated")
     if status == "unknown" and (trial := _as_trial(folder)):
-        status, reason = _SWEPT[trial["status"]], str(trial.get("error") or f"{files.SWEEP} says {trial['status']}")
+        status, reason = trial["status"], str(trial.get("error") or f"{files.SWEEP} says {trial['status']}")
         metrics = {str(name): files.number(each) for name, each in trial["metrics"].items()}
         values = values or {name: (each, each, each) for name, each in metrics.items() if each is not None}
         evaluated = evaluated or [name for name in values if not name.startswith("train/")]

@@ -14,7 +14,8 @@ from hocket_migration.inspecting.names import Module, Symbol, framework_of, memb
 from hocket_migration.inspecting.namespaces import module_at_the_place_of, offered, same_place
 from hocket_migration.inspecting.reading import SourceFile
 from hocket_migration.inspecting.tables import Entry, Source
-from hocket_migration.inspecting.walking import Reference, Use, Walker
+from hocket_migration.inspecting.uses import Use
+from hocket_migration.inspecting.walking import Reference, Walker
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,7 +11,8 @@ from typing import Any
 from hocket_migration.inspecting.names import Names
 from hocket_migration.inspecting.reading import Problem, SourceFile, read
 from hocket_migration.inspecting.tables import Verdict
-from hocket_migration.inspecting.walking import Use, Walker
+from hocket_migration.inspecting.uses import Use
+from hocket_migration.inspecting.walking import Walker
 
 #: Rounds over all files after which nothing more is learned; each follows names through one more call or file.
 _ROUNDS = 12

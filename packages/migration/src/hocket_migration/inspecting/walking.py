@@ -5,9 +5,9 @@ from __future__ import annotations
 import ast
 import dataclasses
 import itertools
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
-from hocket_migration.inspecting import drop_in, entries
+from hocket_migration.inspecting import entries
 from hocket_migration.inspecting.names import (
     Class,
     Elements,
@@ -23,21 +23,9 @@ from hocket_migration.inspecting.names import (
     uncertain,
 )
 from hocket_migration.inspecting.reading import SourceFile
-from hocket_migration.inspecting.resolving import Resolver, instance_of, is_name, is_none, keywords_of, source_of
-from hocket_migration.inspecting.tables import Entry, Kind, Source
-
-
-@dataclasses.dataclass(frozen=True)
-class Use:
-    """A use of a name of a framework: where it is, what it is called in a report, and what becomes of it."""
-
-    line: int
-    column: int
-    source: Source
-    name: str
-    entry: Entry
-    #: Whether the drop-in namespace does not have it, or refuses it.
-    breaks: bool = False
+from hocket_migration.inspecting.resolving import Resolver, instance_of, is_name, is_none, source_of
+from hocket_migration.inspecting.tables import Entry, Kind
+from hocket_migration.inspecting.uses import Use, Uses
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +43,7 @@ class Walker(Resolver, ast.NodeVisitor):
 
     def __init__(self, file: SourceFile, names: Names) -> None:
         super().__init__(file, names)
-        self.uses: list[Use] = []
+        self._uses = Uses(names)
         self.references: list[Reference] = []
         self._functions: list[Function] = []
         self._class_scopes: list[dict[str, Ref]] = []
@@ -63,8 +51,7 @@ class Walker(Resolver, ast.NodeVisitor):
     def walk(self) -> list[Use]:
         """Return the uses in the order of the text."""
         self.visit(self.file.tree)
-        unique = dict.fromkeys(self.uses)
-        return sorted(unique, key=lambda use: (use.line, use.column))
+        return self._uses.ordered()
 
     # --- imports
 
@@ -80,7 +67,7 @@ class Walker(Resolver, ast.NodeVisitor):
                 self._bind(bound, Local(target))
             elif source is not None:
                 self._bind(bound, Module(source, alias.name if alias.asname else bound))
-                self._use(alias, source, f"import {alias.name}", source.imported)
+                self._uses.add(alias, source, f"import {alias.name}", source.imported)
 
     def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
         dotted = node.module or ""
@@ -99,16 +86,12 @@ class Walker(Resolver, ast.NodeVisitor):
             if alias.name == "*":
                 for name in source.symbols:
                     self._bind(name, Symbol(source, name, dotted))
-                self._use(node, source, f"from {dotted} import *", entries.star(source))
+                self._uses.add(node, source, f"from {dotted} import *", entries.star(source))
                 continue
             found = member_of_module(Module(source, dotted), alias.name)
             self._bind(alias.asname or alias.name, found)
-            entry = (
-                entries.of_symbol(found) if isinstance(found, Symbol) else entries.of_import(source, dotted, alias.name)
-            )
             assert isinstance(found, Symbol | Module)
-            if entry is not None:
-                self._use(alias, source, f"import {alias.name}", entry, drop_in.lacks(found))
+            self._uses.of_import(alias, source, dotted, found)
 
     def _import_local(self, module: str, alias: ast.alias) -> None:
         if alias.name == "*":
@@ -124,8 +107,7 @@ class Walker(Resolver, ast.NodeVisitor):
         if isinstance(node.ctx, ast.Load):
             found = self.ref(node)
             if isinstance(found, Symbol):
-                breaks = drop_in.lacks(found) or drop_in.refuses(found)
-                self._use(node, found.source, node.id, entries.of_symbol(found), breaks)
+                self._uses.of_symbol(node, found)
             elif isinstance(found, Module):
                 self._refer(node, found)
 
@@ -133,18 +115,16 @@ class Walker(Resolver, ast.NodeVisitor):
         base, found = self.ref(node.value), self.ref(node)
         if isinstance(base, Module):
             if isinstance(found, Symbol):
-                breaks = drop_in.lacks(found) or drop_in.refuses(found)
-                self._use(node, found.source, ast.unparse(node), entries.of_symbol(found), breaks)
+                self._uses.of_symbol(node, found)
             elif isinstance(found, Module):  # the end of a chain; inner ones are not visited
-                entry = entries.of_end(found.source, base.dotted, node.attr)
-                self._use(node, found.source, ast.unparse(node), entry, drop_in.lacks(found))
+                self._uses.of_end(node, base, found)
             if isinstance(found, Symbol | Module):
                 self._refer(node, found)
             return
         if isinstance(base, Symbol | Class):
-            self._use_of_class(node, base)
+            self._uses.of_class(node, base)
         elif isinstance(base, Instance):
-            self._use_member(node, base)
+            self._uses.of_instance(node, base)
         self.visit(node.value)
 
     def _refer(self, node: ast.Attribute | ast.Name, found: Symbol | Module) -> None:
@@ -154,91 +134,26 @@ class Walker(Resolver, ast.NodeVisitor):
         if isinstance(first, ast.Name):
             self.references.append(Reference(node, found, first.id))
 
-    def _use_of_class(self, node: ast.Attribute, base: Symbol | Class) -> None:
-        if isinstance(base, Class):
-            kinds = [] if node.attr in base.attributes else base.kinds
-        else:
-            kinds = [kind for kind in [base.source.kind_of(base.name)] if kind is not None]
-        for kind in kinds:
-            if node.attr in kind.members:
-                self._use(node, source_of(kind), f"{base.name}.{node.attr}", kind.members[node.attr])
-                return
-
-    def _use_member(self, node: ast.Attribute, base: Instance) -> None:
-        for kind in base.kinds:
-            if (entry := kind.members.get(node.attr)) is not None:
-                if base.of is None or node.attr not in base.of.attributes or kind.returns.get(node.attr):
-                    breaks = drop_in.lacks_member(kind, node.attr)
-                    self._use(node, source_of(kind), f"{kind.name}.{node.attr}", entry, breaks)
-                return
-        if isinstance(node.ctx, ast.Store):  # an attribute of the project's own
-            self.names.stored.update((kind.source, kind.name, node.attr) for kind in base.kinds)
-        elif base.of is None and base.certain and not (kind := base.kinds[0]).open and not node.attr.startswith("__"):
-            if (kind.source, kind.name, node.attr) in self.names.stored:
-                return
-            source, breaks = source_of(kind), drop_in.lacks_member(kind, node.attr)
-            entry = entries.unknown(source, node.attr) if breaks or not source.whole else entries.in_drop_in(source)
-            self._use(node, source, f"{kind.name}.{node.attr}", entry, breaks)
-
     # --- calls
 
     def visit_Call(self, node: ast.Call) -> None:
         function = self.ref(node.func)
         self.visit(node.func)
         if isinstance(function, Symbol) and (kind := function.source.kind_of(function.name)) is not None:
-            self._arguments(node, kind.name if len(kind.symbols) == 1 else function.name, kind, True)
+            self._uses.arguments(node, kind.name if len(kind.symbols) == 1 else function.name, kind, True)
         elif isinstance(function, Class):
             for kind in function.kinds:
-                self._arguments(node, function.name, kind, known=not function.own_arguments)
+                self._uses.arguments(node, function.name, kind, known=not function.own_arguments)
             self._pass(node, function)
         elif isinstance(node.func, ast.Attribute):
             base = self.ref(node.func.value)
             if isinstance(base, Instance):
-                self._method_arguments(node, base, node.func.attr)
+                forwarded = {function.keywords for function in self._functions}  # which callers give
+                self._uses.method_arguments(node, base, node.func.attr, forwarded)
         if isinstance(function, Function):
             self._pass_to(node.args, node.keywords, function)
         for argument in (*node.args, *(keyword.value for keyword in node.keywords)):
             self.visit(argument)
-
-    def _arguments(self, node: ast.Call, called: str, kind: Kind, known: bool) -> None:
-        if not kind.arguments:
-            return
-        source, order = source_of(kind), list(kind.arguments)
-        if known:
-            for name, argument in zip(order, node.args, strict=False):
-                if isinstance(argument, ast.Starred):
-                    self._use(argument, source, f"{called}(*…)", entries.unread(ast.unparse(argument.value)))
-                    break
-                breaks = drop_in.refuses_argument(kind, "__init__", name, argument)
-                self._use(argument, source, f"{called}({name}=)", kind.arguments[name], breaks)
-        for keyword in keywords_of(node):
-            if keyword.arg is None:
-                self._use(keyword.value, source, f"{called}(**…)", entries.unread(ast.unparse(keyword.value)))
-            elif known or keyword.arg in kind.arguments:
-                entry = kind.arguments.get(keyword.arg) or entries.unknown(source, keyword.arg)
-                breaks = drop_in.refuses_argument(kind, "__init__", keyword.arg, keyword.value)
-                self._use(keyword, source, f"{called}({keyword.arg}=)", entry, breaks)
-
-    def _method_arguments(self, node: ast.Call, base: Instance, method: str) -> None:
-        for kind in base.kinds:
-            table = kind.keywords.get(method)
-            if method == "__init__":
-                table = kind.arguments
-            for keyword in keywords_of(node) if table else ():
-                assert table is not None
-                if keyword.arg is None:
-                    if isinstance(keyword.value, ast.Name) and keyword.value.id in self._forwarded:
-                        continue
-                    called = f"{kind.name}.{method}(**…)"
-                    self._use(keyword.value, source_of(kind), called, entries.unread(ast.unparse(keyword.value)))
-                elif (entry := table.get(keyword.arg)) is not None:
-                    breaks = drop_in.refuses_argument(kind, method, keyword.arg, keyword.value)
-                    self._use(keyword, source_of(kind), f"{kind.name}.{method}({keyword.arg}=)", entry, breaks)
-
-    @property
-    def _forwarded(self) -> set[str]:
-        """The names of ``**kwargs`` of the functions around, which their callers give."""
-        return {function.keywords for function in self._functions}
 
     def _pass(self, node: ast.Call, cls: Class) -> None:
         made = cls.attributes.get("__init__")
@@ -273,7 +188,7 @@ class Walker(Resolver, ast.NodeVisitor):
                     cls.attributes.setdefault(name, known)
                 for kind in new:
                     text = Entry("maps", f"{kind.name} by {found.name}, which stays as it is")
-                    self._use(base, source_of(kind), found.name, text)
+                    self._uses.add(base, source_of(kind), found.name, text)
             cls.own_arguments |= not new
             for kind in new:
                 if kind not in cls.kinds:
@@ -292,18 +207,11 @@ class Walker(Resolver, ast.NodeVisitor):
                 targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
                 for target in targets:
                     if isinstance(target, ast.Name):
-                        self._use_overriding(target, target.id, cls)
+                        self._uses.overriding(target, target.id, cls)
             self.visit(statement)
         self._class_scopes.pop()
         self.scopes.pop()
         self._classes.pop()
-
-    def _use_overriding(self, node: ast.AST, name: str, cls: Class, parameters: Collection[str] = ()) -> None:
-        for kind in cls.kinds:
-            if (entry := kind.members.get(name)) is not None:
-                breaks = drop_in.lacks_member(kind, name) or drop_in.refuses_override(kind, name, parameters)
-                self._use(node, source_of(kind), f"{kind.name}.{name}", entry, breaks)
-                return
 
     def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
         given = node.args
@@ -394,7 +302,7 @@ class Walker(Resolver, ast.NodeVisitor):
         arguments: Sequence[ast.arg],
     ) -> None:
         """Note what a method overrides, and what its arguments are; ``arguments`` begin with ``self`` or ``cls``."""
-        self._use_overriding(_NamePlace(node), node.name, cls, [each.arg for each in arguments])
+        self._uses.overriding(node, node.name, cls, [each.arg for each in arguments])
         if not any(node.name in kind.members for kind in cls.kinds):
             self.names.learn(cls.attributes, node.name, function)
         if not arguments:
@@ -413,7 +321,7 @@ class Walker(Resolver, ast.NodeVisitor):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             found = self.annotated(node)
             if isinstance(found, Symbol):
-                self._use(node, found.source, node.value, entries.of_symbol(found))
+                self._uses.add(node, found.source, node.value, entries.of_symbol(found))
         elif node is not None:
             self.visit(node)
 
@@ -496,20 +404,3 @@ class Walker(Resolver, ast.NodeVisitor):
             cls = owner.of if isinstance(owner, Instance) else None
             return None if cls is None else (cls.attributes, target.attr)
         return None
-
-    # --- results
-
-    def _use(self, node: ast.AST, source: Source, name: str, entry: Entry | None, breaks: bool = False) -> None:
-        if entry is None:
-            return
-        line, column = node.lineno, node.col_offset  # type: ignore[attr-defined]
-        if isinstance(node, ast.Attribute):  # where the name itself is, in a chain of several lines
-            line, column = node.end_lineno or line, (node.end_col_offset or len(node.attr)) - len(node.attr)
-        self.uses.append(Use(line, column, source, name, entry, breaks))
-
-
-class _NamePlace(ast.AST):
-    """The place of the name in ``def name``."""
-
-    def __init__(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
-        self.lineno, self.col_offset = node.lineno, node.col_offset + (4 if isinstance(node, ast.FunctionDef) else 10)
