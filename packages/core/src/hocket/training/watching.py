@@ -80,10 +80,14 @@ def check_name(state: State, who: str, name: str) -> None:
     unmeasured = label is not None and name != f"{label}/loss" and not state.eval_sets[label].metrics.names
     if unmeasured and not may_log(state):
         metric = name.removeprefix(f"{label}/")
-        known = simple_metrics.find(metric) or next(iter(difflib.get_close_matches(metric, simple_metrics.METRICS, 1)), None)
+        known = simple_metrics.find(metric) or next(
+            iter(difflib.get_close_matches(metric, simple_metrics.METRICS, 1)), None
+        )
         write = f"metrics={{{metric!r}: …}} in the Trainer, with a metric of torchmetrics, for example"
         if known is not None:
-            write = f"metrics={known!r} in the Trainer" + ("" if known == metric else f", and monitor '{label}/{known}'")
+            write = f"metrics={known!r} in the Trainer" + (
+                "" if known == metric else f", and monitor '{label}/{known}'"
+            )
         raise ValueError(
             f"{who} monitors '{name}', and evaluation measures only '{label}/loss', because metrics= is empty. Write {write}; "
             f"or monitor '{label}/loss'."
