@@ -64,7 +64,7 @@ class Record:
             raise PluginError(f"{file} cannot be read ({error}), so its trials are unknown. {name}") from None
         now = json.loads(json.dumps(definition))
         if all(each.value is None for each in trials):  # nothing was compared yet
-            before |= {key: now[key] for key in ("metric", "mode")}
+            before |= {key: now[key] for key in ("metric", "mode") if key in now}
         if differ := list(_differences({key: before.get(key) for key in now}, now)):
             more = f"; and {len(differ) - 4} other values" if len(differ) > 4 else ""
             said = "; ".join(f"{key} was {_given(was)}, is {_given(new)}" for key, was, new in differ[:4]) + more
