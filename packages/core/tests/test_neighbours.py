@@ -428,7 +428,8 @@ def test_the_doctor_reports_all_of_it(
     monkeypatch.setenv("HOCKET_DISABLE_PLUGINS", "checkpoint,evaluate,launch,plan,predict,train")  # faster
     assert main(["plugins", "doctor", "--kind", "commands", "--json"]) == 1
     said = {line["distribution"]: line["problems"] for line in json.loads(capsys.readouterr().out)}
-    assert "it is None and not a hocket.cli.command.Command" in said["a-none"][0]
+    assert said["a-none"][0].startswith("command 'none' of a-none 1.0 cannot be used: ")
+    assert "it is None and not a hocket.cli.command.Command. Upgrade a-none, or" in said["a-none"][0]
     assert "HOCKET_DISABLE_PLUGINS=dist:a-none" in said["a-none"][0]
     assert "ended with exit code 0" in said["a-exits"][0]
     assert said["a-loud"] == []
@@ -436,6 +437,13 @@ def test_the_doctor_reports_all_of_it(
     assert "cannot be read: UnicodeDecodeError" in said["a-bytes"][0]
     assert main(["plugins", "list", "--kind", "commands"]) == 0
     assert "[cannot be used: 'odd name' is not a valid name" in capsys.readouterr().out
+
+
+def test_an_algorithm_is_no_callback(install: Install, capsys: pytest.CaptureFixture[str]) -> None:
+    source = "from hocket import Algorithm, Event\n\nclass Mine(Algorithm):\n    events = (Event.FIT_START,)\n"
+    install(callback(), source)
+    assert main(["plugins", "info", "mine"]) == 2
+    assert "Mine is an algorithm, whose group is hocket.v1.algorithms" in capsys.readouterr().err
 
 
 def test_many_neighbours_cost_little(install: Install, tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ def examine(kind: str | None = None, timeout: float = TIMEOUT) -> list[dict[str,
                 "kind": entry.kind, "name": entry.name, "distribution": entry.dist, "version": entry.version,
                 "status": status(entry, allowed), "import_ms": found.get("ms"), "modules": found.get("modules"),
                 "heavy": [name for name in found.get("loaded", ()) if name in HEAVY],
-                "problems": _problems(entry, found.get("error"), usable),
+                "problems": _problems(entry, found, usable),
             }
         )  # fmt: skip
     for dist, version, text in catalog.installed().problems:
@@ -70,12 +70,14 @@ def examine(kind: str | None = None, timeout: float = TIMEOUT) -> list[dict[str,
     return report
 
 
-def _problems(entry: Entry, error: str | None, usable: list[Entry]) -> list[str]:
+def _problems(entry: Entry, found: dict[str, Any], usable: list[Entry]) -> list[str]:
     """Return the problems of an entry, each with a remedy."""
     leave = f"upgrade or uninstall {entry.dist}, or set HOCKET_DISABLE_PLUGINS=dist:{entry.dist}"
     problems = [f"cannot be used: {entry.problem}"] if entry.problem else []
-    if error:
-        problems.append(f"cannot be used: {error}. Install its missing dependencies, {leave}")
+    if wrong := found.get("wrong"):
+        problems.append(f"{wrong} To ignore it, set HOCKET_DISABLE_PLUGINS=dist:{entry.dist}.")
+    if error := found.get("error"):
+        problems.append(f"cannot be used: {error.rstrip('.')}. Install its missing dependencies, {leave}")
     others = [e.dist for e in usable if (e.kind, e.name) == (entry.kind, entry.name) and e.dist != entry.dist]
     if entry in usable and catalog.CORE in others:
         problems.append(f"'{entry.name}' is a plug-in of hocket: write '{entry.dist}/{entry.name}' for this one")

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import IO, Any
 
-from hocket.plugins import Entry
+from hocket.plugins import BrokenPluginError, Entry
 from hocket.plugins.distributions import AUTOLOAD
 
 #: Prefix of the lines with a result: libraries may print when they are imported, too.
@@ -29,7 +29,9 @@ _FORKS = sys.platform == "linux"
 
 
 def probe(entries: Sequence[Entry], timeout: float, found: Callable[[Entry, dict[str, Any]], None]) -> None:
-    """Import each plug-in, and pass its report to ``found``: ``ms``, ``modules``, ``loaded`` and ``error``.
+    """Import each plug-in, and pass its report to ``found``.
+
+    It has ``ms``, ``modules``, ``loaded``, ``error``, and ``wrong`` for what was imported and is no plug-in of its kind.
 
     Commands are imported without torch, so that one that imports it shows; others after it, so that only their own imports
     are measured.
@@ -59,7 +61,7 @@ def probe(entries: Sequence[Entry], timeout: float, found: Callable[[Entry, dict
 def _server(group: Sequence[Entry], timeout: float) -> Any:
     """Yield the entries of a group with their reports, from a process that imports them."""
     command = [sys.executable, "-m", "hocket.cli.probe"]
-    request = {"torch": group[0].kind != "commands", "timeout": timeout, "entries": [[e.target, e.kind] for e in group]}
+    request = {"torch": group[0].kind != "commands", "timeout": timeout, "entries": [_words(each) for each in group]}
     left = dict(enumerate(group))
     with (
         tempfile.TemporaryFile() as errors,
@@ -88,6 +90,11 @@ def _server(group: Sequence[Entry], timeout: float) -> Any:
         yield entry, {"error": f"the process ended with exit code {server.returncode}: {last}"}
 
 
+def _words(entry: Entry) -> tuple[str, ...]:
+    """Return the arguments of `Entry`."""
+    return entry.kind, entry.name, entry.dist, entry.version, entry.target
+
+
 # --- in the process
 
 
@@ -96,21 +103,21 @@ def _serve() -> None:
     if request["torch"]:
         for name in ("torch", "hocket.devices", "hocket.precision", "hocket.strategies"):
             importlib.import_module(name)
-    jobs = list(enumerate(request["entries"]))
+    jobs = [(number, Entry(*words)) for number, words in enumerate(request["entries"])]
     if not _FORKS:
-        for number, (target, kind) in jobs:
-            _answer(number, _imported(target, kind))
+        for number, entry in jobs:
+            _answer(number, _imported(entry))
         return
     sys.stdout.flush()
     running: dict[int, tuple[int, int, float, Any]] = {}
     while jobs or running:
         while jobs and len(running) < (os.cpu_count() or 1):
-            number, (target, kind) = jobs.pop(0)
+            number, entry = jobs.pop(0)
             reading, writing = os.pipe()
             output = tempfile.TemporaryFile()  # noqa: SIM115
             pid = os.fork()
             if not pid:
-                _child(writing, output.fileno(), target, kind)
+                _child(writing, output.fileno(), entry)
             os.close(writing)
             running[reading] = number, pid, time.monotonic() + request["timeout"], output
         ready, _, _ = select.select(list(running), [], [], 0.1)
@@ -127,7 +134,7 @@ def _serve() -> None:
             output.close()
 
 
-def _child(writing: int, output: int, target: str, kind: str) -> None:
+def _child(writing: int, output: int, entry: Entry) -> None:
     """Import one plug-in in a forked process, and end it."""
     code = 1
     try:
@@ -135,7 +142,7 @@ def _child(writing: int, output: int, target: str, kind: str) -> None:
         os.dup2(null, 0)
         os.dup2(output, 1)
         os.dup2(output, 2)
-        report = _imported(target, kind)
+        report = _imported(entry)
         with os.fdopen(writing, "w", encoding="utf-8") as file:
             json.dump(report, file)
         code = 0
@@ -155,19 +162,22 @@ def _report(reading: int, pid: int, output: IO[bytes]) -> dict[str, Any]:
     return {"error": f"the process ended with exit code {os.waitstatus_to_exitcode(status)}: {last}"}
 
 
-def _imported(target: str, kind: str) -> dict[str, Any]:
-    before, start, error = set(sys.modules), time.perf_counter(), None
+def _imported(entry: Entry) -> dict[str, Any]:
+    before, start, error, wrong = set(sys.modules), time.perf_counter(), None, None
     try:
-        loaded = Entry(kind, "x", "x", "x", target).load()
-        if kind == "devices":
+        loaded = entry.load()
+        if entry.kind == "devices":
             device = loaded()
             _ = device.available(), device.priority + 0
     except BaseException as raised:
         reason = raised.__cause__ or raised
-        error = f"{type(reason).__name__}: {reason}"
+        if isinstance(reason, BrokenPluginError):  # it was imported, and is of another kind
+            wrong = str(reason)
+        else:
+            error = f"{type(reason).__name__}: {reason}"
     ms, new = round((time.perf_counter() - start) * 1e3, 1), set(sys.modules) - before
     loaded_names = sorted({name.partition(".")[0] for name in new})
-    return {"ms": ms, "modules": len(new), "error": error, "loaded": loaded_names}
+    return {"ms": ms, "modules": len(new), "error": error, "wrong": wrong, "loaded": loaded_names}
 
 
 def _answer(number: int, report: dict[str, Any]) -> None:

@@ -40,8 +40,11 @@ def misfit(kind: str, obj: Any) -> str:
     """Return why ``obj`` cannot be a plug-in of this kind, or empty if it can."""
     base = _BASES.get(kind)
     if base is None:
-        if kind in ("callbacks", "loggers") and not isinstance(obj, type):
-            return f"it is {_what(obj)} and not a class"
+        if kind in ("callbacks", "loggers"):
+            if not isinstance(obj, type):
+                return f"it is {_what(obj)} and not a class"
+            if _conforms("algorithms", obj):
+                return f"{obj.__qualname__} is an algorithm, whose group is hocket.v1.algorithms"
         return "" if callable(obj) else f"it is {_what(obj)} and not a class"
     module, _, name = base.partition(":")
     wanted = getattr(importlib.import_module(module), name)
