@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import pickle
+import threading
 import warnings
 from fractions import Fraction
 from typing import Any
@@ -585,9 +586,9 @@ def measuring() -> Net:
     return task
 
 
-def run(task: Net, take: int | None = None, tree: Any = None, **changes: Any) -> tuple[Any, Any]:
+def run(task: Net, take: int | None = None, tree: Any = None, beside: Any = (), **changes: Any) -> tuple[Any, Any]:
     callback = Take(take or -1)
-    trainer = task_trainer(task, callbacks=[callback], seed=3, log_every="4ba", **changes)
+    trainer = task_trainer(task, callbacks=[callback, *beside], seed=3, log_every="4ba", **changes)
     callback.trainer = trainer
     if tree is not None:
         trainer.load_state_dict(tree)
@@ -606,7 +607,70 @@ def test_a_resumed_epoch_continues_bitwise() -> None:
     assert older.metrics["train/calls"] == math.ceil(20 / 7)
 
 
+class Held:
+    """A metric of one's own, whose sum holds the graph of all outputs unless somebody detaches it."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        self.total, self.parts = torch.zeros(()), [torch.zeros(())]
+
+    def update(self, outputs: Tensor, targets: Tensor) -> None:
+        self.total = self.total + outputs.sum()
+        self.parts[0] = self.parts[0] + outputs[:, 0].sum()
+
+    def compute(self) -> Tensor:
+        return self.total + self.parts[0]
+
+    def merge_state(self, others: list[Held]) -> None:
+        self.total = self.total + sum(each.total for each in others)
+        self.parts[0] = self.parts[0] + sum(each.parts[0] for each in others)
+
+
+class Hooked(hocket.Callback):
+    """A hook on every module, which cannot be copied."""
+
+    def fit_start(self, state: hocket.State) -> None:
+        lock = threading.Lock()
+        for module in state.task.modules():
+            module.register_forward_hook(lambda *_, lock=lock: None)
+
+
+def held() -> Net:
+    task = Net(log_float32)
+    task.accuracy = Held()
+    return task
+
+
+@pytest.mark.parametrize("make", [measuring, held])
+def test_a_resumed_epoch_continues_beside_hooks_and_with_metrics_that_hold_graphs(make: Any) -> None:
+    def beside() -> list[Any]:
+        return [Hooked(), "activation-monitor(every=1)"]
+
+    task = make()
+    whole, tree = run(task, take=5, beside=beside(), duration="8ba")
+    resumed, _ = run(make(), tree=tree, beside=beside(), duration="8ba")
+    for name in ("train/interval", "train/positive", "train/accuracy"):
+        assert whole.history[name][-1] == resumed.history[name][-1]
+    assert {name for name in whole.history if name.startswith("activation/mean")} == {"activation/mean/layer"}
+    sums = [task.accuracy.total, *task.accuracy.parts] if make is held else []
+    assert not any(each.requires_grad for each in sums)
+
+
 # --- several ranks
+
+
+@pytest.mark.filterwarnings("ignore:Every rank reads all of the list")
+def test_metrics_that_hold_graphs_are_combined_over_ranks() -> None:
+    def train(rank: int) -> Any:
+        task = held()
+        trainer = task_trainer(task, train_data=batches([4, 4]), strategy="ddp", duration="1ep", optimizer="sgd(lr=0)")
+        outputs = torch.cat([task(batch) for batch in batches([4, 4])]).double()
+        return trainer.fit().metrics["train/accuracy"], (outputs.sum() + outputs[:, 0].sum()).item()
+
+    for found, wanted in ranks(2, train):
+        assert found == pytest.approx(wanted, rel=1e-5)
 
 
 def batches(sizes: list[int]) -> list[Any]:

@@ -16,6 +16,7 @@ from hocket.callbacks.measuring import Measuring
 from hocket.distributed.dtensors import local
 from hocket.plugins.errors import PlanError
 from hocket.state import State
+from hocket.training.metric_adapters import is_metric
 
 
 class ActivationMonitor(Measuring):
@@ -35,7 +36,7 @@ class ActivationMonitor(Measuring):
             value of a logging interval is logged.
         layers: patterns of the layers' names, such as ``"encoder.*"``.
         types: names of classes, such as ``["Linear", "ReLU"]``, of which or of whose subclasses a layer has to be; None for
-            all modules without submodules.
+            all modules without submodules that are no metrics.
         histograms: also log ``activation/histogram/<layer>``, with powers of two as the edges of the bins; it reads the
             outputs about ten times.
 
@@ -99,7 +100,7 @@ class ActivationMonitor(Measuring):
 
     def _fits(self, module: nn.Module) -> bool:
         if self._types is None:
-            return next(module.children(), None) is None
+            return next(module.children(), None) is None and not is_metric(module)
         return not self._types.isdisjoint(each.__name__ for each in type(module).__mro__)
 
     # --- measuring

@@ -14,7 +14,7 @@ from torch import Tensor
 from hocket.checkpoints.plain_data import decode, encode
 from hocket.data.nesting import map_tensors, move
 from hocket.distributed.dtensors import full
-from hocket.training.metric_adapters import MetricAdapter, adapted
+from hocket.training.metric_adapters import MetricAdapter, adapted, copy_of
 
 Reduce: TypeAlias = Literal["mean", "sum", "min", "max", "last", "metric"]
 #: The ways to reduce numbers.
@@ -362,9 +362,11 @@ class OfMetric(Accumulator):
     def add(self, value: Any, weight: float | Tensor) -> None:
         """Remember the metric. States of a resumed run are merged into it."""
         self.count = 1
-        if self.metric is value:
+        if self._metric is not None and self.metric is value:
+            self._metric.detach()
             return
         self._metric = adapted(value)
+        self._metric.detach()
         if self._saved and not self._metric.merges:
             warnings.warn(
                 f"The logged metric {type(value).__name__} cannot add what another one saw, so what it saw before the "
@@ -374,11 +376,11 @@ class OfMetric(Accumulator):
             )
             self._saved = []
         for state in self._saved:
-            earlier = adapted(copy.deepcopy(value))
+            earlier = adapted(copy_of(value))
             earlier.metric.reset()
             earlier.restore(move(decode(state), self._device))
             # In the order of the run: what was seen before, then what this run has seen.
-            earlier.merge([copy.deepcopy(value)])
+            earlier.merge([copy_of(value)])
             self._metric.restore(earlier.state())
         self._saved = []
 
@@ -429,7 +431,7 @@ class OfMetric(Accumulator):
         if len(states) == 1:
             with self._metric.alone():
                 return self.metric.compute()
-        whole, *others = (adapted(copy.deepcopy(self.metric)) for _ in states)
+        whole, *others = (adapted(copy_of(self.metric)) for _ in states)
         for each, state in zip((whole, *others), states, strict=True):
             each.restore(move(decode(state), self._device))
         whole.merge([each.metric for each in others])

@@ -7,20 +7,42 @@ since ``merge_state`` refuses some metrics, adds in another order than that of t
 
 from __future__ import annotations
 
+import copy
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
-from hocket.data.nesting import move
+from hocket.data.nesting import map_tensors, move
 from hocket.data.stateful import has_state
 
 
 def adapted(metric: Any) -> MetricAdapter:
     """Return the adapter of a metric."""
     return next(cls for cls in _ADAPTERS if cls.serves(metric))(metric)
+
+
+def is_metric(obj: Any) -> bool:
+    """Whether an object is a metric, whatever its library."""
+    return all(hasattr(obj, name) for name in ("update", "compute", "reset"))
+
+
+def copy_of(metric: Any) -> Any:
+    """Return a copy of a metric, without the hooks that others have on its passes, and without graphs."""
+    modules = metric.modules() if isinstance(metric, torch.nn.Module) else ()
+    attributes = [getattr(metric, "__dict__", {}), *map(vars, modules)]
+    known: dict[int, Any] = {
+        id(value): {}
+        for each in attributes
+        for name, value in each.items()
+        if re.match("_(forward|backward).*_hooks", name)
+    }
+    known |= {id(each): each.detach().clone() for each in tree_leaves(attributes) if _has_graph(each)}
+    return copy.deepcopy(metric, known)
 
 
 class MetricAdapter:
@@ -55,6 +77,12 @@ class MetricAdapter:
     def reduce_within(self, group: Any) -> None:
         """Have ``compute`` reduce over the ranks of a process group only, if it reduces itself."""
 
+    def detach(self) -> None:
+        """Free the graphs that its attributes hold."""
+        for name, value in getattr(self.metric, "__dict__", {}).items():
+            if any(map(_has_graph, tree_leaves(value))):
+                vars(self.metric)[name] = map_tensors(torch.Tensor.detach, value)
+
     def state(self) -> Any:
         """Return its sums: ``state_dict()``, or else its attributes."""
         return self.metric.state_dict() if has_state(self.metric) else dict(vars(self.metric))
@@ -88,6 +116,9 @@ class Torchmetrics(MetricAdapter):
     def serves(cls, metric: Any) -> bool:
         """See :meth:`MetricAdapter.serves`."""
         return isinstance(metric, _classes("Metric"))
+
+    def detach(self) -> None:
+        """See :meth:`MetricAdapter.detach`. Its ``update`` keeps none."""
 
     @property
     def merges(self) -> bool:
@@ -221,6 +252,10 @@ def _classes(name: str) -> tuple[type, ...]:
     """Return torchmetrics' class of a name, if it was imported; else there can be no metric of it."""
     found = getattr(sys.modules.get("torchmetrics"), name, None)
     return () if found is None else (found,)
+
+
+def _has_graph(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.grad_fn is not None
 
 
 def _never() -> bool:

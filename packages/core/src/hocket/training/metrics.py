@@ -15,7 +15,7 @@ from hocket.help import failures, objects
 from hocket.state import State
 from hocket.task import SupervisedTask, Task
 from hocket.training import scalars
-from hocket.training.metric_adapters import adapted
+from hocket.training.metric_adapters import adapted, copy_of
 from hocket.training.simple_metrics import Accuracy
 from hocket.types import Batch
 
@@ -118,7 +118,7 @@ class MetricSet:
                 # Of the ranks that saw the same samples, only one counts.
                 slices = dict(bus.all_gather_object((self._state.strategy.data_rank, each.metric)))
                 first, *others = (seen for _, seen in sorted(slices.items(), key=lambda item: item[0]))
-                each = adapted(copy.deepcopy(first))
+                each = adapted(copy_of(first))
                 each.merge(others)
             values.update(scalars.named(f"{self._label}/{name}", each.metric.compute()))
         return self._floats(values)
@@ -168,7 +168,7 @@ class MetricSet:
             if not tree["seen"]:
                 continue
             for name, each in self._metrics.items():
-                other = adapted(copy.deepcopy(each.metric)) if self._seen else each
+                other = adapted(copy_of(each.metric)) if self._seen else each
                 other.restore(move(decode(tree["metrics"][name]), self._state.device))
                 if self._seen:
                     each.merge([other.metric])
