@@ -141,7 +141,7 @@ class TensorBoardLogger(Logger):
                 time.sleep(1 - time.time() % 1)
             self._open = SummaryWriter(
                 str(folder),
-                purge_step=start + 1 if before else None,
+                purge_step=start + 1,  # TensorBoard's reader in Python ignores the first of a run
                 flush_secs=self._flush_seconds,
             )
         return self._open
