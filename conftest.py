@@ -42,14 +42,15 @@ def pytest_configure(config: pytest.Config) -> None:
     hypothesis.settings.load_profile("hocket")
 
 
-def pytest_collection_finish() -> None:
-    """Leave what has been imported, a million objects, out of every later garbage collection."""
-    gc.collect()
-    gc.freeze()
-
-
 def pytest_unconfigure() -> None:
     gc.unfreeze()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _younger_garbage() -> None:
+    """Leave what was imported and kept before a file's tests, millions of objects, out of their garbage collections."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

@@ -4,107 +4,44 @@ from __future__ import annotations
 
 import itertools
 import json
+import multiprocessing
 import re
 import subprocess
 import sys
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from rehearsals import (
+    Case,
+    command,
+    estimated,
+    gpt,
+    grouped,
+    mistake,
+    mlp,
+    resnet,
+    transposed,
+    transposed_without_stride,
+)
 from torch.profiler import ProfilerActivity, profile
 
 import hocket
 from hocket.cli.imports import raised
 from hocket.launching.forks import fork
 from hocket.memory.estimate import largest_microbatch, size_of
-from hocket.memory.rehearsal import EstimateError, Rehearsal, Stage, rehearse
+from hocket.memory.rehearsal import EstimateError
 from hocket.testkit import run_ranks
 
-#: A model, the arguments that it needs, and a batch.
-Case = tuple[Callable[[], nn.Module], dict[str, Any], Any]
 
-
-def mlp(samples: int = 256) -> Case:
-    def model() -> nn.Module:
-        return nn.Sequential(*[each for _ in range(4) for each in (nn.Linear(256, 256), nn.GELU())])
-
-    return model, {"loss": "mse_loss"}, (torch.randn(samples, 256), torch.randn(samples, 256))
-
-
-def small() -> Case:
-    """A batch so small that the peak is in the optimizer's step, where all gradients exist."""
-    return mlp(8)
-
-
-def linear() -> Case:
-    """One bucket of DistributedDataParallel, of 650 elements."""
-    return lambda: nn.Linear(64, 10), {"loss": "mse_loss"}, (torch.randn(32, 64), torch.randn(32, 10))
-
-
-def resnet() -> Case:
-    torchvision = pytest.importorskip("torchvision")
-    batch = torch.randn(16, 3, 128, 128), torch.randint(10, (16,))
-    return lambda: torchvision.models.resnet18(num_classes=10), {"loss": "cross_entropy"}, batch
-
-
-def convolutions(*layers: nn.Module) -> Case:
-    """A convolution of few channels, and what follows."""
-
-    def model() -> nn.Module:
-        return nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.GELU(), *layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
-
-    return model, {"loss": "cross_entropy"}, (torch.randn(16, 3, 64, 64), torch.randint(10, (16,)))
-
-
-def grouped() -> Case:
-    return convolutions(nn.Conv2d(16, 64, 3, stride=2, groups=4), nn.ReLU(), nn.Conv2d(64, 32, 3, dilation=2))
-
-
-def transposed() -> Case:
-    return convolutions(nn.ConvTranspose2d(16, 10, 4, stride=2, padding=1))
-
-
-def transposed_without_stride() -> Case:
-    return convolutions(nn.ConvTranspose2d(16, 32, 3))
-
-
-def gpt() -> Case:
-    transformers = pytest.importorskip("transformers")
-    nlp = pytest.importorskip("hocket_nlp")
-    config = transformers.GPT2Config(
-        n_layer=2, n_head=4, n_embd=128, vocab_size=1000, n_positions=128, bos_token_id=0, eos_token_id=0
-    )
-    tokens = torch.randint(1000, (8, 128))
-    batch = {"input_ids": tokens, "labels": tokens}
-    return lambda: nlp.HuggingFaceTask(transformers.GPT2LMHeadModel(config)), {}, batch
-
-
-def rehearsed(case: str, ranks: int, given: dict[str, Any]) -> Rehearsal:
-    model, arguments, batch = globals()[case]()
-
-    def make(stage: Stage, others: dict[str, Any]) -> AbstractContextManager[hocket.Trainer]:
-        made = stage.model(model)
-        data = torch.utils.data.DataLoader([batch] * 4, batch_size=None)
-        with stage.modes():
-            return hocket.Trainer(made, data, device="cpu", **{**arguments, **given, **others})
-
-    return rehearse(make, ranks)
-
-
-def estimated(case: str, ranks: int = 1, **given: Any) -> Rehearsal:
-    """Rehearse in a new process, as the command line does: forks of one that has run backward cannot."""
-    code = (
-        f"import json, sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import dataclasses, test_estimate as t\n"
-        f"print(json.dumps(dataclasses.asdict(t.rehearsed({case!r}, {ranks}, {given!r}))))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
-    if done.returncode:
-        raise EstimateError(done.stderr.splitlines()[-1])
-    return Rehearsal(**json.loads(done.stdout.splitlines()[-1]))
+@pytest.fixture(scope="module")
+def process() -> Iterator[ProcessPoolExecutor]:
+    """Rehearses, and runs commands that do: forks of a process that has run backward, as this one may have, cannot."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as executor:
+        yield executor
 
 
 def measured(case: Callable[[], Case], ranks: int, folder: Any, **given: Any) -> int:
@@ -150,19 +87,20 @@ CASES = [
 
 @pytest.mark.parametrize(("case", "strategy", "given"), CASES)
 def test_the_peak_is_within_15_percent_of_the_measured_one(
-    case: Callable[[], Case], strategy: str, given: dict[str, Any], tmp_path: Any
+    case: Callable[[], Case], strategy: str, given: dict[str, Any], tmp_path: Any, process: ProcessPoolExecutor
 ) -> None:
     if strategy != "single":
         pytest.importorskip("hocket_strategies")
     ranks = 1 if strategy == "single" else 2
     given = {"optimizer": "adamw(lr=1e-3)", "strategy": strategy, **given}
-    guess, truth = estimated(case.__name__, ranks, **given), measured(case, ranks, tmp_path, **given)
+    guess = process.submit(estimated, case.__name__, ranks, **given).result()
+    truth = measured(case, ranks, tmp_path, **given)
     assert 0.85 < guess.peak / truth < 1.15, (guess, truth)
     assert sum(guess.kinds.values()) == guess.peak
 
 
-def test_the_kinds_are_those_of_a_hand_count() -> None:
-    found = estimated("small", optimizer="adamw(lr=1e-3)")
+def test_the_kinds_are_those_of_a_hand_count(process: ProcessPoolExecutor) -> None:
+    found = process.submit(estimated, "small", optimizer="adamw(lr=1e-3)").result()
     weights = 4 * 4 * (256 * 256 + 256)
     assert found.kinds["parameters"] == weights
     assert found.kinds["gradients"] == weights
@@ -170,30 +108,22 @@ def test_the_kinds_are_those_of_a_hand_count() -> None:
     assert found.kinds["batch"] == 2 * 4 * 8 * 256
 
 
-def test_models_smaller_than_the_tensors_that_have_values_are_estimated_on_several_ranks() -> None:
+def test_models_smaller_than_the_tensors_that_have_values_are_estimated_on_several_ranks(
+    process: ProcessPoolExecutor,
+) -> None:
     pytest.importorskip("hocket_strategies")
-    found = estimated("linear", 2, optimizer="sgd(lr=0.1)", strategy="ddp")
+    found = process.submit(estimated, "linear", 2, optimizer="sgd(lr=0.1)", strategy="ddp").result()
     assert found.kinds["parameters"] == found.kinds["gradients"] == 4 * (64 * 10 + 10)
 
 
-def broken() -> Case:
-    class Broken(nn.Linear):
-        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-            return super().forward(inputs).missing
-
-    return lambda: Broken(64, 10), *linear()[1:]
+def test_a_mistake_in_a_model_is_of_the_rehearsal_and_of_no_rank(process: ProcessPoolExecutor) -> None:
+    pytest.importorskip("hocket_strategies")
+    assert process.submit(mistake).result().startswith("The rehearsal raised:")
 
 
-def test_a_mistake_in_a_model_is_of_the_rehearsal_and_of_no_rank() -> None:
-    script = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import test_estimate as t\n"
-    script += "t.rehearsed('broken', 2, {'optimizer': 'sgd(lr=0.1)', 'strategy': 'ddp'})"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300, check=False)
-    assert "WorkerError: The rehearsal raised:" in done.stderr
-
-
-def test_a_precision_that_converts_the_model_is_refused_with_what_it_means() -> None:
+def test_a_precision_that_converts_the_model_is_refused_with_what_it_means(process: ProcessPoolExecutor) -> None:
     with pytest.raises(EstimateError, match="twice as much in fp64"):
-        estimated("small", precision="fp64")
+        process.submit(estimated, "small", precision="fp64").result()
 
 
 def test_what_lstms_take_is_said_not_to_count(tmp_path: Path) -> None:
@@ -204,49 +134,32 @@ def test_what_lstms_take_is_said_not_to_count(tmp_path: Path) -> None:
     )
     text = "{model: described:Net, train_data: described:data, loss: mse_loss, optimizer: adamw(lr=0.1), duration: 1ep}"
     (tmp_path / "c.yaml").write_text(text)
-    command = [sys.executable, "-m", "hocket", "estimate", "c.yaml", "device=cpu"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    words = [sys.executable, "-m", "hocket", "estimate", "c.yaml", "device=cpu"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert "the memory that LSTMs take on the CPU" in done.stdout, done.stderr
 
 
-@pytest.mark.parametrize("words", [pytest.param(["estimate"], marks=pytest.mark.long), ["summary"]])
-def test_a_lazy_layer_is_refused_by_its_name_as_in_training(words: list[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize("word", [pytest.param("estimate", marks=pytest.mark.long), "summary"])
+def test_a_lazy_layer_is_refused_by_its_name_as_in_training(
+    word: str, tmp_path: Path, process: ProcessPoolExecutor
+) -> None:
     (tmp_path / "c.yaml").write_text(
         "{model: {torch.nn:Sequential: [{torch.nn:LazyLinear: [4]}]}, loss: mse_loss, duration: 1ep, device: cpu, "
-        "optimizer: sgd(lr=0.1), train_data: described:data}"
+        "optimizer: sgd(lr=0.1), train_data: lazy_data:data}"
     )
-    (tmp_path / "described.py").write_text("import torch\ndef data(): return [(torch.ones(4, 8), torch.ones(4, 4))]\n")
+    (tmp_path / "lazy_data.py").write_text("import torch\ndef data(): return [(torch.ones(4, 8), torch.ones(4, 4))]\n")
     said = set()
-    for command in (words, ["train"]):
-        done = subprocess.run(
-            [sys.executable, "-m", "hocket", *command, "c.yaml"],
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode
-        said.add(done.stderr)
+    for each in (word, "train"):
+        code, _, error = process.submit(command, tmp_path, each, "c.yaml").result()
+        assert code
+        said.add(error)
     assert len(said) == 1
     assert "Sequential.0.weight has no shape yet" in said.pop()
 
 
-class Gated(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(256, 256)
-
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        return self.layer(inputs) if inputs.sum() > 0 else inputs * self.layer.bias
-
-
-def gated() -> Case:
-    return Gated, *mlp()[1:]
-
-
-def test_a_model_that_reads_values_is_refused_by_its_line() -> None:
-    with pytest.raises(EstimateError, match=r"Gated\.forward .*test_estimate\.py:\d+"):
-        estimated("gated", optimizer="sgd(lr=0.1)")
+def test_a_model_that_reads_values_is_refused_by_its_line(process: ProcessPoolExecutor) -> None:
+    with pytest.raises(EstimateError, match=r"Gated\.forward .*rehearsals\.py:\d+"):
+        process.submit(estimated, "gated", optimizer="sgd(lr=0.1)").result()
 
 
 def test_the_largest_microbatch_is_that_of_a_search_through_all_sizes() -> None:
@@ -287,36 +200,31 @@ def loader(n: int):
 
 
 @pytest.mark.long
-def test_the_data_set_does_not_count(tmp_path: Path) -> None:
+def test_the_data_set_does_not_count(tmp_path: Path, process: ProcessPoolExecutor) -> None:
     """Of 32 kB, and of 80 MB, whose samples are views."""
-    (tmp_path / "described.py").write_text(MODULE)
+    (tmp_path / "thousand.py").write_text(MODULE)
     found = []
     for samples in (4, 10_000):
         (tmp_path / "c.yaml").write_text(
-            f"{{model: described:model, train_data: {{described:loader: {{n: {samples}}}}}, loss: mse_loss, "
+            f"{{model: thousand:model, train_data: {{thousand:loader: {{n: {samples}}}}}, loss: mse_loss, "
             "optimizer: adamw(lr=0.1), duration: 1ep, device: cpu}"
         )
-        command = [sys.executable, "-m", "hocket", "estimate", "c.yaml", "--json"]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
-        found.append(next(iter(json.loads(done.stdout).values()))["peak"])
+        code, printed, error = process.submit(command, tmp_path, "estimate", "c.yaml", "--json").result()
+        assert code == 0, error
+        found.append(next(iter(json.loads(printed).values()))["peak"])
     assert found[0] == found[1]
 
 
-def test_the_commands_read_a_file(tmp_path: Path) -> None:
-    """4 MB of weights and of gradients, and 8 of Adam's averages; a process of its own, which has run no backward pass."""
-    (tmp_path / "described.py").write_text(MODULE)
-    text = (
-        "{model: described:model, train_data: described:data, loss: mse_loss, optimizer: adamw(lr=0.1), duration: 1ep}"
-    )
+def test_the_commands_read_a_file(tmp_path: Path, process: ProcessPoolExecutor) -> None:
+    """4 MB of weights and of gradients, and 8 of Adam's averages."""
+    (tmp_path / "thousand.py").write_text(MODULE)
+    text = "{model: thousand:model, train_data: thousand:data, loss: mse_loss, optimizer: adamw(lr=0.1), duration: 1ep}"
     (tmp_path / "c.yaml").write_text(text)
     said = []
     for words in (["estimate", "c.yaml", "--json"], ["summary", "c.yaml"]):
-        done = subprocess.run(
-            [sys.executable, "-m", "hocket", *words], cwd=tmp_path, capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stderr
-        said.append(done.stdout)
+        code, printed, error = process.submit(command, tmp_path, *words).result()
+        assert code == 0, error
+        said.append(printed)
     (found,) = json.loads(said[0]).values()
     assert {name: found["kinds"][name] for name in ("parameters", "gradients", "optimizer")} == {
         "parameters": 4_000_000, "gradients": 4_000_000, "optimizer": 8_000_004,

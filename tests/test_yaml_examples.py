@@ -25,11 +25,12 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def here(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working folder with copies of the examples that read a small part of the text."""
+    """A working folder with copies of the examples that read a small part of the text, in batches of an eighth of the size."""
     (tmp_path / "examples").mkdir()
     for name in FILES:
         text = (EXAMPLES / name).read_text(encoding="utf-8")
         text = re.sub(r"(hocket_nlp:(?:text_python|python_tokenizer): \{)", r"\1max_bytes: 300000, ", text)
+        text = re.sub(r"batch_size: (\d+)", lambda found: f"batch_size: {int(found[1]) // 8}", text)
         (tmp_path / "examples" / name).write_text(text, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
