@@ -48,7 +48,9 @@ def by_hocket(family: str, microbatch: int | None, ranks: int, folder: Any, wrap
     return run_ranks(train, ranks)[0] if ranks > 1 else train(0)
 
 
-@pytest.mark.parametrize("microbatch", [1, 3, None])
+@pytest.mark.parametrize(
+    "microbatch", [1, pytest.param(3, marks=pytest.mark.long), pytest.param(None, marks=pytest.mark.long)]
+)
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_step_is_that_of_the_whole_batch(family: str, ranks: int, microbatch: int | None, tmp_path: Any) -> None:

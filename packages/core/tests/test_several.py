@@ -208,12 +208,12 @@ def test_weighted_draws_the_loaders_with_the_standard_library() -> None:
 
 def test_weights_are_probabilities_and_epochs_differ() -> None:
     data = Several({"a": [1], "b": [2], "c": [3]}, "weighted", weights={"a": 1, "b": 2, "c": 7}, batches=4000)
-    first, second = list(data), list(data)
-    assert first != second
+    first, second = list(data), [*itertools.islice(data, 100)]
+    assert first[:100] != second
     for name, probability in {"a": 0.1, "b": 0.2, "c": 0.7}.items():
         assert abs(sum(name in batch for batch in first) / 4000 - probability) < 4 * (0.25 / 4000) ** 0.5
     data.set_epoch(0)
-    assert list(data) == first
+    assert [*itertools.islice(data, 100)] == first[:100]
 
 
 @pytest.mark.parametrize("lengths", list(itertools.product((1, 2, 4), (1, 3, 4), (2, 4))))

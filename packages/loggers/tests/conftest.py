@@ -118,7 +118,7 @@ def _losses(folder: Path) -> list[tuple[int, float]]:
 def chat():
     """A server on this machine that takes messages."""
     server = _Server()
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     yield server
     server.shutdown()
     server.server_close()

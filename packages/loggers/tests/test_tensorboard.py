@@ -151,7 +151,7 @@ def test_closing_twice_and_going_on(logger, tmp_path):
 
 
 @pytest.mark.parametrize("opened_at", ["the first row", "fit_start"])
-@pytest.mark.parametrize("made", [0, 9])
+@pytest.mark.parametrize("made", [pytest.param(0, marks=pytest.mark.long), 9])
 def test_a_resumed_run_replaces_what_it_does_again(tmp_path, monkeypatch, made, opened_at):
     """Stopped after batch 6 with a checkpoint of batch 4, resumed within the same second.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import inspect
 import os
@@ -39,6 +40,13 @@ def codes(cell: str) -> list[str]:
 
 
 REPLACED, WITHOUT = table("Replace line by line"), table("Replace what has no counterpart")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _frozen():
+    """Leave what earlier tests have made out of the garbage collections that Accelerate asks for."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

@@ -74,7 +74,7 @@ def trainer(model, strategy, folder, **options) -> hocket.Trainer:
             "strategy": strategy,
             "precision": "fp64",
             "device": "cpu",
-            "duration": "2ep",
+            "duration": "5ba",  # an epoch has four
             "folder": folder,
             **options,
         }

@@ -35,7 +35,11 @@ def _train(strategy: Any, algorithms: list[Any], mode: Any, folder: Path) -> lis
     return run_ranks(rank_main, 2)
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp", "tensor-parallel", {"local-sgd": {"every": 4}}], ids=str)
+@pytest.mark.parametrize(
+    "strategy",
+    ["ddp", "fsdp", pytest.param("tensor-parallel", marks=pytest.mark.long), {"local-sgd": {"every": 4}}],
+    ids=str,
+)
 def test_every_rank_evaluates_the_best(strategy: Any, tmp_path: Path) -> None:
     if strategy == "tensor-parallel":
         strategy = {"tensor-parallel": {"plan": {"0": "colwise", "3": "rowwise"}}}
@@ -51,7 +55,7 @@ def test_every_rank_evaluates_the_best(strategy: Any, tmp_path: Path) -> None:
         assert F.cross_entropy(model(inputs), targets).item() == pytest.approx(best.value, rel=1e-5)
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize("strategy", [pytest.param("ddp", marks=pytest.mark.long), "fsdp"])
 def test_with_averages(strategy: str, tmp_path: Path) -> None:
     pytest.importorskip("hocket_general")
     for best, metrics, evaluated, kept, again in _train(strategy, [{"ema": {"half_life": "2ba"}}], "min", tmp_path):

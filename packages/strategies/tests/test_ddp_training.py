@@ -93,15 +93,15 @@ def equal_to(expected, by_rank, tolerance=1e-12):
 
 
 @pytest.mark.parametrize("world_size", [2, 3])
-@pytest.mark.parametrize("microbatch", [None, 1, 2])
+@pytest.mark.parametrize("microbatch", [None, 1, pytest.param(2, marks=pytest.mark.long)])
 @pytest.mark.parametrize(
     "number, batch_size",
     [
-        (8, 4),  # even
+        pytest.param(8, 4, marks=pytest.mark.long),  # even
         (13, 4),  # the last batch has one sample: on two ranks one has none, on three two have none
-        (10, 5),  # five samples on two ranks: three and two
+        pytest.param(10, 5, marks=pytest.mark.long),  # five samples on two ranks: three and two
         (7, 7),
-        (4, 3),
+        pytest.param(4, 3, marks=pytest.mark.long),
     ],
 )
 def test_uneven_batches_and_microbatches(tmp_path, world_size, microbatch, number, batch_size):
@@ -251,8 +251,8 @@ class Seen:
         self.values.clear()
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
-@pytest.mark.parametrize("number, batch_size", [(5, 5), (9, 4), (1, 4), (3, 1)])
+@pytest.mark.parametrize("world_size", [2, pytest.param(3, marks=pytest.mark.long)])
+@pytest.mark.parametrize("number, batch_size", [pytest.param(5, 5, marks=pytest.mark.long), (9, 4), (1, 4), (3, 1)])
 def test_evaluation_counts_every_sample_once(tmp_path, world_size, number, batch_size):
     features = torch.randn(number, 4, generator=torch.Generator().manual_seed(number))
     targets = torch.arange(1.0, number + 1)  # their sum is known

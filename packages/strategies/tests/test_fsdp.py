@@ -23,13 +23,13 @@ from hocket_strategies import FSDP
     [
         (2, {}),
         pytest.param(4, {}, marks=pytest.mark.long),
-        (4, {"replicate": 2}),
-        (2, {"replicate": 2}),  # an axis of one
-        (2, {"wrap": None}),
+        pytest.param(4, {"replicate": 2}, marks=pytest.mark.long),
+        pytest.param(2, {"replicate": 2}, marks=pytest.mark.long),  # an axis of one
+        pytest.param(2, {"wrap": None}, marks=pytest.mark.long),
         (2, {"wrap": 500}),
         (2, {"reshard_after_forward": False}),
         (2, {"cpu_offload": True}),
-        (2, {"checkpoint": True}),
+        pytest.param(2, {"checkpoint": True}, marks=pytest.mark.long),
         (2, {"checkpoint": ["Block"], "wrap": None}),
     ],
     ids=str,
@@ -53,7 +53,9 @@ def test_single_precision_and_memory(tmp_path, world_size, share):
         assert mine <= share * whole_model
 
 
-@pytest.mark.parametrize("kind, threshold", [("norm", 0.1), ("value", 0.001), ("adaptive", 0.01)])
+@pytest.mark.parametrize(
+    "kind, threshold", [pytest.param("norm", 0.1, marks=pytest.mark.long), ("value", 0.001), ("adaptive", 0.01)]
+)
 @pytest.mark.parametrize("world_size", [2, pytest.param(4, marks=pytest.mark.long)])
 def test_clipping(tmp_path, kind, threshold, world_size):
     by_rank = ranks(world_size, lambda: FSDP(), tmp_path, clip_gradients=(kind, threshold))
@@ -188,7 +190,7 @@ def test_weights_that_are_stored_in_16_bits_but_for_norms(tmp_path):
         torch.testing.assert_close(weights, expected, rtol=2**-7, atol=2e-3)
 
 
-@pytest.mark.parametrize("param_dtype", ["auto", None])
+@pytest.mark.parametrize("param_dtype", ["auto", pytest.param(None, marks=pytest.mark.long)])
 def test_loss_scaling(tmp_path, param_dtype):
     """Ranks skip the same steps and keep the same bits; where nothing overflows, gradients are those of one process."""
 
@@ -428,7 +430,7 @@ def test_averages_of_shards_and_of_buffers(tmp_path):
     one = trainer(counting(), "single", tmp_path, algorithms=algorithms())
     one.fit()
     for _, averages in ranks(2, lambda: FSDP(), tmp_path, averaged, make=counting, algorithms=algorithms):
-        assert 1 < averages["batches"].min() < 8
+        assert 1 < averages["batches"].min() < 5
         torch.testing.assert_close(averages, averaged(one), rtol=1e-9, atol=1e-9)
 
 
@@ -455,7 +457,7 @@ def test_averages_of_one_process_go_on_as_shards(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name", ["SAM", "adaptive", *(pytest.param(name, marks=pytest.mark.long) for name in ("norm", "value"))]
+    "name", ["SAM", *(pytest.param(name, marks=pytest.mark.long) for name in ("adaptive", "norm", "value"))]
 )
 def test_algorithms(tmp_path, name):
     hocket_general = pytest.importorskip("hocket_general")
@@ -539,7 +541,9 @@ def test_monitors_and_batch_norm(tmp_path):
 
         layers = {"every": 2, "by": "parameter", "histograms": True}
         monitors = [{"nan-monitor": {"every": 1}}, {"optimizer-monitor": {"every": 2}}, {"gradient-monitor": layers}]
-        one = trainer(make(1 + rank), FSDP(), tmp_path, callbacks=monitors, loggers=[Keep()], log_every="2ba")
+        one = trainer(
+            make(1 + rank), FSDP(), tmp_path, callbacks=monitors, loggers=[Keep()], log_every="2ba", duration="1ep"
+        )
         one.fit()
         norm = torch.linalg.vector_norm(torch.cat([p.flatten() for p in one.model_state_dict().values() if p.dim()]))
         return one.model_state_dict(), logged, norm.item(), one.state.model.net.embed.weight.shape

@@ -152,7 +152,7 @@ def close(got, expected, tolerance=1e-11):
 
 
 @pytest.mark.parametrize("every", [1, 3, 100])
-@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("world_size", [2, pytest.param(3, marks=pytest.mark.long)])
 def test_uneven_shares_with_batch_norm(tmp_path, every, world_size):
     """11 samples on 2 or 3 ranks, so that shares differ in size; statistics of batch norm are averaged with the weights."""
     batches = [tuple(samples(11).tensors), tuple(samples(8).tensors)]

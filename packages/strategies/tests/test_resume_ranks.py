@@ -176,9 +176,9 @@ def train(
         {"dropout": 0.3},
         pytest.param({"dropout": 0.3, "own_generator": True, "num_workers": 2}, marks=pytest.mark.long),
         pytest.param({"dropout": 0.3, "num_workers": 2, "persistent_workers": True}, marks=pytest.mark.long),
-        {"dropout": 0.3, "dataset": Noted()},
+        pytest.param({"dropout": 0.3, "dataset": Noted()}, marks=pytest.mark.long),
         {"dropout": 0.3, "sampler": Drawing()},
-        {"dropout": 0.3, "global_batch": None, "batch_size": 2},
+        pytest.param({"dropout": 0.3, "global_batch": None, "batch_size": 2}, marks=pytest.mark.long),
         {"dropout": 0.3, "global_batch": None, "batch_sampler": TWOS},
     ],
     ids=["global", "generator, workers", "persistent workers", "not seeded", "own sampler", "of ranks", "own batches"],
@@ -198,7 +198,7 @@ def test_two_ranks_go_on_to_the_last_bit(options: dict[str, Any]) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Every rank reads all:UserWarning")
-@pytest.mark.parametrize("global_batch, last", [(BATCH, 7), (None, 4)])
+@pytest.mark.parametrize("global_batch, last", [(BATCH, 7), pytest.param(None, 4, marks=pytest.mark.long)])
 def test_streams_that_begin_anew_when_they_end_do_so_once(global_batch: int | None, last: int) -> None:
     def ranks(rank: int) -> None:
         options = {"shuffle": None, "batch_size": BATCH, "global_batch": global_batch, "dropout": 0.3}
@@ -297,7 +297,7 @@ def test_global_batches_of_another_size_are_refused_in_the_middle_of_an_epoch() 
 )
 def test_batches_that_cannot_be_set_are_refused_likewise(before: Any, after: Any, message: str) -> None:
     def part(tree: Any, at: int | None, **changes: Any) -> Any:
-        options = {"global_batch": None, "batch_sampler": TWOS, **changes}
+        options = {"global_batch": None, "batch_sampler": TWOS, "duration": "1ep", **changes}
         return run_ranks(
             lambda rank: train(tree, at, seed=0, **options), 1 if changes.get("strategy") == "single" else 2
         )[0]
@@ -332,7 +332,7 @@ def test_data_that_is_each_ranks_own() -> None:
         train(tree, None, seed=0, strategy="single")
 
 
-@pytest.mark.parametrize("uneven", [False, True])
+@pytest.mark.parametrize("uneven", [pytest.param(False, marks=pytest.mark.long), True])
 def test_ranks_that_have_no_batches_left(uneven: bool) -> None:
     """A rank whose own data has ended keeps the others company, after a restart too."""
 

@@ -156,7 +156,9 @@ class Kill(hocket.Callback):
 
 
 @pytest.mark.filterwarnings("ignore:This run is configured differently")
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    "mode", ["cycle", "weighted", *(pytest.param(mode, marks=pytest.mark.long) for mode in ("shortest", "in turn"))]
+)
 def test_a_run_that_is_killed_continues_from_its_files(mode: str, tmp_path: Path) -> None:
     """Two ranks are killed, continue, are killed again, and one process ends the run as if it had been alone."""
     whole, expected = train(mode)

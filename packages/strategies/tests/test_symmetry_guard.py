@@ -62,7 +62,7 @@ def test_ranks_that_are_alike_are_left_alone() -> None:
         (lambda state: state.bus.all_gather_object(1), "all_gather_object"),
     ],
 )
-@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("world_size", [2, pytest.param(3, marks=pytest.mark.long)])
 def test_a_collective_of_one_rank(what: Any, said: str, world_size: int) -> None:
     """Without the guard they would wait for each other, or reduce what does not belong together."""
     with pytest.raises(RankError, match=f"rank 1: {said}, called by callback 'diverges' in batch_end") as raised:

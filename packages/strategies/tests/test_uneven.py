@@ -14,7 +14,7 @@ import hocket
 from hocket.testkit.ranks import RankError, run_ranks
 
 TENSOR = {"tensor-parallel": {"tensor": 2, "shard": 2, "plan": {"0": "colwise_gather_output"}}}
-STRATEGIES = [("ddp", 2), ("fsdp", 2), ({"fsdp": {"replicate": 2}}, 4), (TENSOR, 4)]
+STRATEGIES = [("ddp", 2), ("fsdp", 2), ({"fsdp": {"replicate": 2}}, 4), pytest.param(TENSOR, 4, marks=pytest.mark.long)]
 
 
 def network(*norm: nn.Module) -> nn.Sequential:
@@ -76,7 +76,9 @@ def partly_ignored(outputs, targets):
     return F.cross_entropy(outputs, targets), (targets >= 0).sum()
 
 
-@pytest.mark.parametrize(("strategy", "world_size"), [("single", 1), ("ddp", 2), ("fsdp", 2)])
+@pytest.mark.parametrize(
+    ("strategy", "world_size"), [("single", 1), ("ddp", 2), pytest.param("fsdp", 2, marks=pytest.mark.long)]
+)
 def test_a_microbatch_whose_loss_is_a_mean_over_nothing(tmp_path, strategy, world_size):
     def rank_main(rank=0):
         made = trainer(tmp_path, strategy, microbatch=1, loss=partly_ignored, eval_data=DataLoader(samples(13), 1))
@@ -192,7 +194,9 @@ def test_a_named_loss_that_was_not_there_in_the_first_batch(tmp_path):
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-@pytest.mark.parametrize("number", [5, 1], ids=["a rank with fewer", "a rank with none"])
+@pytest.mark.parametrize(
+    "number", [pytest.param(5, marks=pytest.mark.long), 1], ids=["a rank with fewer", "a rank with none"]
+)
 def test_metrics_of_ranks_without_a_batch(tmp_path, strategy, number):
     """Metrics that keep lists, those that keep sums, and collections of them; and every rank goes on as before."""
     torchmetrics = pytest.importorskip("torchmetrics")
@@ -225,7 +229,7 @@ class Freeze(hocket.Callback):
 
 
 @pytest.mark.parametrize("trained", [True, False])
-@pytest.mark.parametrize("microbatch", [None, 1])
+@pytest.mark.parametrize("microbatch", [pytest.param(None, marks=pytest.mark.long), 1])
 @pytest.mark.parametrize("options", [{}, {"compression": "powersgd"}], ids=["plain", "compressed"])
 def test_what_is_trained_may_change(tmp_path, trained, microbatch, options):
     def model():

@@ -139,7 +139,15 @@ class Stops(pl.Callback):
 
 @pytest.mark.parametrize(
     "least",
-    [{}, {"min_epochs": 2}, {"min_steps": 3}, {"min_steps": 5}, {"min_steps": 5, "min_epochs": 2}, {"min_epochs": 0}],
+    [
+        {},
+        {"min_epochs": 2},
+        {"min_steps": 5},
+        *(
+            pytest.param(least, marks=pytest.mark.long)
+            for least in ({"min_steps": 3}, {"min_steps": 5, "min_epochs": 2}, {"min_epochs": 0})
+        ),
+    ],
 )
 @pytest.mark.parametrize(
     ("hook", "call"),

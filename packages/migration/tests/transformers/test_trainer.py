@@ -364,7 +364,9 @@ def test_plateau_early_stopping_and_the_best_model(tmp_path):
     assert kept[0] == kept[1]
 
 
-@pytest.mark.parametrize("step", [4, 6])  # in the middle of an epoch of six steps, and at its end
+@pytest.mark.parametrize(
+    "step", [4, pytest.param(6, marks=pytest.mark.long)]
+)  # in the middle of an epoch of six steps, and at its end
 @pytest.mark.parametrize("writer", [Trainer, transformers.Trainer])
 def test_a_checkpoint_of_either_continues(tmp_path, writer, step):
     def given(folder):
