@@ -147,6 +147,7 @@ def test_costs_of_a_few_batches_are_not_shown_as_those_of_the_fit() -> None:
     train(callbacks=[Slow()], profile="2ba after 3ba", profile_plugins=False)
     text = Page(write("runs/a")).texts["costs"]
     assert "profile_plugins: true" in text and "slow" not in text
+    assert "Try: 'slow' every n batches" in Page(write("runs/a")).texts["profile"]
     train("old", callbacks=[Slow()])
     summary = files.content(Path("runs/old/summary.json"))
     del summary["fit_batches"]  # as before there was this number
@@ -178,7 +179,7 @@ def test_trials_of_several_sweeps_are_told_apart() -> None:
 def test_the_profile_is_shown() -> None:
     folder = train().run_folder
     (folder / "profile").mkdir()
-    causes = [{"what": "the loader", "share": 0.4, "try": "num_workers=4"}]
+    causes = [{"what": "the loader", "share": 0.4, "advice": ["num_workers=4"]}]
     content = {
         "version": 1,
         "batches": 5,
@@ -216,7 +217,7 @@ def evil() -> Path:
         "system": {EVIL: EVIL}, "evaluated": [f"train/{EVIL}"], "values": {f"train/{EVIL}": [1, 1, 1]}, "best": [EVIL, "max"],
     }  # fmt: skip
     (folder / "summary.json").write_text(json.dumps(summary))
-    profile = {"shares": {EVIL: 0.5}, "causes": [{"what": EVIL, "try": EVIL, "share": EVIL}]}
+    profile = {"shares": {EVIL: 0.5}, "causes": [{"what": EVIL, "advice": [EVIL], "share": EVIL}]}
     (folder / "profile/summary.json").write_text(json.dumps(profile))
     about = {"written": 5, "metrics": {EVIL: 1}, "timestamp": {"epoch": EVIL}}
     (folder / EVIL.replace("/", "-") / "manifest.json").write_text(json.dumps({"about": about}))

@@ -223,7 +223,7 @@ def _profile(found: Mapping[str, Any]) -> Markup:
         items = [
             tag(
                 "li", tag("b", each.get("what", "")), f" ({each['share']:.0%})" if _share(each.get("share")) else "",
-                f": {each['try']}" if each.get("try") else "",
+                f" Try: {'; '.join(advice)}." if (advice := [str(one) for one in _list(each.get("advice"))]) else "",
             )
             for each in causes
         ]  # fmt: skip
