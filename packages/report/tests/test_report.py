@@ -6,6 +6,8 @@ import base64
 import json
 import math
 import random
+import re
+import time
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -115,6 +117,44 @@ def test_the_page_has_what_the_run_logged() -> None:
     assert "Profile" in page.texts["profile"] and 'profile: "5ba after 10ba"' in page.texts["profile"]
 
 
+class Slow(hocket.Callback):
+    """Takes 5 ms of each batch, and notes what it took."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+
+    def batch_end(self, state: hocket.State) -> None:
+        began = time.perf_counter()
+        time.sleep(0.005)
+        self.seconds.append(time.perf_counter() - began)
+
+
+def test_the_costs_of_a_resumed_run_are_those_of_its_latest_process() -> None:
+    train(duration="3ep")
+    slow = Slow()
+    train(callbacks=[slow], resume="auto", duration="5ep")
+    summary = files.content(Path("runs/a/summary.json"))
+    assert (summary["fit_batches"], summary["position"]["batch"], len(slow.seconds)) == (20, 50, 20)
+    found = re.search(r"slow +([\d.]+) ms ([\d,]+) µs ([\d.]+)% batch_end", Page(write("runs/a")).texts["costs"])
+    assert found is not None
+    total, each, share = (float(text.replace(",", "")) for text in found.groups())
+    took = sum(slow.seconds)
+    expected = [took * 1e3, took / 20 * 1e6, took / summary["fit_seconds"] * 100]
+    assert [total, each, share] == pytest.approx(expected, rel=0.02)
+
+
+def test_costs_of_a_few_batches_are_not_shown_as_those_of_the_fit() -> None:
+    train(callbacks=[Slow()], profile="2ba after 3ba", profile_plugins=False)
+    text = Page(write("runs/a")).texts["costs"]
+    assert "profile_plugins: true" in text and "slow" not in text
+    assert "Try: 'slow' every n batches" in Page(write("runs/a")).texts["profile"]
+    train("old", callbacks=[Slow()])
+    summary = files.content(Path("runs/old/summary.json"))
+    del summary["fit_batches"]  # as before there was this number
+    Path("runs/old/summary.json").write_text(json.dumps(summary))
+    assert "slow" not in Page(write("runs/old")).texts["costs"]
+
+
 def test_a_comparison_shows_what_differs() -> None:
     folders = [train("a").run_folder, train("b", lr=0.2).run_folder]
     page = Page(write(folders, "out/ab.html"))
@@ -139,7 +179,7 @@ def test_trials_of_several_sweeps_are_told_apart() -> None:
 def test_the_profile_is_shown() -> None:
     folder = train().run_folder
     (folder / "profile").mkdir()
-    causes = [{"what": "the loader", "share": 0.4, "try": "num_workers=4"}]
+    causes = [{"what": "the loader", "share": 0.4, "advice": ["num_workers=4"]}]
     content = {
         "version": 1,
         "batches": 5,
@@ -173,10 +213,11 @@ def evil() -> Path:
     }
     summary = {
         "run": "1", "status": "failed", "error": EVIL, "plan": plan, "costs": [{"plugin": EVIL, "hook": EVIL, "seconds": 1}, 2],
+        "fit_seconds": 1, "fit_batches": 1,
         "system": {EVIL: EVIL}, "evaluated": [f"train/{EVIL}"], "values": {f"train/{EVIL}": [1, 1, 1]}, "best": [EVIL, "max"],
     }  # fmt: skip
     (folder / "summary.json").write_text(json.dumps(summary))
-    profile = {"shares": {EVIL: 0.5}, "causes": [{"what": EVIL, "try": EVIL, "share": EVIL}]}
+    profile = {"shares": {EVIL: 0.5}, "causes": [{"what": EVIL, "advice": [EVIL], "share": EVIL}]}
     (folder / "profile/summary.json").write_text(json.dumps(profile))
     about = {"written": 5, "metrics": {EVIL: 1}, "timestamp": {"epoch": EVIL}}
     (folder / EVIL.replace("/", "-") / "manifest.json").write_text(json.dumps({"about": about}))

@@ -161,21 +161,22 @@ def costs(runs: Sequence[Run]) -> Markup:
 
 
 def _costs_of(run: Run) -> list[tuple[str, float, float, float, str]]:
-    """Return plug-in, seconds, seconds per batch, share of the fit, and its most expensive hook; the greatest first."""
+    """Return plug-in, seconds, seconds per batch, share of the fit, and its most expensive hook; the greatest first.
+
+    Summaries without the number of batches may have the costs of a few batches only, and are not shown.
+    """
+    batches, fitted = (files.finite(run.summary.get(f"fit_{each}")) or 0.0 for each in ("batches", "seconds"))
+    if batches <= 0 or fitted <= 0:
+        return []
     totals: dict[str, dict[str, float]] = {}
     for each in _list(run.summary.get("costs")):
         if isinstance(each, dict) and (seconds := files.finite(each.get("seconds"))) is not None:
             hooks = totals.setdefault(str(each.get("plugin")), {})
             hooks[str(each.get("hook"))] = hooks.get(str(each.get("hook")), 0.0) + seconds
-    batches = run.about.position.get("batch", 0.0)
-    fitted = files.finite(run.summary.get("fit_seconds")) or 0.0
     found = []
     for plugin, hooks in totals.items():
         seconds = sum(hooks.values())
-        worst = max(hooks, key=hooks.__getitem__)
-        found.append(
-            (plugin, seconds, seconds / batches if batches else 0.0, seconds / fitted if fitted else 0.0, worst)
-        )
+        found.append((plugin, seconds, seconds / batches, seconds / fitted, max(hooks, key=hooks.__getitem__)))
     return sorted(found, key=lambda each: -each[1])
 
 
@@ -222,7 +223,7 @@ def _profile(found: Mapping[str, Any]) -> Markup:
         items = [
             tag(
                 "li", tag("b", each.get("what", "")), f" ({each['share']:.0%})" if _share(each.get("share")) else "",
-                f": {each['try']}" if each.get("try") else "",
+                f" Try: {'; '.join(advice)}." if (advice := [str(one) for one in _list(each.get("advice"))]) else "",
             )
             for each in causes
         ]  # fmt: skip

@@ -18,9 +18,9 @@ from hocket.state import State
 class EnergyMonitor(Periodic):
     """Log the energy of this host's GPUs and processors in joules, and per sample of the training data.
 
-    ``energy/gpu_joules`` and ``energy/cpu_joules`` are sums since the first fit began; ``energy/watts`` is the mean power
-    and ``energy/joules_per_sample`` the energy per sample, since the last report. They include evaluations and
-    checkpoints, and everything else that uses the hardware.
+    ``energy/gpu_joules`` and ``energy/cpu_joules`` are sums since the first fit of this process began, so a resumed run
+    counts anew; ``energy/watts`` is the mean power and ``energy/joules_per_sample`` the energy per sample, since the last
+    report. They include evaluations and checkpoints, and everything else that uses the hardware.
 
     GPUs that the process uses are read by NVML: their energy counters, or before Volta the integral of their power.
     Processors are read by Linux's powercap (RAPL), on Intel and AMD: packages and memory. It is often readable by root

@@ -30,8 +30,9 @@ class RunSummary:
         #: The latest value of each metric, and its least and greatest finite ones, NaN if there are none.
         self._values: dict[str, list[float]] = {}
         self._read = False
-        #: Seconds of the earlier fits of this process, and when the current one began.
+        #: Seconds and batches of the earlier fits of this process, and when the current one began.
         self._seconds, self._began = 0.0, 0.0
+        self._batches, self._first = 0, 0
 
     def begin(self, metrics: Path, state: State) -> None:
         """Write that the run is being trained. ``metrics`` is the file of its metrics, whose earlier lines are read."""
@@ -42,7 +43,7 @@ class RunSummary:
             self._read, self._values = True, {}
             for line in objects(metrics):
                 self.add({name: number(value) for name, value in line.items() if name not in POSITION})
-        self._began = time.time()
+        self._began, self._first = time.time(), state.timestamp.batch
         listings = (getattr(each.obj, "listing", None) for each in state.bus.attachments)
         best = next((each.rule for each in listings if each is not None), None)
         self._content = {
@@ -75,6 +76,7 @@ class RunSummary:
         """Write how the fit ended. Does nothing if none began."""
         if self._path is not None:
             self._seconds += time.time() - self._began
+            self._batches += state.timestamp.batch - self._first
             self._write(state, status)
             self._path = None
 
@@ -84,7 +86,7 @@ class RunSummary:
         costs = [
             {"plugin": plugin, "hook": hook, "calls": int(count), "seconds": seconds, "inside": inside}
             for (plugin, hook), (count, seconds, inside) in state.bus.account.items()
-            if count
+            if count and state.bus.profile  # not those of a few batches that a profile measured
         ]
         content = self._content | {
             "status": status,
@@ -98,6 +100,7 @@ class RunSummary:
             "values": self._values,
             "costs": costs,
             "fit_seconds": self._seconds,
+            "fit_batches": self._batches,
         }  # fmt: skip
         temporary = self._path.with_name(f".{SUMMARY}.{os.getpid()}")
         temporary.write_text(encode(content) + "\n", encoding="utf-8")

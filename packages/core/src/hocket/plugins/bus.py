@@ -86,7 +86,8 @@ class Bus(_Hooks):
         self._pluggy = _Registry("hocket")
         for spec in SPECS:
             self._pluggy.add_hookspecs(spec)
-        self._profile = profile
+        #: Whether costs are counted all the time, and not only during `measure`.
+        self.profile = profile
         #: Whether a plug-in measures now, and what it marks each call with; see `measure`.
         self._measuring = False
         self._ranges: Callable[[str], AbstractContextManager[Any]] | None = None
@@ -256,7 +257,7 @@ class Bus(_Hooks):
                 self._at_intervals[hook] = folded, in_every_batch
         for impl in reversed([impl for impl in ordered if impl.wrapper]):
             folded = self._wrap(hook, impl, argnames, folded)
-        if (self._profile or self._measuring) and "closure" in argnames:
+        if (self.profile or self._measuring) and "closure" in argnames:
             return self._with_timed_closure(folded, argnames.index("closure"))
         return folded
 
@@ -320,7 +321,7 @@ class Bus(_Hooks):
 
     def _measured(self, function: Callable[..., Any], hook: str, attachment: Attachment) -> Callable[..., Any]:
         """Time an implementation if costs are counted, and mark its calls if there are ranges."""
-        if not (self._profile or self._measuring):
+        if not (self.profile or self._measuring):
             return function
         transparent = attachment.kind in _TRANSPARENT
         if self._ranges is not None:
