@@ -192,6 +192,61 @@ def test_the_record_has_every_key_and_what_it_was_made_from(run: Run, monkeypatc
     assert about["versions"]["torch"] == torch.__version__ and len(about["modules"]["recorded_mine"]) == 64
 
 
+@pytest.mark.filterwarnings("ignore:predict.data. was given")
+@pytest.mark.parametrize("moved", [False, True])
+@pytest.mark.parametrize("module", ["recorded_mine.py", "recorded_mine"])
+def test_a_recorded_configuration_is_used_from_any_folder(
+    moved: bool, module: str, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fresh(folder: Path) -> None:
+        monkeypatch.chdir(folder)
+        monkeypatch.setattr(sys, "path", [each for each in sys.path if not each.startswith(str(tmp_path))])
+        monkeypatch.delitem(sys.modules, "recorded_mine", raising=False)
+
+    project, elsewhere = tmp_path / "project", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    project.mkdir()
+    Path("recorded_mine.py").rename(project / "recorded_mine.py")
+    Path("c.yaml").rename(project / "c.yaml")
+    if module == "recorded_mine":
+        (project / module).mkdir()
+        (project / "recorded_mine.py").rename(project / module / "__init__.py")
+    fresh(project)
+    assert run("train", "c.yaml", "model.width=5")[0] == 0
+    if moved:
+        project = project.rename(tmp_path / "other")
+    a = project / "runs/a"
+    for arguments in (
+        ["plan", f"{a}/config.yaml"],
+        ["evaluate", f"{a}/config.yaml", "--weights", f"{a}/weights.safetensors"],
+        ["predict", f"{a}/config.yaml", "--weights", f"{a}/weights.safetensors", "--out", "o.safetensors"],
+        ["train", "--from", str(a)],
+        *([] if moved else [["train", "--from", f"{a}/stored", "run_name=b"]]),
+        ["train", "runs/a-2/config.yaml", "resume=auto", "duration=4ep"],  # as the run before says
+    ):
+        fresh(elsewhere)
+        code, _, said = run(*arguments)
+        assert code == 0, said
+    (project / module).rename(tmp_path / "kept")
+    fresh(elsewhere)
+    code, _, said = run("plan", "runs/a-2/config.yaml")
+    assert code == 2 and "pip install" not in said
+    assert f"nor at {project / module}, where its run had it. Type this command in the folder" in said
+    older = Path("runs/a-2/config.yaml").read_text().partition("  sources:")[0]
+    Path("older.yaml").write_text(older)
+    code, _, said = run("plan", "older.yaml")
+    assert code == 2 and f"in {elsewhere}. Type this command in the folder" in said
+    Path("recorded_mine.py").write_text(MINE)
+    assert run("plan", "runs/a-2/config.yaml")[0] == 0, "the working folder has it"
+
+
+def test_modules_of_the_working_folder_precede_those_beside_the_file(run: Run) -> None:
+    Path("sub").mkdir()
+    Path("sub/recorded_mine.py").write_text("")
+    Path("c.yaml").rename("sub/c.yaml")
+    assert run("plan", "sub/c.yaml")[0] == 0
+
+
 def test_the_printed_configuration_is_the_same_run(run: Run) -> None:
     assert run("train", "c.yaml", "duration=1ep")[0] == 0
     code, printed, _ = run("train", "c.yaml", "duration=1ep", "run_name=b", "checkpoints=null", "--print-config")

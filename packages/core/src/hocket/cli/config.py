@@ -19,7 +19,7 @@ import hocket
 from hocket import types
 from hocket.checkpoints import CheckpointError, resuming
 from hocket.checkpoints.storage.ranks import ALONE
-from hocket.cli import forms, recorded
+from hocket.cli import forms, imports, recorded
 from hocket.cli.advice import in_yaml
 from hocket.cli.calls import lacking, lacks
 from hocket.cli.document import ConfigError, Node
@@ -94,10 +94,13 @@ def trainer_from(
 
 
 def importable(read: Source) -> None:
-    """Let modules in the working folder and beside the file be imported, under ``-P`` too, with which ranks are started."""
-    for folder in read.folders():
-        if folder not in sys.path:
-            sys.path.insert(0, folder)
+    """Let modules in the working folder, beside the file and where the file recorded them be imported, in this order.
+
+    This includes ``python -P``, with which ranks are started.
+    """
+    folders = read.folders()
+    sys.path[:] = [*folders, *(each for each in sys.path if each not in folders)]
+    imports.RECORDED.update(read.made.get("sources", {}))
 
 
 @contextmanager

@@ -113,10 +113,10 @@ def flow(value: Any) -> str:
     return re.sub(r"'([\w.]+:[A-Za-z_][\w.]*|…)'(?=[,:}\]]|$)", r"\1", text)  # import paths need no quotes
 
 
-def read(name: str) -> Node:
-    """Read a file, whose values are a mapping. Raises ConfigError."""
+def read(name: str, keep: str = "") -> Node:
+    """Read a file, whose values are a mapping, without the keys that begin with x-, except ``keep``. Raises ConfigError."""
     root = parse(text_of(name), name)
-    for key in [key for key in root.value if isinstance(key, str) and key.startswith("x-")]:
+    for key in [key for key in root.value if isinstance(key, str) and key.startswith("x-") and key != keep]:
         del root.value[key]  # a place for anchors
     return root
 

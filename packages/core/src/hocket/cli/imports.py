@@ -22,6 +22,8 @@ _PATH = re.compile(rf"{_NAME}:{_NAME}")
 _DOTTED = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+")
 #: The folder of this package, whose frames are not the user's.
 _OWN = Path(__file__).parents[1]
+#: Where a recorded configuration found the modules that its run did not install, for messages.
+RECORDED: dict[str, list[str]] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +154,9 @@ def _import(parts: list[str], length: int | None, found: Reference) -> tuple[Any
 def _no_module(name: str, package: Any) -> str:
     if package is not None:
         return f"{package.__name__} has no module '{name.rpartition('.')[2]}'. Write module:name."
+    if name in RECORDED:
+        there = "".join(f", nor at {place}, where its run had it" for place in RECORDED[name][-1:])
+        return f"There is no module '{name}' in {Path.cwd()}{there}. Type this command in the folder that has it now."
     here = sorted(
         {each.stem for each in Path().glob("*.py")} | {each.parent.name for each in Path().glob("*/__init__.py")}
     )

@@ -40,7 +40,8 @@ def source(args: argparse.Namespace) -> Source:
         )
     made: dict[str, Any] = {}
     if repeats is None:
-        document = read(file)
+        document = read(file, keep=recorded.KEY)
+        made = recorded.made_of(document, Path(file).parent)
         if not {"parameters", "config"} - document.value.keys():
             raise ConfigError(
                 file,

@@ -50,8 +50,9 @@ class Source:
             print(f"hocket: {VARIABLE} overrides {', '.join(self.environment)}.", file=sys.stderr, flush=True)
 
     def folders(self) -> list[str]:
-        """Return the folders whose modules can be imported: the working folder, and that of the file."""
+        """Return the folders whose modules can be imported: the working folder, that of the file, and the recorded ones."""
         files = [each for each in (self.file, self.made.get("file")) if isinstance(each, str)]
+        files += [each for places in self.made.get("sources", {}).values() for each in places if os.path.exists(each)]
         return list(dict.fromkeys([str(Path.cwd()), *(str(Path(each).resolve().parent) for each in files)]))
 
 
@@ -65,6 +66,7 @@ def about(source: Source, state: State, distributions: Mapping[str, str]) -> dic
     return found | {
         "overrides": source.overrides, "run": state.run.id, "device": state.device.type, "ranks": state.strategy.world_size,
         "threads": torch.get_num_threads(), "versions": versions(distributions), "modules": modules(source.document),
+        "sources": sources(source, state.folder.path),
     }  # fmt: skip
 
 
@@ -95,6 +97,17 @@ def modules(document: Node) -> dict[str, str]:
         elif file and (digest := _digest(file)):
             found[name] = digest
     return {name: found[name] for name in sorted(found)}
+
+
+def sources(source: Source, base: Path) -> dict[str, list[str]]:
+    """Return the paths of the user's modules that a configuration names: relative to the folder of the run, and absolute."""
+    found, folders = {}, source.folders()
+    for name in sorted({re.split("[.:]", path)[0] for path in _paths(source.document)}):
+        module = sys.modules.get(name)
+        file = next(iter(getattr(module, "__path__", ())), getattr(module, "__file__", None))
+        if file and os.path.dirname(file := os.path.realpath(file)) in folders:
+            found[name] = [os.path.relpath(file, os.path.realpath(base)), file]
+    return found
 
 
 def _paths(node: Node) -> Iterator[str]:
@@ -157,14 +170,30 @@ def read(place: str) -> tuple[Node, dict[str, Any]]:
     else:
         where, text = place, _of_checkpoint(place)
     root = parse(text, where)
-    made = root.value.pop(KEY, None)
-    if made is None or not isinstance(made.value, dict):
+    if not (made := made_of(root, file.parent if file.is_file() else None)):
         raise ConfigError(
             f"--from {place}",
             f"{where} was not recorded by a run, which has {KEY} in it. Write `hocket train {shlex.quote(where)}`, or give "
             "the folder of a run, such as runs/a, or a checkpoint.",
         )
-    return root, made.plain()
+    return root, made
+
+
+def made_of(root: Node, base: Path | None) -> dict[str, Any]:
+    """Remove what a configuration was made from, and return it, with the paths of its modules below ``base``; or empty.
+
+    The relative paths are dropped without a base, as for the configuration in a checkpoint.
+    """
+    made = root.value.pop(KEY, Node(None, "", "")).plain()
+    if not isinstance(made, dict):
+        return {}
+    if "sources" not in made:  # of an older version, in which a module with a checksum may have been a file of the user
+        checked = [name for name, version in (made.get("modules") or {}).items() if len(str(version)) == 64]
+        return {**made, "sources": {name: [] for name in checked}}
+    found: dict[str, list[str]] = {}
+    for name, places in made["sources"].items():
+        found[name] = [os.path.realpath((base or Path()) / each) for each in places if base or os.path.isabs(each)]
+    return {**made, "sources": found}
 
 
 def _of_file(file: Path, place: str) -> str:
