@@ -142,7 +142,7 @@ def tests(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def long(session: nox.Session) -> None:
-    """Run the tests that `tests` skips: more ranks, more kills, two hosts (about four minutes)."""
+    """Run the tests that `tests` skips: more ranks, more kills, two hosts (about a quarter of an hour)."""
     run_tests(session, "long")
 
 
