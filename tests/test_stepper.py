@@ -146,9 +146,14 @@ def test_each_step_has_a_loss_scale() -> None:
     assert difference(trained(dcgan, precision="fp16"), by_hand(dcgan, half=True)) == 0
 
 
-@pytest.mark.parametrize("microbatch", [None, 3])
+@pytest.mark.parametrize("microbatch", [pytest.param(None, marks=pytest.mark.long), 3])
 @pytest.mark.parametrize(
-    "loop, strategy, ranks", [(dcgan, "ddp", 3), (wgan_gp, "ddp", 2), (wgan_gp, {"fsdp": {"wrap": ["Sequential"]}}, 2)]
+    "loop, strategy, ranks",
+    [
+        (dcgan, "ddp", 3),
+        pytest.param(wgan_gp, "ddp", 2, marks=pytest.mark.long),
+        (wgan_gp, {"fsdp": {"wrap": ["Sequential"]}}, 2),
+    ],
 )
 def test_the_same_weights_over_ranks(loop: Any, strategy: Any, ranks: int, microbatch: int | None) -> None:
     """Each has a slice of each batch."""
@@ -157,7 +162,7 @@ def test_the_same_weights_over_ranks(loop: Any, strategy: Any, ranks: int, micro
     assert difference(first, by_hand(loop)) < 2e-6
 
 
-@pytest.mark.parametrize("precision", ["fp32", {"fp16": {"init_scale": 16.0}}])
+@pytest.mark.parametrize("precision", ["fp32", pytest.param({"fp16": {"init_scale": 16.0}}, marks=pytest.mark.long)])
 @pytest.mark.parametrize("strategy", ["single", "ddp", "fsdp"])
 def test_loss_functions_may_call_the_model_that_setup_returned(strategy: str, precision: Any) -> None:
     """Under ddp, the model outside of steps waits for gradients of all parameters. Optimizers without names are numbered."""

@@ -460,7 +460,7 @@ def test_the_same_weights_with_a_loss_scale_for_each_step(kind: type[Any], tmp_p
     assert difference(trained(kind, tmp_path, precision=precision), by_hand(kind, half=True)) == 0
 
 
-@pytest.mark.parametrize("microbatch", [None, 3])
+@pytest.mark.parametrize("microbatch", [pytest.param(None, marks=pytest.mark.long), 3])
 @pytest.mark.parametrize("kind", TEN)
 def test_the_same_weights_over_two_ranks(kind: type[Any], microbatch: int | None, tmp_path: Path) -> None:
     def rank(number: int) -> dict[str, Tensor]:
