@@ -89,14 +89,14 @@ def _late(made: list[int], copy: Any = snapshot._copy) -> Any:
     def late(pairs: list[Any]) -> None:
         if pairs and threading.current_thread().name == "hocket-checkpoint":
             made.append(len(pairs))
-            time.sleep(0.05)
+            time.sleep(0.02)
         copy(pairs)
 
     return late
 
 
 @pytest.mark.parametrize("algorithms", [[], ["ema(half_life=3ba)"]], ids=["plain", "ema"])
-@pytest.mark.parametrize("every", ["1ba", "3ba"])
+@pytest.mark.parametrize("every", ["1ba", pytest.param("3ba", marks=pytest.mark.long)])
 def test_each_is_what_a_save_at_once_is(tmp_path: Path, copies: list[int], every: str, algorithms: Any) -> None:
     changes = {"algorithms": algorithms, "policy": {"every": every}, "clip_gradients": 1.0, "microbatch": 4}
     run(tmp_path / "at once", False, **changes)
@@ -142,7 +142,9 @@ class Perturbed(Network):
         return outputs
 
 
-@pytest.mark.parametrize("writes", [_norm, _hidden, _sometimes, _out, Perturbed])
+@pytest.mark.parametrize(
+    "writes", [*(pytest.param(each, marks=pytest.mark.long) for each in (_norm, _hidden)), _sometimes, _out, Perturbed]
+)
 def test_a_forward_that_writes_to_weights_waits(tmp_path: Path, copies: list[int], writes: Any) -> None:
     for asynchronous in (False, True):
         model = Perturbed() if writes is Perturbed else Network(writes)
@@ -165,7 +167,13 @@ class Decays(hocket.Callback):
 
 
 @pytest.mark.parametrize(
-    "event", ["batch_start", "after_backward", "epoch_start", "fit_end", "batch_checkpoint", "eval_start"]
+    "event",
+    [
+        "batch_start",
+        "after_backward",
+        "eval_start",
+        *(pytest.param(each, marks=pytest.mark.long) for each in ("epoch_start", "fit_end", "batch_checkpoint")),
+    ],
 )
 def test_plug_ins_that_write_to_weights_wait(tmp_path: Path, copies: list[int], event: str) -> None:
     kind = type("Acts", (Decays,), {event: lambda self, state: self.act(state)})
@@ -279,7 +287,7 @@ class Shrinks(hocket.Task):
         return nn.functional.mse_loss(outputs, batch[1])
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize("strategy", [pytest.param("ddp", marks=pytest.mark.long), "fsdp"])
 def test_ranks_whose_weights_are_written_to(tmp_path: Path, strategy: str) -> None:
     pytest.importorskip("hocket_strategies")
 

@@ -210,8 +210,10 @@ def test_closing_within_an_epoch_ends_workers() -> None:
     assert not workers()
 
 
-def test_a_trainer_that_is_forgotten_closes() -> None:
+def test_a_trainer_that_is_forgotten_closes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without close(): nobody is left, and plug-ins were told."""
+    # How long torch waits for the worker of a loader that is collected with all that could tell it to end.
+    monkeypatch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 0.5)
     closed: list[str] = []
 
     class Watch(hocket.Callback):

@@ -35,14 +35,19 @@ def test_each_changes_the_run(name: str) -> None:
 
 @pytest.mark.parametrize(
     "column",
-    [pytest.param(each, marks=pytest.mark.long if each in ("compile", "resume") else ()) for each in columns.COLUMNS],
+    # Microbatches are in the suite of every algorithm too.
+    [pytest.param(each, marks=() if each == "bf16" else pytest.mark.long) for each in columns.COLUMNS],
 )
 @pytest.mark.parametrize("name", runs.NAMES)
 def test_a_cell_holds_or_has_a_reason(name: str, column: str, tmp_path: Path) -> None:
     check(name, column, columns.COLUMNS[column](name, tmp_path))
 
 
-@pytest.mark.parametrize("names", GROUPS, ids="+".join)
+@pytest.mark.parametrize(
+    "names",
+    [pytest.param(each, marks=pytest.mark.long if number else ()) for number, each in enumerate(GROUPS)],
+    ids="+".join,
+)
 @pytest.mark.parametrize(
     "strategy", [pytest.param(each, marks=pytest.mark.long if each == "fsdp" else ()) for each in columns.STRATEGIES]
 )

@@ -398,7 +398,7 @@ class Cycle(Two):
         return self.a(torch.cat([batch["fake"], batch["real"][:, :1]], 1)).square().mean() + batch["fake"].mean()
 
 
-@pytest.mark.parametrize("microbatch", [None, 1])
+@pytest.mark.parametrize("microbatch", [pytest.param(None, marks=pytest.mark.long), 1])
 @pytest.mark.parametrize("unused", [False, True])
 def test_parameters_used_before_and_within_a_loss_function_agree_over_ranks(
     microbatch: int | None, unused: bool, tmp_path: Path

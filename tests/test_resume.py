@@ -477,7 +477,7 @@ def test_what_data_sets_count_in_workers_is_not_kept_and_a_warning_says_so() -> 
     assert len(told) == 1
 
 
-@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("persistent", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_augmentation_in_workers_with_numbers_of_each_sample(persistent: bool) -> None:
     def data() -> DataLoader[Any]:
         return DataLoader(
@@ -534,7 +534,7 @@ def test_streams_that_begin_anew_when_they_end_do_so_once(stream: Any) -> None:
     check(maker(lambda: DataLoader(stream(), BATCH), duration="3ep"), [4, 5, 6, 10, At(epoch=2)])
 
 
-@pytest.mark.parametrize("workers", [0, 1, pytest.param(2, marks=pytest.mark.long)])
+@pytest.mark.parametrize("workers", [0, *(pytest.param(each, marks=pytest.mark.long) for each in (1, 2))])
 def test_torchdatas_loader_over_streams_that_begin_anew(workers: int) -> None:
     stateful = pytest.importorskip("torchdata.stateful_dataloader").StatefulDataLoader
     length = 5 * max(workers, 1)  # each worker has the whole stream
@@ -582,14 +582,10 @@ def test_an_iterator_goes_on_where_it_was() -> None:
         )
 
 
-def test_torchdatas_stateful_loader() -> None:
-    stateful = pytest.importorskip("torchdata.stateful_dataloader")
-    for workers in (0, 2):
-
-        def data(workers: int = workers) -> Any:
-            return stateful.StatefulDataLoader(tensors(), BATCH, shuffle=True, num_workers=workers)
-
-        check(maker(data), [2, 5, At(epoch=1), 7])
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.long)])
+def test_torchdatas_stateful_loader(workers: int) -> None:
+    stateful = pytest.importorskip("torchdata.stateful_dataloader").StatefulDataLoader
+    check(maker(lambda: stateful(tensors(), BATCH, shuffle=True, num_workers=workers)), [2, 5, At(epoch=1), 7])
 
 
 def test_past_batches_are_not_loaded() -> None:
@@ -640,7 +636,7 @@ def test_other_data_than_before_is_an_error() -> None:
 # --- durations, schedules, seeds
 
 
-@pytest.mark.parametrize("duration", ["5ba", "7ba", "10ba", "36sp"])
+@pytest.mark.parametrize("duration", [pytest.param("5ba", marks=pytest.mark.long), "7ba", "10ba", "36sp"])
 def test_the_last_step_of_any_duration(duration: str) -> None:
     last = {"5ba": 5, "7ba": 7, "10ba": 10, "36sp": 10}[duration]
     data = lambda: tensors_loader(10)  # noqa: E731

@@ -83,7 +83,7 @@ def test_accumulated_batches_count_by_their_samples(pieces: int) -> None:
     _close(own(pieces, strategy="single", device="cpu"), plain(pieces))
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.long), 3])
 @pytest.mark.parametrize("pieces, norm", [(1, None), (3, 0.1)])
 def test_ranks_are_one_process_on_the_whole(ranks: int, pieces: int, norm: float | None) -> None:
     """Shares of 3, 3 and 2 samples of a batch of 8; of the last batch of 4, shares of 2, 1 and 1."""
@@ -98,7 +98,7 @@ def two_losses(model: nn.Module, inputs: Tensor, targets: Tensor) -> Iterator[Te
 
 
 @pytest.mark.parametrize("ranks, precision", [(1, "fp32"), (2, "fp32"), (2, {"fp16": {"init_scale": 16.0}})])
-@pytest.mark.parametrize("pieces", [None, 3])
+@pytest.mark.parametrize("pieces", [pytest.param(None, marks=pytest.mark.long), 3])
 def test_losses_of_one_batch_add_up(ranks: int, precision: Any, pieces: int | None) -> None:
     """As gradients in PyTorch do, within a microbatch too; only microbatches, of 8, 8 and 4 samples, are averaged."""
     batches = list(loader(20))

@@ -148,7 +148,7 @@ class Margin(nn.Module):
 
 
 @pytest.mark.parametrize("strategy", ["single", "ddp", "fsdp"])
-@pytest.mark.parametrize("later", [False, True])
+@pytest.mark.parametrize("later", [pytest.param(False, marks=pytest.mark.long), True])
 def test_one_optimizer_of_a_model_and_a_loss(strategy: str, later: bool) -> None:
     """Set up in any order, or the optimizer after both; two ranks have 2 and 1 samples of each batch."""
     batches = [(inputs[:3], torch.tensor([0, 2, 1])) for inputs in INPUTS]

@@ -119,7 +119,7 @@ def test_the_last_rank_is_told(
     assert differences(finish(tmp_path, ranks), uninterrupted(ranks)) == []
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.long), 2])
 @pytest.mark.parametrize(("duration", "batch", "expected"), [("2ep", 10, "ep2-ba10"), ("7ba", 7, "ep1-ba7")])
 def test_told_in_the_last_evaluation(tmp_path: Path, ranks: int, duration: str, batch: int, expected: str) -> None:
     """At the end of an epoch, or of the fit only."""

@@ -40,7 +40,7 @@ def play(task: Any, example: Any, start: Tensor, generator: torch.Generator) -> 
 
 class TestPPO(Loop):
     example = "ppo"
-    batches = 4
+    batches = 3
     microbatch = 300
 
     @staticmethod
